@@ -27,13 +27,13 @@ from jobflow.core.types import Array, TensorType, int64
 from jobflow.eager.convert import agree, convert, done, empty
 from jobflow.eager.recording import view_strides
 from jobflow.eager.state import EagerState, mixed, state
-from jobflow.eager.tape import follow, record_op
+from jobflow.eager.tape import OpGradient, follow, record_op
 from jobflow.eager.tensor import TensorBase, check_current, own
 from jobflow.engine.session import current_session
 from jobflow.kernels import registry
 from jobflow.kernels.eager_calls import EagerCalls, eager_calls
 from jobflow.kernels.target import CPU, Target, target_of
-from jobflow.ops.derivative import Derivative
+from jobflow.ops.chain import Chain
 from jobflow.ops.op import Op, ViewOp, types_tuple
 from jobflow.ops.runtime_assertions import RuntimeAssertion
 from jobflow.runtime.buffer_pool import POOL
@@ -69,8 +69,8 @@ class Prepared:
     calls: EagerCalls | None = None
     #: return uninitialised arrays for this rank's pieces
     allocators: tuple[Callable[[], Array], ...] = ()
-    #: gradient programs by the inputs that require gradients
-    gradients: dict[tuple[bool, ...], Derivative | None] = field(default_factory=dict, compare=False)
+    #: gradients by the inputs that require them
+    gradients: dict[tuple[bool, ...], OpGradient] = field(default_factory=dict, compare=False)
 
 
 def run(op: Op, *inputs: T) -> T:
@@ -82,6 +82,12 @@ def run(op: Op, *inputs: T) -> T:
     else:
         outputs = perform(here, op, inputs, here.grad_enabled and (now.interpreter is None or now.interpreter.records))
     return outputs[0] if len(outputs) == 1 else outputs
+
+
+def runs_chains(*inputs: TensorBase) -> bool:
+    """True if operations on these tensors run at once, so that a chain of them may run as one operation."""
+    interpreter = scope.current().interpreter
+    return (interpreter is None or isinstance(interpreter, Running)) and all(x.layout is None and x.traced is None for x in inputs)
 
 
 def run_several(op: Op, *inputs: T) -> tuple[T, ...]:
@@ -306,7 +312,7 @@ def _update(here: EagerState, op: Op, inputs: Sequence[TensorBase], what: str) -
     found = prepared(here, op, inputs)
     for x in inputs:
         check_current(x)
-    written = set(op.alias.values())
+    written = op.alias.values()
     for i in written:
         own(inputs[i], what)
     if found.placement is not None:
@@ -386,6 +392,15 @@ class Running:
         self.here = here
         self.placement = placement
         self.records = records
+        #: True if gradient programs may run as chains
+        self.chains = not records
+
+    def apply_chain(self, chain: Chain, inputs: Sequence[Any]) -> tuple[TensorBase, ...]:
+        """Run a chain as one operation on local tensors, else its operations."""
+        if inputs[0].layout is None:
+            return perform(self.here, chain, inputs, self.records)
+        values: Any = chain.decompose(*inputs)
+        return tuple(values)
 
     def apply(self, op: Op, inputs: Sequence[Any], name: str | None = None) -> tuple[TensorBase, ...]:
         if not inputs:

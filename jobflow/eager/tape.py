@@ -19,6 +19,7 @@ from jobflow.core.errors import JobError, SourceLine, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.types import Array, TensorType
 from jobflow.eager.tensor import Storage, TensorBase
+from jobflow.ops.chain import chained
 from jobflow.ops.derivative import Derivative, derivative
 from jobflow.ops.op import Op
 
@@ -26,6 +27,8 @@ from jobflow.ops.op import Op
 Edge: TypeAlias = Any
 Gradients = Sequence[Any]
 Hook = Callable[[Any], Any]
+#: the run for which a gradient program becomes a chain
+CHAINED = 4
 _numbers = itertools.count()
 
 
@@ -152,13 +155,18 @@ def follow(view: TensorBase) -> bool:
     return view._needs_gradient
 
 
-@dataclass(frozen=True, slots=True)
 class OpGradient:
-    """The gradient of an executed operation; without a program, for all inputs."""
+    """The gradient of an executed operation; without a program, for all inputs.  All nodes of the operation on the same types share it."""
 
-    op: Op
-    placement: Placement | None
-    program: Derivative | None = None
+    __slots__ = ("_best", "_runs", "op", "placement", "program")
+
+    def __init__(self, op: Op, placement: Placement | None, program: Derivative | None = None) -> None:
+        self.op = op
+        self.placement = placement
+        self.program = program
+        self._runs = 0
+        #: the program for local tensors that records nothing
+        self._best = program
 
     def __call__(self, kept: Sequence[Any], gradients: Gradients) -> Gradients:
         interpreter: Any = scope.current().interpreter
@@ -167,7 +175,16 @@ class OpGradient:
         if program is None:
             given = tuple(gradient is not None for gradient in gradients)
             program = derivative(self.op, tuple(x.tensor_type for x in kept), given, (True,) * (len(kept) - len(given)))
+        elif self.placement is None and interpreter.chains:
+            program = self._local(program, (*kept, *gradients))
         return program(interpreter, (*kept, *gradients))
+
+    def _local(self, program: Derivative, values: Sequence[Any]) -> Derivative:
+        """The program for local tensors; a chain is built once the gradient has run a few times."""
+        self._runs += 1
+        if self._runs == CHAINED:
+            self._best = chained(program, {i: values[i].tensor_type for i in program.reads}, f"gradient of {self.op.word()}")
+        return self._best or program
 
     def own(self, inputs: int) -> tuple[bool, ...]:
         """Return, per input, True if no other tensor uses the memory of its gradient."""
@@ -182,28 +199,32 @@ def record(
 
 
 def record_op(
-    op: Op, placement: Placement | None, known: dict[tuple[bool, ...], Derivative | None], inputs: Sequence[TensorBase], outputs: Sequence[TensorBase]
+    op: Op, placement: Placement | None, known: dict[tuple[bool, ...], OpGradient], inputs: Sequence[TensorBase], outputs: Sequence[TensorBase]
 ) -> None:
     """Record an operation; `known` caches its gradient programs by the inputs that need gradients."""
     edges = tuple([edge_of(x) for x in inputs])
-    program = gradient_program(op, known, inputs, outputs, edges)
-    note(TapeNode(op.word(), edges, len(outputs), OpGradient(op, placement, program), read_by(program, inputs, outputs)), outputs)
+    gradient = op_gradient(op, placement, known, inputs, outputs, edges)
+    note(TapeNode(op.word(), edges, len(outputs), gradient, read_by(gradient.program, inputs, outputs)), outputs)
 
 
-def gradient_program(
-    op: Op, known: dict[tuple[bool, ...], Derivative | None], inputs: Sequence[TensorBase], outputs: Sequence[TensorBase], edges: Sequence[Edge]
-) -> Derivative | None:
-    """Return the program for the gradients of the inputs that have an edge.
+def op_gradient(
+    op: Op,
+    placement: Placement | None,
+    known: dict[tuple[bool, ...], OpGradient],
+    inputs: Sequence[TensorBase],
+    outputs: Sequence[TensorBase],
+    edges: Sequence[Edge],
+) -> OpGradient:
+    """Return the gradient of an operation for the inputs that have an edge.
 
-    None for an operation with several outputs, which may lack gradients.
+    It has no program for an operation with several outputs, which may lack gradients.
     """
-    if len(outputs) > 1:
-        return None
     wanted = tuple([edge is not None for edge in edges])
-    program = known.get(wanted)
-    if program is None:
-        program = known[wanted] = _program(op, tuple(x.tensor_type for x in (*inputs, *outputs)), wanted)
-    return program
+    gradient = known.get(wanted)
+    if gradient is None:
+        program = None if len(outputs) > 1 else _program(op, tuple(x.tensor_type for x in (*inputs, *outputs)), wanted)
+        gradient = known[wanted] = OpGradient(op, placement, program)
+    return gradient
 
 
 def read_by(program: Derivative | None, inputs: Sequence[TensorBase], outputs: Sequence[TensorBase]) -> Sequence[Any]:

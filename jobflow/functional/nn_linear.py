@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from jobflow.core.signatures import variant
 from jobflow.core.types import Tensor as Value
 from jobflow.core.types import int64
 from jobflow.eager import crossing
-from jobflow.eager.run import run
+from jobflow.eager.run import run, runs_chains
 from jobflow.eager.state import state
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.in_place import check_writable, copy_for_gradient, written
@@ -25,6 +26,8 @@ from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl
 from jobflow.ops.axes import ExpandDims, Squeeze
 from jobflow.ops.broadcast import broadcast_to
+from jobflow.ops.chain import Chain
+from jobflow.ops.derivative import DerivativeStep
 from jobflow.ops.index import gather
 from jobflow.ops.index import one_hot as rows_of_ones
 from jobflow.ops.matmul import BiasAdd, BroadcastMatMul, MatMul, matmul
@@ -51,17 +54,27 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             f"linear at {user_line()}: weight {weight.tensor_type} must be [out, in], where in is the size of the last axis of input "
             f"{input.tensor_type}"
         )
+    if bias is not None and bias.tensor_type.shape != w[:1]:
+        raise ShapeError(
+            f"linear at {user_line()}: bias {bias.tensor_type} must have one element for each of the {w[0]} rows of weight {weight.tensor_type}"
+        )
     rows = input if len(x) > 1 else run(ExpandDims(0), input)
-    y: Tensor = run(_PRODUCT if len(x) < 3 else _PRODUCTS, rows, weight)
-    if bias is not None:
-        if bias.tensor_type.shape != w[:1]:
-            raise ShapeError(
-                f"linear at {user_line()}: bias {bias.tensor_type} must have one element for each of the {w[0]} rows of weight {weight.tensor_type}"
-            )
-        y = run(BiasAdd(max(len(x), 2) - 1), y, redistribute_bias(y, bias))
+    y: Tensor
+    if bias is not None and runs_chains(rows, weight, bias):
+        y = run(_biased_product(max(len(x), 2)), rows, weight, bias)
+    else:
+        y = run(_PRODUCT if len(x) < 3 else _PRODUCTS, rows, weight)
+        if bias is not None:
+            y = run(BiasAdd(max(len(x), 2) - 1), y, redistribute_bias(y, bias))
     if len(x) == 1:
         y = run(Squeeze((0,)), y)
     return y
+
+
+@lru_cache
+def _biased_product(ndim: int) -> Chain:
+    steps = DerivativeStep(_PRODUCT if ndim < 3 else _PRODUCTS, (0, 1), (3,)), DerivativeStep(BiasAdd(ndim - 1), (3, 2), (4,))
+    return Chain("linear", steps, 3, (4,))
 
 
 def redistribute_bias(y: Tensor, bias: Tensor) -> Tensor:

@@ -98,9 +98,19 @@ def batch_norm(
         y, mean, variance = bn.batch_norm_train(input, gamma, beta, 1, eps)
     if running_mean is not None and running_var is not None:
         with gradients(False):
-            _move(running_mean, _eager(mean), momentum)
-            _move(running_var, running.run(Scale(count / (count - 1)), _eager(variance)), momentum)
+            _move_averages((running_mean, running_var), (_eager(mean), _eager(variance)), momentum, count / (count - 1))
     return _eager(y)
+
+
+def _move_averages(averages: tuple[Tensor, Tensor], moments: tuple[Tensor, Tensor], momentum: float, correction: float) -> None:
+    """Move running averages towards the mean and the variance of a batch; the variance times `correction` is unbiased."""
+    vectors = (*averages, *moments)
+    if running.runs_chains(*vectors) and all(x.tensor_type == vectors[0].tensor_type for x in vectors):
+        update(bn.average_updates(vectors[0].tensor_type, momentum, correction), *vectors)
+        return
+    mean, variance = moments
+    _move(averages[0], mean, momentum)
+    _move(averages[1], running.run(Scale(correction), variance), momentum)
 
 
 def _move(average: Tensor, value: Tensor, momentum: float) -> None:

@@ -14,14 +14,15 @@ from importlib import import_module
 
 import numpy as np
 
-from jobflow.core.types import Array, TensorType
+from jobflow.core.types import Array, TensorType, dtype_of
 from jobflow.kernels import registry
 from jobflow.kernels.prepared_calls import OneOperationDevice, PreparedCalls, byte_range, prepare
 from jobflow.kernels.registry import Implementation
 from jobflow.kernels.target import CPU, Target
 from jobflow.ops.batch_norm import BatchNormalizeSums
+from jobflow.ops.chain import Chain
 from jobflow.ops.matmul import AxisSum
-from jobflow.ops.op import Binder, Binding, Call, Op
+from jobflow.ops.op import Binder, Binding, Call, Op, ViewOp
 from jobflow.ops.update import Updated
 
 #: the run that prepares the calls of a small operation, and the run that prepares those of a large one or compiles the operation
@@ -38,12 +39,24 @@ MOST_LAYOUTS = 8
 
 def eager_calls(op: Op, target: Target, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> EagerCalls:
     """Return the calls of an operation on arrays of these types; later runs are faster.  `target` is a CPU."""
+    if isinstance(op, Chain):
+        return _chain_calls(op, target, inputs)
     direct = registry.direct_binding(op, [type.dtype for type in inputs], [type.dtype for type in outputs])
     sizes = [type.size for type in (*inputs, *outputs)]
     compiles = target.tier == "llvm" and _is_faster_compiled(op, max(sizes, default=0))
     if direct is not None and not compiles:
         return EagerCalls(op, direct)
     return PreparedLater(op, direct or partial(registry.bind, op, CPU), target if compiles else CPU, sum(sizes) <= SMALL)
+
+
+def _chain_calls(chain: Chain, target: Target, inputs: Sequence[TensorType]) -> EagerCalls:
+    types = chain.types(*inputs)
+    compiles = any(_compiles(step.op, target, [types[i] for i in (*step.inputs, *step.outputs)]) for step in chain.steps)
+    return PreparedLater(chain, partial(bind, chain, CPU), target if compiles else CPU, sum(type.size for type in types.values()) <= SMALL)
+
+
+def _compiles(op: Op, target: Target, types: Sequence[TensorType]) -> bool:
+    return target.tier == "llvm" and _is_faster_compiled(op, max(type.size for type in types))
 
 
 def _is_faster_compiled(op: Op, largest: int) -> bool:
@@ -55,11 +68,45 @@ def _is_faster_compiled(op: Op, largest: int) -> bool:
 
 def bind(op: Op, target: Target, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     """Prepare the calls of the best implementation; in contrast to plans, small updates run as compiled loops."""
+    if isinstance(op, Chain):
+        return _bind_chain(op, target, device, inputs, outputs)
     if target is not CPU and isinstance(op, Updated):
         loop: Implementation = import_module("jobflow.kernels.compiled_loops").CompiledLoop(fewest=1)
         if loop.refuses(op, inputs, outputs) is None:
             return loop.bind(op, device, inputs, outputs)
     return registry.bind(op, target, device, inputs, outputs)
+
+
+def _bind_chain(chain: Chain, target: Target, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    """The calls of all operations of a chain."""
+    types = chain.types(*[TensorType(a.shape, dtype_of(a.dtype)) for a in inputs])
+    arrays = dict(enumerate(inputs)) | dict(zip(chain.results, outputs, strict=True))
+    for source, value in chain.reused(types).items():
+        arrays[source] = arrays[value]
+    calls: list[Call] = []
+    for step in chain.steps:
+        read = [arrays[i] for i in step.inputs]
+        view = _view(step.op, read) if step.outputs[0] not in arrays else None
+        if view is not None:
+            arrays[step.outputs[0]] = view
+            continue
+        for j, value in enumerate(step.outputs):
+            if value not in arrays:
+                over = step.op.alias.get(j)
+                arrays[value] = device.scratch(types[value].shape, types[value].dtype) if over is None else read[over]
+        compiles = _compiles(step.op, target, [types[i] for i in (*step.inputs, *step.outputs)])
+        calls += bind(step.op, target if compiles else CPU, device, read, [arrays[value] for value in step.outputs])
+    return calls
+
+
+def _view(op: Op, inputs: Sequence[Array]) -> Array | None:
+    """The output of a view, if strides allow one."""
+    if not isinstance(op, ViewOp):
+        return None
+    try:
+        return op.view(*inputs)
+    except ValueError:
+        return None
 
 
 @np.errstate(all="ignore")
@@ -134,6 +181,8 @@ class PreparedLater(EagerCalls):
 
     def _shares_memory(self, inputs: Sequence[Array]) -> bool:
         """True if an input that is updated in place may share memory with another input."""
+        if all(a.base is None for a in inputs):  # every array owns its memory
+            return len(set(map(id, inputs))) < len(inputs)
         ranges = [byte_range(a) for a in inputs]
         for i in self._written:
             low, high = ranges[i]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from jobflow.core.errors import ShapeError
@@ -22,6 +23,7 @@ from jobflow.core.layout import B, P, Rule, Signature
 from jobflow.core.types import Tensor, TensorType
 from jobflow.ops.arithmetic import add, multiply, subtract
 from jobflow.ops.axes import reshape
+from jobflow.ops.chain import Chain, apply_chain, chain
 from jobflow.ops.derivative import through
 from jobflow.ops.indexed import Indexed
 from jobflow.ops.matmul import axis_sum
@@ -29,6 +31,7 @@ from jobflow.ops.op import LETTERS, Grads, Sample, apply, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, sample_data
 from jobflow.ops.scalar import scale, shift
 from jobflow.ops.transcendental import rsqrt
+from jobflow.ops.update import MovingAverage
 
 
 class ChannelOp(Indexed):
@@ -266,10 +269,32 @@ def batch_norm_train(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalise x per channel by the mean and the biased variance of the whole batch; return (y, mean, variance)."""
     axis = normal_axis("batch_norm", axis, x.tensor_type.ndim)
-    share = 1.0 / max(1, x.tensor_type.size // max(1, x.tensor_type.shape[axis]))
-    mean = scale(axis_sum(x, axis), share)
-    variance = scale(call(CenteredSquares(axis), x, mean), share)
+    mean, variance = apply_chain(_moments(axis, x.tensor_type), x)
     return call(BatchNormalize(axis, epsilon), x, mean, variance, gamma, beta, name=name), mean, variance
+
+
+@lru_cache(maxsize=1024)
+def _moments(axis: int, type: TensorType) -> Chain:
+    """The mean and the biased variance of each channel."""
+    share = 1.0 / max(1, type.size // max(1, type.shape[axis]))
+
+    def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+        mean = scale(axis_sum(x, axis), share)
+        return mean, scale(call(CenteredSquares(axis), x, mean), share)
+
+    return chain("batch_norm", moments, type)
+
+
+@lru_cache(maxsize=1024)
+def average_updates(type: TensorType, momentum: float, correction: float) -> Chain:
+    """Move averages of mean and variance towards those of a batch, whose variance times `correction` is unbiased."""
+
+    def updates(*vectors: Tensor) -> tuple[Tensor, Tensor]:
+        average, average_variance, mean, variance = vectors
+        move = MovingAverage(1.0 - momentum)
+        return apply(move, average, mean), apply(move, average_variance, scale(variance, correction))
+
+    return chain("batch_norm", updates, type, type, type, type)
 
 
 def batch_norm_infer(

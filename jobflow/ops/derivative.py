@@ -103,6 +103,14 @@ class _Value:
     number: int
 
 
+def recorded(function: Callable[..., Sequence[Any]], types: Sequence[TensorType]) -> tuple[tuple[DerivativeStep, ...], tuple[int, ...]]:
+    """Return the operations that `function` applies to tensors of these types, which are values 0, 1, ..., and the numbers of its results."""
+    tracer = _OpRecorder(len(types))
+    with scope.using(interpreter=tracer):
+        results = function(*[_Value(type, number) for number, type in enumerate(types)])
+    return tuple(tracer.steps), tuple(value.number for value in results)
+
+
 class _OpRecorder:
     """An interpreter that records the calls of ops; values below `first` are inputs."""
 

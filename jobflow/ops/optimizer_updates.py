@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -72,7 +73,7 @@ class OptimizerUpdate(Updated, Pointwise):
 
     @property
     def alias(self) -> Mapping[int, int]:  # type: ignore[override]
-        return {i: i for i in range(self.count)}
+        return _each_over_itself(1 + len(self.kept))
 
     def scalars(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
         """Return the arguments of the formula after w, the slots and g, in float64; `rows` are w, slots and g for norms of them."""
@@ -110,6 +111,11 @@ class OptimizerUpdate(Updated, Pointwise):
             slots = [[slot.initial] if slot.scalar else abs(some(i, 5, 3)) + 4 * (i == 1) for i, slot in enumerate(op.slots, 1)]
             for w in (some(0, 5, 3),) if op.flat else (some(0, 5, 3), np.zeros((5, 3))):
                 yield sample(op, w, *slots, some(9, 5, 3), [0.1], *([np.array([2])] if op.reads_step else []), differentiable=())
+
+
+@lru_cache
+def _each_over_itself(count: int) -> Mapping[int, int]:
+    return MappingProxyType({i: i for i in range(count)})
 
 
 @lru_cache(1024)

@@ -171,7 +171,9 @@ def verify_writes(plan: Plan) -> None:
     for instruction in plan.body:
         outputs = instruction.outputs if isinstance(instruction, Compute) else (instruction.output,) if isinstance(instruction, Collective) else ()
         if any(slot.buffer in stored for slot in outputs):
-            raise PlanError(f"job {plan.job}, rank {plan.rank}: {instruction.name} at {instruction.where} writes a variable in the body; only the epilogue may")
+            raise PlanError(
+                f"job {plan.job}, rank {plan.rank}: {instruction.name} at {instruction.where} writes a variable in the body; only the epilogue may"
+            )
 
 
 def compare_plans(job: str, plans: Sequence[PlanSummary]) -> None:
@@ -210,7 +212,9 @@ def _compare_reads(job: str, plans: Sequence[PlanSummary], written: Mapping[str,
             memory = written.get(buffer, _Memory())
             others = [other for other in memory.keys[memory.touching(start, stop)] if other != rank]
             if others:
-                raise PlanError(f"job {job}: {name} on rank {rank} reads bytes of the buffer of {buffer} that rank {others[0]} writes at the same time")
+                raise PlanError(
+                    f"job {job}: {name} on rank {rank} reads bytes of the buffer of {buffer} that rank {others[0]} writes at the same time"
+                )
 
 
 def compare_schedules(job: str, schedules: Sequence[Sequence[Announced]]) -> None:

@@ -165,7 +165,9 @@ def test_transfers_that_could_make_ranks_wait_for_ever(body: tuple[Transfer | Wa
 def test_ranks_that_disagree() -> None:
     x, y = announced((0, 1), (0, 1))
     compare_schedules("job", [(x, y), (x, y)])
-    with pytest.raises(PlanError, match=r"^job job: the schedules of ranks 0 and 2 differ at communication 1: all_reduce x1 \[0, 1\] 16 bytes and all_gather x1"):
+    with pytest.raises(
+        PlanError, match=r"^job job: the schedules of ranks 0 and 2 differ at communication 1: all_reduce x1 \[0, 1\] 16 bytes and all_gather x1"
+    ):
         compare_schedules("job", [(x, y), (x, y), (x, replace(y, what="all_gather"))])
 
 

@@ -21,7 +21,7 @@ from jobflow.core.layout import B, Layout
 from jobflow.core.types import DType, TensorType, int64
 from jobflow.eager.backward import Relaid, Sweep, unsummed
 from jobflow.eager.run import Prepared, prepared
-from jobflow.eager.tape import Edge, OpGradient, follow, gradient_program, note, read_by
+from jobflow.eager.tape import Edge, follow, note, op_gradient, read_by
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Node, Variable
 from jobflow.nn.compiled.host_numbers import HostNumber, SessionGenerator
@@ -143,9 +143,8 @@ class StepRecorder(Building):
     def _note(self, op: Op, plan: Prepared, inputs: Sequence[Tensor], known: Sequence[Tensor], outputs: tuple[Tensor, ...]) -> None:
         """Put an operation on the tape."""
         edges = tuple([self._edge(x, now) for x, now in zip(inputs, known, strict=True)])
-        program = gradient_program(op, plan.gradients, known, outputs, edges)
-        gradient = OpGradient(op, plan.placement, program)
-        saved = read_by(program, known, outputs)
+        gradient = op_gradient(op, plan.placement, plan.gradients, known, outputs, edges)
+        saved = read_by(gradient.program, known, outputs)
         note(TracedNode(op.word(), edges, len(outputs), gradient, outputs[0].traced.node, saved), outputs)
 
     @staticmethod

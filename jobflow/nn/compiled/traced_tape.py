@@ -25,6 +25,8 @@ class Differentiating:
     """The interpreter of a backward pass that is recorded."""
 
     takes_tensors = True
+    #: gradients are recorded operation by operation
+    chains = False
 
     def __init__(self, recorder: StepRecorder, records: bool) -> None:
         self.recorder = recorder

@@ -1,0 +1,139 @@
+"""A chain: operations that run as one operation in eager mode.
+
+    mean, variance = apply_chain(chain, x)
+
+In eager mode, an operation on small tensors takes less time to compute than to dispatch.  A chain of local tensors is dispatched once: its
+calls are those of its operations, and values that only the chain reads are scratch memory.  Elsewhere (graphs, jobs, global tensors) the
+operations are applied one after another, so a chain has no formula of its own and layouts are chosen for each operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import jobflow.core.scope as scope
+from jobflow.core.dataclass import dataclass
+from jobflow.core.types import Tensor, TensorType
+from jobflow.ops.derivative import Derivative, DerivativeStep, recorded, through
+from jobflow.ops.op import Grads, Op, ViewOp, apply, types_tuple
+from jobflow.ops.runtime_assertions import RuntimeAssertion
+
+
+@dataclass(frozen=True, eq=False)
+class Chain(Op):
+    """Operations on numbered values.  The first values are the inputs; the results are values of operations."""
+
+    abstract = True
+
+    #: the name in messages and on the tape
+    name: str
+    steps: tuple[DerivativeStep, ...]
+    inputs: int
+    results: tuple[int, ...]
+
+    #: chains are compared by identity: the functions that build them are cached
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    @cached_property
+    def alias(self) -> Mapping[int, int]:  # type: ignore[override]
+        over = {step.outputs[j]: step.inputs[i] for step in self.steps for j, i in step.op.alias.items()}
+        return {position: over[value] for position, value in enumerate(self.results) if value in over}
+
+    def types(self, *inputs: TensorType) -> dict[int, TensorType]:
+        """Return the types of all values."""
+        types = dict(enumerate(inputs))
+        for step in self.steps:
+            types.update(zip(step.outputs, types_tuple(step.op.infer(*[types[i] for i in step.inputs])), strict=True))
+        return types
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        types = self.types(*inputs)
+        return tuple(types[value] for value in self.results)
+
+    def reused(self, types: Mapping[int, TensorType]) -> dict[int, int]:
+        """Return values that are computed in the memory of a result, because the operation that computes the result may overwrite them."""
+        reused: dict[int, int] = {}
+        for step in () if self.alias else self.steps:
+            for j, sources in step.op.in_place.items():
+                result = step.outputs[j]
+                source = next((step.inputs[i] for i in sources if self._read_once(step.inputs[i])), None)
+                if result in self.results and source is not None and types[source] == types[result]:
+                    reused[source] = result
+        return reused
+
+    def _read_once(self, value: int) -> bool:
+        """True for a value of an operation that one operation reads, once."""
+        reads = sum(step.inputs.count(value) for step in self.steps)
+        return reads == 1 and value >= self.inputs and value not in self.results
+
+    def decompose(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        values: dict[int, Any] = dict(enumerate(inputs))
+        for step in self.steps:
+            result = apply(step.op, *[values[i] for i in step.inputs])
+            values.update(zip(step.outputs, result if isinstance(result, tuple) else (result,), strict=True))
+        return tuple(values[i] for i in self.results)
+
+    def grad(self, *tensors: Any) -> Grads:
+        count = self.inputs + len(self.results)
+        return through(self.decompose, tensors[: self.inputs], tensors[count:])
+
+    def word(self) -> str:  # type: ignore[override]
+        return self.name
+
+
+def chain(name: str, function: Callable[..., Sequence[Tensor]], *types: TensorType) -> Chain:
+    """Return the chain of the operations that `function` applies to tensors of these types; cache the result."""
+    steps, results = recorded(function, types)
+    return Chain(name, steps, len(types), results)
+
+
+def apply_chain(chain: Chain, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """Return the results of a chain, which runs as one operation if the interpreter runs local tensors at once."""
+    run = getattr(scope.current().interpreter, "apply_chain", None)
+    return tuple(chain.decompose(*inputs) if run is None else run(chain, inputs))
+
+
+#: elements of all values of a gradient program, above which dispatch takes a small part of its time
+MOST_ELEMENTS = 1 << 18
+
+
+def chained(program: Derivative, types: Mapping[int, TensorType], name: str) -> Derivative:
+    """Return a gradient program whose operations are one chain, except for views at its end; `types` are those of the values that it reads.
+
+    The program itself is returned if a chain would save nothing, or its tensors are large.
+    """
+    inside, views = _split(program)
+    if len(inside) < 2 or not all(map(_may_be_chained, inside)):
+        return program
+    produced = {value for step in inside for value in step.outputs}
+    sources = sorted({value for step in inside for value in step.inputs} - produced)
+    targets = {value for value in program.results if value is not None}.union(*(step.inputs for step in views))
+    results = [value for step in inside for value in step.outputs if value in targets]
+    number = {value: i for i, value in enumerate([*sources, *[value for step in inside for value in step.outputs]])}
+    steps = tuple(replace(step, inputs=tuple(number[i] for i in step.inputs), outputs=tuple(number[i] for i in step.outputs)) for step in inside)
+    whole = Chain(name, steps, len(sources), tuple(number[value] for value in results))
+    if sum(type.size for type in whole.types(*[types[i] for i in sources]).values()) > MOST_ELEMENTS:
+        return program
+    return replace(program, steps=(DerivativeStep(whole, tuple(sources), tuple(results)), *views))
+
+
+def _split(program: Derivative) -> tuple[list[DerivativeStep], list[DerivativeStep]]:
+    """Split the steps: views that no operation reads share the memory of a result, so they come last."""
+    inside: list[DerivativeStep] = []
+    views: list[DerivativeStep] = []
+    read: set[int] = set()
+    for step in reversed(program.steps):
+        if isinstance(step.op, ViewOp) and read.isdisjoint(step.outputs):
+            views.append(step)
+        else:
+            inside.append(step)
+            read.update(step.inputs)
+    return inside[::-1], views[::-1]
+
+
+def _may_be_chained(step: DerivativeStep) -> bool:
+    return bool(step.inputs) and not (step.op.alias or step.op.by_position or isinstance(step.op, RuntimeAssertion))
