@@ -73,7 +73,7 @@ class OptimizerUpdate(Updated, Pointwise):
 
     @property
     def alias(self) -> Mapping[int, int]:  # type: ignore[override]
-        return _each_over_itself(1 + len(self.kept))
+        return _each_over_itself(1 + len(self.slot_names))
 
     def scalars(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
         """Return the arguments of the formula after w, the slots and g, in float64; `rows` are w, slots and g for norms of them."""
