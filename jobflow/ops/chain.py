@@ -1,10 +1,8 @@
 """A chain: operations that run as one operation in eager mode.
 
-    mean, variance = apply_chain(chain, x)
-
-In eager mode, an operation on small tensors takes less time to compute than to dispatch.  A chain of local tensors is dispatched once: its
-calls are those of its operations, and values that only the chain reads are scratch memory.  Elsewhere (graphs, jobs, global tensors) the
-operations are applied one after another, so a chain has no formula of its own and layouts are chosen for each operation.
+Dispatching an operation on small tensors takes longer than computing it.  A chain of local tensors is dispatched once.  Its calls are those
+of its operations, and values that only the chain reads are scratch memory.  Elsewhere (graphs, jobs, global tensors) the operations are
+applied one after another (`apply_chain`).  So a chain has no formula of its own, and layouts are chosen for each operation.
 """
 
 from __future__ import annotations
