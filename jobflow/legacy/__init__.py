@@ -1,1 +1,1 @@
-"""The job face: the names, defaults and conventions of OneFlow v0.2-v0.4 over one core."""
+"""The job API: the names, defaults and conventions of OneFlow v0.2-v0.4 over the common core."""

@@ -1,4 +1,4 @@
-"""Activations, softmax, dropout, and the published combinations of them."""
+"""Activations, softmax, dropout, and their published combinations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ mish = alias(nn.mish)
 
 
 def _rows(word: str, function: Callable[..., Any]) -> Callable[..., Tensor]:
-    """A function of rows under the job face's name: of 2 axes or more, along the last unless said."""
+    """Return a function of rows under the job API's name: its operand has 2 axes or more, and the default axis is the last."""
 
     def call(logits: Tensor, axis: int | None) -> Tensor:
         return function(logits, _softmax_axis(word, logits, axis))
@@ -49,13 +49,13 @@ logsoftmax = _rows("logsoftmax", nn.log_softmax)
 
 
 def softmax_grad(y: Tensor, dy: Tensor, axis: int | None = None, name: str | None = None) -> Tensor:
-    """y (dy - sum of y dy along `axis`)."""
+    """Return the gradient y (dy - sum of y dy along `axis`)."""
     place = _softmax_axis("softmax_grad", y, axis)
     return ew.multiply(y, ew.subtract(dy, math.reduce_sum(ew.multiply(y, dy), place, True)))
 
 
 def bias_add(value: Tensor, bias: Tensor, data_format: str | None = None, name: str | None = None) -> Tensor:
-    """value + bias along axis 1, or along the last axis for a data_format such as "NHWC"."""
+    """Add a bias along axis 1, or along the last axis for a data_format such as "NHWC"."""
     last = data_format is not None and data_format.startswith("N") and data_format.endswith("C") and len(data_format) > 2
     if data_format is not None and not last and not data_format.startswith("NC"):
         raise ArgumentError(f"bias_add at {user_line()}: data_format {data_format!r} begins with NC, or begins with N and ends with C")
@@ -65,7 +65,7 @@ def bias_add(value: Tensor, bias: Tensor, data_format: str | None = None, name: 
 
 
 def fused_bias_add_gelu(value: Tensor, bias: Tensor, data_format: str | None = None, name: str | None = None) -> Tensor:
-    """gelu(value + bias)."""
+    """Return gelu(value + bias)."""
     return math.gelu(bias_add(value, bias, data_format))
 
 
@@ -78,12 +78,15 @@ def _fused_bias_add_dropout(
     seed: int | None = None,
     name: str | None = None,
 ) -> Tensor:
-    """dropout(value + bias)."""
+    """Return dropout(value + bias)."""
     return dropout(bias_add(value, bias, data_format), rate, noise_shape, seed, name)
 
 
 def fused_self_attention_query_mul_key_and_value(x: Tensor, head_size: int, alpha: float = 1.0, name: str | None = None) -> tuple[Tensor, Tensor]:
-    """x [s, b, heads * 3 * head_size] holds query, key, value per head; (alpha query key^T [b, heads, s, s], value [b, heads, s, head_size])."""
+    """Return (alpha query key^T [b, heads, s, s], value [b, heads, s, head_size]).
+
+    x [s, b, heads * 3 * head_size] holds query, key and value of each head.
+    """
     if x.tensor_type.ndim != 3 or head_size < 1 or x.tensor_type.shape[2] % (3 * head_size):
         raise ShapeError(f"fused_self_attention at {user_line()}: x {x.tensor_type} must be [s, b, heads * 3 * {head_size}]")
     s, b, width = x.tensor_type.shape

@@ -1,4 +1,4 @@
-"""Small names of the legacy face that belong nowhere else: element types, where a job's body is, eager jobs, old spellings of scopes."""
+"""Small functions of the job API: element types, facts about the current job, eager jobs, older names of scopes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Module = TypeVar("Module")
 
 
 def dtypes() -> list[DType]:
-    """The element types of arguments and variables of jobs."""
+    """Return the element types of arguments and variables of jobs."""
     return [dtype for dtype in DTYPES if dtype is not bool_]
 
 
 def convert_oneflow_dtype_to_numpy_dtype(oneflow_dtype: DType) -> type[Any]:
-    """The NumPy scalar type of an element type."""
+    """Return the NumPy scalar type of an element type."""
     if not isinstance(oneflow_dtype, DType):
         raise JobError(f"convert_oneflow_dtype_to_numpy_dtype at {user_line()}: {oneflow_dtype!r} is not an element type such as jobflow.float32")
     return oneflow_dtype.numpy.type
@@ -40,25 +40,25 @@ def convert_oneflow_dtype_to_numpy_dtype(oneflow_dtype: DType) -> type[Any]:
 
 @dataclass(frozen=True)
 class JobDescription:
-    """The job whose body is running."""
+    """The job whose body is being traced."""
 
     job_name: str
     trains: bool
     function_attribute: Any
 
     def IsTrainable(self) -> bool:
-        """True in a train job."""
+        """Return True in a train job."""
         return self.trains
 
 
 def current_global_function_desc() -> JobDescription:
-    """The job whose body is running; JobError outside of one."""
+    """Return the job whose body is being traced; raise JobError outside of a job."""
     job = current_job("current_global_function_desc")
     return JobDescription(job.name, job.trainable, job.config)
 
 
 def cast_to_current_logical_view(x: Tensor) -> Tensor:
-    """x as the view in force has it: a tensor per device in the mirrored view, one logical tensor in the consistent view."""
+    """Return x in the current view: one tensor per device in the mirrored view, one logical tensor in the consistent view."""
     return identity(x)
 
 
@@ -66,9 +66,9 @@ def cast_to_current_logical_view(x: Tensor) -> Tensor:
 
 
 def enable_eager_execution(val: bool = True) -> None:
-    """Have the bodies of the session's jobs run at every call, where `x.numpy()` gives what a tensor is, or not.
+    """Run the bodies of the session's jobs at every call, so that `x.numpy()` returns the data of a tensor; False disables it.
 
-    Raises: JobError if a job has been declared.
+    Raises: JobError after the declaration of a job.
     """
     session = current_session()
     if session.jobs or scope.current().interpreter is not None:
@@ -77,7 +77,7 @@ def enable_eager_execution(val: bool = True) -> None:
 
 
 def eager_execution_enabled() -> bool:
-    """Whether the bodies of jobs run at every call."""
+    """Return True if the bodies of jobs run at every call."""
     return current_session().settings.eager
 
 
@@ -90,9 +90,9 @@ _ASKED: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
 
 def find_or_create_module(module_name: str, create: Callable[[], Module], reuse: bool = False) -> Module:
-    """The module that this job has under a name: what `create` gives where there is none yet.
+    """Return the module of this job with a name; `create` makes it at first use.
 
-    DuplicateNameError if the body has asked for the name before, unless with `reuse`.
+    Raises: DuplicateNameError for a second use in the body without `reuse`.
     """
     job = current_job("find_or_create_module")
     asked = _ASKED.setdefault(job, set())
@@ -111,44 +111,44 @@ def find_or_create_module(module_name: str, create: Callable[[], Module], reuse:
 
 
 def current_machine_id() -> int:
-    """The number of the machine on which this process runs, counted by the devices that each has."""
+    """Return the number of this process's machine, counted by the devices of each machine."""
     return get_rank() // current_session().devices_per_machine()
 
 
 def current_resource() -> Any:
-    """The settings of `flow.config`."""
+    """Return the settings of `flow.config`."""
     return env.current_resource()
 
 
 def inter_job_reuse_mem_strategy(strategy_str: str, job_set: Any = None, **kwargs: Any) -> None:
-    """Accepted, without effect: jobs share no memory but that of variables."""
+    """Accept the option without an effect: jobs share only the memory of variables."""
     notice("inter_job_reuse_mem_strategy has no effect and is ignored")
 
 
 def InitEagerGlobalSession() -> None:
-    """Accepted: tensors need no session."""
+    """Accept the call without an effect: tensors need no session."""
 
 
 def is_deprecated(func_or_class: Any) -> bool:
-    """Whether it is a name that the last release called deprecated."""
+    """Return True for a name that the last release deprecated."""
     old = any(func_or_class is one for one in (name_scope, fixed_placement))
     return old or getattr(func_or_class, "__module__", "") == "jobflow.legacy.deprecated"
 
 
 def to(input: Any, *args: Any, **kwargs: Any) -> Any:
-    """`input.to(...)`: a tensor on another device, of another type, or placed differently."""
+    """Move a tensor to another device, type or placement: `input.to(...)`."""
     return _tensor("to", input).to(*args, **kwargs)
 
 
 def eager_nccl_all_reduce(x: Any, parallel_conf: str, name: str | None = None) -> Any:
-    """The sum of all ranks' local tensors; `parallel_conf` and `name` mean nothing."""
+    """Return the sum of all ranks' local tensors; `parallel_conf` and `name` have no effect."""
     total = _tensor("eager_nccl_all_reduce", x).clone()
     comm.all_reduce(total)
     return total
 
 
 def _tensor(what: str, x: Any) -> Any:
-    """x, which has the methods of a tensor outside of jobs.  ArgumentError if it has not."""
+    """Return x, a tensor outside of jobs; raise ArgumentError for anything else."""
     if not hasattr(type(x), "clone"):
         raise ArgumentError(f"{what} at {user_line()}: {type(x).__name__} {x!r:.60} is none of the tensors that flow.tensor makes")
     return x
@@ -158,13 +158,13 @@ def _tensor(what: str, x: Any) -> Any:
 
 
 def name_scope(name: str) -> scope.namespace:
-    """The old spelling of `scope.namespace`."""
+    """Call `scope.namespace`; the name of older releases."""
     notice("name_scope is the old name of scope.namespace")
     return scope.namespace(name)
 
 
 def fixed_placement(device_tag: str, machine_device_ids: str | Sequence[str], hierarchy: Sequence[int] | None = None) -> scope.placement:
-    """The old spelling of `scope.placement`."""
+    """Call `scope.placement`; the name of older releases."""
     notice("fixed_placement and device_prior_placement are old names of scope.placement")
     return scope.placement(device_tag, machine_device_ids, hierarchy)
 

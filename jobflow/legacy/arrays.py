@@ -1,6 +1,6 @@
-"""Top-level functions on arrays, with the legacy face's conventions: flow.reshape, flow.concat, flow.gather, flow.matmul ...
+"""Top-level functions on arrays with the conventions of the job API: flow.reshape, flow.concat, flow.gather, flow.matmul ...
 
-Numbers beside tensors take the tensor's element type; `name` is the name of the last op that is made.
+Numbers take the element type of the tensor operand; `name` is the name of the last op that is recorded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _F: Any = functional
 
 
 def _ints(what: str, argument: str, given: Any) -> tuple[int, ...]:
-    """A list or tuple of ints as a tuple; ArgumentError for anything else."""
+    """Return a list or tuple of ints as a tuple; raise ArgumentError for anything else."""
     if not isinstance(given, list | tuple) or not all(isinstance(n, Integral) for n in given):
         raise ArgumentError(f"{what} at {user_line()}: {argument} must be a list or tuple of ints, not {given!r}")
     return sizes(given)
@@ -51,7 +51,7 @@ def _axis(what: str, axis: int, ndim: int) -> int:
 
 
 def _dtype(what: str, dtype: Any) -> DType:
-    """An element type, however NumPy would spell it; ArgumentError for anything else."""
+    """Return an element type from any NumPy spelling; raise ArgumentError for anything else."""
     try:
         return dtype_of(dtype if dtype is not None else "?none")  # np.dtype(None) would be float64
     except (KeyError, TypeError, ValueError):
@@ -59,29 +59,29 @@ def _dtype(what: str, dtype: Any) -> DType:
 
 
 def cast(x: Tensor, dtype: DType, name: Name = None) -> Tensor:
-    """x as `dtype`; x itself if it is that already.  Gradients go through it, those of integers too."""
+    """Convert x to `dtype`; x itself if it has that type. Gradients pass through, also those of integers."""
     kind = _dtype("cast", dtype)
     through = x.tensor_type.dtype is not bool_ and kind.is_integer
     return x if x.tensor_type.dtype is kind else apply(Cast(kind, through), x)
 
 
 def identity(x: Tensor, name: Name = None) -> Tensor:
-    """y = x."""
+    """Return y = x."""
     return apply(Identity(), x)
 
 
 def cast_to_static_shape(x: Tensor, name: Name = None) -> Tensor:
-    """y = x, whose shape is said to be the same on all devices: a loss that comes of it is averaged over its elements."""
+    """Return x, declared to have the same shape on all devices; a loss computed from it is averaged over its elements."""
     return apply(StaticShape(), x)
 
 
 def amp_white_identity(x: Tensor, name: Name = None) -> Tensor:
-    """y = x, computed in half precision where the job's precision is mixed: what comes before and after may follow it."""
+    """Return y = x, computed in half precision under mixed precision, so that neighbouring ops can be, too."""
     return apply(InHalf(), x)
 
 
 def constant(value: float, dtype: DType | None = None, shape: Sequence[int] | None = None, name: Name = None) -> Tensor:
-    """A tensor of `shape`, or (1,), filled with value; dtype is required."""
+    """Return a tensor of `shape`, or (1,), filled with value; dtype is required."""
     kind, whole = _dtype("constant", dtype), (1,) if shape is None else _ints("constant", "shape", shape)
     if min(whole, default=0) < 0:
         raise ArgumentError(f"constant at {user_line()}: shape {list(whole)} has a size below 0")
@@ -89,38 +89,38 @@ def constant(value: float, dtype: DType | None = None, shape: Sequence[int] | No
 
 
 def constant_scalar(value: float, dtype: DType | None = None, name: Name = None) -> Tensor:
-    """A tensor of shape (1,)."""
+    """Return a tensor of shape (1,)."""
     return constant(value, dtype, (1,))
 
 
 def constant_like(like: Tensor, value: float, dtype: DType | None = None, name: Name = None) -> Tensor:
-    """value in the shape of `like`, as `dtype` or like's own."""
+    """Return value in the shape of `like`, as `dtype` or the type of `like`."""
     kind = like.tensor_type.dtype if dtype is None else _dtype("constant_like", dtype)
     return ew.fill_like(like, filling("constant_like", value, kind), dtype=kind)
 
 
 def ones_like(like: Tensor, dtype: DType | None = None, name: Name = None) -> Tensor:
-    """Ones in the shape of `like`."""
+    """Return ones in the shape of `like`."""
     return constant_like(like, 1, dtype)
 
 
 def zeros_like(like: Tensor, dtype: DType | None = None, name: Name = None) -> Tensor:
-    """Zeros in the shape of `like`."""
+    """Return zeros in the shape of `like`."""
     return constant_like(like, 0, dtype)
 
 
 def ones(shape: Sequence[int], dtype: DType | None = None, name: Name = None) -> Tensor:
-    """A tensor of ones."""
+    """Return a tensor of ones."""
     return constant(1, dtype, shape)
 
 
 def zeros(shape: Sequence[int], dtype: DType | None = None, name: Name = None) -> Tensor:
-    """A tensor of zeros."""
+    """Return a tensor of zeros."""
     return constant(0, dtype, shape)
 
 
 def range(start: int, limit: int | None = None, delta: int = 1, dtype: DType | None = None, name: str = "range") -> Tensor:
-    """start, start + delta, ... before limit; with one argument 0, 1, ... before it.  int64 unless dtype is given."""
+    """Return start, start + delta, ... before limit; with one argument 0, 1, ... before it. The default dtype is int64."""
     first, stop = (0, start) if limit is None else (start, limit)
     _ints("range", "start, limit and delta", (first, stop, delta))
     if delta <= 0 or stop <= first:
@@ -132,7 +132,7 @@ def range(start: int, limit: int | None = None, delta: int = 1, dtype: DType | N
 
 
 def reshape(x: Tensor, shape: Sequence[int], name: Name = None) -> Tensor:
-    """x in another shape of as many elements; one entry may be -1."""
+    """Reshape x to another shape with as many elements; one entry may be -1."""
     wanted = _ints("reshape", "shape", shape)
     known, size = math.prod(n for n in wanted if n != -1), x.tensor_type.size
     if known == size == 0 and -1 in wanted:  # of no rows, by what a row has
@@ -145,12 +145,12 @@ def reshape(x: Tensor, shape: Sequence[int], name: Name = None) -> Tensor:
 
 
 def reshape_like(x: Tensor, like: Tensor, name: Name = None) -> Tensor:
-    """x in the shape of `like`."""
+    """Reshape x to the shape of `like`."""
     return reshape(x, like.tensor_type.shape)
 
 
 def dynamic_reshape(x: Tensor, shape: Sequence[int], name: Name = None) -> Tensor:
-    """reshape: in every run x has the shape it was declared with."""
+    """Reshape x, which has its declared shape in every run."""
     return reshape(x, shape)
 
 
@@ -160,7 +160,7 @@ flatten = alias(_F.flatten, "input", start_dim=0, end_dim=-1)
 def transpose(
     a: Tensor, perm: Sequence[int] | None = None, conjugate: bool = False, batch_axis_non_change: bool = False, name: Name = None
 ) -> Tensor:
-    """y's axis i is a's axis perm[i]; perm is required.  `batch_axis_non_change` means nothing."""
+    """Permute axes: axis i of the result is axis perm[i] of a; perm is required. `batch_axis_non_change` has no effect."""
     old_name = batch_axis_non_change if isinstance(batch_axis_non_change, str) else None  # v0.2 had it there
     if conjugate:
         raise JobError(f"transpose at {user_line()}: conjugate=True is for complex numbers, of which there are none")
@@ -174,7 +174,7 @@ expand_dims = alias(_F.unsqueeze, "input", axis=...)
 
 
 def squeeze(input: Tensor, axis: Sequence[int] | None = None, name: Name = None) -> Tensor:
-    """Without the axes listed, which must be of size 1; None: without all such axes.  One element is left in shape (1,)."""
+    """Remove the listed axes, which must have size 1; None removes all such axes. A single element keeps the shape (1,)."""
     shape = input.tensor_type.shape
     if axis is None:
         gone = [i for i, n in enumerate(shape) if n == 1]
@@ -186,7 +186,7 @@ def squeeze(input: Tensor, axis: Sequence[int] | None = None, name: Name = None)
 
 
 def expand(x: Tensor, expand_size: Sequence[int], name: Name = None) -> Tensor:
-    """x repeated along axes of size 1, and along new ones in front, to `expand_size`; -1 keeps an axis."""
+    """Repeat x along axes of size 1, and along new leading axes, to `expand_size`; -1 keeps an axis."""
     wanted = _ints("expand", "expand_size", expand_size)
     if len(wanted) < x.tensor_type.ndim or any(n < -1 for n in wanted) or -1 in wanted[: len(wanted) - x.tensor_type.ndim]:
         raise ArgumentError(f"expand at {user_line()}: expand_size {list(wanted)} does not fit {x.tensor_type}")
@@ -194,7 +194,7 @@ def expand(x: Tensor, expand_size: Sequence[int], name: Name = None) -> Tensor:
 
 
 def broadcast_like(x: Tensor, like: Tensor, broadcast_axes: Sequence[int] | None = None, name: Name = None) -> Tensor:
-    """x repeated to the shape of `like`; `broadcast_axes` are the axes of `like` that x lacks or has as 1."""
+    """Broadcast x to the shape of `like`; `broadcast_axes` are the axes of `like` that are missing in x or have size 1."""
     shape = like.tensor_type.shape
     if broadcast_axes is None or len(x.tensor_type.shape) == len(shape):
         return bc.broadcast_to(x, shape)
@@ -210,7 +210,7 @@ def concat(
     name: Name = None,
     values: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """The tensors one after another along `axis`; a single one is returned as it is.  `values` is another word for `inputs`."""
+    """Concatenate tensors along `axis`; a single one is returned as it is. `values` is an alias of `inputs`."""
     parts = inputs if inputs is not None else values
     if not isinstance(parts, list | tuple) or not parts:
         raise ArgumentError(f"concat at {user_line()}: inputs must be a non-empty list of tensors, not {parts!r}")
@@ -222,7 +222,7 @@ def concat(
 
 
 def _at_most(most: int, made: Tensor, parts: Sequence[Tensor], axis: int) -> Tensor:
-    """What `concat` has made, if it is no longer than that; lengths that vary from call to call may be too large together."""
+    """Return the result of `concat` and raise an error in a run in which its dynamic length exceeds the bound."""
     what, length = f"concat at {user_line()}", made.tensor_type.shape[axis]
     counts("concat", max_dim_size=most)
     static = sum(part.tensor_type.shape[axis] for part in parts if not may_be_empty(part))
@@ -243,7 +243,7 @@ def _only(parts: Sequence[Tensor]) -> Tensor:
 
 
 def stack(inputs: Sequence[Tensor], axis: int = 0, name: Name = None) -> Tensor:
-    """Tensors of one shape along a new axis."""
+    """Stack tensors of one shape along a new axis."""
     parts = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     if not parts or any(t.tensor_type.shape != parts[0].tensor_type.shape for t in parts):
         raise ShapeError(f"stack at {user_line()}: {', '.join(str(t.tensor_type) for t in parts) or 'no tensors'}; it needs tensors of one shape")
@@ -254,7 +254,10 @@ def stack(inputs: Sequence[Tensor], axis: int = 0, name: Name = None) -> Tensor:
 
 
 def slice(x: Tensor, begin: Sequence[int | None], size: Sequence[int | None], name: Name = None) -> Tensor:
-    """x[begin : begin + size] on every axis; begin None is 0, size None, -1 or beyond the axis is up to the end."""
+    """Return x[begin : begin + size] along every axis.
+
+    begin None means 0. size None, -1 or beyond the axis extends to the end.
+    """
     shape = x.tensor_type.shape
     for argument, entries in (("begin", begin), ("size", size)):
         if not isinstance(entries, list | tuple) or len(entries) != len(shape):
@@ -275,7 +278,7 @@ def _span(x: Tensor, axis: int, begin: int | None, size: int | None) -> tuple[in
 
 
 def slice_v2(x: Tensor, slice_tup_list: Sequence[Any], name: Name = None) -> Tensor:
-    """x[start:stop:step] by a list of (start, stop, step), any of them None; axes without an entry stay whole."""
+    """Return x[start:stop:step] from a list of (start, stop, step), each possibly None; axes without an entry stay whole."""
     return sl.slice_(x, *spans("slice_v2", x, slice_tup_list))
 
 
@@ -283,7 +286,7 @@ reverse = alias(_F.flip, "input", axis=...)
 
 
 def _pairs(what: str, x: Tensor, paddings: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """(before, after) of each axis of x; ArgumentError for anything else."""
+    """Return (before, after) for each axis of x; raise ArgumentError for anything else."""
     given = isinstance(paddings, list | tuple) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in paddings)
     if not given or len(paddings) != x.tensor_type.ndim:
         raise ArgumentError(f"{what} at {user_line()}: paddings {paddings!r} must have one (before, after) for each of the {x.tensor_type.ndim} axes")
@@ -291,18 +294,18 @@ def _pairs(what: str, x: Tensor, paddings: Sequence[Sequence[int]]) -> list[tupl
 
 
 def pad(x: Tensor, paddings: Sequence[Sequence[int]], constant_value: float = 0, name: Name = None) -> Tensor:
-    """(before, after) elements of constant_value around each axis."""
+    """Pad each axis with (before, after) elements of constant_value."""
     return sl.pad(x, _pairs("pad", x, paddings), fitting("pad", constant_value, x.tensor_type.dtype))
 
 
 def pad_grad(x: Tensor, paddings: Sequence[Sequence[int]], constant_value: float = 0, name: Name = None) -> Tensor:
-    """x without (before, after) elements on each axis."""
+    """Remove (before, after) elements from each axis of x."""
     pairs = _pairs("pad_grad", x, paddings)
     return slice(x, [before for before, _ in pairs], [n - sum(pair) for n, pair in zip(x.tensor_type.shape, pairs, strict=True)])
 
 
 def _sides(what: str, x: Tensor, padding: int | Sequence[int]) -> tuple[int, int, int, int]:
-    """(left, right, top, bottom) of an image [n,c,h,w]."""
+    """Return (left, right, top, bottom) of an image [n,c,h,w]."""
     sides = (padding,) * 4 if isinstance(padding, int) else _ints(what, "padding", padding)
     if x.tensor_type.ndim != 4 or len(sides) != 4 or min(sides) < 0:
         raise ArgumentError(
@@ -317,7 +320,10 @@ def _sides(what: str, x: Tensor, padding: int | Sequence[int]) -> tuple[int, int
 def same_padding(
     x: Tensor, padding: str, data_format: str, kernel_size: Sequence[int], strides: Sequence[int], dilation_rate: Sequence[int], name: Name = None
 ) -> Tensor:
-    """x with the zeros around its spatial axes that "SAME_UPPER" or "SAME_LOWER" stands for: convolved as "VALID" it has ceil(n / stride) places."""
+    """Pad the spatial axes of x with the zeros of "SAME_UPPER" or "SAME_LOWER".
+
+    A "VALID" convolution of the result has ceil(n / stride) positions per axis.
+    """
     ndim, last = x.tensor_type.ndim - 2, str(data_format).upper().endswith("C") or data_format == "channels_last"
     sizes = [
         _ints("same_padding", word, given) for word, given in (("kernel_size", kernel_size), ("strides", strides), ("dilation_rate", dilation_rate))
@@ -334,23 +340,23 @@ def same_padding(
 
 
 def constant_pad2d(x: Tensor, padding: int | Sequence[int], constant_value: float = 0, name: Name = None) -> Tensor:
-    """A frame of constant_value around images [n,c,h,w]: an int, or (left, right, top, bottom)."""
+    """Pad images [n,c,h,w] with constant_value: an int, or (left, right, top, bottom)."""
     left, right, top, bottom = _sides("constant_pad2d", x, padding)
     return pad(x, [(0, 0), (0, 0), (top, bottom), (left, right)], constant_value)
 
 
 def zero_pad2d(x: Tensor, padding: int | Sequence[int], name: Name = None) -> Tensor:
-    """A frame of zeros around images [n,c,h,w]."""
+    """Pad images [n,c,h,w] with zeros."""
     return constant_pad2d(x, padding, 0)
 
 
 def reflection_pad2d(x: Tensor, padding: int | Sequence[int], name: Name = None) -> Tensor:
-    """A frame that mirrors images [n,c,h,w] at their border elements."""
+    """Pad images [n,c,h,w] by reflection at their border elements."""
     return _framed("reflection_pad2d", x, padding, "reflect")
 
 
 def replication_pad2d(x: Tensor, padding: int | Sequence[int], name: Name = None) -> Tensor:
-    """A frame that repeats the border elements of images [n,c,h,w]."""
+    """Pad images [n,c,h,w] by repetition of their border elements."""
     return _framed("replication_pad2d", x, padding, "replicate")
 
 
@@ -367,10 +373,10 @@ def _framed(what: str, x: Tensor, padding: int | Sequence[int], mode: str) -> Te
 def gather(
     params: Tensor, indices: Tensor, validate_indices: bool | None = None, axis: int | None = None, batch_dims: int = 0, name: Name = None
 ) -> Tensor:
-    """params taken at `indices` along `axis` (default: batch_dims); an index beyond the axis gives zeros, a negative one is an error.
+    """Select params at `indices` along `axis` (default: batch_dims); an index beyond the axis gives zeros, a negative one is an error.
 
-    With batch_dims > 0, axis must be batch_dims, and the axes of both before the last one of `indices` go together: params [4, 32, 8] and indices
-    [4, 5] with axis 2 and batch_dims 2 give [4, 5, 8].
+    With batch_dims > 0, axis must be batch_dims, and the axes of both operands before the last axis of `indices` are matched: params [4, 32, 8]
+    and indices [4, 5] with axis 2 and batch_dims 2 give [4, 5, 8].
     """
     if not indices.tensor_type.dtype.is_integer:
         raise DtypeError(f"gather at {user_line()}: indices {indices.tensor_type} must be integers; cast them")
@@ -384,7 +390,7 @@ def gather(
 
 
 def dim_gather(input: Tensor, dim: int, index: Tensor, name: Name = None) -> Tensor:
-    """y[i, j, ..] = input[.., index[i, j, ..], ..], the index standing at axis `dim`."""
+    """Return y[i, j, ..] = input[.., index[i, j, ..], ..] with the index at axis `dim`."""
     at = _axis("dim_gather", dim, input.tensor_type.ndim)
     if index.tensor_type.dtype.is_integer:
         index = assert_bounds(index, "dim_gather", low=0, high=input.tensor_type.shape[at] - 1, noun="index")
@@ -394,9 +400,9 @@ def dim_gather(input: Tensor, dim: int, index: Tensor, name: Name = None) -> Ten
 def one_hot(
     indices: Tensor, depth: int, on_value: float = 1, off_value: float = 0, axis: int = -1, dtype: DType | None = None, name: Name = None
 ) -> Tensor:
-    """on_value where a new axis of `depth` equals the index, off_value elsewhere; dtype is required.
+    """Return on_value at the index along a new axis of size `depth` and off_value elsewhere; dtype is required.
 
-    An index outside [0, depth) gives off_value alone.
+    An index outside of [0, depth) gives only off_value.
     """
     counts("one_hot", depth=depth)
     kind = _dtype("one_hot", dtype)
@@ -405,7 +411,7 @@ def one_hot(
 
 
 def where(condition: Tensor, x: Operand | None = None, y: Operand | None = None, name: Name = None) -> Tensor:
-    """x where condition is not zero, y elsewhere, broadcast; condition is an integer tensor."""
+    """Return x where condition is not zero, y elsewhere, broadcast; condition is an integer tensor."""
     if x is None or y is None:
         raise JobError(f"where at {user_line()}: give both x and y, or neither")
     if condition.tensor_type.dtype.is_float:
@@ -414,13 +420,13 @@ def where(condition: Tensor, x: Operand | None = None, y: Operand | None = None,
 
 
 def masked_fill(x: Tensor, mask: Tensor, value: float, name: Name = None) -> Tensor:
-    """value where mask is not zero, x elsewhere; of integers, value without its fraction."""
+    """Return value where mask is not zero, x elsewhere; for integers the fraction of value is dropped."""
     whole = x.tensor_type.dtype.is_integer and isinstance(value, float) and math.isfinite(value)
     return where(mask, math.trunc(value) if whole else value, x)
 
 
 def elem_cnt(inputs: Tensor, dtype: DType | None = None, name: Name = None) -> Tensor:
-    """The number of elements, shape (1,); int32 unless dtype is given."""
+    """Return the number of elements, shape (1,); the default dtype is int32."""
     return constant(inputs.tensor_type.size, dtype or int32, (1,))
 
 
@@ -428,9 +434,9 @@ def elem_cnt(inputs: Tensor, dtype: DType | None = None, name: Name = None) -> T
 
 
 def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False, alpha: float = 1.0, name: Name = None) -> Tensor:
-    """alpha a b over the last two axes.
+    """Return alpha a b over the last two axes.
 
-    Leading axes of a and b must be equal; a may have leading axes where b is a matrix, and then cannot be transposed.
+    Leading axes of a and b must be equal. If b is a matrix, a may have leading axes; it cannot be transposed then.
     """
     s, t = a.tensor_type, b.tensor_type
     if min(s.ndim, t.ndim) < 2 or (s.ndim != t.ndim and t.ndim != 2):
@@ -445,7 +451,7 @@ def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = 
 
 
 def _identity_n(inputs: Sequence[Tensor], name: Name = None) -> list[Tensor]:
-    """The identity of each."""
+    """Return the identity of each tensor."""
     return [identity(x, name if name is None else f"{name}_{i}") for i, x in enumerate(inputs)]
 
 

@@ -1,7 +1,7 @@
-"""Convolution and pooling in the legacy conventions.
+"""Convolution and pooling in the conventions of the job API.
 
-Padding "SAME" puts the odd element before ("SAME_LOWER"); `compat_conv2d` puts it after ("SAME_UPPER").  Explicit padding is a list with one entry
-per axis of `data_format`, each an int for both sides or (before, after), zero for batch and channels.  Channels-last images are transposed.
+Padding "SAME" adds an odd element before ("SAME_LOWER"), in `compat_conv2d` after ("SAME_UPPER"). Explicit padding is a list with one entry per
+axis of `data_format`. An entry is an int for both sides or (before, after), zero for batch and channels. Channels-last images are transposed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LAST = {1: "NWC", 2: "NHWC", 3: "NDHWC"}
 
 
 def channels_last(what: str, data_format: str, ndim: int) -> bool:
-    """True for N..C, False for NC..; anything else is an error."""
+    """Return True for N..C, False for NC..; raise an error for anything else."""
     legal = (FIRST[ndim], LAST[ndim])
     if data_format not in legal:
         raise ArgumentError(
@@ -39,19 +39,19 @@ def channels_last(what: str, data_format: str, ndim: int) -> bool:
 
 
 def to_first(x: Tensor, last: bool, name: str | None = None) -> Tensor:
-    """N..C to NC.. if `last`; x otherwise.  Weights go the same way."""
+    """Transpose N..C to NC.. if `last`; weights likewise."""
     n = x.tensor_type.ndim
     return sh.transpose(x, (0, n - 1, *range(1, n - 1)), name=name) if last else x
 
 
 def to_last(x: Tensor, last: bool, name: str | None = None) -> Tensor:
-    """NC.. to N..C if `last`; x otherwise."""
+    """Transpose NC.. to N..C if `last`."""
     n = x.tensor_type.ndim
     return sh.transpose(x, (0, *range(2, n), 1), name=name) if last else x
 
 
 def pads(what: str, padding: Padding, ndim: int, last: bool) -> str | list[tuple[int, int]]:
-    """The ops' form of a padding argument."""
+    """Return a padding argument in the form of the ops."""
     if isinstance(padding, str):
         word = padding.upper()
         legal = ("SAME", "SAME_LOWER", "SAME_UPPER", "VALID")
@@ -126,10 +126,10 @@ def conv2d_transpose(
     filters: Tensor | None = None,
     dilations: Sizes | None = None,
 ) -> Tensor:
-    """The image of output_shape whose gradient under conv2d is `value` [n,i,h,w], with filter [i,o,kh,kw]; NHWC: [n,h,w,i], [i,kh,kw,o].
+    """Return the image of output_shape whose gradient under conv2d is `value` [n,i,h,w], with filter [i,o,kh,kw]; NHWC: [n,h,w,i], [i,kh,kw,o].
 
-    `input` and `filters` are other words for value and filter.  "SAME" puts the odd element of padding after.  The channels are those of the filter:
-    programs for OneFlow before 0.3.4 write others in output_shape, which gives a notice.
+    `input` and `filters` are aliases of value and filter. "SAME" adds an odd padding element after. The filter determines the channels: programs
+    for OneFlow before 0.3.4 have another number in output_shape, which causes a notice.
     """
     what = "conv2d_transpose"
     x, w = _either(what, "value", value, "input", input), _either(what, "filter", filter, "filters", filters)
@@ -171,9 +171,9 @@ def torch_conv2d_transpose(
     filters: Tensor | None = None,
     dilations: Sizes | None = None,
 ) -> Tensor:
-    """conv2d_transpose whose output is (in - 1) stride - padding_needed + dilation (kernel - 1) + 1 + output_padding along each spatial axis.
+    """Return conv2d_transpose with output size (in - 1) stride - padding_needed + dilation (kernel - 1) + 1 + output_padding per spatial axis.
 
-    Of an odd `padding_needed` the larger part is after.
+    The larger part of an odd `padding_needed` is after.
     """
     what = "torch_conv2d_transpose"
     x, w = _either(what, "value", value, "input", input), _either(what, "filter", filter, "filters", filters)
@@ -193,7 +193,7 @@ def transposed(
     groups: int,
     name: str | None,
 ) -> Tensor:
-    """torch_conv2d_transpose along 1, 2 or 3 spatial axes, with filter [i, o / groups, *kernel]."""
+    """Return torch_conv2d_transpose along 1, 2 or 3 spatial axes, with filter [i, o / groups, *kernel]."""
     if x.tensor_type.ndim != ndim + 2 or w.tensor_type.ndim != ndim + 2:
         raise ShapeError(f"{what} at {user_line()}: value {x.tensor_type} and filter {w.tensor_type} must have {ndim + 2} axes each")
     last = channels_last(what, data_format, ndim)
@@ -223,7 +223,7 @@ def transposed(
 
 
 def _either(what: str, one: str, a: Tensor | None, other: str, b: Tensor | None) -> Tensor:
-    """The one of two spellings of an argument that was given."""
+    """Return the argument that was passed under one of two names."""
     if (a is None) == (b is None):
         raise ArgumentError(f"{what} at {user_line()}: give {one} or {other}, and not both")
     return a if a is not None else b  # type: ignore[return-value]
@@ -268,12 +268,12 @@ avg_pool1d = variant(_no_pool, "avg_pool1d", "avg_pool1d", _NEVER.format("avg_po
 
 
 def PixelShuffle(input: Tensor, upscale_factor: int, name: str | None = None) -> Tensor:
-    """[n, c r^2, h, w] -> [n, c, h r, w r]: r^2 channels become the r x r positions of a larger image."""
+    """Rearrange [n, c r^2, h, w] to [n, c, h r, w r]: r^2 channels become the r x r positions of a larger image."""
     return PixelShufflev2(input, upscale_factor, upscale_factor, name)
 
 
 def PixelShufflev2(input: Tensor, h_upscale_factor: int, w_upscale_factor: int, name: str | None = None) -> Tensor:
-    """PixelShuffle with a factor of its own for height and for width."""
+    """Apply PixelShuffle with separate factors for height and width."""
     tall, wide, t = h_upscale_factor, w_upscale_factor, input.tensor_type
     counts("PixelShuffle", h_upscale_factor=tall, w_upscale_factor=wide)
     if t.ndim != 4 or t.shape[1] % (tall * wide):

@@ -1,4 +1,4 @@
-"""`global_function`: a Python function over logical tensors becomes a job.
+"""`global_function`: the decorator that makes a job of a Python function over logical tensors.
 
 @flow.global_function(type="train")
 def train_job(images: tp.Numpy.Placeholder((100, 784)), labels: tp.Numpy.Placeholder((100,), dtype=flow.int32)) -> tp.Numpy:
@@ -26,9 +26,10 @@ from jobflow.strategies import zero
 def global_function(type: str | FunctionConfig = "predict", function_config: FunctionConfig | None = None) -> Callable[[Callable[..., Any]], Any]:
     """Decorate a function as a job.
 
-    `type` is "predict" or "train"; a train job minimises a loss at every call.  A FunctionConfig as first argument is the old
-    form: the job trains if the config says how.
-    Raises: JobError for another type, for use without call parentheses, and for annotations a job cannot have.
+    `type` is "predict" or "train"; a train job minimises a loss at every call. A FunctionConfig as the first argument is the older form: the job
+    trains if the configuration sets training options.
+
+    Raises: JobError for another type, for use without call parentheses, and for unsupported annotations.
     """
     where = user_line()
     if scope.current().interpreter is not None:
@@ -72,7 +73,7 @@ def global_function(type: str | FunctionConfig = "predict", function_config: Fun
 
 
 def _spreads_optimizers(config: FunctionConfig) -> bool:
-    """Whether what optimizers remember is to be split over the ranks: where these are one line of them, with a part of the batch each."""
+    """Return True if optimizer state is to be sharded: the ranks form one mesh dimension, with a part of the batch each."""
     asked = config.options
     if "strategy" in asked or not (asked.get("optimizer_placement_optimization_mode") or asked.get("enable_non_distributed_optimizer")):
         return False

@@ -1,4 +1,4 @@
-"""`flow.deprecated`: names that OneFlow had deprecated already."""
+"""`flow.deprecated`: names that OneFlow deprecated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["delete_worker", "delete_worker_by_bootstrap", "delete_worker_of_mult
 
 
 def _workers(*arguments: Any, **options: Any) -> None:
-    """Accepted: mpiexec starts the processes, and they end with it."""
+    """Accept the call without an effect: mpiexec starts and ends the processes."""
     notice("deprecated.init_worker and delete_worker have no effect and are ignored: mpiexec starts the processes")
 
 
@@ -22,14 +22,14 @@ class nn:
     """The namespace `deprecated.nn`."""
 
     class Module:
-        """Calls `forward`, and counts the calls."""
+        """A module that counts the calls of its `forward`."""
 
         def __init__(self, name: str | None = None) -> None:
             self.module_name = name or type(self).__name__
             self.call_seq_no = 0
 
         def forward(self, *arguments: Any) -> Any:
-            """What the module computes; subclasses say it."""
+            """Compute the output; subclasses define it."""
             raise NotImplementedError(f"{type(self).__name__} has no forward")
 
         def __call__(self, *arguments: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Elements of tensors by their indices, and in order: flow.gather_nd, flow.tensor_scatter_nd_update, flow.sort, flow.math.top_k ...
+"""Elements of tensors by index, and sorting: flow.gather_nd, flow.tensor_scatter_nd_update, flow.sort, flow.math.top_k ...
 
-`indices` [..., k] has coordinates along its last axis: of elements of a tensor with k axes, of rows of one with more.
+`indices` [..., k] has coordinates along its last axis. They select elements of a tensor with k axes, and rows of one with more axes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _F: Any = functional
 
 
 def _rows(what: str, shape: Sequence[int], indices: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
-    """Of coordinates in a tensor of this shape: the numbers of rows, int64[n], how many rows there are, and the shape of each."""
+    """Convert coordinates in a tensor of this shape to row numbers, int64[n]; also return the number of rows and the shape of a row."""
     t = indices.tensor_type
     depth = t.shape[-1] if t.ndim else 0
     if not t.dtype.is_integer:
@@ -52,28 +52,28 @@ def _rows(what: str, shape: Sequence[int], indices: Tensor) -> tuple[Tensor, int
 
 
 def gather_nd(params: Tensor, indices: Tensor, name: Name = None) -> Tensor:
-    """The elements, or rows, of params at these coordinates; an index outside is an error."""
+    """Return the elements or rows of params at these coordinates; an index outside of params is an error."""
     rows, count, rest = _rows("gather_nd", params.tensor_type.shape, indices)
     found = ix.gather(sh.reshape(params, (count, *rest)), rows, 0)
     return sh.reshape(found, (*indices.tensor_type.shape[:-1], *rest))
 
 
 def scatter_nd(indices: Tensor, updates: Tensor, shape: Sequence[int], name: Name = None) -> Tensor:
-    """Zeros of this shape, to which the updates are added at these coordinates."""
+    """Return zeros of this shape with the updates added at these coordinates."""
     whole = positive_shape("scatter_nd", "shape", shape)
     rows, count, rest = _rows("scatter_nd", whole, indices)
     return sh.reshape(ix.unsorted_segment_sum(_updates("scatter_nd", indices, updates, rest), rows, count), whole)
 
 
 def tensor_scatter_nd_add(params: Tensor, indices: Tensor, updates: Tensor, name: Name = None) -> Tensor:
-    """params, to which the updates are added at these coordinates."""
+    """Return params with the updates added at these coordinates."""
     rows, count, rest = _rows("tensor_scatter_nd_add", params.tensor_type.shape, indices)
     added = ix.unsorted_segment_sum(_updates("tensor_scatter_nd_add", indices, updates, rest), rows, count)
     return ew.add(params, sh.reshape(added, params.tensor_type.shape))
 
 
 def tensor_scatter_nd_update(params: Tensor, indices: Tensor, updates: Tensor, name: Name = None) -> Tensor:
-    """params with the updates at these coordinates; of several at one place, one."""
+    """Return params with the updates at these coordinates; one of several updates at the same place is used."""
     rows, count, rest = _rows("tensor_scatter_nd_update", params.tensor_type.shape, indices)
     given = _updates("tensor_scatter_nd_update", indices, updates, rest)
     size = numbers.prod(rest)
@@ -83,7 +83,7 @@ def tensor_scatter_nd_update(params: Tensor, indices: Tensor, updates: Tensor, n
 
 
 def _updates(what: str, indices: Tensor, updates: Tensor, rest: tuple[int, ...]) -> Tensor:
-    """One row behind another."""
+    """Return the updates as consecutive rows."""
     lead = indices.tensor_type.shape[:-1]
     if updates.tensor_type.shape != (*lead, *rest):
         raise ShapeError(
@@ -93,12 +93,12 @@ def _updates(what: str, indices: Tensor, updates: Tensor, rest: tuple[int, ...])
 
 
 def slice_update(x: Tensor, update: Tensor, slice_tup_list: Sequence[Any], name: Name = None) -> Tensor:
-    """x with `update` in the place of x[start:stop:step], given by a list of (start, stop, step), any of them None."""
+    """Return x with x[start:stop:step] replaced by `update`; the slices are a list of (start, stop, step), each possibly None."""
     return su.slice_update(x, update, *spans("slice_update", x, slice_tup_list))
 
 
 def logical_slice(x: Tensor, slice_tup_list: Sequence[Any], name: Name = None) -> Tensor:
-    """x[start:stop:step] of the logical tensor, however it is split; steps are positive."""
+    """Return x[start:stop:step] of the logical tensor in any layout; steps are positive."""
     starts, stops, steps = spans("logical_slice", x, slice_tup_list)
     if any(step is not None and step < 1 for step in steps):
         raise ArgumentError(f"logical_slice at {user_line()}: the steps of {slice_tup_list} must be positive")
@@ -115,13 +115,13 @@ def _descending(what: str, direction: Any) -> bool:
 
 
 def sort(input: Tensor, axis: Any = -1, direction: str = "ASCENDING", name: Name = None) -> Tensor:
-    """The values along an axis in order; sort(input, direction) is the older form."""
+    """Sort the values along an axis; sort(input, direction) is the older form."""
     axis, direction = (-1, axis) if isinstance(axis, str) else (axis, direction)
     return st.sort(input, normal_axis(f"sort at {user_line()}", axis, input.tensor_type.ndim), _descending("sort", direction))[0]
 
 
 def argsort(input: Tensor, axis: Any = -1, direction: str = "ASCENDING", name: Name = None) -> Tensor:
-    """Where the values along an axis are that come first, second ... in order, int32; argsort(input, direction) is the older form."""
+    """Return the int32 indices that sort the values along an axis; argsort(input, direction) is the older form."""
     axis, direction = (-1, axis) if isinstance(axis, str) else (axis, direction)
     return ew.cast(
         st.sort(input, normal_axis(f"argsort at {user_line()}", axis, input.tensor_type.ndim), _descending("argsort", direction))[1], int32
@@ -129,7 +129,7 @@ def argsort(input: Tensor, axis: Any = -1, direction: str = "ASCENDING", name: N
 
 
 def top_k(input: Tensor, axis: int = -1, k: int = 1, sorted: bool = True, name: Name = None) -> Tensor:
-    """Where the k largest values along an axis are, the largest first, int32; all of them where there are no more than k."""
+    """Return the int32 indices of the k largest values along an axis, in descending order; all of them if there are fewer than k."""
     along = normal_axis(f"top_k at {user_line()}", axis, input.tensor_type.ndim)
     return ew.cast(st.topk(input, min(int(k), input.tensor_type.shape[along]), along)[1], int32)
 
@@ -141,12 +141,12 @@ diag = alias(_F.diag, "input", diagonal=0)
 
 
 def combined_margin_loss(x: Tensor, label: Tensor, m1: float = 1, m2: float = 0, m3: float = 0, name: Name = None) -> Tensor:
-    """x [n, classes], a cosine for each class, where that of the label is cos(m1 angle + m2) - m3."""
+    """Return x [n, classes], cosines per class, with cos(m1 angle + m2) - m3 for the label's class."""
     return margins(x, label, m1, m2, m3, name)[0]
 
 
 def margins(x: Tensor, label: Tensor, m1: float, m2: float, m3: float, name: Name = None) -> tuple[Tensor, Tensor]:
-    """`combined_margin_loss`, and the angle of each label."""
+    """Return `combined_margin_loss` and the angle of each label."""
     if x.tensor_type.ndim != 2 or not label.tensor_type.dtype.is_integer or label.tensor_type.size != x.tensor_type.shape[0]:
         raise ShapeError(
             f"combined_margin_loss at {user_line()}: x is [n, classes] and label n integers, not {x.tensor_type} and {label.tensor_type}"
@@ -157,7 +157,7 @@ def margins(x: Tensor, label: Tensor, m1: float, m2: float, m3: float, name: Nam
 
 
 def square_sum(x: Tensor, name: Name = None) -> Tensor:
-    """The sum of the squares of all elements, shape (1,)."""
+    """Return the sum of the squares of all elements, shape (1,)."""
     return sh.reshape(_F.sum(ew.square(x)), (1,))
 
 
@@ -169,7 +169,7 @@ def upsample_2d(
     interpolation: str = "nearest",
     name: Name = "Upsample2D",
 ) -> Tensor:
-    """Images `size` = (height, width) times as large; "nearest" or "bilinear".  A text in the third place is the data format, as in 0.2."""
+    """Enlarge images by the factors `size` = (height, width), "nearest" or "bilinear". A text as the third argument is the data format, as in 0.2."""
     if isinstance(align_corners, str):  # upsample_2d(x, size, data_format, interpolation)
         interpolation = data_format if data_format in ("nearest", "bilinear") else interpolation
         align_corners, data_format = False, align_corners

@@ -1,4 +1,4 @@
-"""Ids in the place of rows: flow.experimental.unique_with_counts, flow.categorical_ordinal_encode, flow.distributed_partial_fc_sample ..."""
+"""Functions of ids: flow.experimental.unique_with_counts, flow.categorical_ordinal_encode, flow.distributed_partial_fc_sample ..."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from jobflow.ops.runtime_assertions import RuntimeAssertion, assert_bounds
 
 
 def unique_with_counts(x: Tensor, out_idx: DType = int32, name: str | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The different elements of a vector as they are first seen, which of them each element is, how often each is there, and how many there are.
+    """Return the distinct elements of a vector in order of first occurrence, each element's index among them, their counts, and their number.
 
-    The first and the third are as long as x, with zeros behind the last.
+    The distinct elements and the counts have the length of x, padded with zeros.
     """
     if not isinstance(out_idx, DType) or not out_idx.is_integer:
         raise DtypeError(f"unique_with_counts at {user_line()}: out_idx is a type of integers such as jobflow.int32, not {out_idx!r}")
@@ -35,9 +35,9 @@ def unique_with_counts(x: Tensor, out_idx: DType = int32, name: str | None = Non
 
 
 def indexed_slices_reduce_sum(indices: Tensor, values: Tensor, name: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of `values` [*indices, ...] with one index added up: the different indices, their sums, and how many there are, shape (1,).
+    """Add rows of `values` [*indices, ...] with the same index: return the distinct indices, their sums, and their number, shape (1,).
 
-    Both are as long as before, with zeros behind the last.
+    The first two have the original length, padded with zeros.
     """
     t, rest = indices.tensor_type, values.tensor_type.shape[indices.tensor_type.ndim :]
     if not t.dtype.is_integer or values.tensor_type.shape[: t.ndim] != t.shape:
@@ -53,22 +53,22 @@ globals().update(all_of(__name__, globals(), __name__, traced))
 
 
 def argwhere(condition: Tensor, dtype: DType | None = None, name: str | None = None) -> Tensor:
-    """Where elements are not 0, a row for each of them in order, int32 unless dtype is given; as many rows as a run finds."""
+    """Return the coordinates of nonzero elements, one row each, in order; the default dtype is int32. The number of rows is dynamic."""
     return _found("argwhere", condition, dtype, name, 0)
 
 
 def nonzero(a: Tensor, name: str | None = None) -> Tensor:
-    """argwhere, with a column for each element that is not 0."""
+    """Return argwhere transposed, with a column for each nonzero element."""
     return _found("nonzero", a, None, name, 1)
 
 
 def where(condition: Tensor, x: Operand | None = None, y: Operand | None = None, name: str | None = None) -> Tensor:
-    """x where condition is not zero, y elsewhere, broadcast; condition is an integer tensor.  With the condition alone, argwhere(condition)."""
+    """Return x where condition is not zero, y elsewhere, broadcast; condition is an integer tensor. Without x and y return argwhere(condition)."""
     return argwhere(condition, None, name) if x is None and y is None else arrays.where(condition, x, y, name)
 
 
 def places_and_count(x: Tensor, dtype: DType) -> tuple[Tensor, Tensor]:
-    """argwhere with -1 behind the last row, and the number of its rows, shape (1,)."""
+    """Return argwhere padded with -1, and the number of its rows, shape (1,)."""
     return _places("argwhere", x, dtype, None), math.reduce_sum(ew.cast(math.not_equal(x, 0), dtype))
 
 
@@ -87,7 +87,7 @@ def _places(what: str, x: Tensor, dtype: DType | None, name: str | None) -> Tens
 
 
 def sync_dynamic_resize(inputs: Tensor, size: Tensor, name: str | None = None) -> Tensor:
-    """The first `size` [1] rows of the input."""
+    """Return the first `size` [1] rows of the input."""
     what = "sync_dynamic_resize"
     if size.tensor_type.size != 1 or not size.tensor_type.dtype.is_integer or not inputs.tensor_type.ndim:
         raise ArgumentError(f"{what} at {user_line()}: size {size.tensor_type} is one integer, and inputs {inputs.tensor_type} have rows")
@@ -100,16 +100,17 @@ def sync_dynamic_resize(inputs: Tensor, size: Tensor, name: str | None = None) -
 
 
 def distributed_partial_fc_sample(weight: Tensor, label: Tensor, num_sample: int, name: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample classes as `sampled_classes` does, from the job's seed and the name."""
+    """Sample classes by `sampled_classes`, with random numbers from the job's seed and the name."""
     return sampled_classes(weight, label, num_sample, None, name)
 
 
 def sampled_classes(weight: Tensor, label: Tensor, num_sample: int, seed: int | None, name: str | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Some of the classes, whose weights [classes, ...] are cut over the devices: all labels, and others by chance at every run.
+    """Sample classes whose weights [classes, ...] are split over the devices: all labels, and random others in every run.
 
-    From each device's part of the classes equally many are drawn.  Gives the labels by their places among the `num_sample` drawn, the classes
-    that were drawn (of each device its labels, then the others), and their weights.
-    Raises: ArgumentError at a run with more different labels in a part than are drawn from it.
+    Each device samples the same number of classes. Returns the labels as indices among the `num_sample` sampled classes, the sampled classes (for
+    each device its labels, then the others), and their weights.
+
+    Raises: ArgumentError in a run with more distinct labels on a device than it samples.
     """
     job, where = current_job("distributed_partial_fc_sample"), current_placement("distributed_partial_fc_sample")
     counts("distributed_partial_fc_sample", num_sample=num_sample)
@@ -126,10 +127,11 @@ def sampled_classes(weight: Tensor, label: Tensor, num_sample: int, seed: int | 
 
 
 def categorical_ordinal_encode(table: Tensor, size: Tensor, input_tensor: Tensor, hash_precomputed: bool = True, name: str | None = None) -> Tensor:
-    """The numbers 1, 2, 3 ... of ids in the order in which they were first seen, in this run or before.
+    """Number ids by 1, 2, 3 ... in the order of their first occurrence, in this run or an earlier one.
 
-    `table` [2 capacity] and `size` [1] are variables, zeros at first, in which this run's ids are noted.  `hash_precomputed` must be True: ids are
-    hashes.  Raises: ArgumentError at a run in which there are more ids than the capacity.
+    `table` [2 capacity] and `size` [1] are variables, initially zeros, which store the ids. `hash_precomputed` must be True: ids are hashes.
+
+    Raises: ArgumentError in a run in which the ids exceed the capacity.
     """
     if hash_precomputed is not True:
         raise ArgumentError(

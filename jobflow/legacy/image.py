@@ -1,7 +1,7 @@
-"""`flow.image`: what is done to images in the body of a job.
+"""`flow.image`: image processing in the body of a job.
 
-Those that a reader gives, of different sizes, are decoded, cropped and resized on the host, before the job gets them; tensors of one size are
-cropped, mirrored and normalised by operations of the job, on its devices.
+Images of different sizes, from a reader, are decoded, cropped and resized on the host before the job runs. Tensors of images of one size are
+cropped, mirrored and normalised by operations of the job on its devices.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _OLD = {"Linear": "bilinear", "NN": "nearest_neighbor", "Cubic": "bicubic"}
 
 
 def decode(images_bytes_buffer: OnHost, dtype: DType = uint8, color_space: str = "BGR", name: str | None = None) -> OnHost:
-    """The images whose files have these bytes."""
+    """Decode the images in these bytes."""
     content = on_host("image.decode", images_bytes_buffer, "bytes", "arrays")
     if content.element not in (uint8, int8):
         raise ArgumentError(f"image.decode at {user_line()}: the bytes of files are int8 or uint8, not {content.element.name}")
@@ -55,7 +55,7 @@ def decode(images_bytes_buffer: OnHost, dtype: DType = uint8, color_space: str =
 
 
 def _check_pixels(what: str, element: DType, dtype: DType) -> None:
-    """ArgumentError if pixels of an element type would wrap around in another one."""
+    """Raise ArgumentError if pixels of an element type would overflow in another one."""
     if element is uint8 and not np.can_cast(np.uint8, dtype.numpy):
         raise ArgumentError(f"{what} at {user_line()}: pixels are 0 to 255, which {dtype.name} does not have")
 
@@ -68,7 +68,7 @@ def random_crop(
     random_aspect_ratio: Sequence[float] | None = None,
     name: str = "ImageRandomCrop",
 ) -> OnHost:
-    """Of each image a part whose area and aspect ratio are drawn."""
+    """Crop a part of each image with random area and aspect ratio."""
     images = on_host("image.random_crop", input_blob, "images", "arrays")
     return randomly_cropped("image.random_crop", images, num_attempts, seed, random_area, random_aspect_ratio, name)
 
@@ -105,10 +105,10 @@ def Resize(
     resize_x: int = 0,
     resize_y: int = 0,
 ) -> Any:
-    """(images, scale, new_size): all in target_size (width, height), a tensor uint8 [batch, height, width, channels]; new_size is None then.
+    """Return (images, scale, new_size): images of target_size (width, height), a tensor uint8 [batch, height, width, channels]; new_size is None.
 
-    With keep_aspect_ratio target_size is the length of the shorter or longer side, and images stay different.  `scale` is [batch, 2], of the
-    widths and the heights.  The arguments from color_space on are old spellings, with any of which the images alone are given.
+    With keep_aspect_ratio target_size is the length of the shorter or longer side, and image sizes differ. `scale` is [batch, 2], factors of width
+    and height. The arguments from color_space on belong to an older form, which returns only the images.
     """
     what, images = "image.Resize", on_host("image.Resize", image, "images", "arrays")
     old = bool(color_space or interp_type or resize_shorter or resize_x or resize_y)
@@ -147,7 +147,7 @@ def target_resize(
     interpolation_type: str = "auto",
     name: str | None = None,
 ) -> tuple[OnHost, Any, Any]:
-    """(images, new_size, scale) with the aspect ratio kept; see `Resize`."""
+    """Return (images, new_size, scale) with the aspect ratio kept; see `Resize`."""
     made, scale, size = Resize(images, target_size, min_size, max_size, True, resize_side, interpolation_type=interpolation_type, name=name)
     return made, size, scale
 
@@ -166,10 +166,10 @@ def CropMirrorNormalize(
     output_dtype: DType = float32,
     name: str | None = None,
 ) -> Any:
-    """(x - mean) / std by channel, of the part crop_h x crop_w of each image, from right to left where mirror_blob is 1.
+    """Return (x - mean) / std by channel for the part crop_h x crop_w of each image, mirrored where mirror_blob is 1.
 
-    A crop of 0 is the whole image; `crop_pos` says how much of what is left over lies before it.  Images that a reader gives, of different
-    sizes, need a crop.  The result is [batch, channels, height, width], or with output_layout "NHWC" has the channels last.
+    A crop of 0 is the whole image; `crop_pos` is the fraction of the remainder before the part. Images of different sizes need a crop. The result
+    is [batch, channels, height, width], with output_layout "NHWC" [batch, height, width, channels].
     """
     what = "image.CropMirrorNormalize"
     if output_layout not in ("NCHW", "NHWC"):
@@ -204,7 +204,7 @@ def CropMirrorNormalize(
 
 
 def _cropped(what: str, x: Tensor, size: Sequence[int], at: Sequence[float]) -> Tensor:
-    """The part of this height and width of every image of a tensor."""
+    """Return the part of this height and width of every image of a tensor."""
     wanted = [want or have for want, have in zip(size, x.tensor_type.shape[1:3], strict=True)]
     if wanted == list(x.tensor_type.shape[1:3]):
         return x
@@ -215,7 +215,7 @@ def _cropped(what: str, x: Tensor, size: Sequence[int], at: Sequence[float]) -> 
 
 
 def _normalized(what: str, x: Tensor, mean: Sequence[float], std: Sequence[float], axis: int = -1) -> Tensor:
-    """(x - mean) / std, of one number or one for each channel, along `axis`."""
+    """Return (x - mean) / std along `axis`, for one number or one per channel."""
     mean, std = _by_each(what, mean, std, x.tensor_type.shape[axis])
     behind = (1,) * (x.tensor_type.ndim - 1 - axis) if axis >= 0 else ()
     shifted = math.subtract(x, _by_channel(mean, x.tensor_type.dtype, behind)) if any(mean) else x
@@ -223,7 +223,10 @@ def _normalized(what: str, x: Tensor, mean: Sequence[float], std: Sequence[float
 
 
 def _by_each(what: str, mean: Sequence[float], std: Sequence[float], channels: int | None) -> list[list[float]]:
-    """Both, of one finite number or one for each channel, as many as there are or any number; ArgumentError for others, and deviations of 0."""
+    """Return mean and deviation: one finite number or one for each channel.
+
+    Raises: ArgumentError for other values, and for a deviation of 0.
+    """
     for word, given in (("mean", mean), ("std", std)):
         numbers = isinstance(given, list | tuple | np.ndarray) and len(given) > 0 and all(map(is_number, given))
         if not numbers or (channels is not None and len(given) not in (1, channels)) or (word == "std" and 0 in given):
@@ -233,12 +236,12 @@ def _by_each(what: str, mean: Sequence[float], std: Sequence[float], channels: i
 
 
 def _by_channel(numbers: Sequence[float], dtype: DType, behind: tuple[int, ...]) -> Any:
-    """A number, or a tensor with one for each channel, and these axes behind it."""
+    """Return a number, or a tensor with one number per channel followed by these axes."""
     return arrays.concat([arrays.constant(number, dtype, (1, *behind)) for number in numbers]) if len(set(numbers)) > 1 else numbers[0]
 
 
 def flip(image: Any, flip_code: Any, name: str | None = None) -> Any:
-    """Images from right to left where flip_code, an int or a tensor with one for each, is not 0."""
+    """Mirror images horizontally where flip_code, an int or a tensor with one per image, is not 0."""
     if isinstance(image, OnHost):
         images = on_host("image.flip", image, "images", "arrays")
         flips = rows_of("image.flip", flip_code, images, (), "flip_code")
@@ -248,14 +251,14 @@ def flip(image: Any, flip_code: Any, name: str | None = None) -> Any:
 
 
 def _flipped(image: Any, codes: Any, axis: int, name: str | None = None) -> Any:
-    """Images turned around along an axis where codes are not 0."""
+    """Reverse images along an axis where codes are not 0."""
     if isinstance(codes, int | np.integer):
         return arrays.reverse(image, axis, name=name) if codes else image
     return arrays.where(arrays.reshape(codes, (-1, 1, 1, 1)), arrays.reverse(image, axis), image, name=name)
 
 
 def normalize(image: Any, std: Sequence[float], mean: Sequence[float], name: str | None = None) -> Any:
-    """(x - mean) / std by channel, float32."""
+    """Return (x - mean) / std by channel, float32."""
     if not isinstance(image, OnHost):
         return _normalized("image.normalize", arrays.cast(image, float32), mean, std)
     images = on_host("image.normalize", image, "images", "arrays")
@@ -265,9 +268,9 @@ def normalize(image: Any, std: Sequence[float], mean: Sequence[float], name: str
 
 
 def batch_align(images: OnHost, shape: Sequence[int], dtype: DType, alignment: int, name: str | None = None) -> Any:
-    """Images of different sizes in a tensor [batch, height, width, channels] with room for each, zeros below and to the right of them.
+    """Copy images of different sizes into a tensor [batch, height, width, channels], padded with zeros at the bottom and right.
 
-    Its height and width are those of the largest image of the batch, raised to multiples of `alignment`; no image is larger than `shape`.
+    Its height and width are those of the largest image of the batch, rounded up to multiples of `alignment`; no image exceeds `shape`.
     """
     what = "image.batch_align"
     given, most = on_host(what, images, "images", "arrays"), positive_shape(what, "shape", shape)

@@ -1,14 +1,14 @@
-"""First values of variables.
+"""Initializers of variables.
 
-An initializer gives, for a shape, a source op that makes the first value: a function of (seed, key, element index), so every rank makes
-its own part and all cuttings agree.
+For a shape, an initializer returns a source op for the initial value. The value is a function of (seed, key, element index), so every rank
+computes its own part and all layouts agree.
 
     fan_in  = prod(shape[1:])
     fan_out = shape[0] * (number of kernel positions): shape[2:] for channels first, shape[1:-1] for channels last
     fan_avg = (fan_in + fan_out) / 2
 
-Variance scaling uses s = scale / fan: random_normal has variance s, random_uniform is U(-sqrt(3 s), sqrt(3 s)), and truncated_normal is cut at
-two standard deviations and widened so that its variance is s.
+Variance scaling uses s = scale / fan: random_normal has variance s, random_uniform is U(-sqrt(3 s), sqrt(3 s)). truncated_normal is truncated
+at two standard deviations and scaled to variance s.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _TRUNCATED_STD = 0.87962566103423978
 
 
 class Initializer(Protocol):
-    """Gives the source op of a variable's first value; `key` is the variable's full name."""
+    """The protocol of initializers: they return the source op of a variable's initial value; `key` is the variable's full name."""
 
     def op(self, shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> Op: ...
 
 
 @dataclass(frozen=True)
 class Fill:
-    """Every element is `value`."""
+    """The same `value` for every element."""
 
     value: float
 
@@ -48,7 +48,7 @@ class Fill:
 
 @dataclass(frozen=True)
 class Uniform:
-    """U[low, high); integers in [low, high) for integer variables."""
+    """The distribution U[low, high); integers in [low, high) for integer variables."""
 
     low: float
     high: float
@@ -61,7 +61,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Normal:
-    """N(mean, std^2)."""
+    """The distribution N(mean, std^2)."""
 
     mean: float
     std: float
@@ -72,13 +72,13 @@ class Normal:
 
 
 class Truncated(Normal):
-    """N(mean, std^2), with values further than 2 std from the mean drawn again."""
+    """The distribution N(mean, std^2), redrawn for values more than 2 std from the mean."""
 
     drawn = TruncatedNormal
 
 
 def fans(shape: Sequence[int], data_format: str) -> tuple[int, int]:
-    """(fan_in, fan_out) of a weight of this shape; data_format "" counts like a matrix."""
+    """Return (fan_in, fan_out) of a weight of this shape; data_format "" counts as a matrix."""
     fan_in = math.prod(shape[1:])
     if len(shape) <= 2 or not data_format:
         positions = 1
@@ -95,7 +95,7 @@ def _fan(shape: Sequence[int], mode: str, data_format: str) -> float:
 
 
 def _spread(distribution: str, std: float) -> Initializer:
-    """The zero-mean distribution of this name whose standard deviation is `std`."""
+    """Return the zero-mean distribution of this name with standard deviation `std`."""
     if distribution == "random_uniform":
         return Uniform(-math.sqrt(3.0) * std, math.sqrt(3.0) * std)
     return Normal(0.0, std) if distribution == "random_normal" else Truncated(0.0, std / _TRUNCATED_STD)
@@ -103,7 +103,7 @@ def _spread(distribution: str, std: float) -> Initializer:
 
 @dataclass(frozen=True)
 class VarianceScaling:
-    """Zero mean, variance scale / fan."""
+    """A zero-mean distribution with variance scale / fan."""
 
     scale: float
     mode: str
@@ -120,34 +120,34 @@ _DISTRIBUTIONS = ("truncated_normal", "random_normal", "random_uniform")
 
 
 def empty_initializer(dtype: DType = float32) -> Initializer:
-    """Any value: here 0."""
+    """Return an initializer for arbitrary values, which are 0 here."""
     return Fill(0)
 
 
 def constant_initializer(value: float = 0, dtype: DType = float32) -> Initializer:
-    """Every element is `value`."""
+    """Return an initializer with `value` for every element."""
     return Fill(float(value) if dtype.is_float else int(value))
 
 
 def zeros_initializer(dtype: DType = float32) -> Initializer:
-    """Every element is 0."""
+    """Return an initializer of zeros."""
     return constant_initializer(0, dtype)
 
 
 def ones_initializer(dtype: DType = float32) -> Initializer:
-    """Every element is 1."""
+    """Return an initializer of ones."""
     return constant_initializer(1, dtype)
 
 
 def _check_finite(what: str, **given: float) -> None:
-    """ArgumentError for what is infinite, or not a number."""
+    """Raise ArgumentError for an infinite value or NaN."""
     for name, value in given.items():
         if not math.isfinite(value):
             raise ArgumentError(f"{what} at {user_line()}: {name} is {value}, which is not finite")
 
 
 def random_uniform_initializer(minval: float = 0, maxval: float = 1, dtype: DType = float32) -> Initializer:
-    """U[minval, maxval); integers for integer variables."""
+    """Return the initializer U[minval, maxval); integers for integer variables."""
     _check_finite("random_uniform_initializer", minval=minval, maxval=maxval)
     if minval > maxval:
         raise ArgumentError(f"random_uniform_initializer at {user_line()}: minval {minval} is above maxval {maxval}")
@@ -155,7 +155,7 @@ def random_uniform_initializer(minval: float = 0, maxval: float = 1, dtype: DTyp
 
 
 def random_normal_initializer(mean: float = 0.0, stddev: float = 1.0, seed: int | None = None, dtype: DType | None = None) -> Initializer:
-    """N(mean, stddev^2).  `seed` and `dtype` belong to get_variable and must stay None."""
+    """Return the initializer N(mean, stddev^2). `seed` and `dtype` are arguments of get_variable and must be None here."""
     if seed is not None or dtype is not None:
         raise ArgumentError(f"random_normal_initializer at {user_line()}: give random_seed and dtype to get_variable instead")
     _check_finite("random_normal_initializer", mean=mean, stddev=stddev)
@@ -163,20 +163,20 @@ def random_normal_initializer(mean: float = 0.0, stddev: float = 1.0, seed: int 
 
 
 def truncated_normal_initializer(mean: float = 0.0, stddev: float = 1.0) -> Initializer:
-    """N(mean, stddev^2), redrawn beyond 2 stddev; its own standard deviation is 0.88 stddev."""
+    """Return the initializer N(mean, stddev^2), redrawn beyond 2 stddev; its standard deviation is 0.88 stddev."""
     _check_finite("truncated_normal_initializer", mean=mean, stddev=stddev)
     return Truncated(mean, stddev)
 
 
 def truncated_normal(stddev: float = 1.0) -> Initializer:
-    """truncated_normal_initializer(0, stddev)."""
+    """Return truncated_normal_initializer(0, stddev)."""
     return Truncated(0.0, stddev)
 
 
 def variance_scaling_initializer(
     scale: float = 1.0, mode: str = "fan_in", distribution: str = "truncated_normal", data_format: str = ""
 ) -> Initializer:
-    """Zero mean, variance scale / fan."""
+    """Return an initializer with mean zero and variance scale / fan."""
     what = "variance_scaling_initializer"
     _check_finite(what, scale=scale)
     if scale < 0:
@@ -185,12 +185,12 @@ def variance_scaling_initializer(
 
 
 def xavier_uniform_initializer(data_format: str = "") -> Initializer:
-    """U(-a, a), a = sqrt(6 / (fan_in + fan_out))."""
+    """Return the initializer U(-a, a), a = sqrt(6 / (fan_in + fan_out))."""
     return VarianceScaling(1.0, "fan_avg", "random_uniform", data_format)
 
 
 def xavier_normal_initializer(data_format: str = "") -> Initializer:
-    """N(0, 2 / (fan_in + fan_out))."""
+    """Return the initializer N(0, 2 / (fan_in + fan_out))."""
     return VarianceScaling(1.0, "fan_avg", "random_normal", data_format)
 
 
@@ -207,7 +207,7 @@ NONLINEARITIES = (*GAINS, "leaky_relu")
 
 
 def gain_of(nonlinearity: str, slope: float) -> float:
-    """The gain of one of NONLINEARITIES; `slope` is that of leaky_relu."""
+    """Return the gain of one of NONLINEARITIES; `slope` is that of leaky_relu."""
     return math.sqrt(2.0 / (1.0 + slope * slope)) if nonlinearity == "leaky_relu" else GAINS[nonlinearity]
 
 
@@ -219,7 +219,7 @@ def kaiming_initializer(
     negative_slope: float = 0.0,
     data_format: str = "NCHW",
 ) -> Initializer:
-    """Zero mean, standard deviation gain / sqrt(fan), for a weight of `shape`.
+    """Return an initializer with mean zero and standard deviation gain / sqrt(fan) for a weight of `shape`.
 
     gain: tanh 5/3, relu sqrt(2), leaky_relu sqrt(2 / (1 + negative_slope^2)), selu 3/4, linear, sigmoid and convolutions 1.
     """
@@ -243,7 +243,7 @@ _CONF: dict[str, Callable[[Mapping[str, Any]], Initializer]] = {
 
 
 def from_conf(conf: Mapping[str, Any]) -> Initializer:
-    """The initializer of an old-style dictionary, e.g. ``{"constant_conf": {"value": 10}}``."""
+    """Return the initializer described by a dictionary of the older form, e.g. ``{"constant_conf": {"value": 10}}``."""
     if len(conf) != 1 or next(iter(conf)) not in _CONF:
         wrong = next((key for key in conf if key not in _CONF), "")
         raise ConfigError(f"default_initializer_conf {dict(conf)} must have exactly one of the keys {', '.join(_CONF)}{did_you_mean(wrong, _CONF)}")

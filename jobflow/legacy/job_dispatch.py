@@ -72,7 +72,7 @@ def by_arguments(job: Function, ours: Any = (), theirs: Any = (), needs_dtype: b
 
 
 def _tensors_in(values: Iterable[Any]) -> Iterator[Any]:
-    """The tensors among these values, and in their lists and tuples."""
+    """Yield the tensors among these values, and in their lists and tuples."""
     for value in values:
         if isinstance(value, list | tuple):
             yield from filter(is_tensor, value)
@@ -84,7 +84,7 @@ def _tensors_in(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def alias(function: Callable[..., Any], *tensors: str, **others: Any) -> Callable[..., Tensor]:
-    """A function of tensors under other names: its first parameters, in order, are `tensors` ("x") and `others` with defaults (...: none)."""
+    """Return a function of tensors under other parameter names: first `tensors` ("x"), then `others` with defaults (...: none)."""
     words = tensors or ("x",)
     signature, count, defaults = _signature(words, **others), len(words) + len(others), tuple(others.values())
 
@@ -106,7 +106,7 @@ _KIND_OF_DEFAULT = {bool: "bool", int: "float", float: "float"}
 
 @lru_cache(typed=True)
 def _signature(words: tuple[str, ...], **others: Any) -> inspect.Signature:
-    """Of a function with these parameters, tensors and others with their defaults, and a name; many have the same."""
+    """Return a cached signature with these tensor parameters, others with defaults, and a name."""
     further = ((word, default, _KIND_OF_DEFAULT.get(type(default), inspect.Parameter.empty)) for word, default in others.items())
     given = [*((word, inspect.Parameter.empty, "Tensor") for word in words), *further]
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -123,7 +123,7 @@ ALIAS = "jobflow.legacy.alias"
 
 
 def traced(function: Function, word: str) -> Function:
-    """Record a function of tensors in the body that runs, its last operation under `name`."""
+    """Record a function of tensors in the running body, with `name` for its last operation."""
     roles = Roles(word, function)
 
     @wraps(function)
@@ -141,14 +141,14 @@ def traced(function: Function, word: str) -> Function:
 
 
 def _locate(error: JobflowError, word: str) -> None:
-    """Say which function of the program, on which line, an error is about that an operation raised before it had a place there."""
+    """Add the user's function and line to an error that an operation raised without a location."""
     line, (operation, _, rest) = str(user_line()), str(error).partition(": ")
     if isinstance(error, ShapeError | DtypeError | ArgumentError) and operation.isidentifier() and line not in rest:
         error.args = (f"{word} at {line}: {rest}",)
 
 
 def _in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """What a function that is recorded makes of these arguments."""
+    """Record the function with these arguments in the job."""
     body, function = scope.current().interpreter, roles.function
     if body is None or hasattr(body, "takes_tensors") or building_now() is not None:
         return function(*arguments, **named) if hasattr(body, "takes_tensors") else _elsewhere(function, roles, "", arguments, named)
@@ -195,7 +195,7 @@ def of_jobs(function: Function, word: str, others: Mapping[str, str] = MappingPr
 
 
 def of_kinds(function: Function, word: str) -> Function:
-    """The function, called with arguments of the kinds that its parameters take; an ArgumentError for others."""
+    """Return the function with a check of argument types that raises ArgumentError."""
     roles = Roles(word, function)
 
     @wraps(function)
@@ -218,7 +218,7 @@ def _check_in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any
 
 
 def _elsewhere(function: Callable[..., Any], roles: Roles, instead: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Outside of jobs: with the tensors that are there, or not at all."""
+    """Call the function outside of jobs, with tensors, or raise an error."""
     given = list(roles.given(arguments, named))
     tensors = [value for _, value in given if is_tensor(value) and not isinstance(value, TensorOperators)]
     for name, value in given:

@@ -1,4 +1,4 @@
-"""Layers: variables and ops together.  Two layers of one name in one job are an error.
+"""Layers: variables with ops. Two layers with one name in a job are an error.
 
 dense                 <name>-weight (units, in), <name>-bias; ops <name>-matmul, <name>-bias_add, <name>-activation
 conv1d, conv2d, ...   <name>-weight, <name>-bias; ops <name>, <name>-bias_add, <name>-activation
@@ -58,9 +58,9 @@ def dense(
     name: str = "Dense",
     model_distribute: Distribute = distribute.broadcast(),  # noqa: B008 - there is only one
 ) -> Tensor:
-    """activation(inputs W^T + bias) over the last axis, W (units, in).  Both start as zeros unless initializers say otherwise.
+    """Return activation(inputs W^T + bias) over the last axis, W (units, in). Weight and bias start as zeros without initializers.
 
-    `model_distribute` is broadcast(), auto() or split(0): each device then holds some units, and inputs must be a matrix.
+    `model_distribute` is broadcast(), auto() or split(0). With split(0) each device holds some units, and inputs must be a matrix.
     """
     shape = inputs.tensor_type.shape
     _check_dense(name, shape, model_distribute)
@@ -89,7 +89,7 @@ def _check_distribute(what: str, name: str, wish: Distribute) -> None:
 
 
 def namespace(name: str) -> AbstractContextManager[scope.Scope]:
-    """Names inside get `<name>-` in front."""
+    """Prefix names in the block with `<name>-`."""
     return scope.using(namespace=(*scope.current().namespace, name))
 
 
@@ -102,7 +102,7 @@ def _parameter(
     trainable: bool,
     model_distribute: Distribute | None = None,
 ) -> Tensor:
-    """A variable of the element type of `like` that no other layer of this job has."""
+    """Return a variable with the element type of `like`; raise an error if another layer of this job has it."""
     if not like.tensor_type.dtype.is_float:
         layer = "-".join(scope.current().namespace)
         raise DtypeError(
@@ -148,7 +148,7 @@ def _conv(
 
 
 def _weight_shape(ndim: int, name: str, inputs: Tensor, filters: int, kernel_size: Sizes, data_format: str, groups: int) -> tuple[int, ...]:
-    """(filters, channels / groups, *kernel), or the channels last."""
+    """Return (filters, channels / groups, *kernel), or the shape with channels last."""
     where = f'conv{ndim}d at {user_line()} (layer "{name}")'
     last = channels_last(where, data_format, ndim)
     kernel = (kernel_size,) * ndim if isinstance(kernel_size, int) else tuple(kernel_size)
@@ -191,11 +191,11 @@ def batch_normalization(
     moving_mean_name: str | None = None,
     moving_variance_name: str | None = None,
 ) -> Tensor:
-    """gamma (x - mean) / sqrt(variance + epsilon) + beta, with the batch's statistics over all axes but `axis` in train jobs.
+    """Return gamma (x - mean) / sqrt(variance + epsilon) + beta, with batch statistics over all axes but `axis` in train jobs.
 
-    There the moving statistics become momentum * moving + (1 - momentum) * batch at the end of the run, the variance being unbiased.
-    Predict jobs, training=False and trainable=False normalise with the moving statistics.  Statistics are those of the
-    whole logical batch; in the mirrored view, those of each device's own, of which the moving ones take the mean.
+    A train job updates the moving statistics at the end of the run: momentum * moving + (1 - momentum) * batch, with the unbiased variance. Predict
+    jobs, training=False and trainable=False use the moving statistics. Statistics cover the whole logical batch. In the mirrored view they cover
+    each device's batch, and the moving statistics use their mean.
     """
     own = name or layer_name(current_job("batch_normalization"), "BatchNorm")
     wide = ew.cast(inputs, inputs.tensor_type.dtype.arithmetic)
@@ -222,7 +222,7 @@ def batch_normalization(
 
 
 def _channel_vector(name: str, x: Tensor, axis: int, initializer: Initializer, regularizer: Regularizer | None, trainable: bool) -> Tensor:
-    """A variable with an element for each position of x's `axis`."""
+    """Return a variable with an element for each position of x's `axis`."""
     return _parameter(name, (x.tensor_type.shape[axis],), x, initializer, regularizer, trainable)
 
 
@@ -243,7 +243,7 @@ def batch_normalization_relu(
     training: bool = True,
     name: str = "BatchNorm",
 ) -> Tensor:
-    """relu(batch_normalization(inputs))."""
+    """Return relu(batch_normalization(inputs))."""
     return activations.relu(batch_normalization(**locals()))
 
 
@@ -269,7 +269,7 @@ def batch_normalization_add_relu(
     moving_mean_name: str | None = None,
     moving_variance_name: str | None = None,
 ) -> Tensor:
-    """relu(batch_normalization(inputs) + addend)."""
+    """Return relu(batch_normalization(inputs) + addend)."""
     y = batch_normalization(**{parameter: given for parameter, given in locals().items() if parameter != "addend"})
     return activations.relu(y if addend is None else ew.add(y, addend))
 
@@ -284,7 +284,10 @@ def layer_norm(
     epsilon: float = 1e-5,
     name: str = "LayerNorm",
 ) -> Tensor:
-    """gamma (x - mean) / sqrt(variance + epsilon) + beta, normalised from begin_norm_axis on; gamma and beta begin at begin_params_axis."""
+    """Return gamma (x - mean) / sqrt(variance + epsilon) + beta over the axes from begin_norm_axis on.
+
+    gamma and beta have the axes from begin_params_axis on.
+    """
     own = name or layer_name(current_job("layer_norm"), "LayerNorm")
     begin = normal_axis(f'layer_norm at {user_line()} (layer "{own}")', begin_params_axis, inputs.tensor_type.ndim)
     beta, gamma = (
@@ -295,7 +298,10 @@ def layer_norm(
 
 
 def layer_norm_grad(dy: Tensor, x: Tensor, mean: Tensor, inv_variance: Tensor, begin_norm_axis: int = 1, name: str = "LayerNormGrad") -> Tensor:
-    """The gradient of x under (x - mean) inv_variance, of the rows from begin_norm_axis on; `inv_variance` is 1 / sqrt(variance + epsilon)."""
+    """Return the gradient of x under (x - mean) inv_variance, over the axes from begin_norm_axis on.
+
+    `inv_variance` is 1 / sqrt(variance + epsilon).
+    """
     begin = normal_axis(f"layer_norm_grad at {user_line()}", begin_norm_axis, x.tensor_type.ndim)
     rows = x.tensor_type.shape[:begin]
     if (
@@ -315,7 +321,7 @@ def layer_norm_grad(dy: Tensor, x: Tensor, mean: Tensor, inv_variance: Tensor, b
 def layer_norm_param_grad(
     dy: Tensor, norm: Tensor, gamma: Tensor, begin_params_axis: int = -1, name: str = "LayerNormParamGrad"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of norm, beta and gamma under gamma norm + beta, where gamma and beta begin at begin_params_axis."""
+    """Return the gradients of norm, beta and gamma under gamma norm + beta; gamma and beta have the axes from begin_params_axis on."""
     begin = normal_axis(f"layer_norm_param_grad at {user_line()}", begin_params_axis, norm.tensor_type.ndim)
     if dy.tensor_type != norm.tensor_type or gamma.tensor_type.shape != norm.tensor_type.shape[begin:]:
         raise ShapeError(
@@ -329,7 +335,7 @@ def layer_norm_param_grad(
 def categorical_ordinal_encoder(
     input_tensor: Tensor, capacity: int, hash_precomputed: bool = True, name: str = "CategoricalOrdinalEncoder"
 ) -> Tensor:
-    """The numbers 1, 2, 3 ... of ids in the order in which they were first seen, up to `capacity`; 64-bit or 32-bit integers."""
+    """Number 64-bit or 32-bit ids by 1, 2, 3 ... in the order of their first occurrence, up to `capacity`."""
     own = name or layer_name(current_job("categorical_ordinal_encoder"), "CategoricalOrdinalEncoder")
     counts("categorical_ordinal_encoder", capacity=capacity)
     if input_tensor.tensor_type.dtype not in (int32, int64):
@@ -350,7 +356,7 @@ def prelu(
     name: str = "PRelu",
     model_distribute: Distribute = distribute.broadcast(),  # noqa: B008 - there is only one
 ) -> Tensor:
-    """x where x > 0, alpha x elsewhere; alpha has the shape of a sample, with 1 at the shared axes, and starts as zeros."""
+    """Return x where x > 0, alpha x elsewhere; alpha has the shape of a sample, with 1 at the shared axes, and starts as zeros."""
     own = name or layer_name(current_job("prelu"), "PRelu")
     shape = list(inputs.tensor_type.shape[1:])
     axes = () if shared_axes is None else shared_axes

@@ -1,3 +1,3 @@
-"""flow.linalg: another place to find `matmul`."""
+"""flow.linalg: another path of `matmul`."""
 
 from jobflow.legacy.shared_names import matmul as matmul

@@ -1,6 +1,6 @@
-"""Loss functions.  Labels are the first argument of functions that end in `_with_logits`; results have one element per sample unless reduced.
+"""Loss functions. The first argument of functions named `*_with_logits` are labels; results have one element per sample unless reduced.
 
-reduction is "none", "mean" or "sum"; the last two are over all elements and give shape (1,).
+reduction is "none", "mean" or "sum". The last two reduce all elements and have shape (1,).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _F: Any = functional
 
 
 def class_labels(what: str, labels: Tensor, scores: TensorType) -> Tensor:
-    """Integer labels in the shape of the scores without their last axis; a last axis of 1 is dropped."""
+    """Return integer labels in the shape of the scores without their last axis; a last axis of size 1 is removed."""
     shape, wanted = labels.tensor_type.shape, scores.shape[:-1]
     if not labels.tensor_type.dtype.is_integer:
         raise DtypeError(
@@ -46,12 +46,12 @@ def class_labels(what: str, labels: Tensor, scores: TensorType) -> Tensor:
 
 
 def _filled(loss: Tensor) -> Tensor:
-    """The loss; that of a single sample in shape (1,)."""
+    """Return the loss; that of a single sample has shape (1,)."""
     return loss if loss.tensor_type.ndim else sh.reshape(loss, (1,))
 
 
 def _same(what: str, **operands: Tensor | None) -> None:
-    """ArgumentError unless the operands that are given have one type."""
+    """Raise ArgumentError unless the passed operands have one type."""
     types = {word: t.tensor_type for word, t in operands.items() if t is not None}
     if len(set(types.values())) > 1:
         listed = ", ".join(f"{word} {t}" for word, t in types.items())
@@ -59,7 +59,7 @@ def _same(what: str, **operands: Tensor | None) -> None:
 
 
 def sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
-    """-log softmax(logits)[label], in the shape of the labels (N,) or (N, 1) -> (N,)."""
+    """Return -log softmax(logits)[label] for labels (N,) or (N, 1), shape (N,)."""
     if distribute_of(logits) is split(logits.tensor_type.ndim - 1):
         return distributed_sparse_softmax_cross_entropy_with_logits(labels, logits, name)
     target = class_labels("sparse_softmax_cross_entropy_with_logits", labels, logits.tensor_type)
@@ -67,9 +67,9 @@ def sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, nam
 
 
 def distributed_sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
-    """The same, with the classes split over the devices: they exchange a maximum and a sum per row instead of the logits.
+    """Return the sparse softmax cross entropy with classes split over the devices, which exchange a maximum and a sum per row.
 
-    Logits that were cast lie as the cast says: on a mesh ["S(0)", "S(1)"] splits the rows too.
+    Logits with a requested layout keep it: on a mesh, ["S(0)", "S(1)"] splits the rows too.
     """
     target = class_labels("distributed_sparse_softmax_cross_entropy_with_logits", labels, logits.tensor_type)
     by_classes = logits if asked_of(logits) else with_distribute(logits, split(logits.tensor_type.ndim - 1))
@@ -77,13 +77,13 @@ def distributed_sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits:
 
 
 def softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
-    """-sum over classes of labels log softmax(logits); labels have the type of logits.  The gradient is softmax(logits) - labels."""
+    """Return -sum over classes of labels log softmax(logits). Labels have the type of logits. The gradient is softmax(logits) - labels."""
     _same("softmax_cross_entropy_with_logits", labels=labels, logits=logits)
     return _filled(ls.softmax_cross_entropy(logits, labels, sums_to_one=True, name=name))
 
 
 def sigmoid_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
-    """max(x, 0) - x z + log(1 + exp(-|x|)), elementwise; labels z of any element type."""
+    """Return max(x, 0) - x z + log(1 + exp(-|x|)), elementwise; labels z may have any element type."""
     if labels.tensor_type.shape != logits.tensor_type.shape:
         raise ShapeError(
             f"sigmoid_cross_entropy_with_logits at {user_line()}: labels {labels.tensor_type} and logits {logits.tensor_type} must have one shape"
@@ -92,25 +92,25 @@ def sigmoid_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str 
 
 
 def sparse_cross_entropy(labels: Tensor, prediction: Tensor, name: str | None = None) -> Tensor:
-    """-log max(prediction[label], 1e-20): labels as for the softmax loss, predictions are probabilities."""
+    """Return -log max(prediction[label], 1e-20); labels as in the softmax loss, predictions are probabilities."""
     target = class_labels("sparse_cross_entropy", labels, prediction.tensor_type)
     return _filled(ls.sparse_cross_entropy(prediction, target, name=name))
 
 
 def _reduced(what: str, loss: Tensor, reduction: str, name: str | None) -> Tensor:
-    """The elements, their mean or their sum."""
+    """Return the elements, their mean or their sum."""
     made = reduced(what, loss, reduction)
     return made if reduction == "none" else sh.reshape(made, (1,), name=name)
 
 
 def _named(reduction: str, name: str | None) -> str | None:
-    """The name of the elementwise loss: the user's, if no reduction follows."""
+    """Return the name of the elementwise loss: the user's name without a reduction."""
     return name if reduction == "none" else None
 
 
 @rounded_once
 def BCELoss(input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", name: str | None = None) -> Tensor:
-    """-weight (t log x + (1 - t) log(1 - x)), x being probabilities; logarithms are at least -100."""
+    """Return -weight (t log x + (1 - t) log(1 - x)) for probabilities x; logarithms are at least -100."""
     _same("BCELoss", input=input, target=target, weight=weight)
     return _weighted("BCELoss", ls.binary_cross_entropy(input, target), weight, reduction, name)
 
@@ -124,7 +124,7 @@ def BCEWithLogitsLoss(
     reduction: str = "mean",
     name: str | None = None,
 ) -> Tensor:
-    """weight ((1 - t) x + (1 + (pos_weight - 1) t) log(1 + e^-x)), x being logits."""
+    """Return weight ((1 - t) x + (1 + (pos_weight - 1) t) log(1 + e^-x)) for logits x."""
     _same("BCEWithLogitsLoss", input=input, target=target, weight=weight)
     largest = ew.clip(ew.negate(input), 0.0, None)
     tail = ew.add(largest, ew.log1p(ew.exp(ew.negate(ew.absolute(input)))))  # log(1 + e^-x) without overflow
@@ -141,7 +141,7 @@ def _weighted(what: str, loss: Tensor, weight: Tensor | None, reduction: str, na
 
 @rounded_once
 def KLDivLoss(input: Tensor, target: Tensor, log_target: bool = False, reduction: str = "mean", name: str | None = None) -> Tensor:
-    """t (log t - x), and 0 where t <= 0; e^t (t - x) if the target is given as logarithms."""
+    """Return t (log t - x), and 0 where t <= 0; for a target of logarithms e^t (t - x)."""
     _same("KLDivLoss", input=input, target=target)
     own = _named(reduction, name)
     if log_target:
@@ -156,14 +156,14 @@ def KLDivLoss(input: Tensor, target: Tensor, log_target: bool = False, reduction
 
 @rounded_once
 def L1Loss(input: Tensor, target: Tensor, reduction: str = "mean", name: str | None = None) -> Tensor:
-    """|t - x|."""
+    """Return |t - x|."""
     _same("L1Loss", input=input, target=target)
     return _reduced("L1Loss", ew.absolute(ew.subtract(target, input), name=_named(reduction, name)), reduction, name)
 
 
 @rounded_once
 def MSELoss(input: Tensor, target: Tensor, reduction: str = "mean", name: str | None = None) -> Tensor:
-    """(t - x)^2."""
+    """Return (t - x)^2."""
     _same("MSELoss", input=input, target=target)
     return _reduced("MSELoss", ew.squared_difference(target, input, name=_named(reduction, name)), reduction, name)
 
@@ -172,7 +172,7 @@ def MSELoss(input: Tensor, target: Tensor, reduction: str = "mean", name: str | 
 def MarginRankingLoss(
     input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean", name: str | None = None
 ) -> Tensor:
-    """max(0, margin - t (x1 - x2))."""
+    """Return max(0, margin - t (x1 - x2))."""
     _same("MarginRankingLoss", input1=input1, input2=input2)
     distance = math.subtract(margin, ew.multiply(target, ew.subtract(input1, input2)))
     return _reduced("MarginRankingLoss", ew.clip(distance, 0.0, None, name=_named(reduction, name)), reduction, name)
@@ -190,7 +190,7 @@ def TripletMarginLoss(
     reduction: str = "mean",
     name: str | None = None,
 ) -> Tensor:
-    """max(0, d(a, p) - d(a, n) + margin), d being the p-norm of the difference plus eps over axis 1."""
+    """Return max(0, d(a, p) - d(a, n) + margin), d being the p-norm of the difference plus eps over axis 1."""
     if swap:
         raise JobError(f"TripletMarginLoss at {user_line()}: swap=True is not supported")
     _same("TripletMarginLoss", anchor=anchor, positive=positive, negative=negative)
@@ -207,7 +207,7 @@ def _distance(x: Tensor, y: Tensor, p: float, eps: float) -> Tensor:
 
 
 def smooth_l1_loss(prediction: Tensor, label: Tensor, beta: float = 1.0, name: str | None = None) -> Tensor:
-    """d^2 / (2 beta) where d = |prediction - label| < beta, d - beta / 2 elsewhere; elementwise."""
+    """Return d^2 / (2 beta) where d = |prediction - label| < beta, d - beta / 2 elsewhere; elementwise."""
     if not isinstance(beta, Real) or beta < 0:
         raise ArgumentError(f"smooth_l1_loss at {user_line()}: beta {beta!r} must be a number, and not negative")
     _same("smooth_l1_loss", prediction=prediction, label=label)
@@ -224,10 +224,10 @@ def ctc_loss(
     zero_infinity: bool = False,
     name: str | None = None,
 ) -> Tensor:
-    """Connectionist temporal classification of log_probs [frames, n, classes], which are those of log-softmax.
+    """Return the connectionist temporal classification loss of log_probs [frames, n, classes], the result of log-softmax.
 
-    targets are [n, longest], or the labels of all samples behind each other.  "mean" divides each loss by its number of labels, at least 1, before
-    it takes the mean.  `zero_infinity`: a sample with too few frames for its labels has the loss 0, not inf.
+    targets are [n, longest], or the concatenated labels of all samples. "mean" divides each loss by its number of labels, at least 1, before the
+    mean. With `zero_infinity` a sample with too few frames for its labels has loss 0, not inf.
     """
     given = _ctc_inputs(log_probs, targets, input_lengths, target_lengths, blank)
     own = _named(reduction, name)
@@ -240,16 +240,16 @@ def ctc_loss(
 def ctc_losses(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int, zero_infinity: bool
 ) -> tuple[Tensor, Tensor]:
-    """Each loss, and the logarithms of the sums over the beginnings of paths, [n, frames, 2 longest + 1]."""
+    """Return each loss, and the logarithms of the forward probabilities, [n, frames, 2 longest + 1]."""
     given = _ctc_inputs(log_probs, targets, input_lengths, target_lengths, blank)
     return ctc.ctc_loss(*given, int(blank), bool(zero_infinity)), call(ctc.CtcPaths(int(blank)), *given)
 
 
 def ctc_greedy_decoder(log_probs: Tensor, input_lengths: Tensor, merge_repeated: bool = True, name: str | None = None) -> tuple[Tensor, Tensor]:
-    """(labels, minus the sum of the greatest log-probabilities) of log_probs [frames, n, classes], whose last class is the blank.
+    """Return (labels, minus the sum of the greatest log-probabilities) of log_probs [frames, n, classes] with the blank as the last class.
 
-    labels [n, frames], in the type of input_lengths [n], are the likeliest of the frames without blanks, then zeros; with `merge_repeated` one that
-    frames in a row have counts once.  The sums, [n, 1], are over the frames below a sample's length.
+    labels [n, frames], in the type of input_lengths [n], are the likeliest classes of the frames without blanks, padded with zeros. With
+    `merge_repeated`, equal classes of consecutive frames count once. The sums, [n, 1], cover the frames below a sample's length.
     """
     try:
         ctc.CtcGreedyDecoder().infer(log_probs.tensor_type, input_lengths.tensor_type)
@@ -262,7 +262,7 @@ def ctc_greedy_decoder(log_probs: Tensor, input_lengths: Tensor, merge_repeated:
 def _ctc_inputs(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The inputs of the op, whose lengths and labels a run checks."""
+    """Return the inputs of the op; a run checks lengths and labels."""
     if not isinstance(blank, Integral):
         raise ArgumentError(f"ctc_loss at {user_line()}: blank is the number of a class, not {blank!r}")
     return ctc_inputs(log_probs, targets, input_lengths, target_lengths, blank)

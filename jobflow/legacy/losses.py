@@ -1,4 +1,4 @@
-"""`add_loss` marks what a train job minimises when its optimizer is given by the job's configuration."""
+"""`add_loss`: the losses of a train job whose optimizer is set in its configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["add_loss"]
 
 
 class TrainJob(Protocol):
-    """What a tracer is to those who say what a train job minimises, and how."""
+    """The protocol of a traced train job, for functions that set losses and optimizer."""
 
     @property
     def name(self) -> str: ...
@@ -30,7 +30,7 @@ class TrainJob(Protocol):
 
 
 def job_in_force(what: str) -> TrainJob:
-    """The job whose body is running; JobError if `what` was called elsewhere."""
+    """Return the job whose body is being traced; raise JobError if `what` is called elsewhere."""
     interpreter = scope.current().interpreter
     if interpreter is None or not hasattr(interpreter, "minimize"):
         raise JobError(f'{what} at {user_line()} was called outside a job; call it in the body of a @global_function(type="train")')
@@ -38,12 +38,12 @@ def job_in_force(what: str) -> TrainJob:
 
 
 def check_loss(what: str, loss: Any) -> Tensor:
-    """`loss` if it is a tensor; JobError otherwise."""
+    """Return `loss` if it is a tensor; raise JobError otherwise."""
     if not isinstance(getattr(loss, "tensor_type", None), TensorType):
         raise JobError(f"{what} at {user_line()}: a loss is a tensor that the job computes; got {loss!r}")
     return cast(Tensor, loss)
 
 
 def add_loss(loss: Tensor) -> None:
-    """Have the optimizer of the job's configuration minimise the mean of `loss`, beside the losses added before."""
+    """Minimise the mean of `loss` by the optimizer of the job's configuration, in addition to earlier losses."""
     job_in_force("add_loss").add_loss(check_loss("add_loss", loss))

@@ -1,7 +1,7 @@
-"""flow.math: the functions of tensors under the job face's names, with its conventions.
+"""flow.math: functions of tensors under the job API's names, with its conventions.
 
-A number beside a tensor takes the tensor's element type, and tensors beside each other have one type.  Comparisons and logic give int8.
-Reductions over all axes give shape (1,).
+A number takes the element type of the tensor operand, and tensor operands have one type. Comparisons and logic return int8. Reductions over all
+axes have shape (1,).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ tanh = tanh_v2 = alias(_F.tanh)
 
 
 def _of_two(word: str, function: Callable[..., Any], doc: str, together: Callable[..., Any] = operands) -> Callable[..., Tensor]:
-    """The face `word(x, y, name=None)` of a function of two tensors, or of a tensor and a number."""
+    """Return the job function `word(x, y, name=None)` of two tensors, or of a tensor and a number."""
 
     def call(x: Operand, y: Operand, name: str | None = None) -> Tensor:
         return function(*together(word, x, y))
@@ -95,7 +95,7 @@ def _of_two(word: str, function: Callable[..., Any], doc: str, together: Callabl
 
 
 def _power(x: Operand, y: Operand) -> Tensor:
-    """x^y, of whose exponents no gradient goes to those of a base that is 0 or less, where it would be nan."""
+    """Return x^y; exponents of a base that is 0 or less get no gradient, because it would be NaN."""
     if isinstance(x, Tensor) and isinstance(y, Tensor) and y.tensor_type.dtype.is_float:
         y = ew.where(ew.greater(x, ew.fill_like(x, 0)), y, apply(Detach(), y))
     return _F.pow(x, y)
@@ -113,7 +113,10 @@ minimum = _of_two("minimum", _F.minimum, "The smaller of the two, broadcast; at 
 
 
 def divide(x: Operand, y: Operand, name: str | None = None) -> Tensor:
-    """x / y, broadcast.  A number y multiplies by 1 / y, and 0 by 0; a number x gives 0 where y is 0.  Integers lose the fraction."""
+    """Return x / y, broadcast.
+
+    A number y multiplies by 1 / y, and y = 0 by 0. A number x gives 0 where y is 0. Integers drop the fraction.
+    """
     return quotient(*operands("divide", x, y))
 
 
@@ -121,23 +124,23 @@ squared_difference = _of_two("squared_difference", ew.squared_difference, "(x - 
 
 
 def xdivy(x: Tensor, y: Tensor, name: str | None = None) -> Tensor:
-    """x / y, and 0 where x is 0."""
+    """Return x / y, and 0 where x is 0."""
     return ew.divide(x, _one_where_zero(x, y))
 
 
 def xlogy(x: Tensor, y: Tensor, name: str | None = None) -> Tensor:
-    """x log(y), and 0 where x is 0."""
+    """Return x log(y), and 0 where x is 0."""
     return ew.multiply(x, ew.log(_one_where_zero(x, y)))
 
 
 def _one_where_zero(x: Tensor, y: Tensor) -> Tensor:
-    """y, but 1 where x is 0: so that neither value nor gradient there is infinite."""
+    """Return y, but 1 where x is 0, so that value and gradient are finite there."""
     zero, one = (source.constant(number, (1,), x.tensor_type.dtype) for number in (0, 1))
     return ew.where(ew.equal(x, zero), one, y)
 
 
 def add_n(inputs: Sequence[Tensor], name: str | None = None) -> Tensor:
-    """The sum of a list of tensors of one type."""
+    """Return the sum of a list of tensors of one type."""
     terms = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     if not terms or any(t.tensor_type != terms[0].tensor_type for t in terms):
         raise ShapeError(
@@ -147,7 +150,7 @@ def add_n(inputs: Sequence[Tensor], name: str | None = None) -> Tensor:
 
 
 def polyval(coeffs: Sequence[Operand], x: Tensor, name: str | None = None) -> Tensor:
-    """coeffs[0] x^(n-1) + ... + coeffs[n-1], by Horner's scheme."""
+    """Return coeffs[0] x^(n-1) + ... + coeffs[n-1], by Horner's scheme."""
     if not isinstance(coeffs, list) or not coeffs:
         raise ArgumentError(f"polyval at {user_line()}: coeffs must be a non-empty list, not {coeffs!r}")
     return reduce(lambda total, coefficient: add(ew.multiply(total, x), coefficient), coeffs[1:], add(multiply(x, 0.0), coeffs[0]))
@@ -157,7 +160,7 @@ def polyval(coeffs: Sequence[Operand], x: Tensor, name: str | None = None) -> Te
 
 
 def _comparison(word: str, op: ew.Comparison, sign: str) -> Callable[..., Tensor]:
-    """The face `word(x, y, name=None)` of a comparison: int8, and a number is a tensor of shape (1,)."""
+    """Return the job function `word(x, y, name=None)` of a comparison: int8, with a number as a tensor of shape (1,)."""
 
     def compared(op: ew.Comparison, x: Operand, y: Operand) -> Tensor:
         if not isinstance(x, Tensor) and isinstance(y, Tensor):
@@ -185,12 +188,12 @@ less_equal = _comparison("less_equal", ew.LessEqual(), "<=")
 
 
 def logical_and(x: Tensor, y: Tensor, name: str | None = None) -> Tensor:
-    """int8: x != 0 and y != 0, broadcast."""
+    """Return x != 0 and y != 0 as int8, broadcast."""
     return ew.cast(_F.logical_and(x, y), int8)
 
 
 def clip_by_value(values: Tensor, min_value: float | None = None, max_value: float | None = None, name: str | None = None) -> Tensor:
-    """min(max(x, min_value), max_value); a bound that is None does not hold, but one must be given."""
+    """Return min(max(x, min_value), max_value); one of the bounds may be None."""
     if min_value is None and max_value is None:
         raise ArgumentError(f"clip_by_value at {user_line()}: give min_value, max_value or both")
     bounds = [None if bound is None else filling("clip_by_value", bound, values.tensor_type.dtype) for bound in (min_value, max_value)]
@@ -204,7 +207,7 @@ clip = clip_by_scalar = clamp = clip_by_value
 
 
 def axes_of(what: str, axis: Axes, ndim: int) -> tuple[int, ...]:
-    """The axes to reduce, ascending; None means all."""
+    """Return the axes to reduce in ascending order; None means all."""
     if axis is None:
         return tuple(range(ndim))
     given = (axis,) if isinstance(axis, Integral) or not isinstance(axis, Iterable) else tuple(axis)
@@ -216,9 +219,9 @@ def axes_of(what: str, axis: Axes, ndim: int) -> tuple[int, ...]:
 def _reduction(
     word: str, function: Callable[..., Tensor], doc: str, x: str = "x", extreme: bool = False, single: Callable[..., Tensor] | None = None
 ) -> Callable[..., Tensor]:
-    """A reduction in the shapes of the job face: of no axes at all it is x, or what `single` makes of it, and no axes left over give (1,).
+    """Return a reduction with the shapes of the job API.
 
-    An extreme needs an element.
+    Without axes it is x, or `single` of it; a result without axes has shape (1,). A maximum or minimum needs an element.
     """
 
     def call(x: Tensor, axis: Axes, keepdims: bool) -> Tensor:
@@ -250,40 +253,40 @@ _reduce_all = _reduction("reduce_all", rd.reduce_all, "Whether all hold.")
 
 
 def truth(x: Tensor) -> Tensor:
-    """bool: x != 0."""
+    """Return x != 0 as bool."""
     return ew.cast(x, bool_)
 
 
 def reduce_any(x: Tensor, axis: Axes = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """int8: is any element over `axis` not zero."""
+    """Return int8 1 if any element over `axis` is not zero."""
     return ew.cast(_reduce_any(truth(x), axis, keepdims), int8)
 
 
 def reduce_all(x: Tensor, axis: Axes = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """int8: are all elements over `axis` not zero."""
+    """Return int8 1 if all elements over `axis` are not zero."""
     return ew.cast(_reduce_all(truth(x), axis, keepdims), int8)
 
 
 @rounded_once
 def reduce_euclidean_norm(input_tensor: Tensor, axis: Axes = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """sqrt(sum of x^2 over `axis`)."""
+    """Return sqrt(sum of x^2 over `axis`)."""
     return ew.sqrt(reduce_sum(ew.square(input_tensor), axis, keepdims))
 
 
 @rounded_once
 def reduce_std(input_tensor: Tensor, axis: Axes = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """sqrt(E[(x - E[x])^2]) over `axis`.  The gradient where it is 0 is 0."""
+    """Return sqrt(E[(x - E[x])^2]) over `axis`; its gradient is 0 where it is 0."""
     return root(reduce_variance(input_tensor, axis, keepdims), name=name)
 
 
 def argmax(input: Tensor, axis: int | str = -1, name: str | None = None) -> Tensor:
-    """int32, where those of tensors are int64: the place of the largest element along `axis`, the first of several."""
+    """Return the index of the largest element along `axis`, the first of several, as int32 (int64 in the tensor API)."""
     place = rd.argmax(input, -1, name=axis) if isinstance(axis, str) else rd.argmax(input, axis)  # v0.2 had no axis: argmax(input, name)
     return place if place.tensor_type.ndim else sh.reshape(place, (1,))
 
 
 def l2_normalize(input: Tensor, axis: int | None = None, epsilon: float = 1e-12, name: str | None = None) -> Tensor:
-    """x / sqrt(max(sum of x^2 over `axis`, epsilon))."""
+    """Return x / sqrt(max(sum of x^2 over `axis`, epsilon))."""
     if not isinstance(axis, int):
         raise ArgumentError(f"l2_normalize at {user_line()}: axis must be an int, not {axis!r}")
     return nm.l2_normalize(input, normal_axis(f"l2_normalize at {user_line()}", axis, input.tensor_type.ndim), epsilon)
@@ -293,19 +296,19 @@ def l2_normalize(input: Tensor, axis: int | None = None, epsilon: float = 1e-12,
 
 
 def unsorted_segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int, axis: int = 0, name: str | None = None) -> Tensor:
-    """y[.., ids[i], ..] = sum of data[.., i, ..]; the axes of segment_ids take the place of `axis`; ids out of range are dropped."""
+    """Return y[.., ids[i], ..] = sum of data[.., i, ..]; the axes of segment_ids replace `axis`; ids out of range are ignored."""
     counts("unsorted_segment_sum", num_segments=num_segments)
     return ix.unsorted_segment_sum(data, segment_ids, num_segments, axis)
 
 
 def unsorted_segment_sum_like(data: Tensor, segment_ids: Tensor, like: Tensor, axis: int = 0, name: str | None = None) -> Tensor:
-    """unsorted_segment_sum with as many segments as `like` has on `axis`."""
+    """Return unsorted_segment_sum with the size of `like` on `axis` as the number of segments."""
     at = normal_axis(f"unsorted_segment_sum_like at {user_line()}", axis, like.tensor_type.ndim)
     return ix.unsorted_segment_sum(data, segment_ids, like.tensor_type.shape[at], axis)
 
 
 def unsorted_batch_segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int, name: str | None = None) -> Tensor:
-    """unsorted_segment_sum along the last axis of segment_ids, whose other axes are those of data."""
+    """Return unsorted_segment_sum along the last axis of segment_ids; its other axes are those of data."""
     counts("unsorted_batch_segment_sum", num_segments=num_segments)
     return ix.batch_segment_sum(data, segment_ids, num_segments)
 
@@ -314,12 +317,12 @@ tril = alias(ix.tril, diagonal=0, fill_value=0)
 
 
 def fused_scale_tril(x: Tensor, diagonal: int = 0, fill_value: float = 0, scale: float = 1, name: str | None = None) -> Tensor:
-    """scale x where column - row <= diagonal on the last two axes, fill_value elsewhere."""
+    """Return scale x where column - row <= diagonal on the last two axes, fill_value elsewhere."""
     return ix.tril(ew.scale(x, scale), diagonal, fill_value)
 
 
 def broadcast_to_compatible_with(x: Tensor, compatible: Sequence[Tensor], name: str | None = None) -> Tensor:
-    """x broadcast to the common shape of x and the tensors of the list."""
+    """Broadcast x to the common shape of x and the tensors of the list."""
     if not isinstance(compatible, list | tuple) or not compatible:
         raise ArgumentError(f"broadcast_to_compatible_with at {user_line()}: compatible must be a list of tensors, not {compatible!r}")
     try:
@@ -331,19 +334,19 @@ def broadcast_to_compatible_with(x: Tensor, compatible: Sequence[Tensor], name: 
 
 
 def sigmoid_grad(y: Tensor, dy: Tensor, name: str | None = None) -> Tensor:
-    """dy y (1 - y)."""
+    """Return dy y (1 - y)."""
     return ew.multiply(dy, ew.multiply(y, subtract(1.0, y)))
 
 
 def gelu_grad(x: Tensor, dy: Tensor, name: str | None = None) -> Tensor:
-    """dy (Phi(x) + x phi(x)), with the normal distribution function and density."""
+    """Return dy (Phi(x) + x phi(x)), with the normal distribution function and density."""
     below = ew.scale(ew.shift(ew.erf(ew.scale(x, 0.5**0.5)), 1.0), 0.5)
     density = ew.scale(ew.exp(ew.scale(ew.square(x), -0.5)), (2.0 * np.pi) ** -0.5)
     return ew.multiply(dy, ew.add(below, ew.multiply(x, density)))
 
 
 def reduced_shape_elem_cnt(input_blob: Tensor, axis: Axes = None, dtype: DType | None = None, name: str | None = None) -> Tensor:
-    """How many elements a reduction over `axis` takes together, shape (1,); int32 unless dtype is given."""
+    """Return the number of elements that a reduction over `axis` combines, shape (1,); the default dtype is int32."""
     axes = axes_of("reduced_shape_elem_cnt", axis, input_blob.tensor_type.ndim)
     return source.constant(int(np.prod([input_blob.tensor_type.shape[i] for i in axes], dtype=np.int64)), (1,), dtype or int32)
 
@@ -352,14 +355,14 @@ count_not_finite = alias(loss_scale.count_not_finite)
 
 
 def multi_count_not_finite(x: Sequence[Tensor] | None = None, name: str | None = None) -> Tensor:
-    """count_not_finite over a list of tensors."""
+    """Return count_not_finite over a list of tensors."""
     if not isinstance(x, list | tuple) or not x:
         raise ArgumentError(f"multi_count_not_finite at {user_line()}: x must be a non-empty list of tensors, not {x!r}")
     return count_not_finite(x[0]) if len(x) == 1 else add_n([count_not_finite(each) for each in x])
 
 
 def _rows_of_both(what: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Tensors whose numbers of rows are equal in a run; as declared, which are their bounds, they may differ."""
+    """Return tensors with equal numbers of rows in a run; their declared numbers are bounds and may differ."""
     shapes = [x.tensor_type.shape, y.tensor_type.shape]
     rows = min(shape[0] if shape else 0 for shape in shapes)
     if any(shape[:1] != (rows,) for shape in shapes):
@@ -370,7 +373,7 @@ def _rows_of_both(what: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def in_top_k(targets: Tensor, predictions: Tensor, k: int, name: str | None = None) -> Tensor:
-    """int8: is predictions[i, targets[i]] one of the k largest of row i (ties count)."""
+    """Return int8 1 if predictions[i, targets[i]] is one of the k largest of row i, including ties."""
     counts("in_top_k", k=k)
     if may_be_empty(targets) and may_be_empty(predictions):
         targets, predictions = _rows_of_both("in_top_k", targets, predictions)

@@ -1,4 +1,4 @@
-"""Normalisation as functions: batch, layer, group and instance norm, and moments."""
+"""Normalisation functions: batch, layer, group and instance norm, and moments."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from jobflow.ops.update import MovingAverage
 
 @rounded_once
 def moments(x: Tensor, axes: Sequence[int], keepdims: bool = False, name: str | None = None) -> tuple[Tensor, Tensor]:
-    """(mean, E[x^2] - mean^2) over the axes listed."""
+    """Return (mean, E[x^2] - mean^2) over the listed axes."""
     if not isinstance(axes, list | tuple):
         raise ArgumentError(f"moments at {user_line()}: axes must be a list of ints, not {axes!r}")
     return math.reduce_mean(x, axes, keepdims), math.reduce_variance(x, axes, keepdims, name)
 
 
 def along_axis(what: str, x: Tensor, axis: int, **parameters: Tensor) -> dict[str, Tensor]:
-    """Vectors of the size of x's axis, as tensors that broadcast along it; others are left to broadcasting."""
+    """Reshape vectors of the size of x's axis so that they broadcast along it; leave others unchanged."""
     place = normal_axis(f"{what} at {user_line()}", axis, x.tensor_type.ndim)
     shape = tuple(n if i == place else 1 for i, n in enumerate(x.tensor_type.shape))
     fitted = {}
@@ -57,7 +57,7 @@ def batch_normalization(
     axis: int = 1,
     name: str | None = None,
 ) -> Tensor:
-    """(x - mean) / sqrt(variance + variance_epsilon) * scale + offset, vectors lying along `axis`."""
+    """Return (x - mean) / sqrt(variance + variance_epsilon) * scale + offset, with vectors along `axis`."""
     given = {"mean": mean, "variance": variance, "offset": offset, "scale": scale}
     fitted = along_axis("batch_normalization", x, axis, **{word: p for word, p in given.items() if p is not None})
     factor = ew.rsqrt(ew.shift(fitted["variance"], variance_epsilon))
@@ -81,7 +81,10 @@ def normalized(
     moving: bool,
     name: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """gamma (x - mean) / sqrt(variance + epsilon) + beta, and the two that it is by: those of the batch, which move the variables, or these."""
+    """Return gamma (x - mean) / sqrt(variance + epsilon) + beta, and the mean and variance used.
+
+    They are those of the batch, which update the moving variables, or the moving variables.
+    """
     if not moving:
         return bn.batch_norm_infer(x, gamma, beta, mean, variance, axis=axis, epsilon=epsilon, name=name), mean, variance
     y, batch_mean, batch_variance = bn.batch_norm_train(x, gamma, beta, axis=axis, epsilon=epsilon, name=name)
@@ -92,7 +95,10 @@ def normalized(
 
 
 def _move(moving: Tensor, batch: Tensor, momentum: float) -> None:
-    """moving <- momentum * moving + (1 - momentum) * batch at the end of the run; in the mirrored view, the mean of `batch` over devices."""
+    """Set moving to momentum * moving + (1 - momentum) * batch at the end of the run.
+
+    In the mirrored view `batch` is averaged over devices.
+    """
     key = variable_of(moving)
     if key is None:
         raise ArgumentError(f"normalization at {user_line()}: {moving} is computed, and moving statistics are variables; pass what get_variable gave")
@@ -114,7 +120,10 @@ def layer_norm(
     epsilon: float = 1e-5,
     name: str | None = None,
 ) -> Tensor:
-    """gamma (x - mean) / sqrt(variance + epsilon) + beta, normalised from begin_norm_axis on; gamma and beta begin at begin_params_axis."""
+    """Return gamma (x - mean) / sqrt(variance + epsilon) + beta over the axes from begin_norm_axis on.
+
+    gamma and beta have the axes from begin_params_axis on.
+    """
     what, t = "layer_norm", inputs.tensor_type
     begin, params = (normal_axis(f"{what} at {user_line()}", axis, t.ndim) for axis in (begin_norm_axis, begin_params_axis))
     for word, p in (("gamma", gamma), ("beta", beta)):
@@ -124,7 +133,7 @@ def layer_norm(
 
 
 def _grouped(x: Tensor, groups: int, eps: float, prefix: str, name: str | None, affine: bool) -> Tensor:
-    """[n,c,...] normalised in groups of channels, with variables `<name>_gamma` and `<name>_beta` of shape (1, c, 1) if affine."""
+    """Normalise [n,c,...] in groups of channels, with variables `<name>_gamma` and `<name>_beta` of shape (1, c, 1) if affine."""
     name = layer_name(current_job(prefix), prefix) if affine and not name else name or None
     gamma, beta = (
         get_variable(f"{name}_{word}", (1, x.tensor_type.shape[1], 1), x.tensor_type.dtype, constant_initializer(first), reuse=False)
@@ -141,7 +150,7 @@ def _channels_first(what: str, x: Tensor, ndim: int | None) -> None:
 
 
 def GroupNorm(x: Tensor, num_groups: int = 32, eps: float = 1e-5, affine: bool = True, name: str | None = None) -> Tensor:
-    """x [n,c,...] with mean 0 and variance 1 in each of num_groups groups of channels; then gamma x + beta per channel if affine."""
+    """Normalise x [n,c,...] to mean 0 and variance 1 in each of num_groups groups of channels; return gamma x + beta per channel if affine."""
     _channels_first("GroupNorm", x, None)
     counts("GroupNorm", num_groups=num_groups)
     channels = x.tensor_type.shape[1]

@@ -1,4 +1,4 @@
-"""`flow.onnx`: predict jobs as ONNX files.
+"""`flow.onnx`: export of predict jobs to ONNX files.
 
 flow.checkpoint.save("weights")
 flow.onnx.export(predict_job, "weights", "net.onnx")
@@ -42,11 +42,11 @@ def export(
     shape_override: Mapping[str, Any] | None = None,
     external_data: bool = False,
 ) -> None:
-    """Write a predict job with its variables, which are those of the checkpoint in `model_save_dir`, or their present values where that is "".
+    """Write a predict job with the variables of the checkpoint in `model_save_dir`, or the current variables for "".
 
-    Inputs have the names of the job's arguments, outputs are `output`, or `output_0`, `output_1`, ...  With `continue_on_error`, an op that ONNX
-    has nothing for becomes a node of the domain "jobflow"; else it is a JobError.  With `external_data` large tensors are in a file beside.
-    The operators are of opset 18, with a notice if an earlier `opset` is asked for; `extra_opset` means nothing.  Needs onnx.
+    Inputs have the names of the job's arguments; outputs are `output`, or `output_0`, `output_1`, ... An op without an ONNX equivalent is a
+    JobError, or with `continue_on_error` a node of the domain "jobflow". With `external_data` large tensors are in a separate file. The operators
+    are of opset 18, with a notice for an earlier `opset`; `extra_opset` has no effect. Requires onnx.
     """
     what, onnx = f"onnx.export at {user_line()}", optional("onnx", "flow.onnx")
     if shape_override:
@@ -112,7 +112,7 @@ def _outputs(nodes: Nodes, node: Node, inputs: list[str], arguments: set[str], v
 
 
 def _variables(graph: Graph, folder: str) -> dict[str, Array]:
-    """The values of the variables that a program reads."""
+    """Return the values of the variables that a program reads."""
     names = sorted({node.op.key for node in graph.nodes if isinstance(node.op, ReadVariable)})
     if not folder:
         every = stored.get_all_variables()

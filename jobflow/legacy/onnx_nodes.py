@@ -1,7 +1,6 @@
-"""What ops of jobflow are in ONNX.
+"""Translation of ops to ONNX nodes.
 
-An op with a formula is the nodes of its expression, on what its index space sees of its inputs; the others are rows of `STRUCTURAL`.  All shapes
-are known.
+An op with a formula is translated by its expression, over its index space; `STRUCTURAL` lists the others. All shapes are static.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ PRIMITIVES = {
 
 
 class Nodes:
-    """The nodes and constants of a graph that is being written; values go by their names."""
+    """The nodes and constants of an ONNX graph under construction; values are referenced by name."""
 
     def __init__(self) -> None:
         self._helper: Any = optional("onnx.helper", "flow.onnx")
@@ -48,13 +47,13 @@ class Nodes:
         self._count = 0
 
     def add(self, kind: str, *inputs: str, outputs: int = 1, domain: str = "", **attributes: Any) -> Any:
-        """The output of a node, or the tuple of them."""
+        """Add a node and return its output, or the tuple of its outputs."""
         names = [self._name(kind) for _ in range(outputs)]
         self.nodes.append(self._helper.make_node(kind, list(inputs), names, domain=domain, **attributes))
         return names[0] if outputs == 1 else tuple(names)
 
     def constant(self, array: Any) -> str:
-        """An array that is known."""
+        """Add a constant array."""
         array = np.asarray(array)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self.constants:
@@ -62,7 +61,7 @@ class Nodes:
         return self.constants[key].name
 
     def whole(self, *numbers: int) -> str:
-        """Numbers that say sizes or axes."""
+        """Add a constant of sizes or axes."""
         return self.constant(np.array(numbers, np.int64))
 
     def _name(self, kind: str) -> str:
@@ -70,7 +69,7 @@ class Nodes:
         return f"{kind.lower()}_{self._count}"
 
     def element_type(self, dtype: Any) -> int:
-        """The number of a NumPy type."""
+        """Return ONNX's number of a NumPy type."""
         return self._helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
 
     # ---------------------------------------------------------------- often needed
@@ -86,7 +85,7 @@ class Nodes:
 
 
 def by_formula(nodes: Nodes, op: Any, inputs: Sequence[str], types: Sequence[TensorType], outputs: Sequence[TensorType]) -> list[str] | None:
-    """The outputs of an op as nodes of its expression; None if it has none."""
+    """Return the outputs of an op as nodes of its expression; None without one."""
     made = op.expression(*types)
     if made is None:
         return None
@@ -101,7 +100,7 @@ def by_formula(nodes: Nodes, op: Any, inputs: Sequence[str], types: Sequence[Ten
 
 
 def _read(nodes: Nodes, space: IndexSpace, operand: int, x: str, type: TensorType) -> str:
-    """As `IndexSpace.read`."""
+    """Translate `IndexSpace.read`."""
     places = space.operands[operand]
     kept = sorted((axis for axis, place in enumerate(places) if place is not None), key=lambda axis: places[axis] or 0)
     ones = [axis for axis, place in enumerate(places) if place is None]
@@ -111,7 +110,7 @@ def _read(nodes: Nodes, space: IndexSpace, operand: int, x: str, type: TensorTyp
 
 
 def _write(nodes: Nodes, space: IndexSpace, operand: int, value: str, type: TensorType) -> str:
-    """As `IndexSpace.write`."""
+    """Translate `IndexSpace.write`."""
     order = [place for place in space.operands[operand] if place is not None]
     sizes = [n if i in order else 1 for i, n in enumerate(space.sizes)]
     whole = nodes.add("Expand", value, nodes.whole(*space.collapsed(sizes)))
@@ -120,7 +119,7 @@ def _write(nodes: Nodes, space: IndexSpace, operand: int, value: str, type: Tens
 
 
 def expressed(nodes: Nodes, outputs: Sequence[Expression], inputs: Sequence[str], shape: Sequence[int], what: str) -> list[str]:
-    """Expressions of inputs that broadcast to the shape of an index space."""
+    """Return expressions of inputs that broadcast to the shape of an index space."""
     known: dict[Expression, str] = {}
     for x in in_order(outputs):
         known[x] = _primitive(nodes, x, [known[y] for y in x.arguments], inputs, shape, what)
@@ -275,7 +274,7 @@ STRUCTURAL = {word: row for words, row in _ROWS.items() for word in words.split(
 
 
 def translated(nodes: Nodes, node: Node, inputs: Sequence[str]) -> list[str]:
-    """The outputs of a node of a program.  JobError if ONNX has nothing for it."""
+    """Return the outputs of a node of a program; raise JobError without an ONNX equivalent."""
     op: Op = node.op
     types, outputs = [value.tensor_type for value in node.inputs], [value.tensor_type for value in node.outputs]
     row = STRUCTURAL.get(type(op).__name__)

@@ -1,4 +1,4 @@
-"""What stands beside a tensor of a job: a tensor of its element type, a number that it takes, a size or a shape."""
+"""Operands of job functions: tensors of one element type, numbers, sizes and shapes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Operand: TypeAlias = Tensor | float
 
 
 def fitting(what: str, number: float, dtype: DType) -> float:
-    """The number as one of `dtype`; DtypeError where it would lose its fraction, or is beyond the type."""
+    """Convert a number to `dtype`; raise DtypeError if it has a fraction that is lost, or is out of range."""
     try:
         return dtype.number(number)
     except TypeError:
@@ -29,12 +29,12 @@ def fitting(what: str, number: float, dtype: DType) -> float:
 
 
 def filling(what: str, number: float, dtype: DType) -> float:
-    """The number that fills a tensor: one of integers takes what stands before the point, as there."""
+    """Return the number that fills a tensor; for integers the fraction is dropped, as in the legacy system."""
     return fitting(what, int(number) if dtype.is_integer and isinstance(number, float) and math.isfinite(number) else number, dtype)
 
 
 def operands(what: str, x: Operand, y: Operand) -> tuple[Operand, Operand]:
-    """Both as they go together: tensors of one type, or a tensor and a number of its type."""
+    """Return both operands: tensors of one type, or a tensor and a number of its type."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         if x.tensor_type.dtype is not y.tensor_type.dtype:
             raise DtypeError(
@@ -49,7 +49,7 @@ def operands(what: str, x: Operand, y: Operand) -> tuple[Operand, Operand]:
 
 
 def tensors(what: str, x: Operand, y: Operand) -> tuple[Tensor, Tensor]:
-    """Both as tensors of one type; a number becomes one of shape (1,)."""
+    """Return both as tensors of one type; a number becomes a tensor of shape (1,)."""
     a, b = operands(what, x, y)
     if not isinstance(a, Tensor):
         assert isinstance(b, Tensor)
@@ -58,7 +58,7 @@ def tensors(what: str, x: Operand, y: Operand) -> tuple[Tensor, Tensor]:
 
 
 def spans(what: str, x: Tensor, entries: Sequence[Any]) -> tuple[list[int | None], list[int | None], list[int | None]]:
-    """Starts, stops and steps of a list of (start, stop, step), any of them None; ArgumentError for one that selects nothing."""
+    """Return starts, stops and steps of a list of (start, stop, step), each possibly None; raise ArgumentError for an empty slice."""
     shape = x.tensor_type.shape
     if not isinstance(entries, list | tuple) or len(entries) > len(shape):
         raise ArgumentError(f"{what} at {user_line()}: slice_tup_list must be a list of at most {len(shape)} (start, stop, step)")
@@ -68,7 +68,7 @@ def spans(what: str, x: Tensor, entries: Sequence[Any]) -> tuple[list[int | None
 
 
 def _stepped(what: str, x: Tensor, axis: int, entry: Any) -> tuple[int | None, int | None, int | None]:
-    """A checked (start, stop, step) of a slice, which is not empty unless a run may bring fewer elements than declared."""
+    """Return a checked (start, stop, step), which may be empty only if a run can have fewer elements than declared."""
     n, where = x.tensor_type.shape[axis], f"{what} at {user_line()}: {entry!r} on axis {axis} of {x.tensor_type}"
     if not isinstance(entry, list | tuple) or len(entry) != 3 or entry[2] == 0:
         raise ArgumentError(f"{where}: must be (start, stop, step) with a step that is not 0")
@@ -83,12 +83,12 @@ def _stepped(what: str, x: Tensor, axis: int, entry: Any) -> tuple[int | None, i
 
 
 def may_be_empty(x: Tensor) -> bool:
-    """True for a tensor whose shape in a run may be smaller than declared."""
+    """Return True for a tensor whose shape in a run may be smaller than declared."""
     return bool(getattr(getattr(x, "traced", x), "is_dynamic", False))
 
 
 def counts(what: str, **given: Any) -> None:
-    """ArgumentError unless each of these is an int, from 1 to MOST."""
+    """Raise ArgumentError unless each of these is an int from 1 to MOST."""
     for name, n in given.items():
         if not isinstance(n, int | np.integer) or not 1 <= n <= MOST:
             largest = f" of at most {MOST}" if isinstance(n, int) and n > MOST else ""
@@ -96,7 +96,7 @@ def counts(what: str, **given: Any) -> None:
 
 
 def positive_shape(what: str, name: str, given: Any) -> tuple[int, ...]:
-    """The shape that was given; ArgumentError unless it is a list of positive ints."""
+    """Return the shape; raise ArgumentError unless it is a list of positive ints."""
     if not isinstance(given, list | tuple) or not all(isinstance(n, int | np.integer) and n > 0 for n in given):
         raise ArgumentError(f"{what} at {user_line()}: {name} {given!r} is not a list of positive ints")
     return sizes(given)

@@ -1,4 +1,4 @@
-"""flow.random, and the other functions that draw: random values that differ from run to run, a function of (seed, name, run, element index)."""
+"""flow.random and other random functions: values that differ from run to run, a function of (seed, name, run, element index)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from jobflow.ops.runtime_assertions import assert_bounds
 
 
 def _uniform(what: str, shape: tuple[int, ...], dtype: DType, seed: int | None, name: str) -> Tensor:
-    """U[0, 1), other numbers at every run; `name` is that of the op the numbers are for."""
+    """Return U[0, 1), new in every run; `name` is the op that the random numbers are for."""
     job = current_job(what)
     key, own = random_stream(job.seed, seed, scope.current().full_name(name))
     return apply(RandomUniform(shape, dtype, key, seed=own), job.run_counter())
 
 
 def CoinFlip(batch_size: int = 1, seed: int | None = None, probability: float = 0.5, name: str = "CoinFlip") -> Tensor:
-    """int8 (batch_size,): 1 with `probability`, else 0."""
+    """Return int8 (batch_size,): 1 with `probability`, else 0."""
     if not isinstance(batch_size, Integral) or batch_size < 1:
         raise ArgumentError(f"CoinFlip at {user_line()}: batch_size is a positive int, not {batch_size!r}")
     if not isinstance(probability, Real) or not 0 <= probability <= 1:
@@ -42,13 +42,13 @@ coin_flip = CoinFlip
 
 
 def bernoulli(x: Tensor, seed: int | None = None, dtype: DType | None = None, name: str = "Bernoulli") -> Tensor:
-    """1 with probability x, else 0, elementwise; of the type of x unless dtype is given."""
+    """Return 1 with probability x, else 0, elementwise; the default dtype is that of x."""
     drawn = _uniform("bernoulli", x.tensor_type.shape, x.tensor_type.dtype, seed, name)
     return ew.cast(ew.less(drawn, assert_bounds(x, "bernoulli", low=0.0, high=1.0, noun="probability")), dtype or x.tensor_type.dtype, name=name)
 
 
 def generate_random_batch_permutation_indices(value: Tensor, seed: int | None = None, name: str | None = None) -> Tensor:
-    """The numbers 0 .. n - 1 in a random order, int32, for the n rows of value; another order at every run."""
+    """Return a random permutation of 0 .. n - 1, int32, for the n rows of value; new in every run."""
     drawn = _uniform(
         "random_permutation", value.tensor_type.shape[:1], float64, seed, name or current_job("random_permutation").unique_name("permutation")
     )
@@ -56,17 +56,17 @@ def generate_random_batch_permutation_indices(value: Tensor, seed: int | None = 
 
 
 def shuffle(value: Tensor, seed: int | None = None, name: str | None = None) -> Tensor:
-    """The rows of value in a random order, another one at every run."""
+    """Return the rows of value in a random order, new in every run."""
     return ix.gather(value, generate_random_batch_permutation_indices(value, seed), 0, name=name)
 
 
 def gen_seed(seed: int | None = None) -> tuple[int, bool]:
-    """(seed, whether one was given); one of this program's if not."""
+    """Return (seed, True), or without a seed (a seed of this program, False)."""
     return (current_job("gen_seed").seed, False) if seed is None else (seed, True)
 
 
 def dropout(x: Tensor, rate: float, noise_shape: Sequence[int] | None = None, seed: int | None = None, name: str | None = None) -> Tensor:
-    """Each element 0 with probability `rate`, the others divided by 1 - rate; x itself in predict jobs and for rate 0.
+    """Set each element to 0 with probability `rate`, and divide the others by 1 - rate; return x itself in predict jobs and for rate 0.
 
     Every run draws a new mask, from the job's seed and the name, or from `seed` alone: ops with equal seeds draw equal masks.
     """
@@ -91,7 +91,7 @@ def fused_scale_tril_softmax_dropout(
     seed: int | None = None,
     name: str | None = None,
 ) -> Tensor:
-    """dropout(softmax(scale x where column - row <= diagonal, fill_value elsewhere))."""
+    """Return dropout(softmax(scale x where column - row <= diagonal, fill_value elsewhere))."""
     own = name if rate == 0 or not current_job("fused_scale_tril_softmax_dropout").trainable else None
     # where a row sees a column at all, exp(fill_value - largest) of so low a fill value is 0
     if fill_value == float("-inf") or (diagonal >= 0 and fill_value <= -1e30):
@@ -102,7 +102,7 @@ def fused_scale_tril_softmax_dropout(
 
 
 def random_mask_like(like: Tensor, rate: float, seed: int | None = None, noise_shape: Sequence[int] | None = None, name: str | None = None) -> Tensor:
-    """int8 in the shape of `like`: 0 with probability `rate`, else 1."""
+    """Return int8 in the shape of `like`: 0 with probability `rate`, else 1."""
     if not isinstance(rate, Real) or not 0 <= rate < 1:
         raise ArgumentError(f"random_mask_like at {user_line()}: rate {rate!r} is not in [0, 1)")
     if noise_shape is not None:

@@ -1,4 +1,4 @@
-"""`flow.data.decode_ofrecord`: the old way to read records in one call, with a description of each feature."""
+"""`flow.data.decode_ofrecord`: the older form to read records, in one call with a description of each feature."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from jobflow.legacy.record_data import OFRecordImageDecoder, OFRecordRawDecoder,
 
 @dataclass(frozen=True)
 class RawCodec:
-    """Numbers of a feature; with `auto_zero_padding` there may be fewer than the shape has."""
+    """The numbers of a feature; with `auto_zero_padding` missing ones are zeros."""
 
     auto_zero_padding: bool = False
 
 
 @dataclass(frozen=True)
 class ImagePreprocessor:
-    """What is done to an image: "bgr2rgb", or "mirror" to half of them."""
+    """A change of an image: "bgr2rgb", or "mirror", which mirrors half of the images."""
 
     preprocessor: str
 
@@ -36,7 +36,7 @@ class ImagePreprocessor:
 
 @dataclass(frozen=True)
 class ImageResizePreprocessor:
-    """The size that an image gets."""
+    """A resize to a fixed size."""
 
     width: int
     height: int
@@ -57,7 +57,7 @@ class ImageCodec:
 
 @dataclass(frozen=True)
 class NormByChannelPreprocessor:
-    """(x - mean) / std by channel; "channels_last" leaves the channels last, anything else puts them first."""
+    """Normalisation (x - mean) / std by channel; "channels_last" keeps the channels last, other values move them first."""
 
     mean_values: Sequence[float]
     std_values: Sequence[float] = (1.0, 1.0, 1.0)
@@ -69,7 +69,7 @@ Codec: TypeAlias = RawCodec | ImageCodec
 
 @dataclass(frozen=True)
 class BlobConf:
-    """A feature: its name, the shape and element type of what is made of it, how, and what is done to it then."""
+    """A feature: its name, the shape and type of its array, its codec, and its preprocessors."""
 
     name: str
     shape: Sequence[int]
@@ -83,7 +83,7 @@ class BlobConf:
 
 
 def _check_each(what: str, name: str, given: Any, *kinds: type) -> None:
-    """ArgumentError unless all that were given are of these kinds."""
+    """Raise ArgumentError unless all entries have these types."""
     for each in given if isinstance(given, list | tuple) else [given]:
         if not isinstance(each, kinds):
             words = " or ".join(kind.__name__ for kind in kinds)
@@ -101,7 +101,7 @@ def decode_ofrecord(
     buffer_size: int = 1024,
     name: str | None = None,
 ) -> tuple[Tensor, ...]:
-    """The described features of a batch of records; see `ofrecord_reader`."""
+    """Return the described features of a batch of records; see `ofrecord_reader`."""
     _check_each("decode_ofrecord", "blobs", blobs, BlobConf)
     if not isinstance(blobs, list | tuple):
         raise ArgumentError(f"decode_ofrecord at {user_line()}: blobs is a list of what is decoded, not {blobs!r}")

@@ -1,13 +1,13 @@
-"""`flow.data` in the body of a job: readers of OFRecord files and what decodes their records, before the job gets them.
+"""`flow.data` in the body of a job: readers of OFRecord files, and decoders of their records.
 
     record = flow.data.ofrecord_reader(folder, batch_size=64, data_part_num=4)
     label = flow.data.OFRecordRawDecoder(record, "class/label", shape=(), dtype=flow.int32)
     image = flow.data.OFRecordImageDecoder(record, "encoded", color_space="RGB")
     image, scale, size = flow.image.Resize(image, target_size=(224, 224))
 
-Samples are read and decoded by threads, ahead of the runs that need them.  What has one shape for all samples is a tensor of the job, an
-argument that nobody passes; records, bytes and images of different sizes are `OnHost`.  The batch is split among the ranks like any argument;
-which samples it has does not depend on how many there are.
+Threads read and decode samples ahead of the runs that need them. Data with one shape for all samples is a tensor of the job: an argument that
+the feed supplies. Records, bytes and images of different sizes are `OnHost`. The batch is split among the ranks like any argument, and its
+samples do not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LONGEST_NAME = 255
 
 
 def batch_rows(what: str, batch_size: int) -> int:
-    """How many samples all devices have: a batch, divided among them, or in the mirrored view one for each."""
+    """Return the number of samples on all devices: a batch divided among them, or in the mirrored view a batch for each."""
     devices: Placement = current_placement(what)
     if scope.current().view == "mirrored":
         return batch_size * devices_of_view()
@@ -60,10 +60,10 @@ def ofrecord_reader(
     shuffle_after_epoch: bool = False,
     name: str | None = None,
 ) -> OnHost:
-    """Records of part files, without end, `batch_size` for each run; in the mirrored view for each device.
+    """Read records of part files without end, `batch_size` per run; in the mirrored view, per device.
 
-    Batches run across the ends of epochs.  `random_shuffle` draws from a buffer of so many records; with `shuffle_after_epoch` the files come in
-    another order from the second epoch on.
+    Batches continue across the ends of epochs. `random_shuffle` samples from a buffer of records. With `shuffle_after_epoch` the order of the files
+    changes from the second epoch on.
     """
     what = "ofrecord_reader"
     seed = body_of(what).seed
@@ -85,7 +85,7 @@ def ofrecord_loader(
     shuffle_buffer_size: int = 1024,
     name: str | None = None,
 ) -> OnHost:
-    """The old name of `ofrecord_reader`."""
+    """Call `ofrecord_reader`; the name of older releases."""
     return ofrecord_reader(ofrecord_dir, batch_size, data_part_num, part_name_prefix, part_name_suffix_length, shuffle, shuffle_buffer_size)
 
 
@@ -105,7 +105,7 @@ def ofrecord_image_classification_reader(
     num_decode_threads_per_machine: int | None = None,
     name: str | None = None,
 ) -> tuple[OnHost, Any]:
-    """(images, int32 labels) of records."""
+    """Return (images, int32 labels) of records."""
     order = random_shuffle, shuffle_buffer_size, shuffle_after_epoch
     record = ofrecord_reader(ofrecord_dir, batch_size, data_part_num, part_name_prefix, part_name_suffix_length, *order)
     label = OFRecordRawDecoder(record, label_feature_name, (), int32, name=None if name is None else f"{name}-label")
@@ -124,9 +124,9 @@ def OFRecordRawDecoder(
     auto_zero_padding: bool = False,
     name: str | None = None,
 ) -> Any:
-    """The numbers of a feature, [batch, *shape], as `dtype`; bytes are read as int8.
+    """Return the numbers of a feature, [batch, *shape], as `dtype`; bytes are read as int8.
 
-    There must be as many as the shape has; with `dim1_varying_length` or `auto_zero_padding` there may be fewer, and zeros stand behind them.
+    The feature must fill the shape. With `dim1_varying_length` or `auto_zero_padding` it may be shorter and is padded with zeros.
     """
     record = on_host("OFRecordRawDecoder", input_blob, "records")
     own = positive_shape("OFRecordRawDecoder", "shape", shape)
@@ -135,20 +135,20 @@ def OFRecordRawDecoder(
 
 
 def OFRecordBytesDecoder(input_blob: OnHost, blob_name: str, name: str | None = None) -> OnHost:
-    """The bytes of a feature."""
+    """Return the bytes of a feature."""
     record = on_host("OFRecordBytesDecoder", input_blob, "records")
     return OnHost(st.Content(record.stage, blob_name), record.rows, "bytes")
 
 
 def decoded(what: str, content: st.Stage, rows: int, color_space: str) -> OnHost:
-    """The images whose files have these bytes."""
+    """Decode the images in these bytes."""
     if color_space not in ("BGR", "RGB", "GRAY"):
         raise ArgumentError(f'{what} at {user_line()}: color_space is "BGR", "RGB" or "GRAY", not {color_space!r}')
     return OnHost(st.Decoded(content, color_space == "GRAY"), rows, "images", color_space)
 
 
 def OFRecordImageDecoder(input_blob: OnHost, blob_name: str, color_space: str = "BGR", name: str | None = None) -> OnHost:
-    """The images whose JPEG or PNG file is a feature."""
+    """Decode the images whose JPEG or PNG file is a feature."""
     record = on_host("OFRecordImageDecoder", input_blob, "records")
     return decoded("OFRecordImageDecoder", st.Content(record.stage, blob_name), record.rows, color_space)
 
@@ -163,7 +163,7 @@ def OFRecordImageDecoderRandomCrop(
     random_aspect_ratio: Sequence[float] = RATIO,
     name: str = "OFRecordImageDecoderRandomCrop",
 ) -> OnHost:
-    """The same, of each image a part whose area and aspect ratio are drawn."""
+    """Decode the images of a feature, and crop a part of each with random area and aspect ratio."""
     images = OFRecordImageDecoder(input_blob, blob_name, color_space)
     return randomly_cropped("OFRecordImageDecoderRandomCrop", images, num_attempts, seed, random_area, random_aspect_ratio, name)
 
@@ -171,7 +171,7 @@ def OFRecordImageDecoderRandomCrop(
 def randomly_cropped(
     what: str, images: OnHost, attempts: int, seed: int | None, area: Sequence[float] | None, ratio: Sequence[float] | None, name: str
 ) -> OnHost:
-    """Of each image a part whose area and aspect ratio are drawn between these."""
+    """Crop a part of each image with area and aspect ratio drawn from these ranges."""
     area, ratio = AREA if area is None else area, RATIO if ratio is None else ratio
     for word, given in (("random_area", area), ("random_aspect_ratio", ratio)):
         if len(given) != 2:
@@ -197,7 +197,7 @@ def image_decoder_random_crop_resize(
     max_num_pixels: int | None = None,
     name: str | None = None,
 ) -> Any:
-    """Of the images whose files have these bytes a random part, resized: uint8 [batch, height, width, 3], RGB."""
+    """Decode images, crop a random part of each, and resize it: uint8 [batch, height, width, 3], RGB."""
     what = "image_decoder_random_crop_resize"
     content = on_host(what, input_blob, "bytes")
     images = decoded(what, content.stage, content.rows, "RGB")
@@ -216,7 +216,7 @@ def decode_random(
     tick: Tensor | None = None,
     name: str | None = None,
 ) -> Any:
-    """Random numbers [batch_size, *shape], other ones at every run; U[0, 1) unless the initializer says otherwise."""
+    """Return random numbers [batch_size, *shape], new in every run; the default distribution is U[0, 1)."""
     body = body_of("decode_random")
     label = body.unique_name("decode_random") if name is None else scope.current().full_name(name)
     counts("decode_random", batch_size=batch_size)

@@ -1,4 +1,4 @@
-"""Regularizers of variables: the gradient of w becomes g + l1 * sign(w) + l2 * w, before clipping.  The loss value is not changed."""
+"""Regularizers of variables: the gradient of w becomes g + l1 * sign(w) + l2 * w, before clipping. The loss value is unchanged."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from jobflow.legacy.optimizer.option_ranges import is_number
 
 @dataclass(frozen=True)
 class Regularizer:
-    """g += l1 * sign(w) + l2 * w."""
+    """The gradient term g += l1 * sign(w) + l2 * w."""
 
     l1: float = 0.0
     l2: float = 0.0
 
 
 def l1_l2(l1: float = 0.01, l2: float = 0.01) -> Regularizer:
-    """g += l1 * sign(w) + l2 * w."""
+    """Return the regularizer g += l1 * sign(w) + l2 * w."""
     for name, value in (("l1", l1), ("l2", l2)):
         if not is_number(value):
             raise ConfigError(f"regularizers at {user_line()}: {name} must be a number; got {value!r}")
@@ -24,10 +24,10 @@ def l1_l2(l1: float = 0.01, l2: float = 0.01) -> Regularizer:
 
 
 def l1(l: float = 0.01) -> Regularizer:  # noqa: E741 - the published name of the argument
-    """g += l * sign(w)."""
+    """Return the regularizer g += l * sign(w)."""
     return l1_l2(l, 0.0)
 
 
 def l2(l: float = 0.01) -> Regularizer:  # noqa: E741 - the published name of the argument
-    """g += l * w."""
+    """Return the regularizer g += l * w."""
     return l1_l2(0.0, l)

@@ -1,6 +1,6 @@
-"""Names that both faces have: the arguments say which is meant; where they do not, a tensor of a job, and where there is none, the body of one.
+"""Names of both APIs, chosen by the arguments, else by the first tensor argument, else by the running body.
 
-Modules that the job face has as functions (`nn.MSELoss(x, y)`) are told apart by `jobflow.nn.modules`.
+`jobflow.nn.modules` chooses between modules and job functions with one name (`nn.MSELoss(x, y)`).
 """
 
 import jobflow.engine.distribute as distribute

@@ -1,4 +1,4 @@
-"""`flow.sysconfig`: how jobflow was installed.  Ops are Python classes, so there is nothing that a compiler needs."""
+"""`flow.sysconfig`: facts about the installation. Ops are Python classes, so a compiler needs no flags."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ def _nothing_to_compile() -> list[str]:
 
 
 def get_compile_flags() -> list[str]:
-    """None: there is no library for ops in C++."""
+    """Return None: there is no library for ops in C++."""
     return _nothing_to_compile()
 
 
 def get_link_flags() -> list[str]:
-    """None: there is no library for ops in C++."""
+    """Return None: there is no library for ops in C++."""
     return _nothing_to_compile()
 
 
 def get_include() -> str:
-    """The folder of the package."""
+    """Return the folder of the package."""
     return _PACKAGE
 
 
 def get_lib() -> str:
-    """The folder of the package."""
+    """Return the folder of the package."""
     return _PACKAGE
 
 
 def has_rpc_backend_grpc() -> bool:
-    """False: processes talk through MPI or sockets."""
+    """Return False: processes communicate through MPI or sockets."""
     return False
 
 
 def has_rpc_backend_local() -> bool:
-    """True: a program runs in one process too."""
+    """Return True: a program also runs in one process."""
     return True
 
 
 def with_cuda() -> bool:
-    """Whether a GPU can be used."""
+    """Return True if a GPU can be used."""
     return cupy_device.available() > 0
 
 
 def with_xla() -> bool:
-    """False: loops are compiled by LLVM and NVRTC."""
+    """Return False: LLVM and NVRTC compile loops."""
     return False

@@ -9,6 +9,6 @@ __all__ = ["assign"]
 
 
 def assign(ref: Tensor, value: Tensor, validate_shape: bool | None = None, use_locking: bool | None = None, name: str | None = None) -> Tensor:
-    """`flow.assign`; gives `ref`.  Shapes are always compared, and nothing needs a lock."""
+    """Call `flow.assign` and return `ref`. Shapes are always compared, and no lock is needed."""
     variables.assign(ref, value, name=name)
     return ref

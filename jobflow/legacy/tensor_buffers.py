@@ -1,11 +1,11 @@
-"""Tensor buffers, which have an array of its own shape for each row, and tensor lists, which each device has one of.
+"""Tensor buffers, with an array of any shape per row, and tensor lists, one per device.
 
     def job(x: tp.Numpy.Placeholder((4, 20, 30, 3))) -> list[tp.ListNumpy]:
         images = flow.tensor_to_tensor_buffer(x, instance_dims=3)                               4 images
         images, size, scale = flow.image.target_resize(images, target_size=10)
         return flow.tensor_buffer_to_list_of_tensors(images, (15, 15, 3), flow.float, True)     4 results, (10, 15, 3) each
 
-What is done to them is done on the host, before the job runs, or before the rest of it where they are made of what it computes: see `OnHost`.
+They are computed on the host before the job runs, or after the phase of the job that computes their inputs: see `OnHost`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ARRAYS = "arrays", "images", "bytes"
 
 
 def tensor_to_tensor_buffer(x: Tensor, instance_dims: int, name: str | None = None) -> OnHost:
-    """The instances of a tensor: arrays of its last `instance_dims` axes, one for each index of the others."""
+    """Return the instances of a tensor: arrays of its last `instance_dims` axes, one per index of the others."""
     what = "tensor_to_tensor_buffer"
     if not isinstance(x, Tensor):
         raise ArgumentError(f"{what} at {user_line()}: x is a tensor of the job, not {type(x).__name__}")
@@ -52,7 +52,7 @@ def gen_tensor_buffer(
     dynamic_out: bool = False,
     name: str | None = None,
 ) -> OnHost:
-    """A tensor buffer of this shape, whose arrays have these shapes and are full of these values."""
+    """Return a tensor buffer of this shape with arrays of these shapes, filled with these values."""
     what = "gen_tensor_buffer"
     own, shapes = positive_shape(what, "shape", shape), [positive_shape(what, "a shape of shape_list", each) for each in shape_list]
     body_of(what)
@@ -66,13 +66,13 @@ def gen_tensor_buffer(
 
 
 def _fits(what: str, x: OnHost, dtype: DType) -> None:
-    """DtypeError unless the arrays can be read as this type."""
+    """Raise DtypeError unless the arrays can be read as this type."""
     if not np.can_cast(x.element.numpy, dtype.numpy) and not (x.kind == "bytes" and dtype.numpy.itemsize == 1):
         raise DtypeError(f"{what} at {user_line()}: the arrays are {x.element.name}, and the type asked for is {dtype.name}")
 
 
 def tensor_buffer_to_tensor(x: OnHost, dtype: DType, instance_shape: Sequence[int], name: str | None = None) -> Any:
-    """What is of one shape for every row, as a tensor [*rows, *instance_shape]."""
+    """Return arrays of one shape as a tensor [*rows, *instance_shape]."""
     what = "tensor_buffer_to_tensor"
     shape, given = positive_shape(what, "instance_shape", instance_shape), on_host(what, x, *ARRAYS)
     _fits(what, given, dtype)
@@ -87,7 +87,7 @@ def tensor_buffer_to_tensor(x: OnHost, dtype: DType, instance_shape: Sequence[in
 def tensor_buffer_to_list_of_tensors(
     x: OnHost, out_shape: Sequence[int], out_dtype: DType, dynamic_out: bool = False, name: str | None = None
 ) -> list[Any]:
-    """Each array by itself: tensors of one shape; with `dynamic_out` of that which the array has, with no more elements than `out_shape`."""
+    """Return each array as a tensor; with `dynamic_out` in its own shape, with at most as many elements as `out_shape`."""
     what = "tensor_buffer_to_list_of_tensors"
     shape, given = positive_shape(what, "out_shape", out_shape), on_host(what, x, *ARRAYS)
     _fits(what, given, out_dtype)
@@ -102,7 +102,7 @@ def tensor_buffer_to_list_of_tensors(
 
 
 def tensor_list_to_tensor_buffer(input: HostArgument, name: str | None = None) -> OnHost:
-    """The arrays of a tensor list, without their first axis."""
+    """Return the arrays of a tensor list, without their first axis."""
     what = "tensor_list_to_tensor_buffer"
     if not isinstance(input, HostArgument):
         raise ArgumentError(f"{what} at {user_line()}: input is an argument that is declared as tp.ListListNumpy.Placeholder, not {input!r:.60}")
@@ -112,7 +112,7 @@ def tensor_list_to_tensor_buffer(input: HostArgument, name: str | None = None) -
 
 
 def tensor_buffer_to_tensor_list(input: OnHost, shape: Sequence[int], dtype: DType, name: str | None = None) -> HostResult:
-    """A list of arrays (1, ...) for each device, each with no more elements than `shape`, as a result of the job."""
+    """Return a list of arrays (1, ...) per device as a result of the job, each with at most as many elements as `shape`."""
     what = "tensor_buffer_to_tensor_list"
     most, given = positive_shape(what, "shape", shape), on_host(what, input, *ARRAYS)
     _fits(what, given, dtype)
@@ -120,7 +120,7 @@ def tensor_buffer_to_tensor_list(input: OnHost, shape: Sequence[int], dtype: DTy
 
 
 def _each(what: str, x: OnHost, shape: Sequence[int], dtype: DType, ahead: tuple[int, ...], name: str | None) -> list[Any]:
-    """A tensor of each row of a device, of the shape that the row has, `shape` at most, behind the axes `ahead`."""
+    """Return a tensor per row of a device in the shape of the row, at most `shape`, behind the axes `ahead`."""
     stage, label = st.Within(x.pixels(), tuple(shape), dtype), name or body_of(what).unique_name(what)
     type, count = TensorType((*ahead, *shape), dtype), x.rows // devices_of_view()
     return [as_dynamic(what, stage, x.rows, partial(_row, i, ahead), type, f"{label}_{i}") for i in range(count)]
@@ -131,7 +131,7 @@ def _row(index: int, ahead: tuple[int, ...], rows: Sequence[Array]) -> Array:
 
 
 def tensor_list_split(input_tensor_list: HostArgument | HostResult, name: str | None = None) -> list[Any]:
-    """The arrays [1, ...] of a tensor list, one after another, as tensors of the shape that each has."""
+    """Return the arrays [1, ...] of a tensor list as separate tensors in their own shapes."""
     if isinstance(input_tensor_list, HostArgument):
         given, whole = tensor_list_to_tensor_buffer(input_tensor_list), input_tensor_list.declared
         return _each("tensor_list_split", given, whole.shape[1:], whole.dtype, (1,), name)

@@ -1,4 +1,4 @@
-"""`flow.tensorrt`: calibrations for int8 in TensorRT, which runs no jobs here."""
+"""`flow.tensorrt`: calibration for int8 in TensorRT, which is not used here."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["cache_int8_calibration", "write_int8_calibration"]
 
 
 def cache_int8_calibration() -> None:
-    """Accepted, without effect."""
+    """Accept the call without an effect."""
     notice("flow.tensorrt has no effect and is ignored: jobs run in the precision that their configuration asks for")
 
 
 def write_int8_calibration(path: str) -> None:
-    """Accepted, without effect: nothing is written."""
+    """Accept the call without an effect."""
     cache_int8_calibration()

@@ -1,11 +1,11 @@
-"""Tensors of several time steps: parts of a batch that pass through the body of a job one after another.
+"""Tensors with time steps: parts of a batch that pass through the body of a job one after another.
 
     x = flow.unpack(x, 4)                 # [32, 10] -> 4 steps of [8, 10]
     w = flow.repeat(w, 4)                 # the same at each step; its gradient is the sum over the steps
     y = flow.pack(flow.matmul(x, w), 4)   # [8, 5] at each step -> [32, 5]
 
-Ops on a tensor of several steps are done at each of them; what has no steps is the same at all.  A loss of several steps counts as so many
-losses.  A tensor of steps that a job returns is packed.
+An op on a tensor with steps runs at each step; tensors without steps are the same at all of them. A loss with n steps counts as n losses. A
+job packs a result with steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _of(steps: Sequence[Any]) -> Tensor:
 
 
 def _groups(what: str, x: Tensor, word: str, count: int) -> list[tuple[Any, ...]]:
-    """The steps of x, `count` consecutive ones in each group."""
+    """Return the steps of x in groups of `count` consecutive ones."""
     counts(what, **{word: count})
     steps = every_step(x)
     if len(steps) % count:
@@ -37,7 +37,7 @@ def _groups(what: str, x: Tensor, word: str, count: int) -> list[tuple[Any, ...]
 
 
 def unpack(input: Tensor, unpack_num: int, name: str | None = None) -> Tensor:
-    """The rows of the input in `unpack_num` equal time steps: [n, ...] -> [n / unpack_num, ...]."""
+    """Divide the rows of the input into `unpack_num` equal time steps: [n, ...] -> [n / unpack_num, ...]."""
     counts("unpack", unpack_num=unpack_num)
     t = input.tensor_type
     if not t.ndim or t.shape[0] % unpack_num:
@@ -48,18 +48,18 @@ def unpack(input: Tensor, unpack_num: int, name: str | None = None) -> Tensor:
 
 
 def pack(input: Tensor, pack_num: int, name: str | None = None) -> Tensor:
-    """`pack_num` consecutive time steps behind each other along axis 0: [n, ...] -> [n pack_num, ...]."""
+    """Concatenate `pack_num` consecutive time steps along axis 0: [n, ...] -> [n pack_num, ...]."""
     return _of([concat(list(group)) if len(group) > 1 else group[0] for group in _groups("pack", input, "pack_num", pack_num)])
 
 
 def repeat(input: Tensor, repeat_num: int, name: str | None = None) -> Tensor:
-    """The input at each of `repeat_num` time steps."""
+    """Repeat the input at each of `repeat_num` time steps."""
     counts("repeat", repeat_num=repeat_num)
     return _of([each for each in every_step(input) for _ in range(repeat_num)])
 
 
 def acc(one: Tensor, max_acc_num: int, name: str | None = None) -> Tensor:
-    """The sum over `max_acc_num` consecutive time steps."""
+    """Return the sum over `max_acc_num` consecutive time steps."""
     return _of([reduce(add, group) for group in _groups("acc", one, "max_acc_num", max_acc_num)])
 
 

@@ -1,4 +1,4 @@
-"""`train.CheckPoint` and what surrounds it: the variables of the session, saved and loaded."""
+"""`train.CheckPoint` and related names: saving and loading of the session's variables."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ __all__ = ["CheckPoint", "SimpleCheckPointManager"]
 
 
 class CheckPoint:
-    """Saves and loads all variables of the session: parameters, optimizer slots, train steps."""
+    """Saving and loading of all variables of the session: parameters, optimizer slots, train steps."""
 
     def init(self) -> None:
-        """Make sure that every variable has its first value.  With `config.enable_legacy_model_io(True)`, give it that value again."""
+        """Initialise every variable that is not yet; with `config.enable_legacy_model_io(True)`, initialise all again."""
         session = started_session()
         if session.settings.enable_legacy_model_io:
             stored.initialize()
 
     def save(self, path: str) -> None:
-        """Write every variable to the directory `path`; if it exists, to the first free one of path-2, path-3, ..., which a notice names."""
+        """Write every variable to the directory `path`; if it exists, to the first free one of path-2, path-3, ..., with a notice."""
         stored.save(path)
 
     def load(self, path: str) -> None:
-        """Set the variables that `path` has a value for; training goes on from there.
+        """Set the variables that `path` has a value for; training continues from there.
 
-        A notice names variables without a value, and values without a variable.
-        Raises: CheckpointError if `path` is not a checkpoint or has a value for no variable, or one of another shape; nothing has changed then.
+        A notice lists variables without a value, and values without a variable.
+
+        Raises: CheckpointError if `path` is not a checkpoint, matches no variable, or has another shape for one; nothing is changed then.
         """
         stored.restore(path)
 
@@ -45,7 +46,7 @@ class SimpleCheckPointManager:
             self._root.mkdir(parents=True, exist_ok=True)
 
     def list_checkpoints(self) -> list[str]:
-        """The names of the complete ones, oldest first."""
+        """Return the names of complete checkpoints, oldest first."""
         if not self._root.is_dir():  # in a store there are no empty ones
             return []
         # in a store the manifest is written last; those of the legacy system have no manifest
@@ -53,12 +54,12 @@ class SimpleCheckPointManager:
         return sorted(path.name for path in self._root.iterdir() if path.name.startswith(self.prefix) and (path / last).is_file())
 
     def latest_checkpoint(self) -> str | None:
-        """The name of the newest complete one."""
+        """Return the name of the newest complete checkpoint."""
         names = self.list_checkpoints()
         return names[-1] if names else None
 
     def initialize_or_restore(self) -> None:
-        """Load the newest; if there is none, save the first."""
+        """Load the newest checkpoint; without one, save the first."""
         with store.located("initialize_or_restore"):
             latest = sessions.on_first(started_session(), self.latest_checkpoint)
         if latest is None:
@@ -67,6 +68,6 @@ class SimpleCheckPointManager:
             stored.restore(str(self._root / latest))
 
     def save(self) -> None:
-        """Save under a new name made of the current time."""
+        """Save under a new name with the current time."""
         current_session()
         stored.save(str(self._root / (self.prefix + datetime.now().strftime("%Y%m%d_%H%M%S_%f"))))

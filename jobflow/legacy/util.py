@@ -10,5 +10,5 @@ _NUMBERS = count()
 
 
 def unique_str(prefix: str) -> str:
-    """The prefix and a number that no call of this process has had."""
+    """Return the prefix with a number that is new in this process."""
     return f"{prefix}{next(_NUMBERS)}"

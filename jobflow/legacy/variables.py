@@ -1,8 +1,8 @@
-"""Variables of a job: `get_variable` and what the layers need of the job that is being traced.
+"""Variables of a job: `get_variable`, and facts about the traced job for the layers.
 
     full name = namespaces and name joined with "-"
 
-The same full name denotes the same storage in every job of the session.
+A full name denotes the same storage in every job of the session.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jobflow.ops.source import ReadVariable
 
 
 class Job(Protocol):
-    """What the libraries ask of the job being traced."""
+    """The protocol of the traced job for library functions."""
 
     name: str
     #: True in a train job
@@ -63,7 +63,7 @@ class Job(Protocol):
 
 
 def current_job(what: str) -> Job:
-    """The job whose body is running; JobError outside of one."""
+    """Return the job whose body is being traced; raise JobError outside of a job."""
     interpreter = scope.current().interpreter
     if interpreter is None:
         raise JobError(f"{what} at {user_line()} was called outside a job; call it in the body of a function decorated with global_function")
@@ -71,7 +71,7 @@ def current_job(what: str) -> Job:
 
 
 def layer_name(job: Job, prefix: str) -> str:
-    """`<prefix>_<n>` for a layer without a name: the first that no variable of this job begins with."""
+    """Return `<prefix>_<n>` for a layer without a name: the first one that is not the prefix of a variable of this job."""
     for n in count(1):
         name = f"{prefix}_{n}"
         full = scope.current().full_name(name)
@@ -93,11 +93,12 @@ def get_variable(
     distribute: Distribute | None = None,
     reuse: bool = True,
 ) -> Tensor:
-    """The variable called `name`, made at its first sight in the session and fetched afterwards.
+    """Return the variable called `name`, which is created at its first use in the session.
 
-    `dtype` None is the job's default type; trainable None means True.  `distribute` (one wish) or `parallel_distribution` (one per mesh dimension)
-    says how it is stored; broadcast otherwise.  The first values depend on the job's seed and the name, or on `random_seed` alone: variables of one
-    `random_seed`, shape and initializer start equal.  `model_name` means nothing.
+    The default of `dtype` is the job's default type; trainable None means True. `distribute` (one request) or `parallel_distribution` (one per mesh
+    dimension) sets its layout; the default is broadcast. The initial value depends on the job's seed and the name, or on `random_seed` alone:
+    variables with the same `random_seed`, shape and initializer start equal. `model_name` has no effect.
+
     Raises: DuplicateNameError if reuse is False and this job has the name already; ConfigError without any initializer.
     """
     job = current_job(f"get_variable({name!r})")
@@ -132,7 +133,7 @@ def get_variable(
 
 
 def _in_stage(job: Job, read: Tensor) -> Tensor:
-    """The value of a variable as the stage of `experimental.scope.config` in force has it."""
+    """Return the value of a variable in the current stage of `experimental.scope.config`."""
     count, key = scope.current().buffered, variable_of(read)
     return ssp_variable_proxy(read, count)[1] if count > 1 and key is not None and job.variables[key].trainable else read
 
@@ -159,7 +160,7 @@ def _default_initializer(job: Job, full: str) -> Initializer:
 
 
 def _storage(full: str, type: TensorType, each: ParallelDistribution | Distribute | None, one: Distribute | None) -> tuple[Sbp, ...]:
-    """S/B per mesh dimension.  v0.2 had `distribute` where `parallel_distribution` is now: either kind is taken there."""
+    """Return S/B per mesh dimension. v0.2 had `distribute` in the position of `parallel_distribution`, so both kinds are accepted there."""
     if each is not None and one is not None:
         raise ArgumentError(f"get_variable({full!r}) at {user_line()}: give distribute or parallel_distribution, not both")
     wish = one or each or broadcast()
@@ -175,7 +176,7 @@ def _storage(full: str, type: TensorType, each: ParallelDistribution | Distribut
 
 
 def _check_storage(job: Job, known: Variable, wish: ParallelDistribution | Distribute | None) -> None:
-    """SbpError if this job asks for the variable in two ways."""
+    """Raise SbpError if this job requests the variable in two layouts."""
     if wish is None:
         return
     what = f"get_variable({known.name!r})"
@@ -189,7 +190,7 @@ def _check_storage(job: Job, known: Variable, wish: ParallelDistribution | Distr
 
 
 def variable_of(value: Tensor) -> str | None:
-    """The full name of the variable that this value is a reading of; None if it is something computed."""
+    """Return the full name of the variable that this value reads; None for a computed value."""
     node = getattr(value, "node", None)
     while node is not None:
         if isinstance(node.op, ReadVariable):
@@ -200,7 +201,10 @@ def variable_of(value: Tensor) -> str | None:
 
 
 def assign(ref: Tensor, value: Tensor, dtype: DType | None = None, name: str | None = None) -> None:
-    """ref <- value at the end of the run; `ref` is what get_variable gave.  `dtype` must be ref's if given; `name` means nothing."""
+    """Set `ref`, a result of get_variable, to value at the end of the run.
+
+    `dtype` must be that of ref if it is passed; `name` has no effect.
+    """
     key = variable_of(ref)
     if key is None:
         raise ArgumentError(f"assign at {user_line()}: ref {ref} is computed, not the value of a variable; pass what get_variable returned")
@@ -212,9 +216,9 @@ def assign(ref: Tensor, value: Tensor, dtype: DType | None = None, name: str | N
 
 
 def ssp_variable_proxy(var: Tensor, buffer_size: int = 1, name: str | None = None) -> tuple[Tensor, Tensor]:
-    """(var, its value `buffer_size` - 1 runs ago, or its first value before that): weights that a pipeline may compute with while others are new.
+    """Return (var, its value `buffer_size` - 1 runs ago, or its initial value before that): stale weights for pipelines.
 
-    Gradients of the value are var's.  The values on the way are variables `<variable>-ssp-<i>`.
+    Gradients of the value are those of var. The intermediate values are variables `<variable>-ssp-<i>`.
     """
     key = variable_of(var)
     if key is None or buffer_size < 1:

@@ -1,11 +1,11 @@
-"""`watch` and `watch_diff`: a function of the program sees a tensor of a job, or its gradient, after every run.
+"""`watch` and `watch_diff`: callbacks with a tensor of a job, or its gradient, after every run.
 
     def show(x: tp.Numpy): print(x.mean())
 
     flow.watch(logits, show)              # in the body of the job
     flow.watch(logits, "logits")          # prints the text, then the array
 
-What is watched comes back with the results, and is shown before the call returns.
+Watched values are delivered with the results, and the callbacks run before the call returns.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Watcher = Callable[[Any], Any] | str | None
 
 
 def watch(blob_watched: Tensor, handler_or_prompt: Watcher = None) -> None:
-    """Show the value after every run.
+    """Call a function with the value after every run.
 
-    A function whose argument is annotated `tp.Numpy` gets the whole array, `tp.ListNumpy` a list with one array per device, and without
-    annotation an object that can give both.
+    A function with an argument annotated `tp.Numpy` receives the whole array, with `tp.ListNumpy` a list with one array per device, and without
+    annotation an object that offers both.
     """
     _watch("watch", blob_watched, handler_or_prompt, gradient=False)
 
 
 def watch_diff(blob_watched: Tensor, handler_or_prompt: Watcher = None) -> None:
-    """Show the gradient of the sum of the losses' elements (times the loss scale) after every run of a train job.
+    """Call a function with the gradient of the sum of the losses' elements (times the loss scale) after every run of a train job.
 
-    It is shown as it is before division by the number of elements, regularizers and clipping.  A tensor without gradient is not shown.
+    The gradient is that before division by the number of elements, regularizers and clipping. A tensor without a gradient causes no call.
     """
     _watch("watch_diff", blob_watched, handler_or_prompt, gradient=True)
 
@@ -51,7 +51,7 @@ def _watch(what: str, value: Any, watcher: Watcher, *, gradient: bool) -> None:
 
 
 def _reader(what: str, function: Callable[[Any], Any]) -> Callable[[Delivered], None]:
-    """Gives `function` the value as the annotation of its argument says."""
+    """Return a function that passes the value to `function` in the annotated form."""
     signature = inspect.signature(function, eval_str=True)
     try:
         (name,) = signature.bind(None).arguments

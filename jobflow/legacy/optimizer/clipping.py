@@ -27,14 +27,14 @@ __all__ = ["by_global_norm"]
 
 
 class Clipping(Protocol):
-    """Changes the gradients of one optimizer before it uses them."""
+    """A change of the gradients of one optimizer before the update."""
 
     def clipped(self, parameters: Sequence[Parameter]) -> list[Parameter]: ...
 
 
 @dataclass(frozen=True)
 class GlobalNorm:
-    """g clip_norm / max(n, clip_norm), n = the Euclidean norm of all gradients of the optimizer taken as one vector."""
+    """g clip_norm / max(n, clip_norm), n = the Euclidean norm of all gradients of the optimizer as one vector."""
 
     clip_norm: float
 
@@ -48,7 +48,7 @@ class GlobalNorm:
 
 @dataclass(frozen=True)
 class GroupNorm:
-    """g min(1, most / (n + EPSILON)), n = the norm of all gradients of a group taken as one vector: PyTorch's."""
+    """g min(1, most / (n + EPSILON)), n = the norm of all gradients of a group as one vector: PyTorch's formula."""
 
     most: float
     kind: float = 2.0
@@ -58,9 +58,9 @@ class GroupNorm:
 
 
 def by_norm(parameters: Sequence[Parameter], factor_of: Callable[[Tensor], Tensor], kind: float = 2.0) -> list[Parameter]:
-    """The gradients times a factor that is made of their norm: the Euclidean one, or, if `kind` is infinite, the largest absolute value.
+    """Multiply the gradients by a factor computed from their norm: the Euclidean norm, or for an infinite `kind` the largest absolute value.
 
-    Addends are summed before they are squared, and once: the update reads the sum as well.
+    Addends are summed once, before the square, because the update reads the sum as well.
     """
     if not parameters:
         return []

@@ -1,4 +1,4 @@
-"""The optimizer that a job's configuration describes in the older spelling: `train.primary_lr` and `train.model_update_conf`."""
+"""The optimizer of a job's configuration in the older form: `train.primary_lr` and `train.model_update_conf`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _OTHERS = ("learning_rate_decay", "warmup_conf", "clip_conf", "weight_decay_conf
 
 @dataclass(frozen=True)
 class WarmupToPrimary:
-    """A warm-up towards the primary rate, whatever the schedule begins with."""
+    """A warm-up to the primary rate, whatever the initial rate of the schedule."""
 
     warmup: Warmup
     primary: float
@@ -50,7 +50,7 @@ class WarmupToPrimary:
 
 
 def optimizer_of(config: FunctionConfig | Mapping[str, Any]) -> Single:
-    """The optimizer of a configuration, or of its `options`; it updates every variable of the job."""
+    """Return the optimizer of a configuration or of its `options`, which updates every variable of the job."""
     options = config.options if isinstance(config, FunctionConfig) else config
     rule, rate = options.get("train.model_update_conf"), options.get("train.primary_lr")
     if rule is None or rate is None:
@@ -97,7 +97,7 @@ def _weight_decay(what: str, given: Any) -> dict[str, Any]:
 
 
 def _made(what: str, given: Any, kinds: Mapping[str, Kind]) -> Any:
-    """What a dict describes, if it is given."""
+    """Return the object that a dict describes, if it is passed."""
     if given is None:
         return None
     _, make, fields = _chosen(what, given, kinds)
@@ -105,7 +105,7 @@ def _made(what: str, given: Any, kinds: Mapping[str, Kind]) -> Any:
 
 
 def _chosen(what: str, given: Any, kinds: Mapping[str, Kind]) -> tuple[str, Callable[..., Any], dict[str, Any]]:
-    """The only entry of a dict whose keys say of which kind it is: that, what makes it, and with which arguments."""
+    """Return the only entry of a dict whose keys name kinds: its name, its constructor and its arguments."""
     _check(what, given, kinds)
     chosen = [name for name in kinds if given.get(name) is not None]
     if len(chosen) != 1:
@@ -117,7 +117,7 @@ def _chosen(what: str, given: Any, kinds: Mapping[str, Kind]) -> tuple[str, Call
 
 
 def _check(what: str, given: Any, legal: Collection[str], needed: Collection[str] = ()) -> None:
-    """ConfigError unless it is a dict with legal keys and all that are needed."""
+    """Raise ConfigError unless this is a dict with legal keys and all required ones."""
     if not isinstance(given, Mapping):
         raise ConfigError(f"{what}: must be a dict; got {given!r}")
     for name in given:

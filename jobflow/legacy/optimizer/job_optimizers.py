@@ -1,8 +1,7 @@
-"""Optimizers: which update a variable gets; the formulas are those of `jobflow.ops.optimizer_updates`.
+"""Optimizers: the update of each variable, by the formulas of `jobflow.ops.optimizer_updates`.
 
-An optimizer is a frozen dataclass, so it prints, compares and pickles, and one object may serve many jobs.  Its fields, in order, are those
-of its options and then those that all have; an optimizer with weight decay has these in between.  `OF_YAML` and `OF_OPTIONS` say how
-configurations ask for one.
+An optimizer is a frozen dataclass, so it can be printed, compared and pickled, and one object may serve many jobs. Its fields are first its own
+options, then those of all optimizers, with weight decay in between. `OF_YAML` and `OF_OPTIONS` map names in configurations to optimizers.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ Patterns = str | Sequence[str] | None
 
 
 class Minimizer(ABC):
-    """What single and combined optimizers share: `minimize`, and the loss scale."""
+    """The common base of single and combined optimizers: `minimize`, and the loss scale."""
 
     loss_scale_factor: float | None
     train_step_lbn: str | None
     loss_scale_policy: LossScale | None
 
     def minimize(self, losses: Tensor | Sequence[Tensor]) -> None:
-        """Have this optimizer minimise the mean of a loss, or the sum of the means of several, in every run of the job."""
+        """Minimise the mean of a loss, or the sum of the means of several, in every run of the job."""
         what = f"{type(self).__name__}.minimize"
         job = job_in_force(what)
         listed = list(losses) if isinstance(losses, list | tuple) else [losses]
@@ -56,26 +55,26 @@ class Minimizer(ABC):
 
     @property
     def dynamic_loss_scale(self) -> DynamicScale | Halting | None:
-        """The loss scale that changes from step to step, or what else may skip a step, if there is one."""
+        """The dynamic loss scale, or another rule that may skip a step; None without one."""
         return None if self.loss_scale_policy is None else self.loss_scale_policy.dynamic
 
     @property
     def loss_scale(self) -> float:
-        """Factor on the loss gradient that is divided out of the variables' gradients again."""
+        """The factor on the loss gradient, by which the variables' gradients are divided again."""
         if self.loss_scale_policy is not None:
             return self.loss_scale_policy.scale
         return 1.0 if self.loss_scale_factor is None else float(self.loss_scale_factor)
 
     @abstractmethod
     def for_job(self, job: TrainJob) -> Self:
-        """This optimizer with its variables named, as far as `job` knows them."""
+        """Return this optimizer with the names of the variables that `job` has."""
 
     def _check(self, what: str, job: TrainJob) -> None:
         if self.train_step_lbn is not None:
             named_tensors.check(f"{what}: train_step_lbn", self.train_step_lbn, (int64,), job.tracer.nodes)
 
     def _step(self, step: Value) -> Value:
-        """The number of updates before this one: `step`, unless a tensor of the job has it."""
+        """Return the number of earlier updates: `step`, or the value of a tensor of the job."""
         if self.train_step_lbn is None:
             return step
         return cast("Value", named_tensors.read("train_step_lbn", self.train_step_lbn, int64))
@@ -91,7 +90,7 @@ class Minimizer(ABC):
 
 
 def _texts(what: str, name: str, given: Any) -> tuple[str, ...]:
-    """The texts that were given; ConfigError for what is no list of them."""
+    """Return a list of texts; raise ConfigError for anything else."""
     listed = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (None,)
     if not all(isinstance(each, str) for each in listed):
         raise ConfigError(f"{what}: {name} must be a list of texts; got {given!r}")
@@ -100,22 +99,22 @@ def _texts(what: str, name: str, given: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Options(ABC):
-    """What an optimizer is given first: the learning rate, and the numbers of its formula."""
+    """The leading fields of an optimizer: the learning rate, and the coefficients of its formula."""
 
     lr_scheduler: Schedule
 
     @abstractmethod
     def step_op(self, variable: str) -> OptimizerUpdate:
-        """The op that updates `variable`."""
+        """Return the op that updates `variable`."""
 
     def decay_of(self, variable: str) -> float:
-        """Its weight decay."""
+        """Return the weight decay of a variable."""
         return 0.0
 
 
 @dataclass(frozen=True)
 class Single(Minimizer, Options):
-    """An optimizer of its own: schedule, clipping, and one update op per variable."""
+    """A single optimizer: schedule, clipping, and one update op per variable."""
 
     loss_scale_factor: float | None = None
     grad_clipping: Clipping | None = None
@@ -152,7 +151,7 @@ class Single(Minimizer, Options):
         return [name for name in names if name in chosen]
 
     def update(self, parameters: Sequence[Parameter], step: Value, slots: Slots) -> dict[str, Value]:
-        """New values by name of variable and slot."""
+        """Return new values by name of variable and slot."""
         if not parameters:
             return {}
         if self.grad_clipping is not None:
@@ -201,7 +200,7 @@ class Decaying(Single, Decay):
         return patterns
 
     def decay_of(self, variable: str) -> float:
-        """The weight decay of a variable; a pattern matches if it is found anywhere in the name."""
+        """Return the weight decay of a variable; a pattern may match any part of the name."""
         if self.weight_decay_includes is not None and not _found(self.weight_decay_includes, variable):
             return 0.0
         if self.weight_decay_excludes is not None and _found(self.weight_decay_excludes, variable):
@@ -232,12 +231,12 @@ class SGD(Single, Descent):
 
 @dataclass(frozen=True)
 class SGDW(Decaying, Descent):
-    """SGD with decoupled weight decay: w' additionally loses lr weight_decay w.  Slot: momentum."""
+    """SGD with decoupled weight decay: w' = SGD's w' - lr weight_decay w. Slot: momentum."""
 
 
 @dataclass(frozen=True)
 class Moments(Options):
-    """The options of an optimizer that keeps means of the gradient and of its square."""
+    """The options of an optimizer with moving means of the gradient and of its square."""
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -300,7 +299,7 @@ class LocalRates(Options):
 
 @dataclass(frozen=True)
 class LARS(Decaying, LocalRates):
-    """Momentum with a rate per variable in proportion to |w| / |g|.  Slot: momentum."""
+    """Momentum with a rate per variable proportional to |w| / |g|. Slot: momentum."""
 
     def step_op(self, variable: str) -> OptimizerUpdate:
         return LarsUpdate(self.momentum_beta, self.epsilon, self.lars_coefficient, self.decay_of(variable))
@@ -318,7 +317,7 @@ class LAMB(Decaying, Moments):
 
 @dataclass(frozen=True)
 class CombinedOptimizer(Minimizer):
-    """Several optimizers, each for its own variables: every trained variable belongs to exactly one."""
+    """Several optimizers for disjoint sets of variables: each trained variable belongs to exactly one."""
 
     optimizers: Sequence[Single]
     loss_scale_factor: float | None = None
@@ -358,7 +357,7 @@ class CombinedOptimizer(Minimizer):
         return list(names)
 
     def update(self, parameters: Sequence[Parameter], step: Value, slots: Slots) -> dict[str, Value]:
-        """New values by name of variable and slot."""
+        """Return new values by name of variable and slot."""
         new: dict[str, Value] = {}
         step = self._step(step)
         for child in self.optimizers:
@@ -372,7 +371,7 @@ Kind = tuple[Callable[..., Any], dict[str, str]]
 
 
 def kind(make: Callable[..., Any], options: str = "") -> Kind:
-    """`options` are words: the name of a field, or option=field."""
+    """Return a kind of optimizer; `options` are field names, or option=field."""
     pairs = (word.partition("=") for word in options.split())
     return make, {option: field or option for option, _, field in pairs}
 

@@ -1,4 +1,4 @@
-"""Loss scaling: the loss gradient starts at a factor that is divided out of the variables' gradients again."""
+"""Loss scaling: the loss gradient is multiplied by a factor, and the variables' gradients are divided by it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["dynamic_loss_scale", "halt_where_not_finite", "static_loss_scale"]
 
 @dataclass(frozen=True)
 class StaticLossScale:
-    """The same factor at every step."""
+    """A constant factor."""
 
     loss_scale_factor: float
     dynamic: ClassVar[None] = None
@@ -32,10 +32,9 @@ class StaticLossScale:
 
 @dataclass(frozen=True)
 class DynamicLossScale:
-    """The factor grows by `multiplier` after `increment_period` steps with finite gradients, and shrinks by it when there is an infinity.
+    """A factor that is multiplied by `multiplier` after `increment_period` finite steps, and divided by it after a non-finite gradient.
 
-    It stays between 1 and the largest float32.  A step with an infinity, or something that is not a number, in the gradient of any
-    variable changes no variable and is not counted as a step.
+    It stays between 1 and the largest float32. A step with a non-finite gradient of any variable changes no variable and does not count.
     """
 
     initial_loss_scale: float = 2**30
@@ -59,7 +58,7 @@ class DynamicLossScale:
 
 @dataclass(frozen=True)
 class HaltWhereNotFinite:
-    """No scale, but from the first step on in which a gradient is not finite, no variable changes any more: the state is that before this step."""
+    """No scale; from the first non-finite gradient on no variable changes, so the state is that before this step."""
 
     scale: ClassVar[float] = 1.0
     dynamic: ClassVar[Halting] = Halting()

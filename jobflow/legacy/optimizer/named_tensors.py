@@ -1,4 +1,4 @@
-"""Tensors of a job that its optimizer reads by name, as `CustomScheduler` and `train_step_lbn` do.
+"""Tensors of a job that its optimizer reads by name, for `CustomScheduler` and `train_step_lbn`.
 
 rate = flow.math.multiply(scale, 0.1, name="rate")
 flow.optimizer.SGD(flow.optimizer.CustomScheduler(rate.logical_blob_name)).minimize(loss)
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def name_of(value: Any) -> str:
-    """ "<op>/out", or "<op>/out_<i>" where the op has several outputs: the `logical_blob_name` of a tensor."""
+    """Return the `logical_blob_name` of a tensor: "<op>/out", or "<op>/out_<i>" for several outputs."""
     return f"{value.node.name}/{'out' if len(value.node.outputs) == 1 else f'out_{value.index}'}"
 
 
 def check(what: str, name: str, dtypes: Iterable[DType], nodes: Iterable[Any]) -> Value:
-    """The tensor of this name, of one element.  JobError if the job that made these nodes has none, or it is of another type."""
+    """Return the tensor with this name and one element; raise JobError without one, or for another type."""
     names = {name_of(value): value for node in nodes for value in node.outputs}
     if not isinstance(name, str) or name not in names:
         near = did_you_mean_or(str(name), names, "pass the logical_blob_name of one")
@@ -41,7 +41,7 @@ def check(what: str, name: str, dtypes: Iterable[DType], nodes: Iterable[Any]) -
 
 
 def read(what: str, name: str, dtype: DType) -> Tensor:
-    """The tensor of this name while updates are recorded, as one number of this type."""
+    """Return the tensor with this name as a scalar of this type, while updates are traced."""
     tracer: Any = scope.current().interpreter
     found: Any = next((value for node in tracer.nodes for value in node.outputs if name_of(value) == name), None)
     if found is None:

@@ -1,4 +1,4 @@
-"""What the options of optimizers, schedules and warm-ups may be: finite numbers, in the range that an option's name has, and flags."""
+"""Valid values of the options of optimizers, schedules and warm-ups: finite numbers in a range by option name, and flags."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def is_number(value: Any) -> bool:
 
 
 def out_of_range(name: str, value: Any) -> str:
-    """What an option of this name is, if the value is none; "" if it is."""
+    """Describe the valid values of an option if the value is invalid; "" if it is valid."""
     legal, words = RANGES.get(name, (is_number, "a number"))
     return "" if is_number(value) and legal(value) else words
 
 
 def check_fields(of: Any, what: str) -> None:
-    """ConfigError for a number or a flag of a dataclass that is none, or out of its range."""
+    """Raise ConfigError for a number or flag of a dataclass with a wrong type or out of its range."""
     for each in fields(of):
         value, kind = getattr(of, each.name), str(each.type)
         words = ""

@@ -1,7 +1,7 @@
 """Learning rates as functions of the train step, and warm-ups.
 
-`rate(step)` is the rate of the update that has `step` updates before it, in float64.  While a warm-up lasts it decides;
-after it the schedule goes on with the absolute step, as if there had been none.
+`rate(step)` is the float64 rate of the update that follows `step` updates. During a warm-up it is the rate of the warm-up. Afterwards the
+schedule continues with the absolute step.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ __all__ = [
 
 
 class Schedule(ABC):
-    """A learning rate per step.  A schedule of one's own is a frozen dataclass with `base` and `decayed`, or any object with `rate`."""
+    """A learning rate per step. A user's schedule is a frozen dataclass with `base` and `decayed`, or any object with `rate`."""
 
     warmup: Warmup | None
 
     @property
     @abstractmethod
     def base(self) -> float:
-        """The rate that a warm-up approaches."""
+        """The final rate of a warm-up."""
 
     @abstractmethod
     def decayed(self, step: int) -> float:
-        """The rate without warm-up."""
+        """Return the rate without warm-up."""
 
     def rate(self, step: int) -> float:
         warmup = self.warmup
@@ -47,13 +47,13 @@ class Schedule(ABC):
 
     @property
     def by_formula(self) -> bool:
-        """Whether `rate` takes an expression as well as a number: all of it is written here, in functions that expressions have."""
+        """True if `rate` accepts an expression as well as a number."""
         parts = [type(self).rate, type(self).decayed, *([] if self.warmup is None else [type(self.warmup).rate])]
         return all(part.__module__.startswith(__package__) for part in parts) and getattr(self, "steps", 1) > 0
 
 
 class _Checked(Schedule):
-    """A schedule whose fields are checked; that of a name has one meaning in all."""
+    """A schedule with checked fields; a field name has one meaning in all schedules."""
 
     base_lr: float
 
@@ -119,9 +119,9 @@ class PiecewiseScalingScheduler(_Checked):
 
 
 class _Decay(_Checked):
-    """A schedule that leaves `base_lr` within, or per, `steps` steps: a formula of the step and of the fields but `warmup`.
+    """A schedule that decays from `base_lr` within, or per, `steps` steps: a formula of the step and the fields without `warmup`.
 
-    Programs take the steps of their warm-up from those of all epochs: where none is left, as in a trial of one epoch, the warm-up decides alone.
+    Programs subtract the warm-up steps from those of all epochs. If none are left, as in a trial of one epoch, the warm-up determines the rate.
     """
 
     steps: float
@@ -208,7 +208,7 @@ class LinearCosineScheduler(_Decay):
 
 @dataclass(frozen=True)
 class CustomScheduler:
-    """The rate is a tensor of the job, of one number: that whose `logical_blob_name` is `lbn`."""
+    """A rate from a tensor of the job with one element; `lbn` is its `logical_blob_name`."""
 
     lbn: str
 
@@ -217,15 +217,15 @@ class CustomScheduler:
             raise _wrong(self, f"lbn must be the logical_blob_name of a tensor; got {self.lbn!r}")
 
     def check(self, what: str, nodes: Iterable[Any]) -> None:
-        """JobError unless the job that made these nodes has the tensor."""
+        """Raise JobError unless the job that made these nodes has the tensor."""
         named_tensors.check(f"{what}: CustomScheduler({self.lbn!r})", self.lbn, (float32, float64), nodes)
 
     def tensor(self, dtype: DType) -> Tensor:
-        """The rate, while updates are recorded."""
+        """Return the rate, while updates are traced."""
         return named_tensors.read(f"CustomScheduler({self.lbn!r})", self.lbn, dtype)
 
     def rate(self, step: int) -> float:
-        """JobError: only the job knows its tensors."""
+        """Raise JobError: the rate is known only inside the job."""
         raise JobError(f"CustomScheduler at {user_line()}: the rate is the tensor {self.lbn!r} of a job, known when that runs")
 
 

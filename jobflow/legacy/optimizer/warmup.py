@@ -1,4 +1,4 @@
-"""Warm-ups: what the first steps of a schedule do instead."""
+"""Warm-ups: rates of the first steps of a schedule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["constant", "linear"]
 
 
 class Warmup(Protocol):
-    """Decides the first `steps` steps of a schedule whose base rate is `base`."""
+    """A rule for the first `steps` steps of a schedule with base rate `base`."""
 
     @property
     def steps(self) -> float: ...
