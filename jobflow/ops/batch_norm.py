@@ -51,7 +51,7 @@ class ChannelOp(Indexed):
         check_dtypes(what, FLOATS, x, *vectors.values())
         for name, vector in vectors.items():
             if vector.shape != (x.shape[self.axis],):
-                raise ShapeError(f"{what}: {name} {vector} is not of the size {x.shape[self.axis]} that x {x} has on axis {self.axis}")
+                raise ShapeError(f"{what}: {name} {vector} must have the size {x.shape[self.axis]} of x {x} along axis {self.axis}")
 
 
 def _wide(vector: Tensor, axis: int, like: Tensor) -> Tensor:

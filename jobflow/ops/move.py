@@ -31,7 +31,7 @@ class Roll(Op):
 
     def infer(self, x: TensorType) -> TensorType:
         if len(self.shifts) != x.ndim:
-            raise ShapeError(f"roll: {list(self.shifts)} does not give one shift for each axis of {x}")
+            raise ShapeError(f"roll: {list(self.shifts)} must be one shift for each axis of {x}")
         return x
 
     def rule(self, x: TensorType) -> Rule:
@@ -62,7 +62,7 @@ class _Edges(Op):
     def _larger(self, x: TensorType) -> TensorType:
         what = f"pad with {self.mode}"
         if len(self.pairs) != x.ndim or any(n < 0 for pair in self.pairs for n in pair):
-            raise ShapeError(f"{what}: {list(self.pairs)} does not give two sizes >= 0 for each axis of {x}")
+            raise ShapeError(f"{what}: {list(self.pairs)} must be two sizes >= 0 for each axis of {x}")
         for axis, (n, pair) in enumerate(zip(x.shape, self.pairs, strict=True)):
             there = {"reflect": max(n - 1, 0), "wrap": n, "edge": max(pair) if n else 0}[self.mode]
             if max(pair) > there:
@@ -109,7 +109,7 @@ class PadEdgesGrad(_Edges):
     def infer(self, dy: TensorType) -> TensorType:
         inner = tuple(n - a - b for n, (a, b) in zip(dy.shape, self.pairs, strict=False))
         if len(self.pairs) != dy.ndim or min(inner, default=0) < 0:
-            raise ShapeError(f"pad with {self.mode}: {list(self.pairs)} elements are not around {dy}")
+            raise ShapeError(f"pad with {self.mode}: {dy} cannot be padded by {list(self.pairs)} elements")
         dx = dy.with_shape(inner)
         self._larger(dx)
         return dx

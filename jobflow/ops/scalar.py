@@ -260,7 +260,7 @@ def scale(x: Tensor, factor: float, *, name: str | None = None) -> Tensor:
 
 
 def shift(x: Tensor, amount: float, *, name: str | None = None) -> Tensor:
-    """Return x + amount; for integers it suffices that the type represents -amount."""
+    """Return x + amount; the type of integers must represent amount or -amount."""
     number = -representable("shift", x, -amount) if amount < 0 else representable("shift", x, amount)
     return call(Shift(number), x, name=name)
 
