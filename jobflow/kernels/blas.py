@@ -177,7 +177,7 @@ def _gemm(kind: str) -> Callable[..., Callable[[float], None]] | None:
 
         return AddingProduct(function, arguments, alpha, data, (a, b, y), share)
 
-    return prepare if _is_right(prepare, kind) else None
+    return prepare if _is_correct(prepare, kind) else None
 
 
 @cache
@@ -215,7 +215,7 @@ def _function(name: str, kind: str) -> tuple[Any, Any] | None:
     return None
 
 
-def _is_right(prepare: Callable[..., Callable[[float], None]], kind: str) -> bool:
+def _is_correct(prepare: Callable[..., Callable[[float], None]], kind: str) -> bool:
     """Check a product of small integers, exact in any order of summation, for both forms of all three matrices."""
     a, b, y = (np.arange(m * n).reshape(m, n).astype(kind) - 4 for m, n in ((2, 3), (3, 4), (2, 4)))
     for by_columns in product((False, True), repeat=3):

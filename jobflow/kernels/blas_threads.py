@@ -55,13 +55,13 @@ def threads() -> int | None:
 
 @cache
 def _own() -> Knob | None:
-    """Return the knob of NumPy's own library, which takes less time than a search of all libraries."""
+    """Return the functions of NumPy's own library, which takes less time than a search of all libraries."""
     return _from_openblas() or _knob()
 
 
 @cache
 def _knob() -> Knob | None:
-    """Return the first knob whose setting has an effect."""
+    """Return the first pair of functions with which the number of threads can be changed."""
     return next((knob for knob in (_from_threadpoolctl(), _from_openblas()) if knob is not None and _turns(knob)), None)
 
 

@@ -63,7 +63,7 @@ KEEPS_HALF = {"element", "looked_up", "number", "constant", "cast", "where", "re
 def lowered(outputs: Sequence[Expression], machine: Collection[str] = ()) -> tuple[list[Expression], set[Expression]]:
     """Replace functions that the machine lacks by their decompositions; return the outputs and the expressions that are expensive to recompute."""
     known: dict[Expression, Expression] = {}
-    dear: set[Expression] = set()
+    expensive: set[Expression] = set()
     for x in in_order(outputs):
         arguments = tuple(known[y] for y in x.arguments)
         if x.primitive not in KEEPS_HALF:
@@ -78,5 +78,5 @@ def lowered(outputs: Sequence[Expression], machine: Collection[str] = ()) -> tup
             result = make(x.primitive, arguments, x.dtype.arithmetic, x.attribute)
         known[x] = f.cast(result, x.dtype)
         if formula is not None:
-            dear.add(known[x])
-    return [known[x] for x in outputs], dear
+            expensive.add(known[x])
+    return [known[x] for x in outputs], expensive

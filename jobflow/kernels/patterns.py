@@ -29,7 +29,7 @@ class FoldSample:
 
     reader: Op
     index: int
-    maker: Op
+    producer: Op
     reads: int
     arrays: Callable[[], Sequence[Array]]
 
@@ -38,20 +38,20 @@ class FoldSample:
 class Fold:
     """A pattern that merges a reader with the producer of its input `index`.
 
-    `replacement(reader, index, maker, *types)` returns the merged operation, or None if the pattern does not apply.  The merged operation reads the
-    producer's inputs in place of the reader's input `index`.  `types` are the types of the reader's inputs.
+    `replacement(reader, index, producer, *types)` returns the merged operation, or None if the pattern does not apply.  The merged operation reads
+    the producer's inputs in place of the reader's input `index`.  `types` are the types of the reader's inputs.
     """
 
     name: str
     reader: type[Op]
-    maker: type[Op]
+    producer: type[Op]
     replacement: Callable[..., Op | None]
     samples: tuple[FoldSample, ...]
 
-    def folded(self, reader: Op, index: int, maker: Op, types: Sequence[TensorType]) -> Op | None:
-        if not isinstance(reader, self.reader) or not isinstance(maker, self.maker):
+    def folded(self, reader: Op, index: int, producer: Op, types: Sequence[TensorType]) -> Op | None:
+        if not isinstance(reader, self.reader) or not isinstance(producer, self.producer):
             return None
-        return self.replacement(reader, index, maker, *types)
+        return self.replacement(reader, index, producer, *types)
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ class Formats:
     def writes_strided(self, op: Op) -> bool:
         return _all_are(op, self.strided)
 
-    def takes_any_order(self, op: Op) -> bool:
+    def accepts_any_order(self, op: Op) -> bool:
         return _all_are(op, self.any_order)
 
-    def wants_columns(self, op: Op, types: Sequence[TensorType]) -> bool:
+    def prefers_columns(self, op: Op, types: Sequence[TensorType]) -> bool:
         predicate = self.columns.get(type(op))
         return predicate is not None and predicate(op, *types)
 

@@ -114,7 +114,7 @@ def _operands(member: RegionMember, inputs: Sequence[Any], results: Sequence[Seq
 
 
 def _with_operands(outputs: Sequence[Expression], operands: Sequence[int | Expression]) -> tuple[Expression, ...]:
-    """Replace the inputs of the expressions by inputs of other numbers or by other expressions."""
+    """Renumber the inputs of the expressions, or substitute other expressions for them."""
     new: dict[Expression, Expression] = {}
     for x in in_order(outputs):
         if x.primitive in ("element", "looked_up", "number"):

@@ -47,7 +47,9 @@ class Phases:
     per_column: tuple[Expression, ...]
 
 
-def phases(outputs: Sequence[Expression], stored: Sequence[Expression], splat: Callable[[Expression], bool], dear: Collection[Expression]) -> Phases:
+def phases(
+    outputs: Sequence[Expression], stored: Sequence[Expression], splat: Callable[[Expression], bool], expensive: Collection[Expression]
+) -> Phases:
     """Return the phases of a loop.
 
     `stored` are the outputs with one value per element.  `splat` is True for an element that has one value per row.
@@ -76,7 +78,7 @@ def phases(outputs: Sequence[Expression], stored: Sequence[Expression], splat: C
         reductions = [x for x in level if x.primitive in REDUCTIONS and level[x] == number + 1]
         added = [x for x in columns if level[x.arguments[0]] == number]
         targets = [x.arguments[0] for x in (*reductions, *added)] + (list(stored) if number == last else [])
-        read = {x for x in _needed(order, targets, once | row | (earlier & set(dear))) if x in earlier and x in dear}
+        read = {x for x in _needed(order, targets, once | row | (earlier & set(expensive))) if x in earlier and x in expensive}
         known = once | row | read
         needed = _needed(order, targets, known) - known
         elements = [x for x in order if x in needed]

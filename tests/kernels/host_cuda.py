@@ -1,7 +1,7 @@
-"""Texts of CUDA kernels run on the host: the same text through g++, with CUDA's built-ins imitated.
+"""Execution of CUDA kernels on the host: the same text, compiled by g++ with emulated CUDA built-ins.
 
-The threads of a block are contexts that take turns at `__syncthreads` and at shuffles; blocks run one after another.  All kernels of a
-test are compiled at once.
+The threads of a block are contexts that are switched at `__syncthreads` and at shuffles; blocks run sequentially.  All kernels of a test are
+compiled at once.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ extern "C" void launch(void (*f)(void **), void **arguments, unsigned int blocks
   }
 }
 """
-#: what is written in the assembler of GPUs
+#: host versions of functions in GPU assembly
 HALF = {
     "from_half": "static float from_half(unsigned short x) { return (float)bits<_Float16>(x); }",
     "to_half": "static unsigned short to_half(float x) { return bits<unsigned short>((_Float16)x); }",
@@ -106,7 +106,7 @@ HALF = {
 
 @dataclass
 class Case:
-    """Outputs of these arrays, into those."""
+    """Expressions, their inputs, and the targets of their outputs."""
 
     outputs: Sequence[Expression]
     inputs: Sequence[Array]
@@ -137,20 +137,20 @@ class HostKernels:
         name = texts[print_kernel(lowered(ready.outputs, NATIVE)[0], ready.form, "NAME")]
         scratch: list[Array] = []
 
-        def taken(shape: tuple[int, ...], dtype: DType) -> Array:
+        def allocate(shape: tuple[int, ...], dtype: DType) -> Array:
             scratch.append(np.full(shape, np.nan, dtype.numpy))
             return scratch[-1]
 
         def launcher(which: str, count: int, block: tuple[int, ...], arguments: tuple[Any, ...]) -> Any:
-            blocks = min(max(-(-count // 256), 1), 3)  # fewer than there is work for: kernels go over what is left
+            blocks = min(max(-(-count // 256), 1), 3)  # fewer than needed, so that kernels loop over the remaining elements
             return launch, (loaded, which.replace(NAME, name), (blocks,), block, arguments)
 
-        for function, arguments in launches(launcher, taken, ready):
+        for function, arguments in launches(launcher, allocate, ready):
             function(*arguments)
 
 
 def library(texts: Sequence[str], folder: Path) -> Any:
-    """Texts whose kernels have names of their own, compiled."""
+    """Compile texts whose kernels have distinct names."""
     assert COMPILER is not None
     source = [BUILT_INS]
     for k, text in enumerate(texts):
@@ -159,16 +159,16 @@ def library(texts: Sequence[str], folder: Path) -> Any:
         source.append(f"namespace text{k} {{\n{text}}}")
         for kernel in re.findall(r'extern "C" __global__ void \S+ (\w+)\(', text):
             source.append(f'extern "C" void call_{kernel}(void **a) {{ call(text{k}::{kernel}, a); }}')
-    file, made = folder / "kernels.cc", folder / "kernels.so"
+    file, output = folder / "kernels.cc", folder / "kernels.so"
     file.write_text("\n".join(source))
-    command = [COMPILER, "-std=c++17", "-O0", "-ffp-contract=off", "-w", "-shared", "-fPIC", str(file), "-o", str(made)]
+    command = [COMPILER, "-std=c++17", "-O0", "-ffp-contract=off", "-w", "-shared", "-fPIC", str(file), "-o", str(output)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:5000]
-    return ctypes.CDLL(str(made))
+    return ctypes.CDLL(str(output))
 
 
 def launch(loaded: Any, name: str, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any]) -> None:
-    """Run a kernel; arrays are given as their addresses, of arrays that seem to lie on a GPU too."""
+    """Run a kernel; arrays, including those of an emulated GPU, are passed by address."""
     values = [_number(a) if isinstance(a, np.generic) else ctypes.c_void_p(_address(a)) for a in arguments]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
     loaded.launch(getattr(loaded, f"call_{name}"), pointers, grid[0], block[0], block[1] if len(block) > 1 else 1)

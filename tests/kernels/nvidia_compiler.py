@@ -1,4 +1,4 @@
-"""NVIDIA's compiler for CUDA C, where one is installed: NVRTC of the wheel `nvidia-cuda-nvrtc`, else nvcc of a toolkit.  No GPU is needed."""
+"""NVIDIA's compiler for CUDA C, if installed: NVRTC of the wheel `nvidia-cuda-nvrtc`, else nvcc of a toolkit.  No GPU is needed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from jobflow.kernels.cuda.compiled_text import OPTIONS
 
 
 def nvrtc() -> Path | None:
-    """The library of the wheel."""
+    """Return the library of the wheel, or None."""
     spec = importlib.util.find_spec("nvidia")
-    places = [] if spec is None else list(spec.submodule_search_locations or ())
-    return next((file for place in places for file in sorted(Path(place).glob("cu*/lib/libnvrtc.so.*"))), None)
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    return next((file for folder in folders for file in sorted(Path(folder).glob("cu*/lib/libnvrtc.so.*"))), None)
 
 
 def missing() -> str:
-    """Why nothing can be compiled; "" if it can."""
+    """Return the reason no compiler is available, or ""."""
     return "" if nvrtc() or shutil.which("nvcc") else "neither nvidia-cuda-nvrtc (pip install '.[gpu-checks]') nor nvcc is installed"
 
 
 def compiled(text: str, architecture: str) -> bytes:
-    """Machine code for a kind of GPU: "sm_90"."""
+    """Return the machine code for an architecture such as "sm_90"."""
     library = nvrtc()
     return _by_nvcc(text, architecture) if library is None else _by_nvrtc(library, text, architecture)
 
@@ -50,10 +50,10 @@ def _by_nvrtc(library: Path, text: str, architecture: str) -> bytes:
 
 def _by_nvcc(text: str, architecture: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
-        source, made = Path(folder, "fused.cu"), Path(folder, "fused.cubin")
+        source, output = Path(folder, "fused.cu"), Path(folder, "fused.cubin")
         source.write_text(text)
         done = subprocess.run(
-            ["nvcc", *OPTIONS, f"-arch={architecture}", "-cubin", str(source), "-o", str(made)], capture_output=True, text=True, check=False
+            ["nvcc", *OPTIONS, f"-arch={architecture}", "-cubin", str(source), "-o", str(output)], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
-        return made.read_bytes()
+        return output.read_bytes()

@@ -1,4 +1,4 @@
-"""Products of float32 in AMX registers: every form of operands, their errors beside those in vectors, and numbers that the unit does not take."""
+"""Products of float32 in AMX registers: every form of operands, errors compared with vector products, and values that the unit cannot process."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from jobflow.kernels.llvm.machine_code import Compiler, compiler
 from jobflow.kernels.llvm.product_text import print_product
 from jobflow.runtime.device.numpy_device import CpuDevice
 
-#: rows, what is summed, columns: around halves of 16, tiles and steps of 32, parts of 128 and of 1024
+#: rows, summed elements, columns: around halves of 16, tiles and steps of 32, parts of 128 and of 1024
 SIZES = [(4, 300, 5), (16, 32, 16), (17, 33, 31), (33, 129, 97), (70, 260, 1100), (130, 128, 64), (100, 784, 48)]
 
 
-def test_the_text_is_compiled_for_processors_with_the_unit() -> None:
+def test_the_text_compiles_for_processors_with_amx() -> None:
     if not compiler().triple.startswith("x86_64"):
         pytest.skip("LLVM prints no x86 code here")
     there = Compiler(cpu="sapphirerapids", features="+avx512f,+avx512vl,+avx512bw,+avx512dq,+fma,+amx-tile,+amx-bf16")
@@ -31,7 +31,7 @@ def test_the_text_is_compiled_for_processors_with_the_unit() -> None:
 
 @pytest.fixture
 def everything_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also what is faster in vectors."""
+    """Use tiles even if vectors are faster."""
     if machine_class.own_class() != "amx":
         pytest.skip("this CPU has no AMX, or may not use it")
     monkeypatch.setattr(blas_threads, "threads", lambda: 1)
@@ -41,32 +41,32 @@ def everything_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product_loops, "_compiled", lambda dtype: function)
 
 
-def multiplied(a: Array, b: Array, y: Array | None = None, **given: Any) -> Array:
+def multiplied(a: Array, b: Array, y: Array | None = None, **options: Any) -> Array:
     y = np.full((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), np.nan, "float32") if y is None else y
-    for function, arguments in product_loops._product(a, b, y, **given):
+    for function, arguments in product_loops._product(a, b, y, **options):
         function(*arguments)
     return y
 
 
-def numbers(random: np.random.Generator, shape: tuple[int, ...], turned: bool = False) -> Array:
+def random_matrix(random: np.random.Generator, shape: tuple[int, ...], turned: bool = False) -> Array:
     *pairs, rows, columns = shape
-    made = random.standard_normal((*pairs, columns, rows) if turned else shape).astype("float32")
-    return made.swapaxes(-1, -2) if turned else made
+    matrix = random.standard_normal((*pairs, columns, rows) if turned else shape).astype("float32")
+    return matrix.swapaxes(-1, -2) if turned else matrix
 
 
 def largest_error(a: Array, b: Array, y: Array) -> float:
-    """Beside the sum of what is summed, without its signs."""
+    """Return the largest error relative to the sum of the magnitudes."""
     exact, size = a.astype("float64") @ b.astype("float64"), np.abs(a).astype("float64") @ np.abs(b).astype("float64")
     return float((np.abs(y - exact) / size).max())
 
 
 @pytest.mark.usefixtures("everything_in_tiles")
-def test_every_form_of_operands() -> None:
+def test_products_of_every_form_of_operands() -> None:
     random = np.random.default_rng(0)
     for n, ((rows, depth, columns), turns) in enumerate(product(SIZES, product((False, True), repeat=3))):
         pairs = [(), (3,), (2, 3), (2, 1, 3)][n % 4] if rows < 40 else ()
-        a, b = numbers(random, (*pairs, rows, depth), turns[0]), numbers(random, (*pairs[-1:], depth, columns), turns[1])
-        whole = numbers(random, (*pairs, rows + 1, columns + 1), turns[2])
+        a, b = random_matrix(random, (*pairs, rows, depth), turns[0]), random_matrix(random, (*pairs[-1:], depth, columns), turns[1])
+        whole = random_matrix(random, (*pairs, rows + 1, columns + 1), turns[2])
         y, border = whole[..., :rows, :columns], [whole[..., rows, :].copy(), whole[..., columns].copy()]
         assert largest_error(a, b, multiplied(a, b, y)) < 4e-7
         for addend, by in ((y.copy("K"), np.array([0.5], "float32")), (np.arange(columns, dtype="float32"), None)):
@@ -87,20 +87,20 @@ def in_vectors(monkeypatch: pytest.MonkeyPatch, a: Array, b: Array) -> Array:
 
 
 @pytest.mark.usefixtures("everything_in_tiles")
-def test_errors_are_smaller_than_in_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of numbers of one size, of sizes that differ by 2^40, and of sums that nearly cancel."""
+def test_errors_are_smaller_than_those_of_vector_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands of one magnitude, of magnitudes that differ by 2^40, and sums that nearly cancel."""
     random = np.random.default_rng(1)
-    a, b = numbers(random, (128, 512)), numbers(random, (512, 128))
+    a, b = random_matrix(random, (128, 512)), random_matrix(random, (512, 128))
     wide = np.exp2(random.uniform(-20, 20, (2, 128, 512))).astype("float32")
     for pair in ((a, b), (a * wide[0], b * wide[1].T), (np.hstack([a, a]), np.vstack([b, -b * np.float32(1.0001)]))):
         assert largest_error(*pair, multiplied(*pair)) < largest_error(*pair, in_vectors(monkeypatch, *pair))
 
 
 @pytest.mark.usefixtures("everything_in_tiles")
-def test_numbers_that_the_unit_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Infinite, not a number, nearly too large, and so small that pieces would count as zero: as in vectors."""
+def test_values_out_of_range_are_multiplied_in_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Infinite, NaN, very large, and very small operands, whose pieces would be flushed to zero, are multiplied in vectors."""
     random = np.random.default_rng(2)
-    a, b = np.clip(numbers(random, (96, 100)), -1, 1), numbers(random, (100, 96))
+    a, b = np.clip(random_matrix(random, (96, 100)), -1, 1), random_matrix(random, (100, 96))
     for factor, other in ((1e-42, 1), (1e-36, 1e30), (1e-20, 1e-20), (3e38, 1e-3), (0, 1)):
         pair = a * np.float32(factor), b * np.float32(other)
         np.testing.assert_array_equal(multiplied(*pair), in_vectors(monkeypatch, *pair))
@@ -111,19 +111,19 @@ def test_numbers_that_the_unit_does_not_take(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("everything_in_tiles")
-def test_small_numbers_beside_large_ones() -> None:
-    """What is below 2^-126 counts as zero, and nothing else changes."""
+def test_mixed_magnitudes_lose_subnormal_numbers_only() -> None:
+    """Numbers below 2^-126 are flushed to zero without other changes."""
     random = np.random.default_rng(7)
-    a, b = numbers(random, (64, 90)), numbers(random, (90, 50))
+    a, b = random_matrix(random, (64, 90)), random_matrix(random, (90, 50))
     for smallest in (1e-45, 1e-40, 1e-38, 1e-35, 1e-30):
         mixed = np.where(random.random(a.shape) < 0.5, a, np.float32(smallest) * a)
         assert largest_error(mixed, b, multiplied(mixed, b)) < 4e-7
 
 
 @pytest.mark.usefixtures("everything_in_tiles")
-def test_factors_whose_elements_lie_apart() -> None:
+def test_products_of_strided_factors() -> None:
     random = np.random.default_rng(8)
-    a, b = numbers(random, (96, 180)), numbers(random, (90, 120))
+    a, b = random_matrix(random, (96, 180)), random_matrix(random, (90, 120))
     for left, right in ((a[:, ::2], b), (a[::2, ::2], b), (b.T, a[:, ::2].T), (a[:, :1], b[:1, ::3]), (a[:, 1:2], b[:1]), (b.T[::2, :1], a[:1, ::2])):
         if min(left.shape[0], right.shape[1]) >= product_loops.FEWEST:
             y = np.empty((left.shape[0], right.shape[1]), "float32")
@@ -133,8 +133,8 @@ def test_factors_whose_elements_lie_apart() -> None:
 
 
 @pytest.mark.usefixtures("everything_in_tiles")
-def test_numbers_of_fewer_digits() -> None:
-    """Exactly the sums of exact products: one piece (bfloat16), two (float16), and one of each."""
+def test_products_of_short_operands_are_exact() -> None:
+    """Products of operands with one piece (bfloat16), two pieces (float16), and one of each are exact."""
     random = np.random.default_rng(6)
     for digits in product((8, 11, 24), repeat=2):
         a, b = (random.integers(-(2 ** (n // 3)), 2 ** (n // 3), shape) for n, shape in zip(digits, ((50, 70), (70, 40)), strict=True))
@@ -143,11 +143,11 @@ def test_numbers_of_fewer_digits() -> None:
 
 
 @pytest.mark.usefixtures("everything_in_tiles")
-def test_triangles() -> None:
+def test_products_with_triangles_equal_whole_products() -> None:
     random = np.random.default_rng(3)
     for rows, depth, columns in ((128, 128, 64), (600, 300, 20), (40, 700, 33), (9, 30, 70)):
-        a, b = np.tril(numbers(random, (2, rows, depth))), numbers(random, (2, depth, columns))
-        for op, factor in ((LowerMatMul(), b), (LowerMatMul(True), numbers(random, (2, rows, columns)))):
+        a, b = np.tril(random_matrix(random, (2, rows, depth))), random_matrix(random, (2, depth, columns))
+        for op, factor in ((LowerMatMul(), b), (LowerMatMul(True), random_matrix(random, (2, rows, columns)))):
             turned = a.swapaxes(1, 2) if op.transpose_a else a
             y = np.full((2, turned.shape[1], columns), np.nan, "float32")
             for function, arguments in product_loops.triangle_in_loops(op, CpuDevice(), (a, factor), (y,)):
@@ -156,20 +156,20 @@ def test_triangles() -> None:
 
 
 @pytest.mark.usefixtures("everything_in_tiles")
-def test_threads_have_registers_of_their_own() -> None:
+def test_concurrent_threads_compute_equal_products() -> None:
     random = np.random.default_rng(4)
-    given = [(numbers(random, (64 + 8 * n, 96)), numbers(random, (96, 80))) for n in range(8)]
-    alone = [multiplied(a, b) for a, b in given]
+    pairs = [(random_matrix(random, (64 + 8 * n, 96)), random_matrix(random, (96, 80))) for n in range(8)]
+    alone = [multiplied(a, b) for a, b in pairs]
     with ThreadPoolExecutor(4) as pool:
         for _ in range(20):
-            for expected, y in zip(alone, pool.map(lambda pair: multiplied(*pair), given), strict=True):
+            for expected, y in zip(alone, pool.map(lambda pair: multiplied(*pair), pairs), strict=True):
                 np.testing.assert_array_equal(y, expected)
 
 
 @pytest.mark.usefixtures("everything_in_tiles")
-def test_a_sum_with_a_bias() -> None:
+def test_product_plus_bias() -> None:
     random = np.random.default_rng(5)
-    a, b, bias = numbers(random, (70, 90)), numbers(random, (90, 50)), numbers(random, (1, 50))[0]
+    a, b, bias = random_matrix(random, (70, 90)), random_matrix(random, (90, 50)), random_matrix(random, (1, 50))[0]
     y = np.empty((70, 50), "float32")
     for function, arguments in product_loops.sum_in_loops(ProductSum(), CpuDevice(), (a, b, bias), (y,)):
         function(*arguments)

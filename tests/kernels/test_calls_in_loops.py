@@ -1,4 +1,4 @@
-"""Copies between float32 and numbers of two bytes as compiled loops: NumPy's bits, and what no loop takes is left as it is."""
+"""Compiled copies between float32 and half precision: the bits equal NumPy's, and unsupported copies are not replaced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HALVES = [np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)]
 
 
 def copied(call: Call) -> tuple[Array, bool]:
-    """The target after the call in loops, and whether it is one."""
+    """Return the target after the call in compiled loops, and True if the call was replaced by a loop."""
     calls = in_loops([call])
     for function, arguments in calls:
         function(*arguments)
@@ -23,7 +23,7 @@ def copied(call: Call) -> tuple[Array, bool]:
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_every_number_is_copied_as_numpy_does(dtype: np.dtype) -> None:
+def test_copies_have_the_bits_of_numpy(dtype: np.dtype) -> None:
     every = np.arange(1 << 16, dtype="uint16").view(dtype)
     wide, in_loop = copied((np.copyto, (np.empty((256, 256), "float32"), every.reshape(256, 256).T)))
     assert in_loop
@@ -31,15 +31,15 @@ def test_every_number_is_copied_as_numpy_does(dtype: np.dtype) -> None:
     bits = np.random.default_rng(0).integers(0, 1 << 32, 1 << 18, dtype="uint32")
     exact = every.astype("float32")[np.isfinite(every.astype("float32"))]
     middles = exact[:-1] / 2 + exact[1:] / 2
-    numbers = np.concatenate([bits.view("float32"), every.astype("float32"), middles, np.nextafter(middles, np.float32(0))])
+    values = np.concatenate([bits.view("float32"), every.astype("float32"), middles, np.nextafter(middles, np.float32(0))])
     with np.errstate(all="ignore"):
-        expected = numbers.astype(dtype)
-    narrow, in_loop = copied((half.rounded, (np.empty(numbers.shape, dtype), numbers)))
+        expected = values.astype(dtype)
+    narrow, in_loop = copied((half.rounded, (np.empty(values.shape, dtype), values)))
     assert in_loop
     np.testing.assert_array_equal(narrow.astype("float32"), expected.astype("float32"))
 
 
-def test_other_copies_are_left_as_they_are() -> None:
+def test_unsupported_copies_are_not_replaced() -> None:
     wide, narrow = np.zeros(4096, "float32"), np.zeros(4096, "float16")
     for call in [
         (np.copyto, (wide, wide.copy())),

@@ -1,4 +1,4 @@
-"""Three kernels as they are printed, so that a change of the printer is seen; and NVIDIA's compiler takes them for two kinds of GPU."""
+"""The printed text of three kernels, so that a change of the printer is visible; NVIDIA's compiler accepts it for two architectures."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ ARCHITECTURES = ("sm_80", "sm_90")
 
 
 def update() -> tuple[list[Expression], KernelForm]:
-    """w - rate g, g of bfloat16 and apart in memory."""
+    """Return w - rate g, where g is bfloat16 and strided."""
     w, g, rate = f.element(0, float32), f.element(1, bfloat16), f.number(2, float32)
     return [w - rate * f.cast(g, float32)], KernelForm(LoopForm(1, (DENSE, APART, NUMBER), (DENSE,)), 0, wide=True)
 
 
 def softmax() -> tuple[list[Expression], KernelForm]:
-    """Three passes over a row that a warp shares."""
+    """Return three passes over a row that a warp shares."""
     e = f.exp(f.element(0, float32) - f.row_max(f.element(0, float32)))
     return [e / f.row_sum(e)], KernelForm(LoopForm(1, (DENSE,), (DENSE,)), 32)
 
 
 def norm_gradients() -> tuple[list[Expression], KernelForm]:
-    """A gradient for each element, one for each row, and one for each column, by blocks."""
+    """Return gradients per element, per row, and per column by blocks."""
     dy, x, scale = f.element(0, float32), f.element(1, float32), f.element(2, float32)
     mean = f.row_sum(dy * x) / f.cast(f.columns(), float32)
     return [(dy - x * mean) * scale, mean, f.column_sum(dy * x)], KernelForm(LoopForm(1, (DENSE, DENSE, ONE), (DENSE, ONE, DENSE)), 256)

@@ -1,4 +1,4 @@
-"""Pooling kernels for GPUs, run on the host, give what the operations give on arrays."""
+"""Pooling kernels for GPUs, run on the host, equal the operations on arrays."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def test_pooling_kernels(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bool(nvidia_compiler.missing()), reason=nvidia_compiler.missing() or "nothing is missing")
-def test_they_are_compiled_without_a_gpu() -> None:
+def test_pooling_kernels_compile_without_a_gpu() -> None:
     op, x, y = MaxPoolGrad((3, 2), (2, 1), ((1, 1), (0, 1))), np.zeros((2, 3, 5, 3), np.float16), np.zeros((2, 3, 3, 3), np.float16)
     assert nvidia_compiler.compiled(print_pooling(op, [x, y, y, x]), "sm_80").startswith(b"\x7fELF")

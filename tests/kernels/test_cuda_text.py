@@ -1,4 +1,4 @@
-"""CUDA C that is printed for expressions gives, run on the host, what the expressions give on arrays; and NVRTC takes it."""
+"""Printed CUDA C, run on the host, equals the expressions on arrays, and NVRTC compiles it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def random_cases(seeds: range) -> Iterator[tuple[int, list[f.Expression], list[n
         shape = tuple(draw.choice(SIZES) for _ in range(draw.randint(0, 3)))
         types = [draw.choice(TYPES) for _ in range(draw.randint(1, 4))]
         inputs = [operand(draw, shape, dtype) for dtype in types]
-        made = random_expression(draw, [f.element(k, dtype) for k, dtype in enumerate(types)], draw.randint(1, 12))
-        outputs = [draw.choice(made) for _ in range(draw.randint(1, 3))]
+        expressions = random_expression(draw, [f.element(k, dtype) for k, dtype in enumerate(types)], draw.randint(1, 12))
+        outputs = [draw.choice(expressions) for _ in range(draw.randint(1, 3))]
         yield seed, outputs, inputs, [operand(draw, shape, y.dtype, writable=True) for y in outputs]
 
 
@@ -49,13 +49,13 @@ def check_random(folder: Path, seeds: range) -> None:
             assert same(target, value), f"seed {seed}: {y}"
 
 
-def test_random_kernels(tmp_path: Path) -> None:
+def test_random_kernels_equal_their_expressions(tmp_path: Path) -> None:
     check_random(tmp_path, range(60))
 
 
 @pytest.mark.parametrize("dtype", [float32, float64], ids=str)
-def test_sums_of_rows_and_columns(dtype: DType, tmp_path: Path) -> None:
-    """A layer norm with its gradients: bit for bit where 16 threads share a row, else as near as another order of additions."""
+def test_sums_of_rows_and_columns_equal_their_expressions(dtype: DType, tmp_path: Path) -> None:
+    """A layer norm with its gradients: bit-equal if 16 threads share a row, else within the error of another order of additions."""
     x, w, dy = (f.element(k, dtype) for k in range(3))
     columns = f.cast(f.columns(), dtype)
     scale = f.rsqrt(f.row_sum(x * x) / columns + 1e-5)
@@ -64,25 +64,25 @@ def test_sums_of_rows_and_columns(dtype: DType, tmp_path: Path) -> None:
     outputs = [normal * w, back, f.row_sum(x), f.row_max(dy), f.column_sum(dy * normal), f.column_sum(dy) * 0.5]
     kernels, expected = HostKernels(tmp_path), []
     for shape in ((1, 5), (64, 16), (3, 50, 33), (200, 1), (70, 700), (3, 2100)):
-        numbers = np.random.default_rng(shape[-1])
-        arrays = [numbers.standard_normal(s).astype(dtype.numpy) for s in (shape, shape[-1:], shape)]
+        rng = np.random.default_rng(shape[-1])
+        arrays = [rng.standard_normal(s).astype(dtype.numpy) for s in (shape, shape[-1:], shape)]
         one, column = np.empty((*shape[:-1], 1), dtype.numpy), np.empty(shape[-1], dtype.numpy)
         targets = [np.empty(shape, dtype.numpy), np.empty(shape, dtype.numpy), one, one.copy(), column, np.empty(2 * shape[-1], dtype.numpy)[::2]]
         for part in (slice(0, 6), slice(0, 4)):
-            made = [t.copy() if t.strides[-1] == t.itemsize else t for t in targets[part]]
-            assert refuses(outputs[part], arrays, made) is None
-            kernels.add(outputs[part], arrays, made)
-            expected.append((shape, made, evaluate(outputs[part], arrays, np)))
+            copies = [t.copy() if t.strides[-1] == t.itemsize else t for t in targets[part]]
+            assert refuses(outputs[part], arrays, copies) is None
+            kernels.add(outputs[part], arrays, copies)
+            expected.append((shape, copies, evaluate(outputs[part], arrays, np)))
     kernels.run()
-    for shape, made, values in expected:
-        for target, value in zip(made, values, strict=True):
+    for shape, copies, values in expected:
+        for target, value in zip(copies, values, strict=True):
             if shape[-1] <= 512:
                 assert np.array_equal(target.reshape(value.shape), value), shape
             else:
                 np.testing.assert_allclose(target.reshape(value.shape), value, rtol=1e-3 if dtype is float32 else 1e-10, atol=1e-5)
 
 
-def test_largest_numbers_that_are_not_numbers(tmp_path: Path) -> None:
+def test_row_max_propagates_nan(tmp_path: Path) -> None:
     x = f.element(0, float32)
     array = np.random.default_rng(0).standard_normal((5, 600)).astype(np.float32)
     array[1, 77], array[2], array[3, 5], array[4, 3:9] = np.nan, -np.inf, np.inf, [np.inf, -np.inf, np.nan, 1, 2, 3]
@@ -93,7 +93,7 @@ def test_largest_numbers_that_are_not_numbers(tmp_path: Path) -> None:
     assert same(target, array.max(axis=1, keepdims=True))
 
 
-def test_refusals_say_why() -> None:
+def test_unsupported_operands_have_a_reason() -> None:
     x, half = f.element(0, float32), f.element(0, float16)
     a = np.zeros(8, np.float32)
     assert (
@@ -118,25 +118,25 @@ def test_refusals_say_why() -> None:
 
 
 @pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.full)])
-def test_every_op_gives_what_its_expression_gives(every: int, tmp_path: Path) -> None:
-    """Its samples in every type, or each in half of the four, by turns: the first in the first and third, the next in the others."""
+def test_every_op_equals_its_expression(every: int, tmp_path: Path) -> None:
+    """Every sample in all types, or alternately in half of the four types: the first in the first and third, the next in the others."""
     kernels, expected, alone = HostKernels(tmp_path), [], []
-    for case, arrays in (found for cls in OPS.values() for k, found in enumerate(cases(cls)) if (k + k // 4) % every == 0):
+    for case, arrays in (case_and_arrays for cls in OPS.values() for k, case_and_arrays in enumerate(cases(cls)) if (k + k // 4) % every == 0):
         op, types = case.op, [type_of(a) for a in arrays]
-        made = expression_of(op, arrays)
+        expressions = expression_of(op, arrays)
         outputs = laws.empties(types_tuple(op.infer(*types)), fill=0)
-        seen = None if made is None else views_in_space(op, arrays, outputs)
-        if made is None or seen is None or any(target.size == 0 for target in outputs):
+        views = None if expressions is None else views_in_space(op, arrays, outputs)
+        if expressions is None or views is None or any(target.size == 0 for target in outputs):
             continue
-        why = refuses(made, *seen)
+        why = refuses(expressions, *views)
         if why is not None:
             alone.append(why)
             continue
-        kernels.add(made, *seen)
+        kernels.add(expressions, *views)
         space = op.index_space(*types)
         with np.errstate(all="ignore"):
-            values = evaluate(made, seen[0], np, space.shape if space else outputs[0].shape)
-        expected.append((f"{case} {arrays[0].dtype}", seen[1], values))
+            values = evaluate(expressions, views[0], np, space.shape if space else outputs[0].shape)
+        expected.append((f"{case} {arrays[0].dtype}", views[1], values))
     kernels.run()
     for what, targets, values in expected:
         for target, value in zip(targets, values, strict=True):

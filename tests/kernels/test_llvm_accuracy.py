@@ -1,4 +1,4 @@
-"""Functions that are made of what machines have err no more than their table says, at arguments of every exponent."""
+"""Errors of decomposed functions are within their table, at arguments of every exponent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRUE: dict[str, Callable[[Any], Any]] = {
 
 
 def arguments(dtype: DType, count: int) -> np.ndarray:
-    """Numbers of every exponent and sign, and as many of ordinary size."""
+    """Return numbers of every exponent and sign, and as many of ordinary size."""
     bits = np.linspace(0, 2.0 ** (8 * dtype.itemsize) - 2.0**12, count).astype(np.uint64).astype(f"u{dtype.itemsize}")
     ordinary = np.random.default_rng(1).uniform(-20, 20, count)
     with np.errstate(over="ignore"):
@@ -34,7 +34,7 @@ def arguments(dtype: DType, count: int) -> np.ndarray:
 
 
 def errors(got: np.ndarray, true: np.ndarray) -> np.ndarray:
-    """Distances in units of the last place; infinite where one is NaN, or infinite, and the other is not."""
+    """Return distances in units of the last place; infinite if only one of both is NaN or infinite."""
     form = np.finfo(got.dtype)
     true = true.astype(WIDEST)
     exponent = np.clip(np.floor(np.log2(np.abs(true))), form.minexp, form.maxexp - 1)
@@ -45,21 +45,21 @@ def errors(got: np.ndarray, true: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(got) & np.isnan(true), 0.0, np.where(np.isnan(distance), np.inf, distance))
 
 
-#: functions of two numbers
+#: functions of two arguments
 OF_TWO = {"arctan2", "fmod", "power"}
 
 
 def run(name: str, x: np.ndarray, dtype: DType) -> np.ndarray:
     y = np.empty_like(x)
-    for function, given in bind([getattr(f, name)(f.element(0, dtype))], [x], [y]):
-        function(*given)
+    for function, operands in bind([getattr(f, name)(f.element(0, dtype))], [x], [y]):
+        function(*operands)
     return y
 
 
 @pytest.mark.parametrize("name", sorted(MAXIMAL_ERROR.keys() - OF_TWO))
 @pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 @pytest.mark.parametrize("count", [10_000, pytest.param(2_000_000, marks=pytest.mark.full)])
-def test_functions_err_no_more_than_their_table_says(name: str, dtype: DType, count: int) -> None:
+def test_errors_of_functions_are_within_the_table(name: str, dtype: DType, count: int) -> None:
     x = arguments(dtype, count)
     y = run(name, x, dtype)
     with np.errstate(all="ignore"):
@@ -68,7 +68,7 @@ def test_functions_err_no_more_than_their_table_says(name: str, dtype: DType, co
             wide = np.maximum(wide, -exponent_limit(dtype.numpy))
         true = TRUE.get(name, getattr(np, name, None))(wide)  # type: ignore[misc]
         error = errors(y, true)
-    # where nothing wider is to be had, what it is compared with errs too
+    # without a wider type, the compared value has an error too
     allowed = MAXIMAL_ERROR[name][dtype is float64] + (dtype is float64 and np.finfo(WIDEST).nmant == 52)
     worst = int(np.argmax(error))
     assert error[worst] <= allowed, f"{name}({x[worst]!r}) = {y[worst]!r}, not {true[worst]!r}"
@@ -78,14 +78,14 @@ def test_functions_err_no_more_than_their_table_says(name: str, dtype: DType, co
 
 @pytest.mark.parametrize("name", sorted(OF_TWO))
 @pytest.mark.parametrize("dtype", [float32, float64], ids=str)
-def test_functions_of_two_numbers_err_no_more_than_their_table_says(name: str, dtype: DType) -> None:
-    numbers = np.random.default_rng(2)
+def test_errors_of_functions_of_two_arguments_are_within_the_table(name: str, dtype: DType) -> None:
+    rng = np.random.default_rng(2)
     some = np.array([0.0, -0.0, 1.0, -1.0, 2.0, 3.0, -2.0, -3.0, 0.5, -0.5, 1e30, -1e30, 3e38, 1e-40, np.inf, -np.inf, np.nan], np.float32)
-    wide = numbers.standard_normal((2, 20000)) * 10 ** numbers.uniform(-3, 3, (2, 20000))
+    wide = rng.standard_normal((2, 20000)) * 10 ** rng.uniform(-3, 3, (2, 20000))
     first, second = (np.concatenate([g.ravel(), w]).astype(dtype.numpy) for g, w in zip(np.meshgrid(some, some), wide, strict=True))
     y = np.empty_like(first)
-    for function, given in bind([getattr(f, name)(f.element(0, dtype), f.element(1, dtype))], [first, second], [y]):
-        function(*given)
+    for function, operands in bind([getattr(f, name)(f.element(0, dtype), f.element(1, dtype))], [first, second], [y]):
+        function(*operands)
     with np.errstate(all="ignore"):
         true = getattr(np, name)(*(a.astype(np.float64 if dtype is float32 else WIDEST) for a in (first, second)))
         error = errors(y, true)
@@ -97,12 +97,12 @@ def test_functions_of_two_numbers_err_no_more_than_their_table_says(name: str, d
 
 
 @pytest.mark.parametrize("dtype", [float32, float64], ids=str)
-def test_squares_and_cubes_err_as_other_powers(dtype: DType) -> None:
+def test_errors_of_squares_and_cubes_are_within_the_table(dtype: DType) -> None:
     x = arguments(dtype, 2000)
     for exponent in (2.0, 3.0, 4.0):
         y = np.empty_like(x)
-        for function, given in bind([f.power(f.element(0, dtype), exponent)], [x], [y]):
-            function(*given)
+        for function, operands in bind([f.power(f.element(0, dtype), exponent)], [x], [y]):
+            function(*operands)
         with np.errstate(all="ignore"):
             error = errors(y, np.power(x.astype(np.float64 if dtype is float32 else WIDEST), exponent))
         assert error.max() <= MAXIMAL_ERROR["power"][dtype is float64], f"{x[error.argmax()]!r}^{exponent}"
@@ -110,13 +110,13 @@ def test_squares_and_cubes_err_as_other_powers(dtype: DType) -> None:
 
 @pytest.mark.parametrize("name", sorted(MAXIMAL_ERROR.keys() - OF_TWO))
 @pytest.mark.parametrize("dtype", [float32, float64], ids=str)
-def test_the_reference_runs_what_functions_are_made_of(name: str, dtype: DType) -> None:
+def test_the_reference_evaluates_decompositions(name: str, dtype: DType) -> None:
     """They mean the same on arrays, but for fused multiply-adds of float64, which NumPy rounds twice."""
-    apart, dear = lowered([getattr(f, name)(f.element(0, dtype))])
-    assert dear
+    expanded, expensive = lowered([getattr(f, name)(f.element(0, dtype))])
+    assert expensive
     x = arguments(dtype, 2000)
     with np.errstate(all="ignore"):
-        (y,) = evaluate(apart, [x], np)
+        (y,) = evaluate(expanded, [x], np)
         loop = run(name, x, dtype)
         error = errors(y, loop)
     assert error.max() <= (1.0 if dtype is float32 else 8.0), f"{name}({x[np.argmax(error)]})"

@@ -1,4 +1,4 @@
-"""Machine code on disk: shared by processes that start at once, and read only where nobody else could have written it."""
+"""Machine code on disk: shared by processes that start at once, and read only if no other user could have written it."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ KEY = "k" * 64
 @pytest.fixture
 def cache(tmp_path: Path) -> ObjectCache:
     notices.forget()
-    kept = ObjectCache(str(tmp_path / "loops"))
-    kept.write(KEY, b"machine code")
-    assert kept.read(KEY) == b"machine code"
-    return kept
+    result = ObjectCache(str(tmp_path / "loops"))
+    result.write(KEY, b"machine code")
+    assert result.read(KEY) == b"machine code"
+    return result
 
 
 def file_of(cache: ObjectCache, key: str = KEY) -> Path:
     return Path(cache.folder, f"{key}.code")
 
 
-def test_folder_and_files_are_the_users_own(cache: ObjectCache) -> None:
+def test_folder_and_files_are_accessible_to_the_user_only(cache: ObjectCache) -> None:
     assert stat.S_IMODE(os.stat(cache.folder).st_mode) == 0o700
     assert stat.S_IMODE(file_of(cache).stat().st_mode) == 0o600
 
 
-def test_what_is_damaged_is_a_miss(cache: ObjectCache) -> None:
+def test_a_damaged_file_is_a_miss(cache: ObjectCache) -> None:
     whole = file_of(cache).read_bytes()
     for damaged in (b"", whole[:10], whole[:-1], whole + b"x", whole[:-1] + b"x", whole.replace(b"code 2", b"code 1")):
         file_of(cache).write_bytes(damaged)
@@ -52,13 +52,13 @@ def test_a_file_of_another_key_is_a_miss(cache: ObjectCache) -> None:
     assert cache.read(KEY) is None
 
 
-def test_a_folder_that_others_can_write_to_is_not_used(cache: ObjectCache, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_writable_by_others_is_not_used(cache: ObjectCache, capfd: pytest.CaptureFixture[str]) -> None:
     os.chmod(cache.folder, 0o770)
     assert cache.read(KEY) is None
     assert cache.read(KEY) is None
     folder = cache.folder
-    said = f"cannot read compiled loops from {folder}: {folder} is writable by other users (mode 770); run chmod go-w {folder}"
-    assert capfd.readouterr().err == f"jobflow: {said}\n"
+    message = f"cannot read compiled loops from {folder}: {folder} is writable by other users (mode 770); run chmod go-w {folder}"
+    assert capfd.readouterr().err == f"jobflow: {message}\n"
     cache.write(KEY, b"other")
     assert "cannot store compiled loops in" in capfd.readouterr().err
     assert "is writable by other users" in cache.state().problem
@@ -68,25 +68,25 @@ def test_a_folder_that_others_can_write_to_is_not_used(cache: ObjectCache, capfd
     assert cache.read(KEY) is None
 
 
-def test_a_folder_of_somebody_else_is_not_used(cache: ObjectCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_another_user_is_not_used(cache: ObjectCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: os.stat(cache.folder).st_uid + 1)
     assert cache.read(KEY) is None
     assert "belongs to user" in cache.state().problem
 
 
-@pytest.mark.parametrize("place", ["/proc/none/loops", "/dev/full/loops", ""])
-def test_where_nothing_can_be_written_it_costs_speed_only(place: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("folder", ["/proc/none/loops", "/dev/full/loops", ""])
+def test_an_unwritable_folder_is_reported_once(folder: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     notices.forget()
     file = tmp_path / "file"
     file.touch()
-    cache = ObjectCache(place or str(file))
+    cache = ObjectCache(folder or str(file))
     for _ in range(2):
         assert cache.read(KEY) is None
         cache.write(KEY, b"machine code")
     assert capfd.readouterr().err.count("cannot store compiled loops in") == 1
 
 
-def test_a_full_disk_leaves_nothing_behind(cache: ObjectCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_incomplete_file(cache: ObjectCache, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -95,11 +95,11 @@ def test_a_full_disk_leaves_nothing_behind(cache: ObjectCache, monkeypatch: pyte
     assert os.listdir(cache.folder) == [file_of(cache).name]
 
 
-def test_what_was_not_used_for_longest_goes(cache: ObjectCache) -> None:
+def test_the_least_recently_used_files_are_removed(cache: ObjectCache) -> None:
     for k in range(8):
         cache.write(f"{k}" * 64, bytes(1000))
         os.utime(file_of(cache, f"{k}" * 64), (1e9 + k, 1e9 + k))
-    assert cache.read("0" * 64) is not None  # it is used, and so the last one to go
+    assert cache.read("0" * 64) is not None  # used most recently, so it is removed last
     Path(cache.folder, ".left").touch()
     os.utime(Path(cache.folder, ".left"), (1e9, 1e9))
     small = ObjectCache(cache.folder, limit=3000)
@@ -111,7 +111,7 @@ def test_what_was_not_used_for_longest_goes(cache: ObjectCache) -> None:
     assert small.state().entries == 0
 
 
-def test_what_was_compiled_once_is_loaded_by_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_process_loads_compiled_code_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = f"define void @{machine_code.NAME}(ptr %args) {{\n  store i64 7, ptr %args\n  ret void\n}}\n"
     first = machine_code.Compiler(ObjectCache(str(tmp_path / "loops")))
     first.function(text)
@@ -165,5 +165,5 @@ def test_sixteen_processes_fill_one_empty_folder_and_one_is_killed_while_it_writ
     names = os.listdir(tmp_path / "loops")
     cache = ObjectCache(str(tmp_path / "loops"))
     whole = [name for name in names if name.endswith(".code")]
-    assert len(whole) == 3 and len(names) == 4  # one was being written
+    assert len(whole) == 3 and len(names) == 4  # one incomplete file
     assert all(cache.read(name.removesuffix(".code")) for name in whole)

@@ -1,4 +1,4 @@
-"""Loops of machine code give what the expressions give on arrays."""
+"""Compiled loops equal the expressions on arrays."""
 
 from __future__ import annotations
 
@@ -32,55 +32,55 @@ OPERANDS = dict.fromkeys([*ONE, "invert", "logical_not"], 1) | {"weighted_sum": 
 
 
 def random_array(draw: random.Random, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
-    numbers = np.random.default_rng(draw.randrange(2**32))
+    rng = np.random.default_rng(draw.randrange(2**32))
     if dtype is bool_:
-        return np.asarray(numbers.random(shape) < 0.5)
+        return np.asarray(rng.random(shape) < 0.5)
     if dtype.is_integer:
-        return np.asarray(numbers.integers(0 if dtype is uint8 else -100, 100, shape), dtype.numpy)
-    values = numbers.standard_normal(shape) * 10.0 ** draw.choice((-3, 0, 1))
-    special = numbers.choice([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 1.5], shape)
-    return np.asarray(np.where(numbers.random(shape) < 0.03, special, values), dtype.numpy)
+        return np.asarray(rng.integers(0 if dtype is uint8 else -100, 100, shape), dtype.numpy)
+    values = rng.standard_normal(shape) * 10.0 ** draw.choice((-3, 0, 1))
+    special = rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 1.5], shape)
+    return np.asarray(np.where(rng.random(shape) < 0.03, special, values), dtype.numpy)
 
 
 def operand(draw: random.Random, shape: tuple[int, ...], dtype: DType, writable: bool = False) -> np.ndarray:
-    """An array that lies anyhow in memory and broadcasts to the shape; one that is written covers it."""
-    lying = draw.choice(("dense", "dense", "transposed", "apart", "backwards") + (() if writable else ("broadcast", "one")))
-    if lying == "broadcast":
+    """Return an array of a random memory layout that broadcasts to the shape; a writable one has this shape."""
+    layout = draw.choice(("dense", "dense", "transposed", "apart", "backwards") + (() if writable else ("broadcast", "one")))
+    if layout == "broadcast":
         small = tuple(draw.choice((1, n)) for n in shape)[draw.randint(0, len(shape)) :]
         return random_array(draw, small, dtype)
-    if lying == "one":
+    if layout == "one":
         return random_array(draw, (), dtype)
-    if lying == "transposed":
+    if layout == "transposed":
         return random_array(draw, shape[::-1], dtype).T
-    if lying == "apart":
+    if layout == "apart":
         return random_array(draw, tuple(2 * n for n in shape), dtype)[(..., *(slice(None, None, 2) for _ in shape))]
     array = random_array(draw, shape, dtype)
-    return array[..., ::-1] if lying == "backwards" and shape else array
+    return array[..., ::-1] if layout == "backwards" and shape else array
 
 
 def random_expression(draw: random.Random, elements: Sequence[Expression], steps: int) -> list[Expression]:
-    made = list(elements)
+    expressions = list(elements)
     for _ in range(steps):
-        x = draw.choice(made)
-        alike = [y for y in made if y.dtype is x.dtype]
+        x = draw.choice(expressions)
+        alike = [y for y in expressions if y.dtype is x.dtype]
         table = TRUTHS if x.dtype is bool_ else FLOATS if x.dtype.is_float else WHOLE
         match draw.randrange(8):
             case 0:
                 target = draw.choice((float32, bool_, x.dtype) if x.dtype.is_float else (int32, float32, uint8, int64, float64, bool_))
-                made.append(x if x.dtype is float64 and target.is_half else f.cast(x, target))
+                expressions.append(x if x.dtype is float64 and target.is_half else f.cast(x, target))
             case 1:
-                made.append(draw.choice(COMPARISONS)(x, draw.choice(alike)))
+                expressions.append(draw.choice(COMPARISONS)(x, draw.choice(alike)))
             case 2:
-                conditions = [y for y in made if y.dtype is bool_]
-                made.append(f.where(draw.choice(conditions), x, draw.choice(alike)) if conditions else x)
+                conditions = [y for y in expressions if y.dtype is bool_]
+                expressions.append(f.where(draw.choice(conditions), x, draw.choice(alike)) if conditions else x)
             case _:
-                # on numbers of two bytes the reference rounds inside these too, or keeps the sign of zero
+                # for half precision the reference also rounds inside these, or keeps the sign of zero
                 name = draw.choice([name for name in table if not (x.dtype.is_half and name in ("rsqrt", "sign", "weighted_sum"))])
                 others = [draw.choice(alike) for _ in range(OPERANDS.get(name, 2) - 1)]
-                if name == "copysign":  # the sign of a NaN that was computed is the machine's
+                if name == "copysign":  # the sign of a computed NaN depends on the machine
                     others = [f.where(f.equal(y, y), y, 1.0) for y in others]
-                made.append(getattr(f, name)(x, *others))
-    return [y for y in made if y not in elements] or made
+                expressions.append(getattr(f, name)(x, *others))
+    return [y for y in expressions if y not in elements] or expressions
 
 
 def run(outputs: Sequence[Expression], inputs: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> None:
@@ -90,7 +90,7 @@ def run(outputs: Sequence[Expression], inputs: Sequence[np.ndarray], targets: Se
 
 
 def same(a: np.ndarray, b: np.ndarray) -> bool:
-    """The same values: NaN like NaN, either zero."""
+    """Compare values; NaN equals NaN, and the zeros are equal."""
     if a.dtype.kind in "fV":
         a, b = a.astype(np.float64), b.astype(np.float64)
     return bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))
@@ -102,12 +102,12 @@ def check_random_loop(seed: int) -> None:
     types = [draw.choice(TYPES) for _ in range(draw.randint(1, 4))]
     inputs = [operand(draw, shape, dtype) for dtype in types]
     elements = [f.element(k, dtype) for k, dtype in enumerate(types)]
-    made = random_expression(draw, elements, draw.randint(1, 12))
-    outputs = [draw.choice(made) for _ in range(draw.randint(1, 3))]
+    expressions = random_expression(draw, elements, draw.randint(1, 12))
+    outputs = [draw.choice(expressions) for _ in range(draw.randint(1, 3))]
     targets = [operand(draw, shape, y.dtype, writable=True) for y in outputs]
     with np.errstate(all="ignore"):
         expected = [np.broadcast_to(y, shape) for y in evaluate(outputs, inputs, np)]
-        if draw.random() < 0.3:  # over an input that is as large
+        if draw.random() < 0.3:  # writes over an input of the same shape
             for k, y in enumerate(outputs[:1]):
                 for a in inputs:
                     if a.shape == shape and a.dtype == y.dtype.numpy:
@@ -117,18 +117,18 @@ def check_random_loop(seed: int) -> None:
         assert same(target, value), f"seed {seed}: {y}"
 
 
-def test_random_loops() -> None:
+def test_random_loops_equal_their_expressions() -> None:
     for seed in range(60):
         check_random_loop(seed)
 
 
-def test_random_loops_some_columns_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where operands lie the other way; the loops are those of the test before."""
+def test_random_loops_with_tiles_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands in transposed order are tiled; the loops are those of the test above."""
     monkeypatch.setattr(loop_space, "COLUMNS_AT_A_TIME", 7)
     for seed in range(60):
         check_random_loop(seed)
-    turned = loop_space.Space((3, 20), ((80, 4), (4, 12)))
-    assert [(first, tile.sizes) for first, tile in turned.tiles()] == [(0, (3, 7)), (7, (3, 7)), (14, (3, 6))]
+    transposed = loop_space.Space((3, 20), ((80, 4), (4, 12)))
+    assert [(first, tile.sizes) for first, tile in transposed.tiles()] == [(0, (3, 7)), (7, (3, 7)), (14, (3, 6))]
     assert list(loop_space.Space((3, 20), ((80, 4), (80, 4))).tiles()) == [(0, loop_space.Space((3, 20), ((80, 4), (80, 4))))]
 
 
@@ -145,8 +145,11 @@ def test_sums_of_rows_have_the_bits_of_the_reference(dtype: DType, width: int) -
     centred = x - f.row_sum(x) / f.cast(f.columns(), dtype)
     normal = centred * f.rsqrt(f.row_sum(centred * centred) / f.cast(f.columns(), dtype) + 1e-5) * w
     outputs = [normal, f.row_sum(x * w), f.row_max(x), f.maximum(x, f.row_max(w))]
-    numbers = np.random.default_rng(width)
-    array, weight = numbers.standard_normal((2, 5, width)).astype(dtype.numpy)[:, ::-1], numbers.standard_normal(width).astype(dtype.numpy)
+    rng = np.random.default_rng(width)
+    array, weight = (
+        rng.standard_normal((2, 5, width)).astype(dtype.numpy)[:, ::-1],
+        rng.standard_normal(width).astype(dtype.numpy),
+    )
     inputs = [array, weight]
     expected = evaluate(outputs, inputs, np)
     targets = [np.empty(array.shape, array.dtype), np.empty((2, 5, 1), array.dtype), np.empty((2, 5, 1), array.dtype), np.empty_like(array)]
@@ -160,7 +163,7 @@ def test_sums_of_rows_have_the_bits_of_the_reference(dtype: DType, width: int) -
 @pytest.mark.parametrize("shape", [(1, 5), (64, 16), (65, 17), (3, 50, 33), (200, 1)])
 @pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 def test_sums_of_columns_have_the_bits_of_the_reference(shape: tuple[int, ...], dtype: DType) -> None:
-    """The gradients of a layer norm: one output for elements, two for columns."""
+    """Gradients of a layer norm: one output per element, two per column."""
     dy, x, w = (f.element(k, dtype) for k in range(3))
     scale = f.rsqrt(f.row_sum(x * x) / f.cast(f.columns(), dtype) + 1e-5)
     normal = x * scale
@@ -170,8 +173,8 @@ def test_sums_of_columns_have_the_bits_of_the_reference(shape: tuple[int, ...], 
         f.column_sum(dy * normal),
         f.cast(f.column_sum(dy), bfloat16) if dtype is float32 else f.column_sum(dy),
     ]
-    numbers = np.random.default_rng(shape[-1])
-    inputs = [numbers.standard_normal(shape).astype(dtype.numpy) for _ in range(2)] + [numbers.standard_normal(shape[-1:]).astype(dtype.numpy)]
+    rng = np.random.default_rng(shape[-1])
+    inputs = [rng.standard_normal(shape).astype(dtype.numpy) for _ in range(2)] + [rng.standard_normal(shape[-1:]).astype(dtype.numpy)]
     expected = evaluate(outputs, inputs, np)
     targets = [
         np.empty(shape, dtype.numpy),
@@ -184,7 +187,7 @@ def test_sums_of_columns_have_the_bits_of_the_reference(shape: tuple[int, ...], 
             assert np.array_equal(target.reshape(value.shape), value)
 
 
-def test_sums_of_many_rows_are_as_exact_as_those_of_64_and_infinities_stay() -> None:
+def test_sums_of_many_rows_are_exact_and_keep_infinities() -> None:
     x = np.full((30_000, 3), 0.1, np.float32)
     x[77, 1], x[[5, 20_000], 2] = np.inf, (np.inf, -np.inf)
     (outputs, target) = ([f.column_sum(f.element(0, float32))], np.empty(3, np.float32))
@@ -195,27 +198,27 @@ def test_sums_of_many_rows_are_as_exact_as_those_of_64_and_infinities_stay() -> 
 
 
 @pytest.mark.parametrize("stored", [(3, 1, 2, 0), (3, 2, 1, 0), (0, 1, 2, 3)])
-def test_sums_of_columns_that_lie_as_rows(stored: tuple[int, ...]) -> None:
-    """The gradients of a bias and of relu, images stored with their channels outermost."""
+def test_sums_of_columns_with_transposed_memory(stored: tuple[int, ...]) -> None:
+    """Gradients of a bias and of relu, for images stored with their channels outermost."""
     shape = (6, 5, 7, 9)
     dy, y, b = f.element(0, float32), f.element(1, float32), f.element(2, float32)
-    made = f.where(y + b > 0.0, dy, 0.0)
-    numbers = np.random.default_rng(3)
+    masked = f.where(y + b > 0.0, dy, 0.0)
+    rng = np.random.default_rng(3)
     back = tuple(np.argsort(stored))
-    lying = [np.ascontiguousarray(numbers.standard_normal(shape).astype(np.float32).transpose(stored)).transpose(back) for _ in range(3)]
-    inputs = [*lying[:2], numbers.standard_normal(shape[-1:]).astype(np.float32)]
-    outputs, targets = [made, f.column_sum(made) * 2.0], [lying[2], np.empty(shape[-1:], np.float32)]
+    images = [np.ascontiguousarray(rng.standard_normal(shape).astype(np.float32).transpose(stored)).transpose(back) for _ in range(3)]
+    inputs = [*images[:2], rng.standard_normal(shape[-1:]).astype(np.float32)]
+    outputs, targets = [masked, f.column_sum(masked) * 2.0], [images[2], np.empty(shape[-1:], np.float32)]
     run(outputs, inputs, targets)
     first, second = evaluate(outputs, inputs, np)
     assert np.array_equal(targets[0], first)
     np.testing.assert_allclose(targets[1], second, rtol=1e-5, atol=1e-5)
-    apart = [inputs[0][:, ::2], inputs[1][:, ::2], inputs[2]]
-    said = refuses(outputs[1:], apart, targets[1:])
-    assert said == (None if stored[-1] == 3 else "it sums columns that are not contiguous in memory")
+    strided = [inputs[0][:, ::2], inputs[1][:, ::2], inputs[2]]
+    reason = refuses(outputs[1:], strided, targets[1:])
+    assert reason == (None if stored[-1] == 3 else "it sums columns that are not contiguous in memory")
 
 
 @pytest.mark.parametrize(("cpu", "features"), [("haswell", "+avx2,+fma,+f16c"), ("x86-64", "+avx,+fma,+f16c")])
-def test_lesser_machines_give_the_same_bits(cpu: str, features: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_cpus_compute_the_same_bits(cpu: str, features: str, monkeypatch: pytest.MonkeyPatch) -> None:
     here = machine_code.compiler()
     if not here.triple.startswith("x86_64") or "+avx2" not in here.features:
         pytest.skip("another kind of machine")
@@ -224,18 +227,18 @@ def test_lesser_machines_give_the_same_bits(cpu: str, features: str, monkeypatch
     functions = [getattr(f, name)(x) for name in ("tanh", "expm1", "log", "erf", "exp2", "softplus")]
     outputs = [shifted / f.row_sum(shifted), f.column_sum(f.sigmoid(x)), *functions, f.cast(f.exp(f.cast(x, float64)), float32)]
     array = (np.random.default_rng(0).standard_normal((9, 77)) * 40).astype(np.float32)
-    found = []
+    results = []
     for compiler in (here, machine_code.Compiler(here.cache, cpu, features)):
         monkeypatch.setattr(loops, "compiler", lambda compiler=compiler: compiler)
         monkeypatch.setattr(loops, "_loops", {})
         targets = [np.empty(array.shape[1:] if y.primitive == "column_sum" else array.shape, np.float32) for y in outputs]
         run(outputs, [array], targets)
-        found.append(targets)
-    for y, one, other in zip(outputs, *found, strict=True):
+        results.append(targets)
+    for y, one, other in zip(outputs, *results, strict=True):
         assert np.array_equal(one, other, equal_nan=True), y
 
 
-def test_refusals_say_why() -> None:
+def test_unsupported_operands_have_a_reason() -> None:
     x = f.element(0, float32)
     a = np.zeros(8, np.float32)
     k = f.element(1, int32)
@@ -255,7 +258,7 @@ def test_refusals_say_why() -> None:
 
 
 @pytest.mark.parametrize("dtype", [int8, uint8, int32, int64], ids=str)
-def test_quotients_and_powers_of_integers(dtype: DType) -> None:
+def test_quotients_and_powers_of_integers_equal_the_reference(dtype: DType) -> None:
     x, y = f.element(0, dtype), f.element(1, dtype)
     low, high = map(int, dtype.span)
     some = np.array(sorted({low, low + 1, max(low, -7), max(low, -1), 0, 1, 2, 3, 7, high - 1, high}), dtype.numpy)
@@ -270,8 +273,8 @@ def test_quotients_and_powers_of_integers(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5, 17), (40, 32), (4, 1, 6)])
-def test_indices_and_random_words_are_those_of_the_reference(shape: tuple[int, ...]) -> None:
-    """Counts that make one axis of several, that do not, and of one axis only; and rows that are summed with them."""
+def test_indices_and_random_words_equal_the_reference(shape: tuple[int, ...]) -> None:
+    """Index arithmetic that merges several axes, that does not, and of one axis only; and sums of rows with it."""
     x, stream = f.element(0, float32), f.number(1, int64)
     strides = [int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
     dense = f.constant(5, int64)
@@ -297,28 +300,28 @@ def test_indices_and_random_words_are_those_of_the_reference(shape: tuple[int, .
         assert same(target, np.broadcast_to(value, target.shape)), y
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="elsewhere NumPy has other numbers for what does not fit")
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="on other machines NumPy converts values out of range differently")
 @pytest.mark.parametrize("source", [float32, float64])
 @pytest.mark.parametrize("target", [int8, uint8, int32, int64])
 @pytest.mark.filterwarnings("ignore:invalid value")
-def test_floats_that_do_not_fit_are_the_whole_numbers_that_numpy_has(source: DType, target: DType) -> None:
+def test_floats_out_of_range_convert_to_integers_as_in_numpy(source: DType, target: DType) -> None:
     ends = [sign * 2.0**bits for bits in (7, 8, 31, 32, 63, 64) for sign in (1, -1)]
     x = np.array([-1.2, 0.7, 300, -300.5, 1e6, 3e9, -3e9, 1e20, np.nan, np.inf, -np.inf, *ends], source.numpy)
-    for given in (x, np.nextafter(x, source.numpy.type(0)), x[:1]):
-        y = np.empty(given.shape, target.numpy)
-        ((function, arguments),) = bind([f.cast(f.element(0, source), target)], [given], [y])
+    for values in (x, np.nextafter(x, source.numpy.type(0)), x[:1]):
+        y = np.empty(values.shape, target.numpy)
+        ((function, arguments),) = bind([f.cast(f.element(0, source), target)], [values], [y])
         function(*arguments)
-        np.testing.assert_array_equal(y, given.astype(target.numpy))
+        np.testing.assert_array_equal(y, values.astype(target.numpy))
 
 
-def test_an_operand_is_looked_at_before_it_has_memory() -> None:
-    """The place of the run counter of a dropout is viewed, not read: it is at an address where there is nothing yet."""
+def test_operands_are_checked_without_reading_memory() -> None:
+    """The run counter of a dropout is a view of an address without memory, which must not be read."""
     op = DropoutMask(0.5, "mask")
     types = TensorType((8, 32), float32), TensorType((1,), int64)
     assert unsupported_reason(op, target_of("cpu", "llvm"), types, [types[0]]) is None
 
 
-def test_a_number_is_read_when_the_loop_runs() -> None:
+def test_a_scalar_is_read_when_the_loop_runs() -> None:
     x, rate = f.element(0, float32), f.number(1, float64)
     a, r, y = np.arange(20, dtype=np.float32), np.zeros(()), np.empty(20, np.float32)
     ((function, arguments),) = bind([x * f.cast(rate, float32)], [a, r], [y])
@@ -328,8 +331,8 @@ def test_a_number_is_read_when_the_loop_runs() -> None:
         assert np.array_equal(y, a * np.float32(value))
 
 
-def test_threads_that_begin_together_share_one_compiler() -> None:
-    """Machine code is gone with the compiler that made it: of two, one would be forgotten while its loops are called."""
+def test_concurrent_threads_share_one_compiler() -> None:
+    """Machine code is freed with its compiler, so a second compiler would leave dangling loops."""
     program = (
         "import threading\n"
         "from concurrent.futures import ThreadPoolExecutor\n"
@@ -342,8 +345,8 @@ def test_threads_that_begin_together_share_one_compiler() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-def test_modes_of_floating_point_stay_as_they_are() -> None:
-    """Numbers below the smallest normal one are not taken for zero, in a loop or after one, and rounding is to the nearest."""
+def test_loops_do_not_change_floating_point_modes() -> None:
+    """Subnormal numbers are not flushed to zero, in a loop or after one, and rounding is to nearest."""
     x, y = (f.element(i, float32) for i in range(2))
     small = np.full(100, 3e-40, np.float32)
     large = np.full(100, 1e38, np.float32)

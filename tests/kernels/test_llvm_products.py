@@ -1,4 +1,4 @@
-"""Products of matrices as compiled loops: every form of operands, sizes around tiles and panels, and the same bits however they are cut."""
+"""Compiled products of matrices: every form of operands, sizes around tiles and panels, and equal bits for every split."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jobflow.kernels.llvm.product_text import ProductForm, print_product
 from jobflow.ops.op import Call
 from jobflow.runtime.device.numpy_device import CpuDevice
 
-#: rows, what is summed, columns: around tiles of 6, panels of 64, pieces of 256 and parts of 252 and 504
+#: rows, summed elements, columns: around tiles of 6, panels of 64, pieces of 256 and parts of 252 and 504
 SIZES = [(4, 300, 5), (7, 65, 20), (33, 129, 97), (13, 300, 260), (520, 40, 70), (260, 260, 140), (64, 512, 64)]
 TOLERANCE = {"float32": 2e-6, "float64": 1e-14}
 
@@ -29,7 +29,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(calls: Sequence[Call]) -> bool:
-    """Run the calls; whether a loop is among them."""
+    """Run the calls; return True if one of them is a loop."""
     for function, arguments in calls:
         function(*arguments)
     return all(type(function).__name__ == "CFunctionType" for function, _ in calls)
@@ -37,12 +37,12 @@ def run(calls: Sequence[Call]) -> bool:
 
 def stored(shape: Sequence[int], dtype: str, turned: bool, random: Any) -> Array:
     *pairs, rows, columns = shape
-    made = random.uniform(-1, 1, (*pairs, columns, rows) if turned else shape).astype(dtype)
-    return made.swapaxes(-1, -2) if turned else made
+    matrix = random.uniform(-1, 1, (*pairs, columns, rows) if turned else shape).astype(dtype)
+    return matrix.swapaxes(-1, -2) if turned else matrix
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_every_form_of_operands(dtype: str) -> None:
+def test_products_of_every_form_of_operands(dtype: str) -> None:
     random = np.random.default_rng(0)
     for n, ((rows, depth, columns), turns) in enumerate(product(SIZES, product((False, True), repeat=3))):
         pairs = [(), (3,), (2, 3), (2, 1, 3)][n % 4] if rows < 100 else ()
@@ -60,17 +60,17 @@ def test_every_form_of_operands(dtype: str) -> None:
             assert run(calls_in_loops.in_loops([(add, (1.0,)), subtract]))
             np.testing.assert_allclose(y, 1.5 * expected, rtol=0, atol=3 * bound)
             for addend in (np.arange(columns, dtype=dtype), stored(y.shape, dtype, turns[2], random)):
-                refusal = product_loops.refuses_sum(ProductSum(), (a, b, addend), (y,))
-                assert (refusal is None) == (addend.ndim == 2 or not turns[2])
-                if refusal is None:
+                reason = product_loops.refuses_sum(ProductSum(), (a, b, addend), (y,))
+                assert (reason is None) == (addend.ndim == 2 or not turns[2])
+                if reason is None:
                     assert run(product_loops.sum_in_loops(ProductSum(), CpuDevice(), (a, b, addend), (y,)))
                     np.testing.assert_allclose(y, expected + addend, rtol=2e-7, atol=bound)
         np.testing.assert_array_equal(whole[..., rows, :], border[0])
         np.testing.assert_array_equal(whole[..., columns], border[1])
 
 
-def test_parts_have_the_bits_of_the_whole() -> None:
-    """A batch that is cut over ranks gives the same numbers; what one row holds is seen in no other."""
+def test_parts_of_a_product_have_the_bits_of_the_whole() -> None:
+    """A batch that is split over ranks gives equal bits, and non-finite values of a row do not affect other rows."""
     random = np.random.default_rng(1)
     a, b = random.uniform(-1, 1, (100, 700)).astype("float32"), random.uniform(-1, 1, (700, 90)).astype("float32")
     a[17, 3], b[5, 60] = np.nan, np.inf
@@ -84,8 +84,8 @@ def test_parts_have_the_bits_of_the_whole() -> None:
     assert np.isfinite(np.delete(np.delete(whole, 17, 0), 60, 1)).all()
 
 
-def test_triangles() -> None:
-    """As the whole product, whatever rows, depth, parts and tiles; rows and columns of only zeros, too."""
+def test_products_with_triangles_equal_whole_products() -> None:
+    """Products with a triangle equal the whole product for all rows, depths, blocks and tiles, including rows and columns of zeros."""
     random = np.random.default_rng(3)
     for rows, depth, columns in ((128, 128, 64), (600, 300, 20), (40, 700, 33), (9, 30, 70)):
         a, b = np.tril(random.uniform(-1, 1, (2, rows, depth)).astype("float32")), random.uniform(-1, 1, (2, depth, columns)).astype("float32")
@@ -96,7 +96,7 @@ def test_triangles() -> None:
             np.testing.assert_allclose(y, turned @ factor, rtol=0, atol=2e-6 * max(rows, depth))
 
 
-def test_what_no_loop_takes_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_products_are_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     a, y = np.ones((64, 64), "float32"), np.zeros((64, 64), "float32")
     cases = {
         "the element types": (a.astype("int32"), a.astype("int32"), y.astype("int32")),
@@ -118,8 +118,8 @@ def test_what_no_loop_takes_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("lanes", "rows", "panel"), [(8, (4, 2, 1), 3), (4, (6, 4, 2, 1), 4), (2, (6, 4, 2, 1), 4)])
-def test_vectors_of_other_machines(lanes: int, rows: tuple[int, ...], panel: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The texts for 32 and 16 bytes, which this machine runs as well."""
+def test_products_with_vectors_of_other_machines(lanes: int, rows: tuple[int, ...], panel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine also runs the texts for vectors of 32 and 16 bytes."""
     for dtype in (float32, float64):
         form = ProductForm(dtype, lanes if dtype is float32 else max(lanes // 2, 2), rows, panel, 64)
         compiler = Compiler()

@@ -1,4 +1,4 @@
-"""Running sums and products as compiled loops have the bits of NumPy's."""
+"""Compiled running sums and products have the bits of NumPy's."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def test_scans_have_the_bits_of_numpy(dtype: str) -> None:
         x = np.random.default_rng(len(shape)).uniform(-3 if dtype != "uint8" else 0, 3, shape).astype(dtype)
         if dtype.startswith("float"):
             x[..., :2] = -0.0
-        op, made = cls(x.ndim - 1, reverse, exclusive), []
+        op, results = cls(x.ndim - 1, reverse, exclusive), []
         for target in (CPU, target_of("cpu", "llvm")):
             y = np.zeros_like(x)
             chosen = registry.choose(op, target, [x], [y])
             for function, arguments in chosen.implementation.bind(op, CpuDevice(), [x], [y]):
                 function(*arguments)
-            made.append((chosen.implementation.name, y))
-        (_, expected), (name, ours) = made
+            results.append((chosen.implementation.name, y))
+        (_, expected), (name, ours) = results
         assert name == "running values"
         np.testing.assert_array_equal(ours.view(f"u{x.itemsize}"), expected.view(f"u{x.itemsize}"), err_msg=f"{op} of {shape}")
 
 
-def test_elements_that_are_apart_are_left_to_numpy() -> None:
+def test_numpy_computes_scans_of_strided_elements() -> None:
     x = np.zeros((40, 40), np.float32)
     chosen = registry.choose(CumSum(0), target_of("cpu", "llvm"), [x], [x.copy()])
     assert chosen.implementation.name == "accumulate"

@@ -1,4 +1,4 @@
-"""Sums of rows by their numbers, as a compiled loop, have the bits of NumPy's."""
+"""Compiled segment sums have the bits of NumPy's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobflow.kernels.target import CPU, target_of
 from jobflow.ops.index import BatchSegmentSum, DimScatterAdd, UnsortedSegmentSum
 from jobflow.runtime.device.numpy_device import CpuDevice
 
-#: an operation, and the shapes of what it adds up and of the numbers
+#: an operation, and the shapes of its data and of its ids
 CASES = [
     *(
         (UnsortedSegmentSum(0, size, offset), shape, shape[:1])
@@ -28,14 +28,14 @@ CASES = [
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
 def test_sums_of_rows_have_the_bits_of_numpy(dtype: str) -> None:
     random = np.random.default_rng(0)
-    for (op, shape, places), numbers in product(CASES, ("int32", "int64")):
-        data, ids = random.uniform(-9, 9, shape).astype(dtype), random.integers(-3, op.size + 3, places).astype(numbers)
-        made = []
+    for (op, shape, id_shape), id_type in product(CASES, ("int32", "int64")):
+        data, ids = random.uniform(-9, 9, shape).astype(dtype), random.integers(-3, op.size + 3, id_shape).astype(id_type)
+        results = []
         for target in (CPU, target_of("cpu", "llvm")):
             y = np.full(op.infer(type_of(data), type_of(ids)).shape, 7, dtype)
             chosen = registry.choose(op, target, [data, ids], [y])
             for function, arguments in chosen.implementation.bind(op, CpuDevice(), [data, ids], [y]):
                 function(*arguments)
-            made.append(y)
+            results.append(y)
         assert chosen.implementation.name == "sequential row sums"
-        np.testing.assert_array_equal(*made, err_msg=str(op))
+        np.testing.assert_array_equal(*results, err_msg=str(op))

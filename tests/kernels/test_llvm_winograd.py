@@ -1,4 +1,4 @@
-"""Winograd's transforms as loops: what the products give that they replace, at edges, with tails of samples, in one dimension, cut by samples."""
+"""Compiled Winograd transforms equal the products that they replace: at edges, with remainders of samples, in one dimension, split by samples."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def innermost(random: np.random.Generator, dtype: str, n: int, *sizes: int) -> A
 
 
 def results(way: winograd.WinogradWay, m: int, window: Window, x: Array, w: Array, dy: Array) -> list[Array]:
-    """y, dx and dw."""
-    made = []
+    """Return y, dx and dw."""
+    outputs = []
     for prepare, a, b, like in ((winograd.forward, x, w, dy), (winograd.grad_input, dy, w, x), (winograd.grad_weight, x, dy, w)):
-        made.append(np.full_like(like, np.nan))
-        for function, arguments in prepare(way, window, m, CpuDevice(), a, b, made[-1]):
+        outputs.append(np.full_like(like, np.nan))
+        for function, arguments in prepare(way, window, m, CpuDevice(), a, b, outputs[-1]):
             function(*arguments)
-    return made
+    return outputs
 
 
 @pytest.mark.parametrize(("dtype", "lanes"), [("float32", 16), ("float32", 8), ("float64", 4)])
-def test_loops_are_the_products(dtype: str, lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(winograd_loops, "_compiled", lambda dtype, *given: compiler().function(print_transform(TransformForm(dtype, lanes, *given))))
+def test_compiled_transforms_equal_products(dtype: str, lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(winograd_loops, "_compiled", lambda dtype, *pair: compiler().function(print_transform(TransformForm(dtype, lanes, *pair))))
     for m, kernel, (down, along), n, c, o, height, width in CASES:
         random, window = np.random.default_rng(n), Window(kernel, (1, 1), ((down, down), (along, along)), (1, 1))
         x, w = innermost(random, dtype, n, c, height, width), random.standard_normal((o, c, *kernel)).astype(dtype)
@@ -46,5 +46,5 @@ def test_loops_are_the_products(dtype: str, lanes: int, monkeypatch: pytest.Monk
         expected = results(winograd.PRODUCTS, m, window, x, w, dy)
         for near in (1 << 18, 1 << 40):
             way = winograd.WinogradWay(winograd_loops.transformed, product_loops.added, near)
-            for found, other in zip(results(way, m, window, x, w, dy), expected, strict=True):
-                np.testing.assert_allclose(found, other, rtol=0, atol=np.abs(other).max() * (4e-5 if dtype == "float32" else 1e-13))
+            for result, other in zip(results(way, m, window, x, w, dy), expected, strict=True):
+                np.testing.assert_allclose(result, other, rtol=0, atol=np.abs(other).max() * (4e-5 if dtype == "float32" else 1e-13))

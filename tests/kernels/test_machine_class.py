@@ -1,4 +1,4 @@
-"""The class of CPUs that products and convolutions are chosen for; between ranks see `tests/runtime/programs/world_cases.py`."""
+"""The class of CPUs that determines products and convolutions; `tests/runtime/programs/world_cases.py` tests its agreement between ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jobflow.ops.conv import conv_op
 
 @pytest.fixture(autouse=True)
 def anew() -> Iterator[None]:
-    """As in a process that has not looked yet."""
+    """Reset the cached class, as in a new process."""
     agreed = [*machine_class._agreed]
     own_class.cache_clear()
     yield
@@ -29,20 +29,20 @@ def anew() -> Iterator[None]:
     own_class.cache_clear()
 
 
-def test_a_lesser_class_is_computed_for_as_well_as_chosen_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lower_class_limits_costs_and_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBFLOW_CPU", "avx2")
     assert own_class() == "avx2"
     here = Compiler()
     assert here.vector_bytes <= 32 and not here.primitives
 
 
-def test_a_class_that_there_is_not_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_class_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBFLOW_CPU", "avx")
     with pytest.raises(ConfigError, match="JOBFLOW_CPU=avx: not a class of this CPU; set it to one of avx2"):
         Settings()
 
 
-def test_a_better_class_than_the_own_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_above_the_cpus_own_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("numpy.show_config", lambda mode: {"SIMD Extensions": {"baseline": ["X86_V2"], "found": ["X86_V3"]}})
     assert own_class() == "avx2"
     own_class.cache_clear()
@@ -51,7 +51,7 @@ def test_a_better_class_than_the_own_is_an_error(monkeypatch: pytest.MonkeyPatch
         own_class()
 
 
-def test_choices_are_those_of_the_least_class_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_use_the_lowest_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(COSTS, ("avx2", "llvm"), replace(COSTS["avx2", "llvm"], sums=0.0))
     x, w = (8, 64, 28, 28), (64, 64, 3, 3)
     op = conv_op(TensorType(x, float32), TensorType(w, float32), padding="same")
@@ -61,11 +61,11 @@ def test_choices_are_those_of_the_least_class_of_all_ranks(monkeypatch: pytest.M
         assert (why_not(op, (x, w), True, "direct", "llvm") is None) == direct
 
 
-@pytest.mark.parametrize(("said", "granted", "expected"), [("amx_bf16", 0, "amx"), ("amx_bf16", -1, "avx512"), ("avx2", 0, "avx512")])
-def test_the_class_is_that_of_what_linux_allows(said: str, granted: int, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("cpu_flags", "granted", "expected"), [("amx_bf16", 0, "amx"), ("amx_bf16", -1, "avx512"), ("avx2", 0, "avx512")])
+def test_amx_requires_the_permission_of_linux(cpu_flags: str, granted: int, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JOBFLOW_CPU", raising=False)
     monkeypatch.setattr("numpy.show_config", lambda mode: {"SIMD Extensions": {"found": ["X86_V4"]}})
-    (tmp_path / "cpuinfo").write_text(f"flags : fpu {said}\n")
+    (tmp_path / "cpuinfo").write_text(f"flags : fpu {cpu_flags}\n")
     monkeypatch.setattr(machine_class, "CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(syscall=lambda *numbers: granted))
+    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(syscall=lambda *arguments: granted))
     assert machine_class.own_class() == expected

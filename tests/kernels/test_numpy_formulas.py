@@ -1,4 +1,4 @@
-"""Functions that NumPy computes number by number on some CPUs, made of those that it has vectorised: on all CPUs alike."""
+"""Formulas of functions that NumPy does not vectorize on some CPUs, tested on all CPUs."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ OF_ONE = ("expm1", "log1p", "tan", "sinh", "cosh", "arcsin", "arccos", "arctan",
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NumPy as on a CPU for which it has hardly anything vectorised."""
+    """Emulate a CPU for which NumPy vectorizes few functions."""
     monkeypatch.setattr(numpy_formulas, "vectorised", lambda name: name in ("exp", "log", "sin", "cos"))
 
 
 def computed(name: str, *inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """By the formula, and exactly."""
+    """Return the results by the formula, and the exact ones."""
     program = compiled([getattr(f, name)(*(f.element(i, float32) for i in range(len(inputs))))], len(inputs), 0, {})
     assert program is not None and len(program.steps) > 2, "it is one call"
     y = np.empty_like(inputs[0])
     with np.errstate(all="ignore"):
-        for function, given in block_calls(program, CpuDevice(), inputs, (), [y]):
-            function(*given)
+        for function, operands in block_calls(program, CpuDevice(), inputs, (), [y]):
+            function(*operands)
         return y, getattr(np, name)(*(x.astype(np.float64) for x in inputs))
 
 
@@ -47,29 +47,29 @@ def check(name: str, y: np.ndarray, true: np.ndarray, *inputs: np.ndarray) -> No
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("name", OF_ONE)
-def test_formulas_of_one_number(name: str) -> None:
+def test_errors_of_formulas_of_one_argument(name: str) -> None:
     x = arguments(float32, 50_000)
     check(name, *computed(name, x), x)
 
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("name", OF_ONE)
-def test_they_warn_of_nothing_else_than_numpy_does(name: str) -> None:
+def test_formulas_warn_only_if_numpy_does(name: str) -> None:
     program = compiled([getattr(f, name)(f.element(0, float32))], 1, 0, {})
     assert program is not None
     far = () if name in ("arcsin", "arccos", "arctanh") else (30.0, -30.0, 1e5, -1e5)
     for x in (0.0, -0.0, 1e-40, 1e-9, -1e-9, 0.5, -0.5, 0.999, *far):
-        given, y = np.full(4, x, np.float32), np.empty(4, np.float32)
+        values, y = np.full(4, x, np.float32), np.empty(4, np.float32)
         with warnings.catch_warnings(record=True) as theirs:
             warnings.simplefilter("always")
-            getattr(np, name)(given)
+            getattr(np, name)(values)
         if not theirs:
-            for function, arguments in block_calls(program, CpuDevice(), [given], (), [y]):
+            for function, arguments in block_calls(program, CpuDevice(), [values], (), [y]):
                 function(*arguments)
 
 
 @pytest.mark.usefixtures("few")
-def test_angles() -> None:
+def test_errors_of_arctan2() -> None:
     some = np.array([0.0, -0.0, 1.0, -1.0, 2.0, 0.5, 1e30, -1e30, 3e38, 1e-40, np.inf, -np.inf, np.nan], np.float32)
     pairs = np.array(np.meshgrid(some, some), np.float32).reshape(2, -1)
     drawn = np.random.default_rng(0).choice(arguments(float32, 5_000), (2, 20_000))
@@ -77,7 +77,7 @@ def test_angles() -> None:
     check("arctan2", *computed("arctan2", y, x), y, x)
 
 
-def test_what_numpy_has_vectorised_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_that_numpy_vectorizes_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     element = f.element(0, float32)
     for names in (("expm1",), ("exp", "log", "sin", "cos", "expm1"), ()):
         monkeypatch.setattr(numpy_formulas, "vectorised", lambda name, names=names: name in names)

@@ -49,7 +49,7 @@ def test_top_k_of_many_equals_a_sort() -> None:
         for target in (CPU, target_of("cpu", "llvm")):
             outputs = [np.empty(type.shape, type.dtype.numpy) for type in op.infer(type_of(x))]
             chosen = registry.choose(op, target, [x], outputs)
-            assert chosen.implementation.name == "chosen and sorted"
+            assert chosen.implementation.name == "selected and sorted"
             for function, arguments in chosen.implementation.bind(op, CpuDevice(), [x], outputs):
                 function(*arguments)
             assert [a.tobytes() for a in outputs] == [a.tobytes() for a in laws.run(op, [x])]

@@ -56,9 +56,9 @@ def _columns_first(program: RankProgram, formats: Formats) -> Iterable[LocalValu
     for step in program.steps:
         matrices = [value for value in (*step.inputs, *step.outputs) if value.type.ndim == 2]
         fixed += [value for value in matrices if value.slot is not None]
-        if not isinstance(step.action, Op) or not formats.takes_any_order(step.action):
+        if not isinstance(step.action, Op) or not formats.accepts_any_order(step.action):
             fixed += matrices
-        elif formats.wants_columns(step.action, [value.type for value in step.inputs]):
+        elif formats.prefers_columns(step.action, [value.type for value in step.inputs]):
             wants += step.outputs
         else:
             joined.join_equal_shapes(matrices)

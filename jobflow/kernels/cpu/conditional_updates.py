@@ -26,7 +26,7 @@ def _count_false(finite: Array, n: Array) -> None:
 
 
 @implements(GuardedUpdate)
-def calls_that_are_skipped(op: GuardedUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+def guarded_calls(op: GuardedUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     *own, bad = inputs
     return [(_unless, (bad, registry.bind(op.op, CPU, device, own, outputs)))]
 

@@ -275,7 +275,7 @@ def _unfit_for_tiles(op: ConvOp, s: Sizes, single: bool, m: Tiles) -> str | None
     if op.groups > 1 or set(window.strides) != {1} or set(window.dilations) != {1}:
         return f"groups {op.groups}, strides {window.strides} and dilations {window.dilations} must all be 1"
     if mirror(window) is None:
-        return f"padding {window.padding} is larger than the window"
+        return f"padding {window.padding} exceeds the reach of the window"
     if op.algorithm == "auto" and not single:
         return 'float64 requires small errors; the setting "winograd" allows it'
     if op.algorithm == "auto" and error(along, m, max(s.c, s.o)) > ALLOWED:

@@ -78,7 +78,7 @@ def copy_backwards(op: Flip, device: Binder, inputs: Sequence[Array], outputs: S
 
 
 @implements(Roll)
-def copies_of_parts_that_move(op: Roll, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+def copies_of_rolled_parts(op: Roll, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     """Copy the parts of a roll.
 
     A roll along one axis of dense memory copies all elements by one offset, then the elements that wrap around.

@@ -29,26 +29,26 @@ UPDATED = 64 * 1024
 FEW_ROWS = 256
 
 
-def _sum(reader: Op, index: int, maker: Op, *types: TensorType) -> Op | None:
+def _sum(reader: Op, index: int, producer: Op, *types: TensorType) -> Op | None:
     """Return the producer with the reader's other inputs as addends, or None if they do not fit ProductSum or are small."""
     y = types[index]
     large = y.ndim == 2 and y.shape[0] >= ROWS and y.size >= ELEMENTS and y.dtype in (float32, float64)
     if not large or any(t.shape not in (y.shape, y.shape[1:]) for t in types):
         return None
-    if isinstance(maker, ProductSum):
-        return replace(maker, at=maker.at + index)
-    assert isinstance(maker, MatMul)
-    return ProductSum(maker.transpose_a, maker.transpose_b, index)
+    if isinstance(producer, ProductSum):
+        return replace(producer, at=producer.at + index)
+    assert isinstance(producer, MatMul)
+    return ProductSum(producer.transpose_a, producer.transpose_b, index)
 
 
-def _biased(reader: BiasAdd, index: int, maker: Op, *types: TensorType) -> Op | None:
-    return _sum(reader, index, maker, *types) if index == 0 and reader.axis == 1 else None
+def _biased(reader: BiasAdd, index: int, producer: Op, *types: TensorType) -> Op | None:
+    return _sum(reader, index, producer, *types) if index == 0 and reader.axis == 1 else None
 
 
-def _descent(reader: SgdUpdate, index: int, maker: MatMul, *types: TensorType) -> Op | None:
+def _descent(reader: SgdUpdate, index: int, producer: MatMul, *types: TensorType) -> Op | None:
     plain = index == 1 and not reader.weight_decay and not reader.maximize
     gains = plain and types[0].size >= UPDATED and types[0].dtype in (float32, float64)
-    return SgdProduct(maker.transpose_a, maker.transpose_b) if gains else None
+    return SgdProduct(producer.transpose_a, producer.transpose_b) if gains else None
 
 
 def _few_rows(op: MatMul, *types: TensorType) -> bool:

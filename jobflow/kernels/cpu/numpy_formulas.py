@@ -18,7 +18,7 @@ from jobflow.expressions.language import Expression, make
 from jobflow.expressions.on_arrays import exponent_limit
 from jobflow.kernels.decompositions import DECOMPOSITIONS
 
-#: erf(x) = tanh(x p(x^2)) to 6e-8 on the whole line: a fit of p, the lowest power first.  NumPy's tanh is vectorised, so
+#: erf(x) = tanh(x p(x^2)) to 6e-8 on the whole line: a fit of p, the lowest power first.  NumPy's tanh is vectorized, so
 #: this is cheaper than a ratio of polynomials; p grows, so large arguments need no clamp.
 FAST_ERF = (
     1.1283797054704658,

@@ -25,11 +25,11 @@ MOST_SELECTED = 8
 
 def _refused(op: TopK, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
     size = inputs[0].shape[op.axis]
-    return None if 0 < TIMES * op.k <= size else f"k = {op.k} is more than a quarter of the {size} elements of a row"
+    return None if 0 < TIMES * op.k <= size else f"k = {op.k} is not between 1 and a quarter of the {size} elements of a row"
 
 
 @implements(TopK, refuses=_refused)
-def chosen_and_sorted(op: TopK, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+def selected_and_sorted(op: TopK, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     return [(_choose, (op, *inputs, *outputs))]
 
 

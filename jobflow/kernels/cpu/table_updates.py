@@ -54,7 +54,7 @@ def unsupported_reason(op: RowUpdate, inputs: Sequence[Array], outputs: Sequence
 
 
 @implements(RowUpdate, refuses=unsupported_reason)
-def rows_that_were_read(op: RowUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+def updates_of_read_rows(op: RowUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     over_all = None if op.lazy else _pass_over_all(op.op, dtype_of(inputs[0].dtype))
     return row_calls(op, device, inputs, outputs, lambda scalars: block_calls(over_all, device, outputs, scalars, outputs) if over_all else [])
 

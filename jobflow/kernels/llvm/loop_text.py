@@ -29,9 +29,9 @@ _IOTA = ", ".join(f"i64 {k}" for k in range(WIDTH))
 COLUMN_ROWS = 3
 
 
-def print_loop(outputs: Sequence[Expression], form: LoopForm, dear: set[Expression]) -> Printed:
+def print_loop(outputs: Sequence[Expression], form: LoopForm, expensive: set[Expression]) -> Printed:
     """Print the loop of lowered outputs; its note names the element types of its scratch rows."""
-    loop = _Loop(outputs, form, dear)
+    loop = _Loop(outputs, form, expensive)
     loop.write()
     ending = [*sorted(loop.at.declared), "", ATTRIBUTES, *([WEIGHTS] if any("!prof" in line for line in loop.at.lines) else ())]
     lines = [f"define void @{NAME}(ptr %args) #0 {{", *loop.at.lines, "}", "", *ending, ""]
@@ -45,7 +45,7 @@ ATTRIBUTES = 'attributes #0 = { nounwind "prefer-vector-width"="512" }'
 
 
 class _Loop:
-    def __init__(self, outputs: Sequence[Expression], form: LoopForm, dear: set[Expression]) -> None:
+    def __init__(self, outputs: Sequence[Expression], form: LoopForm, expensive: set[Expression]) -> None:
         self.at, self.outputs, self.form = Lines(), outputs, form
         per_column = of_columns(in_order(outputs))
         #: outputs with a value per element, and per column
@@ -55,7 +55,7 @@ class _Loop:
         def splat(x: Expression) -> bool:
             return form.inputs[position(x)].inner == "splat"
 
-        self.phases: Phases = phases(outputs, [outputs[k] for k in self.stores], splat, dear)
+        self.phases: Phases = phases(outputs, [outputs[k] for k in self.stores], splat, expensive)
         #: names of values that are constant along a row, and of the operands' addresses
         self.single: dict[Expression, str] = {}
         self.inputs: list[str] = []
@@ -363,7 +363,7 @@ class _Loop:
         return INSTRUCTIONS[x.primitive](self.at, x, [self._wide(y, known) for y in x.arguments], WIDTH)
 
     def _usual(self, phase: Phase, stores: Sequence[int]) -> set[Expression]:
-        """Return the expressions of a pass that do not depend on a `rare_where` condition; loads are unconditional."""
+        """Return the expressions of a pass that are needed even if no `rare_where` condition holds; loads are unconditional."""
         targets = {*phase.written, *(x.arguments[0] for x in (*phase.reductions, *phase.columns)), *(self.outputs[k] for k in stores)}
         for x in reversed(phase.elements):
             if x in targets:

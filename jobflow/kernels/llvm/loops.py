@@ -67,8 +67,8 @@ def compile_loop(outputs: Sequence[Expression], form: LoopForm, keeps: bool = Tr
 
 
 def _printed(outputs: Sequence[Expression], form: LoopForm, keeps: bool) -> Printed:
-    expanded, dear = lowered(outputs, compiler().primitives)
-    return print_loop(expanded, form, dear if keeps else set())
+    expanded, expensive = lowered(outputs, compiler().primitives)
+    return print_loop(expanded, form, expensive if keeps else set())
 
 
 def _described(outputs: Sequence[Expression]) -> str:

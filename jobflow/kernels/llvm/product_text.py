@@ -57,7 +57,7 @@ def print_product(form: ProductForm) -> str:
 
 def product_functions(form: ProductForm, name: str) -> list[VectorFunction]:
     """Return the function of that name, which takes the address of an argument block, and its callees."""
-    functions = [_driver(form, name), _turn(form)]
+    functions = [_driver(form, name), _print_transposition(form)]
     for vectors, whole in _widths(form):
         functions += [_panel(form, vectors, whole), *(_tile(form, rows, vectors, whole) for rows in form.rows)]
     return functions
@@ -192,7 +192,7 @@ def _rows(at: VectorFunction, form: ProductForm, width: str, panel: str, step: s
     at.label("rows.0")
 
 
-def _turn(form: ProductForm) -> VectorFunction:
+def _print_transposition(form: ProductForm) -> VectorFunction:
     """Print the transposition of contiguous columns of b to rows of a panel: a square of vectors, transposed by halves."""
     at = VectorFunction(form, f"internal void @turn(ptr %b, i64 %along, i64 %columns, {form.mask} %mask, ptr %to, i64 %step)")
     lanes = form.lanes

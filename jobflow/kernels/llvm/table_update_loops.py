@@ -29,7 +29,7 @@ def _refuses(op: RowUpdate, inputs: Sequence[Array], outputs: Sequence[Array]) -
 
 
 @implements(RowUpdate, tier="llvm", refuses=_refuses)
-def rows_that_were_read_and_a_loop_over_all(op: RowUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+def updates_of_read_rows_with_a_loop(op: RowUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     expressions = _pass_over_all(op, inputs)
     assert expressions is not None
     return row_calls(op, device, inputs, outputs, lambda scalars: llvm.bind(expressions, [*outputs, *scalars], outputs, device.scratch))
