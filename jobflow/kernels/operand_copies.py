@@ -1,6 +1,6 @@
 """Dense copies of operands whose memory does not fit an index space.
 
-layer norm of x.transpose(1, 2)      rows [n, c] of x are no matrix in memory, so x is copied into one before the normalization
+For example, the rows [n, c] in the layer norm of x.transpose(1, 2) are no matrix in memory, so x is first copied into one.
 """
 
 from __future__ import annotations

@@ -86,7 +86,9 @@ def register(op: type[Op], kind: Kind, tier: Tier, implementation: Implementatio
     """Register an implementation for operations of this type and its subclasses on this kind of device; higher ranks are tried first."""
     ranked = _rows.setdefault((op, kind, tier), {})
     if rank in ranked and ranked[rank] is not implementation:
-        raise PlanError(f"{implementation.name} and {ranked[rank].name} are both registered for {op.__name__} on {kind}, {tier}, with rank {rank}")
+        raise PlanError(
+            f"{implementation.name} and {ranked[rank].name} are both registered for {op.__name__} on {kind}, {tier}, with rank {rank}; pass another rank"
+        )
     ranked[rank] = implementation
     _candidates_cache.clear()
     _unsupported_reason.cache_clear()
