@@ -87,7 +87,7 @@ def register(op: type[Op], kind: Kind, tier: Tier, implementation: Implementatio
     ranked = _rows.setdefault((op, kind, tier), {})
     if rank in ranked and ranked[rank] is not implementation:
         raise PlanError(
-            f"{implementation.name} and {ranked[rank].name} are both registered for {op.__name__} on {kind}, {tier}, with rank {rank}; pass another rank"
+            f"{implementation.name} and {ranked[rank].name} are registered for {op.__name__} on {kind}, {tier}, with rank {rank}; change one"
         )
     ranked[rank] = implementation
     _candidates_cache.clear()
