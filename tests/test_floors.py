@@ -290,7 +290,7 @@ def test_the_checker_reads_strings(source: str, named: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [*sorted((PACKAGE / "runtime/world/service").glob("*.py")), PACKAGE / "runtime/world/watcher.py"], ids=lambda path: path.stem
+    "path", [*sorted((PACKAGE / "runtime/world/service").glob("*.py")), PACKAGE / "runtime/world/monitor.py"], ids=lambda path: path.stem
 )
 def test_processes_beside_ranks_import_the_standard_library_alone(path: Path) -> None:
     """They are started without a path to packages, so that they are there at once."""

@@ -126,7 +126,7 @@ def agree(here: EagerState, comm: Communicator, digest: int, what: Callable[[], 
     """
     here.rank.check_process()
     try:
-        comm.agree(mixed(digest, zlib.crc32(scope.caller().encode())), lambda: what() + in_thread(scope.caller()))
+        comm.compare_digests(mixed(digest, zlib.crc32(scope.caller().encode())), lambda: what() + in_thread(scope.caller()))
     except DivergedError:
         here.forget(comm.members)
         raise

@@ -376,7 +376,7 @@ class Session:
         """
         with scope.lock():
             try:
-                if self.world is None or not self.world.parting:
+                if self.world is None or not self.world.unwinding:
                     self.finish()
                 elif self.unfinished is not None:
                     self.unfinished.detach()

@@ -24,13 +24,13 @@ from jobflow.plan.storage import is_common
 from jobflow.program.program import Program
 from jobflow.program.shared_buffers import IO_BUFFERS, io_buffers_of
 from jobflow.runtime.comm.communicator import Communicator, Waited
-from jobflow.runtime.comm.record import Letter, MemoryRange, Record, Recorder, Regions
-from jobflow.runtime.comm.shared import Channel, Meet, SharedOperations
+from jobflow.runtime.comm.record import BindingMessage, MemoryRange, Record, Recorder, Regions
+from jobflow.runtime.comm.shared import Barrier, Channel, SharedOperations
 from jobflow.runtime.comm.shared_windows import bytes_of_windows
 from jobflow.runtime.device.numpy_device import ALIGNMENT, CpuDevice
 from jobflow.runtime.executor import Executor
 from jobflow.runtime.variable_buffers import State
-from jobflow.runtime.world.mailbox import mailbox_bytes
+from jobflow.runtime.world.command_queue import command_queue_bytes
 
 #: pages without memory behind them, until something is written there
 _RESERVE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
@@ -85,7 +85,7 @@ def allocation(program: Program, rank: int, ranks: int, processes: bool = False)
 def _room(variables: dict[str, int], requests: Sequence[int], rank: int, ranks: int) -> int:
     """The bytes of windows that no request of this rank has allocated."""
     shared = [nbytes for name, nbytes in variables.items() if is_common(name) and rank == 0]
-    return bytes_of_windows([mailbox_bytes(rank, ranks), *shared, *requests]) - sum(shared) - sum(requests)
+    return bytes_of_windows([command_queue_bytes(rank, ranks), *shared, *requests]) - sum(shared) - sum(requests)
 
 
 def memory_of(program: Program, rank: int, ranks: int, processes: bool = False) -> Footprint:
@@ -169,16 +169,16 @@ class ReservingCommunicator(Recorder):
 
     # The rest of the interface, for ranks that run.
 
-    def agree(self, digest: int, what: Callable[[], str]) -> None:
+    def compare_digests(self, digest: int, what: Callable[[], str]) -> None:
         raise AssertionError(RESERVES)
 
     def allocate_common(self, nbytes: int) -> Array | None:
         raise AssertionError(RESERVES)
 
-    def look(self, rank: int, place: MemoryRange) -> Array:
+    def peer_view(self, rank: int, location: MemoryRange) -> Array:
         raise AssertionError(RESERVES)
 
-    def gates(self, groups: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Meet]:
+    def barriers(self, groups: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Barrier]:
         raise AssertionError(RESERVES)
 
     def channels(self, pairs: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Channel]:
@@ -202,5 +202,5 @@ class ReservingCommunicator(Recorder):
     def _make_group(self, members: tuple[int, ...]) -> Communicator:
         raise AssertionError(RESERVES)
 
-    def _complete(self, record: Record, letters: Sequence[Letter]) -> None:
+    def _complete(self, record: Record, messages: Sequence[BindingMessage]) -> None:
         raise AssertionError(RESERVES)

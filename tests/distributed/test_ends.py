@@ -24,7 +24,7 @@ def test_under_mpiexec(when: str, how: str) -> None:
     """`os._exit(0)` is no orderly end, and a child that holds a killed rank's connections does not hide it."""
     ended = by_mpiexec(f"{when}:{how}", 2)
     assert ended.code == 1, ended
-    assert ended.err.count("rank 1 died without a word: it was killed, or called os._exit") == 1, ended.err
+    assert ended.err.count("rank 1 ended without a report: it was killed, or called os._exit") == 1, ended.err
     assert late([ended]) < PROMPT, ended
 
 

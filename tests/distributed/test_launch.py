@@ -53,7 +53,7 @@ class TestOptions:
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
         with socket.create_server(("127.0.0.1", 0)) as other:
             assert main(["--nproc_per_node", "2", "--master_port", str(other.getsockname()[1]), str(PLAIN)]) == 2
-        assert "is taken by another program" in capsys.readouterr().err
+        assert "is in use by another program" in capsys.readouterr().err
 
     def test_it_is_a_command_of_jobflow(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit, match="0"):

@@ -52,7 +52,7 @@ def test_variables_for_mpi_are_there_while_it_starts_only(monkeypatch: pytest.Mo
 
 
 def test_a_process_whose_variables_came_too_late() -> None:
-    with pytest.raises(JobError, match="were set after `import jobflow`"):
+    with pytest.raises(JobError, match="before `import jobflow`"):
         rendezvous.member()
 
 

@@ -79,10 +79,10 @@ def test_the_launcher_ends_all_when_one_rank_ends(case: str, code: int, text: st
 @pytest.mark.parametrize(
     ("case", "text"),
     [
-        ("together:kill", "died without a word: it was killed, or called os._exit"),
+        ("together:kill", "ended without a report: it was killed, or called os._exit"),
         ("asleep:raise", ERROR),
         ("early:exit", "rank 1: ended its script while rank 0 waited for it in the start of a session"),
-        ("early:osexit", "died without a word: it was killed, or called os._exit"),
+        ("early:osexit", "ended without a report: it was killed, or called os._exit"),
     ],
 )
 def test_the_end_of_one_of_several_terminals_ends_all(case: str, text: str) -> None:
@@ -163,14 +163,14 @@ class TestByHand:
     def test_a_rank_that_runs_but_does_not_come_is_announced(self) -> None:
         ended = by_hand("slow", 2)
         assert [one.code for one in ended] == [0, 0], ended
-        assert "rank 0 of 2 has waited 0.2 s for rank 1; it runs, but has not yet needed other ranks" in ended[0].err
+        assert "rank 0 of 2 has waited 0.2 s for rank 1, still running, to start a job or global tensor" in ended[0].err
 
     @pytest.mark.parametrize(
         ("given", "texts"),
         [
-            ([(0, 3), (1, 3), (1, 3)], ["two processes have RANK=1: pid ", "give each process a RANK of its own, 0 to 2"]),
+            ([(0, 3), (1, 3), (1, 3)], ["two processes have RANK=1: pid ", "set a different RANK for each process, 0 to 2"]),
             ([(0, 3), (0, 3)], ["two processes have RANK=0: pid "]),
-            ([(0, 2), (1, 3)], ["has WORLD_SIZE=2, RANK=1 (pid ", "has WORLD_SIZE=3: give every rank the same WORLD_SIZE"]),
+            ([(0, 2), (1, 3)], ["has WORLD_SIZE=2, RANK=1 (pid ", "has WORLD_SIZE=3; set the same WORLD_SIZE for every rank"]),
         ],
     )
     def test_contradictions_end_all(self, given: list[tuple[int, int]], texts: list[str]) -> None:
@@ -205,7 +205,7 @@ class TestByHand:
             jobs.start([sys.executable, str(PROGRAM), "exchange"], variables(0, 2, other.getsockname()[1]))
             ended = jobs.wait()
         assert ended[0].code == 1
-        assert "is taken by another program" in ended[0].err, ended[0].err
+        assert "is in use by another program" in ended[0].err, ended[0].err
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -248,7 +248,7 @@ def test_ranks_whose_first_cannot_listen_end_too() -> None:
             jobs.start([sys.executable, str(PROGRAM), "exchange"], variables(rank, 2, other.getsockname()[1]))
         ended = jobs.wait()
     assert [one.code for one in ended] == [1, 1], ended
-    assert "is taken by another program" in ended[0].err and "another MASTER_PORT" in ended[1].err, ended
+    assert "is in use by another program" in ended[0].err and "another MASTER_PORT" in ended[1].err, ended
 
 
 def test_the_accident_is_read_from_prefixed_lines() -> None:

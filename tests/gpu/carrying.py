@@ -98,10 +98,10 @@ def relay(rank: Rank, _: Any) -> int:
     sent, got = Bound(rank, 7, 0, "float32"), Bound(rank, 0, 7, "float32")
     if rank.index > 0:
         ends = rank.comm.bind_receive(rank.index - 1, got.target)
-        got.calls = [*ends.post, *ends.wait]
+        got.calls = [*ends.start, *ends.wait]
     if rank.index < rank.size - 1:
         ends = rank.comm.bind_send(rank.index + 1, sent.source)
-        sent.calls = [*ends.post, *ends.wait]
+        sent.calls = [*ends.start, *ends.wait]
     rank.comm.seal()
     for step in range(3):
         if got.calls:
@@ -117,7 +117,7 @@ def in_groups(rank: Rank, _: Any) -> None:
         if rank.index in members:
             group = rank.comm.group(members)
             assert group is rank.comm.group(members) and (type(group) is type(rank.comm)) == (len(members) > 1)
-            group.agree(len(members), lambda: "an op")
+            group.compare_digests(len(members), lambda: "an op")
             inside = Rank(group.rank, group.size, rank.device, group)
             assert (carry(inside, ("float32", "uneven")), relay(inside, None)) > (7, 0)
 

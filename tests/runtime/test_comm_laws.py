@@ -80,10 +80,10 @@ def test_calls_before_seal_are_an_error(world: ThreadsWorld) -> None:
 @pytest.mark.parametrize(
     ("ranks", "source", "target", "text"),
     [
-        ((0, 5), 3, 3, "each of them exist"),
-        ((0, 0), 3, 3, "each of them exist"),
-        ((1,), 3, 3, "must be one of them"),
-        ((0, 1), 3, 4, "counts ask for"),
+        ((0, 5), 3, 3, "be unique, and be from 0 to"),
+        ((0, 0), 3, 3, "be unique, and be from 0 to"),
+        ((1,), 3, 3, "its ranks must include this one"),
+        ((0, 1), 3, 4, "its counts need"),
     ],
 )
 def test_bind_refuses_what_cannot_be(ranks: tuple[int, ...], source: int, target: int, text: str) -> None:

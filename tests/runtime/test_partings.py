@@ -13,7 +13,7 @@ from processes import STRICT, run
 
 from jobflow.core.errors import AbortedError, RankError
 from jobflow.runtime.comm import thread_communicator as comm_threads
-from jobflow.runtime.comm.waits import Came, Held, difference, standstill, stuck
+from jobflow.runtime.comm.waits import Arrival, StuckRank, deadlock, divergence, stuck
 from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.threads import ThreadsWorld
 from jobflow.runtime.world.world import Rank
@@ -76,9 +76,9 @@ class TestThreads:
 
         def command(rank: Rank, argument: None) -> None:
             if rank.index == 0:
-                rank.comm.group((0, 1)).agree(1, lambda: "numpy() of float32[4,6] at train.py:12")
+                rank.comm.group((0, 1)).compare_digests(1, lambda: "numpy() of float32[4,6] at train.py:12")
             if rank.index == 2:
-                rank.comm.agree(1, lambda: "relu at train.py:15")
+                rank.comm.compare_digests(1, lambda: "relu at train.py:15")
 
         try:
             for _ in range(2):
@@ -99,7 +99,7 @@ class TestThreads:
             if rank.index == 2:
                 raise ValueError("no luck")
             with pytest.raises(AbortedError, match="rank 2 failed: ValueError: no luck"):
-                rank.comm.group((0, 2) if rank.index == 0 else (2, 1)).agree(1, lambda: "an op")
+                rank.comm.group((0, 2) if rank.index == 0 else (2, 1)).compare_digests(1, lambda: "an op")
             rank.comm.group((rank.index,)).barrier()
 
         try:
@@ -116,8 +116,8 @@ class TestThreads:
             if rank.index == 2:
                 time.sleep(0.5)
             if rank.index > 0:
-                rank.comm.group((1, 2)).agree(1, lambda: "relu at train.py:15")
-            rank.comm.agree(1, lambda: "numpy() at train.py:12")
+                rank.comm.group((1, 2)).compare_digests(1, lambda: "relu at train.py:15")
+            rank.comm.compare_digests(1, lambda: "numpy() at train.py:12")
 
         try:
             world.call(command)
@@ -136,23 +136,23 @@ class TestTexts:
         assert stuck({0: [], 1: [0]}) == []
 
     def test_a_difference_has_each_rank_and_what_it_does(self) -> None:
-        told = [Came(7, "numpy() of float32[4,6] cpu[0-1]:S(0) at train.py:12"), Came(8, "to_global of float32[4,6] S(0) -> B at train.py:15")]
-        assert difference(17, (0, 1), told).text == (
+        told = [Arrival(7, "numpy() of float32[4,6] cpu[0-1]:S(0) at train.py:12"), Arrival(8, "to_global of float32[4,6] S(0) -> B at train.py:15")]
+        assert divergence(17, (0, 1), told).text == (
             "ranks 0 and 1 do different things at collective 17 of ranks [0, 1]:\n"
             "  rank 0: numpy() of float32[4,6] cpu[0-1]:S(0) at train.py:12\n"
             "  rank 1: to_global of float32[4,6] S(0) -> B at train.py:15"
         )
-        assert difference(2, (3, 0, 2, 1), [Came(1, "a"), Came(2, "b"), Came(1, "a"), Came(2, "b")]).text == (
+        assert divergence(2, (3, 0, 2, 1), [Arrival(1, "a"), Arrival(2, "b"), Arrival(1, "a"), Arrival(2, "b")]).text == (
             "ranks 0 and 2 do different things at collective 2 of ranks [3, 0, 2, 1]:\n  ranks 0, 1: b\n  ranks 2, 3: a"
         )
 
     def test_a_difference_that_does_not_show_in_words_shows_in_numbers(self) -> None:
-        assert difference(1, (0, 1), [Came(1, "sum"), Came(255, "sum")]).text.endswith(
+        assert divergence(1, (0, 1), [Arrival(1, "sum"), Arrival(255, "sum")]).text.endswith(
             "\n  rank 0: sum (digest 0x0000000000000001)\n  rank 1: sum (digest 0x00000000000000ff)"
         )
 
     def test_a_standstill_says_who_waits_where_for_whom(self) -> None:
-        found = standstill({1: Held("a barrier", [0, 2]), 0: Held("an exchange", [1])})
+        found = deadlock({1: StuckRank("a barrier", [0, 2]), 0: StuckRank("an exchange", [1])})
         assert found.first is None and found.text == (
             "ranks 0 and 1 do different things, and wait for each other without end:\n"
             "  rank 0 waits for rank 1 in an exchange\n  rank 1 waits for ranks 0 and 2 in a barrier"
@@ -161,8 +161,8 @@ class TestTexts:
     def test_an_error_of_one_rank_is_named_first(self) -> None:
         error = "ValueError: no luck (at train.py:3)"
         for found in (
-            standstill({0: Held("an exchange", [1]), 1: Held("a barrier", [0], error)}),
-            difference(3, (0, 1), [Came(1, "a step"), Came(2, "a save", error)]),
+            deadlock({0: StuckRank("an exchange", [1]), 1: StuckRank("a barrier", [0], error)}),
+            divergence(3, (0, 1), [Arrival(1, "a step"), Arrival(2, "a save", error)]),
         ):
             assert found.first == 1 and found.text.startswith(f"rank 1 failed with {error}; ranks 0 and 1 "), found
             assert found.text.count(error) == 1

@@ -124,11 +124,11 @@ def test_a_dev_shm_too_small_for_mpi_is_an_error(way: str) -> None:
     if not namespaces():
         pytest.skip("this user may not mount a private /dev/shm")
     code, _, err = trained(way, WIDTHS[0.1], size="1")
-    assert code == 1 and "start of MPI: /dev/shm has 1.0 MiB free, and MPI needs 2.1 MiB for 2 ranks; give /dev/shm room" in err, err
+    assert code == 1 and "start of MPI: /dev/shm has 1.0 MiB free, but MPI needs 2.1 MiB for 2 ranks; enlarge /dev/shm" in err, err
 
 
 @pytest.mark.parametrize("text", ["-1", "nan", "much"])
 def test_a_limit_that_is_not_a_number_is_an_error(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(shared_memory.LIMIT, text)
-    with pytest.raises(ConfigError, match=f"JOBFLOW_SHARED_MIB={text}: not a number"):
+    with pytest.raises(ConfigError, match=f"JOBFLOW_SHARED_MIB={text} is not a number"):
         shared_memory.limit()

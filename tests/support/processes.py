@@ -230,7 +230,7 @@ def by_hand(case: str, size: int, order: Sequence[int] | None = None, pause: flo
                 jobs.start([sys.executable, str(PROGRAM), case], variables(rank, size, port))
                 time.sleep(pause)
             exited = dict(zip(ranks, jobs.wait(), strict=True))
-        if not any("is taken by another program" in process.err for process in exited.values()):
+        if not any("is in use by another program" in process.err for process in exited.values()):
             return [exited[rank] for rank in sorted(exited)]
     raise AssertionError("no port stayed free")
 

@@ -1,7 +1,7 @@
-"""Ranks that are GPUs: NCCL where each has a GPU of its own, otherwise through host memory.
+"""Communicators of ranks on GPUs: NCCL if each rank has its own GPU, otherwise through host memory.
 
-Both stand on a communicator of the host (`inner`), which carries everything that is not a tensor.  NCCL calls are put on the
-device's stream and return at once; calls through host memory wait for the stream.
+Both use a communicator of the host (`inner`) for everything except tensors.  NCCL calls are enqueued on the device's stream and return at once;
+calls through host memory wait for the stream.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from jobflow.core.types import Array
 from jobflow.ops.op import Call
 from jobflow.plan.traffic import Traffic
 from jobflow.runtime.comm.communicator import Binding, Communicator, Transfers, Waited
-from jobflow.runtime.comm.record import Group, Letter, Record, Recorder, flat
-from jobflow.runtime.comm.solo_communicator import Alone
+from jobflow.runtime.comm.record import BindingMessage, Group, Record, Recorder, flat
+from jobflow.runtime.comm.solo_communicator import SingleRankGroup
 from jobflow.runtime.device import cupy_device as cuda
 from jobflow.runtime.device.device import Device
 
 
 class StagingDevice(Device, Protocol):
-    """What copying through the host asks of a device besides."""
+    """A device with the methods for copies through the host."""
 
     def host_array(self, count: int, dtype: Any) -> Array:
-        """Host memory that the device copies to and from quickly."""
+        """Return host memory that the device copies to and from quickly."""
 
     def fetch(self, source: Array, host: Array) -> None:
-        """host = source, complete on return."""
+        """Copy `source` to `host`; complete on return."""
 
     def put(self, target: Array, host: Array) -> None:
-        """target = host; the host memory may be overwritten on return."""
+        """Copy `host` to `target`; the host memory may be overwritten on return."""
 
 
 def device_communicator(inner: Communicator, device: Device, identities: Sequence[str]) -> Communicator:
-    """The communicator of a rank on `device`; `identities` name the device of each rank, "" for the host."""
+    """Return the communicator of a rank on `device`; `identities` name the device of each rank, "" for the host."""
     if device.tag == "cpu":
         return inner
     if not device.identity and inner.rank == 0:
-        notice('NCCL is not installed: GPUs exchange tensors through the host; pip install "nvidia-nccl-cu13>=2.27.7,<3" brings it')
+        notice('NCCL is not installed: GPUs exchange tensors through the host; install it with: pip install "nvidia-nccl-cu13>=2.27.7,<3"')
     own = len(set(identities)) == len(identities) and "" not in identities
     return NcclCommunicator(inner, device) if own else StagedCommunicator(inner, device)  # type: ignore[arg-type]
 
 
-class _OnHost(Communicator):
-    """Everything that is not about tensors goes to the communicator of the host, and memory comes from the device."""
+class _DeviceCommunicator(Communicator):
+    """A communicator that allocates on the device and delegates everything except tensors to the communicator of the host."""
 
     def __init__(self, inner: Communicator, device: Any) -> None:
         self.rank = inner.rank
@@ -58,11 +58,11 @@ class _OnHost(Communicator):
         self._device = device
 
     def allocate(self, nbytes: int) -> Array:
-        self._inner.allocate(0)  # ranks without a GPU allocate there, all together
+        self._inner.allocate(0)  # collective: ranks without a GPU allocate shared memory
         return self._device.allocate(nbytes)
 
     def allocate_common(self, nbytes: int) -> Array | None:
-        return self._inner.allocate_common(nbytes)  # asked for by devices on the host only
+        return self._inner.allocate_common(nbytes)  # only CPU devices call this
 
     def barrier(self) -> None:
         self._inner.barrier()
@@ -70,8 +70,8 @@ class _OnHost(Communicator):
     def exchange(self, item: Any) -> list[Any]:
         return self._inner.exchange(item)
 
-    def agree(self, digest: int, what: Callable[[], str]) -> None:
-        self._inner.agree(digest, what)
+    def compare_digests(self, digest: int, what: Callable[[], str]) -> None:
+        self._inner.compare_digests(digest, what)
 
     def check(self) -> None:
         self._inner.check()
@@ -83,18 +83,18 @@ class _OnHost(Communicator):
         self._inner.abort(reason)
 
 
-class StagedCommunicator(_OnHost):
-    """Copies to host memory, lets `inner` work, copies back."""
+class StagedCommunicator(_DeviceCommunicator):
+    """A communicator that copies to host memory, calls `inner`, and copies back."""
 
     def __init__(self, inner: Communicator, device: StagingDevice, groups: dict[tuple[int, ...], Communicator] | None = None) -> None:
-        """`groups` are those made so far in the world of which this is a group."""
+        """Create the communicator; a group passes the existing `groups` of its world."""
         super().__init__(inner, device)
         self._groups: dict[tuple[int, ...], Communicator] = {self.members: self} if groups is None else groups
 
     def group(self, ranks: Sequence[int]) -> Communicator:
         inner = self._inner.group(ranks)
         if inner.members not in self._groups:
-            alone = Alone(self._device.allocate, inner.members[0], self)
+            alone = SingleRankGroup(self._device.allocate, inner.members[0], self)
             self._groups[inner.members] = StagedCommunicator(inner, self._device, self._groups) if inner.size > 1 else alone
         return self._groups[inner.members]
 
@@ -105,14 +105,14 @@ class StagedCommunicator(_OnHost):
 
     def bind_send(self, peer: int, source: Array, name: str = "") -> Transfers:
         host = self._device.host_array(source.size, source.dtype)
-        post, wait = self._inner.bind_send(peer, host, name)
-        # the host's array may be written again once the same transfer of the step before has been waited for
-        return Transfers([*self._fetching(source, host), *post], wait)
+        start, wait = self._inner.bind_send(peer, host, name)
+        # the wait of the previous step's transfer makes the host array writable again
+        return Transfers([*self._fetching(source, host), *start], wait)
 
     def bind_receive(self, peer: int, target: Array, name: str = "") -> Transfers:
         host = self._device.host_array(target.size, target.dtype)
-        post, wait = self._inner.bind_receive(peer, host, name)
-        return Transfers(post, [*wait, *self._putting(target, host)])
+        start, wait = self._inner.bind_receive(peer, host, name)
+        return Transfers(start, [*wait, *self._putting(target, host)])
 
     def _fetching(self, source: Array, host: Array) -> list[Call]:
         return [(self._device.fetch, (flat(source), host))] if source.size else []
@@ -133,21 +133,21 @@ class StagedCommunicator(_OnHost):
         self._inner.close()
 
 
-class NcclCommunicator(_OnHost, Recorder):
-    """One NCCL communicator per group of ranks, made when the first operation of the group is sealed.
+class NcclCommunicator(_DeviceCommunicator, Recorder):
+    """One NCCL communicator per group of ranks, created when the first operation of the group is sealed.
 
-    Collectives go on the stream of the device's kernels, transfers on one of their own for each pair of ranks and direction.
-    A call is only launched: a rank whose peer never launches its part finds out when it waits for the device, which therefore
-    listens.  What was aborted cannot be used again.
+    Collectives use the stream of the device's kernels; transfers use one stream for each pair of ranks and direction.
+    NCCL calls are asynchronous: if a peer never launches its part, the rank detects that when it waits for the device, which therefore listens.
+    An aborted communicator cannot be used again.
     """
 
     def __init__(self, inner: Communicator, device: Any, world: NcclCommunicator | None = None) -> None:
         Recorder.__init__(self, inner.members, inner.members[inner.rank], device.allocate, world)
-        _OnHost.__init__(self, inner, device)
+        _DeviceCommunicator.__init__(self, inner, device)
         self._nccl: Any = cuda.nccl()
         self._comms: dict[Group, Any] = {}
         self._known: set[Group] = set()
-        #: of transfers
+        #: the streams of transfers
         self._streams: dict[Group, Any] = {}
         self._ended: str | None = None
         self._guard = threading.Lock()
@@ -157,26 +157,26 @@ class NcclCommunicator(_OnHost, Recorder):
     def _make_group(self, members: tuple[int, ...]) -> Communicator:
         return NcclCommunicator(self._inner.group([self.members.index(rank) for rank in members]), self._device, self)
 
-    def _prepare(self, groups: dict[Group, list[list[Letter]]]) -> None:
+    def _prepare(self, groups: dict[Group, list[list[BindingMessage]]]) -> None:
         new = sorted(set(groups) - self._known)
         self._known.update(new)
-        # the first rank of each group makes its identity; one exchange carries them all
-        made = self.exchange({group: self._nccl.get_unique_id() for group in new if group.ranks[0] == self._me})
+        # the first rank of each group creates its identity; one exchange sends all identities
+        identities = self.exchange({group: self._nccl.get_unique_id() for group in new if group.ranks[0] == self._me})
         self._usable()
         for group in new:
             ranks = group.ranks
             if self._me in ranks:
-                identity = made[self.members.index(ranks[0])][group]
+                identity = identities[self.members.index(ranks[0])][group]
                 self._comms[group] = self._nccl.NcclCommunicator(len(ranks), identity, ranks.index(self._me))
                 if group.transfers:
                     self._streams[group] = self._device.new_stream()
 
-    def _complete(self, record: Record, letters: Sequence[Letter]) -> None:
+    def _complete(self, record: Record, messages: Sequence[BindingMessage]) -> None:
         calls = self._transfer(record) if record.kind == "transfer" else self._calls(record, self._comms[record.group])
         record.operation.fill([(self._usable, ()), *calls])
 
     def _transfer(self, record: Record) -> list[Call]:
-        """The post of a transfer, which goes on a stream of its own beside what the device computes; its wait is for that stream."""
+        """Return the start of a transfer, on its own stream concurrent with the device's kernels; its wait makes the kernels wait for that stream."""
         comm, stream, array = self._comms[record.group], self._streams[record.group], record.target
         launch = comm.recv
         if record.ranks[0] == self._me:
@@ -212,23 +212,23 @@ class NcclCommunicator(_OnHost, Recorder):
         return self._grouped([*sends, *receives])
 
     def _grouped(self, calls: Any) -> list[Call]:
-        """NCCL takes the calls of a group as one: their order does not matter."""
+        """Return the calls as one NCCL group, in which their order does not matter."""
         return [(self._nccl.groupStart, ()), *calls, (self._nccl.groupEnd, ())]
 
     def _typed(self, record: Record) -> tuple[int, int]:
-        """NCCL's names of the element type and the reduction."""
+        """Return NCCL's constants of the element type and the reduction."""
         assert record.reduce is not None
         kind = str(record.source.dtype)
         names = {name: name.upper() for name in _REDUCED} | {"bool": "UINT8"}
         if kind not in names:
             raise PlanError(f"{record.label}: NCCL cannot reduce {kind}")
-        # the sum of truth values is "or", as NumPy has it
+        # the sum of booleans is "or", as in NumPy
         word = "MAX" if kind == "bool" and record.reduce is Reduction.SUM else record.reduce.name
         return getattr(self._nccl, f"NCCL_{names[kind]}"), getattr(self._nccl, f"NCCL_{word}")
 
     def _usable(self) -> None:
         if self._ended is not None:
-            raise JobError(f"ranks cannot exchange tensors any more since a step failed ({self._ended}); start again with clear_default_session()")
+            raise JobError(f"ranks cannot exchange tensors after a failed step ({self._ended}); start a new session with clear_default_session()")
 
     def _listen(self) -> None:
         try:
@@ -238,7 +238,7 @@ class NcclCommunicator(_OnHost, Recorder):
             raise
 
     def end(self, reason: str) -> None:
-        """Let go whatever waits on the device for peers; called in any thread."""
+        """Abort all NCCL communicators, so that the device stops waiting for peers; any thread may call this."""
         with self._guard:
             if self._ended is None and self._comms:
                 self._ended = reason
@@ -269,7 +269,7 @@ class NcclCommunicator(_OnHost, Recorder):
                 comm.destroy()
         self._comms.clear()
         if self._all is self:
-            self._inner.close()  # and its groups, those of this one
+            self._inner.close()  # also closes the host communicators of the groups
 
 
 #: element types that NCCL reduces
@@ -277,5 +277,5 @@ _REDUCED = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "f
 
 
 def _pieces(counts: Sequence[int]) -> list[tuple[int, int]]:
-    """(start, count) of each piece."""
+    """Return (start, count) of each piece."""
     return list(zip(accumulate(counts, initial=0), counts, strict=False))

@@ -1,10 +1,9 @@
 """Recording the operations of a communicator until `seal`, which checks that all ranks recorded the same.
 
-`bind_*` makes a `Record` and an `Operation` without calls.  `seal` exchanges one `Letter` per record - what the operation is,
-and where the peers find this rank's part - checks that the letters of an operation's ranks agree, and lets the communicator
-fill in the calls.
+`bind_*` creates a `Record` and an `Operation` without calls.  `seal` exchanges one `BindingMessage` per record: the operation, and the memory in
+which peers find this rank's data.  It checks that the messages of an operation's ranks match, and the communicator fills in the calls.
 
-Inside, ranks have their numbers in the world, in a group too: records, letters and messages name them so.
+Records and messages use rank numbers of the world, also in a group.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from jobflow.core.types import Array
 from jobflow.ops.op import Call
 from jobflow.plan.traffic import Traffic, handed, total
 from jobflow.runtime.comm.communicator import Binding, Communicator, Transfers
-from jobflow.runtime.comm.solo_communicator import Alone, copying
+from jobflow.runtime.comm.solo_communicator import SingleRankGroup, copying
 
 
 class MemoryRange(NamedTuple):
-    """`nbytes` at `offset` of the owner's allocation number `region`."""
+    """The `nbytes` at `offset` of the owner's allocation number `region`."""
 
     region: int
     offset: int
@@ -44,33 +43,33 @@ class Group(NamedTuple):
     transfers: bool
 
 
-class Letter(NamedTuple):
-    """What one rank tells the others about an operation it bound."""
+class BindingMessage(NamedTuple):
+    """The message of one rank to the others about an operation that it bound."""
 
     kind: str
     ranks: tuple[int, ...]
     dtype: str
     reduce: str
-    #: as bound; for a transfer the single number of elements
+    #: as bound; for a transfer, the number of elements
     counts: tuple[int, ...]
     receives: tuple[int, ...]
     name: str
     #: bytes of this rank's source
     nbytes: int
-    #: where peers read this rank's source; None if nothing is to be read, or no memory is shared
+    #: the range in which peers read this rank's source; None without data or shared memory
     source: MemoryRange | None
-    #: the second buffer for a small source, which this rank's operations of the group use in turn with `source`
+    #: the second buffer for a small source, used in turn with `source`
     twin: MemoryRange | None
-    #: where peers read this rank's piece of the result of a large all_reduce
+    #: the range in which peers read this rank's piece of the result of a large all_reduce
     result: MemoryRange | None
-    #: the target is the source
+    #: True if the target is the source
     in_place: bool
 
     @property
     def readable(self) -> bool:
-        """True if peers can read all that the operation needs: the source, and the piece of the result that a large all_reduce exchanges.
+        """True if peers can read all data of the operation: the source, and the piece of the result that a large all_reduce exchanges.
 
-        A source that is an allocation of its own can be in shared memory while the staging of the result found none.
+        A separately allocated source can be in shared memory although there was none left for the staged result.
         """
         if self.nbytes == 0 or self.twin is not None:
             return True
@@ -78,7 +77,7 @@ class Letter(NamedTuple):
 
     @property
     def agreed(self) -> tuple[Any, ...]:
-        """What must be the same on all ranks of the operation."""
+        """The fields that must be equal on all ranks of the operation."""
         return self.kind, self.dtype, self.reduce, () if self.kind == "all_to_all" else self.counts
 
     def __str__(self) -> str:
@@ -92,7 +91,7 @@ def _unsealed() -> None:
 
 @dataclass(slots=True)
 class Tally:
-    """How often an operation ran, and the bytes that this rank hands to others each time."""
+    """The number of runs of an operation, and the bytes that this rank sends in each."""
 
     kind: str = ""
     nbytes: int = 0
@@ -104,7 +103,7 @@ class Tally:
 
 
 class Turns:
-    """Which of two staging buffers the next operation of a group uses; all operations of the group that were sealed together share it."""
+    """The choice between two staging buffers for the next operation, shared by the operations of a group that were sealed together."""
 
     __slots__ = ("odd",)
 
@@ -115,11 +114,11 @@ class Turns:
 class Operation:
     """The calls of one operation, for each of the two staging buffers of its group."""
 
-    __slots__ = ("__weakref__", "_even", "_kept", "_odd", "_turns", "tally")
+    __slots__ = ("__weakref__", "_arrays", "_even", "_odd", "_turns", "tally")
 
     def __init__(self) -> None:
         self.tally = Tally()
-        self._kept: tuple[Array, ...] = ()
+        self._arrays: tuple[Array, ...] = ()
         self.fill([(_unsealed, ())])
 
     def fill(self, even: list[Call], odd: list[Call] | None = None, turns: Turns | None = None) -> None:
@@ -127,11 +126,11 @@ class Operation:
         self._turns = Turns() if turns is None else turns
 
     def keep(self, *arrays: Array) -> None:
-        """Memory that peers read lasts as long as the operation, whether or not its own calls use it."""
-        self._kept += arrays
+        """Keep memory that peers read alive as long as the operation, even if its own calls do not use it."""
+        self._arrays += arrays
 
     def rewind(self) -> None:
-        """Begin with the first buffer again."""
+        """Start again with the first buffer."""
         self._turns.odd = False
 
     def run(self) -> None:
@@ -144,9 +143,9 @@ class Operation:
 
 
 class Regions:
-    """This rank's allocations, found again by address for as long as any array points into them.
+    """The allocations of this rank by address, as long as any array points into them.
 
-    Arrays may be collected at any moment, also by another rank's thread: then it is only noted that they are gone.
+    Arrays may be collected at any moment, also in the thread of another rank, so the finalizer only queues their removal.
     """
 
     def __init__(self) -> None:
@@ -154,12 +153,12 @@ class Regions:
         self._places: list[MemoryRange] = []
         self._gone: deque[int] = deque()
 
-    def add(self, place: MemoryRange, array: Array, gone: Callable[[], None] | None = None) -> None:
-        """`array` is what lies at `place`; `gone` is called when nothing points into it any more."""
+    def add(self, location: MemoryRange, array: Array, gone: Callable[[], None] | None = None) -> None:
+        """Add the allocation `array`; `gone` is called when no array points into it any more."""
         self._forget_gone()
         at = bisect(self._starts, address(array))
         self._starts.insert(at, address(array))
-        self._places.insert(at, place)
+        self._places.insert(at, location)
         weakref.finalize(owner(array), self._note, address(array), gone).atexit = False
 
     def _note(self, start: int, gone: Callable[[], None] | None) -> None:
@@ -168,7 +167,7 @@ class Regions:
             gone()
 
     def _forget_gone(self) -> None:
-        """Before an address is looked up: the memory may belong to another allocation by now."""
+        """Remove dead allocations before a lookup, because their memory may belong to another allocation now."""
         while self._gone:
             start = self._gone.popleft()
             at = bisect(self._starts, start) - 1
@@ -176,7 +175,7 @@ class Regions:
                 del self._starts[at], self._places[at]
 
     def locate(self, array: Array) -> MemoryRange | None:
-        """Where a contiguous array lies; None if it is not wholly inside one allocation."""
+        """Return the memory range of a contiguous array; None if it is not inside one allocation."""
         self._forget_gone()
         start = address(array)
         at = bisect(self._starts, start) - 1
@@ -193,18 +192,18 @@ class Regions:
 
 
 def owner(array: Array) -> Array:
-    """The array that all views of `array` keep alive."""
+    """Return the array that all views of `array` keep alive."""
     return array.base if isinstance(array.base, np.ndarray) else array
 
 
 def address(array: Array) -> int:
-    """Of the first byte."""
+    """Return the address of the first byte."""
     return int(array.__array_interface__["data"][0])
 
 
 @dataclass
 class Record:
-    """One operation that this rank bound; `source` and `target` are flat, and empty where there is none."""
+    """One operation bound by this rank; `source` and `target` are flat, and empty if unused."""
 
     kind: str
     ranks: tuple[int, ...]
@@ -214,13 +213,13 @@ class Record:
     receives: tuple[int, ...] = ()
     reduce: Reduction | None = None
     name: str = ""
-    #: all of a collective, the post of a transfer
+    #: a collective, or the start of a transfer
     operation: Operation = field(default_factory=Operation)
-    #: of a transfer
+    #: the wait of a transfer
     wait: Operation = field(default_factory=Operation)
 
     def sizes(self, me: int) -> tuple[int, int]:
-        """How many elements source and target must have on the rank at position `me`."""
+        """Return the required numbers of elements of source and target on the rank at position `me`."""
         match self.kind:
             case "all_reduce":
                 return self.counts[0], self.counts[0]
@@ -240,26 +239,29 @@ class Record:
     def label(self) -> str:
         return f'{self.kind} "{self.name}" of ranks {list(self.ranks)}' if self.name else f"{self.kind} of ranks {list(self.ranks)}"
 
-    def letter(
+    def message(
         self, source: MemoryRange | None = None, twin: MemoryRange | None = None, result: MemoryRange | None = None, in_place: bool = False
-    ) -> Letter:
+    ) -> BindingMessage:
         reduce = self.reduce.value if self.reduce else ""
         about = (self.kind, self.ranks, str(self.source.dtype), reduce, self.counts, self.receives, self.name, self.source.nbytes)
-        return Letter(*about, source, twin, result, in_place)
+        return BindingMessage(*about, source, twin, result, in_place)
 
 
 def flat(array: Array) -> Array:
-    """`array` as one axis, without a copy."""
+    """Return `array` with one axis, without a copy."""
     if not array.flags.c_contiguous:
-        raise PlanError(f"communication needs contiguous arrays, got shape {array.shape} with strides {array.strides}")
+        raise PlanError(f"communication needs contiguous arrays; got shape {array.shape} with strides {array.strides}")
     return array.reshape(-1)
 
 
 class Recorder(Communicator):
-    """The binding half of a communicator, and its groups; `_complete` and `_make_group` are what a subclass adds."""
+    """The binding half of a communicator, and its groups; a subclass implements `_complete` and `_make_group`."""
 
     def __init__(self, members: tuple[int, ...], me: int, local: Callable[[int], Array], world: Recorder | None = None) -> None:
-        """`me` is this rank's number in the world; `world` the communicator of which this is a group; `local` allocates what no peer reads."""
+        """Create a communicator of `members`; `me` is this rank's number in the world.
+
+        A group passes its `world`; `local` allocates memory that no peer reads.
+        """
         self.members = members
         self.rank = members.index(me)
         self.size = len(members)
@@ -275,16 +277,16 @@ class Recorder(Communicator):
 
     def group(self, ranks: Sequence[int]) -> Communicator:
         if len(set(ranks)) != len(ranks) or not all(0 <= rank < self.size for rank in ranks):
-            raise PlacementError(f"there is no group of ranks {list(ranks)} among {self.size}: each must exist, and be named once")
+            raise PlacementError(f"group of ranks {list(ranks)}: each rank must be unique and from 0 to {self.size - 1}")
         if self.rank not in ranks:
-            raise PlacementError(f"rank {self.rank} asked for the group of ranks {list(ranks)}, and is not one of them")
+            raise PlacementError(f"group of ranks {list(ranks)}: rank {self.rank} is not a member; call it on its members only")
         return self._all._group(tuple(self.members[rank] for rank in ranks))
 
     def _group(self, members: tuple[int, ...]) -> Communicator:
         if members == self.members:
             return self
         if members not in self._groups:
-            self._groups[members] = self._make_group(members) if len(members) > 1 else Alone(self._local, self._me, self)
+            self._groups[members] = self._make_group(members) if len(members) > 1 else SingleRankGroup(self._local, self._me, self)
         return self._groups[members]
 
     def bind(self, what: Binding) -> list[Call]:
@@ -304,40 +306,42 @@ class Recorder(Communicator):
         kind, ranks, source, target, counts, receives, reduce, name = what
         record = Record(kind, tuple(ranks), flat(source), flat(target), tuple(counts), tuple(receives), reduce, name)
         if self.rank not in ranks or not all(0 <= rank < self.size for rank in ranks) or len(set(ranks)) != len(ranks):
-            raise PlanError(f"rank {self.rank} of {self.size} bound {record.label}: it must be one of them, and each of them exist once")
-        wanted = record.sizes(record.ranks.index(self.rank))
-        if (source.size, target.size) != wanted or source.dtype != target.dtype:
+            raise PlanError(
+                f"rank {self.rank} of {self.size} bound {record.label}: its ranks must include this one, be unique, and be from 0 to {self.size - 1}"
+            )
+        needed = record.sizes(record.ranks.index(self.rank))
+        if (source.size, target.size) != needed or source.dtype != target.dtype:
             got = f"{source.dtype}[{source.size}] -> {target.dtype}[{target.size}]"
-            raise PlanError(f"rank {self.rank} bound {record.label}: counts ask for [{wanted[0]}] -> [{wanted[1]}] of one type, got {got}")
+            raise PlanError(f"rank {self.rank} bound {record.label}: its counts need [{needed[0]}] -> [{needed[1]}] of one type; got {got}")
         record.ranks = tuple(self.members[rank] for rank in ranks)
         self._records.append(record)
         return record
 
     def seal(self) -> None:
         records, self._records = self._records, []
-        self.sent()  # forgets operations that are gone, but not what they sent
-        letters = self.exchange(self._write(records))
-        parts = match(letters, self.members)
+        self.sent()  # removes dead operations, but keeps their traffic
+        messages = self.exchange(self._write(records))
+        parts = match(messages, self.members)
         self._prepare({group: operations for group, operations in parts.items() if len(group.ranks) > 1})
         position: dict[Group, int] = defaultdict(int)
         for record in records:
-            found = parts[record.group][position[record.group]]
+            own = parts[record.group][position[record.group]]
             position[record.group] += 1
             record.wait.fill([])
             if len(record.ranks) == 1:
                 record.operation.fill(copying(record.source, record.target))
-            elif not any(letter.nbytes for letter in found):
+            elif not any(message.nbytes for message in own):
                 record.operation.fill([])
             else:
-                self._complete(record, found)
+                self._complete(record, own)
             record.operation.keep(record.source, record.target)
             record.wait.keep(record.source, record.target)
             self._sealed.add(record.operation)
             self._begin_tally(record)
-        self.barrier()  # until all have looked at it, nobody may drop what its peers are about to read
+        self.barrier()  # no rank may free memory before its peers have their views
 
     def _begin_tally(self, record: Record) -> None:
-        """Begin to count the runs of an operation."""
+        """Start to count the runs of an operation."""
         tally = record.operation.tally
         elements = handed(record.kind, record.counts, record.ranks.index(self._me), len(record.ranks))
         tally.kind, tally.nbytes = record.kind, elements * record.source.itemsize
@@ -351,7 +355,7 @@ class Recorder(Communicator):
         return total([*self._before.items(), *groups, *(tally.traffic for _, tally in self._tallies if tally.runs)])
 
     def rewind(self) -> None:
-        """As if no operation had been called yet, and none bound since the last seal."""
+        """Reset to the state after the last seal, before any call."""
         self._records.clear()
         for operation in self._sealed:
             operation.rewind()
@@ -361,53 +365,53 @@ class Recorder(Communicator):
 
     @abstractmethod
     def _make_group(self, members: tuple[int, ...]) -> Communicator:
-        """Of a world: the communicator of these of its ranks, several, of which this one is one."""
+        """Return the communicator of several ranks of this world, including this one."""
 
-    def _write(self, records: Sequence[Record]) -> list[Letter]:
-        """The letters for `records`; a subclass that shares memory says where the peers find them."""
-        return [record.letter() for record in records]
+    def _write(self, records: Sequence[Record]) -> list[BindingMessage]:
+        """Return the messages for `records`; a subclass with shared memory adds the memory ranges for peers."""
+        return [record.message() for record in records]
 
-    def _prepare(self, groups: dict[Group, list[list[Letter]]]) -> None:
-        """Groups and their operations; all ranks of the world call this with the same ones."""
+    def _prepare(self, groups: dict[Group, list[list[BindingMessage]]]) -> None:
+        """Prepare groups and their operations; all ranks of the world call this with the same arguments."""
 
     @abstractmethod
-    def _complete(self, record: Record, letters: Sequence[Letter]) -> None:
-        """Fill in `record.operation`, and `record.wait` of a transfer; `letters` are those of `record.ranks`, in that order.
+    def _complete(self, record: Record, messages: Sequence[BindingMessage]) -> None:
+        """Fill in `record.operation`, and `record.wait` of a transfer; `messages` are the messages of `record.ranks`, in that order.
 
-        Several ranks, of which some have something to give.
+        The operation has several ranks, and at least one of them has data.
         """
 
 
-def match(letters: Sequence[Sequence[Letter]], members: Sequence[int]) -> dict[Group, list[list[Letter]]]:
-    """What each of `members` wrote, as for each group its operations in order, each as the letters of its ranks; PlanError where ranks disagree."""
-    written: dict[Group, dict[int, list[Letter]]] = defaultdict(lambda: defaultdict(list))
-    for rank, row in zip(members, letters, strict=True):
-        for letter in row:
-            written[Group(letter.ranks, letter.kind == "transfer")][rank].append(letter)
-    parts: dict[Group, list[list[Letter]]] = {}
+def match(messages: Sequence[Sequence[BindingMessage]], members: Sequence[int]) -> dict[Group, list[list[BindingMessage]]]:
+    """Return the operations of each group in order, each as the messages of its ranks; raise PlanError if ranks differ."""
+    written: dict[Group, dict[int, list[BindingMessage]]] = defaultdict(lambda: defaultdict(list))
+    for rank, row in zip(members, messages, strict=True):
+        for message in row:
+            written[Group(message.ranks, message.kind == "transfer")][rank].append(message)
+    parts: dict[Group, list[list[BindingMessage]]] = {}
     for group, rows in written.items():
         _compare(group.ranks, rows)
         parts[group] = [list(column) for column in zip(*(rows[rank] for rank in group.ranks), strict=True)]
     return parts
 
 
-def _compare(ranks: tuple[int, ...], rows: dict[int, list[Letter]]) -> None:
+def _compare(ranks: tuple[int, ...], rows: dict[int, list[BindingMessage]]) -> None:
     first, *others = ranks
     for other in others:
         for number, (a, b) in enumerate(zip(rows[first], rows[other], strict=False)):
             if a.agreed != b.agreed:
-                raise PlanError(f"ranks {first} and {other} disagree at communication {number} between them: {a} versus {b}")
+                raise PlanError(f"ranks {first} and {other} differ at communication {number} between them: {a} versus {b}")
         if len(rows[first]) != len(rows[other]):
             counts = f"rank {first} bound {len(rows[first])} communications, rank {other} bound {len(rows[other])}"
-            raise PlanError(f"ranks {first} and {other} disagree among {list(ranks)}: {counts}")
+            raise PlanError(f"ranks {first} and {other} differ among ranks {list(ranks)}: {counts}")
     for column in zip(*(rows[rank] for rank in ranks), strict=True):
         if column[0].kind == "all_to_all":
             _compare_pieces(ranks, column)
 
 
-def _compare_pieces(ranks: tuple[int, ...], column: Sequence[Letter]) -> None:
+def _compare_pieces(ranks: tuple[int, ...], column: Sequence[BindingMessage]) -> None:
     for i, giver in enumerate(column):
         for j, taker in enumerate(column):
             if giver.counts[j] != taker.receives[i]:
-                disagree = f"rank {ranks[i]} sends {giver.counts[j]} elements, rank {ranks[j]} expects {taker.receives[i]}"
-                raise PlanError(f"{giver}: {disagree}")
+                mismatch = f"rank {ranks[i]} sends {giver.counts[j]} elements, rank {ranks[j]} expects {taker.receives[i]}"
+                raise PlanError(f"{giver}: {mismatch}")

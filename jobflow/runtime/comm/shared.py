@@ -1,17 +1,17 @@
 """Collectives over shared memory: of threads, or of processes with a shared window.
 
-Every operation is `meet, read what the peers have, meet again`: the first meeting says that all sources are ready, the second
-that all have been read and may be overwritten.
+Every operation is a barrier, reads of the peers' data, and another barrier.  The first barrier signals that all sources are ready, the second that
+all have been read and may be overwritten.
 
-* A small source is copied first into one of two buffers, which the operations of a group use in turn.  A rank that arrives at the meeting of
-  the next operation has finished reading in this one.  So the buffer is free again after that meeting, and a second meeting is not needed.
-* A larger source that peers cannot read is copied to memory that all such operations share, because a second meeting ends each of them.
-* all_reduce: each rank combines all sources into its own target.  Large ones, and those in place, go in two halves: each rank
-  combines its piece of the sources, all meet, and each copies the others' pieces.
-* A transfer takes no meeting.  The sender counts what it has posted, the receiver what it has taken, each in a place of its own
-  that the other looks at; the receiver copies when it waits.  A source that peers cannot read is copied when it is posted.
+* A small source is first copied to one of two buffers, which the operations of a group use in turn.  A rank at the barrier of the next operation
+  has finished reading in this one.  So the buffer is free after that barrier, and a second barrier is not needed.
+* A larger source that peers cannot read is copied to memory that all such operations share, because a second barrier ends each of them.
+* all_reduce: each rank combines all sources into its own target.  Large and in-place ones run in two halves: each rank combines its piece of the
+  sources, a barrier follows, and each rank copies the other pieces.
+* A transfer needs no barrier.  The sender counts started transfers and the receiver completed ones, each in memory that the other reads.  The
+  receiver copies when it waits.  A source that peers cannot read is copied when the transfer starts.
 * Sources are always combined in the order of `ranks`, so all ranks get the same bits.
-* Sums of more than two sources go block by block, so that the partial sum stays in the cache.
+* Sums of more than two sources run block by block, so that the partial sum stays in the cache.
 """
 
 from __future__ import annotations
@@ -28,60 +28,60 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import cut
 from jobflow.core.types import Array
 from jobflow.ops.op import Call
-from jobflow.runtime.comm.record import Group, Letter, MemoryRange, Record, Turns, address
+from jobflow.runtime.comm.record import BindingMessage, Group, MemoryRange, Record, Turns, address
 from jobflow.runtime.comm.solo_communicator import copying
 
-#: bytes; up to here a copy costs less than a meeting
+#: bytes up to which a copy costs less than a barrier
 SMALL = 32 * 1024
-#: bytes; above this two ranks gain more from reading each source once than another meeting costs (measured on two cores)
+#: bytes above which two ranks save more by reading each source once than another barrier costs (measured on two cores)
 HALVES = 512 * 1024
-#: bytes; two sources and a sum of this size fit a core's own cache
+#: bytes; two sources and a sum of this size fit the private cache of a core
 BLOCK = 128 * 1024
-#: bytes; staged sources start on cache lines
+#: alignment of staged sources in bytes: a cache line
 LINE = 64
 
-#: Waits until all ranks of a group are there; the argument says what for.
-Meet = Callable[[str], None]
+#: Waits until all ranks of a group reach the barrier; the argument names the operation.
+Barrier = Callable[[str], None]
 
 
 class Channel(Protocol):
-    """One end of the way from one rank to another: each end counts what it has done."""
+    """One end of a channel from one rank to another: each end counts its completed operations."""
 
     @property
     def done(self) -> int:
-        """How much this end has done."""
+        """The number of completed operations of this end."""
 
-    def tell(self) -> int:
-        """This end has done one more; how many that makes."""
+    def advance(self) -> int:
+        """Count one more operation of this end; return the number."""
 
-    def hear(self, count: int, what: str) -> None:
-        """Wait until the other end has done `count`; `what` says what for."""
+    def wait_for(self, count: int, what: str) -> None:
+        """Wait until the other end has completed `count` operations; `what` names the operation."""
 
 
 class Memory(Protocol):
-    """What the algorithms need of whoever shares memory among the ranks of a node."""
+    """The interface to memory shared among the ranks of a node, as the algorithms need it."""
 
     def allocate(self, nbytes: int) -> Array:
-        """See `Communicator.allocate`; collective over the node."""
+        """Allocate as in `Communicator.allocate`; collective over the node."""
 
     def locate(self, array: Array) -> MemoryRange | None:
-        """Where a contiguous array lies in this rank's allocations; None if the peers cannot read it."""
+        """Return the range of a contiguous array in this rank's allocations; None if the peers cannot read it."""
 
-    def look(self, rank: int, place: MemoryRange) -> Array:
-        """The bytes of a peer."""
+    def peer_view(self, rank: int, location: MemoryRange) -> Array:
+        """Return a view of the memory of a peer."""
 
-    def gates(self, groups: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Meet]:
-        """How each group of ranks meets, as far as it can; collective over the world, which names the same groups."""
+    def barriers(self, groups: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Barrier]:
+        """Return the barrier of each group of ranks, if it has one; collective over the world with the same groups."""
 
     def channels(self, pairs: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Channel]:
-        """This rank's end of the way from the first rank of each pair to the second, as for `gates`."""
+        """Return this rank's end of the channel from the first rank of each pair to the second, as for `barriers`."""
 
 
 @dataclass(frozen=True)
 class StagingNeed:
-    """Bytes that an operation stages: a small source in the buffers of its group, a source or a result that peers cannot read where it lies.
+    """The staging bytes of an operation: a small source in the buffers of its group, a source or a result that peers cannot read directly.
 
-    A transfer has a buffer to itself, from its post to the next post.
+    A transfer has its own buffer, from its start to the next start.
     """
 
     small: int = 0
@@ -90,8 +90,8 @@ class StagingNeed:
 
 
 @dataclass(frozen=True)
-class Seat:
-    """Offsets in the staging memory of one seal; None where the array itself can be read, or there is nothing to read."""
+class StagingOffsets:
+    """Offsets in the staging memory of one seal; None if peers read the array itself, or nothing."""
 
     source: int | None = None
     twin: int | None = None
@@ -99,7 +99,7 @@ class Seat:
 
 
 class Staging:
-    """The staging memory of a series of records: two buffers for each group, one for each transfer, and one that all else shares.
+    """The staging memory of a series of records: two buffers per group, one per transfer, and one for all other operations.
 
     `spare` is the offset of a block for partial sums, which reductions among more than two ranks share.
     """
@@ -113,8 +113,8 @@ class Staging:
         pairs = {group: (self._take(nbytes), self._take(nbytes)) for group, nbytes in small.items()}
         transfers = [self._take(need.source) if record.kind == "transfer" else 0 for record, need in zip(records, needs, strict=True)]
         shared = self.size
-        self.seats = [
-            self._seat(need, pairs[tuple(sorted(record.ranks))], own if record.kind == "transfer" else shared)
+        self.offsets = [
+            self._offsets_of(need, pairs[tuple(sorted(record.ranks))], own if record.kind == "transfer" else shared)
             for record, need, own in zip(records, needs, transfers, strict=True)
         ]
         collectives = [need for record, need in zip(records, needs, strict=True) if record.kind != "transfer"]
@@ -126,66 +126,66 @@ class Staging:
         self.size += _lines(nbytes)
         return offset
 
-    def _seat(self, need: StagingNeed, pair: tuple[int, int], start: int) -> Seat:
+    def _offsets_of(self, need: StagingNeed, pair: tuple[int, int], start: int) -> StagingOffsets:
         if need.small:
-            return Seat(*pair)
-        return Seat(start if need.source else None, None, start + _lines(need.source) if need.result else None)
+            return StagingOffsets(*pair)
+        return StagingOffsets(start if need.source else None, None, start + _lines(need.source) if need.result else None)
 
 
 def _lines(nbytes: int) -> int:
-    """The bytes of whole cache lines that hold `nbytes`."""
+    """Return `nbytes` rounded up to whole cache lines."""
     return -(-nbytes // LINE) * LINE
 
 
 class SharedOperations:
-    """Writes the letters of one rank's records and fills in their calls, over one `Memory`."""
+    """The messages and calls of one rank's records, over one `Memory`."""
 
     def __init__(self, memory: Memory, rank: int) -> None:
         self._memory = memory
         self._rank = rank
-        self._gates: dict[tuple[int, ...], Meet] = {}
+        self._barriers: dict[tuple[int, ...], Barrier] = {}
         self._channels: dict[tuple[int, ...], Channel] = {}
         self._known: set[Group] = set()
         self._staging: Array = None
         self._spare: Array = None
-        #: by group, of the operations of one seal
+        #: by group, for the operations of one seal
         self._turns: dict[tuple[int, ...], Turns] = {}
 
-    def write(self, records: Sequence[Record]) -> list[Letter]:
-        """Collective over the node: sources that must be copied get memory here."""
+    def write(self, records: Sequence[Record]) -> list[BindingMessage]:
+        """Allocate staging memory and return the messages of the records; collective over the node."""
         staging = Staging(records, [self._need(record) for record in records])
         self._staging, self._turns = self._memory.allocate(staging.size), defaultdict(Turns)
         self._spare = self._staging[staging.spare :]
         base = self._memory.locate(self._staging)
-        return [self._letter(record, seat, base) for record, seat in zip(records, staging.seats, strict=True)]
+        return [self._message(record, offsets, base) for record, offsets in zip(records, staging.offsets, strict=True)]
 
     def prepare(self, groups: Iterable[Group]) -> None:
-        """Make the gates and channels that are still missing; collective over the world."""
+        """Create the missing barriers and channels; collective over the world."""
         new = sorted({group if group.transfers else Group(tuple(sorted(group.ranks)), False) for group in groups} - self._known)
         self._known.update(new)
         meeting, sending = ([group.ranks for group in new if group.transfers == sends] for sends in (False, True))
         if meeting:
-            self._gates.update(self._memory.gates(meeting))
+            self._barriers.update(self._memory.barriers(meeting))
         if sending:
             self._channels.update(self._memory.channels(sending))
 
-    def meeting(self, ranks: tuple[int, ...]) -> Meet | None:
-        """How these ranks meet, if they have done so before; the same answer on all of them."""
-        return self._gates.get(tuple(sorted(ranks)))
+    def barrier_of(self, ranks: tuple[int, ...]) -> Barrier | None:
+        """Return the barrier of these ranks, if it exists; the same on all of them."""
+        return self._barriers.get(tuple(sorted(ranks)))
 
-    def can_meet(self, group: Group) -> bool:
-        """True if all ranks of the group have memory that they can read of each other."""
-        return group.ranks in self._channels if group.transfers else tuple(sorted(group.ranks)) in self._gates
+    def has_barrier(self, group: Group) -> bool:
+        """Return True if all ranks of the group can read each other's memory."""
+        return group.ranks in self._channels if group.transfers else tuple(sorted(group.ranks)) in self._barriers
 
-    def complete(self, record: Record, letters: Sequence[Letter]) -> None:
-        """Fill in the calls of `record`, whose ranks wrote `letters`."""
+    def complete(self, record: Record, messages: Sequence[BindingMessage]) -> None:
+        """Fill in the calls of `record` from the messages of its ranks."""
         record.operation.keep(self._staging)
         if record.kind == "transfer":
-            self._transfer(record, letters)
+            self._transfer(record, messages)
             return
-        depart = any(letter.twin is None and letter.nbytes > 0 for letter in letters)
-        even = self._series(record, letters, False, depart)
-        odd = self._series(record, letters, True, depart) if any(letter.twin is not None for letter in letters) else even
+        depart = any(message.twin is None and message.nbytes > 0 for message in messages)
+        even = self._series(record, messages, False, depart)
+        odd = self._series(record, messages, True, depart) if any(message.twin is not None for message in messages) else even
         record.operation.fill(even, odd, self._turns[tuple(sorted(record.ranks))])
 
     def _need(self, record: Record) -> StagingNeed:
@@ -204,7 +204,7 @@ class SharedOperations:
         return record.target[start:stop]
 
     def _disturbs(self, record: Record) -> bool:
-        """True if writing the target may change what peers still read of the source."""
+        """Return True if writes to the target may change parts of the source that peers still read."""
         if not _overlap(record.source, record.target):
             return False
         if record.kind == "all_reduce":
@@ -213,111 +213,111 @@ class SharedOperations:
         start, stop = _offsets(record.counts)[me : me + 2]
         if record.kind == "all_gather":
             return _span(record.source) != _span(record.target[start:stop])
-        # of the source of a reduce_scatter, a rank's own piece is read by nobody else
+        # no peer reads a rank's own piece of the source of a reduce_scatter
         return record.kind != "reduce_scatter" or _span(record.target) != _span(record.source[start:stop])
 
-    def _letter(self, record: Record, seat: Seat, base: MemoryRange | None) -> Letter:
+    def _message(self, record: Record, offsets: StagingOffsets, base: MemoryRange | None) -> BindingMessage:
         def staged(offset: int | None, nbytes: int) -> MemoryRange | None:
             return None if base is None or offset is None else MemoryRange(base.region, base.offset + offset, nbytes)
 
         nbytes = record.source.nbytes
         if nbytes == 0 or len(record.ranks) == 1:
-            return record.letter()
-        if seat.twin is not None:
-            return record.letter(staged(seat.source, nbytes), staged(seat.twin, nbytes))
-        source = self._memory.locate(record.source) if seat.source is None else staged(seat.source, nbytes)
+            return record.message()
+        if offsets.twin is not None:
+            return record.message(staged(offsets.source, nbytes), staged(offsets.twin, nbytes))
+        source = self._memory.locate(record.source) if offsets.source is None else staged(offsets.source, nbytes)
         if record.kind != "all_reduce":
-            return record.letter(source)
+            return record.message(source)
         piece = self._own_piece(record)
-        result = self._memory.locate(piece) if seat.result is None else staged(seat.result, piece.nbytes)
-        return record.letter(source, None, result, seat.source is None and _overlap(record.source, record.target))
+        result = self._memory.locate(piece) if offsets.result is None else staged(offsets.result, piece.nbytes)
+        return record.message(source, None, result, offsets.source is None and _overlap(record.source, record.target))
 
-    def _series(self, record: Record, letters: Sequence[Letter], odd: bool, depart: bool) -> list[Call]:
-        meet: Call = (self._gates[tuple(sorted(record.ranks))], (record.label,))
-        places = [letter.twin if odd and letter.twin is not None else letter.source for letter in letters]
-        sources = [self._array(rank, place, record) for rank, place in zip(record.ranks, places, strict=True)]
+    def _series(self, record: Record, messages: Sequence[BindingMessage], odd: bool, depart: bool) -> list[Call]:
+        meet: Call = (self._barriers[tuple(sorted(record.ranks))], (record.label,))
+        locations = [message.twin if odd and message.twin is not None else message.source for message in messages]
+        sources = [self._array(rank, location, record) for rank, location in zip(record.ranks, locations, strict=True)]
         me = record.ranks.index(self._rank)
         stage = copying(record.source, sources[me]) if record.source.size else []
-        return [*stage, meet, *self._reads(record, me, sources, letters, meet), *([meet] if depart else [])]
+        return [*stage, meet, *self._reads(record, me, sources, messages, meet), *([meet] if depart else [])]
 
-    def _transfer(self, record: Record, letters: Sequence[Letter]) -> None:
-        place = letters[0].source
-        source = self._array(record.ranks[0], place, record)
+    def _transfer(self, record: Record, messages: Sequence[BindingMessage]) -> None:
+        location = messages[0].source
+        source = self._array(record.ranks[0], location, record)
         channel = self._channels[record.ranks]
         if record.ranks[0] == self._rank:
-            sending = Sending(channel, record.label, copying(record.source, source))
-            record.operation.fill([(sending.post, ())])
-            record.wait.fill([(sending.wait, ())])
+            sender = Sender(channel, record.label, copying(record.source, source))
+            record.operation.fill([(sender.start, ())])
+            record.wait.fill([(sender.wait, ())])
         else:
-            taking = Taking(channel, record.label, copying(source, record.target))
-            record.operation.fill([(taking.post, ())])
-            record.wait.fill([(taking.wait, ())])
+            receiver = Receiver(channel, record.label, copying(source, record.target))
+            record.operation.fill([(receiver.start, ())])
+            record.wait.fill([(receiver.wait, ())])
 
-    def _array(self, rank: int, place: MemoryRange | None, record: Record) -> Array:
-        return record.source[:0] if place is None else self._memory.look(rank, place).view(record.source.dtype)
+    def _array(self, rank: int, location: MemoryRange | None, record: Record) -> Array:
+        return record.source[:0] if location is None else self._memory.peer_view(rank, location).view(record.source.dtype)
 
-    def _reads(self, record: Record, me: int, sources: Sequence[Array], letters: Sequence[Letter], meet: Call) -> list[Call]:
+    def _reads(self, record: Record, me: int, sources: Sequence[Array], messages: Sequence[BindingMessage], meet: Call) -> list[Call]:
         target = record.target
         if record.kind == "all_gather":
             return _gathering(sources, target, record.counts, me)
         if record.kind == "all_to_all":
-            starts = [_offsets(letter.counts)[me] for letter in letters]
+            starts = [_offsets(message.counts)[me] for message in messages]
             pieces = [source[a : a + n] for source, a, n in zip(sources, starts, record.receives, strict=True)]
             return _gathering(pieces, target, record.receives, me)
         assert record.reduce is not None
         if record.kind == "reduce_scatter":
             start, stop = _offsets(record.counts)[me : me + 2]
             return combining(record.reduce.ufunc, [source[start:stop] for source in sources], target, self._spare)
-        nbytes = letters[0].nbytes
-        if nbytes > HALVES or (nbytes > SMALL and (len(letters) > 2 or any(letter.in_place for letter in letters))):
-            return self._halves(record, me, sources, letters, meet)
+        nbytes = messages[0].nbytes
+        if nbytes > HALVES or (nbytes > SMALL and (len(messages) > 2 or any(message.in_place for message in messages))):
+            return self._halves(record, me, sources, messages, meet)
         return combining(record.reduce.ufunc, sources, target, self._spare)
 
-    def _halves(self, record: Record, me: int, sources: Sequence[Array], letters: Sequence[Letter], meet: Call) -> list[Call]:
+    def _halves(self, record: Record, me: int, sources: Sequence[Array], messages: Sequence[BindingMessage], meet: Call) -> list[Call]:
         assert record.reduce is not None
         spans = cut(record.target.size, len(record.ranks))
-        results = [self._array(rank, letter.result, record) for rank, letter in zip(record.ranks, letters, strict=True)]
+        results = [self._array(rank, message.result, record) for rank, message in zip(record.ranks, messages, strict=True)]
         first = combining(record.reduce.ufunc, [source[slice(*spans[me])] for source in sources], results[me], self._spare)
         return [*first, meet, *_gathering(results, record.target, [stop - start for start, stop in spans], me)]
 
 
-class Sending:
-    """What the sender of a transfer does; `staging` copies the source to where the receiver finds it, if it cannot read it where it is."""
+class Sender:
+    """The sender of a transfer; `staging` copies a source that the receiver cannot read directly."""
 
     def __init__(self, channel: Channel, what: str, staging: list[Call]) -> None:
         self._channel = channel
         self._what = what
         self._staging = staging
-        self._posted = 0
+        self._started = 0
 
-    def post(self) -> None:
+    def start(self) -> None:
         if self._staging:
-            self._channel.hear(self._posted, self._what)  # the same transfer in the step before
+            self._channel.wait_for(self._started, self._what)  # the same transfer of the previous step
             for function, arguments in self._staging:
                 function(*arguments)
-        self._posted = self._channel.tell()
+        self._started = self._channel.advance()
 
     def wait(self) -> None:
         if not self._staging:
-            self._channel.hear(self._posted, self._what)
+            self._channel.wait_for(self._started, self._what)
 
 
-class Taking:
-    """What the receiver of a transfer does.  The sender's first post is the receiver's first, and so on."""
+class Receiver:
+    """The receiver of a transfer; the n-th start of the sender matches the n-th start of the receiver."""
 
     def __init__(self, channel: Channel, what: str, copy: list[Call]) -> None:
         self._channel = channel
         self._what = what
         self._copy = copy
 
-    def post(self) -> None:
-        """Nothing: the receiver fetches what it waits for."""
+    def start(self) -> None:
+        """Do nothing: the receiver copies when it waits."""
 
     def wait(self) -> None:
-        self._channel.hear(self._channel.done + 1, self._what)
+        self._channel.wait_for(self._channel.done + 1, self._what)
         for function, arguments in self._copy:
             function(*arguments)
-        self._channel.tell()
+        self._channel.advance()
 
 
 def _span(array: Array) -> tuple[int, int]:
@@ -335,7 +335,7 @@ def _offsets(counts: Sequence[int]) -> list[int]:
 
 
 def _gathering(pieces: Sequence[Array], target: Array, counts: Sequence[int], me: int) -> list[Call]:
-    """target = the pieces, one after another; each rank begins with its own, so that not all read the same memory at once."""
+    """Return the calls for target = concatenation of the pieces; each rank starts with its own piece, to spread the memory reads."""
     n = len(pieces)
     offsets = _offsets(counts)
     calls: list[Call] = []
@@ -345,12 +345,15 @@ def _gathering(pieces: Sequence[Array], target: Array, counts: Sequence[int], me
 
 
 def _combine(ufunc: Any, a: Array, b: Array, out: Array) -> Call:
-    # NumPy 2.4 deprecates a positional output of maximum and minimum; that of add costs less than a keyword
+    # NumPy 2.4 deprecates the positional output of maximum and minimum; for add, it costs less than a keyword
     return (ufunc, (a, b, out)) if ufunc is np.add else (partial(ufunc, out=out), (a, b))
 
 
 def combining(ufunc: Any, sources: Sequence[Array], target: Array, spare: Array) -> list[Call]:
-    """target = sources[0] + sources[1] + ... from left to right; target may be one of them.  `spare`: BLOCK bytes for partial sums."""
+    """Return the calls for target = sources[0] + sources[1] + ... from left to right; target may be one of them.
+
+    `spare` has BLOCK bytes for partial sums.
+    """
     if target.size == 0:
         return []
     if len(sources) == 1:

@@ -12,36 +12,38 @@ from jobflow.core.errors import ConfigError, JobError
 FOLDER = "/dev/shm"
 #: the environment variable that limits the MiB which the ranks of a node use for tensors
 LIMIT = "JOBFLOW_SHARED_MIB"
-#: a remedy for too little of it
-ADVICE = f"give {FOLDER} room (for a container: docker run --shm-size=8g)"
-#: bytes that are left to other programs
+#: a remedy for too little shared memory
+ADVICE = f"enlarge {FOLDER} (for a container: docker run --shm-size=8g)"
+#: bytes reserved for other programs
 SPARE = 1 << 20
-#: bytes of each rank that MPICH takes when it starts (measured: 1,045 KiB), and bytes with which UCX, if it can have them, starts too
+#: bytes per rank that MPICH allocates at its start (measured: 1,045 KiB), and bytes that UCX allocates if available
 MPI_SHARE, UCX_SHARE = 1100 << 10, 16 << 20
 
 
 def limit() -> int:
-    """Return the bytes that LIMIT allows; ConfigError unless it is a number that is not negative."""
+    """Return the bytes that LIMIT allows; raise ConfigError unless it is a number of at least 0."""
     text = os.environ.get(LIMIT, "").strip()
     try:
-        found = float(text) if text else math.inf
+        mib = float(text) if text else math.inf
     except ValueError:
-        found = math.nan
-    if not found >= 0:
-        raise ConfigError(f"{LIMIT}={text}: not a number of MiB; give the MiB of {FOLDER} that the ranks of a node may use for tensors, such as 64")
-    return sys.maxsize if found == math.inf else int(found * (1 << 20))
+        mib = math.nan
+    if not mib >= 0:
+        raise ConfigError(
+            f"{LIMIT}={text} is not a number of MiB; set it to the MiB of {FOLDER} that the ranks of a node may use for tensors, such as 64"
+        )
+    return sys.maxsize if mib == math.inf else int(mib * (1 << 20))
 
 
 def size() -> int:
     """Return the bytes of FOLDER, used or not."""
-    found = _statistics()
-    return sys.maxsize if found is None else found.f_blocks * found.f_frsize
+    status = _statistics()
+    return sys.maxsize if status is None else status.f_blocks * status.f_frsize
 
 
 def available() -> int:
     """Return the free bytes of FOLDER; a large number where MPI puts shared memory elsewhere."""
-    found = _statistics()
-    return sys.maxsize if found is None else found.f_bavail * found.f_frsize
+    status = _statistics()
+    return sys.maxsize if status is None else status.f_bavail * status.f_frsize
 
 
 def free(reserved: int = 0) -> int:
@@ -57,17 +59,17 @@ def _statistics() -> os.statvfs_result | None:
 
 
 def prepare_mpi(ranks: int) -> None:
-    """Prepare the start of the MPI library among `ranks` ranks of this machine; JobError if it would end them by SIGBUS.
+    """Prepare the start of the MPI library among `ranks` ranks of this machine; raise JobError if SIGBUS would end them.
 
-    UCX crashes if FOLDER has room for a part of its buffers.  Its other kind of shared memory (System V) is not in FOLDER.  The size of FOLDER
-    decides, not the free bytes, because all ranks must decide alike.
+    UCX crashes if FOLDER has room for a part of its buffers only.  Its other kind of shared memory (System V) does not use FOLDER.
+    The size of FOLDER decides instead of the free bytes, so that all ranks make the same choice.
     """
     if size() < UCX_SHARE * ranks:
         os.environ.setdefault("UCX_TLS", "^posix")
-    # a peer that started earlier has taken its share of the free bytes
+    # the free bytes exclude the allocations of peers that started earlier
     if size() < MPI_SHARE * ranks or available() < MPI_SHARE:
         needed, free_bytes = MPI_SHARE * ranks / 2**20, available() / 2**20
-        raise JobError(f"start of MPI: {FOLDER} has {free_bytes:.1f} MiB free, and MPI needs {needed:.1f} MiB for {ranks} ranks; {ADVICE}")
+        raise JobError(f"start of MPI: {FOLDER} has {free_bytes:.1f} MiB free, but MPI needs {needed:.1f} MiB for {ranks} ranks; {ADVICE}")
 
 
 def shortage() -> str:

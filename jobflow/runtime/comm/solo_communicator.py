@@ -16,7 +16,7 @@ from jobflow.runtime.device.device import Device
 
 
 def copying(source: Array, target: Array) -> list[Call]:
-    """target = source, by no call at all where they are the same memory."""
+    """Return the calls for target = source: none if they are the same memory."""
     if source.size != target.size or source.dtype != target.dtype:
         raise PlanError(f"{source.dtype}[{source.size}] does not fill {target.dtype}[{target.size}]")
     if source.size == 0:
@@ -28,7 +28,7 @@ def copying(source: Array, target: Array) -> list[Call]:
 
 
 class SoloCommunicator(Communicator):
-    """The only rank."""
+    """The communicator of a world of one rank."""
 
     rank = 0
     size = 1
@@ -40,31 +40,31 @@ class SoloCommunicator(Communicator):
 
     def group(self, ranks: Sequence[int]) -> Communicator:
         if tuple(ranks) != (0,):
-            raise PlacementError(f"there is no group of ranks {list(ranks)}: there is only rank 0")
+            raise PlacementError(f"group of ranks {list(ranks)}: this world has only rank 0")
         return self
 
-    def agree(self, digest: int, what: Callable[[], str]) -> None:
-        """Nothing: one rank is of one mind."""
+    def compare_digests(self, digest: int, what: Callable[[], str]) -> None:
+        """Do nothing: there is no other rank to compare with."""
 
     def allocate(self, nbytes: int) -> Array:
         return self._allocate(nbytes)
 
     def allocate_common(self, nbytes: int) -> Array | None:
-        return None  # there is nobody to have it in common with
+        return None  # there is no other rank
 
     def bind(self, what: Binding) -> list[Call]:
         if tuple(what.ranks) != (0,):
-            raise PlanError(f'"{what.name}" is a communication of ranks {list(what.ranks)}, but this world has only rank 0')
+            raise PlanError(f'communication "{what.name}" of ranks {list(what.ranks)}: this world has only rank 0')
         return copying(what.source, what.target)
 
     def bind_send(self, peer: int, source: Array, name: str = "") -> Transfers:
-        raise PlanError(f'a world of one rank has no rank {peer} to send "{name}" to')
+        raise PlanError(f'send of "{name}" to rank {peer}: this world has only rank 0')
 
     def bind_receive(self, peer: int, target: Array, name: str = "") -> Transfers:
-        raise PlanError(f'a world of one rank has no rank {peer} to receive "{name}" from')
+        raise PlanError(f'receive of "{name}" from rank {peer}: this world has only rank 0')
 
     def seal(self) -> None:
-        """Nothing: the calls are ready when bound."""
+        """Do nothing: the calls are ready when bound."""
 
     def sent(self) -> dict[str, Traffic]:
         return {}
@@ -80,7 +80,7 @@ class SoloCommunicator(Communicator):
         return [item]
 
     def observe(self, waited: Waited | None) -> None:
-        """Nothing: there is nobody to wait for."""
+        """Do nothing: there is no other rank to wait for."""
 
     def abort(self, reason: str) -> None:
         self._reason = reason
@@ -89,11 +89,11 @@ class SoloCommunicator(Communicator):
         self._reason = None
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is no shared memory."""
 
 
-class Alone(SoloCommunicator):
-    """A group of one rank of a larger world: it fails, and is aborted, with the world."""
+class SingleRankGroup(SoloCommunicator):
+    """A group of one rank of a larger world; it fails and aborts with the world."""
 
     def __init__(self, allocate: Callable[[int], Array], member: int, world: Communicator) -> None:
         self._allocate = allocate
@@ -107,4 +107,4 @@ class Alone(SoloCommunicator):
         self._world.abort(reason)
 
     def reset(self) -> None:
-        """Nothing: the world forgets its aborts."""
+        """Do nothing: the world clears its aborts."""

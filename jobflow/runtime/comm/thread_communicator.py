@@ -1,4 +1,4 @@
-"""Ranks that are threads of this process: all memory is shared, and waiting is done on locks (spinning would hold the GIL)."""
+"""Communicators of ranks that are threads of this process: all memory is shared, and waits use locks, because spinning would hold the GIL."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from jobflow.core.errors import AbortedError, DivergedError, JobflowError, in_sh
 from jobflow.core.notices import notice
 from jobflow.core.types import Array
 from jobflow.runtime.comm.communicator import Communicator, Waited
-from jobflow.runtime.comm.record import Group, Letter, MemoryRange, Record, Recorder, Regions, address, owner
-from jobflow.runtime.comm.shared import Channel, Meet, SharedOperations
-from jobflow.runtime.comm.waits import SETTLE, SILENCE, Came, Held, What, complaint, difference, left, standstill, stuck, text_of, waits_in
+from jobflow.runtime.comm.record import BindingMessage, Group, MemoryRange, Record, Recorder, Regions, address, owner
+from jobflow.runtime.comm.shared import Barrier, Channel, SharedOperations
+from jobflow.runtime.comm.waits import SETTLE, SILENCE, Arrival, StuckRank, What, deadlock, divergence, exited, stuck, text_of, wait_notice, waits_in
 
-#: seconds after which a waiting rank says whom it waits for
+#: seconds after which a waiting rank prints the ranks for which it waits
 PATIENCE = 10.0
 
 
-class Own:
-    """The lock that one rank waits on: held by it, and released by whoever lets it go on."""
+class RankLock:
+    """The lock on which one rank waits: the rank holds it, and another rank releases it to end the wait."""
 
     __slots__ = ("_lock", "acquire", "release")
 
@@ -48,24 +48,24 @@ class Own:
 
 
 class ThreadBarrier:
-    """A barrier among some ranks of a room, passed again and again."""
+    """A reusable barrier among some ranks of a world of threads."""
 
-    def __init__(self, room: Room, ranks: tuple[int, ...]) -> None:
-        self._room = room
+    def __init__(self, state: ThreadsState, ranks: tuple[int, ...]) -> None:
+        self._state = state
         self._ranks = ranks
         self._guard = threading.Lock()
         self._waiting: dict[int, Any] = {}
         self._passed = 0
 
-    def meet(self, rank: int, own: Own, what: What) -> None:
-        """Wait for all ranks; `own` is a lock that `rank` holds, and that whoever comes last releases."""
+    def wait(self, rank: int, rank_lock: RankLock, what: What) -> None:
+        """Wait for all ranks; `rank` holds its lock `rank_lock`, and the last rank to arrive releases it."""
         with self._guard:
-            if self._room.reason is not None:
-                raise self._room.error()
+            if self._state.reason is not None:
+                raise self._state.error()
             number = self._passed
             last = len(self._waiting) + 1 == len(self._ranks)
             if not last:
-                self._waiting[rank] = own
+                self._waiting[rank] = rank_lock
             else:
                 locks = list(self._waiting.values())
                 self._waiting.clear()
@@ -74,20 +74,22 @@ class ThreadBarrier:
             for lock in locks:
                 lock.release()
             return
-        if not own.acquire(timeout=min(SILENCE, PATIENCE)):
-            self._room.linger(rank, own, WaitingRank(text_of(what), lambda: self._missing(number), lambda: self._wake([rank]), trouble()))
-        if rank in self._room.woken:
-            raise self._room.error()
+        if not rank_lock.acquire(timeout=min(SILENCE, PATIENCE)):
+            self._state.wait_long(
+                rank, rank_lock, WaitingRank(text_of(what), lambda: self._missing(number), lambda: self._wake([rank]), current_error())
+            )
+        if rank in self._state.woken:
+            raise self._state.error()
 
     def _missing(self, number: int) -> list[int]:
         with self._guard:
             return [other for other in self._ranks if other not in self._waiting] if self._passed == number else []
 
     def _wake(self, ranks: Sequence[int]) -> None:
-        """Let those of the ranks that wait raise what the room has for them."""
+        """Wake the waiting ones of these ranks, so that they raise the error of the world."""
         with self._guard:
             waiting = {rank: self._waiting.pop(rank) for rank in ranks if rank in self._waiting}
-            self._room.woken.update(waiting)
+            self._state.woken.update(waiting)
         for lock in waiting.values():
             lock.release()
 
@@ -96,10 +98,10 @@ class ThreadBarrier:
 
 
 class ThreadCount:
-    """How much one end of a channel has done, for the other end to wait for."""
+    """The number of completed operations of one end of a channel, for which the other end waits."""
 
-    def __init__(self, room: Room) -> None:
-        self._room = room
+    def __init__(self, state: ThreadsState) -> None:
+        self._state = state
         self._guard = threading.Lock()
         self._waiting: tuple[int, int, Any] | None = None
         self.done = 0
@@ -114,43 +116,43 @@ class ThreadCount:
         waiting[2].release()
         return self.done
 
-    def reach(self, count: int, rank: int, own: Own, peer: int, what: str) -> None:
-        """Wait for the other end; `own` is a lock that `rank` holds, and that is released when the count is reached."""
+    def reach(self, count: int, rank: int, rank_lock: RankLock, peer: int, what: str) -> None:
+        """Wait for the other end to reach `count`; `rank` holds its lock `rank_lock`, which is released then."""
         with self._guard:
-            if self._room.reason is not None:
-                raise self._room.error()
+            if self._state.reason is not None:
+                raise self._state.error()
             if self.done >= count:
                 return
-            self._waiting = count, rank, own
-        if not own.acquire(timeout=min(SILENCE, PATIENCE)):
-            self._room.linger(rank, own, WaitingRank(what, lambda: [peer] if self.done < count else [], self.wake, trouble()))
-        if rank in self._room.woken:
-            raise self._room.error()
+            self._waiting = count, rank, rank_lock
+        if not rank_lock.acquire(timeout=min(SILENCE, PATIENCE)):
+            self._state.wait_long(rank, rank_lock, WaitingRank(what, lambda: [peer] if self.done < count else [], self.wake, current_error()))
+        if rank in self._state.woken:
+            raise self._state.error()
 
     def wake(self) -> None:
-        """Let whoever waits raise what the room has for it."""
+        """Wake the waiting rank, so that it raises the error of the world."""
         with self._guard:
             waiting, self._waiting = self._waiting, None
             if waiting is not None:
-                self._room.woken.add(waiting[1])
+                self._state.woken.add(waiting[1])
         if waiting is not None:
             waiting[2].release()
 
 
-class ThreadLine:
-    """One end of the way between two ranks."""
+class ThreadChannel:
+    """One end of a channel between two ranks."""
 
-    def __init__(self, mine: ThreadCount, others: ThreadCount, rank: int, peer: int, own: Own) -> None:
+    def __init__(self, mine: ThreadCount, others: ThreadCount, rank: int, peer: int, rank_lock: RankLock) -> None:
         self._mine = mine
         self._others = others
-        self._who = rank, own, peer
-        self.tell = mine.add
+        self._who = rank, rank_lock, peer
+        self.advance = mine.add
 
     @property
     def done(self) -> int:
         return self._mine.done
 
-    def hear(self, count: int, what: str) -> None:
+    def wait_for(self, count: int, what: str) -> None:
         self._others.reach(count, *self._who, what)
 
 
@@ -158,130 +160,130 @@ class WaitingRank(NamedTuple):
     """A rank that has waited for a while."""
 
     what: str
-    #: the ranks that have not come yet, as of now
+    #: returns the ranks that have not arrived yet
     missing: Callable[[], Sequence[int]]
-    #: lets it raise what the room has for it
+    #: ends the wait, so that the rank raises the error of the world
     wake: Callable[[], None]
-    #: the error that it has
+    #: the pending error of the rank
     error: str
 
 
-def trouble() -> str:
-    """The exception that is on its way through this thread, in a line; "" if none is."""
+def current_error() -> str:
+    """Return the exception that propagates in this thread, in one line; "" without one."""
     error = sys.exception()
     return "" if error is None else in_short(error)
 
 
-class Table:
-    """What the ranks of one communicator have in common; by their numbers in the world."""
+class GroupState:
+    """The shared state of the ranks of one communicator, by their numbers in the world."""
 
-    def __init__(self, room: Room, ranks: tuple[int, ...]) -> None:
+    def __init__(self, state: ThreadsState, ranks: tuple[int, ...]) -> None:
         self.ranks = ranks
-        #: each rank's allocations by number, for as long as anything points into them: the array all views keep alive, and where to begin in it
+        #: each rank's live allocations by number: the array that all views keep alive, and the offset in it
         self.regions: dict[int, dict[int, tuple[weakref.ref[Array], int]]] = {rank: {} for rank in ranks}
         self.items: dict[int, Any] = dict.fromkeys(ranks)
-        #: what each rank came with to the collectives of even and of odd number that it last agreed on, and how many those were
+        #: the digests of each rank at its last collectives of even and of odd number, and the number of collectives
         self.digests: tuple[dict[int, int], dict[int, int]] = {}, {}
         self.agreed: dict[int, int] = dict.fromkeys(ranks, 0)
-        self._room = room
+        self._state = state
         self._guard = threading.Lock()
-        self._gates: dict[tuple[str, tuple[int, ...]], ThreadBarrier] = {}
-        #: what the sender has posted, and what the receiver has taken
+        self._barriers: dict[tuple[str, tuple[int, ...]], ThreadBarrier] = {}
+        #: transfers started by the sender, and completed by the receiver
         self._counts: dict[tuple[int, ...], tuple[ThreadCount, ThreadCount]] = {}
 
     def counts(self, pair: tuple[int, ...]) -> tuple[ThreadCount, ThreadCount]:
         with self._guard:
-            return self._counts.setdefault(pair, (ThreadCount(self._room), ThreadCount(self._room)))
+            return self._counts.setdefault(pair, (ThreadCount(self._state), ThreadCount(self._state)))
 
-    def gate(self, ranks: tuple[int, ...], kind: str) -> ThreadBarrier:
-        """Where these ranks meet for operations of one kind: those that part do not take it for each other's."""
+    def barrier(self, ranks: tuple[int, ...], kind: str) -> ThreadBarrier:
+        """Return the barrier of these ranks for one kind of operation, so that diverged ranks do not meet at each other's barriers."""
         with self._guard:
-            return self._gates.setdefault((kind, ranks), ThreadBarrier(self._room, ranks))
+            return self._barriers.setdefault((kind, ranks), ThreadBarrier(self._state, ranks))
 
     def wake(self) -> None:
         with self._guard:
-            ways: list[ThreadBarrier | ThreadCount] = [*self._gates.values(), *itertools.chain.from_iterable(self._counts.values())]
-        for way in ways:
-            way.wake()
+            waiting_points: list[ThreadBarrier | ThreadCount] = [*self._barriers.values(), *itertools.chain.from_iterable(self._counts.values())]
+        for counter in waiting_points:
+            counter.wake()
 
     def reset(self) -> None:
-        for posted, taken in self._counts.values():  # what was posted is not taken any more
-            posted.done = taken.done = max(posted.done, taken.done)
+        for started, received in self._counts.values():  # drops transfers that were started and not received
+            started.done = received.done = max(started.done, received.done)
         self.agreed = dict.fromkeys(self.ranks, max(self.agreed.values()))
 
 
-class Room:
-    """What the ranks of one world of threads have in common: a table for each communicator, and who waits, fails and leaves."""
+class ThreadsState:
+    """The shared state of a world of threads: one state per communicator, waits, failures, and ranks that have left."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.reason: str | None = None
-        #: ranks that were let go while they waited
+        #: ranks whose wait was ended by an error
         self.woken: set[int] = set()
-        #: ranks whose part of the present command is over
+        #: ranks that have finished the current command
         self.ended: set[int] = set()
         self._diverged = False
-        #: the rank that parted from the others because of an error of its own
+        #: the rank that diverged because of an error
         self._first: int | None = None
         self._stuck_since = float("inf")
         self._waits: dict[int, WaitingRank] = {}
         self._guard = threading.Lock()
-        self._tables: dict[tuple[int, ...], Table] = {}
+        self._group_states: dict[tuple[int, ...], GroupState] = {}
 
-    def table(self, ranks: tuple[int, ...]) -> Table:
+    def group_state(self, ranks: tuple[int, ...]) -> GroupState:
         with self._guard:
-            return self._tables.setdefault(ranks, Table(self, ranks))
+            return self._group_states.setdefault(ranks, GroupState(self, ranks))
 
     def error(self) -> JobflowError:
-        """Why nobody can go on."""
+        """Return the error for which no rank can continue."""
         return DivergedError(self.reason or "", self._first) if self._diverged else AbortedError(self.reason)
 
-    def linger(self, rank: int, own: Own, waiting: WaitingRank) -> None:
-        """The patient part of a wait: everybody may know of it, and it ends if it is in vain."""
+    def wait_long(self, rank: int, rank_lock: RankLock, waiting: WaitingRank) -> None:
+        """Continue a long wait: publish it to the other ranks, and end it in a deadlock."""
         began = time.monotonic()
-        complain = began + PATIENCE - SILENCE
+        notify = began + PATIENCE - SILENCE
         with self._guard:
             self._waits[rank] = waiting
         try:
-            while not own.acquire(timeout=min(SILENCE, PATIENCE)):
-                self._judge()
+            while not rank_lock.acquire(timeout=min(SILENCE, PATIENCE)):
+                self._check_deadlock()
                 gone = sorted(self.ended.intersection(waiting.missing()))
                 if gone and self.reason is None:
-                    self._withdraw(rank, own, waiting)
-                    raise left(gone[0], rank, waiting.what, self._elsewhere(rank))
-                if time.monotonic() >= complain:
-                    notice(complaint(rank, PATIENCE, waiting.what, waiting.missing(), self._elsewhere(rank)))
-                    complain = float("inf")
+                    self._withdraw(rank, rank_lock, waiting)
+                    raise exited(gone[0], rank, waiting.what, self._other_waits(rank))
+                if time.monotonic() >= notify:
+                    notice(wait_notice(rank, PATIENCE, waiting.what, waiting.missing(), self._other_waits(rank)))
+                    notify = float("inf")
         finally:
             with self._guard:
                 del self._waits[rank]
 
-    def _withdraw(self, rank: int, own: Own, waiting: WaitingRank) -> None:
-        """Wait no more."""
+    def _withdraw(self, rank: int, rank_lock: RankLock, waiting: WaitingRank) -> None:
+        """Cancel a wait."""
         waiting.wake()
-        own.acquire()
+        rank_lock.acquire()
         if self.reason is None:
             self.woken.discard(rank)
 
-    def _look(self) -> tuple[dict[int, WaitingRank], dict[int, Sequence[int]]]:
-        """Who has waited for a while, and for whom."""
+    def _long_waits(self) -> tuple[dict[int, WaitingRank], dict[int, Sequence[int]]]:
+        """Return the ranks that have waited for a while, and the ranks for which they wait."""
         with self._guard:
             waits = dict(self._waits)
         return waits, {rank: waiting.missing() for rank, waiting in waits.items()}
 
-    def _judge(self) -> None:
-        """Let all go if some wait for each other in vain."""
-        waits, missing = self._look()
+    def _check_deadlock(self) -> None:
+        """Wake all ranks if some of them are in a deadlock."""
+        waits, missing = self._long_waits()
         held = stuck(missing)
         if held:
             self._stuck_since = min(self._stuck_since, time.monotonic())
             if time.monotonic() > self._stuck_since + SETTLE:
-                parting = standstill({rank: Held(waits[rank].what, missing[rank], waits[rank].error) for rank in held})
-                self._end(parting.text, diverged=True, first=parting.first)
+                divergence = deadlock({rank: StuckRank(waits[rank].what, missing[rank], waits[rank].error) for rank in held})
+                self._end(divergence.text, diverged=True, first=divergence.first)
 
-    def _elsewhere(self, rank: int) -> list[str]:
-        """What other ranks wait in."""
-        waits, missing = self._look()
+    def _other_waits(self, rank: int) -> list[str]:
+        """Describe the waits of other ranks."""
+        waits, missing = self._long_waits()
         return [waits_in(other, waits[other].what, missing[other], waits[other].error) for other in sorted(waits) if other != rank]
 
     def abort(self, reason: str) -> None:
@@ -292,18 +294,18 @@ class Room:
             if self.reason is None:
                 self._diverged, self._first = diverged, first
                 self.reason = reason
-            tables = list(self._tables.values())
-        for table in tables:
-            table.wake()
+            groups = list(self._group_states.values())
+        for group in groups:
+            group.wake()
 
     def reset(self) -> None:
-        """Forget an abort, once no rank is inside a call any more."""
+        """Clear an abort, after all ranks have left their calls."""
         self.reason = None
         self.woken.clear()
         self._diverged = False
         self._stuck_since = float("inf")
-        for table in self._tables.values():
-            table.reset()
+        for group in self._group_states.values():
+            group.reset()
 
 
 def forget(regions: dict[int, Any], number: int) -> None:
@@ -311,44 +313,44 @@ def forget(regions: dict[int, Any], number: int) -> None:
 
 
 class ThreadsCommunicator(Recorder):
-    """One of the ranks of a room, or of some ranks of it: `rank` is its number in the room."""
+    """The communicator of a rank of a world of threads, or of a group; `rank` is its number in the world."""
 
     def __init__(
         self,
-        room: Room,
+        state: ThreadsState,
         rank: int,
         allocate: Callable[[int], Array],
         members: tuple[int, ...] | None = None,
         world: ThreadsCommunicator | None = None,
     ) -> None:
-        super().__init__(members or tuple(range(room.size)), rank, allocate, world)
-        self._room = room
-        self._table = room.table(self.members)
+        super().__init__(members or tuple(range(state.size)), rank, allocate, world)
+        self._state = state
+        self._group_state = state.group_state(self.members)
         self._regions = Regions()
         self._count = 0
-        self._mine = Own()
+        self._mine = RankLock()
         self._operations = SharedOperations(self, rank)
-        self._agree, self._barrier, self._exchange = (self._meeting(self.members, kind) for kind in ("agree", "barrier", "exchange"))
+        self._agree, self._barrier, self._exchange = (self._barrier_of(self.members, kind) for kind in ("agree", "barrier", "exchange"))
 
     def _make_group(self, members: tuple[int, ...]) -> Communicator:
-        return ThreadsCommunicator(self._room, self._me, self._local, members, self)
+        return ThreadsCommunicator(self._state, self._me, self._local, members, self)
 
-    def agree(self, digest: int, what: Callable[[], str]) -> None:
+    def compare_digests(self, digest: int, what: Callable[[], str]) -> None:
         if self.size == 1:
             return
-        table, me = self._table, self._me
-        table.agreed[me] = number = table.agreed[me] + 1
-        digests = table.digests[number % 2]
+        group, me = self._group_state, self._me
+        group.agreed[me] = number = group.agreed[me] + 1
+        digests = group.digests[number % 2]
         digests[me] = digest
         self._agree(lambda: f"collective {number} of ranks {list(self.members)}: {what()}")
-        # nobody can have come to the next collective of this parity, for which this rank is needed
+        # no rank can be at the next collective of this parity, because it needs this rank
         if any(digests[rank] != digest for rank in self.members):
-            raise DivergedError(*difference(number, self.members, self.exchange(Came(digest, what(), trouble()))))
+            raise DivergedError(*divergence(number, self.members, self.exchange(Arrival(digest, what(), current_error()))))
 
     def allocate(self, nbytes: int) -> Array:
         array = self._local(nbytes)
         if nbytes:
-            number, mine = self._count, self._table.regions[self._me]
+            number, mine = self._count, self._group_state.regions[self._me]
             self._count += 1
             mine[number] = weakref.ref(owner(array)), address(array) - address(owner(array))
             self._regions.add(MemoryRange(number, 0, nbytes), array, lambda: forget(mine, number))
@@ -360,67 +362,67 @@ class ThreadsCommunicator(Recorder):
     def locate(self, array: Array) -> MemoryRange | None:
         return self._regions.locate(array)
 
-    def look(self, rank: int, place: MemoryRange) -> Array:
-        whole, start = self._table.regions[rank][place.region]
+    def peer_view(self, rank: int, location: MemoryRange) -> Array:
+        whole, start = self._group_state.regions[rank][location.region]
         array = whole()
-        assert array is not None, "the rank that has bound it keeps it"
-        return array[start + place.offset :][: place.nbytes]
+        assert array is not None, "the rank that bound the operation keeps its memory alive"
+        return array[start + location.offset :][: location.nbytes]
 
-    def gates(self, groups: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Meet]:
-        return {group: self._meeting(group) for group in groups}
+    def barriers(self, groups: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Barrier]:
+        return {group: self._barrier_of(group) for group in groups}
 
     def channels(self, pairs: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Channel]:
-        found: dict[tuple[int, ...], Channel] = {}
+        channels: dict[tuple[int, ...], Channel] = {}
         for pair in pairs:
             if self._me in pair:
                 me = pair.index(self._me)
-                counts = self._table.counts(pair)
-                found[pair] = ThreadLine(counts[me], counts[1 - me], self._me, pair[1 - me], self._mine)
-        return found
+                counts = self._group_state.counts(pair)
+                channels[pair] = ThreadChannel(counts[me], counts[1 - me], self._me, pair[1 - me], self._mine)
+        return channels
 
-    def _meeting(self, ranks: tuple[int, ...], kind: str = "tensors") -> Callable[[What], None]:
-        gate, rank, own = self._table.gate(ranks, kind), self._me, self._mine
-        return lambda what: gate.meet(rank, own, what)
+    def _barrier_of(self, ranks: tuple[int, ...], kind: str = "tensors") -> Callable[[What], None]:
+        barrier, rank, rank_lock = self._group_state.barrier(ranks, kind), self._me, self._mine
+        return lambda what: barrier.wait(rank, rank_lock, what)
 
-    def _write(self, records: Sequence[Record]) -> list[Letter]:
+    def _write(self, records: Sequence[Record]) -> list[BindingMessage]:
         return self._operations.write(records)
 
-    def _prepare(self, groups: dict[Group, list[list[Letter]]]) -> None:
+    def _prepare(self, groups: dict[Group, list[list[BindingMessage]]]) -> None:
         self._operations.prepare(groups)
 
-    def _complete(self, record: Record, letters: Sequence[Letter]) -> None:
-        self._operations.complete(record, letters)
+    def _complete(self, record: Record, messages: Sequence[BindingMessage]) -> None:
+        self._operations.complete(record, messages)
 
     def barrier(self) -> None:
         self._barrier(f"a barrier of {self._named}")
 
     def exchange(self, item: Any) -> list[Any]:
-        items = self._table.items
+        items = self._group_state.items
         items[self._me] = item
         what = f"an exchange among {self._named}"
         self._exchange(what)
         result = [items[rank] for rank in self.members]
-        self._exchange(what)  # nobody may write the next item before all have read this one
+        self._exchange(what)  # no rank may write the next item before all have read this one
         return result
 
     def check(self) -> None:
-        if self._room.reason is not None:
-            raise self._room.error()
+        if self._state.reason is not None:
+            raise self._state.error()
 
     def observe(self, waited: Waited | None) -> None:
         self._mine.observe(waited)
 
     def abort(self, reason: str) -> None:
-        self._room.abort(reason)
+        self._state.abort(reason)
 
     def reset(self) -> None:
-        """Called for every rank of the room, by one thread, while none runs."""
-        self._room.reset()
+        """Reset every rank; called by one thread while no rank runs."""
+        self._state.reset()
         self.rewind()
 
     def close(self) -> None:
         for group in self._groups.values():
             group.close()
         self._groups.clear()
-        self._table.regions[self._me].clear()
+        self._group_state.regions[self._me].clear()
         self._regions.clear()

@@ -1,11 +1,11 @@
-"""Whether a launcher started this process as one of several, and how such a job ends.
+"""The end of a job of several processes.
 
-Nothing here imports MPI: `launched` reads the environment, and `guard` is cheap enough for every import of jobflow.  After `guard`
+This module does not import MPI: `launched` reads the environment, and `guard` is cheap enough for every import of jobflow.  After `guard`
 
 * ranks above 0 that mpiexec or srun started print nothing on standard output, until `unmute`;
 * an uncaught exception on any rank is printed once, with the rank, and ends the whole job with exit code 1; so does an error of
-  jobflow in any other of its Python threads;
-* a rank that comes to the end of its script tells the others, so that none waits for it in vain.
+  jobflow in any other Python thread;
+* a rank at the end of its script reports that to the others, so that none waits for it in vain.
 """
 
 from __future__ import annotations
@@ -27,132 +27,132 @@ from typing import NoReturn
 from jobflow.core.errors import AbortedError, DivergedError, JobflowError
 from jobflow.runtime.interrupts import INTERRUPTED, described, is_interrupt, shows_traceback
 from jobflow.runtime.thread_start import address_space, has_limit
-from jobflow.runtime.world import mpi_end, watcher
+from jobflow.runtime.world import monitor, mpi_end
 from jobflow.runtime.world.environment import Launch as Launch
 from jobflow.runtime.world.environment import check_process
 from jobflow.runtime.world.environment import launched as launched
 
-#: seconds that the first failing rank lives on: others which fail in the same way find that it has spoken, and the launcher,
-#: which drops what it has not yet passed on when a job is aborted, passes on what was printed
+#: seconds between the first error message and the end of its rank: other ranks find the token held, and the launcher forwards the message,
+#: because it drops pending output when a job is aborted
 GRACE = 0.3
-#: seconds that a rank which has to stop leaves to the one that failed, to end the job
+#: seconds in which the rank with the first error can end the job before other ranks do
 DEFERENCE = 1.2
 
 
 class _Guard:
-    """What `guard` changed in this process."""
+    """The state that `guard` sets in this process."""
 
     launch: Launch | None = None
     #: a copy of the standard output that was muted
     output: int | None = None
-    #: what to do when the script comes to its end; a world that has started puts its own in place
-    leave: Callable[[], None] | None = None
-    #: tells ranks that no mpiexec started of this one's end by an error
-    fail: Callable[[str], None] | None = None
-    #: children by fork are no ranks
+    #: called at the end of the script
+    report_end: Callable[[], None] | None = None
+    #: reports an error to the other ranks; for ranks without mpiexec
+    report_error: Callable[[str], None] | None = None
+    #: the process id, because forked children are no ranks
     pid = 0
-    #: this rank has an error of its own to print
+    #: True if this rank prints its own error
     failing = False
-    #: what `say_once` holds until this process ends
+    #: the token that `say_once` holds until this process ends
     token: socket.socket | None = None
-    #: to the process that watches this one
-    watcher: socket.socket | None = None
+    #: the socket to the monitor of this process
+    monitor: socket.socket | None = None
 
 
 def starts_ranks(command: Sequence[str] = sys.orig_argv) -> bool:
-    """True in `jobflow launch`, which is no rank whatever variables are left over in its terminal."""
+    """Return True in `jobflow launch`, which is not a rank even if its terminal sets the variables of one."""
     pairs = zip(command, command[1:], strict=False)
     return any(pair == ("-m", "jobflow.distributed.launch") or (os.path.basename(pair[0]) == "jobflow" and pair[1] == "launch") for pair in pairs)
 
 
-def guard(launch: Launch, leave: Callable[[], None], fail: Callable[[str], None] | None = None) -> None:
-    """Make this process a good member of its job; `leave` tells the other ranks that its script has ended.
+def guard(launch: Launch, report_end: Callable[[], None], report_error: Callable[[str], None] | None = None) -> None:
+    """Install the end of a rank in this process; `report_end` reports the end of its script to the other ranks.
 
-    `fail`, for ranks that no mpiexec started, tells them of an error.
+    `report_error` reports an error to them, for ranks without mpiexec.
     """
     if _Guard.launch is not None:
         return
-    _Guard.launch, _Guard.leave, _Guard.fail, _Guard.pid = launch, leave, fail, os.getpid()
+    _Guard.launch, _Guard.report_end, _Guard.report_error, _Guard.pid = launch, report_end, report_error, os.getpid()
     for stream in (sys.stdout, sys.stderr):
-        # a rank may be killed at any time because another failed: what it printed should not die in a buffer
+        # a rank may be killed at any time because another failed; output must not remain in a buffer
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
-            reconfigure(line_buffering=True, write_through=False)  # whole lines, so that those of two ranks do not mix
+            reconfigure(line_buffering=True, write_through=False)  # whole lines, so that lines of two ranks do not mix
     if not launch.master:
-        _Guard.watcher = watcher.start(launch.rank, launch.size, _token_of(launch))
+        _Guard.monitor = monitor.start(launch.rank, launch.size, _token_of(launch))
     if launch.rank > 0 and not launch.multi:
         _mute()
     sys.excepthook = _uncaught
     threading.excepthook = _uncaught_in_thread
-    atexit.register(_leave)
+    atexit.register(_at_exit)
 
 
-def _leave() -> None:
-    if _Guard.leave is not None and _Guard.pid == os.getpid():
-        _Guard.leave()
+def _at_exit() -> None:
+    if _Guard.report_end is not None and _Guard.pid == os.getpid():
+        _Guard.report_end()
         _say_goodbye()
     elif _Guard.launch is not None and "mpi4py.MPI" in sys.modules and not mpi_end.is_ours():
         print(
-            f"jobflow: a child by fork of rank {_Guard.launch.rank} ends MPI, which ends its ranks: leave it by os._exit, or import mpi4py.MPI "
+            f"jobflow: a forked child of rank {_Guard.launch.rank} finalizes MPI, which ends all ranks; exit it by os._exit, or import mpi4py.MPI "
             f"after jobflow has started MPI",
             file=sys.stderr,
         )
 
 
 def _say_goodbye() -> None:
-    """Whoever watches this process need not tell of its end: it is orderly, or the process tells of it itself."""
-    if _Guard.watcher is not None:
+    """Announce the end of this process to its monitor, which then reports nothing."""
+    if _Guard.monitor is not None:
         with suppress(OSError):
-            _Guard.watcher.send(watcher.GOODBYE)
-        _Guard.watcher.close()
-        _Guard.watcher = None
+            _Guard.monitor.send(monitor.GOODBYE)
+        _Guard.monitor.close()
+        _Guard.monitor = None
 
 
 @contextmanager
 def mpi_starts(longest: float) -> Iterator[None]:
-    """Have the start of MPI watched: after `longest` seconds it ends the job if ranks are missing."""
-    _send_watcher(b"%b %a" % (watcher.STARTING, longest))
-    with _interrupts_to_watcher():
+    """Monitor the start of MPI: after `longest` seconds the monitor ends the job if ranks are missing."""
+    _send_monitor(b"%b %a" % (monitor.STARTING, longest))
+    with _interrupts_to_monitor():
         yield
-    _send_watcher(watcher.STARTED)
+    _send_monitor(monitor.STARTED)
 
 
 @contextmanager
-def _interrupts_to_watcher() -> Iterator[None]:
-    """Send the watcher the numbers of signals at once: their Python handlers do not run inside MPI's start."""
-    if _Guard.watcher is None or threading.current_thread() is not threading.main_thread():
+def _interrupts_to_monitor() -> Iterator[None]:
+    """Send the numbers of signals to the monitor immediately, because Python handlers do not run inside MPI's start."""
+    if _Guard.monitor is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    _Guard.watcher.setblocking(False)
-    before = signal.set_wakeup_fd(_Guard.watcher.fileno(), warn_on_full_buffer=False)
+    _Guard.monitor.setblocking(False)
+    before = signal.set_wakeup_fd(_Guard.monitor.fileno(), warn_on_full_buffer=False)
     try:
         yield
     finally:
         signal.set_wakeup_fd(before)
-        if _Guard.watcher is not None:
-            _Guard.watcher.setblocking(True)
+        if _Guard.monitor is not None:
+            _Guard.monitor.setblocking(True)
 
 
-def _send_watcher(message: bytes) -> None:
-    if _Guard.watcher is not None:
-        with suppress(OSError):  # somebody has ended it
-            _Guard.watcher.send(message)
+def _send_monitor(message: bytes) -> None:
+    if _Guard.monitor is not None:
+        with suppress(OSError):  # the monitor has ended
+            _Guard.monitor.send(message)
 
 
 def leave_now() -> NoReturn:
-    """End this process as the end of its script would, exit code 0; no `except` and no `finally` of the program gets in between.
+    """End this process with exit code 0 as at the end of its script, without running any `except` or `finally` of the program.
 
-    A program may catch everything around a call of a job; a rank that left by an exception would go on with it then.
+    A program may catch all exceptions around a call of a job; a rank that left by an exception would then continue the program.
     """
     if threading.current_thread() is not threading.main_thread():
-        _exit_beside_others()
-    ctypes.pythonapi.Py_Exit(0)  # ends threads, calls what atexit has, and MPI's end, in the interpreter's own order
+        _exit_from_thread()
+    ctypes.pythonapi.Py_Exit(0)  # ends threads, calls atexit functions and finalizes MPI in the interpreter's order
     raise AssertionError("unreachable")
 
 
-def _exit_beside_others() -> NoReturn:
-    """The end of a process that another thread than the main one brings about: the interpreter's own would wait for all of them."""
-    _leave()
+def _exit_from_thread() -> NoReturn:
+    """End the process from a thread other than the main one; the interpreter's own exit would wait for all threads."""
+    _at_exit()
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.Finalize()
@@ -170,7 +170,7 @@ def _mute() -> None:
 
 
 def unmute() -> None:
-    """Let this rank print again."""
+    """Enable the output of this rank again."""
     if _Guard.output is not None:
         sys.stdout.flush()
         os.dup2(_Guard.output, 1)
@@ -180,7 +180,7 @@ def unmute() -> None:
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     launch = _Guard.launch
-    # who types at a prompt goes on after an error
+    # an interactive session continues after an error
     if launch is None or _Guard.pid != os.getpid() or hasattr(sys, "ps1") or sys.flags.interactive:
         sys.__excepthook__(kind, error, trace)
     else:
@@ -188,7 +188,7 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
 
 
 def _uncaught_in_thread(about: threading.ExceptHookArgs) -> None:
-    """What a Python thread of the program did with other ranks failed, and they may wait for it; other errors are the thread's own."""
+    """End the job after an error of jobflow in a Python thread, because other ranks may wait; other errors concern the thread only."""
     if isinstance(about.exc_value, JobflowError):
         _uncaught(about.exc_type, about.exc_value, about.exc_traceback)
     else:
@@ -196,18 +196,18 @@ def _uncaught_in_thread(about: threading.ExceptHookArgs) -> None:
 
 
 def guarded() -> Launch | None:
-    """Which of several processes this is, if it is a member of a job; None for one that is alone, and for what starts ranks."""
+    """Return the launch of this process if it is a rank; None for a single process, and for a launcher of ranks."""
     return _Guard.launch if _Guard.pid == os.getpid() else None
 
 
 def check_member() -> None:
-    """See `check_process`: children by fork are no members."""
+    """Raise JobError in a forked child of a rank; see `check_process`."""
     if _Guard.launch is not None:
         check_process(_Guard.pid)
 
 
 def say_once(text: str, launch: Launch) -> None:
-    """Print what all ranks find alike, once on each node; this process then ends as at the end of its script, after the others have come here."""
+    """Print a text that all ranks have in common once on each node; the process then ends as at the end of its script."""
     _Guard.token = _Guard.token or _claim(launch)
     if _Guard.token is not None:
         print(text, file=sys.stderr, flush=True)
@@ -216,9 +216,7 @@ def say_once(text: str, launch: Launch) -> None:
 def end_job(error: BaseException, launch: Launch, text: str = "") -> NoReturn:
     """Print `error`, or `text` for it, unless another rank of this node has just printed one, and end all ranks.
 
-    The exit code is 1, or 130 after Ctrl-C.
-
-    The first error is the one to print: who ends because of another rank's gives that one the time.
+    The exit code is 1, or 130 after Ctrl-C.  A rank that ends because of another rank waits first, so that the first error is printed.
     """
     if _follows(error, launch.rank):
         time.sleep(DEFERENCE)
@@ -232,10 +230,10 @@ def end_job(error: BaseException, launch: Launch, text: str = "") -> NoReturn:
         print(text if launch.supervised else named, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    if claim is not None and _Guard.fail is not None:
-        _Guard.fail(named)
+    if claim is not None and _Guard.report_error is not None:
+        _Guard.report_error(named)
         os._exit(code)
-    # whoever has not printed leaves it to the one that has to end the job; if that end does not come, it goes on
+    # the rank that has printed ends the job; if that fails, this rank ends it
     time.sleep(GRACE if claim is not None else 3 * GRACE)
     abort(launch, code)
 
@@ -250,7 +248,7 @@ def _traceback(error: BaseException) -> str:
 
 
 def _follows(error: BaseException | None, rank: int) -> bool:
-    """True if an error came, on this rank, of another rank's."""
+    """Return True if an error on this rank is the consequence of an error on another rank."""
     while error is not None:
         if isinstance(error, AbortedError) or (isinstance(error, DivergedError) and error.first not in (None, rank)):
             return True
@@ -259,32 +257,31 @@ def _follows(error: BaseException | None, rank: int) -> bool:
 
 
 def ended_elsewhere(text: str, show: bool) -> None:
-    """Another rank has failed, so this one ends; called on a thread of its own, whatever the program is at."""
+    """End this rank because another rank has failed; called in a separate thread at any point of the program."""
     if _Guard.failing:
         return
     launch = _Guard.launch
     assert launch is not None
-    with suppress(OSError, ValueError):  # whoever read it may have gone
+    with suppress(OSError, ValueError):  # the reader may have exited
         sys.stdout.flush()
     if show:
-        print(f"jobflow: rank {launch.rank} ends because of another:\n{text}", file=sys.stderr, flush=True)
+        print(f"jobflow: rank {launch.rank} ends because of an error on another rank:\n{text}", file=sys.stderr, flush=True)
     os._exit(1)
 
 
 def _token_of(launch: Launch) -> str:
-    """What the ranks of a job on a node have in common."""
+    """Return the name of the token shared by the ranks of a job on a node."""
     step = os.environ.get("SLURM_JOB_ID", "") + "." + os.environ["SLURM_STEP_ID"] if "SLURM_STEP_ID" in os.environ else ""
     return f"jobflow-{os.getuid()}-{launch.master or step or os.getppid()}"
 
 
 def _claim(launch: Launch) -> socket.socket | None:
-    """A token that one process of a job on a node can hold at a time; it ends with the process.
+    """Return a token that only one process of a job on a node can hold until it ends; None if another process holds it.
 
-    An abstract socket name needs no file that someone would have to remove, and cannot be taken twice.  Where there are
-    none, everybody gets the token.
+    An abstract socket name is exclusive and needs no cleanup.  On systems without such names every process gets the token.
     """
     token = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    if not sys.platform.startswith("linux") or (launch.master and not launch.supervised):  # each has a terminal of its own
+    if not sys.platform.startswith("linux") or (launch.master and not launch.supervised):  # each rank has its own terminal
         return token
     try:
         token.bind(f"\0{_token_of(launch)}")
@@ -297,19 +294,19 @@ def _claim(launch: Launch) -> socket.socket | None:
 def abort(launch: Launch, code: int = 1) -> NoReturn:
     """End all ranks of the job with an exit code."""
     _say_goodbye()
-    if _Guard.fail is not None:
-        _Guard.fail(f"rank {launch.rank} failed")
+    if _Guard.report_error is not None:
+        _Guard.report_error(f"rank {launch.rank} failed")
         os._exit(code)
     mpi = sys.modules.get("mpi4py.MPI")
-    # MPI's own abort prints lines, which an error may have and Ctrl-C should not
+    # MPI_Abort prints lines, which are unwanted after Ctrl-C
     quiet = code == INTERRUPTED and "PMI_FD" in os.environ
     if not quiet and mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.COMM_WORLD.Abort(code)
-    # without MPI it is not enough to exit: MPICH's launcher lets the others run on, and wait for this rank forever
+    # without MPI, an exit is not enough: MPICH's launcher keeps the others running, and they wait for this rank forever
     if "PMI_FD" in os.environ:
-        os.write(int(os.environ["PMI_FD"]), b"cmd=abort exitcode=%d\n" % code)  # PMI-1, the launcher's own protocol
+        os.write(int(os.environ["PMI_FD"]), b"cmd=abort exitcode=%d\n" % code)  # PMI-1, the launcher's protocol
         time.sleep(GRACE)
     elif launch.launcher != "Open MPI":
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)  # launchers end a job of which a process died by a signal
+        os.kill(os.getpid(), signal.SIGTERM)  # launchers end the job after a signal
     os._exit(code)

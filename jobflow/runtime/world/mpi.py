@@ -1,11 +1,10 @@
 """The world of MPI: one process per rank.
 
-Single client: rank 0 runs the user's program.  The others run it up to the point where they too make an `MpiWorld` and then
-`serve`: they perform the commands that rank 0 sends, and leave when its program ends.
-Multi client: every process runs the program and calls the same commands, each with the argument of its own rank, and all
-get all results.
+Single client: rank 0 runs the user's program.  The other ranks run it up to the construction of their `MpiWorld` and then `serve`.  They execute
+the commands of rank 0, and exit when its program ends.
+Multi client: every process runs the program and calls the same commands, each with the argument of its own rank.  All ranks get all results.
 
-A process makes one `Station` and keeps it until it ends, since MPI can start only once.  Worlds come and go on it.
+A process has one `MpiProcess` until it ends, because MPI can start only once.  Worlds are created and closed on it.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from jobflow.core.errors import JobError, user_line
 from jobflow.kernels import blas_threads as blas
 from jobflow.kernels.machine_class import agree, own_class
 from jobflow.runtime.comm import shared_memory
-from jobflow.runtime.comm.mpi_communicator import MpiCommunicator, Site
+from jobflow.runtime.comm.message_queue import LEAVING, Control, MessageQueue, write
+from jobflow.runtime.comm.mpi_communicator import MpiCommunicator, MpiSettings
 from jobflow.runtime.comm.nccl_communicator import device_communicator
-from jobflow.runtime.comm.post import LEAVING, Control, Post, write
-from jobflow.runtime.comm.waits import Need, WayCount
+from jobflow.runtime.comm.waits import PlainCounter, WaitEdge
 from jobflow.runtime.device.device import Device
 from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.thread_start import check_space, has_limit
 from jobflow.runtime.world import environment as variables
 from jobflow.runtime.world import launched as launch
-from jobflow.runtime.world import mpi_end, rendezvous, versions, watcher
+from jobflow.runtime.world import monitor, mpi_end, rendezvous, versions
+from jobflow.runtime.world.command_queue import CommandQueue
 from jobflow.runtime.world.launched import Launch
-from jobflow.runtime.world.mailbox import Mailbox
 from jobflow.runtime.world.rank_authentication import longest_wait
 from jobflow.runtime.world.world import Command, Rank, each_argument
 
@@ -43,43 +42,43 @@ MPI_SPACE = 64 << 20
 
 
 def cpu_device(local: int) -> Device:
-    """The device of the rank that is number `local` in its node: any is as good as another."""
+    """Return the device of the rank number `local` on its node; all CPU devices are equal."""
     return CpuDevice()
 
 
-class Station:
-    """MPI in this process: the words and letters between the ranks, and what the session is."""
+class MpiProcess:
+    """MPI in this process: the status words and messages between ranks, and the mode of the session."""
 
     def __init__(self, started: Launch) -> None:
         self.mpi = _import_mpi(started)
         world = self.mpi.COMM_WORLD
         if world.Get_size() != started.size:
-            found = f"{started.launcher} started {started.size} ranks, but the MPI library that mpi4py uses sees {world.Get_size()}"
-            raise JobError(f"{found}: they are not of one kind; start the program with the mpiexec that belongs to mpi4py's MPI")
+            sizes = f"{started.launcher} started {started.size} ranks, but the MPI library of mpi4py has {world.Get_size()}"
+            raise JobError(f"start of MPI: {sizes}; start the program with the mpiexec of mpi4py's MPI library")
         node = world.Split_type(self.mpi.COMM_TYPE_SHARED)
         self.local: int = node.Get_rank()
         sharing = [set(cores) for cores in node.allgather(sorted(variables.usable_cores()))]
         neighbours = sum(1 for cores in sharing if cores & variables.usable_cores())
         self.threads = max(1, len(variables.usable_cores()) // neighbours)
         if self.local == 0:
-            # MPICH removes the names of the memory that this job shares only at an orderly end: one that is killed would leave some MiB for good.
-            # The memory itself lasts as long as a process maps it, which all ranks of the node do, as the allgather above says.
-            watcher.forget(watcher.names_of(os.getpid()))
+            # MPICH removes the names of its shared memory only at an orderly exit, so a killed job would leak some MiB.
+            # The memory itself lasts as long as a process maps it, and after the allgather above all ranks of the node do.
+            monitor.forget(monitor.names_of(os.getpid()))
         node.Free()
         versions.compare(world.allgather(versions.own_versions()), world.Get_rank())
         agree(world.allgather(own_class()))
         self.world = world.Dup()
         self.control = Control(self.mpi, world.Dup(), crowded=neighbours > len(variables.usable_cores()))
-        self.post = Post(self.mpi, world.Dup(), self.control, "letters", range(world.Get_size()))
-        self._begun = WayCount("session")
-        self.control.ways += [self.post.ways, [self._begun]]
+        self.queue = MessageQueue(self.mpi, world.Dup(), self.control, "messages", range(world.Get_size()))
+        self._begun = PlainCounter("session")
+        self.control.counters += [self.queue.counters, [self._begun]]
         self.launch = started
         #: "" before the first world, then "single client" or "multi client"
         self.session = ""
         self.stopped = False
-        #: how many worlds there have been
+        #: number of worlds created so far
         self.opened = 0
-        #: by number, those that this rank left by an exception: peers may still look at their memory
+        #: by number, worlds that this rank left by an exception; peers may still read their memory
         self.left_open: dict[int, Rank] = {}
 
     @property
@@ -87,48 +86,54 @@ class Station:
         return [rank for rank in range(self.control.size) if rank != self.control.rank]
 
     def begin(self, session: str) -> None:
-        """Wait until all ranks begin a session; they must begin the same."""
+        """Wait until all ranks begin a session in the same mode."""
         if self.session:
             if self.session != session:
-                raise JobError(f"this job runs as {self.session} and cannot become {session}")
+                raise JobError(f"this job runs as {self.session} and cannot change to {session}; set the mode once, before the first session")
             return
         self.session = session
         self._begun.done = 1
         self.control.say(session)
         words = self.control.words
         what = "the start of a session"
-        self.control.wait(lambda: self._heard() and all(words), what, lambda: [Need(rank, "session", 1) for rank in self.others if not words[rank]])
+        self.control.wait(
+            lambda: self._heard() and all(words), what, lambda: [WaitEdge(rank, "session", 1) for rank in self.others if not words[rank]]
+        )
         for rank in self.others:
             if words[rank][0] == LEAVING:
                 raise self.control.left(rank, what)
             if words[rank][0] != session:
-                raise JobError(f"rank {self.control.rank} starts a session as {session}, rank {rank} as {words[rank][0]}; all must agree")
+                raise JobError(
+                    f"rank {self.control.rank} starts a session as {session}, rank {rank} as {words[rank][0]}; start all ranks in the same mode"
+                )
 
     def _heard(self) -> bool:
         self.control.listen()
         return True
 
-    def leave(self) -> None:
-        """At the end of the script: stop the servers, and wait until every rank is here, for MPI ends on all at once."""
+    def end(self) -> None:
+        """Stop the serving ranks at the end of the script, and wait for every rank, because MPI ends on all ranks at once."""
         if self.session == "single client" and self.control.rank == 0:
             self.send_all(("stop",))
         self.control.say(LEAVING)
         words = self.control.words
-        self.control.wait(lambda: self._heard() and all(LEAVING in said for said in words), "the end of the job", lambda: (), patient=True)
+        self.control.wait(
+            lambda: self._heard() and all(LEAVING in words_of_rank for words_of_rank in words), "the end of the job", lambda: (), patient=True
+        )
 
     def send_all(self, order: tuple[Any, ...]) -> None:
         head = write(order)
-        self.post.hand_over(dict.fromkeys(self.others, head), f"sending {order[0]!r}")
+        self.queue.hand_over(dict.fromkeys(self.others, head), f"sending {order[0]!r}")
 
-    def close_left(self, numbers: Sequence[set[int]]) -> None:
-        """Close the worlds that all ranks have left; `numbers[rank]` are those that each has."""
-        for number in sorted(set.intersection(*numbers)):
+    def close_left(self, worlds: Sequence[set[int]]) -> None:
+        """Close the worlds that all ranks have left by an exception; `numbers[rank]` are the worlds of each rank."""
+        for number in sorted(set.intersection(*worlds)):
             rank = self.left_open.pop(number)
             rank.memory.clear()
             rank.comm.close()
 
     def fail(self, error: BaseException) -> NoReturn:
-        """This rank cannot go on, so the job ends."""
+        """End the job because of an error on this rank."""
         launch.end_job(error, self.launch)
 
 
@@ -142,7 +147,7 @@ def _import_mpi(started: Launch) -> Any:
         if "mpi4py.MPI" in sys.modules:
             return importlib.import_module("mpi4py.MPI")
         settings = importlib.import_module("mpi4py").rc
-        settings.thread_level = "serialized"  # one thread per rank talks
+        settings.thread_level = "serialized"  # one thread per rank calls MPI
         mpi_end.leave_to_us(settings)
         with launch.mpi_starts(longest_wait()):
             mpi = importlib.import_module("mpi4py.MPI")
@@ -155,33 +160,33 @@ def _import_mpi(started: Launch) -> Any:
         raise JobError(f'{ranks}, which needs mpi4py and an MPI library ({error}); install both with: pip install "jobflow-sbp[mpi]"') from error
 
 
-_station: list[Station] = []
+_processes: list[MpiProcess] = []
 
 
-def station(started: Launch) -> Station:
-    """The one of this process; made when first asked for, which waits for the other processes.  JobError in a child by fork."""
+def mpi_process(started: Launch) -> MpiProcess:
+    """Return MPI in this process; the first call waits for the other processes.  Raise JobError in a forked child."""
     launch.check_member()
-    if not _station:
-        _station.append(Station(started))
-    return _station[0]
+    if not _processes:
+        _processes.append(MpiProcess(started))
+    return _processes[0]
 
 
-def leave(started: Launch) -> None:
-    """What `launch.guard` does at the end of a script, whether it had a session or not."""
+def end_script(started: Launch) -> None:
+    """End a script under `launch.guard`, with or without a session."""
     if not started.master:
-        with suppress(JobError):  # no MPI here: no other rank can have got further
-            station(started)
+        with suppress(JobError):  # without MPI here, no other rank has started it either
+            mpi_process(started)
     try:
-        if _station:
-            _station[0].leave()
-        if started.master:  # such ranks need no MPI to tell each other of their end
-            rendezvous.member().leave()
-    except BaseException as error:  # noqa: BLE001 - there is nobody left to raise it to
+        if _processes:
+            _processes[0].end()
+        if started.master:  # such ranks report their end without MPI
+            rendezvous.member().end()
+    except BaseException as error:  # noqa: BLE001 - there is no caller left
         launch.end_job(error, started)
 
 
 def guard() -> Launch | None:
-    """Guard this process if it is one of several; called when jobflow is imported."""
+    """Guard this process if it is one of several ranks; called when jobflow is imported."""
     if launch.starts_ranks():
         return None
     started = launch.launched()
@@ -189,14 +194,14 @@ def guard() -> Launch | None:
         return None
     fail = rendezvous.join(started, launch.ended_elsewhere).fail if started.master else None
     variables.mark()
-    launch.guard(started, lambda: leave(started), fail)
+    launch.guard(started, lambda: end_script(started), fail)
     return started
 
 
 def kind_of(command: Command) -> int:
-    """A number that commands have in common which all ranks may perform together: what else they say may be a rank's own.
+    """Return a number that is equal for commands that ranks may execute together; arguments may differ by rank.
 
-    Those of different Python threads have none: they belong to different calls.
+    Commands of different Python threads never match, because they belong to different calls.
     """
     word = getattr(command, "__qualname__", type(command).__qualname__)
     return zlib.crc32(f"{word} {getattr(command, 'number', '')}{_in_thread()}".encode())
@@ -208,14 +213,14 @@ def _in_thread() -> str:
 
 
 def name_of(command: Command) -> str:
-    """A command, as messages have it."""
+    """Return the name of a command in messages."""
     return str(getattr(command, "__name__", command))
 
 
 class MpiWorld:
-    """A world of one process per rank.  `device(local)` makes the device of the rank that is number `local` in its node.
+    """A world of one process per rank.  `device(local)` returns the device of the rank number `local` on its node.
 
-    `shared=False` and `nodes` are those of a communicator's `Site`.
+    `shared` and `nodes` are those of `MpiSettings`.
     """
 
     def __init__(
@@ -229,7 +234,7 @@ class MpiWorld:
     ) -> None:
         self.multi = multi
         self.size = started.size
-        self._station = here = station(started)
+        self._process = here = mpi_process(started)
         self._closed = False
         self._settings = (device, shared, nodes)
         try:
@@ -247,22 +252,22 @@ class MpiWorld:
     @property
     def is_client(self) -> bool:
         """True if this process runs the user's program; otherwise it must `serve`."""
-        return self.multi or self._station.control.rank == 0
+        return self.multi or self._process.control.rank == 0
 
     @property
-    def parting(self) -> bool:
-        return self.multi and self._station.control.passing is not None
+    def unwinding(self) -> bool:
+        return self.multi and self._process.control.active_exception is not None
 
     def _open(self) -> None:
         device, shared, nodes = self._settings
-        here = self._station
+        here = self._process
         here.opened += 1
         self._number = here.opened
-        comm = MpiCommunicator(Site(here.mpi, here.control, f"world {here.opened}", shared, nodes), tuple(range(self.size)))
-        comm.open(here.world.Dup(), here.post)
+        comm = MpiCommunicator(MpiSettings(here.mpi, here.control, f"world {here.opened}", shared, nodes), tuple(range(self.size)))
+        comm.open(here.world.Dup(), here.queue)
         if self.multi:
             here.close_left(comm.exchange(set(here.left_open)))
-        self._mailbox = None if self.multi else Mailbox(comm, here.control, here.post, f"commands {here.opened}")
+        self._commands = None if self.multi else CommandQueue(comm, here.control, here.queue, f"commands {here.opened}")
         mine = device(here.local)
         mine.activate()
         self._rank = Rank(here.control.rank, self.size, mine, device_communicator(comm, mine, comm.exchange(mine.identity)))
@@ -273,9 +278,9 @@ class MpiWorld:
         self.ranks = ()
         self._rank.compare = None
         self._rank.memory.clear()
-        if self._mailbox is not None:
-            self._mailbox.close()
-            self._mailbox = None
+        if self._commands is not None:
+            self._commands.close()
+            self._commands = None
         self._rank.comm.close()
 
     def call(self, command: Command, arguments: Sequence[Any] | None = None) -> list[Any]:
@@ -283,62 +288,62 @@ class MpiWorld:
             raise JobError("this world has been closed")
         self._rank.check_process()
         if not self.is_client:
-            raise JobError(f"rank {self._rank.index} serves and cannot call; only rank 0 can, or all ranks as multi client")
+            raise JobError(f"rank {self._rank.index} serves and cannot call commands; call them on rank 0, or on all ranks in multi-client mode")
         items = each_argument(self.size, arguments)
-        self._rank.device.activate()  # this is the user's thread: another device may have become current in it
-        # what cannot be pickled is the caller's mistake, and noticed before any rank begins
-        letters = {} if self.multi else self._letters(command, items if arguments is not None else None)
+        self._rank.device.activate()  # the user's thread may have another current device
+        # pickling errors are raised before any rank begins
+        messages = {} if self.multi else self._messages(command, items if arguments is not None else None)
         try:
-            return self._together(command, items) if self.multi else self._drive(command, items, letters)
+            return self._call_on_all(command, items) if self.multi else self._call_from_client(command, items, messages)
         except SystemExit:
             raise
         except BaseException as error:  # noqa: BLE001 - an error inside a command ends the job
-            self._station.fail(error)
+            self._process.fail(error)
 
-    def _letters(self, command: Command, items: Sequence[Any] | None) -> dict[int, list[Any]]:
-        """What calls `command` on the other ranks."""
+    def _messages(self, command: Command, items: Sequence[Any] | None) -> dict[int, list[Any]]:
+        """Return the messages that call `command` on the other ranks."""
         if items is None:
-            bare = write(("call", command, None)) if self._mailbox is None else self._mailbox.bare(command)
-            return dict.fromkeys(self._station.others, bare)
-        return {rank: write(("call", command, items[rank])) for rank in self._station.others}
+            bare = write(("call", command, None)) if self._commands is None else self._commands.bare(command)
+            return dict.fromkeys(self._process.others, bare)
+        return {rank: write(("call", command, items[rank])) for rank in self._process.others}
 
-    def _drive(self, command: Command, items: Sequence[Any], letters: dict[int, list[Any]]) -> list[Any]:
-        assert self._mailbox is not None
-        # all of it is handed over before this rank computes: while it waits for a peer's flag, MPI would not move
-        self._mailbox.send(letters, "sending a command")
+    def _call_from_client(self, command: Command, items: Sequence[Any], messages: dict[int, list[Any]]) -> list[Any]:
+        assert self._commands is not None
+        # send everything before this rank computes, because MPI makes no progress while it polls the flag of a peer
+        self._commands.send(messages, "sending a command")
         results = [command(self._rank, items[0])]
-        return results + [self._mailbox.receive(rank, f"{name_of(command)} of rank {rank}") for rank in self._station.others]
+        return results + [self._commands.receive(rank, f"{name_of(command)} of rank {rank}") for rank in self._process.others]
 
-    def _together(self, command: Command, items: Sequence[Any]) -> list[Any]:
-        # commands of different kinds would meet in the same flags and letters, and take each other's numbers
+    def _call_on_all(self, command: Command, items: Sequence[Any]) -> list[Any]:
+        # different commands would use the same flags and messages, and read each other's data
         if not getattr(command, "compares", False):
             self._compare(command)
         result = command(self._rank, items[self._rank.index])
-        return self._station.post.exchange(result, lambda: f"{name_of(command)} of all ranks")
+        return self._process.queue.exchange(result, lambda: f"{name_of(command)} of all ranks")
 
     def _compare(self, command: Command) -> None:
-        self._rank.comm.agree(kind_of(command), lambda: f"{name_of(command)} at {user_line()}{_in_thread()}")
+        self._rank.comm.compare_digests(kind_of(command), lambda: f"{name_of(command)} at {user_line()}{_in_thread()}")
 
     def serve(self) -> NoReturn:
-        """Perform what rank 0 sends until its program ends; then end this process."""
-        here = self._station
+        """Execute the commands of rank 0 until its program ends; then end this process."""
+        here = self._process
         try:
             while not here.stopped:
-                self._obey(*self._next(here))
+                self._execute(*self._next(here))
         except BaseException as error:  # noqa: BLE001 - an error inside a command ends the job
             here.fail(error)
         launch.leave_now()
 
-    def _next(self, here: Station) -> Any:
+    def _next(self, here: MpiProcess) -> Any:
         what = "the next command"
-        return here.post.receive(0, what, patient=True) if self._mailbox is None else self._mailbox.receive(0, what, patient=True)
+        return here.queue.receive(0, what, patient=True) if self._commands is None else self._commands.receive(0, what, patient=True)
 
-    def _obey(self, order: str, *rest: Any) -> None:
-        here = self._station
+    def _execute(self, order: str, *rest: Any) -> None:
+        here = self._process
         if order == "call":
             command, argument = rest
-            assert self._mailbox is not None
-            self._mailbox.answer(command(self._rank, argument), f"the result of {command}")
+            assert self._commands is not None
+            self._commands.answer(command(self._rank, argument), f"the result of {command}")
         elif order == "close":
             self._shut()
         elif order == "open":
@@ -348,13 +353,13 @@ class MpiWorld:
             here.stopped = True
 
     def close(self) -> None:
-        """Give the ranks' memory back.  Servers stay: they end with the program of rank 0, and take part in its next world."""
+        """Free the memory of the ranks.  Serving ranks remain until the program of rank 0 ends, and take part in its next world."""
         if self._closed or self._rank.pid != os.getpid():
             return
         self._closed = True
-        if self.parting:
-            self._station.left_open[self._number] = self._rank
+        if self.unwinding:
+            self._process.left_open[self._number] = self._rank
             return
         if not self.multi:
-            self._station.send_all(("close",))
+            self._process.send_all(("close",))
         self._shut()

@@ -1,7 +1,7 @@
-"""MPI ends with the interpreter of a rank, and not with that of a child by fork.
+"""Finalization of MPI at the exit of a rank's interpreter, but not of a forked child's.
 
-mpi4py, left to itself, ends MPI where either of the two ends: in a child that is the end of MPI for the rank as well, of which the child has the
-sockets and the memory that is shared with other ranks.
+By default mpi4py finalizes MPI at the exit of both.  In a child that would end MPI for the rank as well, because the child shares its sockets
+and the memory shared with other ranks.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import os
 import sys
 from typing import Any
 
-#: the attribute of `sys` that keeps what ends MPI
+#: the attribute of `sys` that holds the object which finalizes MPI
 _NAME = "_ends_mpi_of_jobflow"
 
 
 class _Last:
-    """What the interpreter lets go of last: nothing of the program runs any more that could read memory of MPI's.
+    """An object that the interpreter deletes last, when no code of the program can read MPI's memory any more.
 
-    All that `__del__` needs is its own, for modules are empty by then.
+    `__del__` uses attributes only, because modules are empty by then.
     """
 
     def __init__(self, mpi: Any) -> None:
@@ -33,15 +33,15 @@ class _Last:
 
 
 def leave_to_us(settings: Any) -> None:
-    """Have mpi4py, which reads its settings when mpi4py.MPI is imported first, not end MPI."""
+    """Configure mpi4py not to finalize MPI; it reads its settings at the first import of mpi4py.MPI."""
     settings.finalize = False
 
 
 def ends_with_interpreter(mpi: Any) -> None:
-    """MPI ends when the interpreter of this process does, if it has begun by then."""
+    """Finalize MPI at the exit of this process's interpreter, if MPI is initialized then."""
     setattr(sys, _NAME, _Last(mpi))
 
 
 def is_ours() -> bool:
-    """Whether this is so, and mpi4py does nothing of the kind."""
+    """Return True if this module finalizes MPI instead of mpi4py."""
     return hasattr(sys, _NAME)

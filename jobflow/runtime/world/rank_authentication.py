@@ -18,18 +18,18 @@ ANSWER, SILENCES = 10.0, 2
 #: environment variable of the seconds that ranks wait for absent ranks, and the default
 WAIT, LONGEST_WAIT = "JOBFLOW_JOIN_SECONDS", 300.0
 #: advice for users without a secret
-MAKE = f'export {SECRET}=... with one value in every terminal, which `python -c "import secrets; print(secrets.token_hex())"` makes up'
+MAKE = f'export {SECRET}=... with one value in every terminal, such as the output of `python -c "import secrets; print(secrets.token_hex())"`'
 
 
 class ClosedError(OSError):
-    """The connection ended before an answer: the service is ending, or does not accept this process."""
+    """A connection that ended before an answer: the service is ending, or does not accept this process."""
 
     def __init__(self) -> None:
         super().__init__("the connection was closed")
 
 
 def job_secret() -> bytes:
-    """Return JOBFLOW_SECRET, empty without one; ConfigError if it is too short."""
+    """Return JOBFLOW_SECRET, empty without one; raise ConfigError if it is too short."""
     secret = secret_of()
     if 0 < len(secret) < SHORTEST:
         raise ConfigError(f"{SECRET} has {len(secret)} characters; it needs at least {SHORTEST}: {MAKE}")
@@ -37,23 +37,23 @@ def job_secret() -> bytes:
 
 
 def longest_wait() -> float:
-    """Return the seconds that a rank waits for absent ranks.  ConfigError unless the variable holds a number above 0."""
+    """Return the seconds that a rank waits for absent ranks; raise ConfigError unless the variable contains a number above 0."""
     text = os.environ.get(WAIT, "").strip()
     try:
         seconds = float(text) if text else LONGEST_WAIT
     except ValueError:
         seconds = math.nan
     if not seconds > 0:
-        raise ConfigError(f"{WAIT} is {text!r}; give the number of seconds to wait for other ranks, such as {LONGEST_WAIT:g}, or inf for ever")
+        raise ConfigError(f"{WAIT} is {text!r}; set it to the seconds to wait for other ranks, such as {LONGEST_WAIT:g}, or inf for no limit")
     return seconds
 
 
 def lines_of(sock: socket.socket) -> Iterator[str]:
-    """Yield the received lines until the connection ends; OSError if it breaks or times out."""
+    """Yield the received lines until the connection ends; raise OSError if it breaks or times out."""
     received = b""
     while data := sock.recv(1 << 16):
         *lines, received = (received + data).split(b"\n")
-        if max(map(len, [*lines, received])) > LONG * 16:  # it grows with the number of ranks
+        if max(map(len, [*lines, received])) > LONG * 16:  # lines grow with the number of ranks
             raise OSError("a line without end")
         yield from (line.decode(errors="replace") for line in lines)
 
@@ -74,7 +74,7 @@ def authenticate(sock: socket.socket, about: Mapping[str, Any], secret: bytes, m
     if type(ticket) is not int or type(shown) is not str:
         raise _foreign(master)
     if not is_signature(shown, secret, SERVICE, ours, theirs, str(ticket)):
-        raise JobError(f"the program that listens at {master} does not know the secret of this job: choose another MASTER_PORT for all ranks")
+        raise JobError(f"the program that listens at {master} does not have the secret of this job; choose another MASTER_PORT for all ranks")
     sock.settimeout(None)
     return ticket, lines
 
@@ -101,5 +101,5 @@ def silent(master: str) -> JobError:
     """Return the error for a listening program that does not answer."""
     waited = f"{SILENCES * ANSWER:g} s"
     return JobError(
-        f"the program that listens at {master} has not answered for {waited}: it is another program; choose another MASTER_PORT for all ranks"
+        f"the program that listens at {master} has not answered for {waited} and is not jobflow; choose another MASTER_PORT for all ranks"
     )

@@ -1,14 +1,14 @@
-"""How ranks without mpiexec find each other, start MPI together, and notice each other's end.
+"""The rendezvous of ranks without mpiexec: they connect, start MPI together, and detect each other's end.
 
 The process with RANK=0 (or `jobflow launch` before it) listens at MASTER_ADDR:MASTER_PORT and starts the service there (service/main.py).
-Every rank, from `import jobflow` on, keeps a connection to it, on a thread that connects with patience and then listens:
+From `import jobflow` on, every rank keeps a connection to it, in a thread that retries to connect and then listens:
 
-    Membership.need      wait until all ranks have come and are about to start MPI; says who is missing
-    Membership.leave     the script has ended; rank 0 stays until all have, since the service does
-    Membership.fail      this rank ends by an error, so all do
-    start_mpi            MPI_COMM_WORLD of all ranks: the MPI library speaks to the service over the connection PMI_FD
+    Membership.need      wait until all ranks have connected and are about to start MPI; report missing ranks
+    Membership.end       the script has ended; rank 0 stays until all have ended, as the service does
+    Membership.fail      this rank ends by an error, so all ranks end
+    start_mpi            MPI_COMM_WORLD of all ranks: the MPI library communicates with the service over the connection PMI_FD
 
-MPI starts only when all ranks are ready for it: a process that waits inside MPI's start can neither speak nor be interrupted.
+MPI starts only when all ranks are ready, because a process inside MPI's start can neither communicate nor be interrupted.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ from jobflow.runtime.world.rank_authentication import MAKE, SILENCES, WAIT, auth
 from jobflow.runtime.world.service.authentication import SECRET
 from jobflow.runtime.world.service.members import node_name
 
-#: seconds of waiting after which a rank says for whom; then after thrice that time, and so on, but no more rarely than RARE
+#: seconds after which a rank prints the ranks for which it waits; the interval then triples, up to RARE
 PATIENCE = 5.0
 RARE = 300.0
-#: seconds between attempts to connect, at first and later, and for one of them
+#: seconds between attempts to connect, at first and later, and the time limit of one attempt
 RETRIES = (0.02, 0.5)
 CONNECT = 10.0
-#: seconds in which the service of an earlier job, which is about to end, may still hold the port
+#: seconds in which the service of an earlier job may still hold the port
 LINGER = 1.5
-#: seconds in which a rank that fails looks for the service, so that all have ended within two
+#: seconds in which a failing rank tries to reach the service, so that all ranks end within two seconds
 FIRST_LINE = 1.4
-#: characters of an error text that the other ranks are sent
+#: maximum characters of an error text sent to the other ranks
 LONGEST_TEXT = 20_000
 #: lines with which the service acknowledges an MPI library: initack, size, rank, debug
 ACKNOWLEDGEMENT = 4
-#: MPI libraries whose PMI-1 client takes PMI_FD
+#: MPI libraries whose PMI-1 client accepts PMI_FD
 SPEAKERS = ("MPICH", "MVAPICH", "Intel MPI")
 
 
-class PortTakenError(JobError):
-    """Something listens there already."""
+class PortInUseError(JobError):
+    """A port on which another program listens."""
 
 
 def split(master: str) -> tuple[str, int]:
-    """("host", port) of "host:port"; an IPv6 address may have brackets."""
+    """Split "host:port" into ("host", port); an IPv6 address may have brackets."""
     host, _, port = master.rpartition(":")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
@@ -69,13 +69,13 @@ def split(master: str) -> tuple[str, int]:
 def resolve(master: str) -> tuple[socket.AddressFamily, Any]:
     """Return the address family and socket address of "host:port".
 
-    A name with addresses of both families means its IPv4 address, so that all ranks choose the same.
+    A name with addresses of both families resolves to its IPv4 address, so that all ranks choose the same.
     """
     host, port = split(master)
     try:
         candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise JobError(f"MASTER_ADDR={host} is not a name or address of a machine ({error}); it is where RANK=0 runs") from error
+        raise JobError(f"MASTER_ADDR={host} is not a name or address of a machine ({error}); set it to the machine of RANK=0") from error
     family, _, _, _, address = min(candidates, key=lambda candidate: candidate[0] != socket.AF_INET)
     return family, address
 
@@ -94,34 +94,34 @@ def connect(master: str, timeout: float) -> socket.socket:
 
 
 def listen(master: str, secret: bytes) -> socket.socket:
-    """A socket that listens at MASTER_ADDR:MASTER_PORT, and nowhere else; JobError if it cannot.  Port 0 is any free one.
+    """Return a socket that listens at MASTER_ADDR:MASTER_PORT only; port 0 selects any free port.
 
-    JobError too if other machines can reach it and there is no secret by which to tell this job's ranks from others.
+    Raises: JobError if it cannot listen, or if other machines can reach the address and there is no secret to authenticate ranks.
     """
     family, where = resolve(master)
     if not secret and not ipaddress.ip_address(where[0]).is_loopback:
-        raise JobError(f"MASTER_ADDR={where[0]} can be reached from other machines, so ranks must share a secret: {MAKE}")
-    found = socket.socket(family, socket.SOCK_STREAM)
+        raise JobError(f"MASTER_ADDR={where[0]} is reachable from other machines, so ranks must share a secret: {MAKE}")
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(where)
-        found.listen(1024)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(1024)
     except OSError as error:
-        found.close()
+        listener.close()
         if error.errno == errno.EADDRINUSE:
-            taken = f"MASTER_PORT={where[1]} at {where[0]} is taken by another program, perhaps by another job"
-            raise PortTakenError(f"{taken}: choose another port for all ranks") from error
+            text = f"MASTER_PORT={where[1]} at {where[0]} is in use by another program, perhaps another job"
+            raise PortInUseError(f"{text}; choose another port for all ranks") from error
         if error.errno == errno.EADDRNOTAVAIL:
-            raise JobError(f"MASTER_ADDR={where[0]} is not an address of this machine; give the address of the machine where RANK=0 runs") from error
+            raise JobError(f"MASTER_ADDR={where[0]} is not an address of this machine; set it to the address of the machine of RANK=0") from error
         raise JobError(f"cannot listen at MASTER_ADDR={where[0]} MASTER_PORT={where[1]}: {error}") from error
-    return found
+    return listener
 
 
 def start_service(listener: socket.socket, size: int, secret: bytes) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """The service as a process, and the connection on which it depends: it ends the ranks when the other end closes."""
+    """Start the service as a process; return it with the connection to it.  The service ends the ranks when that connection closes."""
     mine, its = socket.socketpair()
     folder = Path(service.__file__).parent
-    # by its path and isolated: it needs none of the package, and nothing in the environment shall reach into it
+    # by its path and isolated from the package and the environment
     program = f"import sys; sys.path.append({str(folder.parent)!r}); from {folder.name}.main import main; main()"
     command = [sys.executable, "-I", "-S", "-c", program, str(size), str(listener.fileno())]
     environment = {**os.environ, SECRET: secret.decode(errors="surrogateescape")}
@@ -133,18 +133,18 @@ def start_service(listener: socket.socket, size: int, secret: bytes) -> tuple[su
 
 
 def about(started: Launch) -> dict[str, Any]:
-    """What a rank says of itself."""
+    """Return the description that a rank sends of itself."""
     node, pid = node_name(), os.getpid()
     screen = f"{node} {os.getppid()}" if started.supervised else f"{node} {pid} own"
     return {"rank": started.rank, "size": started.size, "pid": pid, "node": node, "host": socket.gethostname(), "screen": screen}
 
 
 class Membership:
-    """This rank's connection to the others.  `ended(text, shown)` is called on its thread when the job has failed elsewhere."""
+    """The connection of this rank to the others.  `ended(text, shown)` is called in its thread when the job has failed on another rank."""
 
     def __init__(self, started: Launch, ended: Callable[[str, bool], None]) -> None:
         self.started = started
-        #: what its MPI library shows to the service
+        #: the ticket that its MPI library sends to the service
         self.ticket = 0
         self._ended = ended
         self._secret = job_secret()
@@ -161,25 +161,25 @@ class Membership:
     # ---------------------------------------------------------------- rank 0's part
 
     def _serve(self) -> socket.socket:
-        """Start the service; a second process with RANK=0 is refused by the first one's."""
+        """Start the service; a second process with RANK=0 is rejected by the first one's service."""
         deadline = time.monotonic() + LINGER
         while True:
             try:
                 listener = listen(self.started.master, self._secret)
                 break
-            except PortTakenError:
-                refusal = self._ask()
-                if refusal is not None:
-                    raise JobError(refusal) from None
+            except PortInUseError:
+                reason = self._rejection()
+                if reason is not None:
+                    raise JobError(reason) from None
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(RETRIES[0])
         process, parent = start_service(listener, self.started.size, self._secret)
-        process.returncode = 0  # nobody waits for it, since it may outlive this process; so Popen need not warn at the end
+        process.returncode = 0  # the service may outlive this process; avoids a warning of Popen
         return parent
 
-    def _ask(self) -> str | None:
-        """Why the service of another rank 0 would not have this one."""
+    def _rejection(self) -> str | None:
+        """Return the reason why the service of another rank 0 rejects this one."""
         master = self.started.master
         with suppress(OSError, JobError, StopIteration), connect(master, LINGER) as sock:
             _, lines = authenticate(sock, {**about(self.started), "second": True}, self._secret, master, LINGER)
@@ -206,12 +206,12 @@ class Membership:
             self._ended(reason, True)
 
     def _connect(self) -> Iterator[str]:
-        """What the service says on a connection on which it has greeted this rank."""
+        """Connect to the service and authenticate; return the lines of the service."""
         family, where = resolve(self.started.master)
         pause, silences, deadline = RETRIES[0], 0, time.monotonic() + self._longest
         while True:
             if time.monotonic() > deadline:
-                raise JobError(self._in_vain(self._lacking_first(self._longest)))
+                raise JobError(self._timeout_text(self._no_answer_text(self._longest)))
             sock = socket.socket(family, socket.SOCK_STREAM)
             try:
                 sock.settimeout(CONNECT)
@@ -237,16 +237,16 @@ class Membership:
         self._set(_sock=sock, ticket=ticket)
         return lines
 
-    def _take(self, said: dict[str, Any]) -> bool:
-        """Heed a message; False if it was the last one."""
-        if "refused" in said:
-            self._set(_error=JobError(said["refused"]))
+    def _take(self, message: dict[str, Any]) -> bool:
+        """Process a message; return False if it was the last one."""
+        if "refused" in message:
+            self._set(_error=JobError(message["refused"]))
             return False
-        if "end" in said:
+        if "end" in message:
             if not self._done:
-                self._ended(said["end"], said["show"])
+                self._ended(message["end"], message["show"])
             return False
-        self._set(_state=said)
+        self._set(_state=message)
         return True
 
     def _set(self, **values: Any) -> None:
@@ -258,7 +258,7 @@ class Membership:
 
     def need(self) -> None:
         """Wait until all ranks are about to start MPI."""
-        self._say({"need": True})
+        self._send({"need": True})
         self._wait(self._all_ready, lambda state: state["missing"] or state["idle"])
 
     def _all_ready(self, state: dict[str, Any]) -> bool:
@@ -267,31 +267,31 @@ class Membership:
             raise RankError(gone[0], f"ended its script while rank {self.started.rank} waited for it in the start of a session")
         return not (state["missing"] or state["idle"])
 
-    def leave(self) -> None:
-        """Say that this rank's script has ended, and let rank 0 wait for the others."""
-        self._say({"leave": True})
+    def end(self) -> None:
+        """Report the end of this rank's script; on rank 0, wait for the others."""
+        self._send({"leave": True})
         self._done = True
         if self.started.rank == 0:
-            everybody = list(range(self.started.size))
-            self._wait(lambda state: state["left"] == everybody, lambda state: state["missing"])
+            all_ranks = list(range(self.started.size))
+            self._wait(lambda state: state["left"] == all_ranks, lambda state: state["missing"])
 
     def fail(self, text: str) -> None:
-        """Let all ranks end; `text` is shown where this rank's output is not seen."""
+        """End all ranks; `text` is shown on screens without the output of this rank."""
         self._done = True
         try:
-            # a rank that fails at its first line may come before the service does; or after it, when another has failed
+            # a rank may fail before the service starts, or after it has ended
             self._wait_connected(FIRST_LINE)
-            self._say({"failed": text[-LONGEST_TEXT:]})
+            self._send({"failed": text[-LONGEST_TEXT:]})
         except (OSError, JobError):
-            return  # nobody can be reached, nor waits in vain: who finds no service says so
+            return  # other ranks report the missing service themselves
 
     def nodes(self) -> list[int]:
-        """The number of each rank's node; waits until all ranks have come."""
+        """Return the node number of each rank, after waiting for all ranks."""
         self._wait(lambda state: state["nodes"] is not None, lambda state: state["missing"])
         assert self._state is not None
         return list(self._state["nodes"])
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         if self._sock is None:
             self._wait(lambda state: True, lambda state: ())
         assert self._sock is not None
@@ -304,7 +304,7 @@ class Membership:
             raise self._error or JobError("not connected")
 
     def _wait(self, ready: Callable[[dict[str, Any]], bool], awaited: Callable[[dict[str, Any]], Sequence[int]]) -> None:
-        """Until `ready(state)`; every now and then say who is `awaited(state)`."""
+        """Wait until `ready(state)`; from time to time print the ranks in `awaited(state)`."""
         began, patience = time.monotonic(), PATIENCE
         while True:
             with self._news:
@@ -313,42 +313,42 @@ class Membership:
                 if self._state is not None and ready(self._state):
                     return
                 if self._done and self._state is not None and not self._thread.is_alive():
-                    return  # the service has ended, for all ranks have
+                    return  # the service has ended, because all ranks have
                 left = began + patience - time.monotonic()
                 self._news.wait(min(left, 0.5) if left > 0 else 0)
             if left <= 0:
                 self._announce(patience, awaited)
                 patience += min(2 * patience, RARE)
             if self._state is not None and self._state["missing"] and time.monotonic() - began > self._longest:
-                raise JobError(self._in_vain(self._lacking(self._longest, self._state["missing"])))
+                raise JobError(self._timeout_text(self._missing_text(self._longest, self._state["missing"])))
 
     def _announce(self, waited: float, awaited: Callable[[dict[str, Any]], Sequence[int]]) -> None:
         state = self._state
         if state is None:
-            print(f"jobflow: {self._lacking_first(waited)}", file=sys.stderr, flush=True)
+            print(f"jobflow: {self._no_answer_text(waited)}", file=sys.stderr, flush=True)
         elif state["missing"]:
-            print(f"jobflow: {self._lacking(waited, state['missing'])}", file=sys.stderr, flush=True)
+            print(f"jobflow: {self._missing_text(waited, state['missing'])}", file=sys.stderr, flush=True)
         elif idle := awaited(state):
-            print(f"jobflow: {self._waited(waited, listed(idle))}; it runs, but has not yet needed other ranks", file=sys.stderr, flush=True)
+            print(f"jobflow: {self._waited(waited, listed(idle))}, still running, to start a job or global tensor", file=sys.stderr, flush=True)
 
     def _waited(self, seconds: float, whom: str) -> str:
         return f"rank {self.started.rank} of {self.started.size} has waited {seconds:g} s for {whom}"
 
-    def _lacking_first(self, seconds: float) -> str:
-        """Nobody has answered."""
-        return f"{self._waited(seconds, f'RANK=0 at {self.started.master}')} ({self._trouble}); start it with {self._how(0)}"
+    def _no_answer_text(self, seconds: float) -> str:
+        """Return the text for a service that does not answer."""
+        return f"{self._waited(seconds, f'RANK=0 at {self.started.master}')} ({self._trouble}); start it with {self._start_variables(0)}"
 
-    def _lacking(self, seconds: float, missing: Sequence[int]) -> str:
-        """These ranks have not come."""
+    def _missing_text(self, seconds: float, missing: Sequence[int]) -> str:
+        """Return the text for ranks that have not connected."""
         them = "it" if len(missing) == 1 else "each"
-        return f"{self._waited(seconds, listed(missing))}; start {them} with {self._how(missing[0])}"
+        return f"{self._waited(seconds, listed(missing))}; start {them} with {self._start_variables(missing[0])}"
 
-    def _in_vain(self, waited: str) -> str:
-        """The error of a rank that has waited long enough."""
-        advice = f"{WAIT} sets how many seconds ranks wait"
-        return f"{waited}. This rank gives up: if the other was started, its own output says why it is not there. {advice}"
+    def _timeout_text(self, waited: str) -> str:
+        """Return the error of a rank whose wait has reached the time limit."""
+        advice = f"if the other rank was started, its output states the reason; set {WAIT} to wait for more seconds"
+        return f"{waited}. The time limit is reached; {advice}"
 
-    def _how(self, rank: int) -> str:
+    def _start_variables(self, rank: int) -> str:
         host, port = split(self.started.master)
         same = f" and the same {SECRET}" if self._secret else ""
         return f"MASTER_ADDR={host} MASTER_PORT={port} WORLD_SIZE={self.started.size} RANK={rank}{same}"
@@ -361,7 +361,7 @@ def _is_connected(sock: socket.socket) -> bool:
 
 
 def _keep_alive(sock: socket.socket) -> None:
-    """A machine that vanishes is noticed within half a minute."""
+    """Enable keep-alive, which detects a lost machine within half a minute."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
@@ -373,7 +373,7 @@ def _keep_alive(sock: socket.socket) -> None:
 
 
 def start_mpi(member: Membership) -> Any:
-    """The module mpi4py.MPI, started with all ranks; JobError if its MPI library cannot be started so."""
+    """Return the module mpi4py.MPI, started with all ranks; raise JobError if its MPI library cannot be started over PMI-1."""
     settings = importlib.import_module("mpi4py").rc
     ours = "mpi4py.MPI" not in sys.modules
     if ours:
@@ -384,7 +384,7 @@ def start_mpi(member: Membership) -> Any:
         mpi_end.ends_with_interpreter(mpi)
     if mpi.Is_initialized():
         raise JobError(
-            "mpi4py.MPI was imported before jobflow started MPI, so MPI knows this process only; "
+            "start of MPI: mpi4py.MPI was imported before jobflow started MPI, so MPI contains this process only; "
             "import it after the first job or global tensor, or start the program with mpiexec"
         )
     name, version = mpi.get_vendor()
@@ -399,13 +399,13 @@ def start_mpi(member: Membership) -> Any:
 
 
 def _initialize(mpi: Any, started: Launch, ticket: int) -> None:
-    """MPI's start, with the variables that lead it to the service; processes that this one starts shall not have them."""
+    """Start MPI with the variables that connect it to the service, and remove them afterwards, so that child processes do not inherit them."""
     # MPI libraries read PMI_PORT up to its first colon, so they cannot connect to an IPv6 address themselves
-    wanted = {"PMI_FD": str(_present(started, ticket)), "PMI_RANK": str(started.rank), "PMI_SIZE": str(started.size)}
-    before = {name: os.environ.pop(name, None) for name in (*wanted, "PMI_PORT", "PMI_ID")}
-    os.environ.update(wanted)
+    values = {"PMI_FD": str(_present(started, ticket)), "PMI_RANK": str(started.rank), "PMI_SIZE": str(started.size)}
+    before = {name: os.environ.pop(name, None) for name in (*values, "PMI_PORT", "PMI_ID")}
+    os.environ.update(values)
     try:
-        mpi.Init_thread(mpi.THREAD_SERIALIZED)  # one thread per rank talks
+        mpi.Init_thread(mpi.THREAD_SERIALIZED)  # one thread per rank calls MPI
     finally:
         for name, value in before.items():
             os.environ.pop(name, None)
@@ -422,7 +422,7 @@ def _present(started: Launch, ticket: int) -> int:
             received = sock.recv(1024)
             if not received:
                 raise JobError(
-                    f"the service at {started.master} closed the connection of MPI on rank {started.rank} before its start; start all ranks anew"
+                    f"the service at {started.master} closed the connection of MPI on rank {started.rank} before its start; start all ranks again"
                 )
             answer += received
         sock.setblocking(True)
@@ -433,15 +433,15 @@ _members: list[Membership] = []
 
 
 def join(started: Launch, ended: Callable[[str, bool], None]) -> Membership:
-    """Make this process a member, for the rest of its life."""
+    """Create the membership of this process, which lasts until it ends."""
     _members.append(Membership(started, ended))
     return _members[0]
 
 
 def member() -> Membership:
-    """This process's membership; JobError if it has none."""
+    """Return the membership of this process; raise JobError without one."""
     if not _members:
-        raise JobError("this process has not joined other ranks: its variables MASTER_ADDR, MASTER_PORT ... were set after `import jobflow`")
+        raise JobError("this process has not joined other ranks; set MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK before `import jobflow`")
     return _members[0]
 
 
@@ -449,23 +449,23 @@ def member() -> Membership:
 
 
 def local_rank() -> int:
-    """The number of this process among those of its node; asks the other ranks where no variable says it."""
-    found = variables.local_rank_from_launcher()
-    if found is not None:
-        return found
+    """Return the number of this process on its node; communicate with the other ranks if no variable states it."""
+    number = variables.local_rank_from_launcher()
+    if number is not None:
+        return number
     nodes = _nodes("LOCAL_RANK")
     me = variables.rank()
     return nodes[:me].count(nodes[me])
 
 
 def node_size() -> int:
-    """The number of nodes; asks the other ranks where no variable says it."""
-    found = variables.node_size_from_launcher()
-    return found if found is not None else len(set(_nodes("the number of nodes")))
+    """Return the number of nodes; communicate with the other ranks if no variable states it."""
+    size = variables.node_size_from_launcher()
+    return size if size is not None else len(set(_nodes("the number of nodes")))
 
 
-def _nodes(wanted: str) -> list[int]:
+def _nodes(variable: str) -> list[int]:
     started = variables.launched()
     if started is not None and not started.master:
-        raise JobError(f"{started.launcher} does not say {wanted} in the environment")
+        raise JobError(f"{started.launcher} does not set {variable} in the environment")
     return member().nodes()

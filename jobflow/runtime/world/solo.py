@@ -16,7 +16,7 @@ class SoloWorld:
 
     size = 1
     multi = False
-    parting = False
+    unwinding = False
 
     def __init__(self, device: Device) -> None:
         self._rank = Rank(0, 1, device, SoloCommunicator(device))

@@ -12,28 +12,28 @@ from jobflow.runtime.world.threads import ThreadsWorld
 from jobflow.runtime.world.world import World
 
 
-def start_world(tag: str, asked: int | None, *, multi: bool = False) -> World:
-    """The world of this process; `asked` devices of kind `tag`, one if None.  A process that serves ends in here.
+def start_world(tag: str, requested: int | None, *, multi: bool = False) -> World:
+    """Return the world of this process with `asked` devices of kind `tag`, one if None.  A serving process never returns from this call.
 
-    Under mpiexec there is one rank per process, whatever was asked for; otherwise one rank per device, on threads.
+    Under mpiexec there is one rank per process, independent of `asked`; otherwise one rank per device, on threads.
     """
     make = gpu_device if tag == "gpu" else cpu_device
     started = launch.launched()
-    first = started is None or started.rank == 0  # notices are for the job, not for each of its ranks
+    first = started is None or started.rank == 0  # one notice per job
     if tag == "gpu" and first and not cuda.available():
         notice('there is no GPU: "gpu" placements run on CPU ranks')
     if started is not None:
-        if asked is not None and asked != started.size and first:
-            notice(f"the program asks for {asked} devices but {started.launcher} started {started.size} ranks: it runs on {started.size}")
+        if requested is not None and requested != started.size and first:
+            notice(f"the program requests {requested} devices but {started.launcher} started {started.size} ranks: it runs on {started.size}")
         world = MpiWorld(started, make, multi=multi)
         if not world.is_client:
             world.serve()
         return world
-    devices = [make(i) for i in range(asked or 1)]
+    devices = [make(i) for i in range(requested or 1)]
     return SoloWorld(devices[0]) if len(devices) == 1 else ThreadsWorld(devices)
 
 
 def gpu_device(local: int) -> Device:
-    """The same as `cpu_device`, on the node's GPUs, where it has any: ranks beyond their number share."""
-    found = cuda.available()
-    return cuda.CudaDevice(local % found) if found else cpu_device(local)
+    """Return GPU number `local` of the node, modulo the number of GPUs; a CPU device without GPUs."""
+    count = cuda.available()
+    return cuda.CudaDevice(local % count) if count else cpu_device(local)

@@ -1,7 +1,7 @@
-"""Compare the versions of jobflow, NumPy and Python on all ranks.
+"""Comparison of the versions of jobflow, NumPy and Python on all ranks.
 
-Ranks that run different sources compute different formulas and still exchange tensors without an error.  So ranks compare a hash of
-the package and the versions of NumPy and Python when MPI has started.
+Ranks with different sources compute different formulas and still exchange tensors without an error.  So ranks compare a hash of the package and the
+versions of NumPy and Python when MPI has started.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ACCEPT = "JOBFLOW_ACCEPT_VERSIONS"
 PACKAGE = Path(__file__).parents[2]
 
 
-#: host, versions and acceptance of one rank.  Of types that every version of jobflow can unpickle
+#: host, versions and acceptance of one rank, in types that every version of jobflow can unpickle
 Versions: TypeAlias = Mapping[str, Any]
 
 
@@ -53,9 +53,9 @@ def compare(ranks: Sequence[Versions], rank: int) -> None:
     if strict and not accepted:
         advice = f"install the same versions on all hosts, or set {ACCEPT}=1 on all ranks to accept the difference"
         raise JobError(f"start of {len(ranks)} ranks: their versions differ, so they would compute different numbers; {advice}\n{strict}")
-    found = strict or _differences(ranks, minor=False)
-    if found and rank == 0:
-        notice(f"the versions of the ranks differ{f', which {ACCEPT} accepts' * bool(strict)}\n{found}")
+    differences = strict or _differences(ranks, minor=False)
+    if differences and rank == 0:
+        notice(f"the versions of the ranks differ{f', which {ACCEPT} accepts' * bool(strict)}\n{differences}")
 
 
 def _differences(ranks: Sequence[Versions], minor: bool) -> str:
@@ -82,11 +82,11 @@ def source_hash(package: Path) -> str:
     files = sorted(_files(str(package)))
     entry = cache_folder("sources") / _digest([str(package).encode(), repr(files).encode()])
     with suppress(OSError, UnicodeDecodeError):
-        if len(found := entry.read_text(encoding="ascii")) == 2 * _BYTES:
-            return found
-    found = _digest(part for name, *_ in files for part in (name.encode(), (package / name).read_bytes()))
-    _store(entry, found)
-    return found
+        if len(digest := entry.read_text(encoding="ascii")) == 2 * _BYTES:
+            return digest
+    digest = _digest(part for name, *_ in files for part in (name.encode(), (package / name).read_bytes()))
+    _store(entry, digest)
+    return digest
 
 
 #: bytes of a hash
@@ -106,8 +106,8 @@ def _files(root: str, folder: str = "") -> Iterator[tuple[str, int, int, int, in
         for entry in entries:
             name = f"{folder}{entry.name}"
             if entry.name.endswith(".py"):
-                found = entry.stat()
-                yield name, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+                status = entry.stat()
+                yield name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
             elif entry.name != "__pycache__" and entry.is_dir():
                 yield from _files(root, f"{name}/")
 

@@ -1,7 +1,7 @@
-"""The interface of a world: its ranks, and how the client sends them commands.
+"""The interface of a world: its ranks, and the commands of the client to them.
 
-The client hands a world a command, and every rank performs it: `command(rank, argument)`.  What commands mean, and what the
-upper floors keep in `rank.memory`, is not known here.
+The client passes a command to a world, and every rank executes it: `command(rank, argument)`.  The world does not depend on the meaning of
+commands, or on the contents of `rank.memory`.
 
     SoloWorld       one rank, in the calling thread
     ThreadsWorld    one thread of this process per rank
@@ -24,21 +24,21 @@ from jobflow.runtime.world.environment import check_process
 
 @dataclass(eq=False)
 class Rank:
-    """One rank, as a command sees it."""
+    """One rank, as the argument of commands."""
 
     index: int
     size: int
     device: Device
     comm: Communicator
-    #: where several clients call: see that all of them call this; DivergedError on all ranks if they do not
+    #: in multi-client mode: raises DivergedError on all ranks unless all of them call the same command
     compare: Callable[[Command], None] | None = None
-    #: whatever upper floors keep between commands: states, executors; emptied when the world closes
+    #: data of upper floors between commands, such as states and executors; cleared when the world closes
     memory: dict[str, Any] = field(default_factory=dict)
-    #: the process in which it was made
+    #: the process that created it
     pid: int = field(default_factory=os.getpid)
 
     def check_process(self) -> None:
-        """See the function."""
+        """Raise JobError in a forked child; see `environment.check_process`."""
         if self.size > 1:
             check_process(self.pid)
 
@@ -52,37 +52,37 @@ class World(Protocol):
 
     #: number of ranks
     size: int
-    #: those that live in this process
+    #: the ranks of this process
     ranks: Sequence[Rank]
     #: True if every process calls jobs itself, with its own arguments
     multi: bool
 
     @property
-    def parting(self) -> bool:
-        """True while an exception passes through one of several clients: others need not have met it, and may be at something else."""
+    def unwinding(self) -> bool:
+        """True while an exception propagates through one of several clients: other ranks need not have it, and may run other operations."""
 
     def call(self, command: Command, arguments: Sequence[Any] | None = None) -> list[Any]:
-        """The ranks' results, in rank order, of `command(rank, arguments[rank.index])` (None without arguments).
+        """Return the ranks' results, in rank order, of `command(rank, arguments[rank.index])` (None without arguments).
 
-        If ranks fail, the first failure is raised: a JobflowError as it is, with a note that names the rank, anything else
-        as RankError.  Solo and threads stay usable afterwards; under MPI the job ends.
+        If ranks fail, raise the first failure: a JobflowError unchanged, with a note that names the rank, any other error as RankError.
+        Solo and threads worlds remain usable afterwards; under MPI the job ends.
         """
 
     def close(self) -> None:
-        """End the ranks and give their memory back; while `parting`, leave both as they are.  A closed world cannot be called."""
+        """End the ranks and free their memory; while `unwinding`, keep both.  A closed world cannot be called."""
 
 
 def each_argument(size: int, arguments: Sequence[Any] | None) -> Sequence[Any]:
-    """One argument per rank; ArgumentError if there are fewer or more."""
+    """Return one argument per rank; raise ArgumentError if there are fewer or more."""
     if arguments is None:
         return (None,) * size
     if len(arguments) != size:
-        raise ArgumentError(f"a command for {size} ranks was given {len(arguments)} arguments, one per rank is needed")
+        raise ArgumentError(f"a command for {size} ranks needs one argument per rank; got {len(arguments)}")
     return arguments
 
 
 def failure(rank: int, size: int, error: BaseException) -> BaseException:
-    """What the client raises for `error` of `rank`."""
+    """Return the exception that the client raises for `error` of `rank`."""
     if not isinstance(error, Exception):
         return error  # KeyboardInterrupt and SystemExit are not failures of a rank
     if isinstance(error, JobflowError):

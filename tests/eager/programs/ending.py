@@ -11,7 +11,7 @@ from typing import Any
 import jobflow as flow
 from jobflow import nn
 from jobflow.eager.state import state
-from jobflow.runtime.comm import post
+from jobflow.runtime.comm import message_queue
 
 ME = state().rank.index
 P = flow.placement("cpu", [0, 1])
@@ -81,7 +81,7 @@ def kill() -> None:
 
 def slow() -> None:
     """Rank 1 comes late; as late as ten seconds would be in life."""
-    post.PATIENCE = 0.3
+    message_queue.PATIENCE = 0.3
     if ME == 1:
         time.sleep(0.8)
     print(float(x.sum()), flush=True)

@@ -187,7 +187,7 @@ def transfer(rank: Rank, case: tuple[int, str, str]) -> None:
             ends = rank.comm.bind_receive(a, array)
             got.append((a, array))
         if rank.index in (a, b):
-            posts += ends.post
+            posts += ends.start
             waits += ends.wait
     rank.comm.seal()
     for step in range(3):
@@ -214,10 +214,10 @@ def transfers_and_sums(rank: Rank, case: tuple[int, str]) -> None:
     sends = [rank.comm.bind_send(right, array) for array in sent]
     rank.comm.seal()
     for step in range(4):
-        run([call for ends in receives for call in ends.post])
+        run([call for ends in receives for call in ends.start])
         for number, (array, ends) in enumerate(zip(sent, sends, strict=True)):
             array[:] = data(rank.index, step + number, total, "float32")
-            run(ends.post)
+            run(ends.start)
         both[0][:] = rank.index + step
         run(sums)
         assert (both[1] == sum(range(rank.size)) + step * rank.size).all()
@@ -297,7 +297,7 @@ def counting(rank: Rank, total: int) -> None:
     ]
     if n > 1 and me < 2:
         ends = rank.comm.bind_send(1, whole) if me == 0 else rank.comm.bind_receive(0, whole)
-        calls += [*ends.post, *ends.wait]
+        calls += [*ends.start, *ends.wait]
         del ends
     rank.comm.seal()
     for _ in range(3):
@@ -332,7 +332,7 @@ def disagreement(rank: Rank, argument: None) -> None:
         rank.comm.seal()
     except PlanError as error:
         first, second, *_ = rank.comm.members
-        assert "fc2.grad" in str(error) and f"ranks {first} and {second} disagree" in str(error), error
+        assert "fc2.grad" in str(error) and f"ranks {first} and {second} differ" in str(error), error
     else:
         raise AssertionError("ranks that bound different operations were not told")
 
@@ -380,7 +380,7 @@ def abort_wakes_transfers(rank: Rank, argument: None) -> str:
     ends = rank.comm.bind_receive(0, array) if rank.index % 2 else rank.comm.bind_send(0, array)
     try:
         rank.comm.seal()
-        run([*ends.post, *ends.wait])
+        run([*ends.start, *ends.wait])
     except AbortedError as error:
         assert "gave up" in str(error)
         return "woken"
@@ -441,7 +441,7 @@ def groups_in_turns(rank: Rank, steps: int) -> None:
         for members, arrays, sums, calls in bound[:: 1 if step % 2 else -1]:
             for array in arrays:
                 array[:] = step + rank.index
-            rank.comm.group(members).agree(step, lambda: "a sum")
+            rank.comm.group(members).compare_digests(step, lambda: "a sum")
             run(calls)
             assert all((total == step * len(members) + sum(members)).all() for total in sums), (members, step)
     runs = sum(steps * len(arrays) for members, arrays, _, _ in bound if len(members) > 1 or rank.size == 1)
@@ -451,7 +451,7 @@ def groups_in_turns(rank: Rank, steps: int) -> None:
 def agreeing(rank: Rank, argument: None) -> None:
     """On any 64 bits."""
     for digest in (0, 1, -1, 1 << 63, (1 << 64) - 1, *range(100)):
-        rank.comm.agree(digest, lambda digest=digest: f"number {digest}")  # type: ignore[misc]
+        rank.comm.compare_digests(digest, lambda digest=digest: f"number {digest}")  # type: ignore[misc]
 
 
 def all_cases(pairs: bool = False) -> Iterator[tuple[Any, Any]]:

@@ -33,11 +33,11 @@ def other_op(rank: Rank) -> str:
     """At the third collective, rank 1 does another thing; later all do the same again."""
     same = ("relu(x)", "x.sum()", "x.numpy()")
     for i, text in enumerate(same[:2]):
-        rank.comm.agree(i, lambda text=text: text)  # type: ignore[misc]
+        rank.comm.compare_digests(i, lambda text=text: text)  # type: ignore[misc]
     mine = 8 if rank.index == 1 else 7
-    found = told(lambda: rank.comm.agree(mine, lambda: f"{'x.to_global(B)' if mine == 8 else same[2]} at train.py:{10 + mine}"))
+    found = told(lambda: rank.comm.compare_digests(mine, lambda: f"{'x.to_global(B)' if mine == 8 else same[2]} at train.py:{10 + mine}"))
     for i in range(5):
-        rank.comm.agree(i - 2, lambda: "all the same")
+        rank.comm.compare_digests(i - 2, lambda: "all the same")
     return found
 
 
@@ -45,13 +45,13 @@ def other_op_in_a_group(rank: Rank) -> str:
     if rank.index not in (1, 0):
         return ""
     group = rank.comm.group((1, 0))
-    return told(lambda: group.agree(rank.index, lambda: f"the op of rank {rank.index}"))
+    return told(lambda: group.compare_digests(rank.index, lambda: f"the op of rank {rank.index}"))
 
 
 def other_order_of_groups(rank: Rank) -> str:
     """Rank 0 begins with a collective of the pair, all others with one of the world."""
     first = rank.comm.group((1, 0)) if rank.index == 0 else rank.comm
-    return told(lambda: first.agree(3, lambda: f"the op of rank {rank.index}"))
+    return told(lambda: first.compare_digests(3, lambda: f"the op of rank {rank.index}"))
 
 
 def ring(rank: Rank) -> str:
@@ -60,15 +60,15 @@ def ring(rank: Rank) -> str:
     pairs = [tuple(sorted({i, (i + 1) % n})) for i in range(n)]
     for pair in dict.fromkeys(pairs):
         if rank.index in pair:
-            rank.comm.group(pair).agree(1, lambda: "all the same")
+            rank.comm.group(pair).compare_digests(1, lambda: "all the same")
     mine = rank.comm.group(pairs[rank.index])
-    return told(lambda: mine.agree(2, lambda: f"the op of rank {rank.index}"))
+    return told(lambda: mine.compare_digests(2, lambda: f"the op of rank {rank.index}"))
 
 
 def agree_or_meet(rank: Rank) -> str:
     """Rank 0 is at a barrier, rank 1 exchanges, the others agree."""
-    rank.comm.agree(1, lambda: "all the same")
-    where = (rank.comm.barrier, lambda: rank.comm.exchange(1), lambda: rank.comm.agree(5, lambda: "an op"))
+    rank.comm.compare_digests(1, lambda: "all the same")
+    where = (rank.comm.barrier, lambda: rank.comm.exchange(1), lambda: rank.comm.compare_digests(5, lambda: "an op"))
     return told(where[min(rank.index, 2)])
 
 
@@ -94,10 +94,10 @@ def both_receive(rank: Rank) -> str:
         receive, send = rank.comm.bind_receive(peer, got, name="first"), rank.comm.bind_send(peer, gave, name="second")
         others = [rank.comm.bind_send(r, gave) for r in range(2, rank.size)] if rank.index == 0 else []
         rank.comm.seal()
-        return told(lambda: contract.run([*receive.post, *receive.wait, *send.post, *(call for ends in others for call in ends.post)]))
+        return told(lambda: contract.run([*receive.start, *receive.wait, *send.start, *(call for ends in others for call in ends.start)]))
     receive = rank.comm.bind_receive(0, got)
     rank.comm.seal()
-    return told(lambda: contract.run([*receive.post, *receive.wait]))
+    return told(lambda: contract.run([*receive.start, *receive.wait]))
 
 
 def slow_but_right(rank: Rank) -> str:
@@ -110,7 +110,7 @@ def slow_but_right(rank: Rank) -> str:
             time.sleep(0.25 * mine.random())
         if rank.index in ranks:
             comm = rank.comm.group(ranks)
-            comm.agree(step, lambda: "all the same")
+            comm.compare_digests(step, lambda: "all the same")
             assert comm.exchange(rank.index) == list(ranks)
             comm.barrier()
             source, target = comm.allocate(4 * 20_000).view(np.float32), np.zeros(20_000, np.float32)

@@ -15,7 +15,7 @@ import numpy as np
 
 from jobflow.core.layout import SUM
 from jobflow.kernels import machine_class
-from jobflow.runtime.comm import post, shared_memory
+from jobflow.runtime.comm import message_queue, shared_memory
 from jobflow.runtime.comm import shared_windows as windows
 from jobflow.runtime.comm.communicator import Communicator
 from jobflow.runtime.world import launched as launch
@@ -101,7 +101,7 @@ def call_twice_opened() -> None:
         w.call(contract.all_reduce, [(100, "float32", "shared", SUM)] * w.size)
         w.call(contract.groups_in_turns, [3] * w.size)
         w.close()
-        assert not windows._kept, "shared memory outlived its world"
+        assert not windows._unfreed, "shared memory outlived its world"
     print("opened three times")
 
 
@@ -140,13 +140,13 @@ def in_the_middle(of_rank_1: Callable[[Communicator, Communicator], Any]) -> Non
     pair = comm.group((1, 0)) if me < 2 else comm
     for step in range(3):
         for ours in (comm, pair)[: 2 if me < 2 else 1]:
-            ours.agree(step, lambda: "all the same")
+            ours.compare_digests(step, lambda: "all the same")
     if me == 1:
         time.sleep(0.3)
         accident()
         of_rank_1(comm, pair)
         return
-    pair.agree(7, lambda: f"numpy() of float32[4,6] at train.py:{me + 10}")
+    pair.compare_digests(7, lambda: f"numpy() of float32[4,6] at train.py:{me + 10}")
 
 
 def raise_in_the_middle() -> None:
@@ -170,11 +170,11 @@ def kill_in_the_middle() -> None:
 
 
 def part_in_the_middle() -> None:
-    in_the_middle(lambda comm, pair: pair.agree(8, lambda: "x.sum() at train.py:15"))
+    in_the_middle(lambda comm, pair: pair.compare_digests(8, lambda: "x.sum() at train.py:15"))
 
 
 def part_by_order() -> None:
-    in_the_middle(lambda comm, pair: comm.agree(8, lambda: "x.sum() at train.py:15"))
+    in_the_middle(lambda comm, pair: comm.compare_digests(8, lambda: "x.sum() at train.py:15"))
 
 
 def disagree() -> None:
@@ -296,13 +296,13 @@ def pid(rank: Rank, argument: None) -> int:
 
 
 def stall() -> None:
-    post.PATIENCE = 0.4
+    message_queue.PATIENCE = 0.4
     world().call(late, [1.0] * started.size)
     print("came through")
 
 
 def stall_in_messages() -> None:
-    post.PATIENCE = 0.4
+    message_queue.PATIENCE = 0.4
     world(shared=False).call(late, [1.0] * started.size)
     print("came through")
 

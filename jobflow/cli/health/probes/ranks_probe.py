@@ -22,7 +22,7 @@ def find_mpi() -> Any:
     if sys.argv[2:] != ["launched"]:
         return importlib.import_module("mpi4py.MPI")
     world = importlib.import_module("jobflow.runtime.world.mpi")
-    return world.station(importlib.import_module("jobflow.runtime.world.launched").launched()).mpi
+    return world.mpi_process(importlib.import_module("jobflow.runtime.world.launched").launched()).mpi
 
 
 def best(what: Any, comm: Any) -> float:

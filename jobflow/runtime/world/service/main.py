@@ -1,17 +1,22 @@
 """The rendezvous service: it connects ranks without mpiexec to one MPI world, and ends them together.
 
-A program of its own, started by `start` (rendezvous.py): MPI's start holds the interpreter lock of a rank, so a thread of rank 0 could not
-answer.  It speaks to two kinds of clients over one port, which differ in their first line: MPI libraries (pmi.py), and ranks, which
-keep a connection for as long as they live.  A rank authenticates itself (authentication.py), receives a ticket for its MPI library, and sends
+It is a separate program, started by `start` (rendezvous.py), because MPI's start holds the interpreter lock of a rank.  A thread of rank 0 could not
+answer.  It serves two kinds of clients on one port, which differ in their first line: MPI libraries (pmi.py), and ranks.
+A rank keeps its connection until it ends.  A rank authenticates itself (authentication.py), receives a ticket for its MPI library, and sends
 
     {"need": true}     it is about to start MPI          {"leave": true}     its script has ended
     {"failed": text}   it ends by an error
 
-and is sent {"missing": ranks, "idle": ranks, "left": ranks, "nodes": ..} whenever that changes, {"refused": text} if the ranks'
-variables contradict each other, {"end": text, "rank": .., "show": ..} when a rank has failed.  A rank whose connection closes, or
-whose process ends, before it said that it leaves has failed.  Those that do not end then are ended by signals, if they
-are on this node.  The third connection, standard input, is a socket to the process that started the service; when it closes the
-ranks have nobody who waits for them, and end.
+The service sends
+
+    {"missing": ranks, "idle": ranks, "left": ranks, "nodes": ..}     after each change
+    {"refused": text}                                                 if the variables of ranks contradict each other
+    {"end": text, "rank": .., "show": ..}                             when a rank has failed
+
+A rank also fails if its connection closes or its process ends before it has left.  Remaining ranks on this node are then ended by signals.
+
+The third connection, standard input, is a socket to the process that started the service.  When it closes, no process waits for the ranks, and they
+end.
 
 Connections that violate the protocol are closed; the job continues.
 """
@@ -37,9 +42,9 @@ from .messages import LONG, Connection, fields, within
 from .pmi import Pmi, words_of
 from .unauthenticated import WRONG, AuthenticationError, Peer, UnauthenticatedPeers
 
-#: seconds after a failure at which ranks of this node that still live get a signal, and after which the service ends itself
+#: seconds after a failure at which remaining ranks of this node get a signal, and at which the service ends
 ENDS = ((0.3, signal.SIGTERM), (0.8, signal.SIGKILL), (1.2, None))
-#: what a rank may say
+#: messages of a rank
 _WORDS = {"need": bool, "leave": bool, "failed": str}
 
 
@@ -50,7 +55,7 @@ class Service:
         self.size = size
         self.pmi = Pmi(size)
         self.members: dict[int, Member] = {}
-        #: ranks that ended without having come: the launcher saw their end
+        #: ranks that ended before they joined, as reported by the launcher
         self.absent: set[int] = set()
         self._secret = secret
         self._unauthenticated = UnauthenticatedPeers(size)
@@ -60,25 +65,25 @@ class Service:
         self._node = node_name()
         self._ends: list[tuple[float, int | None]] = []
         self._over = False
-        self._refusal = ""
-        #: other processes with RANK=0, which ask who the first is
+        self._reason = ""
+        #: other processes with RANK=0, which request the identity of the first
         self._asking: list[Member] = []
-        #: by connection, who hears what comes over it, and whose it is
-        self._ears: dict[Connection, Callable[[str], None]] = {self._parent: self._from_parent}
+        #: by connection, the function that processes its lines, and its rank
+        self._handlers: dict[Connection, Callable[[str], None]] = {self._parent: self._from_parent}
         self._owners: dict[Connection, Member] = {}
         self._register(listener, self._accept)
         self._register(parent, partial(self._from, self._parent))
 
     def run(self) -> None:
-        """Until the ranks have ended."""
+        """Serve until the ranks have ended."""
         while not (self._over or self._finished()):
             for key, _ in self._selector.select(self._patience()):
-                # an earlier event of this round may have closed what this one is about
+                # an earlier event of this round may have closed this connection
                 if self._selector.get_map().get(key.fd) is key:
                     key.data()
             self._end_expired_peers()
-            self._end_slow_ones()
-        for line in list(self._ears):  # what is still to be sent, to whoever takes it at once
+            self._end_remaining_ranks()
+        for line in list(self._handlers):  # sends remaining bytes to clients that read them at once
             self._close(line)
 
     def _finished(self) -> bool:
@@ -87,7 +92,7 @@ class Service:
 
     def _patience(self) -> float | None:
         now = time.monotonic()
-        waits = [0.05] if any(line.unsent for line in self._ears) else []
+        waits = [0.05] if any(line.unsent for line in self._handlers) else []
         return min([*waits, *(max(0.0, when - now) for when in [*(when for when, _ in self._ends), *self._unauthenticated.next])], default=None)
 
     # ---------------------------------------------------------------- connections
@@ -100,21 +105,21 @@ class Service:
         try:
             sock, _ = self._listener.accept()
         except OSError:
-            return  # it has gone again
+            return  # the client has closed it again
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if not self._secret and not is_own(sock):
             sock.close()
             return
         peer, oldest = self._unauthenticated.add(sock)
-        self._ears[peer.line] = partial(self._from_peer, peer)
+        self._handlers[peer.line] = partial(self._from_peer, peer)
         self._register(sock, partial(self._from, peer.line))
         self._close(oldest)
 
     def _close(self, line: Connection | None) -> None:
-        if line is None or line not in self._ears:
+        if line is None or line not in self._handlers:
             return
-        del self._ears[line]
+        del self._handlers[line]
         self._unauthenticated.remove(line)
         if line.sock in self._selector.get_map():
             self._selector.unregister(line.sock)
@@ -123,16 +128,16 @@ class Service:
         line.sock.close()
 
     def _send(self, line: Connection | None, text: str | Mapping[str, Any]) -> None:
-        if line is not None and line in self._ears:
-            with suppress(OSError):  # who does not listen any more is noticed when its connection is read
+        if line is not None and line in self._handlers:
+            with suppress(OSError):  # a closed connection is detected when it is read
                 line.send(text)
 
     def _from(self, line: Connection) -> None:
         try:
             for text in line.lines():
-                if line in self._ears:
-                    self._ears[line](text)
-        except (EOFError, OSError, ValueError):  # whoever does not speak as agreed on is not listened to
+                if line in self._handlers:
+                    self._handlers[line](text)
+        except (EOFError, OSError, ValueError):  # end of the connection, or a violation of the protocol
             self._lost_line(line)
 
     def _lost_line(self, line: Connection) -> None:
@@ -147,18 +152,18 @@ class Service:
             self._lost(member)
 
     def _expected(self, line: Connection, member: Member) -> bool:
-        """May this connection of a rank end before the rank does?  At an orderly end MPI's is the last."""
-        return member.finalized if line is member.pmi else member.left and member.pmi in self._ears
+        """Return True if this connection of a rank may end before the rank.  In an orderly exit MPI's connection ends last."""
+        return member.finalized if line is member.pmi else member.left and member.pmi in self._handlers
 
     def _from_parent(self, text: str) -> None:
-        """The launcher saw the end of a rank's process; most have said so themselves."""
-        said = fields(text, {"gone": int, "code": int})
-        rank, code = said["gone"], said["code"]
+        """Process the end of a rank's process reported by the launcher; most ranks have reported it themselves."""
+        message = fields(text, {"gone": int, "code": int})
+        rank, code = message["gone"], message["code"]
         if code != 0:
             self._fail(rank, f"rank {rank} ended with exit code {code}" if code > 0 else f"rank {rank} was ended by signal {-code}")
         if rank not in self.members:
             self.absent.add(rank)
-            self._tell()
+            self._send_state()
 
     def _stop_listening(self) -> None:
         if self._listener is not None:
@@ -173,7 +178,7 @@ class Service:
             return
         try:
             if text.startswith("cmd="):
-                self._mpi_comes(peer, text)
+                self._accept_mpi(peer, text)
                 return
             about = peer.authenticate(self._secret, text)
         except AuthenticationError:
@@ -181,7 +186,7 @@ class Service:
             self._selector.unregister(peer.line.sock)
             return
         if about is not None:
-            self._rank_comes(peer, About.read(about))
+            self._accept_rank(peer, About.read(about))
 
     def _end_expired_peers(self) -> None:
         for peer in self._unauthenticated.expired():
@@ -191,22 +196,22 @@ class Service:
 
     # ---------------------------------------------------------------- MPI libraries
 
-    def _mpi_comes(self, peer: Peer, text: str) -> None:
+    def _accept_mpi(self, peer: Peer, text: str) -> None:
         words = words_of(text)
         shown = words.get("pmiid", "")
         member = next((member for member in self.members.values() if shown == str(member.ticket) and member.ticket), None)
         if words["cmd"] != "initack" or member is None or member.pmi is not None or member.gone:
             raise AuthenticationError
         line, member.ticket = peer.line, 0
-        self._know(line, member, partial(self._from_mpi, member))
+        self._assign(line, member, partial(self._from_mpi, member))
         member.pmi = line
         for answer in ("cmd=initack", f"cmd=set size={self.size}", f"cmd=set rank={member.rank}", "cmd=set debug=0"):
             self._send(line, answer)
 
-    def _know(self, line: Connection, member: Member, ear: Callable[[str], None]) -> None:
-        """A connection is that of a rank from now on."""
+    def _assign(self, line: Connection, member: Member, handler: Callable[[str], None]) -> None:
+        """Register a connection as that of a rank."""
         self._unauthenticated.remove(line)
-        self._owners[line], self._ears[line] = member, ear
+        self._owners[line], self._handlers[line] = member, handler
 
     def _from_mpi(self, member: Member, text: str) -> None:
         if text.startswith("cmd=abort"):
@@ -217,16 +222,16 @@ class Service:
 
     # ---------------------------------------------------------------- ranks
 
-    def _rank_comes(self, peer: Peer, about: About) -> None:
-        line, given = peer.line, ticket()
-        peer.accept(self._secret, given)
+    def _accept_rank(self, peer: Peer, about: About) -> None:
+        line, number = peer.line, ticket()
+        peer.accept(self._secret, number)
         line.longest = LONG
-        member = Member(about, line, given)
-        if about.second and 0 not in self.members:  # the first one is about to come
-            self._know(line, member, lambda text: None)
+        member = Member(about, line, number)
+        if about.second and 0 not in self.members:  # the first one has not joined yet
+            self._assign(line, member, lambda text: None)
             self._asking.append(member)
             member.left = True
-        elif wrong := self._refusal or self._contradiction(member):
+        elif wrong := self._reason or self._contradiction(member):
             self._refuse(line, wrong)
         else:
             self._join(line, member)
@@ -236,15 +241,15 @@ class Service:
             try:
                 member.watch = watch(line.sock, member.about.pid)
             except ValueError as error:
-                wrong = f"RANK={member.rank} says that it is process {member.about.pid} of this machine: {error}"
+                wrong = f"RANK={member.rank} reports process id {member.about.pid} on this machine: {error}"
                 self._send(line, {"refused": wrong})
                 self._close(line)
                 return
         self.members[member.rank] = member
-        self._know(line, member, partial(self._from_rank, member))
+        self._assign(line, member, partial(self._from_rank, member))
         if member.watch is not None:
-            self._register(member.watch, partial(self._lost, member))  # a child of it may keep its connections open
-        self._tell()
+            self._register(member.watch, partial(self._lost, member))  # child processes may keep its connections open
+        self._send_state()
         while self._asking and 0 in self.members:
             asking = self._asking.pop()
             self._refuse(asking.line, self._contradiction(asking))
@@ -254,36 +259,36 @@ class Service:
         if new.about.size != self.size:
             first = f" ({self.members[0]})" if 0 in self.members else ""
             sizes = f"RANK=0{first} has WORLD_SIZE={self.size}, RANK={rank} ({new}) has WORLD_SIZE={new.about.size}"
-            return f"{sizes}: give every rank the same WORLD_SIZE"
+            return f"{sizes}; set the same WORLD_SIZE for every rank"
         within(rank, 0, self.size - 1)
         if new.about.second:
-            return f"two processes have RANK=0: {old}, and {new}; give each process a RANK of its own"
+            return f"two processes have RANK=0: {old}, and {new}; set a different RANK for each process"
         if old is None:
-            return f"RANK={rank} ({new}) comes after that rank had ended: start all ranks anew" if rank in self.absent else ""
+            return f"RANK={rank} ({new}) joins after that rank has ended; start all ranks again" if rank in self.absent else ""
         if old.left or old.gone:
-            return f"RANK={rank} ({new}) comes after that rank ({old}) had ended: start all ranks anew"
-        return f"two processes have RANK={rank}: {old}, and {new}; give each process a RANK of its own, 0 to {self.size - 1}"
+            return f"RANK={rank} ({new}) joins after that rank ({old}) has ended; start all ranks again"
+        return f"two processes have RANK={rank}: {old}, and {new}; set a different RANK for each process, 0 to {self.size - 1}"
 
     def _refuse(self, line: Connection, text: str) -> None:
-        """Nobody knows which of the two is wrong, so nobody starts; but who comes too late does not disturb a job that runs."""
+        """Reject a contradiction on all ranks, because the wrong one is unknown; a late rank does not disturb a running job."""
         self._send(line, {"refused": text})
         self._close(line)
         if len(self.members) < self.size:
-            self._refusal = text  # for those who come later, until the process that started this one has ended too
+            self._reason = text  # for later ranks, until the process that started the service has ended
             for member in self.members.values():
                 self._send(member.line, {"refused": text})
                 self._forget(member)
 
     def _from_rank(self, member: Member, text: str) -> None:
-        said = fields(text, {}, _WORDS)
-        if "failed" in said:
-            self._fail(member.rank, said["failed"])
-        member.needs |= "need" in said
-        member.left |= "leave" in said
-        self._tell()
+        message = fields(text, {}, _WORDS)
+        if "failed" in message:
+            self._fail(member.rank, message["failed"])
+        member.needs |= "need" in message
+        member.left |= "leave" in message
+        self._send_state()
 
-    def _tell(self) -> None:
-        """Tell everybody who is here."""
+    def _send_state(self) -> None:
+        """Send the state to all connected ranks."""
         members = self.members
         complete = len(members) == self.size
         nodes = list(dict.fromkeys(members[rank].about.node for rank in sorted(members)))
@@ -298,12 +303,12 @@ class Service:
             self._send(member.line, text)
 
     def _lost(self, member: Member) -> None:
-        """Its connection has closed or its process has ended."""
+        """Process the end of a rank's connection or process."""
         if member.gone:
             return
         self._forget(member)
         if not member.left or not (member.pmi is None or member.finalized):
-            self._fail(member.rank, f"rank {member.rank} ({member}) died without a word: it was killed, or called os._exit")
+            self._fail(member.rank, f"rank {member.rank} ({member}) ended without a report: it was killed, or called os._exit")
 
     def _forget(self, member: Member) -> None:
         member.gone = True
@@ -317,21 +322,24 @@ class Service:
     # ---------------------------------------------------------------- ends
 
     def _fail(self, rank: int, text: str) -> None:
-        """The first failure ends all ranks; one rank of every screen shows it, except where it has been shown.  `rank` -1 is nobody."""
+        """End all ranks after the first failure; `rank` -1 is no rank.
+
+        One rank per screen shows the text, except on screens that show it already.
+        """
         if self._ends:
             return
         now = time.monotonic()
         self._ends = [(now + after, number) for after, number in ENDS]
-        self._send(self._parent, {"failed": rank})  # before anybody ends because of it, so that it is known who was the first
-        seen = {self.members[rank].about.screen} if rank in self.members else set()
+        self._send(self._parent, {"failed": rank})  # before other ranks end, so that the launcher knows the first
+        shown = {self.members[rank].about.screen} if rank in self.members else set()
         for member in self.members.values():
             screen = member.about.screen
             if member.rank != rank:
-                self._send(member.line, {"end": text, "rank": rank, "show": screen not in seen})
-                seen.add(screen)
+                self._send(member.line, {"end": text, "rank": rank, "show": screen not in shown})
+                shown.add(screen)
         self._stop_listening()
 
-    def _end_slow_ones(self) -> None:
+    def _end_remaining_ranks(self) -> None:
         while self._ends and self._ends[0][0] <= time.monotonic():
             _, number = self._ends.pop(0)
             if number is None:
@@ -342,10 +350,10 @@ class Service:
 
 
 def main() -> None:
-    """Arguments: the number of ranks, and the file number of a socket that listens."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the ranks
+    """Run the service; the arguments are the number of ranks, and the file descriptor of a listening socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the ranks handle Ctrl-C
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # three for each rank, and those of unauthenticated peers
+    with suppress(ValueError, OSError):  # three descriptors per rank, and one per unauthenticated peer
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     listener = socket.socket(fileno=int(sys.argv[2]))
     parent = socket.socket(fileno=0)

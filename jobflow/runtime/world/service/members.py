@@ -1,10 +1,10 @@
 """The ranks of a job, and their processes.
 
-A rank says of itself {"rank": .., "size": .., "pid": .., "node": .., "host": .., "screen": ..}: its number and how many it takes there to be, its
-process and the node on which that number means this process, the name of the machine, and the screen that shows what it prints.
+A rank describes itself by {"rank": .., "size": .., "pid": .., "node": .., "host": .., "screen": ..}.  `rank` is its number and `size` its number of
+ranks.  `pid` is its process id in the namespace `node`, `host` the name of the machine, and `screen` the terminal with its output.
 
-A process is watched, and ended, through a descriptor that was opened when it joined, and that is opened only for the process that holds the
-other end of the very connection over which it says its number, and that belongs to this user.  Nothing is ever sent to a bare number.
+A process is monitored and ended through a pidfd that is opened when it joins.  It is opened only for a process of this user that holds the other end
+of the connection over which it reports its number.  Signals are never sent to a bare process id.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any
 from .messages import Connection, fields, name, within
 
 _ABOUT = {"rank": int, "size": int, "pid": int, "node": str, "host": str, "screen": str}
-#: ranks that a job may have, and the largest number of a process
+#: maximum number of ranks of a job, and maximum process id
 MOST, PIDS = 1 << 20, 1 << 31
 
 
 @dataclass(frozen=True)
 class About:
-    """What a rank says of itself.  `second`: it finds another with its number, and asks who that is."""
+    """The description of a rank by itself.  `second` is True if another service listens, and the rank asks for its RANK=0."""
 
     rank: int
     size: int
@@ -39,30 +39,30 @@ class About:
 
     @classmethod
     def read(cls, text: str) -> About:
-        """ValueError if anything is not as it must be."""
-        found: dict[str, Any] = fields(text, _ABOUT, {"second": bool})
-        within(found["size"], 1, MOST)
-        within(found["rank"], 0, MOST)
-        within(found["pid"], 1, PIDS)
+        """Parse a description; raise ValueError if a field is invalid."""
+        values: dict[str, Any] = fields(text, _ABOUT, {"second": bool})
+        within(values["size"], 1, MOST)
+        within(values["rank"], 0, MOST)
+        within(values["pid"], 1, PIDS)
         for key in ("node", "host", "screen"):
-            name(found[key])
-        return cls(**found)
+            name(values[key])
+        return cls(**values)
 
 
 @dataclass(eq=False)
 class Member:
-    """A rank that has come."""
+    """A rank that has joined."""
 
     about: About
     line: Connection
-    #: what its MPI library shows, once; 0 afterwards
+    #: the ticket of its MPI library; 0 after its use
     ticket: int = 0
-    #: the descriptor of its process
+    #: the pidfd of its process
     watch: int | None = None
     pmi: Connection | None = None
     needs: bool = False
     left: bool = False
-    #: its process has ended, or nothing more is heard of it
+    #: True if its process or connection has ended
     gone: bool = False
     finalized: bool = False
 
@@ -74,14 +74,14 @@ class Member:
         return f"pid {self.about.pid} on {self.about.host}"
 
     def signal(self, number: int) -> None:
-        """Send its process a signal, if that is watched."""
+        """Send its process a signal, if the process is monitored."""
         if self.watch is not None and not self.gone:
-            with suppress(OSError):  # it has ended meanwhile
+            with suppress(OSError):  # the process has ended meanwhile
                 signal.pidfd_send_signal(self.watch, number)
 
 
 def node_name() -> str:
-    """Where a process number means a process: one running system, and one name space of processes in it."""
+    """Return the namespace of process ids: one boot of a machine, and one process namespace in it."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
             return f"{boot.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -90,29 +90,29 @@ def node_name() -> str:
 
 
 def watch(sock: socket.socket, pid: int) -> int | None:
-    """A descriptor of the process that holds the other end of a connection, if its number is `pid`; None where that cannot be seen.
+    """Return a pidfd of the process with this id that holds the other end of a connection; None if that cannot be determined.
 
-    ValueError if it can be seen that the other end is held by another process, or that one belongs to somebody else.
+    Raises: ValueError if another process, or a process of another user, holds the other end.
     """
     if not hasattr(os, "pidfd_open"):
         return None
     try:
-        found = os.pidfd_open(pid)
+        process = os.pidfd_open(pid)
     except OSError:
-        return None  # it has ended already; then its connection closes
+        return None  # the process has ended, so its connection closes
     try:
-        seen = holds(sock, pid)
+        is_holder = holds(sock, pid)
     except ValueError:
-        os.close(found)
+        os.close(process)
         raise
-    if not seen:
-        os.close(found)
+    if not is_holder:
+        os.close(process)
         return None
-    return found
+    return process
 
 
 def holds(sock: socket.socket, pid: int) -> bool:
-    """True if process `pid` holds the other end; False where that cannot be seen; ValueError if it does not."""
+    """Return True if process `pid` holds the other end; False if that cannot be determined; raise ValueError if it does not."""
     entry = other_end(sock)
     if entry is None:
         return False
@@ -132,7 +132,7 @@ def holds(sock: socket.socket, pid: int) -> bool:
 
 
 def other_end(sock: socket.socket) -> tuple[int, int] | None:
-    """The user and the inode of the socket at the other end, if that is on this machine; None if it is not, or the system does not say."""
+    """Return the user and the inode of the socket at the other end; None if it is on another machine, or unknown to the system."""
     try:
         ends = f"{_hex(sock.family, sock.getpeername())} {_hex(sock.family, sock.getsockname())}"
         with open("/proc/self/net/tcp6" if sock.family == socket.AF_INET6 else "/proc/self/net/tcp", encoding="ascii") as table:
@@ -151,7 +151,10 @@ def _hex(family: int, address: tuple[Any, ...]) -> str:
 
 
 def is_own(sock: socket.socket) -> bool:
-    """True if a connection comes from a process of this user on this machine; where the system does not say, of anybody on this machine."""
+    """Return True for a connection from a process of this user on this machine.
+
+    If the system does not state the user, accept all processes of this machine.
+    """
     entry = other_end(sock)
     if entry is not None:
         return entry[0] == os.getuid()

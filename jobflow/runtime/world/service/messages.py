@@ -18,7 +18,7 @@ Fields: TypeAlias = Mapping[str, type[int] | type[str] | type[bool]]
 
 
 def record(text: str) -> dict[str, Any]:
-    """Return the JSON object in a text; ValueError for anything else."""
+    """Return the JSON object in a text; raise ValueError for anything else."""
     try:
         entry = json.loads(text)
     except RecursionError:
@@ -29,7 +29,7 @@ def record(text: str) -> dict[str, Any]:
 
 
 def fields(text: str, needed: Fields, optional: Fields | None = None) -> dict[str, Any]:
-    """Return the JSON object in a text with these fields and no others; ValueError for anything else."""
+    """Return the JSON object in a text with these fields and no others; raise ValueError for anything else."""
     entry, legal = record(text), {**needed, **(optional or {})}
     if not needed.keys() <= entry.keys() <= legal.keys() or any(type(value) is not legal[name] for name, value in entry.items()):
         raise ValueError("wrong fields")
@@ -37,14 +37,14 @@ def fields(text: str, needed: Fields, optional: Fields | None = None) -> dict[st
 
 
 def within(value: int, least: int, most: int) -> int:
-    """Return the value; ValueError if it is out of range."""
+    """Return the value; raise ValueError if it is out of range."""
     if not least <= value <= most:
         raise ValueError(f"{value} is not from {least} to {most}")
     return value
 
 
 def name(text: str) -> str:
-    """Return a name for display in one line; ValueError if it is too long or not printable."""
+    """Return a name for display in one line; raise ValueError if it is too long or not printable."""
     if len(text) > NAME or not text.isprintable():
         raise ValueError("not a name")
     return text
@@ -61,7 +61,7 @@ class Connection:
         self.unsent = bytearray()
 
     def lines(self) -> Iterator[str]:
-        """Yield the received lines without waiting; EOFError at the end of the connection, ValueError if a line is too long."""
+        """Yield the received lines without blocking; raise EOFError at the end of the connection, ValueError if a line is too long."""
         with suppress(BlockingIOError):
             data = self.sock.recv(1 << 16)
             self._received += data
@@ -76,14 +76,14 @@ class Connection:
             raise ValueError("line too long")
 
     def send(self, text: str | Mapping[str, Any]) -> None:
-        """Send a line without waiting; OSError if the connection has ended or the peer does not read."""
+        """Send a line without blocking; raise OSError if the connection has ended or the peer does not read."""
         self.unsent += (text if isinstance(text, str) else json.dumps(text)).encode() + b"\n"
         if len(self.unsent) > UNREAD:
             raise OSError("the peer does not read")
         self.flush()
 
     def flush(self) -> None:
-        """Send unsent bytes without waiting."""
+        """Send unsent bytes without blocking."""
         with suppress(BlockingIOError):
             while self.unsent:
                 del self.unsent[: self.sock.send(self.unsent)]

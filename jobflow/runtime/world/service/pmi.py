@@ -1,4 +1,4 @@
-"""PMI-1, the protocol by which MPICH's processes find each other.
+"""PMI-1, the protocol by which MPICH's processes exchange addresses.
 
 src/pmi in MPICH's sources has the client; Hydra's and gforker's mpiexec speak the same.  Lines `cmd=NAME key=value ...`:
 
@@ -14,7 +14,7 @@ src/pmi in MPICH's sources has the client; Hydra's and gforker's mpiexec speak t
     cmd=finalize               cmd=finalize_ack
     cmd=abort exitcode=C       all ranks end
 
-`pmiid`, PMI_ID in the environment, is the ticket that a rank was given (authentication.py).
+`pmiid`, PMI_ID in the environment, is the ticket that a rank receives (authentication.py).
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-#: characters of a name, a key and a value; a longer one is refused
+#: maximum characters of a name or key, and of a value
 KEY, VALUE = 256, 1024
 MAXES = f"kvsname_max={KEY} keylen_max={KEY} vallen_max={VALUE}"
-#: keys that a rank may put
+#: maximum number of keys per rank
 MOST = 1000
 
 
 def words_of(line: str) -> dict[str, str]:
-    """`cmd=put key=a value=b c` as a dictionary; a value, which comes last, may have spaces."""
-    head, found, value = line.partition(" value=")
+    """Parse `cmd=put key=a value=b c` into a dictionary; the value comes last and may contain spaces."""
+    head, separator, value = line.partition(" value=")
     words = dict(word.split("=", 1) for word in head.split() if "=" in word)
-    return {**words, "value": value} if found else words
+    return {**words, "value": value} if separator else words
 
 
 class Pmi:
-    """The keys and barriers of PMI-1, without any connections."""
+    """The keys and barriers of PMI-1, without connections."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        #: no other world on this machine may have the same: MPICH names its shared memory after it
+        #: unique on this machine, because MPICH names its shared memory after it
         self.name = f"jobflow-{os.urandom(16).hex()}"
         self.values: dict[str, str] = {}
         self._inside: list[int] = []
 
     def answer(self, rank: int, line: str) -> Iterator[tuple[int, str]]:
-        """What to send to which rank when `rank` has sent `line`; ValueError if that is nothing an MPI library sends."""
+        """Yield (rank, answer) for a line of `rank`; raise ValueError for a line that no MPI library sends."""
         words = words_of(line)
         command = words.get("cmd", words.get("mcmd", ""))
         simple = {
@@ -68,7 +68,7 @@ class Pmi:
         elif command == "get":
             value = self.values.get(words.get("key", ""))
             yield rank, "cmd=get_result rc=-1 msg=key_not_found value=unknown" if value is None else f"cmd=get_result rc=0 msg=success value={value}"
-        elif command:  # names for other jobs, spawning
+        elif command:  # such as spawning
             yield rank, f"cmd={command}_result rc=-1 msg=not_supported"
 
     def _put(self, key: str, value: str) -> None:

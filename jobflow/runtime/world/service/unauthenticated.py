@@ -19,7 +19,7 @@ MOST = 64
 #: seconds to authenticate, and seconds before a wrong signature is refused
 TIME, DELAY = 10.0, 1.0
 WRONG = (
-    "this process does not know the secret of the job at that address: export the same JOBFLOW_SECRET for all of its ranks, "
+    "this process does not have the secret of the job at that address; export the same JOBFLOW_SECRET for all of its ranks, "
     "or choose another MASTER_PORT if it is another job"
 )
 
@@ -41,7 +41,7 @@ class Peer:
     _ours: str = ""
 
     def authenticate(self, secret: bytes, text: str) -> str | None:
-        """Process a line; return the text about the rank once its signature is right.  ValueError for any other message."""
+        """Process a line; return the text about the rank once its signature is right.  Raise ValueError for any other message."""
         if not self._ours:
             request = record(text)
             if request.get("jobflow") != VERSION or type(request.get("challenge")) is not str:

@@ -1,19 +1,22 @@
-"""A small process beside each rank that mpiexec started, which notices when the rank ends.
+"""A process that monitors a rank started by mpiexec, and reports its end.
 
-When a process ends without having ended MPI but with exit code 0, MPICH's process managers end the others, and the job with exit code 0, without
-a word; one that has not started MPI is not missed at all, nor is one whose children hold its connections; and when their own proxy on a node
-dies, its ranks live on.  So each rank has a watcher:
+MPICH's process managers do not report the end of a rank reliably.  If a process exits with code 0 without finalizing MPI, they end the job silently
+with exit code 0.  They miss the end of a process that has not started MPI, or whose children hold its connections.
+Ranks survive the end of their local proxy.  So each rank has a monitor:
 
-    the rank ends, and has not said that it leaves      the watcher says so, and has the process manager end the job with exit code 1
-    the process manager is gone, and the rank lives     it ends the rank, and removes the names of its shared memory
-    MPI's start waits for ranks that do not come        it names them, and after a time has the job ended with exit code 1
+    the rank ends without announcement                  the monitor reports it, and requests exit code 1 from the process manager
+    the process manager ends while the rank runs        it ends the rank, and removes the names of its shared memory
+    MPI's start waits for missing ranks                 it names them, and after a time limit requests exit code 1
 
 MPI's start holds the interpreter lock, so no thread of the rank could do the last.
 
-A program of its own, started by `start` with isolated Python, that imports the standard library only:
-`python watcher.py RANK SIZE NAME LINE PROCESS STARTER`.  The last three are file numbers: a socket to the rank; a descriptor of its process; and a
-copy of its connection to the process manager, its starter, which therefore does not see that end before the watcher does.  NAME is that of the
-token which the rank of a node holds that has reported an error.
+The monitor is a separate program, started by `start`.  It runs isolated Python and imports the standard library only:
+
+    python monitor.py RANK SIZE NAME LINE PROCESS STARTER
+
+The last three are file descriptors.  LINE is a socket to the rank, PROCESS its pidfd,
+and STARTER a copy of its connection to the process manager.  Because of the copy, the starter does not see the end of the rank before the monitor.
+NAME is the token of the rank of a node that has reported an error.
 """
 
 from __future__ import annotations
@@ -27,80 +30,82 @@ import sys
 import time
 from contextlib import suppress
 
-#: what a watcher says when it watches
+#: sent by a monitor when it is ready
 READY = b"."
-#: what a rank says before it ends in a way that needs no report
+#: sent by a rank before an end that needs no report
 GOODBYE = b"."
-#: what a rank sends before MPI starts, with the seconds that it waits for others, and when MPI has started
+#: sent by a rank before MPI starts, with the seconds that it waits for others, and when MPI has started
 STARTING, STARTED = b"starting", b"started"
-#: what the system sends on SIGINT while MPI starts, and what the watcher then prints
+#: sent by the system on SIGINT while MPI starts, and the text that the monitor then prints
 INTERRUPT = bytes([signal.SIGINT])
 INTERRUPTED_TEXT = "interrupted while MPI starts"
-#: seconds after which a watcher names the ranks that have not come
+#: seconds after which a monitor names the missing ranks
 PATIENCE = 5.0
-#: seconds between two looks for them
-LOOK = 0.5
-#: seconds in which the end of a job, which may have had this rank end, ends the process manager's connection too
+#: seconds between polls for missing ranks
+POLL = 0.5
+#: seconds in which the end of a job also closes the process manager's connection
 SETTLE = 0.3
-#: seconds that a watcher leaves to another one which reports the cause and ends the job
+#: seconds in which the monitor of the first failed rank can report and end the job
 DEFERENCE = 3 * SETTLE
-#: seconds that a rank waits for its watcher
+#: seconds that a rank waits for its monitor
 START = 5.0
-#: seconds that a rank which has lost its process manager has to end by itself
+#: seconds in which a rank without its process manager may end by itself
 GRACE = 0.5
 #: files of MPICH in /dev/shm
 SHARED = "/dev/shm/mpich_shm_"
 
 
 def start(rank: int, size: int, token: str) -> socket.socket | None:
-    """Have this process watched; what to say `GOODBYE` on.  None where nothing but the system's own means are there: no MPICH, no pidfds.
+    """Start the monitor of this process; return the socket for `GOODBYE`.  None without MPICH or without pidfds.
 
-    Comes back when the watcher watches: of a rank that ended before, it would learn after the process manager has ended the others for it,
-    and theirs would be taken for the first end.
+    Return when the monitor is ready.  Otherwise the process manager could end the other ranks before the monitor notices the end of this one.
+    Their ends would then be reported as the first.
     """
     starter = os.environ.get("PMI_FD", "")
     if not starter.isdigit() or not hasattr(os, "pidfd_open") or not sys.executable:
         return None
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process = os.pidfd_open(os.getpid())
-    numbers = (its.fileno(), process, int(starter))
-    command = [sys.executable, "-I", "-S", __file__, str(rank), str(size), token, *map(str, numbers)]
+    descriptors = (its.fileno(), process, int(starter))
+    command = [sys.executable, "-I", "-S", __file__, str(rank), str(size), token, *map(str, descriptors)]
     try:
         with its:
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=numbers, start_new_session=True, cwd="/")
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=descriptors, start_new_session=True, cwd="/"
+            )
     except OSError:
-        mine.close()  # such as a PMI_FD left over from some other process
+        mine.close()  # such as for a PMI_FD of another process
         return None
     finally:
         os.close(process)
-    child.returncode = 0  # it outlives this process; so Popen need not warn at the end
+    child.returncode = 0  # the monitor outlives this process; avoids a warning of Popen
     if poller((mine.fileno(), select.POLLIN)).poll(1000 * START):
         mine.recv(1)
     return mine
 
 
-def poller(*wanted: tuple[int, int]) -> select.poll:
-    """Something to wait with for these files and events."""
-    found = select.poll()
-    for number, events in wanted:
-        found.register(number, events)
-    return found
+def poller(*files: tuple[int, int]) -> select.poll:
+    """Return a poll object for these files and events."""
+    poll = select.poll()
+    for number, events in files:
+        poll.register(number, events)
+    return poll
 
 
 def is_over(process: int, seconds: float) -> bool:
-    """True if a process has ended, or does so within that time."""
+    """Return True if a process has ended, or ends within `seconds`."""
     return bool(poller((process, select.POLLIN)).poll(1000 * seconds))
 
 
 def is_closed(starter: int, seconds: float) -> bool:
-    """The same of the process manager's end of its connection."""
+    """Return True if the process manager has closed its end of the connection, or closes it within `seconds`."""
     return bool(poller((starter, select.POLLRDHUP)).poll(1000 * seconds))
 
 
-class Absence:
+class AbsentRanks:
     """The ranks that have not imported jobflow while this one waits in the start of MPI.
 
-    Each watcher holds a socket name of its rank, so the ranks of one machine see each other before MPI starts.
+    Each monitor holds a socket name of its rank, so the ranks of one machine can detect each other before MPI starts.
     """
 
     def __init__(self, rank: int, size: int, starter: int) -> None:
@@ -114,11 +119,11 @@ class Absence:
         claim(f"{self._name}.{rank}")
 
     def starting(self, longest: float) -> None:
-        """MPI starts, and waits for other ranks for `longest` seconds."""
+        """Record the start of MPI, which waits for other ranks for `longest` seconds."""
         self._began, self._longest = time.monotonic(), longest
 
     def started(self) -> None:
-        """MPI has started."""
+        """Record that MPI has started."""
         self._began = None
 
     @property
@@ -126,7 +131,7 @@ class Absence:
         return self._began is not None
 
     def is_too_long(self) -> str:
-        """Name the missing ranks, and return the text of the error when the wait is over; an empty text before."""
+        """Print the missing ranks; return the text of the error after the time limit, and an empty text before."""
         if self._began is None:
             return ""
         waited = time.monotonic() - self._began
@@ -148,10 +153,10 @@ class Absence:
 
     def _has_ended(self) -> bool:
         """Return True if the process manager has fewer live children on this machine than it started ranks."""
-        return 0 < sum(map(is_alive, brothers(self._starter))) < self._here
+        return 0 < sum(map(is_alive, ranks_of(self._starter))) < self._here
 
     def _missing(self) -> str:
-        """Name the ranks of this machine that have no watcher; without their numbers if there are other machines."""
+        """Name the ranks of this machine that have no monitor; without their numbers if there are other machines."""
         there = {rank for rank in range(self._size) if is_held(f"{self._name}.{rank}")}
         if self._here < self._size:
             lacking = self._here - len(there)
@@ -164,7 +169,7 @@ def _listed(ranks: set[int]) -> str:
 
 
 def is_held(name: str) -> bool:
-    """True if a process holds the abstract socket name."""
+    """Return True if a process holds the abstract socket name."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.bind(f"\0{name}")
@@ -173,11 +178,14 @@ def is_held(name: str) -> bool:
     return False
 
 
-def watch(line: int, process: int, starter: int, absence: Absence) -> str:
-    """Wait for the end: "rank" or "starter", whichever came first without being announced, the text of an error, or "" for no report."""
+def watch(line: int, process: int, starter: int, absent: AbsentRanks) -> str:
+    """Wait for the end of the rank or its process manager.
+
+    Return "rank" or "starter" for the first unannounced end, the text of an error, or "" if there is nothing to report.
+    """
     waiting = poller((line, select.POLLIN), (process, select.POLLIN), (starter, select.POLLRDHUP))
     while True:
-        ready = {number for number, _ in waiting.poll(1000 * LOOK)}
+        ready = {number for number, _ in waiting.poll(1000 * POLL)}
         if line in ready:
             data = os.read(line, 100)
             if data == INTERRUPT:
@@ -188,19 +196,19 @@ def watch(line: int, process: int, starter: int, absence: Absence) -> str:
             if message == GOODBYE:
                 return ""
             if message == STARTING:
-                absence.starting(float(rest[0]))
+                absent.starting(float(rest[0]))
                 continue
             if message == STARTED:
-                absence.started()
+                absent.started()
                 continue
-            # it has ended; or has become another program, which has a watcher of its own if it is a rank
+            # the rank has ended, or was replaced by another program, which has its own monitor if it is a rank
             if not is_over(process, 1.0):
                 return ""
         if process in ready or line in ready:
             return "rank"
         if starter in ready:
             return "starter"
-        if error := absence.is_too_long() or stopped(process):
+        if error := absent.is_too_long() or stopped(process):
             return error
 
 
@@ -215,17 +223,17 @@ def stopped(process: int) -> str:
 
 
 def names_of(pid: int) -> set[str]:
-    """The files of MPICH that a process shares."""
+    """Return the shared-memory files of MPICH that a process maps."""
     with suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
         return {word for line in maps for word in line.split()[5:6] if word.startswith(SHARED)}
     return set()
 
 
 def pid_of(process: int) -> int:
-    """The number of a process that has not ended; 0 if it has."""
+    """Return the process id of a pidfd; 0 if the process has ended."""
     with open(f"/proc/self/fdinfo/{process}", encoding="ascii") as info:
-        found = next((int(line.split()[1]) for line in info if line.startswith("Pid:")), 0)
-    return max(found, 0)
+        pid = next((int(line.split()[1]) for line in info if line.startswith("Pid:")), 0)
+    return max(pid, 0)
 
 
 def starter_pid(starter: int) -> int:
@@ -236,8 +244,8 @@ def starter_pid(starter: int) -> int:
     return 0
 
 
-def brothers(starter: int) -> list[int]:
-    """The processes that the process manager has started on this node."""
+def ranks_of(starter: int) -> list[int]:
+    """Return the processes that the process manager has started on this node."""
     pid = starter_pid(starter)
     with suppress(OSError), open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as children:
         return [int(word) for word in children.read().split()]
@@ -245,14 +253,14 @@ def brothers(starter: int) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """True if a process runs; False if it has ended and its parent has not yet asked for its exit code."""
+    """Return True if a process runs; False for a zombie."""
     with suppress(OSError), open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
         return stat.read().rpartition(")")[2].split()[0] not in ("Z", "X")
     return False
 
 
 def claim(token: str) -> bool:
-    """True if this process is the first of the job on this node that reports an error."""
+    """Return True if this process is the first of the job on this node to report an error."""
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         claim.bind(f"\0{token}")
@@ -266,7 +274,7 @@ _held: list[socket.socket] = []
 
 
 def say(text: str) -> None:
-    """Print; whoever read it may be gone."""
+    """Print a message; ignore a closed standard error."""
     with suppress(OSError):
         os.write(2, f"jobflow: {text}\n".encode())
 
@@ -274,20 +282,20 @@ def say(text: str) -> None:
 def end_job(rank: int, token: str, starter: int, *, starting: bool) -> None:
     """Report the end of the rank and end the job, unless the whole job is ending.
 
-    `starting`: the rank was in the start of MPI, which ends the process after an error, often because another rank has ended.
-    The watcher of that rank then reports the cause.
+    `starting` is True if the rank was in the start of MPI, which ends the process after an error, often because another rank has ended.
+    The monitor of that rank then reports the cause.
     """
     if starting and is_closed(starter, DEFERENCE):
         return
-    first = claim(token)  # at once: the process manager may end the other ranks because of this one, and their watchers see that
+    first = claim(token)  # immediately, because the process manager may end the other ranks, whose monitors then claim it
     if is_closed(starter, SETTLE):
         return
     cause = "in the start of MPI, such as for too little memory (ulimit -v, /dev/shm)" if starting else "it was killed, or called os._exit"
-    report(f"rank {rank} died without a word: {cause}; all others are ended", starter, first=first)
+    report(f"rank {rank} ended without a report: {cause}; all others are ended", starter, first=first)
 
 
 def report(text: str, starter: int, code: int = 1, *, first: bool) -> None:
-    """Print the text and end the job; a watcher that is not the `first` leaves both to the first one while the job lasts."""
+    """Print the text and end the job; a monitor that is not the `first` leaves both to the first one while the job lasts."""
     if first:
         say(text)
         time.sleep(SETTLE)  # an abort drops output that the process manager has not forwarded
@@ -297,21 +305,21 @@ def report(text: str, starter: int, code: int = 1, *, first: bool) -> None:
 
 
 def abort(starter: int, code: int = 1) -> None:
-    """Have the process manager end the job with an exit code."""
-    names = {name for pid in brothers(starter) for name in names_of(pid)}
+    """Request the end of the job with an exit code from the process manager."""
+    names = {name for pid in ranks_of(starter) for name in names_of(pid)}
     with suppress(OSError):
-        os.write(starter, b"cmd=abort exitcode=%d\n" % code)  # PMI-1, the process manager's own protocol
+        os.write(starter, b"cmd=abort exitcode=%d\n" % code)  # PMI-1, the process manager's protocol
     is_closed(starter, 2.0)
     forget(names)
 
 
 def end_rank(rank: int, token: str, process: int) -> None:
-    """The process manager has ended while the rank lives."""
+    """End the rank after the end of its process manager."""
     if is_over(process, GRACE):
         return
     names = names_of(pid_of(process))
     if claim(token):
-        say(f"rank {rank} ends: the process manager of this node, which mpiexec had started, has died")
+        say(f"rank {rank} ends, because the process manager of this node, which mpiexec started, has ended")
     with suppress(OSError):
         signal.pidfd_send_signal(process, signal.SIGKILL)
     is_over(process, 2.0)
@@ -326,17 +334,17 @@ def forget(names: set[str]) -> None:
 
 
 def main() -> None:
-    """See above."""
+    """Run the monitor; see the module."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_IGN)  # they are for the rank
+        signal.signal(number, signal.SIG_IGN)  # the rank handles them
     rank, size, token = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     line, process, starter = map(int, sys.argv[4:])
-    absence = Absence(rank, size, starter)
+    absent = AbsentRanks(rank, size, starter)
     with suppress(OSError):
         os.write(line, READY)
-    ended = watch(line, process, starter, absence)
+    ended = watch(line, process, starter, absent)
     if ended == "rank":
-        end_job(rank, token, starter, starting=absence.is_starting)
+        end_job(rank, token, starter, starting=absent.is_starting)
     elif ended == "starter":
         end_rank(rank, token, process)
     elif ended:
