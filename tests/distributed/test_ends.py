@@ -32,7 +32,7 @@ def test_under_mpiexec(when: str, how: str) -> None:
 def test_under_the_launcher(when: str) -> None:
     ended = by_launcher(f"{when}:zero", 2)
     assert ended.code == 1, ended
-    assert "rank 1" in ended.err and "died without a word" in ended.err, ended.err
+    assert "rank 1" in ended.err and "ended without a report" in ended.err, ended.err
     assert late([ended]) < PROMPT, ended
 
 
@@ -40,7 +40,7 @@ def test_under_the_launcher(when: str) -> None:
 def test_by_hand(when: str) -> None:
     ended = by_hand(f"{when}:zero", 2)
     assert ended[0].code == 1, ended
-    assert "rank 1" in ended[0].err and "died without a word" in ended[0].err, ended
+    assert "rank 1" in ended[0].err and "ended without a report" in ended[0].err, ended
     assert late(ended) < PROMPT, ended
 
 

@@ -165,7 +165,7 @@ class TestService:
         state(zero), state(zero)
         end = state(zero)
         assert (end["rank"], end["show"]) == (1, True)
-        assert "rank 1" in end["end"] and "died without a word" in end["end"]
+        assert "rank 1" in end["end"] and "ended without a report" in end["end"]
 
     def test_one_rank_of_each_screen_shows_an_error(self) -> None:
         with closing(Job(4)) as job:
