@@ -215,7 +215,7 @@ class Processes:
             say(f"rank {self._first}, of another node, failed first; the ranks of this node were ended")
             return next((_positive(code) for code in self._codes.values() if code), 1)
         self._screen.repeat(self._first)
-        early = ", and died without a word before the end of its program" if code == 0 else ""
+        early = ", without a report before the end of its program" if code == 0 else ""
         say(f"rank {self._first} {ending(code)}{early}; all others were ended")
         return _positive(code) or 1
 

@@ -32,7 +32,7 @@ def test_under_mpiexec(when: str, how: str) -> None:
 def test_under_the_launcher(when: str) -> None:
     ended = by_launcher(f"{when}:zero", 2)
     assert ended.code == 1, ended
-    assert "rank 1" in ended.err and "ended without a report" in ended.err, ended.err
+    assert "rank 1" in ended.err and "without a report" in ended.err, ended.err
     assert late([ended]) < PROMPT, ended
 
 

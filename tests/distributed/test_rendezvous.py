@@ -31,7 +31,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch, vendor: str, initialized: bool, s
 
 def test_another_mpi_is_told_to_use_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
-    with pytest.raises(JobError, match=r"mpi4py uses Open MPI 5.0.1, which can only be started by its own mpiexec: run \"mpiexec -n 2 python"):
+    with pytest.raises(JobError, match=r"mpi4py uses Open MPI 5.0.1, which only its own mpiexec can start; run \"mpiexec -n 2 python"):
         rendezvous.start_mpi(pretended(monkeypatch, "Open MPI", False, seen))
     assert seen == {}, "nobody waits for a rank that cannot come"
 

@@ -144,7 +144,7 @@ class TestCommunicators:
         with pytest.raises(RankError, match="it fails"):
             apart.call(carrying.one_stays_away)
         assert time.monotonic() - began < 2
-        with pytest.raises(JobError, match="start again with clear_default_session"):
+        with pytest.raises(JobError, match="start a new session with clear_default_session"):
             apart.call(carrying.relay)
 
     def test_through_the_host_a_world_outlives_a_failure(self, together: ThreadsWorld) -> None:

@@ -115,5 +115,5 @@ def test_solo_copies_or_does_nothing() -> None:
     assert comm.group([0]) is comm
     contract.agreeing(Rank(0, 1, CpuDevice(), comm), None)
     contract.group_of_a_group(Rank(0, 1, CpuDevice(), comm), None)
-    with pytest.raises(PlanError, match="no rank 1"):
+    with pytest.raises(PlanError, match="to rank 1: this world has only rank 0"):
         comm.bind_send(1, source)

@@ -41,7 +41,7 @@ def size() -> int:
 
 
 def available() -> int:
-    """Return the free bytes of FOLDER; a large number where MPI puts shared memory elsewhere."""
+    """Return the free bytes of FOLDER; `sys.maxsize` if FOLDER does not exist, because MPI then uses other shared memory."""
     status = _statistics()
     return sys.maxsize if status is None else status.f_bavail * status.f_frsize
 

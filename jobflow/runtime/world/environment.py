@@ -120,7 +120,7 @@ def number(environ: Mapping[str, str], name: str, least: int, most: int | None =
     text = environ[name].strip()
     legal = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
     if not text.isascii() or not text.isdigit() or int(text) < least or (most is not None and int(text) > most):
-        raise ConfigError(f"{name}={environ[name]!r}: it must be {legal}")
+        raise ConfigError(f"{name}={environ[name]!r} must be {legal}")
     return int(text)
 
 
@@ -145,7 +145,7 @@ def mark() -> None:
 
 
 def _descends(environ: Mapping[str, str]) -> bool:
-    """Return True if an ancestor is the rank named by the variables.  A forked child counts as the rank itself."""
+    """Return True if an ancestor is the rank named by the variables.  A forked child of the rank is treated as the rank."""
     mark = environ.get(MARK, "").split(" ")
     if _marked or len(mark) != 3:
         return False

@@ -113,7 +113,7 @@ def listen(master: str, secret: bytes) -> socket.socket:
             raise PortInUseError(f"{text}; choose another port for all ranks") from error
         if error.errno == errno.EADDRNOTAVAIL:
             raise JobError(f"MASTER_ADDR={where[0]} is not an address of this machine; set it to the address of the machine of RANK=0") from error
-        raise JobError(f"cannot listen at MASTER_ADDR={where[0]} MASTER_PORT={where[1]}: {error}") from error
+        raise JobError(f"listening at MASTER_ADDR={where[0]} MASTER_PORT={where[1]}: {error}; choose another address or port for all ranks") from error
     return listener
 
 
@@ -390,7 +390,7 @@ def start_mpi(member: Membership) -> Any:
     name, version = mpi.get_vendor()
     if name not in SPEAKERS:
         raise JobError(
-            f"mpi4py uses {name} {'.'.join(map(str, version))}, which can only be started by its own mpiexec: run "
+            f"mpi4py uses {name} {'.'.join(map(str, version))}, which only its own mpiexec can start; run "
             f'"mpiexec -n {member.started.size} python script.py", or install an MPICH with: pip install "jobflow-sbp[mpi]"'
         )
     member.need()
