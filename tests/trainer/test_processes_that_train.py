@@ -63,7 +63,7 @@ def test_what_ends_without_a_word_is_unfinished(tmp_path: Path, ranks: int, dies
     program = Path(__file__).with_name("dies_in_step.py")
     done = processes.run(program, dies, file, f"output={output}", ranks=ranks, environment=PATHS)
     if ranks:
-        assert done.code == 1 and f"rank {dies} died without a word" in done.err, done
+        assert done.code == 1 and f"rank {dies} ended without a report" in done.err, done
     assert ">unfinished<" in (output / "report.html").read_text()
     ls = [sys.executable, "-m", "jobflow", "ckpt", "ls", str(output / "checkpoints")]
     listed = processes.run_command(ls, environment=PATHS).out

@@ -113,7 +113,7 @@ def listen(master: str, secret: bytes) -> socket.socket:
             raise PortInUseError(f"{text}; choose another port for all ranks") from error
         if error.errno == errno.EADDRNOTAVAIL:
             raise JobError(f"MASTER_ADDR={where[0]} is not an address of this machine; set it to the address of the machine of RANK=0") from error
-        raise JobError(f"listening at MASTER_ADDR={where[0]} MASTER_PORT={where[1]}: {error}; choose another address or port for all ranks") from error
+        raise JobError(f"listening at MASTER_ADDR={where[0]} MASTER_PORT={where[1]}: {error}; choose another port for all ranks") from error
     return listener
 
 

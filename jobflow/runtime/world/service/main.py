@@ -208,10 +208,10 @@ class Service:
         for answer in ("cmd=initack", f"cmd=set size={self.size}", f"cmd=set rank={member.rank}", "cmd=set debug=0"):
             self._send(line, answer)
 
-    def _assign(self, line: Connection, member: Member, handler: Callable[[str], None]) -> None:
+    def _assign(self, line: Connection, member: Member, receive: Callable[[str], None]) -> None:
         """Register a connection as that of a rank."""
         self._unauthenticated.remove(line)
-        self._owners[line], self._handlers[line] = member, handler
+        self._owners[line], self._handlers[line] = member, receive
 
     def _from_mpi(self, member: Member, text: str) -> None:
         if text.startswith("cmd=abort"):
