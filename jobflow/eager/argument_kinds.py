@@ -98,11 +98,11 @@ def _one(text: str) -> Kind | None:
 def _alternatives(annotation: str) -> Iterator[str]:
     """Split the annotation at bars outside of brackets."""
     depth, part = 0, ""
-    for letter in annotation:
-        depth += (letter == "[") - (letter == "]")
-        if letter == "|" and not depth:
+    for character in annotation:
+        depth += (character == "[") - (character == "]")
+        if character == "|" and not depth:
             yield part
             part = ""
         else:
-            part += letter
+            part += character
     yield part

@@ -34,7 +34,7 @@ T = TypeVar("T", bound=TensorBase)
 
 def backward(
     roots: Sequence[TensorBase],
-    given: Sequence[TensorBase | None],
+    gradients_of_roots: Sequence[TensorBase | None],
     *,
     keep: bool = False,
     create: bool = False,
@@ -48,13 +48,13 @@ def backward(
     here = state()
     pass_on = Running(here, None, create) if here.building is None else here.building.backward_pass(create)
     with scope.using(interpreter=pass_on), gradients(create):
-        seeds = [_seed(root, gradient) for root, gradient in zip(roots, given, strict=True)]
+        seeds = [_seed(root, gradient) for root, gradient in zip(roots, gradients_of_roots, strict=True)]
         sweep = (Sweep if here.building is None else here.building.sweep)(here, keep or create, only if into is None else into)
-        found = sweep.run(roots, seeds)
-        for x, gradient in zip(into or (), found, strict=False):
+        results = sweep.run(roots, seeds)
+        for x, gradient in zip(into or (), results, strict=False):
             if gradient is not None and not _retains(x):
                 sweep.accumulate(x, gradient)
-        return found
+        return results
 
 
 def _seed(root: TensorBase, gradient: TensorBase | None) -> TensorBase:
@@ -67,7 +67,7 @@ def _seed(root: TensorBase, gradient: TensorBase | None) -> TensorBase:
         if root.tensor_type.size != 1:
             size = f"{root.tensor_type.size} elements"
             raise JobError(f"{_here()}: a tensor of {size} needs an explicit gradient; only a single element has the default 1.0")
-        _running().placement = None if root.layout is None else root.layout.placement
+        _interpreter().placement = None if root.layout is None else root.layout.placement
         return apply(Constant(root.tensor_type.shape, root.tensor_type.dtype, 1.0))
     if not isinstance(gradient, TensorBase):
         raise ArgumentError(
@@ -86,7 +86,7 @@ def _here() -> str:
     return f"backward at {user_line()}"
 
 
-def _running() -> Any:
+def _interpreter() -> Any:
     """Return the interpreter of the backward pass: `Running`, or that of a traced program."""
     return scope.current().interpreter
 
@@ -97,9 +97,9 @@ class Sweep(Generic[T]):
     def __init__(self, here: EagerState, keep: bool, only: Sequence[T] | None) -> None:
         self.here = here
         self.keep = keep
-        self.asked = () if only is None else only
-        self.only = None if only is None else {_place(x) for x in only}
-        self.found: dict[Any, T] = {}
+        self.targets = () if only is None else only
+        self.only = None if only is None else {_gradient_key(x) for x in only}
+        self.requested: dict[Any, T] = {}
         #: per reached node, the gradients of its outputs so far
         self.waiting: dict[TapeNode, list[T | None]] = {}
         self.queue: list[tuple[int, TapeNode]] = []
@@ -125,21 +125,22 @@ class Sweep(Generic[T]):
             self.fill_zeros()
         while self.only is None and self.here.own.after_backward:
             self.here.own.after_backward.pop(0)()
-        found = [self.found.get(_place(x)) for x in self.asked]
+        results = [self.requested.get(_gradient_key(x)) for x in self.targets]
         return [
-            gradient if gradient is None or x.layout is None else laid(self.here, gradient, x) for gradient, x in zip(found, self.asked, strict=True)
+            gradient if gradient is None or x.layout is None else in_layout_of(self.here, gradient, x)
+            for gradient, x in zip(results, self.targets, strict=True)
         ]
 
     def count(self, edges: Sequence[Edge]) -> None:
         """Count the edges that lead to each leaf."""
-        seen: set[TapeNode] = set()
+        visited: set[TapeNode] = set()
         ahead = list(edges)
         while ahead:
             edge = ahead.pop()
             if isinstance(edge, TensorBase):
                 self.readers[edge] = self.readers.get(edge, 0) + 1
-            elif edge is not None and edge[0] not in seen:
-                seen.add(edge[0])
+            elif edge is not None and edge[0] not in visited:
+                visited.add(edge[0])
                 ahead.extend(edge[0].edges)
 
     def pass_on(self, edge: Edge, gradient: T | None, own: bool = False) -> None:
@@ -195,9 +196,9 @@ class Sweep(Generic[T]):
                 self.sums[edge] = self.zeros(edge)
                 self.own.add(edge)
                 self.leaf(edge)
-        for x in self.asked:
-            if _place(x) in places and _place(x) not in self.found:
-                self.found[_place(x)] = self.zeros(x)
+        for x in self.targets:
+            if _gradient_key(x) in places and _gradient_key(x) not in self.requested:
+                self.requested[_gradient_key(x)] = self.zeros(x)
 
     def zeros(self, x: Any) -> T:
         """Return zeros in the layout of x."""
@@ -206,26 +207,26 @@ class Sweep(Generic[T]):
     def results(self, node: TapeNode, backward: Callable[..., Gradients], gradients: list[T | None]) -> Gradients:
         """Return the gradients of a node's inputs; with anomaly detection, errors name the line of the forward operation."""
         if not anomalies.enabled:
-            return backward(node.kept(_running().records), gradients)
+            return backward(node.saved_tensors(_interpreter().records), gradients)
         try:
-            found = backward(node.kept(_running().records), gradients)
+            results = backward(node.saved_tensors(_interpreter().records), gradients)
         except Exception as error:
-            error.add_note(f"in the gradient of {node.name} at {_made_at(node)}")
+            error.add_note(f"in the gradient of {node.name} at {_line_of(node)}")
             raise
-        for i, gradient in enumerate(found):
+        for i, gradient in enumerate(results):
             if anomalies.check_nan and gradient is not None and node.edges[i] is not None and _has_nan(self.here, gradient):
                 raise JobError(
-                    f"{_here()}: NaN in the gradient of input {i}, {gradient.tensor_type}, of {node.name} at {_made_at(node)}; "
+                    f"{_here()}: NaN in the gradient of input {i}, {gradient.tensor_type}, of {node.name} at {_line_of(node)}; "
                     f"the gradient of its output was {', '.join(map(_described, gradients))}"
                 )
-        return found
+        return results
 
     def shown(self, node: TapeNode, index: int, gradient: T) -> T:
         """Return the gradient after the hooks of the tensor, and store it if `retain_grad` or `only` requests it."""
         gradient = self.hooked(node.hooks.get(index), gradient)
         key = id(node), index
         if self.only is not None and key in self.only:
-            self.found[key] = gradient
+            self.requested[key] = gradient
         tensor = node.retaining(index)
         if tensor is not None and (self.only is None or any(_key(edge) in self.only for edge in _behind([(node, index)]))):
             self.accumulate(tensor, gradient)
@@ -247,48 +248,48 @@ class Sweep(Generic[T]):
         if self.only is None:
             self.accumulate(x, gradient, x in self.own and not _may_keep(x.hooks))
         elif id(x) in self.only:
-            self.found[id(x)] = gradient
+            self.requested[id(x)] = gradient
 
     def accumulate(self, x: T, gradient: T, own: bool = False) -> None:
         """Add to x._gradient in place, or in a new tensor if the sum is recorded or x is not a leaf, as in PyTorch."""
         known = x._gradient
         target = x if known is None else known
         if target.layout is not None and gradient.layout != target.layout:
-            before, gradient = gradient, laid(self.here, gradient, target)
+            before, gradient = gradient, in_layout_of(self.here, gradient, target)
             own = own or not np.may_share_memory(gradient.array, before.array)
         with scope.lock():  # several threads may reach the same leaf
             known = x._gradient
             if known is None:
-                x._gradient = gradient if own or _running().records else _copied(gradient)
-            elif _running().records or x.node is not None:
+                x._gradient = gradient if own or _interpreter().records else _copied(gradient)
+            elif _interpreter().records or x.node is not None:
                 x._gradient = _sum(known, gradient)
             else:
                 add_into(self.here, known, gradient, "backward")
 
 
-def like(gradient: TensorBase, given: Any, what: str) -> Any:
+def like(gradient: TensorBase, replacement: Any, what: str) -> Any:
     """Return the replacement that a hook returned; raise an error unless its type matches the gradient."""
-    if not isinstance(given, TensorBase):
-        raise ArgumentError(f"{_here()}: {what} must be a tensor {gradient.tensor_type}, or None for no change; got {type(given).__name__}")
-    if given.tensor_type != gradient.tensor_type or (given.layout is None) != (gradient.layout is None):
-        raise ShapeError(f"{_here()}: {what} must be like {_described(gradient)}; got {_described(given)}")
-    return given
+    if not isinstance(replacement, TensorBase):
+        raise ArgumentError(f"{_here()}: {what} must be a tensor {gradient.tensor_type}, or None for no change; got {type(replacement).__name__}")
+    if replacement.tensor_type != gradient.tensor_type or (replacement.layout is None) != (gradient.layout is None):
+        raise ShapeError(f"{_here()}: {what} must be like {_described(gradient)}; got {_described(replacement)}")
+    return replacement
 
 
 def _described(x: TensorBase | None) -> str:
     return "nothing" if x is None else f"{x.tensor_type} {'local' if x.layout is None else x.layout}"
 
 
-def _made_at(node: TapeNode) -> str:
+def _line_of(node: TapeNode) -> str:
     return "an unknown line, recorded without anomaly detection" if node.line is None else str(node.line)
 
 
 def _has_nan(here: EagerState, x: TensorBase) -> bool:
     """Return True if a gradient has NaN, with the same answer on all ranks with a piece of it."""
-    found = bool(np.isnan(x.array.astype(np.float64) if x.array.dtype.kind == "V" else x.array).any())
+    local_answer = bool(np.isnan(x.array.astype(np.float64) if x.array.dtype.kind == "V" else x.array).any())
     if x.layout is None or x.layout.placement.size == 1:
-        return found
-    flag = np.array([found], np.int32)
+        return local_answer
+    flag = np.array([local_answer], np.int32)
     where = [replace(x.layout, sbp=(sbp,) * len(x.layout.sbp)) for sbp in (Partial(MAX), B)]
     return bool(convert_array(here, flag, type_of(flag), where[0], where[1], "NaN detection").any())
 
@@ -300,15 +301,15 @@ def zeros(x: TensorBase) -> Any:
 
 def _behind(edges: Sequence[Edge]) -> Iterator[tuple[TapeNode, int] | TensorBase]:
     """Iterate over these edges and all edges between them and the leaves, each once."""
-    seen: set[Any] = set()
+    visited: set[Any] = set()
     ahead = list(edges)
     while ahead:
         edge = ahead.pop()
-        if edge is not None and edge not in seen:
-            seen.add(edge)
+        if edge is not None and edge not in visited:
+            visited.add(edge)
             yield edge
-            if not isinstance(edge, TensorBase) and edge[0] not in seen:
-                seen.add(edge[0])
+            if not isinstance(edge, TensorBase) and edge[0] not in visited:
+                visited.add(edge[0])
                 ahead.extend(edge[0].edges)
 
 
@@ -320,16 +321,16 @@ def _may_keep(hooks: dict[int, Hook] | None) -> bool:
 def _copied(x: T) -> T:
     copy = POOL.array(x.array.shape, x.array.dtype)
     np.copyto(copy, x.array)
-    made = TensorBase.new(x.tensor_type, x.layout, copy)
-    made.origin = x.origin
-    return made
+    result = TensorBase.new(x.tensor_type, x.layout, copy)
+    result.provenance = x.provenance
+    return result
 
 
 def _sum(a: T, b: T) -> T:
     return apply(Add(), a, b)
 
 
-def _place(x: TensorBase) -> Any:
+def _gradient_key(x: TensorBase) -> Any:
     return id(x) if x.node is None else (id(x.node), x.index)
 
 
@@ -341,13 +342,13 @@ def _retains(x: TensorBase) -> bool:
     return x.node is not None and x.node.retaining(x.index) is x
 
 
-def laid(here: EagerState, gradient: T, like: Any) -> T:
+def in_layout_of(here: EagerState, gradient: T, like: Any) -> T:
     """Return the gradient in the layout of `like`."""
     assert like.layout is not None
-    return relaid(here, gradient, like.layout)
+    return redistributed_gradient(here, gradient, like.layout)
 
 
-def relaid(here: EagerState, gradient: T, layout: Layout) -> T:
+def redistributed_gradient(here: EagerState, gradient: T, layout: Layout) -> T:
     """Return a gradient in another layout; the redistribution is recorded while gradients are recorded."""
     if gradient.layout == layout:
         return gradient
@@ -356,28 +357,28 @@ def relaid(here: EagerState, gradient: T, layout: Layout) -> T:
         return here.building.change(gradient, layout, None)
     one = gradient.layout.placement is layout.placement and layout.placement.size == 1
     array = gradient.array if one else convert(here, gradient, layout, "a gradient")  # on one rank all layouts are equal
-    made = TensorBase.new(gradient.tensor_type, layout, array)
+    result = TensorBase.new(gradient.tensor_type, layout, array)
     if gradient._needs_gradient and here.grad_enabled:
-        record("to_global", (gradient,), (made,), Relaid(here, unsummed(gradient.layout)))
-    return made
+        record("to_global", (gradient,), (result,), RedistributeGradient(here, gradient_layout(gradient.layout)))
+    return result
 
 
 @dataclass(frozen=True, slots=True)
-class Relaid:
+class RedistributeGradient:
     """The gradient of a redistribution: first to the requested layout, if any, then to the layout of the source."""
 
     here: EagerState
     source: Layout
-    asked: Layout | None = None
+    target: Layout | None = None
 
-    def __call__(self, kept: Sequence[TensorBase], gradients: Gradients) -> Gradients:
+    def __call__(self, saved: Sequence[TensorBase], gradients: Gradients) -> Gradients:
         (gradient,) = gradients
         assert gradient is not None
-        if self.asked is not None:
-            gradient = relaid(self.here, gradient, self.asked)
-        return (relaid(self.here, gradient, self.source),)
+        if self.target is not None:
+            gradient = redistributed_gradient(self.here, gradient, self.target)
+        return (redistributed_gradient(self.here, gradient, self.source),)
 
 
-def unsummed(layout: Any) -> Any:
+def gradient_layout(layout: Any) -> Any:
     """Return the layout with B in place of P: the gradient layout of a partial tensor."""
     return replace(layout, sbp=tuple(B if isinstance(sbp, Partial) else sbp for sbp in layout.sbp))

@@ -26,10 +26,10 @@ def on(rank: int) -> Layout:
     return Layout(Placement("cpu", (rank,)), (B,))
 
 
-def reduced(here: EagerState, array: Array, reduce: Reduction, what: str, origin: int = 0) -> Array:
-    """Return the sum (or max, min) of the arrays of all ranks, on all ranks; raise DivergedError if `origin` differs."""
+def reduced(here: EagerState, array: Array, reduce: Reduction, what: str, provenance: int = 0) -> Array:
+    """Return the sum (or max, min) of the arrays of all ranks, on all ranks; raise DivergedError if `provenance` differs."""
     layouts = everywhere(here, Partial(reduce)), everywhere(here, B)
-    return convert_array(here, np.asarray(array, order="C"), type_of(array), *layouts, what, origin)
+    return convert_array(here, np.asarray(array, order="C"), type_of(array), *layouts, what, provenance)
 
 
 def scattered(here: EagerState, array: Array, reduce: Reduction, what: str) -> Array:
@@ -49,8 +49,8 @@ def swapped(here: EagerState, array: Array, what: str) -> Array:
         raise ArgumentError(f"{what} at {user_line()}: {array.shape[0]} rows do not divide into {n} equal parts, one per rank")
     rows = piece.with_shape((n, n, array.shape[0] // n, *array.shape[1:]))  # axis 0: from, axis 1: to
     parts = np.asarray(array, order="C").reshape(1, *rows.shape[1:])
-    made = convert_array(here, parts, rows, everywhere(here, S(0)), everywhere(here, S(1)), what)
-    return made.reshape(array.shape)
+    result = convert_array(here, parts, rows, everywhere(here, S(0)), everywhere(here, S(1)), what)
+    return result.reshape(array.shape)
 
 
 def spread(here: EagerState, array: Array, source: int, what: str) -> Array:
@@ -60,8 +60,8 @@ def spread(here: EagerState, array: Array, source: int, what: str) -> Array:
 
 def carried(here: EagerState, array: Array | None, type: TensorType, source: int, target: int, what: str) -> Array:
     """Return the array of rank `source` on rank `target`; both ranks must call this."""
-    given = np.asarray(array, order="C") if array is not None else np.empty((0,) * type.ndim, type.dtype.numpy)
-    return convert_array(here, given, type, on(source), on(target), what)
+    piece = np.asarray(array, order="C") if array is not None else np.empty((0,) * type.ndim, type.dtype.numpy)
+    return convert_array(here, piece, type, on(source), on(target), what)
 
 
 def _times(array: Array, n: int) -> TensorType:

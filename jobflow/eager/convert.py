@@ -34,7 +34,7 @@ from jobflow.runtime.variable_buffers import window
 from jobflow.runtime.world.world import Rank
 
 #: the number of prepared changes of layout per group of ranks
-KEPT = 128
+MAX_CONVERSIONS = 128
 #: the name of their programs
 CONVERSION = "convert"
 
@@ -54,8 +54,8 @@ class Conversion:
     takes: bool
 
     def __call__(self, array: Array, type: TensorType) -> Array:
-        made = self.run(array)
-        return made if self.takes else empty(type)
+        piece = self.run(array)
+        return piece if self.takes else empty(type)
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Planned:
     gives: bool
 
     def __call__(self, array: Array) -> Array | None:
-        made = self.executor.run({"x": array} if self.gives else {})
-        return made[0][1] if made else None
+        outputs = self.executor.run({"x": array} if self.gives else {})
+        return outputs[0][1] if outputs else None
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ def convert(here: EagerState, x: TensorBase, target: Layout, what: str) -> Array
     `what` names the operation in messages.
     """
     assert x.layout is not None
-    return convert_array(here, x.array, x.tensor_type, x.layout, target, what, x.origin)
+    return convert_array(here, x.array, x.tensor_type, x.layout, target, what, x.provenance)
 
 
-def convert_array(here: EagerState, array: Array, type: TensorType, source: Layout, target: Layout, what: str, origin: int = 0) -> Array:
+def convert_array(here: EagerState, array: Array, type: TensorType, source: Layout, target: Layout, what: str, provenance: int = 0) -> Array:
     """Return this rank's piece, `array`, in another layout; see `convert`."""
     if source == target:
         return array
@@ -99,24 +99,24 @@ def convert_array(here: EagerState, array: Array, type: TensorType, source: Layo
     if here.rank.index not in ranks:
         return empty(type)
     with scope.lock():  # a bound change reuses its memory
-        return _converted(here, array, type, source, target, ranks, what, origin)
+        return _converted(here, array, type, source, target, ranks, what, provenance)
 
 
 def _converted(
-    here: EagerState, array: Array, type: TensorType, source: Layout, target: Layout, ranks: tuple[int, ...], what: str, origin: int
+    here: EagerState, array: Array, type: TensorType, source: Layout, target: Layout, ranks: tuple[int, ...], what: str, provenance: int
 ) -> Array:
-    kept = here.conversions.setdefault(ranks, {})
+    cache = here.conversions.setdefault(ranks, {})
     key = (type, source, target)
-    found: Conversion | None = kept.get(key)
+    conversion: Conversion | None = cache.get(key)
     comm = here.rank.comm.group(ranks)
-    if found is None or found.communicates:
-        agree(here, comm, _digest(here, type, source, target, origin), _described(here, what, type, source, target, origin))
-    if found is not None:
-        del kept[key]
-    elif len(kept) >= KEPT:
-        kept.pop(next(iter(kept)))
-    kept[key] = found = found or bound(here, comm, ranks, type, source, target)  # least recently used first
-    return found(array, type)
+    if conversion is None or conversion.communicates:
+        agree(here, comm, _digest(here, type, source, target, provenance), _described(here, what, type, source, target, provenance))
+    if conversion is not None:
+        del cache[key]
+    elif len(cache) >= MAX_CONVERSIONS:
+        cache.pop(next(iter(cache)))
+    cache[key] = conversion = conversion or bound(here, comm, ranks, type, source, target)  # least recently used first
+    return conversion(array, type)
 
 
 def agree(here: EagerState, comm: Communicator, digest: int, what: Callable[[], str]) -> None:
@@ -145,23 +145,23 @@ def meeting(here: EagerState, comm: Communicator, digest: int, what: Callable[[]
         yield
 
 
-def _digest(here: EagerState, type: TensorType, source: Layout, target: Layout, origin: int) -> int:
+def _digest(here: EagerState, type: TensorType, source: Layout, target: Layout, provenance: int) -> int:
     """Return a digest of the change, of the provenance of the tensor, and of the earlier operations on its ranks."""
-    before = here.trail(source.placement).number if source.placement.ranks == target.placement.ranks else 0
-    return mixed(before, origin, zlib.crc32(f"{type} {source} {target}".encode()))
+    before = here.collective_log(source.placement).number if source.placement.ranks == target.placement.ranks else 0
+    return mixed(before, provenance, zlib.crc32(f"{type} {source} {target}".encode()))
 
 
-def _described(here: EagerState, what: str, type: TensorType, source: Layout, target: Layout, origin: int) -> Callable[[], str]:
+def _described(here: EagerState, what: str, type: TensorType, source: Layout, target: Layout, provenance: int) -> Callable[[], str]:
     def text() -> str:
         # the number distinguishes tensors that are otherwise alike
-        return f"{what} of {type} #{origin % 10_000:04} {source} -> {target} at {user_line()}{done(here, source.placement)}"
+        return f"{what} of {type} #{provenance % 10_000:04} {source} -> {target} at {user_line()}{done(here, source.placement)}"
 
     return text
 
 
 def done(here: EagerState, placement: Placement) -> str:
     """Return the last operations on these ranks, for messages."""
-    last = here.trail(placement).last
+    last = here.collective_log(placement).last
     return "".join(["\n    after", *(f"\n      {text}" for text in last)]) if last else ""
 
 
@@ -210,6 +210,6 @@ def _gathered(here: EagerState, x: TensorBase, what: str) -> Array:
     if x.layout.placement.ranks == everywhere.placement.ranks and x.layout.is_whole:
         if here.rank.size > 1:
             same = x.tensor_type, x.layout, x.layout
-            agree(here, here.rank.comm, _digest(here, *same, x.origin), _described(here, what, *same, x.origin))
+            agree(here, here.rank.comm, _digest(here, *same, x.provenance), _described(here, what, *same, x.provenance))
         return x.array.copy()  # a write on one rank must not reach the shared copies
-    return convert_array(here, x.array, x.tensor_type, x.layout, everywhere, what, x.origin)
+    return convert_array(here, x.array, x.tensor_type, x.layout, everywhere, what, x.provenance)

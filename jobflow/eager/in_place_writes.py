@@ -71,8 +71,8 @@ def written(here: EagerState, x: TensorBase, value: TensorBase, what: str) -> No
         chain.append(chain[-1].base[0])
     x.wrote()
     for tensor in chain:
-        tensor.seen = x.version
-        tensor.origin = mixed(tensor.origin, value.origin)
+        tensor.synced_version = x.version
+        tensor.provenance = mixed(tensor.provenance, value.provenance)
     if not here.grad_enabled or not (value._needs_gradient or x._needs_gradient):
         return
     if value.node is not None:
@@ -84,7 +84,7 @@ def written(here: EagerState, x: TensorBase, value: TensorBase, what: str) -> No
         record("write", (base, view), (base,), _PartGradient(view.base[1]))
 
 
-def passed_on(kept: Sequence[TensorBase], gradients: Gradients) -> Gradients:
+def passed_on(saved: Sequence[TensorBase], gradients: Gradients) -> Gradients:
     """Return the gradients of the outputs as those of the inputs."""
     return gradients
 
@@ -95,7 +95,7 @@ class _PartGradient:
 
     op: ViewOp
 
-    def __call__(self, kept: Sequence[TensorBase], gradients: Gradients) -> Gradients:
+    def __call__(self, saved: Sequence[TensorBase], gradients: Gradients) -> Gradients:
         (gradient,) = gradients
         assert gradient is not None
         part = apply(self.op, gradient)

@@ -41,8 +41,8 @@ class Roles:
     @cached_property
     def places(self) -> list[str]:
         """The parameters that accept positional arguments."""
-        given = self.signature.parameters.values()
-        return [each.name for each in given if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+        parameters = self.signature.parameters.values()
+        return [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
 
     @cached_property
     def rest(self) -> str:
@@ -76,8 +76,8 @@ class Roles:
 
     def _ours(self, name: str) -> str:
         if name == "input":
-            others = [place for place in self.places if place != "self"]
-            return next((place for place in others if self.by_name[place]), others[0] if others else name)
+            others = [name_of_parameter for name_of_parameter in self.places if name_of_parameter != "self"]
+            return next((name_of_parameter for name_of_parameter in others if self.by_name[name_of_parameter]), others[0] if others else name)
         other = _OTHER_NAMES.get(name, name)
         return other if other in self.keywords else name
 
@@ -94,17 +94,17 @@ class Roles:
     @cached_property
     def kinds(self) -> dict[str, Kind]:
         """The kinds of parameters other than tensors, where annotations define them."""
-        given = [each for each in self.signature.parameters.values() if each.kind is not each.VAR_POSITIONAL]
-        found = {each.name: kind_of("str | None" if each.name == "name" else str(each.annotation)) for each in given}  # every name may be None
-        return {name: kind for name, kind in found.items() if kind is not None}
+        parameters = [each for each in self.signature.parameters.values() if each.kind is not each.VAR_POSITIONAL]
+        by_name = {each.name: kind_of("str | None" if each.name == "name" else str(each.annotation)) for each in parameters}  # every name may be None
+        return {name: kind for name, kind in by_name.items() if kind is not None}
 
     def check_kinds(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Raise ArgumentError for an argument that is not of the kind of its parameter."""
         kinds = self.kinds
-        for name, given in (*zip(self.places, arguments, strict=False), *named.items()):
-            if name in kinds and not kinds[name].fits(given):
-                remedy = "; arrays are arguments of the job" if isinstance(given, list | np.ndarray) and kinds[name].fits(0.5) else ""
-                raise ArgumentError(f"{self.what} at {user_line()}: {name} is {described(given)}, not {kinds[name].words}{remedy}")
+        for name, argument in (*zip(self.places, arguments, strict=False), *named.items()):
+            if name in kinds and not kinds[name].fits(argument):
+                remedy = "; arrays are arguments of the job" if isinstance(argument, list | np.ndarray) and kinds[name].fits(0.5) else ""
+                raise ArgumentError(f"{self.what} at {user_line()}: {name} is {described(argument)}, not {kinds[name].words}{remedy}")
 
     @cached_property
     def name(self) -> tuple[int, str | None]:
@@ -124,7 +124,7 @@ class Roles:
         except TypeError as error:
             raise TypeError(f"{self.what}() {error}") from None
 
-    def given(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    def named_arguments(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         """Iterate over (name, value) of every argument; sequences that may hold tensors are split into elements."""
         names = (*self.places, *[self.rest] * (len(arguments) - len(self.places)))
         for name, value in (*zip(names, arguments, strict=False), *named.items()):
@@ -133,14 +133,14 @@ class Roles:
             else:
                 yield name, value
 
-    def wrong(self, name: str, value: Any, numbers: bool) -> bool:
-        """Return True if a non-tensor argument is not allowed for its parameter; `numbers` also rejects operands other than numbers."""
+    def wrong(self, name: str, value: Any, numbers_only: bool) -> bool:
+        """Return True if a non-tensor argument is not allowed for its parameter; `numbers_only` also rejects operands other than numbers."""
         word, _, element = name.partition("[")
         role = self.by_name.get(word, "")
         if element:
             return role == "tensors"
         if role == "operand":
-            return numbers and not isinstance(value, Real)
+            return numbers_only and not isinstance(value, Real)
         if role == "tensors" and value is None:
             return not str(self.signature.parameters[word].annotation).endswith("None")
         if role == "tensors":
@@ -172,7 +172,7 @@ def tensors_of(function: Callable[..., Any]) -> int:
     plain = inspect.unwrap(function, stop=lambda each: hasattr(each, "__signature__"))
     if hasattr(plain, "__signature__"):
         return sum(map(bool, Roles("", plain).by_name.values()))
-    return sum(bool(_role(given)) for name, given in plain.__annotations__.items() if name != "return")
+    return sum(bool(_role(annotation)) for name, annotation in plain.__annotations__.items() if name != "return")
 
 
 def _role(annotation: Any) -> str:

@@ -25,7 +25,7 @@ from jobflow.core.errors import JobError, JobflowError, PlacementError, PlanErro
 from jobflow.core.layout import B, Layout, Partial, Placement
 from jobflow.core.types import Array, TensorType, int64
 from jobflow.eager.convert import agree, convert, done, empty
-from jobflow.eager.recording import view_strides
+from jobflow.eager.program_recorder import symbolic_strides
 from jobflow.eager.state import EagerState, mixed, state
 from jobflow.eager.tape import OpGradient, follow, record_op
 from jobflow.eager.tensor import TensorBase, check_current, own
@@ -41,7 +41,7 @@ from jobflow.runtime.failed_assertions import FailedAssertion, located, raise_fi
 
 T = TypeVar("T", bound=TensorBase)
 #: the number of prepared operations per rank
-KEPT = 8192
+MAX_PREPARED = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Prepared:
     #: types of this rank's pieces of the outputs
     pieces: tuple[TensorType, ...]
     #: per input, the layout in which it is read; None for its current layout
-    wanted: tuple[Layout | None, ...]
+    input_layouts: tuple[Layout | None, ...]
     layouts: tuple[Layout | None, ...]
     #: the placement; None for local tensors
     placement: Placement | None = None
@@ -64,7 +64,7 @@ class Prepared:
     #: True if its decomposition runs instead, whose operations accept more splits
     decomposed: bool = False
     #: True if some input is redistributed
-    moves: bool = False
+    redistributes: bool = False
     #: computes `op`; None on a rank outside the placement
     calls: EagerCalls | None = None
     #: return uninitialised arrays for this rank's pieces
@@ -92,8 +92,8 @@ def runs_chains(*inputs: TensorBase) -> bool:
 
 def run_several(op: Op, *inputs: T) -> tuple[T, ...]:
     """Return the outputs of an operation that has several."""
-    made: Any = run(op, *inputs)
-    return made
+    outputs: Any = run(op, *inputs)
+    return outputs
 
 
 def recorder(here: EagerState, what: str) -> Any:
@@ -105,43 +105,43 @@ def recorder(here: EagerState, what: str) -> Any:
 
 def perform(here: EagerState, op: Op, inputs: Sequence[TensorBase], records: bool) -> tuple[TensorBase, ...]:
     """Run an operation, record it for backward if requested, and return the outputs."""
-    found = prepared(here, op, inputs)
-    if found.decomposed:
-        with scope.using(interpreter=Running(here, found.placement, records)):
-            made = op.decompose(*inputs)
-        return tuple(made)  # type: ignore[arg-type]
-    outputs = execute(here, found, op, inputs)
+    plan = prepared(here, op, inputs)
+    if plan.decomposed:
+        with scope.using(interpreter=Running(here, plan.placement, records)):
+            results = op.decompose(*inputs)
+        return tuple(results)  # type: ignore[arg-type]
+    outputs = execute(here, plan, op, inputs)
     device = inputs[0]._device
     if device is not None:
         for output in outputs:
             output._device = device
     if records:
         if outputs[0].storage is not None:  # only views have a storage here
-            outputs[0].base, outputs[0].seen = (inputs[0], op), inputs[0].version
+            outputs[0].base, outputs[0].synced_version = (inputs[0], op), inputs[0].version
         if any(x._needs_gradient if x.base is None else follow(x) for x in inputs):
-            record_op(op, found.placement, found.gradients, inputs, outputs)
+            record_op(op, plan.placement, plan.gradients, inputs, outputs)
     return outputs
 
 
-def _moves(found: Prepared, x: TensorBase) -> bool:
+def _needs_redistribution(plan: Prepared, x: TensorBase) -> bool:
     """Return True if a view of a global tensor needs other elements than its base on some rank; all ranks return the same."""
-    before, after = x.layout, found.layouts[0]
+    before, after = x.layout, plan.layouts[0]
     assert before is not None and after is not None
     summed = any(isinstance(b, Partial) and not isinstance(a, Partial) for a, b in zip(before.sbp, after.sbp, strict=True))
-    return summed or found.wanted[0] is not None
+    return summed or plan.input_layouts[0] is not None
 
 
 def prepared(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared:
     key = (op, *[part for x in inputs for part in (x.tensor_type.shape, x.tensor_type.dtype, x.layout)])
-    found: Prepared | None = here.prepared.get(key)
-    if found is None:
-        if len(here.prepared) >= KEPT:  # operations with ever new numbers as attributes
+    plan: Prepared | None = here.prepared.get(key)
+    if plan is None:
+        if len(here.prepared) >= MAX_PREPARED:  # operations with ever new numbers as attributes
             here.prepared.clear()
         try:
-            found = here.prepared[key] = prepare(here, op, inputs)
+            plan = here.prepared[key] = prepare(here, op, inputs)
         except JobflowError as error:
             raise with_line(error, op) from None
-    return found
+    return plan
 
 
 def with_line(error: JobflowError, op: Op | None = None) -> JobflowError:
@@ -176,16 +176,26 @@ def prepare(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared:
     if choice.stuck and type(op).decompose is not Op.decompose:
         return Prepared(op, types, types, (), (), placement, text, digest, decomposed=True)
     reads = tuple(Layout(placement, choice.input(i)) for i in range(len(inputs)))
-    made = tuple(Layout(placement, choice.output(i)) for i in range(len(types)))
-    wanted = tuple(None if placement.size == 1 or read == layout else read for read, layout in zip(reads, layouts, strict=True))
-    rank, moves = here.rank.index, any(want is not None for want in wanted)
+    output_layouts = tuple(Layout(placement, choice.output(i)) for i in range(len(types)))
+    input_layouts = tuple(None if placement.size == 1 or read == layout else read for read, layout in zip(reads, layouts, strict=True))
+    rank, redistributes = here.rank.index, any(want is not None for want in input_layouts)
     if rank not in placement.ranks:
-        return Prepared(None, types, (), wanted, made, placement, text, digest, moves=moves)
+        return Prepared(None, types, (), input_layouts, output_layouts, placement, text, digest, redistributes=redistributes)
     read = [(x.tensor_type, layout.box(x.tensor_type.shape, rank)) for x, layout in zip(inputs, reads, strict=True)]
-    local, pieces = on_rank(op, rank, read, [(type, layout.box(type.shape, rank)) for type, layout in zip(types, made, strict=True)])
+    local, pieces = on_rank(op, rank, read, [(type, layout.box(type.shape, rank)) for type, layout in zip(types, output_layouts, strict=True)])
     calls = eager_calls(local, target(), [type.with_shape(box.shape) for type, box in read], pieces)
     return Prepared(
-        local, types, pieces, wanted, made, placement, text, digest, moves=moves, calls=calls, allocators=tuple(map(POOL.allocator, pieces))
+        local,
+        types,
+        pieces,
+        input_layouts,
+        output_layouts,
+        placement,
+        text,
+        digest,
+        redistributes=redistributes,
+        calls=calls,
+        allocators=tuple(map(POOL.allocator, pieces)),
     )
 
 
@@ -212,76 +222,76 @@ def _listed(inputs: Sequence[TensorBase]) -> str:
     return ", ".join(f"{x.tensor_type} {'local' if x.layout is None else x.layout}" for x in inputs)
 
 
-def execute(here: EagerState, found: Prepared, op: Op, inputs: Sequence[TensorBase]) -> tuple[TensorBase, ...]:
+def execute(here: EagerState, plan: Prepared, op: Op, inputs: Sequence[TensorBase]) -> tuple[TensorBase, ...]:
     """Redistribute the inputs, and compute this rank's pieces of the outputs."""
-    if found.placement is None:
-        return _pieces(here, found, inputs, isinstance(op, ViewOp), True)
+    if plan.placement is None:
+        return _pieces(here, plan, inputs, isinstance(op, ViewOp), True)
     for x in inputs:
         check_current(x)
-    strides = view_strides(op, inputs[0]) if isinstance(op, ViewOp) else None
+    strides = symbolic_strides(op, inputs[0]) if isinstance(op, ViewOp) else None
     with scope.lock():
-        origin = mixed(found.digest, *[x.origin for x in inputs])
-        here.trail(found.placement).add(origin, found.text)
+        provenance = mixed(plan.digest, *[x.provenance for x in inputs])
+        here.collective_log(plan.placement).add(provenance, plan.text)
         looks = strides is not None
-        outputs = _pieces(here, found, inputs, looks, looks and not _moves(found, inputs[0]))
+        outputs = _pieces(here, plan, inputs, looks, looks and not _needs_redistribution(plan, inputs[0]))
         for number, output in enumerate(outputs):
-            output.origin = origin + number
+            output.provenance = provenance + number
         if strides is not None:
             outputs[0].strides = strides
             if outputs[0].storage is None:
-                outputs[0]._apart = inputs[0]._apart or (inputs[0].memory, inputs[0].version)
+                outputs[0]._copied_from = inputs[0]._copied_from or (inputs[0].memory, inputs[0].version)
         return outputs
 
 
-def _pieces(here: EagerState, found: Prepared, inputs: Sequence[TensorBase], looks: bool, shares: bool) -> tuple[TensorBase, ...]:
+def _pieces(here: EagerState, plan: Prepared, inputs: Sequence[TensorBase], looks: bool, shares: bool) -> tuple[TensorBase, ...]:
     """Return this rank's pieces of the outputs; with `looks` a view if possible, which `shares` the storage of the input."""
-    if found.moves:
-        arrays = [x.array if want is None else convert(here, x, want, "an input") for x, want in zip(inputs, found.wanted, strict=True)]
+    if plan.redistributes:
+        arrays = [x.array if want is None else convert(here, x, want, "an input") for x, want in zip(inputs, plan.input_layouts, strict=True)]
     else:
         try:
             arrays = [x._array for x in inputs]
         except AttributeError:  # some storage is remote
             arrays = [x.array for x in inputs]
-    op = found.op
+    op = plan.op
     if op is None:
-        outputs = tuple(TensorBase.new(type, layout, empty(type)) for type, layout in zip(found.types, found.layouts, strict=True))
+        outputs = tuple(TensorBase.new(type, layout, empty(type)) for type, layout in zip(plan.types, plan.layouts, strict=True))
         if shares:
             inputs[0].shares(outputs[0])
         return outputs
     if looks and isinstance(op, ViewOp):
-        view = seen(op, arrays)
+        view = view_of(op, arrays)
         if view is not None:
-            output = TensorBase.new(found.types[0], found.layouts[0], view)
+            output = TensorBase.new(plan.types[0], plan.layouts[0], view)
             if shares:
                 inputs[0].shares(output)
             return (output,)
     if isinstance(op, RuntimeAssertion):
-        results = checked(here, found, op, arrays)
+        results = run_assertion(here, plan, op, arrays)
     else:
-        results = [allocate() for allocate in found.allocators]
-        found.calls.run(here.own.device, arrays, results)  # type: ignore[union-attr]
-    return tuple([TensorBase.new(type, layout, array) for type, layout, array in zip(found.types, found.layouts, results, strict=True)])
+        results = [allocate() for allocate in plan.allocators]
+        plan.calls.run(here.own.device, arrays, results)  # type: ignore[union-attr]
+    return tuple([TensorBase.new(type, layout, array) for type, layout, array in zip(plan.types, plan.layouts, results, strict=True)])
 
 
-def checked(here: EagerState, found: Prepared, op: RuntimeAssertion, arrays: Sequence[Array]) -> list[Array]:
+def run_assertion(here: EagerState, plan: Prepared, op: RuntimeAssertion, arrays: Sequence[Array]) -> list[Array]:
     """Run a runtime assertion; ranks with different elements exchange failures, so that all of them raise the first one."""
     refused: FailedAssertion | None = None
-    made: list[Array] = []
+    results: list[Array] = []
     try:
-        made = compute(here, op, arrays, found.pieces)
+        results = compute(here, op, arrays, plan.pieces)
     except JobflowError as error:
         refused = FailedAssertion(0, here.rank.index, type(error), located(error, user_line()))
-    layout = found.layouts[0]
+    layout = plan.layouts[0]
     if layout is None or layout.is_whole:
         raise_first([refused])
-        return made
+        return results
     comm = here.rank.comm.group(layout.placement.ranks)
-    agree(here, comm, here.trail(layout.placement).number, lambda: f"{op.what} at {user_line()}{done(here, layout.placement)}")
+    agree(here, comm, here.collective_log(layout.placement).number, lambda: f"{op.what} at {user_line()}{done(here, layout.placement)}")
     raise_first(comm.exchange(refused))
-    return made
+    return results
 
 
-def seen(op: ViewOp, arrays: Sequence[Array]) -> Array | None:
+def view_of(op: ViewOp, arrays: Sequence[Array]) -> Array | None:
     """Return the view, or None if strides cannot express it."""
     try:
         return op.view(*arrays)
@@ -309,30 +319,30 @@ def update(here: EagerState, op: Op, inputs: Sequence[TensorBase], what: str) ->
 
 
 def _update(here: EagerState, op: Op, inputs: Sequence[TensorBase], what: str) -> None:
-    found = prepared(here, op, inputs)
+    plan = prepared(here, op, inputs)
     for x in inputs:
         check_current(x)
     written = op.alias.values()
     for i in written:
         own(inputs[i], what)
-    if found.placement is not None:
-        origin = mixed(found.digest, *[x.origin for x in inputs])
-        here.trail(found.placement).add(origin, found.text)
+    if plan.placement is not None:
+        provenance = mixed(plan.digest, *[x.provenance for x in inputs])
+        here.collective_log(plan.placement).add(provenance, plan.text)
         for i in written:
-            inputs[i].origin = origin + i
-    if found.moves:
-        arrays = [x.array if want is None else convert(here, x, want, "an input") for x, want in zip(inputs, found.wanted, strict=True)]
+            inputs[i].provenance = provenance + i
+    if plan.redistributes:
+        arrays = [x.array if want is None else convert(here, x, want, "an input") for x, want in zip(inputs, plan.input_layouts, strict=True)]
     else:
         arrays = [x.array for x in inputs]
     for i in written:
         inputs[i].wrote()
-    if found.op is None:
+    if plan.op is None:
         return
-    over = found.op.alias
-    outputs = [arrays[over[i]] if i in over else allocate() for i, allocate in enumerate(found.allocators)]
-    found.calls.run(here.own.device, arrays, outputs)  # type: ignore[union-attr]
-    for i in written if found.moves else ():
-        want, x = found.wanted[i], inputs[i]
+    over = plan.op.alias
+    outputs = [arrays[over[i]] if i in over else allocate() for i, allocate in enumerate(plan.allocators)]
+    plan.calls.run(here.own.device, arrays, outputs)  # type: ignore[union-attr]
+    for i in written if plan.redistributes else ():
+        want, x = plan.input_layouts[i], inputs[i]
         if want is not None:  # the operation reads the whole tensor; each rank stores its piece of the result
             if not want.is_whole or x.layout is None or x.layout.is_partial:
                 raise PlanError(f"{op.word()}: the overwritten tensor has layout {x.layout} but is read as {want}")
@@ -353,12 +363,12 @@ def source(op: Op, layout: Layout | None, counter: int | None = None) -> Any:
     if layout is None:
         return TensorBase.new(type, None, compute(here, op, arrays, (type,))[0])
     about = f"{type} {layout}{'' if counter is None else f', draw {counter}'}"
-    origin = zlib.crc32(f"{op!r} {about}".encode())
+    provenance = zlib.crc32(f"{op!r} {about}".encode())
     with scope.lock():
-        here.trail(layout.placement).add(origin, f"{op} {about}")
-    made = TensorBase.new(type, layout, _source_piece(here, op, type, layout, arrays))
-    made.origin = origin
-    return made
+        here.collective_log(layout.placement).add(provenance, f"{op} {about}")
+    result = TensorBase.new(type, layout, _source_piece(here, op, type, layout, arrays))
+    result.provenance = provenance
+    return result
 
 
 def _source_piece(here: EagerState, op: Op, type: TensorType, layout: Layout, arrays: Sequence[Array]) -> Array:

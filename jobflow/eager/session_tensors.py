@@ -20,7 +20,7 @@ from jobflow.core.layout import Layout
 from jobflow.core.types import Array, TensorType
 from jobflow.eager.convert import convert_array
 from jobflow.eager.state import EagerState, state
-from jobflow.eager.tensor import FarHome, Home, TensorBase, has_array, lives, moves
+from jobflow.eager.tensor import RemoteMemory, ResidentMemory, TensorBase, attach_memory, has_array, move_memory
 from jobflow.engine.session import Session
 from jobflow.graph.ir import Variable
 from jobflow.plan.storage import is_common
@@ -31,12 +31,12 @@ from jobflow.runtime.world.world import World
 
 
 @dataclass(frozen=True, eq=False)
-class Tie:
+class Binding:
     """A binding of a tensor to a variable, with their common storage; None on a rank without a piece."""
 
     variable: Variable
     tensor: TensorBase
-    home: Home | None
+    resident: ResidentMemory | None
     #: type and layout of the tensor when it was bound
     type: TensorType
     layout: Layout | None
@@ -44,21 +44,21 @@ class Tie:
     @property
     def moved(self) -> bool:
         """True if the program may have assigned other values to the tensor than the variable has."""
-        return self.home is not None and has_array(self.tensor) and self.tensor.array is not self.home.array
+        return self.resident is not None and has_array(self.tensor) and self.tensor.array is not self.resident.array
 
     def changed(self, where: str) -> str:
         """Describe how the tensor's type or layout changed since it was bound; "" if it did not."""
         before, now = (f"{type} {layout or 'local'}" for type, layout in ((self.type, self.layout), (self.tensor.tensor_type, self.tensor.layout)))
         return "" if before == now else f"{self.variable.name} was {before} {where} and is {now} now"
 
-    def bring_home(self) -> None:
+    def readmit(self) -> None:
         """Store the tensor in the memory of the variable again, after the variable received its values."""
-        assert self.home is not None
-        self.home.come_back()
-        lives(self.tensor, self.home)
+        assert self.resident is not None
+        self.resident.readmit()
+        attach_memory(self.tensor, self.resident)
 
 
-def relay(here: EagerState, x: TensorBase, lies: Layout, what: str) -> bool:
+def adopt_layout(here: EagerState, x: TensorBase, lies: Layout, what: str) -> bool:
     """Redistribute a global tensor in place to the layout of its variable; return True if the layout changed."""
     if x.layout is None or x.layout == lies:
         return False
@@ -74,7 +74,7 @@ class SessionTensors:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.ties: dict[str, Tie] = {}
+        self.bindings: dict[str, Binding] = {}
         self._names: dict[int, str] = {}
 
     @classmethod
@@ -89,11 +89,11 @@ class SessionTensors:
         return self._names.get(id(x))
 
     def __contains__(self, name: str) -> bool:
-        return name in self.ties
+        return name in self.bindings
 
     # ---------------------------------------------------------------- binding
 
-    def tie(self, tensors: Mapping[str, TensorBase]) -> None:
+    def bind(self, tensors: Mapping[str, TensorBase]) -> None:
         """Initialise new variables with the values of these tensors, and bind them."""
         variables = self.session.variables
         for name, x in tensors.items():
@@ -101,7 +101,7 @@ class SessionTensors:
         local = {name: x.array for name, x in tensors.items() if x.layout is None or not self.session.multi}
         self.session.put({name: np.asarray(array, order="C") for name, array in self._of_first(local).items()})
         for name, x in tensors.items():
-            self._tied(variables[name], x)
+            self._bind_one(variables[name], x)
         self._meet(len(local) < len(tensors))
 
     def _check(self, variable: Variable, x: TensorBase) -> None:
@@ -122,26 +122,26 @@ class SessionTensors:
         """Return the values of the first of several clients, if they differ."""
         if not self.session.multi or len(set(self._exchanged(_digests(arrays), "parameters"))) == 1:
             return arrays
-        given = dict(arrays) if self._world.ranks[0].index == 0 else None
-        return self._exchanged(given, "parameters of rank 0")[0]
+        values = dict(arrays) if self._world.ranks[0].index == 0 else None
+        return self._exchanged(values, "parameters of rank 0")[0]
 
-    def _tied(self, variable: Variable, x: TensorBase) -> None:
+    def _bind_one(self, variable: Variable, x: TensorBase) -> None:
         if self.session.multi and x.layout is not None:
-            self._relaid(variable, x)
-        home = self._home(variable, x)
-        if home is not None:
-            moves(x, home)
-        self.ties[variable.name] = Tie(variable, x, home, x.tensor_type, x.layout)
+            self._redistribute(variable, x)
+        resident = self._resident_memory(variable, x)
+        if resident is not None:
+            move_memory(x, resident)
+        self.bindings[variable.name] = Binding(variable, x, resident, x.tensor_type, x.layout)
         self._names[id(x)] = variable.name
 
-    def _relaid(self, variable: Variable, x: TensorBase) -> None:
+    def _redistribute(self, variable: Variable, x: TensorBase) -> None:
         """Redistribute a global tensor to the layout of its variable, and assign its values to the variable."""
         here = state()
-        relay(here, x, Layout(variable.placement, variable.sbp), f"variable {variable.name}")
+        adopt_layout(here, x, Layout(variable.placement, variable.sbp), f"variable {variable.name}")
         if here.rank.index in variable.placement.ranks:
             self._state(here.rank.index).write(variable.name, x.array)
 
-    def _home(self, variable: Variable, x: TensorBase) -> Home | None:
+    def _resident_memory(self, variable: Variable, x: TensorBase) -> ResidentMemory | None:
         """Return the storage of a variable for its tensor; None without a piece on this rank."""
         world, name, lies = self._world, variable.name, variable.placement.ranks
         if world.multi:
@@ -152,11 +152,11 @@ class SessionTensors:
             rank = lies[0]
         held = self._state(rank)
         if held.device.tag != "cpu" or not (variable.layout.is_whole or (world.multi and x.layout is not None)):
-            return FarHome(np.array(x.array), partial(held.read, name) if world.multi else partial(self._whole, name))
+            return RemoteMemory(np.array(x.array), partial(held.read, name) if world.multi else partial(self._whole, name))
         slot = held.slots[name]
         copies = not is_common(slot.buffer)
         sharing = lies if len(lies) > 1 and (variable.layout.is_whole or not copies) else ()
-        return Home(held.array(name), held.buffers[slot.buffer], slot.offset, sharing, copies)
+        return ResidentMemory(held.array(name), held.buffers[slot.buffer], slot.offset, sharing, copies)
 
     def _whole(self, name: str) -> Array:
         return self.session.read([name])[name]
@@ -165,32 +165,34 @@ class SessionTensors:
 
     def settle(self) -> None:
         """Copy values that the program wrote to tensors into their variables."""
-        moved = [tie for tie in self.ties.values() if tie.moved]
+        moved = [binding for binding in self.bindings.values() if binding.moved]
         if not moved:
             return
-        for changed in filter(None, (tie.changed("when a job was compiled for it") for tie in moved)):
+        for changed in filter(None, (binding.changed("when a job was compiled for it") for binding in moved)):
             raise JobError(
                 f"{user_line()}: the parameter or buffer {changed}; change modules before jobs call them, or restart with clear_default_session()"
             )
-        whole = {tie.variable.name: tie.tensor.array for tie in moved if tie.layout is None or not self.session.multi}
-        self._check_alike([tie.variable.name for tie in moved], whole)
+        whole = {binding.variable.name: binding.tensor.array for binding in moved if binding.layout is None or not self.session.multi}
+        self._check_alike([binding.variable.name for binding in moved], whole)
         self.session.put({name: np.asarray(array, order="C") for name, array in whole.items()})
-        for tie in moved:
-            if tie.variable.name not in whole:
-                self._state(self._world.ranks[0].index).write(tie.variable.name, tie.tensor.array)
-            if isinstance(tie.home, FarHome):
-                np.copyto(tie.home.fetched, tie.tensor.array)
-            tie.bring_home()
+        for binding in moved:
+            if binding.variable.name not in whole:
+                self._state(self._world.ranks[0].index).write(binding.variable.name, binding.tensor.array)
+            if isinstance(binding.resident, RemoteMemory):
+                np.copyto(binding.resident.fetched, binding.tensor.array)
+            binding.readmit()
         self._meet(len(whole) < len(moved))
 
     def _check_alike(self, names: Sequence[str], whole: Mapping[str, Array]) -> None:
         """Raise JobError, on all clients, unless they wrote the same values to their local tensors."""
         if not self.session.multi:
             return
-        told = self._exchanged((tuple(names), _digests(whole)), "writes to parameters")
-        for rank, (theirs, digests) in enumerate(told):
-            other = next((name for name in {**dict.fromkeys(theirs), **dict.fromkeys(told[0][0])} if (name in theirs) != (name in told[0][0])), None)
-            other = other or next((name for name, mine in dict(told[0][1]).items() if dict(digests)[name] != mine), None)
+        exchanged = self._exchanged((tuple(names), _digests(whole)), "writes to parameters")
+        for rank, (theirs, digests) in enumerate(exchanged):
+            other = next(
+                (name for name in {**dict.fromkeys(theirs), **dict.fromkeys(exchanged[0][0])} if (name in theirs) != (name in exchanged[0][0])), None
+            )
+            other = other or next((name for name, mine in dict(exchanged[0][1]).items() if dict(digests)[name] != mine), None)
             if other is not None:
                 raise JobError(
                     f"{user_line()}: ranks 0 and {rank} wrote different values to {other}, which is one variable of a job; write the same values on "
@@ -200,19 +202,19 @@ class SessionTensors:
     def changed(self, names: Iterable[str]) -> None:
         """Invalidate the tensors of variables that have new values."""
         for name in names:
-            tie = self.ties.get(name)
-            if tie is not None and tie.home is not None:
-                tie.tensor.wrote()
-                if isinstance(tie.home, FarHome):
-                    tie.home.forget()
+            binding = self.bindings.get(name)
+            if binding is not None and binding.resident is not None:
+                binding.tensor.wrote()
+                if isinstance(binding.resident, RemoteMemory):
+                    binding.resident.invalidate()
 
     def part(self) -> None:
         """Move all tensors to their own memory at the end of the session; they keep their values."""
-        for tie in self.ties.values():
-            if isinstance(tie.home, FarHome):
-                tie.home.bring()
-            if tie.home is not None and not tie.home.array.flags.writeable:
-                tie.home.leave()
+        for binding in self.bindings.values():
+            if isinstance(binding.resident, RemoteMemory):
+                binding.resident.refresh()
+            if binding.resident is not None and not binding.resident.array.flags.writeable:
+                binding.resident.evict()
 
     # ---------------------------------------------------------------- ranks
 

@@ -48,7 +48,7 @@ class Generator:
 
 
 @dataclass
-class Trail:
+class CollectiveLog:
     """A digest of all operations on a placement, and a description of the last ones, to detect and explain diverged ranks."""
 
     number: int = 0
@@ -59,12 +59,12 @@ class Trail:
         self.last.append(what)
 
 
-def mixed(*numbers: int) -> int:
+def mixed(*values: int) -> int:
     """Combine several numbers, in order, into one digest."""
-    found = 0
-    for number in numbers:
-        found = (found * _FACTOR + number) & _MASK
-    return found
+    digest = 0
+    for value in values:
+        digest = (digest * _FACTOR + value) & _MASK
+    return digest
 
 
 class Own(threading.local):
@@ -111,7 +111,7 @@ class EagerState:
         self.entered = 0
         #: scopes for functions of operations, by placement: see functional/nn_base.py
         self.composing: dict[Any, Any] = {}
-        self._trails: dict[tuple[int, ...], Trail] = {}
+        self._collective_logs: dict[tuple[int, ...], CollectiveLog] = {}
 
     @cached_property
     def rank(self) -> Rank:
@@ -122,7 +122,7 @@ class EagerState:
         """Release everything prepared for the ranks of a world that ends; the next use starts another world."""
         if any(rank is self.rank for rank in world.ranks):
             del self.rank
-            for prepared in (self.prepared, self.conversions, self.composing, self._trails):
+            for prepared in (self.prepared, self.conversions, self.composing, self._collective_logs):
                 prepared.clear()
             self.entered = 0
 
@@ -142,18 +142,18 @@ class EagerState:
     def building(self, graph: Any) -> None:
         self.own.building = graph
 
-    def trail(self, placement: Placement) -> Trail:
-        found = self._trails.get(placement.ranks)
-        if found is None:
-            found = self._trails[placement.ranks] = Trail()
-        return found
+    def collective_log(self, placement: Placement) -> CollectiveLog:
+        log = self._collective_logs.get(placement.ranks)
+        if log is None:
+            log = self._collective_logs[placement.ranks] = CollectiveLog()
+        return log
 
     def forget(self, ranks: Sequence[int]) -> None:
         """Reset the divergence check of these ranks after a DivergedError."""
-        for placed, trail in self._trails.items():
+        for placed, log in self._collective_logs.items():
             if set(placed) <= set(ranks):
-                trail.number = 0
-                trail.last.clear()
+                log.number = 0
+                log.last.clear()
         if len(ranks) == self.rank.size:
             self.entered = 0
 

@@ -29,7 +29,7 @@ Gradients = Sequence[Any]
 Hook = Callable[[Any], Any]
 #: the run for which a gradient program becomes a chain
 CHAINED = 4
-_numbers = itertools.count()
+_node_numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class TapeNode:
         self.edges = edges
         self.outputs = outputs
         self.backward: Callable[..., Gradients] | None = backward
-        self.number = next(_numbers)
+        self.number = next(_node_numbers)
         self.saved: tuple[Any, ...] = tuple([None if x is None else (x.tensor_type, x.layout, x.array, x.memory, x.memory.version) for x in saved])
         #: hooks by output
         self.hooks: dict[int, dict[int, Hook]] = {}
@@ -75,20 +75,20 @@ class TapeNode:
     def __repr__(self) -> str:
         return f"<{self.name}Backward>"
 
-    def kept(self, linked: bool = False) -> list[TensorBase | None]:
+    def saved_tensors(self, linked: bool = False) -> list[TensorBase | None]:
         """Return the saved tensors; those written to since raise an error when they are read.
 
         `linked` gives saved inputs and outputs their position in the graph, for gradients of gradients.
         """
-        found = [None if saved is None else self.restored(*saved) for saved in self.saved]
+        tensors = [None if saved is None else self.restored(*saved) for saved in self.saved]
         ends: list[Edge] = [*self.edges, *((self, i) for i in range(self.outputs))]
-        if linked and len(ends) == len(found):
-            found = [x if x is None or isinstance(x, _Kept) else _at(x, end) for x, end in zip(found, ends, strict=True)]
-        return found
+        if linked and len(ends) == len(tensors):
+            tensors = [x if x is None or isinstance(x, _StaleTensor) else _at(x, end) for x, end in zip(tensors, ends, strict=True)]
+        return tensors
 
     def restored(self, type: TensorType, layout: Any, value: Any, storage: Storage, version: int) -> TensorBase:
         """Return a saved tensor; one that was written to since raises when it is read."""
-        return TensorBase.new(type, layout, value) if storage.version == version else _Kept(self.name, type, layout, value, storage, version)
+        return TensorBase.new(type, layout, value) if storage.version == version else _StaleTensor(self.name, type, layout, value, storage, version)
 
     def retaining(self, index: int) -> Any:
         """Return the tensor of an output whose gradient is retained (`retain_grad`), or None."""
@@ -115,7 +115,7 @@ def storage_changed(saved: tuple[Any, ...]) -> bool:
     return storage.version != before
 
 
-class _Kept(TensorBase):
+class _StaleTensor(TensorBase):
     """A saved tensor whose memory was written to since."""
 
     def __init__(self, reader: str, type: Any, layout: Any, array: Array, storage: Any, version: int) -> None:
@@ -146,8 +146,8 @@ def follow(view: TensorBase) -> bool:
     base, op = view.base
     if base.base is not None:
         follow(base)
-    if view.seen != view.version:
-        view.seen, view._needs_gradient = view.version, base._needs_gradient
+    if view.synced_version != view.version:
+        view.synced_version, view._needs_gradient = view.version, base._needs_gradient
         if not base._needs_gradient:
             view.node = None
         else:
@@ -168,19 +168,19 @@ class OpGradient:
         #: the program for local tensors that records nothing
         self._best = program
 
-    def __call__(self, kept: Sequence[Any], gradients: Gradients) -> Gradients:
+    def __call__(self, saved: Sequence[Any], gradients: Gradients) -> Gradients:
         interpreter: Any = scope.current().interpreter
         interpreter.placement = self.placement
         program = self.program
         if program is None:
-            given = tuple(gradient is not None for gradient in gradients)
-            program = derivative(self.op, tuple(x.tensor_type for x in kept), given, (True,) * (len(kept) - len(given)))
+            present = tuple(gradient is not None for gradient in gradients)
+            program = derivative(self.op, tuple(x.tensor_type for x in saved), present, (True,) * (len(saved) - len(present)))
         elif self.placement is None and interpreter.chains:
-            program = self._local(program, (*kept, *gradients))
-        return program(interpreter, (*kept, *gradients))
+            program = self._local(program, (*saved, *gradients))
+        return program(interpreter, (*saved, *gradients))
 
     def _local(self, program: Derivative, values: Sequence[Any]) -> Derivative:
-        """The program for local tensors; a chain is built once the gradient has run a few times."""
+        """Return the program for local tensors; a chain is built after a few runs of the gradient."""
         self._runs += 1
         if self._runs == CHAINED:
             self._best = chained(program, {i: values[i].tensor_type for i in program.reads}, f"gradient of {self.op.word()}")
@@ -219,11 +219,11 @@ def op_gradient(
 
     It has no program for an operation with several outputs, which may lack gradients.
     """
-    wanted = tuple([edge is not None for edge in edges])
-    gradient = known.get(wanted)
+    needed = tuple([edge is not None for edge in edges])
+    gradient = known.get(needed)
     if gradient is None:
-        program = None if len(outputs) > 1 else _program(op, tuple(x.tensor_type for x in (*inputs, *outputs)), wanted)
-        gradient = known[wanted] = OpGradient(op, placement, program)
+        program = None if len(outputs) > 1 else _program(op, tuple(x.tensor_type for x in (*inputs, *outputs)), needed)
+        gradient = known[needed] = OpGradient(op, placement, program)
     return gradient
 
 
@@ -233,9 +233,9 @@ def read_by(program: Derivative | None, inputs: Sequence[TensorBase], outputs: S
     return values if program is None else [x if i in program.reads else None for i, x in enumerate(values)]
 
 
-def _program(op: Op, types: tuple[TensorType, ...], wanted: tuple[bool, ...]) -> Derivative | None:
+def _program(op: Op, types: tuple[TensorType, ...], needed: tuple[bool, ...]) -> Derivative | None:
     try:
-        return derivative(op, types, (True,), wanted)
+        return derivative(op, types, (True,), needed)
     except JobError:  # it has no gradient, which is an error only if one is needed
         return None
 

@@ -43,12 +43,12 @@ class Size(tuple[int, ...]):
         return product
 
 
-class Home:
+class ResidentMemory:
     """The memory that a program assigned to tensors.
 
     Only programs write to memory that several ranks share (`ranks`; empty for memory of this rank).  Tensors show it read-only.  Before a write
-    to a tensor, all tensors of the memory move to a copy of this rank (`leave`).  The next run of the program reads their elements, and they
-    move back (`come_back`).
+    to a tensor, all tensors of the memory move to a copy of this rank (`evict`).  The next run of the program reads their elements, and they
+    move back (`readmit`).
     """
 
     __slots__ = ("array", "buffer", "copies", "copy", "offset", "ranks", "tensors", "transient")
@@ -67,13 +67,13 @@ class Home:
         self.copy: Array | None = None
         self.tensors: WeakValueDictionary[int, TensorBase] = WeakValueDictionary()
 
-    def leave(self) -> None:
+    def evict(self) -> None:
         """Move the tensors to a copy of this rank."""
         if self.copy is None:
             self.copy = self.array.copy()
             self._move(self.array, self.copy)
 
-    def come_back(self) -> None:
+    def readmit(self) -> None:
         """Move the tensors back to the memory that ranks share."""
         if self.copy is not None:
             self._move(self.copy, self.array)
@@ -82,10 +82,10 @@ class Home:
     def _move(self, old: Array, new: Array) -> None:
         """Let tensors with elements in `old` show the same part of `new`."""
         bytes_ = new.reshape(-1).view(np.uint8)
-        for x, offset in self._looking(old):
+        for x, offset in self._tensors_in(old):
             x.array = np.ndarray(x.array.shape, x.array.dtype, bytes_, offset, x.array.strides)
 
-    def _looking(self, at: Array) -> Iterator[tuple[TensorBase, int]]:
+    def _tensors_in(self, at: Array) -> Iterator[tuple[TensorBase, int]]:
         """Iterate over the tensors with elements in this memory, and their offsets in it."""
         for x in list(self.tensors.values()):
             offset = x.array.ctypes.data - at.ctypes.data
@@ -93,53 +93,53 @@ class Home:
                 yield x, offset
 
 
-class FarHome(Home):
+class RemoteMemory(ResidentMemory):
     """Remote memory, such as that of a GPU, or pieces on threads: `fetch` returns its elements.
 
     `array` holds the elements of the last fetch.  When they are out of date, tensors have no array until one is read.
     """
 
-    __slots__ = ("away", "fetch", "fetched")
+    __slots__ = ("fetch", "fetched", "stale")
 
     def __init__(self, array: Array, fetch: Callable[[], Array]) -> None:
         super().__init__(_read_only(array), array.reshape(-1).view(np.uint8), 0, copies=True)
         self.fetch = fetch
         self.fetched = array
         #: array by id of a tensor; None while `array` holds the current elements
-        self.away: dict[int, Array] | None = None
+        self.stale: dict[int, Array] | None = None
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Mark the fetched elements as out of date."""
-        if self.away is None:
-            found = [x for x, _ in self._looking(self.array)]
-            self.away = {id(x): x.array for x in found}
-            for x in found:
+        if self.stale is None:
+            tensors = [x for x, _ in self._tensors_in(self.array)]
+            self.stale = {id(x): x.array for x in tensors}
+            for x in tensors:
                 del x._array
 
-    def bring(self) -> None:
+    def refresh(self) -> None:
         """Fetch the elements, if those of the last fetch are out of date."""
-        if self.away is not None:
+        if self.stale is not None:
             np.copyto(self.fetched, self.fetch())
-            away, self.away = self.away, None
+            stale, self.stale = self.stale, None
             for x in list(self.tensors.values()):
-                if id(x) in away and not has_array(x):
-                    x.array = away[id(x)]
+                if id(x) in stale and not has_array(x):
+                    x.array = stale[id(x)]
 
 
 def _read_only(array: Array) -> Array:
-    seen = array.view()
-    seen.flags.writeable = False
-    return seen
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 class Storage:
     """The memory that views share: a count of writes, and the memory that a program assigned to it."""
 
-    __slots__ = ("before", "home", "version")
+    __slots__ = ("before", "resident", "version")
 
     def __init__(self) -> None:
         self.version = 0
-        self.home: Home | None = None
+        self.resident: ResidentMemory | None = None
         #: the layout of the tensor before a graph stored it in another one
         self.before: Layout | None = None
 
@@ -150,8 +150,8 @@ class TensorBase:
     __slots__ = (
         "__dict__",
         "__weakref__",
-        "_apart",
         "_array",
+        "_copied_from",
         "_device",
         "_gradient",
         "_needs_gradient",
@@ -161,10 +161,10 @@ class TensorBase:
         "index",
         "layout",
         "node",
-        "origin",
-        "seen",
+        "provenance",
         "storage",
         "strides",
+        "synced_version",
         "tensor_type",
         "traced",
     )
@@ -190,17 +190,17 @@ class TensorBase:
         self.hooks: dict[int, Callable[[Any], Any]] | None = None
         self._retains = False
         self.storage: Storage | None = None
-        #: the base of a view and the view operation; `seen` is the version of the memory that its node refers to
+        #: the base of a view and the view operation; `synced_version` is the version of the memory that its node refers to
         self.base: tuple[Any, Any] | None = None
-        self.seen = 0
+        self.synced_version = 0
         #: symbolic strides of a view of a global or traced tensor, as if its base were in the memory of one rank
         self.strides: tuple[int, ...] | None = None
         #: storage and version of the base, for a part of a global tensor that is a copy because elements moved between ranks
-        self._apart: tuple[Storage, int] | None = None
+        self._copied_from: tuple[Storage, int] | None = None
         #: device of a local tensor; None is the host
         self._device: Any = None
         #: provenance of a global tensor: a digest of its computation, the same on all ranks; 0 if unknown
-        self.origin = 0
+        self.provenance = 0
 
     # ---------------------------------------------------------------- properties
 
@@ -218,10 +218,10 @@ class TensorBase:
 
     def _fetched(self) -> Array:
         """Fetch the elements of a remote storage."""
-        remote = self.memory.home
-        assert isinstance(remote, FarHome), "the storage of a tensor without an array is remote"
+        remote = self.memory.resident
+        assert isinstance(remote, RemoteMemory), "the storage of a tensor without an array is remote"
         with scope.lock():
-            remote.bring()
+            remote.refresh()
         return self._array
 
     @property
@@ -288,9 +288,9 @@ class TensorBase:
 
     def shares(self, view: TensorBase) -> None:
         """Give `view` the storage of this tensor."""
-        view.storage, view._apart, view.strides = self.memory, self._apart, self.strides
-        if view.storage.home is not None:
-            view.storage.home.tensors[id(view)] = view
+        view.storage, view._copied_from, view.strides = self.memory, self._copied_from, self.strides
+        if view.storage.resident is not None:
+            view.storage.resident.tensors[id(view)] = view
 
     #: tensors are keys by identity
     __hash__ = object.__hash__
@@ -301,40 +301,40 @@ def has_array(x: TensorBase) -> bool:
     return hasattr(x, "_array")
 
 
-def lives(x: TensorBase, home: Home) -> None:
+def attach_memory(x: TensorBase, resident: ResidentMemory) -> None:
     """Store x in this memory from now on."""
-    x.memory.home, x.array = home, home.array
-    home.tensors[id(x)] = x
+    x.memory.resident, x.array = resident, resident.array
+    resident.tensors[id(x)] = x
 
 
 def lasting_array(x: TensorBase) -> Array:
     """Return the array of x after moving x out of transient memory, so that a NumPy view keeps its elements."""
-    resident = None if x.storage is None else x.storage.home
+    resident = None if x.storage is None else x.storage.resident
     if resident is not None and resident.transient:
         resident._move(resident.array, resident.array.copy())
     return x.array
 
 
-def moves(x: TensorBase, home: Home) -> None:
+def move_memory(x: TensorBase, resident: ResidentMemory) -> None:
     """Store x in this memory; other views of its old memory stay there."""
-    if not has_array(x) or home.array.ctypes.data != x.array.ctypes.data:
+    if not has_array(x) or resident.array.ctypes.data != x.array.ctypes.data:
         before = x.memory.before
         x.storage = None
         x.memory.before = before
-    lives(x, home)
+    attach_memory(x, resident)
 
 
 def shows(x: TensorBase, view: TensorBase) -> None:
     """Let `view` show the memory of x without sharing its count of writes."""
-    view._apart, view.strides = x._apart, x.strides
-    if x.storage is not None and x.storage.home is not None:
-        view.memory.home = x.storage.home
-        x.storage.home.tensors[id(view)] = view
+    view._copied_from, view.strides = x._copied_from, x.strides
+    if x.storage is not None and x.storage.resident is not None:
+        view.memory.resident = x.storage.resident
+        x.storage.resident.tensors[id(view)] = view
 
 
 def check_current(x: TensorBase) -> None:
     """Raise JobError for a copied part of a global tensor that was written to since."""
-    if x._apart is not None and x._apart[0].version != x._apart[1]:
+    if x._copied_from is not None and x._copied_from[0].version != x._copied_from[1]:
         raise JobError(
             f"{user_line()}: {x.tensor_type} is a copied part of a global tensor, because its elements moved between ranks; the tensor was written "
             f"to since, so the part is out of date; select it again, or clone() it before the write to use the old values"
@@ -343,14 +343,14 @@ def check_current(x: TensorBase) -> None:
 
 def check_memory(x: TensorBase, what: str) -> None:
     """Raise JobError if the memory of x cannot be overwritten: a copy of a part, a read-only array, or elements that share memory."""
-    if x._apart is not None:
+    if x._copied_from is not None:
         raise JobError(
             f"{what} at {user_line()}: {x.tensor_type} is a copied part of a global tensor, because its elements moved between ranks; a write to it "
             f"would be lost; assign to the tensor itself, x[...] = value, or redistribute it first (to_global)"
         )
     if x.traced is not None:
         return
-    if not x.array.flags.writeable and (x.storage is None or x.storage.home is None):
+    if not x.array.flags.writeable and (x.storage is None or x.storage.resident is None):
         raise JobError(f"{what} at {user_line()}: {x.tensor_type} has the memory of a read-only NumPy array; clone() it first")
     if not x.array.flags.forc and _overlaps_itself(x.array):
         raise JobError(f"{what} at {user_line()}: several elements of the tensor {x.tensor_type} share memory; clone() it first")
@@ -376,8 +376,8 @@ def _overlaps_itself(array: Array) -> bool:
 def own(x: TensorBase, what: str) -> Array:
     """Return the array of x in memory of this rank alone, to be overwritten.  Raises: JobError as `check_memory` does."""
     check_memory(x, what)
-    if not x.array.flags.writeable and x.storage is not None and x.storage.home is not None:
-        x.storage.home.leave()
+    if not x.array.flags.writeable and x.storage is not None and x.storage.resident is not None:
+        x.storage.resident.evict()
     return x.array
 
 

@@ -39,7 +39,7 @@ class JobBody:
         self.default_dtype = default_dtype
         #: the job's function_config
         self.config = config
-        #: how functions of tensors record here: see eager/in_jobs.py
+        #: how functions of tensors record here: see eager/job_recorder.py
         self.records: Any = None
         #: by variable, the tensor of the program that it is; by id of a module that is called, what tells its mode
         self.tensors: dict[str, Any] = {}

@@ -43,7 +43,7 @@ class Unfinished(Protocol):
 class ProgramTensors(Protocol):
     """Tensors of the program that share memory with variables of the session."""
 
-    def tie(self, tensors: Mapping[str, Any]) -> None:
+    def bind(self, tensors: Mapping[str, Any]) -> None:
         """Initialise new variables from these tensors, and bind them to the tensors."""
         ...
 

@@ -228,7 +228,7 @@ class Session:
             self._bind(world, compiled)
             self.variables |= new
             if self.tensors is not None:
-                self.tensors.tie({name: x for name, x in compiled.tensors.items() if name in new})
+                self.tensors.bind({name: x for name, x in compiled.tensors.items() if name in new})
         except BaseException:
             self.variables = {name: variable for name, variable in self.variables.items() if name not in new}
             if world.ranks:  # the MPI job has ended

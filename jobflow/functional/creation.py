@@ -13,7 +13,7 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError, JobflowError, SbpError, ShapeError, user_line
 from jobflow.core.layout import B, Layout, Partial, Split
 from jobflow.core.types import Array, DType, dtype_of, float64, hides_elements, int64, type_of
-from jobflow.eager import crossing
+from jobflow.eager import redistribution
 from jobflow.eager.convert import agree
 from jobflow.eager.convert import empty as no_piece
 from jobflow.eager.run import addend, run, source
@@ -312,7 +312,7 @@ def cut(what: str, array: Array, layout: Layout) -> Tensor:
                 lambda: f"{what} of {_shortened(array)}, {type} {layout}, at {user_line()}; every rank passes the same logical value",
             )
     result = Tensor.new(type, layout, _piece_of(array, layout, here.rank.index))
-    result.origin = digest
+    result.provenance = digest
     return result
 
 
@@ -410,7 +410,7 @@ def logspace(start: Number, end: Number, steps: int, base: Number = 10.0, **opti
     where = {"placement": spec.placement, "sbp": _whole(spec), "dtype": float64}
     powers: Tensor = run(Power(), full((1,), float(base), **where), linspace(start, end, count, **where))
     values = cast(powers, spec.dtype)
-    return spec.finish(values if target is None else crossing.change(state(), values, target))
+    return spec.finish(values if target is None else redistribution.redistribute(state(), values, target))
 
 
 def _whole(spec: FactoryOptions) -> Any:
@@ -425,7 +425,7 @@ def eye(n: int, m: int | None = None, **options: Any) -> Tensor:
     where = {"placement": spec.placement, "sbp": _whole(spec)}
     rows = run(ExpandDims(1), arange(n, **where))
     equal = cast(run(Equal(), rows, arange(n if m is None else m, **where)), spec.dtype)
-    return spec.finish(equal if target is None else crossing.change(state(), equal, target))
+    return spec.finish(equal if target is None else redistribution.redistribute(state(), equal, target))
 
 
 class CreationMethods:

@@ -100,9 +100,9 @@ def _factory(function: Function) -> Function:
         body = scope.current().interpreter
         if body is None or hasattr(body, "takes_tensors"):
             return function(*arguments, **named)
-        from jobflow.eager import in_jobs  # not imported by programs without jobs
+        from jobflow.eager import job_recorder  # not imported by programs without jobs
 
-        return in_jobs.recorded(body, function, arguments, named) if in_jobs.is_body(body) else function(*arguments, **named)
+        return job_recorder.recorded(body, function, arguments, named) if job_recorder.is_body(body) else function(*arguments, **named)
 
     return called  # type: ignore[return-value]
 
@@ -110,10 +110,10 @@ def _factory(function: Function) -> Function:
 def _has_job_tensors(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
     """Return True if tensors of a job are among the arguments; raise DtypeError for a non-tensor argument of a tensor parameter."""
     of_a_job = False
-    for name, argument in roles.given(arguments, named):
+    for name, argument in roles.named_arguments(arguments, named):
         if isinstance(argument, Typed):
             of_a_job = True
-        elif not isinstance(argument, TensorBase) and roles.wrong(name, argument, numbers=False):
+        elif not isinstance(argument, TensorBase) and roles.wrong(name, argument, numbers_only=False):
             traces = building_now() is not None or in_job()
             remedy = "; pass the array to the job, or to build, as an argument" if traces else "; convert it: flow.tensor(x)"
             advice = remedy if isinstance(argument, np.ndarray) else ""
@@ -123,18 +123,18 @@ def _has_job_tensors(roles: Roles, arguments: tuple[Any, ...], named: dict[str, 
 
 def _recorded(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Record the call in the body being traced; raise JobError for a tensor of another job, or of none."""
-    from jobflow.eager import in_jobs  # not imported by programs without jobs
+    from jobflow.eager import job_recorder  # not imported by programs without jobs
 
     body = scope.current().interpreter
-    for name, argument in roles.given(arguments, named):
-        if isinstance(argument, Typed) and not in_jobs.is_body(body):
+    for name, argument in roles.named_arguments(arguments, named):
+        if isinstance(argument, Typed) and not job_recorder.is_body(body):
             raise JobError(
                 f"{roles.what} at {user_line()}: {name} is a tensor {argument.tensor_type} of a job whose tracing has ended; "
                 "return its value from the job"
             )
         if is_tensor(argument) and not isinstance(argument, Typed) and argument.traced is None:
-            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {argument.tensor_type} {in_jobs.NOT_OF_THE_JOB}")
-    return in_jobs.recorded(body, roles.function, arguments, named)
+            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {argument.tensor_type} {job_recorder.NOT_OF_THE_JOB}")
+    return job_recorder.recorded(body, roles.function, arguments, named)
 
 
 def as_public(word: str, value: Any) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 
 from jobflow.core.errors import PlacementError, ShapeError, user_line
 from jobflow.core.types import type_of
-from jobflow.eager import crossing
+from jobflow.eager import redistribution
 from jobflow.eager.in_place_writes import passed_on
 from jobflow.eager.run import run
 from jobflow.eager.state import state
@@ -53,7 +53,7 @@ def copy_(x: Tensor, other: Any) -> Tensor:
         except ShapeError:
             raise ShapeError(f"copy_ at {user_line()}: {value.tensor_type} does not broadcast to {x.tensor_type}") from None
     if x.layout is not None and value.layout != x.layout:
-        value = crossing.change(state(), value, x.layout)
+        value = redistribution.redistribute(state(), value, x.layout)
     if value is other and value.node is not None and state().grad_enabled:  # x and the value must not share hooks
         value = Tensor.new(value.tensor_type, value.layout, value.array)
         record("copy", (other,), (value,), passed_on)

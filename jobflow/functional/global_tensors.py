@@ -9,8 +9,8 @@ from typing import Any
 
 from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError, PlacementError, user_line
 from jobflow.core.layout import Layout
-from jobflow.eager import crossing
-from jobflow.eager.recording import lying
+from jobflow.eager import redistribution
+from jobflow.eager.program_recorder import symbolic_array
 from jobflow.eager.run import recorder, run
 from jobflow.eager.state import building_now, running, state
 from jobflow.eager.tensor import shows
@@ -62,14 +62,14 @@ def to_global(
         if target is None:
             raise JobError(f"{what}: a local tensor needs placement= and sbp= to become global")
         if here.building is not None:
-            return crossing.change(here, x, target)
-        return crossing.enter(here, x, target, check=check_meta, copy=copy)
+            return redistribution.redistribute(here, x, target)
+        return redistribution.local_to_global(here, x, target, check=check_meta, copy=copy)
     assert x.layout is not None
     new_placement = x.layout.placement if placement is None else placement.core
     new_sbp = x.layout.sbp if sbp is None else sbp
     target = Layout(new_placement, sbp_tuple(new_sbp, new_placement, what, x.ndim))
     back = None if grad_sbp is None else sbp_tuple(grad_sbp, new_placement, f"{what}, grad_sbp", x.ndim)
-    result = crossing.change(here, x, target, back)
+    result = redistribution.redistribute(here, x, target, back)
     return clone(x) if copy and result is x else result
 
 
@@ -90,11 +90,11 @@ def to_local(x: Tensor, *, copy: bool = False) -> Tensor:
     Raises: JobError for a local tensor.
     """
     if x.traced is not None:
-        return recorder(state(), "to_local").leave(x)
+        return recorder(state(), "to_local").to_local(x)
     if x.layout is None:
         raise JobError(f"to_local at {user_line()}: the tensor is already local")
     here = state()
-    result = crossing.leave(here, x, copy=copy)
+    result = redistribution.to_local(here, x, copy=copy)
     if x.layout.placement.tag == "cuda":
         result._device = where.device("cuda", here.rank.index)
     return result
@@ -157,7 +157,7 @@ def _on_device_type(x: Tensor, target_device: Any, what: str) -> Tensor:
     source = x.layout.placement
     if tag == "cuda":
         on_host(f"{what} at {user_line()}")
-    return x if tag == source.tag else crossing.change(state(), x, replace(x.layout, placement=replace(source, tag=tag)))
+    return x if tag == source.tag else redistribution.redistribute(state(), x, replace(x.layout, placement=replace(source, tag=tag)))
 
 
 def to(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
@@ -224,7 +224,7 @@ def _set_data(x: Tensor, value: Tensor) -> None:
     if building_now() is not None:
         raise JobError(f"data at {user_line()}: the memory of a tensor cannot be replaced while {running()} runs; use x.data.copy_(value)")
     x.tensor_type, x.layout, x.array, x._device = value.tensor_type, value.layout, value.array, value._device
-    x.origin, x.strides = value.origin, value.strides
+    x.provenance, x.strides = value.provenance, value.strides
     x.wrote()
 
 
@@ -235,7 +235,7 @@ def contiguous(x: Tensor) -> Tensor:
 
 def is_contiguous(x: Tensor) -> bool:
     """Return True if the elements are contiguous in memory, in row-major order."""
-    return bool(lying(x).flags.c_contiguous)
+    return bool(symbolic_array(x).flags.c_contiguous)
 
 
 def stride(x: Tensor, dim: int | None = None) -> Any:

@@ -55,7 +55,7 @@ def written(x: Tensor, what: str, value: Tensor) -> Tensor:
 
 def check_writable(x: Tensor, what: str) -> None:
     """Raise JobError for a leaf, or a view of a leaf, whose gradient would be lost, and for a view with separate memory."""
-    if x.traced is None and x._apart is None:
+    if x.traced is None and x._copied_from is None:
         writing.may_write(state(), x, what)
     check_memory(x, what)
 
@@ -65,9 +65,9 @@ def _redistribute(x: Tensor, what: str, value: Tensor) -> Tensor:
         raise PlacementError(
             f"{what} at {user_line()}: the value is {value.layout or 'local'} but the tensor is {x.layout or 'local'}; use to_global"
         )
-    from jobflow.eager import crossing  # not needed by jobs, which load this module, too
+    from jobflow.eager import redistribution  # not needed by jobs, which load this module, too
 
-    return crossing.change(state(), value, x.layout)
+    return redistribution.redistribute(state(), value, x.layout)
 
 
 def copy_for_gradient(x: Tensor, others: Sequence[Any] = ()) -> Tensor:
@@ -79,7 +79,7 @@ def copy_for_gradient(x: Tensor, others: Sequence[Any] = ()) -> Tensor:
     if x.base is not None:
         follow(x)
     result = Tensor.new(x.tensor_type, x.layout, x.array.copy())
-    result.origin = x.origin
+    result.provenance = x.provenance
     result._needs_gradient, result.node, result.index = x._needs_gradient, x.node, x.index
     return result
 

@@ -18,7 +18,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import AxisError, DtypeError, JobError, ShapeError, user_line
 from jobflow.core.layout import B, Layout, Split
 from jobflow.core.types import Array, TensorType, bool_, dtype_of, int64, uint8
-from jobflow.eager import crossing
+from jobflow.eager import redistribution
 from jobflow.eager.convert import empty
 from jobflow.eager.in_place_writes import written as note_written
 from jobflow.eager.parameters import described
@@ -287,7 +287,7 @@ def selected(x: Tensor, mask: Tensor, what: str) -> Tensor:
     places = np.flatnonzero(value_of(mask, what))
     if x.layout is not None and any(isinstance(sbp, Split) for sbp in x.layout.sbp):
         together_ = tuple(B if isinstance(sbp, Split) else sbp for sbp in x.layout.sbp)
-        x = crossing.change(state(), x, Layout(x.layout.placement, together_))
+        x = redistribution.redistribute(state(), x, Layout(x.layout.placement, together_))
     return run(Gather(0), reshape(x, x.tensor_type.size), listed(x, places.astype(np.int64)))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from jobflow.core.errors import ArgumentError, AxisError, ShapeError, user_line
-from jobflow.eager import crossing
+from jobflow.eager import redistribution
 from jobflow.eager.run import run
 from jobflow.eager.state import state
 from jobflow.functional.dispatch import method
@@ -108,7 +108,7 @@ def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int 
     if sum(lengths) != n or any(length < 0 for length in lengths):
         raise ShapeError(f"split at {user_line()}: pieces of {lengths} elements do not add up to axis {axis} of {tensor.tensor_type}")
     if len(lengths) > 1:
-        tensor = crossing.as_read(state(), _window(tensor, axis, 0, lengths[0]), tensor)
+        tensor = redistribution.as_read(state(), _window(tensor, axis, 0, lengths[0]), tensor)
     return tuple(run(_window(tensor, axis, stop - length, stop), tensor) for stop, length in zip(accumulate(lengths), lengths, strict=True))
 
 

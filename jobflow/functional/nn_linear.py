@@ -12,7 +12,7 @@ from jobflow.core.layout import B, Layout, Partial, S
 from jobflow.core.signatures import variant
 from jobflow.core.types import Tensor as Value
 from jobflow.core.types import int64
-from jobflow.eager import crossing
+from jobflow.eager import redistribution
 from jobflow.eager.run import run, runs_chains
 from jobflow.eager.state import state
 from jobflow.functional.global_tensors import value_of
@@ -83,7 +83,7 @@ def redistribute_bias(y: Tensor, bias: Tensor) -> Tensor:
         return bias
     last = S(y.ndim - 1)
     sbp = tuple(S(0) if mark == last else mark if isinstance(mark, Partial) else B for mark in y.layout.sbp)
-    return crossing.change(state(), bias, Layout(bias.layout.placement, sbp)) if bias.layout.placement == y.layout.placement else bias
+    return redistribution.redistribute(state(), bias, Layout(bias.layout.placement, sbp)) if bias.layout.placement == y.layout.placement else bias
 
 
 @formula

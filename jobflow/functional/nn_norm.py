@@ -9,7 +9,7 @@ from typing import Any
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import DType
 from jobflow.core.types import Tensor as Value
-from jobflow.eager import crossing
+from jobflow.eager import redistribution
 from jobflow.eager import run as running
 from jobflow.eager.state import gradients, state
 from jobflow.functional.nn_base import composing, formula, real, shape_of_rows
@@ -117,7 +117,7 @@ def _move(average: Tensor, value: Tensor, momentum: float) -> None:
     """Move a running average towards a value; the value is converted to its element type and layout."""
     value = cast(value, average.tensor_type.dtype)
     if average.layout is not None:
-        value = crossing.change(state(), value, average.layout)
+        value = redistribution.redistribute(state(), value, average.layout)
     update(MovingAverage(1.0 - momentum), average, value)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import DType, bool_, int64, uint8
 from jobflow.core.types import Tensor as Value
-from jobflow.eager import crossing
+from jobflow.eager import redistribution
 from jobflow.eager.run import run, run_several
 from jobflow.eager.state import state
 from jobflow.functional import binary_functions as arithmetic
@@ -178,7 +178,7 @@ def _extreme(what: str, x: Tensor, dim: int | None, keepdim: bool, largest: bool
         return Extreme(x, run(FillLike(0, int64), x))
     check_filled(what, x.tensor_type, (axis,))
     op = ArgExtreme(axis, largest)
-    x = crossing.as_read(state(), op, x)
+    x = redistribution.as_read(state(), op, x)
     where = run(ExpandDims(axis), run(op, x))
     values = run(DimGather(axis), x, where)
     where = cast(where, int64)

@@ -16,7 +16,7 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, DtypeError, user_line
 from jobflow.core.layout import Layout
 from jobflow.core.types import DType, TensorType, float64, int64
-from jobflow.eager import crossing
+from jobflow.eager import redistribution
 from jobflow.eager.convert import meeting
 from jobflow.eager.run import run, run_several, source
 from jobflow.eager.state import Generator as Counter
@@ -236,7 +236,7 @@ def randperm(n: int, *, generator: Any = None, **options: Any) -> Tensor:
     counter = generator_of(generator, target)
     keys = source(RandomUniform((int(n),), float64, DRAW, counter.seed), target and whole(target), counter.next())
     order = cast(run_several(Sort(0), keys)[1], spec.dtype)
-    return spec.finish(order if target is None else crossing.change(state(), order, target))
+    return spec.finish(order if target is None else redistribution.redistribute(state(), order, target))
 
 
 def uniform_like(x: Tensor, low: float, high: float, generator: Any = None) -> Tensor:
@@ -314,7 +314,7 @@ def multinomial(x: Tensor, num_samples: int, replacement: bool = False, *, gener
             f"two axes of weights and at least one sample, without replacement at most one per weight"
         )
     if x.layout is not None:
-        weights = crossing.change(state(), weights, whole(x.layout))
+        weights = redistribution.redistribute(state(), weights, whole(x.layout))
     weights = run(weight_assertion("multinomial", 1 if replacement else num_samples), weights)
     if not replacement:
         return _in_order(weights, generator, num_samples)

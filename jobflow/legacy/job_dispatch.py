@@ -19,7 +19,7 @@ import jobflow.core.scope as scope
 import jobflow.functional as functional
 from jobflow.core.errors import NOT_A_TENSOR, ArgumentError, DtypeError, JobError, JobflowError, ShapeError, user_line
 from jobflow.core.types import Tensor
-from jobflow.eager.in_jobs import NOT_OF_THE_JOB, recorded
+from jobflow.eager.job_recorder import NOT_OF_THE_JOB, recorded
 from jobflow.eager.parameters import Roles, described, tensors_of
 from jobflow.eager.state import building_now
 from jobflow.engine.job_tensor import JobTensor
@@ -208,23 +208,23 @@ def of_kinds(function: Function, word: str) -> Function:
 
 def _check_in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
     roles.check_kinds(arguments, named)
-    for name, given in roles.given(arguments, named):
+    for name, given in roles.named_arguments(arguments, named):
         if isinstance(given, TensorOperators):
             continue
         if is_tensor(given):
             raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.tensor_type} {NOT_OF_THE_JOB}")
-        if roles.wrong(name, given, numbers=True):
+        if roles.wrong(name, given, numbers_only=True):
             raise JobError(f"{roles.what} at {user_line()}: {name} is {described(given)}, not {roles.must_be(name)} of this job; {NOT_A_TENSOR}")
 
 
 def _elsewhere(function: Callable[..., Any], roles: Roles, instead: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Call the function outside of jobs, with tensors, or raise an error."""
-    given = list(roles.given(arguments, named))
+    given = list(roles.named_arguments(arguments, named))
     tensors = [value for _, value in given if is_tensor(value) and not isinstance(value, TensorOperators)]
     for name, value in given:
         if isinstance(value, TensorOperators):
             raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {value.tensor_type} of a job whose body has ended")
-        if roles.wrong(name, value, numbers=True) and not is_tensor(value) and not instead:
+        if roles.wrong(name, value, numbers_only=True) and not is_tensor(value) and not instead:
             there = "; make a tensor of it, flow.tensor(x)" if isinstance(value, np.ndarray) else ""
             raise DtypeError(f"{roles.what} at {user_line()}: {name} is {described(value)}, not {roles.must_be(name)}{there}")
     roles.bind(arguments, named)

@@ -10,7 +10,7 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, did_you_mean, user_line
 from jobflow.core.types import Array, float32, float64
-from jobflow.eager.backward import unsummed
+from jobflow.eager.backward import gradient_layout
 from jobflow.eager.run import source
 from jobflow.eager.state import running, state
 from jobflow.eager.tensor import own
@@ -180,7 +180,7 @@ def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float 
     if not a < b or std <= 0:
         raise ArgumentError(f"init.trunc_normal_ at {user_line()}: an interval [{a}, {b}] and std {std} are not positive")
     inputs = generator_of(generator, tensor.layout)
-    u = source(RandomUniform(tuple(tensor.shape), float64, DRAW, inputs.seed), tensor.layout and unsummed(tensor.layout), inputs.next())
+    u = source(RandomUniform(tuple(tensor.shape), float64, DRAW, inputs.seed), tensor.layout and gradient_layout(tensor.layout), inputs.next())
     low, high = (min(max((bound - mean) / std, -9.0), 9.0) for bound in (a, b))
     first, last = _normal_share(np.array([low, high]))
     u.array[...] = np.clip(mean + std * _normal_place(first + (last - first) * u.array, low, high), a, b)

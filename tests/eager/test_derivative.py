@@ -54,7 +54,7 @@ def test_only_the_data_of_a_product_with_weights_are_kept() -> None:
     x, w = tensor(X), leaf(W)
     y = x @ w
     assert y.node is not None
-    kept = y.node.kept()
+    kept = y.node.saved_tensors()
     assert [part is None for part in kept] == [False, True, True]
     y.sum().backward()
     assert w.grad is not None

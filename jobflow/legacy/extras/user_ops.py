@@ -27,7 +27,7 @@ import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, JobError, JobflowError, did_you_mean, user_line
 from jobflow.core.types import Tensor
-from jobflow.eager.in_jobs import recorded
+from jobflow.eager.job_recorder import recorded
 from jobflow.functional.nn_base import composing
 from jobflow.host_pipeline.outputs import OnHost
 from jobflow.legacy.extras.op_type_attributes import unfitting

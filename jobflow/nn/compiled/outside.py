@@ -16,7 +16,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, user_line
 from jobflow.core.layout import Layout
 from jobflow.core.types import Array
-from jobflow.eager.backward import relaid, unsummed
+from jobflow.eager.backward import gradient_layout, redistributed_gradient
 from jobflow.eager.convert import empty
 from jobflow.eager.state import EagerState
 from jobflow.eager.tape import TapeNode, edge_of, note
@@ -50,7 +50,7 @@ class OutsideSweep(TracedSweep):
     def leaf(self, x: Tensor) -> None:
         gradient = self.sums.pop(x)
         del self.readers[x]
-        self.found[id(x)] = gradient
+        self.requested[id(x)] = gradient
         self.reached[id(x)] = x
 
     @property
@@ -73,14 +73,14 @@ def trace_outside(recorder: StepRecorder, outputs: Sequence[Tensor]) -> Outside 
     before = len(recorder.tracer.nodes)
     seeds = []
     for i, root in zip(chosen, roots, strict=True):
-        layout = None if root.layout is None else unsummed(root.layout)
+        layout = None if root.layout is None else gradient_layout(root.layout)
         value = recorder.tracer.input(f"#gradient{i}", root.tensor_type, lies=layout or recorder.alone)
         seeds.append(Tensor(root.tensor_type, layout, None, traced=value))
     with recorder.differentiating(False):
         sweep = OutsideSweep(recorder.here, True, ())
         sweep.run(roots, seeds)
         leaves = [x for x in sweep.reached.values() if x.traced is None]
-        gradients = [_in_layout(recorder, sweep.found[id(x)], x) for x in leaves]
+        gradients = [_in_layout(recorder, sweep.requested[id(x)], x) for x in leaves]
     values = [recorder.known(gradient).traced for gradient in gradients]
     needed = needed_nodes(values)
     late = [node for node in recorder.tracer.nodes[before:] if node in needed and not isinstance(node.op, Input)]
@@ -175,7 +175,7 @@ def seed(here: EagerState, layout: Layout | None, gradient: Tensor | None, outpu
     if gradient is None:
         piece = output.type.shape if layout is None else _piece(here, layout, output)
         return Tensor(output.type, layout, np.zeros(piece, output.type.dtype.numpy))
-    return gradient if layout is None else relaid(here, gradient, layout)
+    return gradient if layout is None else redistributed_gradient(here, gradient, layout)
 
 
 def _piece(here: EagerState, layout: Layout, output: Meta) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, TensorType
 from jobflow.eager.state import EagerState
-from jobflow.eager.tensor import Home, lives
+from jobflow.eager.tensor import ResidentMemory, attach_memory
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.graph.running import Bound, Built, Memory
 from jobflow.program.program import state_of
@@ -25,7 +25,7 @@ class GradientSlot:
         self.type, self.layout = type, layout
         #: True if every run leaves a new gradient here, False if runs add to it
         self.transient = transient
-        self.resident = Home(array, buffer, offset, transient=transient)
+        self.resident = ResidentMemory(array, buffer, offset, transient=transient)
 
     def enter(self, x: Tensor) -> None:
         """Let the present `grad` of x share this memory."""
@@ -33,18 +33,18 @@ class GradientSlot:
         if known is not None and known.array is not self.array:
             self.release()
             self.array[...] = known.array
-            lives(known, self.resident)
+            attach_memory(known, self.resident)
 
     def release(self) -> None:
         """Give tensors that still show this memory a copy of it."""
         if len(self.resident.tensors):
             self.resident._move(self.array, self.array.copy())
-            self.resident = Home(self.array, self.buffer, self.offset, transient=self.transient)
+            self.resident = ResidentMemory(self.array, self.buffer, self.offset, transient=self.transient)
 
     def show(self) -> Tensor:
         """A new tensor in this memory."""
         created = Tensor(self.type, self.layout, self.array)
-        lives(created, self.resident)
+        attach_memory(created, self.resident)
         return created
 
 

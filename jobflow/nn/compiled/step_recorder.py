@@ -19,7 +19,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import user_line
 from jobflow.core.layout import B, Layout
 from jobflow.core.types import DType, TensorType, int64
-from jobflow.eager.backward import Relaid, Sweep, unsummed
+from jobflow.eager.backward import RedistributeGradient, Sweep, gradient_layout
 from jobflow.eager.run import Prepared, prepared
 from jobflow.eager.tape import Edge, follow, note, op_gradient, read_by
 from jobflow.functional.tensor_class import Tensor
@@ -168,7 +168,7 @@ class StepRecorder(Building):
         output = Tensor(x.tensor_type, target, None, traced=value)
         if self.here.grad_enabled and now._needs_gradient:
             target_gradient = None if back is None else Layout(target.placement, tuple(back))
-            gradient = Relaid(self.here, unsummed(now.layout), target_gradient)
+            gradient = RedistributeGradient(self.here, gradient_layout(now.layout), target_gradient)
             note(TracedNode("to_global", (self._edge(x, now),), 1, gradient, value.node), (output,))
         return output
 

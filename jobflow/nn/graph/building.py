@@ -19,7 +19,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, SourceLine, user_line
 from jobflow.core.layout import B, Broadcast, Layout, Partial, Placement, S, Sbp, Split
 from jobflow.core.types import Array, TensorType, int64
-from jobflow.eager.recording import Recording
+from jobflow.eager.program_recorder import ProgramRecorder
 from jobflow.eager.run import prepared
 from jobflow.eager.state import EagerState, Generator
 from jobflow.functional.tensor_class import Tensor
@@ -41,7 +41,7 @@ class Draw:
 
 
 @dataclass
-class Building(Recording[Tensor]):
+class Building(ProgramRecorder[Tensor]):
     """The interpreter of one trace of a graph's `build`."""
 
     #: name of the running function in messages, and a short form
@@ -138,7 +138,7 @@ class Building(Recording[Tensor]):
         op = ToLayout(target.sbp, None if back is None else tuple(back))
         return self._outputs(self._record(op, [x.traced], target.placement), (target,), [x])[0]
 
-    def leave(self, x: Tensor) -> Tensor:
+    def to_local(self, x: Tensor) -> Tensor:
         """Raise an error: `build` has no access to the local pieces of a global tensor."""
         raise JobError(
             f"to_local at {user_line()}: not in {self.running}; return the tensor {x.tensor_type} from {self.short}, and call to_local() on it"

@@ -21,10 +21,10 @@ from jobflow.core.errors import DivergedError, JobError, user_line
 from jobflow.core.layout import Layout, Placement
 from jobflow.core.types import Array, TensorType
 from jobflow.eager.convert import agree, convert_array, done, empty
-from jobflow.eager.session_tensors import Tie, relay
+from jobflow.eager.session_tensors import Binding, adopt_layout
 from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.structures import filled, form, leaves
-from jobflow.eager.tensor import Home, Storage, moves
+from jobflow.eager.tensor import ResidentMemory, Storage, move_memory
 from jobflow.engine.session import current_session
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.graph_text import physical_text
@@ -96,7 +96,7 @@ class Memory:
     rank: Rank | None = None
     #: tensors that are variables, by name, and where they lie
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    homes: dict[str, Home] = field(default_factory=dict)
+    homes: dict[str, ResidentMemory] = field(default_factory=dict)
     #: variables that have got what was loaded for them
     loaded: set[str] = field(default_factory=set)
 
@@ -119,10 +119,10 @@ class Bound:
         self.outputs = [self._given(value, x) for value, x in zip(self.physical.graph.outputs, given, strict=True)]
         self.executor: Executor | None = None
         #: tensors that are variables, and where the program has them
-        self.ties: list[tuple[Tie, Home]] = []
+        self.ties: list[tuple[Binding, ResidentMemory]] = []
         self.storages: list[Storage] = []
         self.together = Placement("cpu", self.group.ranks)
-        self.trail = here.trail(self.together)
+        self.collective_log = here.collective_log(self.together)
         #: tensors of the program that a run writes over
         self.changing = [name for name in built.tensors if name in built.graph.updates]
         #: this rank's peers, if it exchanges anything with them in a run
@@ -195,7 +195,7 @@ class Bound:
         """Let variables lie where their tensors do, as far as all ranks can use that as it is; the others, which are new here."""
         index = self.group.ranks.index(self.here.rank.index)
         fresh: list[Variable] = []
-        usable: dict[str, Home] = {}
+        usable: dict[str, ResidentMemory] = {}
         for variable in self.physical.graph.variables.values():
             x = self.built.tensors.get(variable.name)
             if variable.name in state.variables:
@@ -214,12 +214,12 @@ class Bound:
                 state.attach(variable, home.buffer, home.offset, bool(home.ranks))
         return [variable for variable in fresh if variable.name in unusable]
 
-    def _usable(self, x: Tensor, variable: Variable) -> Home | None:
+    def _usable(self, x: Tensor, variable: Variable) -> ResidentMemory | None:
         """Where the tensor lies, if the variable can lie there: where a graph has laid it, or anywhere if nothing is gained by laying it elsewhere.
 
         Where other ranks look too, only if they are those of this graph, or if it only reads there.
         """
-        home = None if x.storage is None else x.storage.home
+        home = None if x.storage is None else x.storage.resident
         writes = variable.name in self.built.graph.updates
         if home is not None and x.array is home.array:
             return home if home.ranks in ((), self.group.ranks) and not home.copies else None
@@ -227,7 +227,7 @@ class Bound:
             return None
         if isinstance(x, Parameter) and variable.layout.is_whole and variable.placement.size == len(self.group.ranks) > 1:
             return None
-        return Home(x.array, x.array.reshape(-1).view(np.uint8), 0)
+        return ResidentMemory(x.array, x.array.reshape(-1).view(np.uint8), 0)
 
     def _fill(self, state: State, fresh: Sequence[Variable], loaded: Mapping[str, Tensor]) -> None:
         """Give new variables the numbers of their tensors, or those that were loaded; from now on the tensors lie where the variables do."""
@@ -251,7 +251,7 @@ class Bound:
     def _relaid(self, x: Tensor, variable: Variable) -> bool:
         """Whether the graph stores a tensor otherwise than it lies; it lies so from now on."""
         lies = self.group.world_layout(Layout(variable.placement, variable.sbp))
-        return relay(self.here, x, lies, f"{self.built.name}: {variable.name}")
+        return adopt_layout(self.here, x, lies, f"{self.built.name}: {variable.name}")
 
     def _pieces(self, loaded: Mapping[str, Tensor]) -> dict[str, Array]:
         """This rank's pieces of loaded variables without tensors; every rank there is calls it, for each may have some of what was loaded."""
@@ -279,15 +279,15 @@ class Bound:
     def _share(self, state: State, name: str, x: Tensor) -> None:
         home = self.memory.homes.get(name)
         if home is None:
-            slot, known = state.slots[name], None if x.storage is None else x.storage.home
+            slot, known = state.slots[name], None if x.storage is None else x.storage.resident
             if known is not None and x.array is known.array and state.buffers[slot.buffer] is known.buffer:
                 home = known
             else:
                 ranks = self.group.ranks if is_common(slot.buffer) else ()
-                home = Home(state.array(name), state.buffers[slot.buffer], slot.offset, ranks)
-                moves(x, home)
+                home = ResidentMemory(state.array(name), state.buffers[slot.buffer], slot.offset, ranks)
+                move_memory(x, home)
             self.memory.homes[name] = home
-        self.ties.append((Tie(self.built.graph.variables[name], x, home, x.tensor_type, x.layout), home))
+        self.ties.append((Binding(self.built.graph.variables[name], x, home, x.tensor_type, x.layout), home))
         if name in self.built.graph.updates:
             self.storages.append(x.memory)
 
@@ -314,7 +314,7 @@ class Bound:
         for rate in self.built.rates:
             rate.array[0] = rate.group["lr"]
         moved = [(tie, home) for tie, home in self.ties if tie.tensor.array is not home.array]
-        origin = self._agreed(tensors, moved)
+        provenance = self._agreed(tensors, moved)
         made: dict[int, Array] = {}
         if self.executor is not None:
             if moved:
@@ -324,7 +324,7 @@ class Bound:
                 storage.version += 1
         for schedule in self.built.schedules:
             schedule.step()
-        found = (self._output(meta, made.get(i), origin + i) for i, meta in enumerate(self.outputs))
+        found = (self._output(meta, made.get(i), provenance + i) for i, meta in enumerate(self.outputs))
         return filled(self.built.given, found)
 
     def _step(self, executor: Executor, arrays: Mapping[str, Array]) -> dict[int, Array]:
@@ -336,27 +336,27 @@ class Bound:
                 draw.generator.draws -= 1
             raise
 
-    def _agreed(self, tensors: Sequence[Tensor], moved: Sequence[tuple[Tie, Home]]) -> int:
+    def _agreed(self, tensors: Sequence[Tensor], moved: Sequence[tuple[Binding, ResidentMemory]]) -> int:
         """Make sure that all ranks run this graph now, on the same; a number for that."""
         fed = [crc32(array.tobytes()) for array in self.constant.values()]
-        held = [self.built.tensors[name].origin for name in self.changing]
-        origin = mixed(self.digest, *(x.origin for x in tensors), *fed, *held)
+        held = [self.built.tensors[name].provenance for name in self.changing]
+        provenance = mixed(self.digest, *(x.provenance for x in tensors), *fed, *held)
         rates = "".join(f", learning rate {rate.array[0]:g}" for rate in self.built.rates)
-        self.trail.add(origin, f"{self.built.name}{rates}")
+        self.collective_log.add(provenance, f"{self.built.name}{rates}")
         for number, name in enumerate(self.changing):
-            self.built.tensors[name].origin = origin + number
+            self.built.tensors[name].provenance = provenance + number
         theirs = [tie.variable.name for tie, home in moved if home.ranks]
         if self.comm is not None or theirs:
             written = f" after {', '.join(theirs[:3])}{', ...' if len(theirs) > 3 else ''} had been written to outside of it" if theirs else ""
             agree(
                 self.here,
                 self.peers,
-                mixed(self.trail.number, origin, crc32(" ".join(theirs).encode())),
+                mixed(self.collective_log.number, provenance, crc32(" ".join(theirs).encode())),
                 lambda: f"a call of {self.built.name} at {user_line()}{written}{done(self.here, self.together)}",
             )
-        return origin
+        return provenance
 
-    def _take(self, moved: Sequence[tuple[Tie, Home]]) -> None:
+    def _take(self, moved: Sequence[tuple[Binding, ResidentMemory]]) -> None:
         """The program has put other memory in the place of tensors': the graph's memory gets its numbers.
 
         Of what the ranks have in common these are the first rank's; all ranks have agreed to be here.
@@ -371,7 +371,7 @@ class Bound:
                     assert self.memory.rank is not None
                     target = state_of(self.memory.rank).array(tie.variable.name)
                 target[...] = tie.tensor.array
-            tie.bring_home()
+            tie.readmit()
         if any(home.ranks for _, home in moved):
             self.peers.barrier()
 
@@ -382,9 +382,9 @@ class Bound:
         return self.memory.rank.comm
 
     @staticmethod
-    def _output(meta: Meta, array: Array | None, origin: int) -> Tensor:
+    def _output(meta: Meta, array: Array | None, provenance: int) -> Tensor:
         made = Tensor(meta.type, meta.layout, empty(meta.type) if array is None else array)
-        made.origin = origin
+        made.provenance = provenance
         return made
 
     def tensors(self, given: Arguments) -> Sequence[Tensor]:

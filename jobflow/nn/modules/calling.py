@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import jobflow.core.scope as scope
 from jobflow.core.errors import JobError, user_line
-from jobflow.eager.in_jobs import Called, recorded, recorder_of
+from jobflow.eager.job_recorder import Called, recorded, recorder_of
 from jobflow.engine.body import JobBody
 from jobflow.functional.tensor_class import Tensor
 

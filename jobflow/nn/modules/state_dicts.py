@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jobflow.core.errors import CheckpointError, did_you_mean, user_line
-from jobflow.eager import crossing
+from jobflow.eager import redistribution
 from jobflow.eager.parameters import described
 from jobflow.eager.state import EagerState, gradients, state
 from jobflow.eager.tensor import own
@@ -108,6 +108,6 @@ def take(here: EagerState, x: Tensor, value: Any) -> None:
         value = from_numpy(value) if x.layout is None else cut("load_state_dict", np.asarray(value, order="C"), x.layout)
     value = cast(value, x.tensor_type.dtype)
     if x.layout is not None:
-        value = crossing.change(here, value, x.layout)
+        value = redistribution.redistribute(here, value, x.layout)
     own(x, "load_state_dict")[...] = value.array
     x.wrote()

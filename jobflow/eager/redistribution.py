@@ -19,7 +19,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ShapeError, user_line
 from jobflow.core.layout import Broadcast, Layout, Placement, Sbp, Split
 from jobflow.core.types import DTYPES, TensorType
-from jobflow.eager.backward import Relaid, relaid, unsummed
+from jobflow.eager.backward import RedistributeGradient, gradient_layout, redistributed_gradient
 from jobflow.eager.collectives import stacked
 from jobflow.eager.convert import agree, convert, convert_array, empty
 from jobflow.eager.run import prepared, recorder
@@ -38,7 +38,7 @@ AXES = 64
 T = TypeVar("T", bound=TensorBase)
 
 
-def change(here: EagerState, x: T, target: Layout, back: Sequence[Sbp] | None = None) -> T:
+def redistribute(here: EagerState, x: T, target: Layout, back: Sequence[Sbp] | None = None) -> T:
     """Return a global tensor in another layout; its gradient is first redistributed to `back` on the new placement, if set."""
     if x.traced is not None or here.building is not None:
         return recorder(here, "to_global").change(x, target, back)
@@ -46,13 +46,13 @@ def change(here: EagerState, x: T, target: Layout, back: Sequence[Sbp] | None = 
     if x.layout == target and back is None:
         return x
     output = TensorBase.new(x.tensor_type, target, convert(here, x, target, "to_global"))
-    output.origin = x.origin
+    output.provenance = x.provenance
     if x.layout == target:
         x.shares(output)
     if here.grad_enabled and x._needs_gradient:
         assert x.layout is not None
-        asked = None if back is None else Layout(target.placement, tuple(back))
-        record("to_global", (x,), (output,), Relaid(here, unsummed(x.layout), asked))
+        requested = None if back is None else Layout(target.placement, tuple(back))
+        record("to_global", (x,), (output,), RedistributeGradient(here, gradient_layout(x.layout), requested))
     return output
 
 
@@ -60,17 +60,17 @@ def as_read(here: EagerState, op: Op, x: T) -> T:
     """Return x in the layout in which `op` reads it, so that several operations share one redistribution."""
     if x.traced is not None or x.layout is None:
         return x
-    wanted = prepared(here, op, (x,)).wanted
-    return x if not wanted or wanted[0] is None else change(here, x, wanted[0])
+    input_layouts = prepared(here, op, (x,)).input_layouts
+    return x if not input_layouts or input_layouts[0] is None else redistribute(here, x, input_layouts[0])
 
 
-def enter(here: EagerState, x: T, target: Layout, *, check: bool = True, copy: bool = False) -> T:
+def local_to_global(here: EagerState, x: T, target: Layout, *, check: bool = True, copy: bool = False) -> T:
     """Return the global tensor whose pieces are the local tensors of the ranks."""
     with scope.lock():
-        return _entered(here, x, target, check, copy)
+        return _local_to_global(here, x, target, check, copy)
 
 
-def _entered(here: EagerState, x: T, target: Layout, check: bool, copy: bool) -> T:
+def _local_to_global(here: EagerState, x: T, target: Layout, check: bool, copy: bool) -> T:
     type = logical_type(here, x, target) if check else _assumed_type(x, target)
     inside = here.rank.index in target.placement.ranks
     array = (x.array.copy() if copy else x.array) if inside else empty(type)
@@ -81,10 +81,10 @@ def _entered(here: EagerState, x: T, target: Layout, check: bool, copy: bool) ->
     if array is x.array:
         shows(x, output)
     here.entered += 1
-    output.origin = mixed(here.entered, zlib.crc32(f"{type} {target}".encode()))
-    here.trail(target.placement).add(output.origin, f"to_global of a local tensor: {type} {target}")
+    output.provenance = mixed(here.entered, zlib.crc32(f"{type} {target}".encode()))
+    here.collective_log(target.placement).add(output.provenance, f"to_global of a local tensor: {type} {target}")
     if here.grad_enabled and x._needs_gradient:
-        record("to_global", (x,), (output,), _EnterGradient(here, target, x.tensor_type))
+        record("to_global", (x,), (output,), _ToGlobalGradient(here, target, x.tensor_type))
     return output
 
 
@@ -98,9 +98,9 @@ def logical_type(here: EagerState, x: TensorBase, target: Layout) -> TensorType:
         everybody = _types(here, x.tensor_type)
     else:
         everybody = [x.tensor_type]
-    given = {rank: everybody[rank] for rank in ranks}
-    first = given[ranks[0]]
-    for rank, type in given.items():
+    types = {rank: everybody[rank] for rank in ranks}
+    first = types[ranks[0]]
+    for rank, type in types.items():
         if type.ndim != first.ndim or type.dtype is not first.dtype:
             raise ShapeError(
                 f"{what}: rank {ranks[0]} has {first} and rank {rank} has {type}; the parts of a tensor must have the same dtype and number of axes"
@@ -109,13 +109,13 @@ def logical_type(here: EagerState, x: TensorBase, target: Layout) -> TensorType:
     for axis in range(first.ndim):
         cutting = [d for d, sbp in enumerate(target.sbp) if sbp == Split(axis)]
         line = [rank for rank in ranks if all(i == 0 for d, i in enumerate(target.placement.coordinates(rank)) if d not in cutting)]
-        shape[axis] = sum(given[rank].shape[axis] for rank in line)
-    for rank, type in given.items():
-        wanted = target.box(shape, rank).shape
-        if type.shape != wanted:
+        shape[axis] = sum(types[rank].shape[axis] for rank in line)
+    for rank, type in types.items():
+        expected = target.box(shape, rank).shape
+        if type.shape != expected:
             raise ShapeError(
                 f"{what}: with {', '.join(map(repr, target.sbp))} the local tensors form {first.dtype.name}{shape}, of which rank {rank} "
-                f"holds {list(wanted)}, but it has {list(type.shape)}; balance the parts, with the longer ones on the first ranks"
+                f"holds {list(expected)}, but it has {list(type.shape)}; balance the parts, with the longer ones on the first ranks"
             )
     return first.with_shape(tuple(shape))
 
@@ -151,15 +151,15 @@ def _first_copy(here: EagerState, array: np.ndarray, type: TensorType, target: L
 
 
 @dataclass(frozen=True, slots=True)
-class _EnterGradient:
+class _ToGlobalGradient:
     here: EagerState
     layout: Layout
     local: TensorType
 
-    def __call__(self, kept: Sequence[TensorBase], gradients: Gradients) -> Gradients:
+    def __call__(self, saved: Sequence[TensorBase], gradients: Gradients) -> Gradients:
         (gradient,) = gradients
         assert gradient is not None
-        piece = leave(self.here, relaid(self.here, gradient, unsummed(self.layout)))
+        piece = to_local(self.here, redistributed_gradient(self.here, gradient, gradient_layout(self.layout)))
         rank, placement = self.here.rank.index, self.layout.placement
         if rank not in placement.ranks:  # zeros computed from the piece, so that all ranks record the same second gradients
             zeros: TensorBase = apply(BroadcastTo(self.local.shape), apply(SumTo(()), piece))
@@ -169,7 +169,7 @@ class _EnterGradient:
         return (counted,)
 
 
-def leave(here: EagerState, x: T, *, copy: bool = False) -> T:
+def to_local(here: EagerState, x: T, *, copy: bool = False) -> T:
     """Return this rank's piece of a global tensor as a local tensor."""
     check_current(x)
     piece = x.array.copy() if copy else x.array
@@ -178,22 +178,22 @@ def leave(here: EagerState, x: T, *, copy: bool = False) -> T:
         x.shares(output)
     if here.grad_enabled and x._needs_gradient:
         assert x.layout is not None
-        record("to_local", (x,), (output,), _LeaveGradient(here, x.layout, x.tensor_type))
+        record("to_local", (x,), (output,), _ToLocalGradient(here, x.layout, x.tensor_type))
     return output
 
 
 @dataclass(frozen=True, slots=True)
-class _LeaveGradient:
+class _ToLocalGradient:
     here: EagerState
     layout: Layout
     type: TensorType
 
-    def __call__(self, kept: Sequence[TensorBase], gradients: Gradients) -> Gradients:
+    def __call__(self, saved: Sequence[TensorBase], gradients: Gradients) -> Gradients:
         (gradient,) = gradients
         assert gradient is not None
         back = Layout(self.layout.placement, tuple(map(dual, self.layout.sbp)))
         array = gradient.array if self.here.rank.index in back.placement.ranks else empty(self.type)
-        made = TensorBase.new(self.type, back, array)
+        result = TensorBase.new(self.type, back, array)
         if self.here.grad_enabled and gradient._needs_gradient:
-            record("to_global", (gradient,), (made,), _EnterGradient(self.here, back, gradient.tensor_type))
-        return (made,)
+            record("to_global", (gradient,), (result,), _ToGlobalGradient(self.here, back, gradient.tensor_type))
+        return (result,)

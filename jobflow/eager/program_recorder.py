@@ -1,4 +1,4 @@
-"""Recording of functions of tensors while a program is traced.
+"""ProgramRecorder of functions of tensors while a program is traced.
 
 `state().building` is a recorder while `nn.Graph.build` runs, and while a function of tensors or a module runs in the body of a job.
 Functions of tensors then end in `run`, `source`, `update` or `change` of the recorder, instead of computing.  A traced tensor represents
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=TensorBase)
 
 
-def lying(x: TensorBase) -> Array:
+def symbolic_array(x: TensorBase) -> Array:
     """Return an array with the shape and strides that x would have if computed eagerly; its elements must not be read."""
     if x.traced is None and x.layout is None:
         return x.array
     return unread(x.tensor_type, contiguous_strides(x.tensor_type.shape, x.tensor_type.dtype.itemsize) if x.strides is None else x.strides)
 
 
-def view_strides(op: Op, x: TensorBase) -> tuple[int, ...] | None:
+def symbolic_strides(op: Op, x: TensorBase) -> tuple[int, ...] | None:
     """Return the strides of the output of an operation that is a view, the same on all ranks; None if it is not a view."""
     if not isinstance(op, ViewOp):
-        return lying(x).strides if isinstance(op, Detach) else None
+        return symbolic_array(x).strides if isinstance(op, Detach) else None
     try:
-        strides: tuple[int, ...] = op.view(lying(x)).strides
+        strides: tuple[int, ...] = op.view(symbolic_array(x)).strides
     except ValueError:  # only a copy would do
         return None
     return strides
 
 
-class Recording(ABC, Generic[T]):
+class ProgramRecorder(ABC, Generic[T]):
     """Base class of the recorders of `nn.Graph.build`, of compiled functions and of jobs."""
 
     #: the name of the tracing in messages, and a short form
@@ -74,11 +74,11 @@ class Recording(ABC, Generic[T]):
     def run(self, op: Op, inputs: Sequence[T]) -> tuple[T, ...]:
         """Record an operation, and return its outputs."""
         outputs = self._ran(op, inputs)
-        strides = view_strides(op, inputs[0]) if len(inputs) == 1 else None
+        strides = symbolic_strides(op, inputs[0]) if len(inputs) == 1 else None
         if strides is not None:
             base = self.known(inputs[0])
             base.shares(outputs[0])
-            outputs[0].base, outputs[0].seen, outputs[0].strides = (inputs[0], op), base.version, strides
+            outputs[0].base, outputs[0].synced_version, outputs[0].strides = (inputs[0], op), base.version, strides
         return outputs
 
     def _ran(self, op: Op, inputs: Sequence[T]) -> tuple[T, ...]:
@@ -97,10 +97,10 @@ class Recording(ABC, Generic[T]):
         needs = any(x._needs_gradient for x in inputs)
         if needs and self.trains and not self.here.grad_enabled:
             values = [self._record(Detach(), [value], value.node.placement)[0] for value in values]
-        made = tuple(TensorBase.new(value.tensor_type, layout, None, traced=value) for value, layout in zip(values, layouts, strict=True))
-        for x in made:
+        outputs = tuple(TensorBase.new(value.tensor_type, layout, None, traced=value) for value, layout in zip(values, layouts, strict=True))
+        for x in outputs:
             x._needs_gradient = needs and self.here.grad_enabled and x.tensor_type.dtype.is_float
-        return made
+        return outputs
 
     def update(self, op: Op, inputs: Sequence[T]) -> None:
         """Record an operation that overwrites some of its inputs."""
@@ -121,7 +121,7 @@ class Recording(ABC, Generic[T]):
         """Record a redistribution; its gradient is first redistributed to `back`, if set."""
 
     @abstractmethod
-    def leave(self, x: T) -> T:
+    def to_local(self, x: T) -> T:
         """Raise JobError: traced tensors have no pieces yet."""
 
     # ---------------------------------------------------------------- tensors with values, and views
@@ -129,37 +129,37 @@ class Recording(ABC, Generic[T]):
     def known(self, x: T) -> T:
         """Return the traced tensor that represents x in this program."""
         if x.traced is not None:
-            if x.base is not None and x.seen != x.version:
-                self._look_again(x)
+            if x.base is not None and x.synced_version != x.version:
+                self._refresh_view(x)
             return x
-        found = self._standing.get(id(x))
-        return self._read(x) if found is None else found
+        standing = self._standing.get(id(x))
+        return self._read(x) if standing is None else standing
 
-    def _look_again(self, view: T) -> None:
+    def _refresh_view(self, view: T) -> None:
         """Derive a view again from its base, which was written to since its creation."""
         assert view.base is not None
         base, op = view.base
-        view.seen = view.version
+        view.synced_version = view.version
         before, self.here.grad_enabled = self.here.grad_enabled, True
         try:
-            made = self.known(self._ran(op, [base])[0])
+            value = self.known(self._ran(op, [base])[0])
         finally:
             self.here.grad_enabled = before
-        view.traced, view._needs_gradient = made.traced, made._needs_gradient
-        view.node, view.index = made.node, made.index
+        view.traced, view._needs_gradient = value.traced, value._needs_gradient
+        view.node, view.index = value.node, value.index
 
     @abstractmethod
     def _read(self, x: T) -> T:
         """Register a tensor with values as a variable, and return the traced tensor for it."""
 
-    def write(self, x: T, made: T) -> None:
+    def write(self, x: T, new_value: T) -> None:
         """Assign `made` to x and update the bases of x; tensors with values change after the run.
 
         Raises: JobError if the gradient of the old value of x would be lost.
         """
         chain = [x]
-        while (looked := chain[-1].base) is not None:
-            chain.append(looked[0])
+        while (base := chain[-1].base) is not None:
+            chain.append(base[0])
         hidden = not self.here.grad_enabled
         for tensor in chain:
             if hidden and self.trains and tensor.traced is not None and self.known(tensor)._needs_gradient:
@@ -169,10 +169,10 @@ class Recording(ABC, Generic[T]):
                     f"overwrite it where gradients are recorded"
                 )
             hidden = hidden or (tensor.base is not None and isinstance(tensor.base[1], Detach))
-        value = self.known(made)
+        value = self.known(new_value)
         self.known(x).wrote()
         for view, below in zip(chain, [*chain[1:], None], strict=True):
-            view.seen = x.version
+            view.synced_version = x.version
             self._hold(view, value)
             if below is not None:
                 value = self._around(view, below)
@@ -188,13 +188,13 @@ class Recording(ABC, Generic[T]):
         assert view.base is not None
         op = view.base[1]
         if isinstance(op, Slice):
-            (made,) = self._ran(SliceUpdate(Slice(op.starts, op.stops, op.steps)), [base, view])
+            (result,) = self._ran(SliceUpdate(Slice(op.starts, op.stops, op.steps)), [base, view])
         elif isinstance(op, Transpose):
-            (made,) = self._ran(Transpose(tuple(op.perm.index(i) for i in range(len(op.perm)))), [view])
+            (result,) = self._ran(Transpose(tuple(op.perm.index(i) for i in range(len(op.perm)))), [view])
         else:
-            (made,) = self._ran(Reshape(base.tensor_type.shape), [view])
-        made = self.known(made)
-        return made if base.layout is None or made.layout == base.layout else self.change(made, base.layout, None)
+            (result,) = self._ran(Reshape(base.tensor_type.shape), [view])
+        result = self.known(result)
+        return result if base.layout is None or result.layout == base.layout else self.change(result, base.layout, None)
 
     @abstractmethod
     def _write(self, x: T, standing: T, value: T) -> None:

@@ -1,7 +1,7 @@
-"""Functions of tensors and modules in the body of a job: their operations are recorded there, with the conventions of tensors.
+"""ProgramRecorder of functions of tensors and modules in the body of a job, with the conventions of tensors.
 
-A tensor of the job is passed in as a traced tensor without values, `Tensor(type, None, None, traced=handle)`, and returned as a tensor of
-the job.  Tracing needs no rank: the state of the functions belongs to the body, so that it is the same on the only rank that traces a
+A tensor of the job is passed in as a traced tensor without values, `Tensor(type, None, None, traced=handle)`.  Results become tensors of
+the job again.  Tracing needs no rank: the state of the functions belongs to the body, and is the same on the only rank that traces a
 job.  Parameters and buffers of a called module become variables of the session; other tensors with values are refused.
 """
 
@@ -16,7 +16,7 @@ import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, JobflowError, user_line
 from jobflow.core.layout import B, Layout, P, Placement, Sbp
-from jobflow.eager.recording import Recording
+from jobflow.eager.program_recorder import ProgramRecorder
 from jobflow.eager.session_tensors import SessionTensors
 from jobflow.eager.state import EagerState
 from jobflow.eager.structures import replaced
@@ -56,7 +56,7 @@ class Called:
     paths: Mapping[int, str]
 
 
-class Recorder(Recording[TensorBase]):
+class JobRecorder(ProgramRecorder[TensorBase]):
     """The recorder of functions of tensors and modules in the body of a job; it replaces a graph in `EagerState.building`.
 
     It is also the interpreter, so that functions of operations on these tensors are recorded, too.
@@ -96,14 +96,14 @@ class Recorder(Recording[TensorBase]):
         return self.run(op, inputs) if inputs else (self.source(op, None, None),)
 
     def _ran(self, op: Op, inputs: Sequence[TensorBase]) -> tuple[TensorBase, ...]:
-        made = self._recorded(op, [self._handle(x, op) for x in inputs])
+        outputs = self._recorded(op, [self._handle(x, op) for x in inputs])
         if not self.here.grad_enabled:
-            made = tuple([self._recorded(Detach(), [self._handle(each, op)])[0] for each in made])
-        return made
+            outputs = tuple([self._recorded(Detach(), [self._handle(each, op)])[0] for each in outputs])
+        return outputs
 
     def _applied(self, op: Op, known: Sequence[TensorBase]) -> tuple[Sequence[Any], Sequence[None]]:
-        made = self._recorded(op, [x.traced for x in known])
-        return [self._handle(x, op) for x in made], (None,) * len(made)
+        outputs = self._recorded(op, [x.traced for x in known])
+        return [self._handle(x, op) for x in outputs], (None,) * len(outputs)
 
     def _handle(self, x: TensorBase, op: Op) -> Any:
         """Return the tensor of the job that x represents."""
@@ -126,16 +126,16 @@ class Recorder(Recording[TensorBase]):
         except JobflowError:
             self.body.apply(op, inputs, self.name)  # its error names the operation and the line
             raise
-        made = tuple(TensorBase.new(type, None, None, _WAITING) for type in types)
-        self._waiting = op, inputs, made
-        return made
+        outputs = tuple(TensorBase.new(type, None, None, _WAITING) for type in types)
+        self._waiting = op, inputs, outputs
+        return outputs
 
     def record(self, name: str | None) -> None:
         """Record the deferred operation, if any."""
         if self._waiting is not None:
             (op, inputs, outputs), self._waiting = self._waiting, None
-            for x, made in zip(outputs, self.body.apply(op, inputs, name), strict=True):
-                x.traced = made
+            for x, value in zip(outputs, self.body.apply(op, inputs, name), strict=True):
+                x.traced = value
 
     def source(self, op: Op, layout: Layout | None, counter: int | None) -> TensorBase:
         if layout is not None and self.module is None:
@@ -143,8 +143,8 @@ class Recorder(Recording[TensorBase]):
         if counter is not None:
             random: Any = op  # random operations have a key
             op = replace(random, key=self._draw())
-        (made,) = self._recorded(op, [] if counter is None else [self.body.run_counter()])
-        return made
+        (output,) = self._recorded(op, [] if counter is None else [self.body.run_counter()])
+        return output
 
     def draw_for(self, x: TensorBase) -> tuple[str, int, TensorBase]:
         counter = self.body.run_counter()
@@ -220,12 +220,12 @@ class Recorder(Recording[TensorBase]):
         with scope.using(placement=op.single):
             return apply(op, value)
 
-    def write(self, x: TensorBase, made: TensorBase) -> None:
+    def write(self, x: TensorBase, value: TensorBase) -> None:
         if self.module is None:
             raise JobError(
                 f"{user_line()}: the tensor {x.tensor_type} of a job cannot be overwritten; use the form that returns a new tensor (relu for relu_)"
             )
-        super().write(x, made)
+        super().write(x, value)
 
     # ---------------------------------------------------------------- unsupported in jobs
 
@@ -236,7 +236,7 @@ class Recorder(Recording[TensorBase]):
                 return self.run(ToLayout(target.sbp, None if back is None else tuple(back)), [x])[0]
         raise JobError(f"to_global at {user_line()}: the tensor {x.tensor_type} belongs to a job, whose layouts are chosen after tracing; {LAYOUTS}")
 
-    def leave(self, x: TensorBase) -> TensorBase:
+    def to_local(self, x: TensorBase) -> TensorBase:
         """Raise JobError: tensors of a job have no pieces during tracing."""
         raise JobError(f"to_local at {user_line()}: the tensor {x.tensor_type} belongs to a job and has no local piece during tracing; {LAYOUTS}")
 
@@ -260,23 +260,23 @@ def is_body(interpreter: Any) -> bool:
     return isinstance(interpreter, JobBody)
 
 
-def recorder_of(body: JobBody) -> Recorder:
+def recorder_of(body: JobBody) -> JobRecorder:
     """Return the recorder of this body."""
     if body.records is None:
-        body.records = Recorder(body)
+        body.records = JobRecorder(body)
     return body.records
 
 
 def recorded(body: Any, function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any], name: str | None = None) -> Any:
     """Record a function of tensors of the job in its body, and return its results; `name` names its last operation."""
     recorder = recorder_of(body)
-    given, options = replaced((tuple(arguments), dict(named)), TensorOperators, lambda x: TensorBase.new(x.tensor_type, None, None, x))
+    args, options = replaced((tuple(arguments), dict(named)), TensorOperators, lambda x: TensorBase.new(x.tensor_type, None, None, x))
     before, recorder.name = recorder.name, name
     token = scope.enter(recorder.scope())
     try:
-        made = function(*given, **options)
+        results = function(*args, **options)
         recorder.record(recorder.name)
-        return replaced(made, TensorBase, lambda x: x if x.traced is None and recorder.module is None else recorder.known(x).traced)
+        return replaced(results, TensorBase, lambda x: x if x.traced is None and recorder.module is None else recorder.known(x).traced)
     finally:
         scope.leave(token)
         recorder.name, recorder._waiting = before, None
