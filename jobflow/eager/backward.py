@@ -314,7 +314,7 @@ def _behind(edges: Sequence[Edge]) -> Iterator[tuple[TapeNode, int] | TensorBase
 
 
 def _may_keep(hooks: dict[int, Hook] | None) -> bool:
-    """True if a hook received the gradient: it may have kept it, or returned the memory of another tensor."""
+    """Return True if a hook received the gradient and may have stored it, or returned the memory of another tensor."""
     return bool(hooks) and not all(isinstance(hook, ReadyCallback) for hook in (hooks or {}).values())
 
 
@@ -322,7 +322,7 @@ def _copied(x: T) -> T:
     copy = POOL.array(x.array.shape, x.array.dtype)
     np.copyto(copy, x.array)
     result = TensorBase.new(x.tensor_type, x.layout, copy)
-    result.provenance = x.provenance
+    result._provenance = x._provenance
     return result
 
 

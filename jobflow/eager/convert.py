@@ -88,7 +88,7 @@ def convert(here: EagerState, x: TensorBase, target: Layout, what: str) -> Array
     `what` names the operation in messages.
     """
     assert x.layout is not None
-    return convert_array(here, x.array, x.tensor_type, x.layout, target, what, x.provenance)
+    return convert_array(here, x.array, x.tensor_type, x.layout, target, what, x._provenance)
 
 
 def convert_array(here: EagerState, array: Array, type: TensorType, source: Layout, target: Layout, what: str, provenance: int = 0) -> Array:
@@ -210,6 +210,6 @@ def _gathered(here: EagerState, x: TensorBase, what: str) -> Array:
     if x.layout.placement.ranks == everywhere.placement.ranks and x.layout.is_whole:
         if here.rank.size > 1:
             same = x.tensor_type, x.layout, x.layout
-            agree(here, here.rank.comm, _digest(here, *same, x.provenance), _described(here, what, *same, x.provenance))
+            agree(here, here.rank.comm, _digest(here, *same, x._provenance), _described(here, what, *same, x._provenance))
         return x.array.copy()  # a write on one rank must not reach the shared copies
-    return convert_array(here, x.array, x.tensor_type, x.layout, everywhere, what, x.provenance)
+    return convert_array(here, x.array, x.tensor_type, x.layout, everywhere, what, x._provenance)

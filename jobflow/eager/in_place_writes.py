@@ -71,8 +71,8 @@ def written(here: EagerState, x: TensorBase, value: TensorBase, what: str) -> No
         chain.append(chain[-1].base[0])
     x.wrote()
     for tensor in chain:
-        tensor.synced_version = x.version
-        tensor.provenance = mixed(tensor.provenance, value.provenance)
+        tensor._synced_version = x.version
+        tensor._provenance = mixed(tensor._provenance, value._provenance)
     if not here.grad_enabled or not (value._needs_gradient or x._needs_gradient):
         return
     if value.node is not None:

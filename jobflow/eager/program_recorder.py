@@ -78,7 +78,7 @@ class ProgramRecorder(ABC, Generic[T]):
         if strides is not None:
             base = self.known(inputs[0])
             base.shares(outputs[0])
-            outputs[0].base, outputs[0].synced_version, outputs[0].strides = (inputs[0], op), base.version, strides
+            outputs[0].base, outputs[0]._synced_version, outputs[0].strides = (inputs[0], op), base.version, strides
         return outputs
 
     def _ran(self, op: Op, inputs: Sequence[T]) -> tuple[T, ...]:
@@ -129,7 +129,7 @@ class ProgramRecorder(ABC, Generic[T]):
     def known(self, x: T) -> T:
         """Return the traced tensor that represents x in this program."""
         if x.traced is not None:
-            if x.base is not None and x.synced_version != x.version:
+            if x.base is not None and x._synced_version != x.version:
                 self._refresh_view(x)
             return x
         standing = self._standing.get(id(x))
@@ -139,7 +139,7 @@ class ProgramRecorder(ABC, Generic[T]):
         """Derive a view again from its base, which was written to since its creation."""
         assert view.base is not None
         base, op = view.base
-        view.synced_version = view.version
+        view._synced_version = view.version
         before, self.here.grad_enabled = self.here.grad_enabled, True
         try:
             value = self.known(self._ran(op, [base])[0])
@@ -172,7 +172,7 @@ class ProgramRecorder(ABC, Generic[T]):
         value = self.known(new_value)
         self.known(x).wrote()
         for view, below in zip(chain, [*chain[1:], None], strict=True):
-            view.synced_version = x.version
+            view._synced_version = x.version
             self._hold(view, value)
             if below is not None:
                 value = self._around(view, below)
@@ -198,7 +198,7 @@ class ProgramRecorder(ABC, Generic[T]):
 
     @abstractmethod
     def _write(self, x: T, standing: T, value: T) -> None:
-        """Assign `value` to a tensor with values, in place of its current traced value."""
+        """Assign `value` to a tensor with values, replacing its current traced value `standing`."""
 
     # ---------------------------------------------------------------- training and modules
 

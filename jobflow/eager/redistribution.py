@@ -46,7 +46,7 @@ def redistribute(here: EagerState, x: T, target: Layout, back: Sequence[Sbp] | N
     if x.layout == target and back is None:
         return x
     output = TensorBase.new(x.tensor_type, target, convert(here, x, target, "to_global"))
-    output.provenance = x.provenance
+    output._provenance = x._provenance
     if x.layout == target:
         x.shares(output)
     if here.grad_enabled and x._needs_gradient:
@@ -81,8 +81,8 @@ def _local_to_global(here: EagerState, x: T, target: Layout, check: bool, copy: 
     if array is x.array:
         shows(x, output)
     here.entered += 1
-    output.provenance = mixed(here.entered, zlib.crc32(f"{type} {target}".encode()))
-    here.collective_log(target.placement).add(output.provenance, f"to_global of a local tensor: {type} {target}")
+    output._provenance = mixed(here.entered, zlib.crc32(f"{type} {target}".encode()))
+    here.collective_log(target.placement).add(output._provenance, f"to_global of a local tensor: {type} {target}")
     if here.grad_enabled and x._needs_gradient:
         record("to_global", (x,), (output,), _ToGlobalGradient(here, target, x.tensor_type))
     return output

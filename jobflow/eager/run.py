@@ -85,7 +85,7 @@ def run(op: Op, *inputs: T) -> T:
 
 
 def runs_chains(*inputs: TensorBase) -> bool:
-    """True if operations on these tensors run at once, so that a chain of them may run as one operation."""
+    """Return True if operations on these tensors run eagerly, so that a chain of them may run as one operation."""
     interpreter = scope.current().interpreter
     return (interpreter is None or isinstance(interpreter, Running)) and all(x.layout is None and x.traced is None for x in inputs)
 
@@ -117,7 +117,7 @@ def perform(here: EagerState, op: Op, inputs: Sequence[TensorBase], records: boo
             output._device = device
     if records:
         if outputs[0].storage is not None:  # only views have a storage here
-            outputs[0].base, outputs[0].synced_version = (inputs[0], op), inputs[0].version
+            outputs[0].base, outputs[0]._synced_version = (inputs[0], op), inputs[0].version
         if any(x._needs_gradient if x.base is None else follow(x) for x in inputs):
             record_op(op, plan.placement, plan.gradients, inputs, outputs)
     return outputs
@@ -230,12 +230,12 @@ def execute(here: EagerState, plan: Prepared, op: Op, inputs: Sequence[TensorBas
         check_current(x)
     strides = symbolic_strides(op, inputs[0]) if isinstance(op, ViewOp) else None
     with scope.lock():
-        provenance = mixed(plan.digest, *[x.provenance for x in inputs])
+        provenance = mixed(plan.digest, *[x._provenance for x in inputs])
         here.collective_log(plan.placement).add(provenance, plan.text)
         looks = strides is not None
         outputs = _pieces(here, plan, inputs, looks, looks and not _needs_redistribution(plan, inputs[0]))
         for number, output in enumerate(outputs):
-            output.provenance = provenance + number
+            output._provenance = provenance + number
         if strides is not None:
             outputs[0].strides = strides
             if outputs[0].storage is None:
@@ -326,10 +326,10 @@ def _update(here: EagerState, op: Op, inputs: Sequence[TensorBase], what: str) -
     for i in written:
         own(inputs[i], what)
     if plan.placement is not None:
-        provenance = mixed(plan.digest, *[x.provenance for x in inputs])
+        provenance = mixed(plan.digest, *[x._provenance for x in inputs])
         here.collective_log(plan.placement).add(provenance, plan.text)
         for i in written:
-            inputs[i].provenance = provenance + i
+            inputs[i]._provenance = provenance + i
     if plan.redistributes:
         arrays = [x.array if want is None else convert(here, x, want, "an input") for x, want in zip(inputs, plan.input_layouts, strict=True)]
     else:
@@ -367,7 +367,7 @@ def source(op: Op, layout: Layout | None, counter: int | None = None) -> Any:
     with scope.lock():
         here.collective_log(layout.placement).add(provenance, f"{op} {about}")
     result = TensorBase.new(type, layout, _source_piece(here, op, type, layout, arrays))
-    result.provenance = provenance
+    result._provenance = provenance
     return result
 
 

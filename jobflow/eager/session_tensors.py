@@ -142,7 +142,7 @@ class SessionTensors:
             self._state(here.rank.index).write(variable.name, x.array)
 
     def _resident_memory(self, variable: Variable, x: TensorBase) -> ResidentMemory | None:
-        """Return the storage of a variable for its tensor; None without a piece on this rank."""
+        """Return the memory of a variable for its tensor; None without a piece on this rank."""
         world, name, lies = self._world, variable.name, variable.placement.ranks
         if world.multi:
             rank = world.ranks[0].index

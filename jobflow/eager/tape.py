@@ -146,8 +146,8 @@ def follow(view: TensorBase) -> bool:
     base, op = view.base
     if base.base is not None:
         follow(base)
-    if view.synced_version != view.version:
-        view.synced_version, view._needs_gradient = view.version, base._needs_gradient
+    if view._synced_version != view.version:
+        view._synced_version, view._needs_gradient = view.version, base._needs_gradient
         if not base._needs_gradient:
             view.node = None
         else:
@@ -228,7 +228,7 @@ def op_gradient(
 
 
 def read_by(program: Derivative | None, inputs: Sequence[TensorBase], outputs: Sequence[TensorBase]) -> Sequence[Any]:
-    """The inputs and outputs of an op, with None for those that its gradient program does not read."""
+    """Return the inputs and outputs of an operation, with None for those that its gradient program does not read."""
     values = (*inputs, *outputs)
     return values if program is None else [x if i in program.reads else None for i, x in enumerate(values)]
 
@@ -241,7 +241,7 @@ def _program(op: Op, types: tuple[TensorType, ...], needed: tuple[bool, ...]) ->
 
 
 def note(node: TapeNode, outputs: Sequence[TensorBase | None]) -> None:
-    """Set this node as the source of the floating point outputs; None stands for an output without a gradient."""
+    """Register the node as the source of the floating point outputs; None stands for an output without a gradient."""
     for index, output in enumerate(outputs):
         if output is not None and output.tensor_type.dtype.is_float:
             stand_at(output, node, index)

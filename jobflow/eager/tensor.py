@@ -155,16 +155,16 @@ class TensorBase:
         "_device",
         "_gradient",
         "_needs_gradient",
+        "_provenance",
         "_retains",
+        "_synced_version",
         "base",
         "hooks",
         "index",
         "layout",
         "node",
-        "provenance",
         "storage",
         "strides",
-        "synced_version",
         "tensor_type",
         "traced",
     )
@@ -190,9 +190,9 @@ class TensorBase:
         self.hooks: dict[int, Callable[[Any], Any]] | None = None
         self._retains = False
         self.storage: Storage | None = None
-        #: the base of a view and the view operation; `synced_version` is the version of the memory that its node refers to
+        #: the base of a view and the view operation; `_synced_version` is the version of the memory that its node refers to
         self.base: tuple[Any, Any] | None = None
-        self.synced_version = 0
+        self._synced_version = 0
         #: symbolic strides of a view of a global or traced tensor, as if its base were in the memory of one rank
         self.strides: tuple[int, ...] | None = None
         #: storage and version of the base, for a part of a global tensor that is a copy because elements moved between ranks
@@ -200,7 +200,7 @@ class TensorBase:
         #: device of a local tensor; None is the host
         self._device: Any = None
         #: provenance of a global tensor: a digest of its computation, the same on all ranks; 0 if unknown
-        self.provenance = 0
+        self._provenance = 0
 
     # ---------------------------------------------------------------- properties
 
@@ -297,7 +297,7 @@ class TensorBase:
 
 
 def has_array(x: TensorBase) -> bool:
-    """True unless the elements must be fetched from a remote storage first."""
+    """Return True unless the elements must be fetched from a remote storage first."""
     return hasattr(x, "_array")
 
 
@@ -357,7 +357,7 @@ def check_memory(x: TensorBase, what: str) -> None:
 
 
 def _overlaps_itself(array: Array) -> bool:
-    """True if two elements share memory, as in an array of `numpy.lib.stride_tricks.as_strided`."""
+    """Return True if two elements share memory, as in an array of `numpy.lib.stride_tricks.as_strided`."""
     steps = sorted((abs(step), n) for step, n in zip(array.strides, array.shape, strict=True) if n > 1)
     reach = array.itemsize
     for step, n in steps:

@@ -312,7 +312,7 @@ def cut(what: str, array: Array, layout: Layout) -> Tensor:
                 lambda: f"{what} of {_shortened(array)}, {type} {layout}, at {user_line()}; every rank passes the same logical value",
             )
     result = Tensor.new(type, layout, _piece_of(array, layout, here.rank.index))
-    result.provenance = digest
+    result._provenance = digest
     return result
 
 

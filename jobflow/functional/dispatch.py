@@ -51,13 +51,13 @@ FACTORIES = frozenset(
 
 
 def in_job() -> bool:
-    """True in the body of a job function, False elsewhere, also while nn.Graph.build runs."""
+    """Return True in the body of a job function; False elsewhere, and while nn.Graph.build runs."""
     here = scope.current()
     return here.interpreter is not None and (here.root.eager is None or here.root.eager.building is None)
 
 
 def is_tensor(x: Any) -> bool:
-    """True for tensors, and for tensors of a job."""
+    """Return True for eager tensors and for tensors of a job."""
     return isinstance(getattr(x, "tensor_type", None), TensorType)
 
 

@@ -224,7 +224,7 @@ def _set_data(x: Tensor, value: Tensor) -> None:
     if building_now() is not None:
         raise JobError(f"data at {user_line()}: the memory of a tensor cannot be replaced while {running()} runs; use x.data.copy_(value)")
     x.tensor_type, x.layout, x.array, x._device = value.tensor_type, value.layout, value.array, value._device
-    x.provenance, x.strides = value.provenance, value.strides
+    x._provenance, x.strides = value._provenance, value.strides
     x.wrote()
 
 
@@ -247,7 +247,7 @@ def stride(x: Tensor, dim: int | None = None) -> Any:
 
 
 def storage_offset(x: Tensor) -> int:
-    """Return the offset, in elements, of a local tensor in the memory of the tensor that it is a view of.
+    """Return the offset of a view of a local tensor in the memory of its base, in elements; 0 if x is not a view.
 
     Raises: JobError for a global tensor.
     """

@@ -308,7 +308,7 @@ def without_gradient(x: Tensor, share: Callable[[Tensor, Tensor], None]) -> Tens
     if building_now() is not None:
         return run(Detach(), x)
     result = Tensor.new(x.tensor_type, x.layout, x.array)
-    result._device, result.provenance = x._device, x.provenance
+    result._device, result._provenance = x._device, x._provenance
     share(x, result)
     return result
 

@@ -79,7 +79,7 @@ def copy_for_gradient(x: Tensor, others: Sequence[Any] = ()) -> Tensor:
     if x.base is not None:
         follow(x)
     result = Tensor.new(x.tensor_type, x.layout, x.array.copy())
-    result.provenance = x.provenance
+    result._provenance = x._provenance
     result._needs_gradient, result.node, result.index = x._needs_gradient, x.node, x.index
     return result
 

@@ -169,7 +169,7 @@ def draw_for(x: Tensor) -> tuple[str, int, Value]:
     number = np.array([generator.next()])
     layout = Layout(where, (B,) * len(where.mesh))
     counter = Tensor.new(type, layout, number if here.rank.index in where.ranks else empty(type))
-    counter.provenance = generator.draws
+    counter._provenance = generator.draws
     return "draw", generator.seed, counter
 
 
@@ -182,7 +182,7 @@ def assign(here: EagerState, x: Tensor, value: Tensor, what: str) -> None:
     if x.layout is not None and value.layout != x.layout:
         array = convert(here, value, x.layout, "an assignment")
     own(x, what)[...] = array
-    x.provenance = value.provenance
+    x._provenance = value._provenance
     x.wrote()
 
 

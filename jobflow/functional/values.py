@@ -1,4 +1,7 @@
-"""Values of tensors as NumPy arrays, Python numbers or text.  For a global tensor, all ranks must call, and receive the logical value."""
+"""Values of tensors as NumPy arrays, Python numbers or text.
+
+For a global tensor, all ranks must call these functions, and all of them receive the logical value.
+"""
 
 from __future__ import annotations
 

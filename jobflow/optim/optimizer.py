@@ -219,7 +219,7 @@ class Scalars:
             array = np.array([value], dtype.numpy)
             layout = None if p.layout is None else Layout(p.layout.placement, (B,) * len(p.layout.sbp))
             number = self._known[value, dtype, p.layout] = Tensor(TensorType((1,), dtype), layout, array)
-            number.provenance = zlib.crc32(array.tobytes())
+            number._provenance = zlib.crc32(array.tobytes())
         return number
 
 

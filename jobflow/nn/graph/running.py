@@ -339,12 +339,12 @@ class Bound:
     def _agreed(self, tensors: Sequence[Tensor], moved: Sequence[tuple[Binding, ResidentMemory]]) -> int:
         """Make sure that all ranks run this graph now, on the same; a number for that."""
         fed = [crc32(array.tobytes()) for array in self.constant.values()]
-        held = [self.built.tensors[name].provenance for name in self.changing]
-        provenance = mixed(self.digest, *(x.provenance for x in tensors), *fed, *held)
+        held = [self.built.tensors[name]._provenance for name in self.changing]
+        provenance = mixed(self.digest, *(x._provenance for x in tensors), *fed, *held)
         rates = "".join(f", learning rate {rate.array[0]:g}" for rate in self.built.rates)
         self.collective_log.add(provenance, f"{self.built.name}{rates}")
         for number, name in enumerate(self.changing):
-            self.built.tensors[name].provenance = provenance + number
+            self.built.tensors[name]._provenance = provenance + number
         theirs = [tie.variable.name for tie, home in moved if home.ranks]
         if self.comm is not None or theirs:
             written = f" after {', '.join(theirs[:3])}{', ...' if len(theirs) > 3 else ''} had been written to outside of it" if theirs else ""
@@ -384,7 +384,7 @@ class Bound:
     @staticmethod
     def _output(meta: Meta, array: Array | None, provenance: int) -> Tensor:
         made = Tensor(meta.type, meta.layout, empty(meta.type) if array is None else array)
-        made.provenance = provenance
+        made._provenance = provenance
         return made
 
     def tensors(self, given: Arguments) -> Sequence[Tensor]:
