@@ -29,7 +29,7 @@ import numpy as np
 from jobflow.core.types import DType, TensorType, dtype_of
 from jobflow.kernels import registry
 from jobflow.kernels.cpu import convolution_costs
-from jobflow.kernels.cpu.convolution_costs import COSTS, Costs, Way
+from jobflow.kernels.cpu.convolution_costs import COSTS, Algorithm, Costs
 from jobflow.kernels.machine_class import machine_class
 from jobflow.kernels.target import Target, Tier, target_of
 from jobflow.ops.conv import ConvOp, conv_op
@@ -280,14 +280,14 @@ def errors() -> None:
 
 
 #: convolutions, and what the ways to compute them take
-Measured = list[tuple[ConvOp, dict[Way, float]]]
+Measured = list[tuple[ConvOp, dict[Algorithm, float]]]
 TIERS: tuple[Tier, ...] = ("numpy", "llvm")
 NAMES = tuple(field.name for field in fields(Costs))
 
 
 def constants(rounds: int) -> None:
     """Fit COSTS to least CPU times of products, copies and every way of every case, all of which take turns; and what choosing by them costs."""
-    machine, ways = machine_class(), dict[tuple[str, str, str], tuple[ConvOp, dict[Way, Run]]]()
+    machine, ways = machine_class(), dict[tuple[str, str, str], tuple[ConvOp, dict[Algorithm, Run]]]()
     runs: dict[Any, Run] = dict(_copies())
     for tier in TIERS:
         target = target_of("cpu", tier)
@@ -307,10 +307,10 @@ def constants(rounds: int) -> None:
         print("    ),\n")
 
 
-def _ways(op: ConvOp, inputs: tuple[Any, ...], output: Any, target: Target) -> dict[Way, Run]:
+def _ways(op: ConvOp, inputs: tuple[Any, ...], output: Any, target: Target) -> dict[Algorithm, Run]:
     """All that can be taken and are accurate enough, as they run."""
     assert op.logical is not None
-    found, costs = dict[Way, Run](), convolution_costs.estimates(op, op.logical, True, COSTS[machine_class(), target.tier])
+    found, costs = dict[Algorithm, Run](), convolution_costs.estimates(op, op.logical, True, COSTS[machine_class(), target.tier])
     for one in registry.candidates(type(op), target):
         word, *rest = one.name.split()
         way: Any = int(rest[0]) if word == "Winograd," else word

@@ -20,9 +20,9 @@ from jobflow.core.types import Array
 from jobflow.kernels.argument_block import address
 from jobflow.ops.op import Call
 
-ROW_MAJOR, COLUMN_MAJOR, AS_IT_IS, TRANSPOSED = 101, 102, 111, 112
+ROW_MAJOR, COLUMN_MAJOR, NOT_TRANSPOSED, TRANSPOSED = 101, 102, 111, 112
 #: the form of the same matrix for a column-major call
-OTHER = {AS_IT_IS: TRANSPOSED, TRANSPOSED: AS_IT_IS}
+OPPOSITE = {NOT_TRANSPOSED: TRANSPOSED, TRANSPOSED: NOT_TRANSPOSED}
 #: the element types of these functions, by NumPy's letters
 REALS = {"f": ctypes.c_float, "d": ctypes.c_double}
 #: prefix, suffix and integer type of function names in builds of OpenBLAS
@@ -36,10 +36,10 @@ def openblas_files() -> list[str]:
     return [path for folder in folders for path in sorted(glob.glob(os.path.join(folder, "*openblas*")))]
 
 
-def adding_product(a: Array, b: Array, y: Array, share: float = 1.0) -> Callable[[float], None] | None:
-    """Prepare y = alpha a b + share y on NumPy matrices, called with alpha; return None if BLAS cannot compute it."""
+def adding_product(a: Array, b: Array, y: Array, beta: float = 1.0) -> Callable[[float], None] | None:
+    """Prepare y = alpha a b + beta y on NumPy matrices, called with alpha; return None if BLAS cannot compute it."""
     gemm = _gemm(y.dtype.char)
-    return None if gemm is None or refuses_product(a, b, y) else gemm(a, b, y, share)
+    return None if gemm is None or refuses_product(a, b, y) else gemm(a, b, y, beta)
 
 
 def refuses_product(a: Array, b: Array, y: Array) -> str | None:
@@ -64,15 +64,15 @@ def subtracting_product(a: Array, b: Array, y: Array, rate: Array) -> Call | Non
 
 
 class AddingProduct:
-    """A prepared BLAS call: y = alpha a b + share y, called with alpha."""
+    """A prepared BLAS call: y = alpha a b + beta y, called with alpha."""
 
-    __slots__ = ("_alpha", "_arguments", "_data", "_function", "arrays", "share")
+    __slots__ = ("_alpha", "_arguments", "_data", "_function", "arrays", "beta")
 
     def __init__(
-        self, function: Any, arguments: Sequence[Any], alpha: Any, data: Sequence[Any], arrays: tuple[Array, Array, Array], share: float
+        self, function: Any, arguments: Sequence[Any], alpha: Any, data: Sequence[Any], arrays: tuple[Array, Array, Array], beta: float
     ) -> None:
         self._function, self._arguments, self._alpha, self._data = function, arguments, alpha, data
-        self.arrays, self.share = arrays, share
+        self.arrays, self.beta = arrays, beta
 
     def __call__(self, factor: float) -> None:
         self._alpha.value = factor
@@ -86,12 +86,12 @@ class AddingProduct:
 
 
 class AddedProduct(NamedTuple):
-    """y = alpha a b + share y.  `alpha` is a number, or an array of one element whose negated value is read when the call runs."""
+    """y = alpha a b + beta y.  `alpha` is a number, or an array of one element whose negated value is read when the call runs."""
 
     a: Array
     b: Array
     y: Array
-    share: float
+    beta: float
     alpha: float | Array
 
 
@@ -105,7 +105,7 @@ def added_product(call: Call) -> AddedProduct | None:
     if not isinstance(function, AddingProduct):
         return None
     a, b, y = function.arrays
-    return AddedProduct(a, b, y, function.share, alpha)
+    return AddedProduct(a, b, y, function.beta, alpha)
 
 
 def outer_product(a: Array, b: Array, y: Array) -> Call:
@@ -148,10 +148,10 @@ def _subtract(product: Callable[[float], None], rate: Array) -> None:
 
 
 def _form(x: Array) -> tuple[int, int] | None:
-    """Return the form of a row-major matrix for BLAS, AS_IT_IS or TRANSPOSED, and its leading dimension; None if BLAS cannot read it."""
+    """Return the form of a row-major matrix for BLAS, NOT_TRANSPOSED or TRANSPOSED, and its leading dimension; None if BLAS cannot read it."""
     (rows, columns), (down, right), size = x.shape, x.strides, x.itemsize
     if right == size and down >= size * columns and down % size == 0:
-        return AS_IT_IS, down // size
+        return NOT_TRANSPOSED, down // size
     if down == size and right >= size * rows and right % size == 0:
         return TRANSPOSED, right // size
     return None
@@ -166,16 +166,16 @@ def _gemm(kind: str) -> Callable[..., Callable[[float], None]] | None:
     function, integer = library_function
     real = REALS[kind]
 
-    def prepare(a: Array, b: Array, y: Array, share: float = 1.0) -> Callable[[float], None]:
+    def prepare(a: Array, b: Array, y: Array, beta: float = 1.0) -> Callable[[float], None]:
         alpha, forms = real(0.0), [_form(x) for x in (a, b, y)]
-        (turn_a, line_a), (turn_b, line_b), (turn_y, line_y) = (form or (AS_IT_IS, 0) for form in forms)
-        major = ROW_MAJOR if turn_y == AS_IT_IS else COLUMN_MAJOR
+        (turn_a, line_a), (turn_b, line_b), (turn_y, line_y) = (form or (NOT_TRANSPOSED, 0) for form in forms)
+        major = ROW_MAJOR if turn_y == NOT_TRANSPOSED else COLUMN_MAJOR
         sizes = [integer(n) for n in (*y.shape, a.shape[1])]
         data = [ctypes.c_void_p(x.ctypes.data) for x in (a, b, y)]
-        flags = [ctypes.c_int(word) for word in (major, *(turn if major == ROW_MAJOR else OTHER[turn] for turn in (turn_a, turn_b)))]
-        arguments = (*flags, *sizes, alpha, data[0], integer(line_a), data[1], integer(line_b), real(share), data[2], integer(line_y))
+        flags = [ctypes.c_int(word) for word in (major, *(turn if major == ROW_MAJOR else OPPOSITE[turn] for turn in (turn_a, turn_b)))]
+        arguments = (*flags, *sizes, alpha, data[0], integer(line_a), data[1], integer(line_b), real(beta), data[2], integer(line_y))
 
-        return AddingProduct(function, arguments, alpha, data, (a, b, y), share)
+        return AddingProduct(function, arguments, alpha, data, (a, b, y), beta)
 
     return prepare if _is_correct(prepare, kind) else None
 

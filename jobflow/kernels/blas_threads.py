@@ -62,10 +62,10 @@ def _own() -> Knob | None:
 @cache
 def _knob() -> Knob | None:
     """Return the first pair of functions with which the number of threads can be changed."""
-    return next((knob for knob in (_from_threadpoolctl(), _from_openblas()) if knob is not None and _turns(knob)), None)
+    return next((knob for knob in (_from_threadpoolctl(), _from_openblas()) if knob is not None and _has_effect(knob)), None)
 
 
-def _turns(knob: Knob) -> bool:
+def _has_effect(knob: Knob) -> bool:
     before = knob.get()
     knob.set(1)
     works = knob.get() == 1

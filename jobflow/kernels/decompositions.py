@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 from jobflow.expressions import language as f
 from jobflow.expressions.language import Expression, in_order, make
-from jobflow.kernels import circular_functions as c
 from jobflow.kernels import elementary_functions as e
-from jobflow.kernels import whole_numbers
+from jobflow.kernels import integer_functions
+from jobflow.kernels import trigonometric_functions as c
 
 Formula: TypeAlias = Callable[..., Expression]
 _FORMULAS = (
@@ -21,9 +21,9 @@ _FORMULAS = (
     *(e.erf, e.erfc, e.fmod, e.power, e.ldexp, c.sin, c.cos, c.tan, c.arcsin, c.arccos, c.arctan, c.arctan2),
 )
 DECOMPOSITIONS: dict[str, Formula] = {formula.__name__: formula for formula in _FORMULAS} | {
-    "floor_divide": whole_numbers.floor_divide,
-    "remainder": whole_numbers.remainder,
-    "philox": whole_numbers.random_word,
+    "floor_divide": integer_functions.floor_divide,
+    "remainder": integer_functions.remainder,
+    "philox": integer_functions.random_word,
 }
 #: in units of the last place of float32 and of float64; without ldexp
 MAXIMAL_ERROR: dict[str, tuple[float, float]] = {

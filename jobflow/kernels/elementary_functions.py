@@ -15,7 +15,7 @@ from jobflow.expressions import language as f
 from jobflow.expressions.error_function import ERFC_END, ERFC_SINGLE, LARGE, MIDDLE, ONE_OVER_ROOT_PI, SMALL
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import exponent_limit
-from jobflow.kernels.whole_numbers import whole_power
+from jobflow.kernels.integer_functions import integer_power
 
 
 def polynomial(x: Expression, *coefficients: float) -> Expression:
@@ -370,9 +370,9 @@ def power(x: Expression, y: Expression) -> Expression:
     needs more digits than float64 has.
     """
     if not x.dtype.is_float:
-        return whole_power(x, int(str(y.attribute)))
+        return integer_power(x, int(str(y.attribute)))
     if y.primitive == "constant" and y.attribute in ((2.0, 3.0) if x.dtype is float64 else (2.0, 3.0, 4.0)):
-        return f.cast(whole_power(f.cast(x, float64), int(float(str(y.attribute)))), x.dtype)
+        return f.cast(integer_power(f.cast(x, float64), int(float(str(y.attribute)))), x.dtype)
     if x.dtype is float64:
         return f.library("power", x, y)
     a, b = f.cast(x, float64), f.cast(y, float64)

@@ -26,12 +26,12 @@ def innermost(random: np.random.Generator, dtype: str, n: int, *sizes: int) -> A
     return np.moveaxis(random.standard_normal((*sizes, n)).astype(dtype), -1, 0)
 
 
-def results(way: winograd.WinogradWay, m: int, window: Window, x: Array, w: Array, dy: Array) -> list[Array]:
+def results(backend: winograd.WinogradBackend, m: int, window: Window, x: Array, w: Array, dy: Array) -> list[Array]:
     """Return y, dx and dw."""
     outputs = []
     for prepare, a, b, like in ((winograd.forward, x, w, dy), (winograd.grad_input, dy, w, x), (winograd.grad_weight, x, dy, w)):
         outputs.append(np.full_like(like, np.nan))
-        for function, arguments in prepare(way, window, m, CpuDevice(), a, b, outputs[-1]):
+        for function, arguments in prepare(backend, window, m, CpuDevice(), a, b, outputs[-1]):
             function(*arguments)
     return outputs
 
@@ -45,6 +45,6 @@ def test_compiled_transforms_equal_products(dtype: str, lanes: int, monkeypatch:
         dy = innermost(random, dtype, n, o, *window.out_sizes("conv", (height, width)))
         expected = results(winograd.PRODUCTS, m, window, x, w, dy)
         for near in (1 << 18, 1 << 40):
-            way = winograd.WinogradWay(winograd_loops.transformed, product_loops.added, near)
-            for result, other in zip(results(way, m, window, x, w, dy), expected, strict=True):
+            backend = winograd.WinogradBackend(winograd_loops.transformed, product_loops.added, near)
+            for result, other in zip(results(backend, m, window, x, w, dy), expected, strict=True):
                 np.testing.assert_allclose(result, other, rtol=0, atol=np.abs(other).max() * (4e-5 if dtype == "float32" else 1e-13))

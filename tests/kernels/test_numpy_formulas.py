@@ -22,7 +22,7 @@ OF_ONE = ("expm1", "log1p", "tan", "sinh", "cosh", "arcsin", "arccos", "arctan",
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Emulate a CPU for which NumPy vectorizes few functions."""
-    monkeypatch.setattr(numpy_formulas, "vectorised", lambda name: name in ("exp", "log", "sin", "cos"))
+    monkeypatch.setattr(numpy_formulas, "is_vectorized", lambda name: name in ("exp", "log", "sin", "cos"))
 
 
 def computed(name: str, *inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -80,9 +80,9 @@ def test_errors_of_arctan2() -> None:
 def test_functions_that_numpy_vectorizes_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     element = f.element(0, float32)
     for names in (("expm1",), ("exp", "log", "sin", "cos", "expm1"), ()):
-        monkeypatch.setattr(numpy_formulas, "vectorised", lambda name, names=names: name in names)
+        monkeypatch.setattr(numpy_formulas, "is_vectorized", lambda name, names=names: name in names)
         program = compiled([f.expm1(element)], 1, 0, {})
         assert program is not None and len(program.steps) == 1, names
-    monkeypatch.setattr(numpy_formulas, "vectorised", lambda name: name != "expm1")
+    monkeypatch.setattr(numpy_formulas, "is_vectorized", lambda name: name != "expm1")
     program = compiled([f.expm1(f.element(0, float64))], 1, 0, {})
     assert program is not None and len(program.steps) == 1, "float64 is left to NumPy"

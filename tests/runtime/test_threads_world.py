@@ -244,11 +244,11 @@ class TestBlas:
         knob = blas._from_openblas()
         if knob is None:
             pytest.skip("this NumPy does not bring OpenBLAS")
-        assert blas._turns(knob)
+        assert blas._has_effect(knob)
 
     def test_a_library_that_does_not_listen_is_noticed(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         stuck = blas.Knob(lambda: 8, lambda threads: None)
-        assert not blas._turns(stuck)
+        assert not blas._has_effect(stuck)
         monkeypatch.setattr(blas, "_knob", lambda: None)
         assert blas.limit(1) is None
         assert blas.limit(1) is None

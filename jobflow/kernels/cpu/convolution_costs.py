@@ -44,7 +44,7 @@ ALLOWED = 10.0
 Tiles = Literal[2, 3, 4]
 TILES: tuple[Tiles, ...] = (2, 3, 4)
 #: Winograd's on such tiles, products with gathered windows, dx as a sum over taps, or compiled loops over the taps
-Way: TypeAlias = Tiles | Literal["im2col", "taps", "direct"]
+Algorithm: TypeAlias = Tiles | Literal["im2col", "taps", "direct"]
 
 
 @dataclass(frozen=True)
@@ -255,13 +255,13 @@ def error(along: tuple[int, ...], m: Tiles, channels: int) -> float:
     return next((factor for factor, most in zip(table, (32, 64, 128, 256), strict=True) if channels <= most), table[-1] * math.sqrt(channels / 256))
 
 
-def unfit(op: ConvOp, s: Sizes, single: bool, way: Way) -> str | None:
+def unfit(op: ConvOp, s: Sizes, single: bool, algorithm: Algorithm) -> str | None:
     """Return the reason an algorithm cannot compute the operation, or None if it can."""
     window = s.window
-    if isinstance(way, str):
-        none = way == "im2col" and isinstance(op, ConvGradInput) and mirror(window) is None
+    if isinstance(algorithm, str):
+        none = algorithm == "im2col" and isinstance(op, ConvGradInput) and mirror(window) is None
         return f"dx is not a convolution of dy with strides {window.strides} and padding {window.padding}" if none else None
-    return _unfit_for_tiles(op, s, single, way)
+    return _unfit_for_tiles(op, s, single, algorithm)
 
 
 def _unfit_for_tiles(op: ConvOp, s: Sizes, single: bool, m: Tiles) -> str | None:
@@ -284,25 +284,25 @@ def _unfit_for_tiles(op: ConvOp, s: Sizes, single: bool, m: Tiles) -> str | None
 
 
 @lru_cache(4096)
-def estimates(op: ConvOp, shapes: Shapes, single: bool, costs: Costs) -> dict[Way, float]:
+def estimates(op: ConvOp, shapes: Shapes, single: bool, costs: Costs) -> dict[Algorithm, float]:
     """Estimate the cost in nanoseconds of each algorithm that applies to an operation whose whole x and w have these shapes."""
     s, kind = sizes(op, shapes), type(op)
-    costs_by_way: dict[Way, float] = {m: costs.winograd(kind, s, m) for m in TILES if unfit(op, s, single, m) is None}
+    costs_by_algorithm: dict[Algorithm, float] = {m: costs.winograd(kind, s, m) for m in TILES if unfit(op, s, single, m) is None}
     if unfit(op, s, single, "im2col") is None:
-        costs_by_way["im2col"] = costs.im2col(kind, s)
+        costs_by_algorithm["im2col"] = costs.im2col(kind, s)
     if kind is ConvGradInput:
-        costs_by_way["taps"] = costs.taps(s)
-    return costs_by_way | {"direct": costs.direct(kind, s)}
+        costs_by_algorithm["taps"] = costs.taps(s)
+    return costs_by_algorithm | {"direct": costs.direct(kind, s)}
 
 
-def why_not(op: ConvOp, shapes: Shapes, single: bool, way: Way, tier: Tier) -> str | None:
+def why_not(op: ConvOp, shapes: Shapes, single: bool, algorithm: Algorithm, tier: Tier) -> str | None:
     """Return the reason not to use an algorithm for whole x and w of these shapes, or None if it costs least."""
     costs = estimates(op, shapes, single, COSTS[machine_class(), tier])
-    if way not in costs:
-        return unfit(op, sizes(op, shapes), single, way)
+    if algorithm not in costs:
+        return unfit(op, sizes(op, shapes), single, algorithm)
     best = min(costs, key=costs.__getitem__)
-    return None if best == way else f"estimated at {costs[way] / 1e6:.3g} ms, and {_named(best)} at {costs[best] / 1e6:.3g} ms"
+    return None if best == algorithm else f"estimated at {costs[algorithm] / 1e6:.3g} ms, and {_named(best)} at {costs[best] / 1e6:.3g} ms"
 
 
-def _named(way: Way) -> str:
-    return way if isinstance(way, str) else f"tiles of {way}"
+def _named(algorithm: Algorithm) -> str:
+    return algorithm if isinstance(algorithm, str) else f"tiles of {algorithm}"

@@ -197,30 +197,30 @@ def _im2col_of_filters(op: ConvGradWeight, device: Binder, inputs: Sequence[Arra
 
 
 def _winograd(
-    way: winograd.WinogradWay, m: convolution_costs.Tiles, op: ConvOp, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]
+    backend: winograd.WinogradBackend, m: convolution_costs.Tiles, op: ConvOp, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]
 ) -> list[Call]:
     window = op.window(op.shapes([a.shape for a in inputs], [a.shape for a in outputs])[1][2:])
-    return _WINOGRAD[type(op)](way, window, m, device, *inputs, *outputs)
+    return _WINOGRAD[type(op)](backend, window, m, device, *inputs, *outputs)
 
 
-def why_not(way: convolution_costs.Way, tier: Tier, op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+def why_not(algorithm: convolution_costs.Algorithm, tier: Tier, op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
     """Return the reason not to use this algorithm, or None if it applies and costs least."""
     shapes = op.logical or op.shapes([a.shape for a in inputs], [a.shape for a in outputs])
-    return refused((*inputs, *outputs)) or convolution_costs.why_not(op, shapes, inputs[0].dtype == np.float32, way, tier)
+    return refused((*inputs, *outputs)) or convolution_costs.why_not(op, shapes, inputs[0].dtype == np.float32, algorithm, tier)
 
 
 _WINOGRAD: dict[type[ConvOp], Any] = {Conv: winograd.forward, ConvGradInput: winograd.grad_input, ConvGradWeight: winograd.grad_weight}
 
 
-def register_ways(tier: Tier, way: winograd.WinogradWay, refuses: Callable[[], str | None] = lambda: None) -> None:
+def register_algorithms(tier: Tier, backend: winograd.WinogradBackend, refuses: Callable[[], str | None] = lambda: None) -> None:
     """Register all algorithms by array functions, with these Winograd transforms.
 
     `refuses` returns the reason they cannot run on this machine.  The algorithm of least cost is preferred.  If no other applies, im2col computes y
     and dw, and a sum over taps computes dx.
     """
 
-    def not_this(way: convolution_costs.Way, op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-        return refuses() or why_not(way, tier, op, inputs, outputs)
+    def not_this(algorithm: convolution_costs.Algorithm, op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+        return refuses() or why_not(algorithm, tier, op, inputs, outputs)
 
     def none(op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
         return refuses() or refused((*inputs, *outputs))
@@ -231,7 +231,7 @@ def register_ways(tier: Tier, way: winograd.WinogradWay, refuses: Callable[[], s
     register(ConvGradWeight, "cpu", tier, ArrayCalls("im2col of filters", _im2col_of_filters, none))
     for op in _WINOGRAD:
         for m in convolution_costs.TILES:
-            register(op, "cpu", tier, ArrayCalls(f"Winograd, {m} outputs", partial(_winograd, way, m), partial(not_this, m)), rank=m)
+            register(op, "cpu", tier, ArrayCalls(f"Winograd, {m} outputs", partial(_winograd, backend, m), partial(not_this, m)), rank=m)
 
 
-register_ways("numpy", winograd.PRODUCTS)
+register_algorithms("numpy", winograd.PRODUCTS)

@@ -11,7 +11,7 @@ import numpy as np
 from jobflow.core.types import Array, DType, dtype_of
 from jobflow.expressions import language
 from jobflow.kernels.cpu.numpy_calls import POSITIONAL, CompiledFormula, block_calls, compiled
-from jobflow.kernels.cpu.numpy_formulas import computed_singly
+from jobflow.kernels.cpu.numpy_formulas import lacks_vector_loop
 from jobflow.kernels.registry import implements, kernel_call
 from jobflow.ops.matmul import BiasAdd, along
 from jobflow.ops.op import Binder, Binding, Call
@@ -50,7 +50,7 @@ def _function(op: Pointwise, dtype: DType) -> Callable[..., Any] | None:
     The output is its last positional argument, which saves 150 ns compared with `out=`.
     """
     ufunc = op.ufunc if isinstance(op, Elementwise) else ""
-    return (POSITIONAL.get(ufunc) or getattr(np, ufunc)) if ufunc and not computed_singly(ufunc, dtype) else None
+    return (POSITIONAL.get(ufunc) or getattr(np, ufunc)) if ufunc and not lacks_vector_loop(ufunc, dtype) else None
 
 
 @lru_cache(1024)

@@ -137,7 +137,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 @cache
-def vectorised(name: str) -> bool:
+def is_vectorized(name: str) -> bool:
     """True if NumPy has a vectorized loop of this function for float32 on this CPU."""
     info = np.lib.introspect.opt_func_info(func_name=f"^{name}$", signature="float32")
     return any(not loop["current"].startswith("baseline") for loops in info.values() for loop in loops.values())
@@ -179,11 +179,11 @@ _SCALAR: dict[str, Callable[..., Expression]] = {
 }
 
 
-def computed_singly(name: str, dtype: DType) -> bool:
+def lacks_vector_loop(name: str, dtype: DType) -> bool:
     """True if NumPy computes a function element by element, and has vectorized loops for the functions of its formula."""
-    return dtype is float32 and name in _SCALAR and not vectorised(name) and all(map(vectorised, _NEEDED))
+    return dtype is float32 and name in _SCALAR and not is_vectorized(name) and all(map(is_vectorized, _NEEDED))
 
 
 def formula_of(primitive: str, dtype: DType) -> Callable[..., Expression] | None:
     """Return the formula of a function that is slow or missing in NumPy, or None; its primitives may themselves have formulas."""
-    return _SCALAR[primitive] if computed_singly(primitive, dtype) else SIMPLER.get(primitive)
+    return _SCALAR[primitive] if lacks_vector_loop(primitive, dtype) else SIMPLER.get(primitive)

@@ -79,7 +79,7 @@ def row_calls(
     assert formula is not None
     old = device.scratch((len(tables), ids.size, tables[0].shape[1]), dtype)
     read = _ReadRows(op.offset, tables, rows, ids, old, formula, scalars)
-    return [*calls, (read.put_by, ()), *over_all(scalars), (read.update, ())]
+    return [*calls, (read.save_rows, ()), *over_all(scalars), (read.update, ())]
 
 
 def _set(targets: Sequence[Array], compute: Callable[..., tuple[float, ...]], rate: Array, step: Array | None = None) -> None:
@@ -109,7 +109,7 @@ class _ReadRows:
     scalars: Sequence[Array]
     groups: Groups = field(init=False)
 
-    def put_by(self) -> None:
+    def save_rows(self) -> None:
         self.groups = Groups.of(local_ids(self.ids, self.offset), len(self.tables[0]))
         for table, old in zip(self.tables, self.old, strict=True):
             np.take(table, self.groups.names, 0, old[: len(self.groups)], "clip")

@@ -147,14 +147,14 @@ class _Tiling:
         return product(self.rows, self.columns, self.samples)
 
 
-def _tiling(way: WinogradWay, window: Window, m: int, image: tuple[int, ...], out: tuple[int, ...], channels: int, itemsize: int) -> _Tiling:
+def _tiling(backend: WinogradBackend, window: Window, m: int, image: tuple[int, ...], out: tuple[int, ...], channels: int, itemsize: int) -> _Tiling:
     """Split an image into blocks; `image` is h,w,n, and `channels` counts input and output channels together."""
     (height, width, n), (down, along) = image, axes(m, window)
     values = down.t * along.t * channels * n * itemsize
     group = along.group(out[1], values)
     (top, _), (left, _) = window.padding
     spans = down.spans(height, top, out[0], 1), along.spans(width, left, out[1], group)
-    return _Tiling(down, along, *spans, way.samples(n, values * group))
+    return _Tiling(down, along, *spans, backend.samples(n, values * group))
 
 
 class ImageTile(NamedTuple):
@@ -176,7 +176,7 @@ class TileTransform:
 
 
 @dataclass(frozen=True)
-class WinogradWay:
+class WinogradBackend:
     """Functions that compute transforms and y += a b, and the most bytes of values in a block; None for blocks of all samples."""
 
     calls: Callable[[TileTransform], list[Call]]
@@ -191,7 +191,7 @@ class WinogradWay:
 
 
 #: transforms as products of all samples at once, so that the columns of their matrices are contiguous
-PRODUCTS = WinogradWay(lambda transform: transform.products(), lambda a, b, y: [], None)
+PRODUCTS = WinogradBackend(lambda transform: transform.products(), lambda a, b, y: [], None)
 
 
 def _of_tiles(values: Array, tiles: int) -> list[ImageTile]:
@@ -219,7 +219,9 @@ def _columns(image: Array) -> Array:
     return image.reshape(*image.shape[:-2], image.shape[-2] * image.shape[-1], copy=False)
 
 
-def _input_transform(way: WinogradWay, tiling: _Tiling, row: _Span, column: _Span, memory: _BlockScratch, x: Array) -> tuple[Array, list[Call]]:
+def _input_transform(
+    backend: WinogradBackend, tiling: _Tiling, row: _Span, column: _Span, memory: _BlockScratch, x: Array
+) -> tuple[Array, list[Call]]:
     """Return V [i,c,j,tile,n] = B' d B of a block of x [c,h,w,n], and its calls."""
     t, u = tiling.t
     part = x[:, row.inputs, column.inputs]
@@ -235,10 +237,10 @@ def _input_transform(way: WinogradWay, tiling: _Tiling, row: _Span, column: _Spa
     top, left, step = -row.valid_inputs.start, -column.valid_inputs.start, tiling.along.m
     inputs = [ImageTile(part, top, left + tile * step) for tile in range(column.tiles)]
     tiles = list(zip(inputs, _of_tiles(v, column.tiles), strict=True))
-    return v.reshape(t, c, u, column.tiles, n), way.calls(TileTransform(tiling.down.b(np.float64), tiling.along.b(np.float64), tiles, products))
+    return v.reshape(t, c, u, column.tiles, n), backend.calls(TileTransform(tiling.down.b(np.float64), tiling.along.b(np.float64), tiles, products))
 
 
-def _output_calls(way: WinogradWay, tiling: _Tiling, row: _Span, column: _Span, memory: _BlockScratch, summed: Array, y: Array) -> list[Call]:
+def _output_calls(backend: WinogradBackend, tiling: _Tiling, row: _Span, column: _Span, memory: _BlockScratch, summed: Array, y: Array) -> list[Call]:
     """Return the calls for a block of y [o,h,w,n] = A' M A of M [i,o,(j tile),n]."""
     part = y[:, row.outputs, column.outputs]
 
@@ -250,10 +252,12 @@ def _output_calls(way: WinogradWay, tiling: _Tiling, row: _Span, column: _Span, 
 
     written = [ImageTile(part, 0, tile * tiling.along.m) for tile in range(column.tiles)]
     tiles = list(zip(_of_tiles(summed, column.tiles), written, strict=True))
-    return way.calls(TileTransform(tiling.down.a(np.float64), tiling.along.a(np.float64), tiles, products))
+    return backend.calls(TileTransform(tiling.down.a(np.float64), tiling.along.a(np.float64), tiles, products))
 
 
-def _gradient_transform(way: WinogradWay, tiling: _Tiling, row: _Span, column: _Span, memory: _BlockScratch, dy: Array) -> tuple[Array, list[Call]]:
+def _gradient_transform(
+    backend: WinogradBackend, tiling: _Tiling, row: _Span, column: _Span, memory: _BlockScratch, dy: Array
+) -> tuple[Array, list[Call]]:
     """Return [i,o,j,tile,n] = A dy A' of a block of dy [o,h,w,n], and its calls."""
     t, u = tiling.t
     part = dy[:, row.outputs, column.outputs]
@@ -269,7 +273,7 @@ def _gradient_transform(way: WinogradWay, tiling: _Tiling, row: _Span, column: _
     read = [ImageTile(part, 0, tile * tiling.along.m) for tile in range(column.tiles)]
     tiles = list(zip(read, _of_tiles(spread, column.tiles), strict=True))
     transform = TileTransform(tiling.down.a(np.float64).T, tiling.along.a(np.float64).T, tiles, products)
-    return spread.reshape(t, o, u, column.tiles, n), way.calls(transform)
+    return spread.reshape(t, o, u, column.tiles, n), backend.calls(transform)
 
 
 def _products(v: Array) -> Array:
@@ -295,17 +299,17 @@ def _transformed_weights(device: Binder, window: Window, m: int, w: Array) -> tu
     return u.reshape(down.t, along.t, o, c), [*calls, transformed]
 
 
-def _sums(way: WinogradWay, window: Window, m: int, device: Binder, x: Array, u: Array, y: Array) -> list[Call]:
+def _sums(backend: WinogradBackend, window: Window, m: int, device: Binder, x: Array, u: Array, y: Array) -> list[Call]:
     """Return the calls for y [o,h,w,n] from x [c,h,w,n] and transformed weights u [i,j,o,c]."""
     c, o = x.shape[0], y.shape[0]
-    tiling = _tiling(way, window, m, x.shape[1:], y.shape[1:3], c + o, x.itemsize)
+    tiling = _tiling(backend, window, m, x.shape[1:], y.shape[1:3], c + o, x.itemsize)
     memory, (t, s) = _BlockScratch(device, x.dtype), tiling.t
     calls: list[Call] = []
     for row, column, samples in tiling.blocks():
-        v, transforms = _input_transform(way, tiling, row, column, memory, x[..., samples])
+        v, transforms = _input_transform(backend, tiling, row, column, memory, x[..., samples])
         tile_sums = memory("product", t, o, s * column.tiles, v.shape[4])
         summed: Call = (np.matmul, (u, _products(v), _products(tile_sums.reshape(t, o, s, column.tiles, v.shape[4]))))
-        calls += [*transforms, summed, *_output_calls(way, tiling, row, column, memory, tile_sums, y[..., samples])]
+        calls += [*transforms, summed, *_output_calls(backend, tiling, row, column, memory, tile_sums, y[..., samples])]
     return calls
 
 
@@ -314,43 +318,43 @@ def _added(a: Array, b: Array, memory: _BlockScratch, y: Array) -> list[Call]:
     return [(np.matmul, (a, b, product)), (np.add, (y, product, y))]
 
 
-def forward(way: WinogradWay, window: Window, m: int, device: Binder, x: Array, w: Array, y: Array) -> list[Call]:
+def forward(backend: WinogradBackend, window: Window, m: int, device: Binder, x: Array, w: Array, y: Array) -> list[Call]:
     """Return the calls for y = conv(x, w) by F(m,r)."""
     window = lifted_window(window)
     source, before = load(device, x)
     target, after = store(device, y)
     u, prepared = _transformed_weights(device, window, m, w)
-    return [*before, *prepared, *_sums(way, window, m, device, lifted_image(source), u, lifted_image(target)), *after]
+    return [*before, *prepared, *_sums(backend, window, m, device, lifted_image(source), u, lifted_image(target)), *after]
 
 
-def grad_input(way: WinogradWay, window: Window, m: int, device: Binder, dy: Array, w: Array, dx: Array) -> list[Call]:
+def grad_input(backend: WinogradBackend, window: Window, m: int, device: Binder, dy: Array, w: Array, dx: Array) -> list[Call]:
     """Return the calls for dx: the convolution of dy with w flipped along the spatial axes and transposed in channels."""
     mirrored = mirror(lifted_window(window))
     assert mirrored is not None
     source, before = load(device, dy)
     target, after = store(device, dx)
     u, prepared = _transformed_weights(device, mirrored, m, w[(..., *(slice(None, None, -1),) * (w.ndim - 2))])
-    sums = _sums(way, mirrored, m, device, lifted_image(source), u.transpose(0, 1, 3, 2), lifted_image(target))
+    sums = _sums(backend, mirrored, m, device, lifted_image(source), u.transpose(0, 1, 3, 2), lifted_image(target))
     return [*before, *prepared, *sums, *after]
 
 
-def grad_weight(way: WinogradWay, window: Window, m: int, device: Binder, x: Array, dy: Array, dw: Array) -> list[Call]:
+def grad_weight(backend: WinogradBackend, window: Window, m: int, device: Binder, x: Array, dy: Array, dw: Array) -> list[Call]:
     """Return the calls for dw [o,c,r,s] = G' [ sum over tiles of (A dy A') . V ] G."""
     window = lifted_window(window)
     source, first = load(device, x)
     gradient, second = load(device, dy)
     image, other = lifted_image(source), lifted_image(gradient)
     c, o = image.shape[0], other.shape[0]
-    tiling = _tiling(way, window, m, image.shape[1:], other.shape[1:3], c + o, x.itemsize)
+    tiling = _tiling(backend, window, m, image.shape[1:], other.shape[1:3], c + o, x.itemsize)
     memory, (t, u) = _BlockScratch(device, x.dtype), tiling.t
     total = device.scratch((t, u, o, c), dtype_of(x.dtype))
     calls = [*first, *second]
     for i, (row, column, samples) in enumerate(tiling.blocks()):
-        v, transforms = _input_transform(way, tiling, row, column, memory, image[..., samples])
-        spread, widened = _gradient_transform(way, tiling, row, column, memory, other[..., samples])
+        v, transforms = _input_transform(backend, tiling, row, column, memory, image[..., samples])
+        spread, widened = _gradient_transform(backend, tiling, row, column, memory, other[..., samples])
         operands = _products(spread), _products(v).swapaxes(2, 3)
         calls += [*transforms, *widened]
-        calls += (way.added(*operands, total) or _added(*operands, memory, total)) if i else [(np.matmul, (*operands, total))]
+        calls += (backend.added(*operands, total) or _added(*operands, memory, total)) if i else [(np.matmul, (*operands, total))]
     flat = device.scratch((math.prod(window.kernel), o * c), dtype_of(x.dtype))
     gathered = np.moveaxis(flat.reshape(*dw.shape[2:], o, c), (-2, -1), (0, 1))
     return [*calls, (np.matmul, (_kron(tiling.down, tiling.along, x.dtype).T, total.reshape(t * u, o * c), flat)), (np.copyto, (dw, gathered))]

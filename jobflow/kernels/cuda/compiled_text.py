@@ -73,6 +73,6 @@ def compiler(index: int) -> TextCompiler:
     return TextCompiler(index)
 
 
-def whole_number(value: int, wide: bool) -> Any:
+def integer_argument(value: int, wide: bool) -> Any:
     """Convert an integer to a kernel argument of 64 or 32 bits."""
     return np.int64(value) if wide else np.int32(value)

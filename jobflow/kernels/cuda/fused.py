@@ -13,7 +13,7 @@ from jobflow.core.types import Array, TensorType, dtype_of
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import BLOCK
 from jobflow.kernels.argument_block import address
-from jobflow.kernels.cuda.compiled_text import Launcher, compiler, whole_number
+from jobflow.kernels.cuda.compiled_text import Launcher, compiler, integer_argument
 from jobflow.kernels.cuda.kernel_text import NAME, THREADS, KernelForm, lanes_of, print_kernel
 from jobflow.kernels.cuda.primitives import NATIVE, refused_primitive
 from jobflow.kernels.decompositions import lowered
@@ -122,10 +122,10 @@ def launches(
     accesses = [*form.loop.inputs, *form.loop.outputs]
 
     def arguments(chosen: Sequence[int]) -> tuple[Any, ...]:
-        words = [whole_number(n, form.wide) for n in (columns, *space.sizes[:-1])]
+        words = [integer_argument(n, form.wide) for n in (columns, *space.sizes[:-1])]
         for k in chosen:
-            words += [whole_number(n, form.wide or accesses[k].counted) for n in _element_strides(accesses[k], space.strides[k])]
-            words += [whole_number(stride_of_table(ready.operands[k]) // accesses[k].dtype.itemsize, form.wide)] if accesses[k].table else []
+            words += [integer_argument(n, form.wide or accesses[k].counted) for n in _element_strides(accesses[k], space.strides[k])]
+            words += [integer_argument(stride_of_table(ready.operands[k]) // accesses[k].dtype.itemsize, form.wide)] if accesses[k].table else []
         return (*(np.int64(address(ready.operands[k])) for k in chosen), *sums, *words)
 
     everything = range(len(accesses))

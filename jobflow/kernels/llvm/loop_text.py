@@ -96,7 +96,7 @@ class _Loop:
         addresses = [self._row_address(p, s, counters) for p, s in zip(pointers, strides, strict=True)]
         self.inputs, self.targets = addresses[: len(self.form.inputs)], addresses[len(self.form.inputs) :]
         self.inner_strides = {address: stride for address, stride in zip(addresses, inner, strict=True) if stride}
-        self.lane_offsets = {address: self._lanes_apart(stride) for address, stride in self.inner_strides.items()}
+        self.lane_offsets = {address: self._lane_offsets(stride) for address, stride in self.inner_strides.items()}
         for number, phase in enumerate(self.phases.passes):
             self._phase(phase, f"pass{number}", self.stores if number == len(self.phases.passes) - 1 else [])
         for x, address, access in zip(self.outputs, self.targets, self.form.outputs, strict=True):
@@ -148,7 +148,7 @@ class _Loop:
             pointer = self.at.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
         return pointer
 
-    def _lanes_apart(self, stride: str) -> str:
+    def _lane_offsets(self, stride: str) -> str:
         vector = several("i64", WIDTH)
         return self.at.value(f"mul {vector} {self._spread('i64', stride)}, <{_IOTA}>")
 
@@ -293,7 +293,7 @@ class _Loop:
         for k in self.column_stores:
             if inner[k]:
                 self.inner_strides[pointers[k]] = inner[k]
-                self.lane_offsets[pointers[k]] = self._lanes_apart(inner[k])
+                self.lane_offsets[pointers[k]] = self._lane_offsets(inner[k])
 
         def written(index: str, mask: str) -> None:
             known = {x: self._load(OperandAccess(x.dtype, "dense"), total, index, mask) for x, (_, total, _) in self.blocks.items()}
@@ -408,7 +408,7 @@ class _Loop:
         beyond = self.at.value(f"mul {wide} {self._wide(where, known)}, {self._spread('i64', self.table_strides[k])}")
         if access.inner != "splat":
             stride = self.inner_strides.get(base, str(-access.dtype.itemsize if access.inner == "reversed" else access.dtype.itemsize))
-            lanes = self.lane_offsets.get(base) or self._lanes_apart(stride)
+            lanes = self.lane_offsets.get(base) or self._lane_offsets(stride)
             first = self._spread("i64", self.at.value(f"mul i64 {index}, {stride}"))
             beyond = self.at.value(f"add {wide} {beyond}, {self.at.value(f'add {wide} {first}, {lanes}')}")
         return self._gather(access.dtype, self.at.value(f"getelementptr i8, ptr {base}, {wide} {beyond}"), mask)

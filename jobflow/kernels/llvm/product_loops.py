@@ -59,7 +59,7 @@ def product_in_loops(call: Call) -> list[Call]:
     if isinstance(owner, np.ndarray) and function == owner.dot:
         return _product(owner, *arguments)
     added = blas.added_product(call)
-    if added is None or added.share != 1.0 or (isinstance(added.alpha, float) and added.alpha != 1.0):
+    if added is None or added.beta != 1.0 or (isinstance(added.alpha, float) and added.alpha != 1.0):
         return []
     return _product(added.a, added.b, added.y, added.y, None if isinstance(added.alpha, float) else added.alpha)
 

@@ -23,8 +23,8 @@ from jobflow.expressions import language as f
 from jobflow.expressions import philox
 from jobflow.expressions.language import Expression
 from jobflow.kernels import llvm
+from jobflow.kernels.integer_functions import random_words
 from jobflow.kernels.registry import implements
-from jobflow.kernels.whole_numbers import random_words
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.random_tensors import RandomNormal, RandomSource, RandomUniform, TruncatedNormal
 

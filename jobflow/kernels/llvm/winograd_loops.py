@@ -6,8 +6,8 @@ from functools import lru_cache
 
 from jobflow.core.types import DType, dtype_of
 from jobflow.kernels.argument_block import address, argument_block
-from jobflow.kernels.cpu.convolutions import register_ways
-from jobflow.kernels.cpu.winograd import ImageTile, TileTransform, WinogradWay
+from jobflow.kernels.cpu.convolutions import register_algorithms
+from jobflow.kernels.cpu.winograd import ImageTile, TileTransform, WinogradBackend
 from jobflow.kernels.llvm import product_loops
 from jobflow.kernels.llvm.machine_code import Function, Printed, compiler
 from jobflow.kernels.llvm.winograd_text import Rows, TransformForm, constants, print_transform
@@ -47,4 +47,4 @@ def _compiled(dtype: DType, down: Rows, along: Rows) -> Function:
     return compiler().printed(f"transform {form}", lambda: Printed(print_transform(form)))[0]
 
 
-register_ways("llvm", WinogradWay(transformed, product_loops.added, NEAR), _refused)
+register_algorithms("llvm", WinogradBackend(transformed, product_loops.added, NEAR), _refused)

@@ -33,7 +33,7 @@ def remainder(x: Expression, y: Expression) -> Expression:
     return f.where(f.equal(y, 0), 0, x - floor_divide(x, y) * y)
 
 
-def whole_power(x: Expression, exponent: int) -> Expression:
+def integer_power(x: Expression, exponent: int) -> Expression:
     """Return x^exponent for exponent >= 0, by repeated squaring."""
     result, square = f.constant(1, x.dtype), x
     while exponent:
