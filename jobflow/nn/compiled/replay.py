@@ -83,26 +83,15 @@ class Replay(Bound):
         return self.memory.gradients[name]
 
     def run(self, tensors: Sequence[Tensor], added: Mapping[str, Tensor], created: Mapping[int, Tensor]) -> list[Tensor]:
-        """One run; its outputs.  `added` and `created` are the tensors whose `grad` the plan adds to or makes."""
+        """Run once and return the outputs.  `added` and `created` are the tensors whose `grad` the plan adds to or creates."""
         self.check_session()
         with scope.lock(), held():
-            arrays = {meta.name: x.array for meta, x in zip(self.built.inputs, tensors, strict=True)}
-            for draw in self.built.draws:
-                draw.array[0] = draw.generator.next()
             for x in created.values():
                 x._gradient = None
             for slot in self.shown.values():
                 slot.release()
             for name, slot in self.added.items():
                 slot.enter(added[name])
-            moved = [(binding, resident) for binding, resident in self.ties if binding.tensor.array is not resident.array]
-            number = self._agreed(tensors, moved)
-            arrays_out: dict[int, Array] = {}
-            if self.executor is not None:
-                if moved:
-                    self._take(moved)
-                arrays_out = self._step(self.executor, arrays)
-                for storage in self.storages:
-                    storage.version += 1
+            provenance, arrays = self.run_once(tensors)
             slots = self.shown
-            return [slots[i].show() if i in slots else self._output(meta, arrays_out.get(i), number + i) for i, meta in enumerate(self.outputs)]
+            return [slots[i].show() if i in slots else self._output(meta, arrays.get(i), provenance + i) for i, meta in enumerate(self.outputs)]

@@ -1,7 +1,7 @@
 """A compiled graph on this rank: binding, running, optimizer state.
 
-Every rank compiles for itself, and those of the graph's placements compare what they compiled before the first run.  The graph's
-ranks are numbered from 0 among themselves.  Tensors of the program and variables of the graph are the same memory.
+Every rank compiles for itself.  The ranks of the graph's placements compare their programs before the first run, and are numbered from 0.
+Tensors of the user's program share memory with the variables of the graph.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from jobflow.runtime.world.world import Rank
 
 @dataclass(frozen=True)
 class Meta:
-    """What a graph expects of an input, and gives as an output."""
+    """The type and layout of an input or output."""
 
     name: str
     type: TensorType
@@ -55,13 +55,13 @@ class Meta:
 
 
 class Arguments(NamedTuple):
-    """What a graph is called with."""
+    """The arguments of a call."""
 
     args: tuple[Any, ...]
     options: dict[str, Any]
 
     def leaves(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors, by name."""
+        """Yield the tensors with their names."""
         for name, x in (*((f"input{i}", x) for i, x in enumerate(self.args)), *self.options.items()):
             yield from leaves(x, name)
 
@@ -71,14 +71,14 @@ class Arguments(NamedTuple):
 
 @dataclass(frozen=True)
 class Built:
-    """What was traced, and what it needs from the host at every run."""
+    """A traced graph, and the values that it reads from the host at every run."""
 
     name: str
     graph: Graph
     inputs: tuple[Meta, ...]
-    #: what build took and gave, with stand-ins for tensors
-    taken: Arguments
-    given: Any
+    #: the arguments and the result of build, with stand-ins for tensors
+    arguments: Arguments
+    result: Any
     tensors: Mapping[str, Tensor]
     draws: Sequence[Draw]
     rates: Sequence[Any]
@@ -89,15 +89,15 @@ class Built:
 
 @dataclass
 class Memory:
-    """What the programs of one graph, one for each shape of its inputs, have in common."""
+    """State shared by the programs of one graph, one for each combination of input shapes."""
 
-    #: the ranks they run on, and this rank as one of them, if it is
+    #: the ranks of the programs, and this rank within them if it is one of them
     ranks: tuple[int, ...] | None = None
     rank: Rank | None = None
-    #: tensors that are variables, by name, and where they lie
+    #: the tensors that are variables, by name, and their memory
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    homes: dict[str, ResidentMemory] = field(default_factory=dict)
-    #: variables that have got what was loaded for them
+    residents: dict[str, ResidentMemory] = field(default_factory=dict)
+    #: variables that have received their loaded values
     loaded: set[str] = field(default_factory=set)
 
 
@@ -108,24 +108,24 @@ class Bound:
         self.here = here
         self.built = built
         self.memory = memory
-        #: by which its graph keeps it
+        #: the key in the graph's cache
         self.key = current_session().settings.kernels, tuple(meta.type.shape for meta in built.inputs)
         self.group = RankGroup.of(built.graph)
         self._check_memory()
         self.physical = distribute(self.group.graph(built.graph))
         self.lines = [f"kernels: {self.key[0]}", *physical_text(self.physical).splitlines()]
         self.digest = program_digest(self.lines)
-        given = [x for _, x in leaves(built.given, "an output")]
-        self.outputs = [self._given(value, x) for value, x in zip(self.physical.graph.outputs, given, strict=True)]
+        results = [x for _, x in leaves(built.result, "an output")]
+        self.outputs = [self._output_meta(value, x) for value, x in zip(self.physical.graph.outputs, results, strict=True)]
         self.executor: Executor | None = None
-        #: tensors that are variables, and where the program has them
-        self.ties: list[tuple[Binding, ResidentMemory]] = []
+        #: bindings of tensors to variables, and their memory
+        self.bindings: list[tuple[Binding, ResidentMemory]] = []
         self.storages: list[Storage] = []
         self.together = Placement("cpu", self.group.ranks)
         self.collective_log = here.collective_log(self.together)
-        #: tensors of the program that a run writes over
+        #: the variables that a run overwrites
         self.changing = [name for name in built.tensors if name in built.graph.updates]
-        #: this rank's peers, if it exchanges anything with them in a run
+        #: the communicator, if a run communicates
         self.comm: Communicator | None = None
         self.rank = here.rank
         if here.rank.index in self.group.ranks:
@@ -137,19 +137,19 @@ class Bound:
     def _meta(self, value: Value) -> Meta:
         return Meta(value.name, value.tensor_type, None if self.built.local else self.group.world_layout(self.physical.layouts[value]))
 
-    def _given(self, value: Value, x: Tensor) -> Meta:
-        """An output; along mesh dimensions of one rank, where all layouts are one, it lies as build saw it."""
+    def _output_meta(self, value: Value, x: Tensor) -> Meta:
+        """Return the type and layout of an output; along mesh dimensions of one rank, where all layouts are equal, the layout in build."""
         meta = self._meta(value)
         if meta.layout is None or x.layout is None or x.layout.placement != meta.layout.placement:
             return meta
         mesh = meta.layout.placement.mesh
-        sbp = tuple(seen if n == 1 else found for seen, found, n in zip(x.layout.sbp, meta.layout.sbp, mesh, strict=True))
+        sbp = tuple(before if n == 1 else after for before, after, n in zip(x.layout.sbp, meta.layout.sbp, mesh, strict=True))
         return replace(meta, layout=Layout(meta.layout.placement, sbp))
 
     # ---------------------------------------------------------------- memory
 
     def _check_memory(self) -> None:
-        """JobError unless the program can work on the memory of those for other shapes."""
+        """Raise JobError unless the program can share memory with the programs for other shapes."""
         memory, tensors = self.memory, self.built.tensors
         memory.ranks = memory.ranks or self.group.ranks
         other = next((name for name, x in tensors.items() if memory.tensors.setdefault(name, x) is not x), None)
@@ -167,17 +167,17 @@ class Bound:
         fresh = self._adopt(state_of(rank), comm)
         storage = StorageChoice(share=current_session().settings.share_variables, copies=True, in_place=True)
         choose_cache_folder(current_session().settings.cache_folder)
-        ready = Program(self.physical, storage, target_of(rank.device.tag, self.key[0])).bind(rank)
+        bound = Program(self.physical, storage, target_of(rank.device.tag, self.key[0])).bind(rank)
         self._fill(state_of(rank), fresh, loaded)
-        self.executor = ready.executor
-        self.comm = comm if ready.plan.schedule or ready.executor.depart is not None else None
+        self.executor = bound.executor
+        self.comm = comm if bound.plan.schedule or bound.executor.depart is not None else None
 
     def _follow(self, loaded: Mapping[str, Tensor]) -> None:
-        """On a rank outside: tensors that the graph stores otherwise lie otherwise from now on, seen from here too; what was loaded may lie here."""
+        """Redistribute tensors on a rank outside of the graph, too; it may hold pieces of loaded variables."""
         for variable in self.physical.graph.variables.values():
             x = self.built.tensors.get(variable.name)
             if x is not None:
-                self._relaid(x, variable)
+                self._redistribute(x, variable)
         self._pieces(loaded)
 
     def _described(self) -> str:
@@ -192,7 +192,7 @@ class Bound:
             )
 
     def _adopt(self, state: State, comm: Communicator) -> list[Variable]:
-        """Let variables lie where their tensors do, as far as all ranks can use that as it is; the others, which are new here."""
+        """Attach variables to the memory of their tensors if all ranks can use it; return the other new variables."""
         index = self.group.ranks.index(self.here.rank.index)
         fresh: list[Variable] = []
         usable: dict[str, ResidentMemory] = {}
@@ -202,27 +202,27 @@ class Bound:
                 self._check_stored(state.variables[variable.name], variable)
             elif index not in variable.placement.ranks:
                 if x is not None:
-                    self._relaid(x, variable)
+                    self._redistribute(x, variable)
             else:
                 fresh.append(variable)
-                if x is not None and not self._relaid(x, variable) and (home := self._usable(x, variable)) is not None:
-                    usable[variable.name] = home
+                if x is not None and not self._redistribute(x, variable) and (resident := self._usable(x, variable)) is not None:
+                    usable[variable.name] = resident
         unusable = set().union(*comm.exchange({variable.name for variable in fresh if variable.name not in usable}))
         for variable in fresh:
             if variable.name not in unusable:
-                home = usable[variable.name]
-                state.attach(variable, home.buffer, home.offset, bool(home.ranks))
+                resident = usable[variable.name]
+                state.attach(variable, resident.buffer, resident.offset, bool(resident.ranks))
         return [variable for variable in fresh if variable.name in unusable]
 
     def _usable(self, x: Tensor, variable: Variable) -> ResidentMemory | None:
-        """Where the tensor lies, if the variable can lie there: where a graph has laid it, or anywhere if nothing is gained by laying it elsewhere.
+        """Return the memory of the tensor if the variable can use it, else None.
 
-        Where other ranks look too, only if they are those of this graph, or if it only reads there.
+        Memory of another graph must be shared by the same ranks, or by none.  Memory of the user's program is used unless a copy is faster.
         """
-        home = None if x.storage is None else x.storage.resident
+        resident = None if x.storage is None else x.storage.resident
         writes = variable.name in self.built.graph.updates
-        if home is not None and x.array is home.array:
-            return home if home.ranks in ((), self.group.ranks) and not home.copies else None
+        if resident is not None and x.array is resident.array:
+            return resident if resident.ranks in ((), self.group.ranks) and not resident.copies else None
         if variable.trainable or not x.array.flags.c_contiguous or (writes and not x.array.flags.writeable):
             return None
         if isinstance(x, Parameter) and variable.layout.is_whole and variable.placement.size == len(self.group.ranks) > 1:
@@ -230,7 +230,7 @@ class Bound:
         return ResidentMemory(x.array, x.array.reshape(-1).view(np.uint8), 0)
 
     def _fill(self, state: State, fresh: Sequence[Variable], loaded: Mapping[str, Tensor]) -> None:
-        """Give new variables the numbers of their tensors, or those that were loaded; from now on the tensors lie where the variables do."""
+        """Write the values of tensors, or loaded values, to new variables, and move the tensors into the memory of the variables."""
         pieces = self._pieces(loaded)
         for variable in fresh:
             x = self.built.tensors.get(variable.name)
@@ -248,13 +248,13 @@ class Bound:
                 f"and {variable.type} {variable.layout} in that for this one; make another graph"
             )
 
-    def _relaid(self, x: Tensor, variable: Variable) -> bool:
-        """Whether the graph stores a tensor otherwise than it lies; it lies so from now on."""
-        lies = self.group.world_layout(Layout(variable.placement, variable.sbp))
-        return adopt_layout(self.here, x, lies, f"{self.built.name}: {variable.name}")
+    def _redistribute(self, x: Tensor, variable: Variable) -> bool:
+        """Change the layout of a tensor to that of its variable; return True if it changed."""
+        layout = self.group.world_layout(Layout(variable.placement, variable.sbp))
+        return adopt_layout(self.here, x, layout, f"{self.built.name}: {variable.name}")
 
     def _pieces(self, loaded: Mapping[str, Tensor]) -> dict[str, Array]:
-        """This rank's pieces of loaded variables without tensors; every rank there is calls it, for each may have some of what was loaded."""
+        """Return this rank's pieces of loaded variables without tensors.  Collective over the world, because any rank may hold loaded values."""
         variables = self.physical.graph.variables
         names = [name for name in variables if name in loaded and name not in self.built.tensors and name not in self.memory.loaded]
         self.memory.loaded.update(names)
@@ -273,106 +273,103 @@ class Bound:
         return convert_array(self.here, saved.array, saved.tensor_type, saved.layout, self.world(variable), f"{self.built.name}: {variable.name}")
 
     def world(self, variable: Variable) -> Layout:
-        """How a variable lies, with numbers of the world."""
+        """Return the layout of a variable with ranks of the world."""
         return self.group.world_layout(variable.layout)
 
     def _share(self, state: State, name: str, x: Tensor) -> None:
-        home = self.memory.homes.get(name)
-        if home is None:
+        resident = self.memory.residents.get(name)
+        if resident is None:
             slot, known = state.slots[name], None if x.storage is None else x.storage.resident
             if known is not None and x.array is known.array and state.buffers[slot.buffer] is known.buffer:
-                home = known
+                resident = known
             else:
                 ranks = self.group.ranks if is_common(slot.buffer) else ()
-                home = ResidentMemory(state.array(name), state.buffers[slot.buffer], slot.offset, ranks)
-                move_memory(x, home)
-            self.memory.homes[name] = home
-        self.ties.append((Binding(self.built.graph.variables[name], x, home, x.tensor_type, x.layout), home))
+                resident = ResidentMemory(state.array(name), state.buffers[slot.buffer], slot.offset, ranks)
+                move_memory(x, resident)
+            self.memory.residents[name] = resident
+        self.bindings.append((Binding(self.built.graph.variables[name], x, resident, x.tensor_type, x.layout), resident))
         if name in self.built.graph.updates:
             self.storages.append(x.memory)
 
     # ---------------------------------------------------------------- running
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
-        """One run, on tensors of the shapes that it is for."""
+        """Run once on tensors of the shapes that the program is compiled for."""
         self.check_session()
         with scope.lock(), held():  # every run uses the same memory
-            return self._run(tensors)
+            for rate in self.built.rates:
+                rate.array[0] = rate.group["lr"]
+            provenance, arrays = self.run_once(tensors)
+            for schedule in self.built.schedules:
+                schedule.step()
+            return filled(self.built.result, (self._output(meta, arrays.get(i), provenance + i) for i, meta in enumerate(self.outputs)))
 
     def check_session(self) -> None:
-        """JobError if the session has ended whose ranks the program runs on."""
+        """Raise JobError if the session of the program's ranks has ended."""
         if self.comm is not None and self.rank is not self.here.rank:
             raise JobError(
                 f"{self.built.name} at {user_line()}: clear_default_session has ended the session that the graph was compiled in, "
                 f"and its ranks with it; make another graph, and load what state_dict() of this one gives"
             )
 
-    def _run(self, tensors: Sequence[Tensor]) -> Any:
+    def run_once(self, tensors: Sequence[Tensor]) -> tuple[int, dict[int, Array]]:
+        """Run the program; return the provenance of the first output, and this rank's parts of the outputs by position."""
         arrays = {meta.name: x.array for meta, x in zip(self.built.inputs, tensors, strict=True)}
         for draw in self.built.draws:
             draw.array[0] = draw.generator.next()
-        for rate in self.built.rates:
-            rate.array[0] = rate.group["lr"]
-        moved = [(tie, home) for tie, home in self.ties if tie.tensor.array is not home.array]
-        provenance = self._agreed(tensors, moved)
-        made: dict[int, Array] = {}
-        if self.executor is not None:
-            if moved:
-                self._take(moved)
-            made = self._step(self.executor, arrays)
-            for storage in self.storages:
-                storage.version += 1
-        for schedule in self.built.schedules:
-            schedule.step()
-        found = (self._output(meta, made.get(i), provenance + i) for i, meta in enumerate(self.outputs))
-        return filled(self.built.given, found)
-
-    def _step(self, executor: Executor, arrays: Mapping[str, Array]) -> dict[int, Array]:
-        """This rank's parts of the outputs by number.  A run that fails has drawn nothing."""
+        moved = [(binding, resident) for binding, resident in self.bindings if binding.tensor.array is not resident.array]
+        provenance = self._compare_runs(tensors, moved)
+        if self.executor is None:
+            return provenance, {}
+        if moved:
+            self._copy_back(moved)
         try:
-            return dict(executor.run({**arrays, **self.constant}))
+            outputs = dict(self.executor.run({**arrays, **self.constant}))
         except BaseException:
             for draw in self.built.draws:
                 draw.generator.draws -= 1
             raise
+        for storage in self.storages:
+            storage.version += 1
+        return provenance, outputs
 
-    def _agreed(self, tensors: Sequence[Tensor], moved: Sequence[tuple[Binding, ResidentMemory]]) -> int:
-        """Make sure that all ranks run this graph now, on the same; a number for that."""
-        fed = [crc32(array.tobytes()) for array in self.constant.values()]
-        held = [self.built.tensors[name]._provenance for name in self.changing]
-        provenance = mixed(self.digest, *(x._provenance for x in tensors), *fed, *held)
+    def _compare_runs(self, tensors: Sequence[Tensor], moved: Sequence[tuple[Binding, ResidentMemory]]) -> int:
+        """Compare this run with the other ranks; return its provenance."""
+        values = [crc32(array.tobytes()) for array in self.constant.values()]
+        changes = [self.built.tensors[name]._provenance for name in self.changing]
+        provenance = mixed(self.digest, *(x._provenance for x in tensors), *values, *changes)
         rates = "".join(f", learning rate {rate.array[0]:g}" for rate in self.built.rates)
         self.collective_log.add(provenance, f"{self.built.name}{rates}")
         for number, name in enumerate(self.changing):
             self.built.tensors[name]._provenance = provenance + number
-        theirs = [tie.variable.name for tie, home in moved if home.ranks]
-        if self.comm is not None or theirs:
-            written = f" after {', '.join(theirs[:3])}{', ...' if len(theirs) > 3 else ''} had been written to outside of it" if theirs else ""
+        shared = [binding.variable.name for binding, resident in moved if resident.ranks]
+        if self.comm is not None or shared:
+            written = f" after {', '.join(shared[:3])}{', ...' if len(shared) > 3 else ''} had been written to outside of it" if shared else ""
             agree(
                 self.here,
                 self.peers,
-                mixed(self.collective_log.number, provenance, crc32(" ".join(theirs).encode())),
+                mixed(self.collective_log.number, provenance, crc32(" ".join(shared).encode())),
                 lambda: f"a call of {self.built.name} at {user_line()}{written}{done(self.here, self.together)}",
             )
         return provenance
 
-    def _take(self, moved: Sequence[tuple[Binding, ResidentMemory]]) -> None:
-        """The program has put other memory in the place of tensors': the graph's memory gets its numbers.
+    def _copy_back(self, moved: Sequence[tuple[Binding, ResidentMemory]]) -> None:
+        """Copy tensors that the user's program has replaced back into the memory of their variables.
 
-        Of what the ranks have in common these are the first rank's; all ranks have agreed to be here.
+        The first rank writes memory that ranks share; the ranks have compared before that all of them do this.
         """
         first = self.here.rank.index == self.group.ranks[0]
-        for tie, home in moved:
-            if changed := tie.changed("when the graph was compiled"):
+        for binding, resident in moved:
+            if changed := binding.changed("when the graph was compiled"):
                 raise JobError(f"{self.built.name} at {user_line()}: {changed}; make another graph")
-            if first or not home.ranks:
-                target = home.array
-                if home.ranks:
+            if first or not resident.ranks:
+                target = resident.array
+                if resident.ranks:
                     assert self.memory.rank is not None
-                    target = state_of(self.memory.rank).array(tie.variable.name)
-                target[...] = tie.tensor.array
-            tie.readmit()
-        if any(home.ranks for _, home in moved):
+                    target = state_of(self.memory.rank).array(binding.variable.name)
+                target[...] = binding.tensor.array
+            binding.readmit()
+        if any(resident.ranks for _, resident in moved):
             self.peers.barrier()
 
     @property
@@ -383,46 +380,47 @@ class Bound:
 
     @staticmethod
     def _output(meta: Meta, array: Array | None, provenance: int) -> Tensor:
-        made = Tensor(meta.type, meta.layout, empty(meta.type) if array is None else array)
-        made._provenance = provenance
-        return made
+        output = Tensor(meta.type, meta.layout, empty(meta.type) if array is None else array)
+        output._provenance = provenance
+        return output
 
-    def tensors(self, given: Arguments) -> Sequence[Tensor]:
-        """The tensors of a call.  JobError unless they are as those of the first call were, but for their shapes."""
+    def tensors(self, arguments: Arguments) -> Sequence[Tensor]:
+        """Return the tensors of a call; raise JobError if they differ from those of the first call in more than their shapes."""
         expected = self.built.inputs
-        if len(given.args) == len(expected) and not given.options and all(type(x) is Tensor for x in given.args):
-            found: Sequence[Tensor] = given.args
+        if len(arguments.args) == len(expected) and not arguments.options and all(type(x) is Tensor for x in arguments.args):
+            tensors: Sequence[Tensor] = arguments.args
         else:
-            if form(given) != form(self.built.taken):
+            if form(arguments) != form(self.built.arguments):
                 raise JobError(
-                    f"{self.built.name} at {user_line()}: a graph takes inputs nested as in its first call, {self.built.taken!r}; got {given!r}"
+                    f"{self.built.name} at {user_line()}: a graph takes inputs nested as in its first call, {self.built.arguments!r}; "
+                    f"got {arguments!r}"
                 )
-            found = [x for _, x in given.leaves()]
-        for meta, x in zip(expected, found, strict=True):
+            tensors = [x for _, x in arguments.leaves()]
+        for meta, x in zip(expected, tensors, strict=True):
             if x.tensor_type.dtype is not meta.type.dtype or x.layout != meta.layout:
                 actual = Meta(meta.name, x.tensor_type, x.layout)
                 raise JobError(
                     f"{self.built.name} at {user_line()}: a graph takes inputs of the dtype, placement and sbp of its first call; "
                     f"{meta.name} was expected as {meta} and is {actual}. Make another graph for it, or convert it with to_global"
                 )
-        return found
+        return tensors
 
-    # ---------------------------------------------------------------- what it is
+    # ---------------------------------------------------------------- description
 
     def steps(self) -> list[str]:
-        """A line for every step of the program: what it makes, how that lies, and of what."""
+        """Return a line for every node of the program: outputs with types and layouts, operation and inputs."""
         lines = []
         for node in self.physical.graph.nodes:
-            made = ", ".join(f"{value.name}: {self._meta(value)}" for value in node.outputs)
-            lines.append(f"{made} = {node.op}({', '.join(value.name for value in node.inputs)})")
+            outputs = ", ".join(f"{value.name}: {self._meta(value)}" for value in node.outputs)
+            lines.append(f"{outputs} = {node.op}({', '.join(value.name for value in node.inputs)})")
         return lines
 
     def text(self) -> str:
-        """The program with layouts and the lines that asked for it."""
+        """Return the program with layouts and the user's lines."""
         return "\n".join(self.lines[1:])
 
     def variable(self, name: str) -> Tensor:
-        """A copy of one of the graph's own variables."""
+        """Return a copy of one of the graph's own variables."""
         variable = self.physical.graph.variables[name]
         state = None if self.memory.rank is None else state_of(self.memory.rank)
         array = empty(variable.type) if state is None or name not in state.slots else state.read(name)
