@@ -144,14 +144,14 @@ def _run(words: Sequence[str]) -> int:
 
 def setting_for(words: Sequence[str], exactly: bool) -> str:
     """Suggest `; did you mean --set optimizer.lr=3?` for `--lr 3` and for `optimizer.lr=3`; "" without a matching key."""
-    from jobflow.trainer.config.keys import place_of, setting_meant
+    from jobflow.trainer.config.keys import place_meant, setting_meant
 
     if not words[0].startswith("--"):
         return setting_meant(words[0]) if exactly else ""
     option, sign, value = words[0].partition("=")
     if not sign:
         value = next((word for word in words[1:2] if not word.startswith("--")), "...")
-    place = place_of(option.lstrip("-"), exactly)
+    place = place_meant(option.lstrip("-"), exactly)
     return f"; did you mean --set {place}={value}?" if place else ""
 
 

@@ -81,8 +81,9 @@ def run(options: argparse.Namespace) -> int:
     loaded, started = loaded_from(options, options.output), launched()
     first = started is None or started.rank == 0
     if options.dry_run:
+        text = preview(loaded).text()  # on every rank: the parameters of a module start the session of all ranks
         if first:
-            print(preview(loaded).text())
+            print(text)
         return 0
     tracing = Tracing(Path(loaded.config.output) / "trace.json", FIRST_PROFILED) if options.profile else None
     outcome = train(loaded, resume=options.resume, callbacks=watchers(loaded, tracing), time_limit=options.time_limit, tracing=tracing)

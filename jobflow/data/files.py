@@ -22,6 +22,8 @@ SYSTEM = frozenset(
 GZIP, UTF8_MARK = b"\x1f\x8b", b"\xef\xbb\xbf"
 #: First bytes of files that are not UTF-8 text, and the way to use them.
 _OTHER = {
+    b"\xff\xfe\x00\x00": "UTF-32 text; convert it to UTF-8",
+    b"\x00\x00\xfe\xff": "UTF-32 text; convert it to UTF-8",
     b"\xff\xfe": "UTF-16 text; convert it to UTF-8",
     b"\xfe\xff": "UTF-16 text; convert it to UTF-8",
     b"PK\x03\x04": "a zip archive or a spreadsheet; unpack it, or save it as CSV",
@@ -75,14 +77,18 @@ def text_of(path: AnyPath, fault: Fault) -> tuple[Array, int]:
 
     Raises: the fault for a file in another format.
     """
-    content = mapped(path, fault)
-    if content[:2].tobytes() == GZIP:
-        content = unpacked(path, fault)
+    content = content_of(path, fault)
     head = content[:8].tobytes()
     for first, what in _OTHER.items():
         if head.startswith(first):
             raise fault(f"{path} is {what}")
     return content, len(UTF8_MARK) if head.startswith(UTF8_MARK) else 0
+
+
+def content_of(path: AnyPath, fault: Fault) -> Array:
+    """Return the bytes of a file, decompressed if it is gzip."""
+    content = mapped(path, fault)
+    return unpacked(path, fault) if content[:2].tobytes() == GZIP else content
 
 
 def unpacked(path: AnyPath, fault: Fault) -> Array:

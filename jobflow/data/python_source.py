@@ -150,7 +150,10 @@ def _named(sample: Any, names: Sequence[str] | None, what: str) -> Mapping[str, 
 
 
 def _array(column: Any, what: str) -> Array:
-    array = np.asarray(column)
+    try:
+        array = np.asarray(column)
+    except ValueError as error:  # rows of different lengths
+        raise DataError(f"{what} is no array of numbers: {error}; give all rows one shape") from None
     if array.dtype.kind in "OUSMm" or not array.ndim:
         raise DataError(f"{what} is {array.dtype} of shape {list(array.shape)}; give an array of numbers with a row for each sample")
     return array

@@ -120,9 +120,12 @@ class Table(Samples):
         return {name: sorted(texts - {""}) for name, texts in distinct.items()}
 
     def _check_missing(self) -> None:
-        if not isinstance(self.missing, Mapping):
-            return
-        for name in self.missing:
+        replacements = self.missing if isinstance(self.missing, Mapping) else {"": self.missing}
+        for name, value in replacements.items():
+            if value is not None and not isinstance(value, int | float | np.number):
+                of = f' of column "{name}"' if name else ""
+                raise ArgumentError(f"{self}: missing{of} is {value!r}, which is not a number; leave quotes out, and write .nan for NaN in YAML")
+        for name in replacements if replacements is self.missing else ():
             checked_name(name, self.columns, f"{self}: missing: column")
             if name in self.categories:
                 raise ArgumentError(f'{self}: missing: column "{name}" holds categories; with empty: index empty places have an index of their own')
@@ -169,7 +172,7 @@ class Table(Samples):
             reason = self._no_category(column, text)
         elif text in MISSING and (not text or dtype.kind in "biu" or text.lower().lstrip("-") != "nan"):
             replacement = self.missing.get(column) if isinstance(self.missing, Mapping) else self.missing
-            wrong = f", and what missing gives, {replacement:g}, is not a number of its type, {dtype}" if replacement is not None else ""
+            wrong = f", and what missing gives, {replacement}, is not a number of its type, {dtype}" if replacement is not None else ""
             shown = f'"{text}", a missing value' if text else "empty"
             reason = f"{shown}{wrong}; say with missing what such places stand for"
         elif value is not None:

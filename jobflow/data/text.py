@@ -12,11 +12,11 @@ import numpy as np
 from jobflow.core.errors import ArgumentError
 from jobflow.core.types import Array, int32
 from jobflow.data.documentation import documentation_text
-from jobflow.data.files import UTF8_MARK, fault_of, files_at, text_of
+from jobflow.data.files import UTF8_MARK, content_of, fault_of, files_at, text_of
 from jobflow.data.samples import Field, Samples
 from jobflow.data.vocabulary import Bytes, Characters, Vocabulary, points
 from jobflow.storage.remote import AnyPath, path_of
-from jobflow.storage.untrusted import MEMORY, mapped
+from jobflow.storage.untrusted import MEMORY
 
 WHAT = 'reader "text"'
 fault = fault_of(WHAT)
@@ -94,7 +94,7 @@ def _bytes(path: str | None, pattern: str) -> tuple[list[Array], Vocabulary]:
     if path is None:
         return [np.frombuffer(documentation_text().encode(), np.uint8)], Bytes()
     files = [file for file in files_at(path_of(path), pattern, fault) if file.stat().st_size]
-    contents = [mapped(file, fault) for file in files]
+    contents = [content_of(file, fault) for file in files]
     parts = [content[len(UTF8_MARK) :] if content[: len(UTF8_MARK)].tobytes() == UTF8_MARK else content for content in contents]
     if not any(map(len, parts)):
         raise fault(f"there is no text in {path}")

@@ -96,6 +96,8 @@ def check(options: argparse.Namespace) -> None:
 def check_script(options: argparse.Namespace) -> None:
     """Raise ConfigError if the script does not exist."""
     script, is_command = Path(options.script), options.script == "jobflow"  # in its repository, jobflow is a folder too
+    if not options.module and script.suffix in (".yaml", ".yml"):
+        raise ConfigError(f"{options.script} is a configuration, not a Python program; to train it on each rank: -m jobflow train {options.script}")
     if options.module or (not is_command and (script.is_file() or (script / "__main__.py").is_file())):
         return
     program, hint = shutil.which(options.script), ""

@@ -21,7 +21,7 @@ from jobflow.eager.state import building_now, state
 from jobflow.functional.devices import checked_device, marked
 from jobflow.functional.dispatch import method
 from jobflow.functional.global_tensors import layout_of
-from jobflow.functional.promotion import Number, cast, check_numbers, convert_number, number_dtype, number_kind
+from jobflow.functional.promotion import Number, cast, check_numbers, convert_fill, number_dtype, number_kind
 from jobflow.functional.typed import Tensor
 from jobflow.ops.axes import ExpandDims
 from jobflow.ops.compare import Equal
@@ -109,7 +109,7 @@ def shape_of(what: str, sizes: Sequence[Any], options: dict[str, Any]) -> tuple[
 
 
 def _filled(what: str, shape: tuple[int, ...], value: Number, spec: FactoryOptions) -> Tensor:
-    return spec.finish(source(Constant(shape, spec.dtype, convert_number(value, spec.dtype)), spec.layout(len(shape))))
+    return spec.finish(source(Constant(shape, spec.dtype, convert_fill(value, spec.dtype)), spec.layout(len(shape))))
 
 
 def zeros(*sizes: Any, **options: Any) -> Tensor:
@@ -153,7 +153,7 @@ def number(value: Any, what: str) -> Number:
 def _like(what: str, x: Tensor, value: Number, options: dict[str, Any]) -> Tensor:
     spec = FactoryOptions(what, options, x.dtype, x)
     if x.traced is not None and spec.placement is None and spec.sbp is None and spec.device is None:
-        return spec.finish(run(FillLike(convert_number(value, spec.dtype), spec.dtype), x.detach()))
+        return spec.finish(run(FillLike(convert_fill(value, spec.dtype), spec.dtype), x.detach()))
     return _filled(what, x.tensor_type.shape, value, spec)
 
 

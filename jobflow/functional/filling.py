@@ -16,7 +16,7 @@ from jobflow.eager.tape import record
 from jobflow.functional import creation, sampling
 from jobflow.functional.dispatch import method
 from jobflow.functional.in_place import written
-from jobflow.functional.promotion import cast, convert_number
+from jobflow.functional.promotion import cast, convert_fill
 from jobflow.functional.typed import Tensor
 from jobflow.ops.broadcast import BroadcastTo
 from jobflow.ops.scalar import FillLike
@@ -25,7 +25,7 @@ from jobflow.ops.scalar import FillLike
 def fill_(x: Tensor, value: Any) -> Tensor:
     """Set every element of x to `value`, and return x."""
     number = creation.number(value, "fill_")
-    return written(x, "fill_", run(FillLike(convert_number(number, x.tensor_type.dtype)), x.detach()))
+    return written(x, "fill_", run(FillLike(convert_fill(number, x.tensor_type.dtype)), x.detach()))
 
 
 def zero_(x: Tensor) -> Tensor:

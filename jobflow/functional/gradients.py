@@ -48,7 +48,7 @@ def backward(
     `create_graph` also records the computation of the gradients, for gradients of gradients.
     """
     tracer = building_now()
-    if x.traced is not None and (tracer is None or not tracer.differentiates):
+    if (x.traced is not None or tracer is not None) and (tracer is None or not tracer.differentiates):
         if create_graph or inputs is not None:
             raise JobError(f"backward at {user_line()}: create_graph and inputs need eager tensors; {NOT_IN_GRAPHS}")
         recorder(state(), "backward").backward(x, gradient)
@@ -70,8 +70,9 @@ def tensors_of(what: str, name: str, argument: Any) -> list[Tensor]:
             raise JobError(f"{what} at {user_line()}: {x.tensor_type} is a tensor of a job; call an optimizer's minimize instead")
         if not isinstance(x, Tensor):
             raise ArgumentError(f"{what} at {user_line()}: {name} must be a tensor, or several; got {type(x).__name__}")
-        if x.traced is not None and not building_now().differentiates:
-            raise JobError(f"{what} at {user_line()}: {x.tensor_type} has no values while {running()} runs; {NOT_IN_GRAPHS}")
+        if (tracer := building_now()) is not None and not tracer.differentiates:
+            problem = "has no values" if x.traced is not None else "cannot be differentiated"
+            raise JobError(f"{what} at {user_line()}: {x.tensor_type} {problem} while {running()} runs; {NOT_IN_GRAPHS}")
     return tensors
 
 

@@ -28,7 +28,7 @@ from jobflow.eager.tape import OpGradient, record
 from jobflow.functional.dispatch import method
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.in_place import check_writable, written
-from jobflow.functional.promotion import cast, convert_number, operand, together
+from jobflow.functional.promotion import cast, convert_fill, operand, together
 from jobflow.functional.shapes import common_shape, expand, integer, movedim, reshape
 from jobflow.functional.typed import Tensor
 from jobflow.ops.arithmetic import Add, Where
@@ -325,7 +325,7 @@ def filled(x: Tensor, mask: Tensor, value: Any) -> Tensor:
 
 def number_as(x: Tensor, number: Any) -> Any:
     """Return a number as an element of x; integer tensors truncate fractions."""
-    return convert_number(int(number) if x.dtype.is_integer and math.isfinite(number) else number, x.dtype)
+    return convert_fill(int(number) if x.dtype.is_integer and math.isfinite(number) else number, x.dtype)
 
 
 def _fitted(x: Tensor, value: Any, shape: Sequence[int], what: str) -> Tensor:

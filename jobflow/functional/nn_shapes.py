@@ -10,6 +10,7 @@ from jobflow.core.errors import DtypeError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
 from jobflow.core.types import float32, float64, int64, uint8
 from jobflow.functional.nn_base import Sizes, composed, formula, one_of, real, sizes
+from jobflow.functional.promotion import convert_fill
 from jobflow.functional.shapes import integer
 from jobflow.functional.typed import Tensor
 from jobflow.ops import elementwise as ew
@@ -81,7 +82,7 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
             x = _cropped(x, axis, before, after)
     if mode == "constant" and any(max(pair) > 0 for pair in pairs.values()):
         around = [tuple(max(n, 0) for n in pairs.get(axis, (0, 0))) for axis in range(t.ndim)]
-        x = sl.pad(x, [(before, after) for before, after in around], value)
+        x = sl.pad(x, [(before, after) for before, after in around], convert_fill(value, t.dtype))
     return ew.identity(x) if x is input else x
 
 

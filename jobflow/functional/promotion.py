@@ -170,6 +170,18 @@ def convert_number(number: Number, dtype: DType) -> Number:
     return int(number)
 
 
+def convert_fill(number: Number, dtype: DType) -> Number:
+    """Return a number that becomes an element, in this type; raise DtypeError if the type does not include it, as PyTorch does.
+
+    Arithmetic rounds a number beyond a float type to infinity instead.
+    """
+    value = convert_number(number, dtype)
+    if dtype.is_float and abs(value) == math.inf and abs(number) != math.inf:
+        low, high = dtype.span
+        raise DtypeError(f"{user_line()}: {number} is out of range for {dtype.name}, {low} to {high}; cast the tensor to a larger type")
+    return value
+
+
 def with_number(x: Tensor, number: Number) -> tuple[Tensor, Number]:
     """Return a tensor and a number in their common type."""
     dtype = x.tensor_type.dtype

@@ -24,8 +24,9 @@ SAME = (Cast, ExpandDims, Identity, Reshape, Squeeze)
 def check_mean(name: str, value: Any, rows: int) -> None:
     """Raise ConfigError unless `value`, one number for `rows` samples, is a mean over them or does not depend on them."""
     if not _is_mean(value, rows):
+        node = _unshaped(value).node
         raise ConfigError(
-            f'{value.node.where}: the metric "{name}" is one number for the whole batch, the result of {value.node.op.word()}, and no mean over '
+            f'{node.where}: the metric "{name}" is one number for the whole batch, the result of {node.op.word()}, and no mean over '
             f"the samples; the trainer averages metrics over batches, so return one value per sample, or a mean: the mean loss for a perplexity"
         )
 

@@ -94,9 +94,10 @@ class Network:
         """Return the error for outputs of a training batch without a loss; `fields` are the fields of the samples."""
         message = f"{self.named} returned {', '.join(outputs) or 'an empty dict'}, for {', '.join(batch)}"
         if LABELS not in fields:
+            first = "" if self.what == LISTED else 'return {"loss": loss}, or '
             others = {LABELS: next((name for name in fields if name not in batch), "TARGETS")}
             renamed = ", ".join(f"{field}: {name}" for field, name in ({name: name for name in batch} | others).items())
-            advice = f'the samples have {", ".join(fields)}, and no field "{LABELS}": name it, such as data.train.fields: {{{renamed}}}'
+            advice = f'the samples have {", ".join(fields)}, and no field "{LABELS}": {first}name it, such as data.train.fields: {{{renamed}}}'
         elif self.module is not None and (wrong := _not_a_field(self.module, fields)):
             first = next(iter(batch))
             advice = f'the parameter "{wrong}" of forward is not a field, so forward gets "{first}" alone: name the parameter "{first}"'

@@ -237,12 +237,19 @@ def generate(
 
         def scores_of(tokens: Array) -> Array:
             # the model may have more tokens than its text, which never occur in training
-            return jobs.call(job, {TOKENS: tokens})["scores"][..., : words.size]
+            return _scores(jobs.network, jobs.call(job, {TOKENS: tokens}))[..., : words.size]
 
         prompt_tokens = [int(token) for token in words.encode(prompt, "the prompt")]
         continuation = tokens_after(scores_of, prompt_tokens, count, length=length, temperature=temperature, top_k=top_k, seed=seed)
         pieces = list(texts(words, continuation, say))
     return "".join(pieces)
+
+
+def _scores(network: Network, outputs: Mapping[str, Array]) -> Array:
+    """Return the scores of the tokens; raise ConfigError if the model returns none."""
+    if "scores" not in outputs:
+        raise ConfigError(f'{network.named} returned {", ".join(outputs)}; text is generated from "scores": name them so in the dict')
+    return outputs["scores"]
 
 
 def _of_prompts(network: Network) -> Network:

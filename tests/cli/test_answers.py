@@ -105,6 +105,8 @@ def test_a_warm_up_longer_than_the_run(file: Path, capfd: pytest.CaptureFixture[
         (("optimizer.lr=0.1",), "--set optimizer.lr=0.1"),
         (("+model.arguments.units=3",), "--set model.arguments.units=3"),
         (("lr=0.1",), "--set optimizer.lr=0.1"),
+        (("--optimizer.lr=0.1",), "--set optimizer.lr=0.1"),
+        (("--optimizer.lr", "0.1"), "--set optimizer.lr=0.1"),
     ],
 )
 def test_options_that_are_keys(file: Path, words: tuple[str, ...], meant: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobflow.core.errors import ArgumentError, DataError
-from jobflow.data import READERS, Samples, Stream, open_reader
+from jobflow.data import READERS, Samples, Stream, open_reader, samples_of
 from jobflow.data.samples import Keep
 
 Array = np.ndarray[Any, Any]
@@ -49,6 +49,20 @@ def test_a_signature_is_a_schema(name: str) -> None:
         assert parameter.name in hints and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         explained = READERS[name].__doc__
         assert f"`{parameter.name}`" in explained or parameter.name in ("path", "split", "channels"), f"{parameter.name} is not explained"
+
+
+@pytest.mark.parametrize("level", ["character", "byte"])
+def test_text_decompresses_gzip_at_both_levels(level: str, tmp_path: Path) -> None:
+    plain, packed = tmp_path / "plain.txt", tmp_path / "packed.txt.gz"
+    plain.write_bytes(b"abcabcabd")
+    packed.write_bytes(gzip.compress(b"abcabcabd"))
+    expected, result = (everything(opened("text", path=str(path), length=2, level=level)) for path in (plain, packed))
+    np.testing.assert_equal(result, expected)
+
+
+def test_columns_with_rows_of_different_lengths_are_refused() -> None:
+    with pytest.raises(DataError, match=r'samples, field "x" is no array of numbers: .*; give all rows one shape'):
+        samples_of({"x": [[1], [2, 3]]})
 
 
 def test_wrong_names_are_told() -> None:

@@ -29,6 +29,7 @@ class TestOptions:
         [
             (["nowhere.py"], "there is no script 'nowhere.py' in "),
             (["jobflow", "train", "run.yaml"], "to run a jobflow command on each rank: -m jobflow train"),
+            (["run.yaml"], "run.yaml is a configuration, not a Python program; to train it on each rank: -m jobflow train run.yaml"),
             (["sleep", "1"], "sleep is a program: write --no_python before it"),
             (["nowhere"], "write -m before the name of a module"),
             (["--no_python", "nowhere"], "there is no program 'nowhere' to run"),

@@ -37,6 +37,32 @@ def test_a_number_less_than_bytes() -> None:
     refuses(lambda x: x + 2**63, [BIG], DtypeError, str(2**63))
 
 
+FILLS = {
+    "full_like": flow.full_like,
+    "fill_": lambda x, number: x.clone().fill_(number),
+    "masked_fill": lambda x, number: x.masked_fill(x > 0, number),
+    "index_fill": lambda x, number: x.index_fill(0, (x[:1] * 0).long(), number),
+    "scatter": lambda x, number: x.scatter(0, (x[:1] * 0).long(), number),
+    "pad": lambda x, number: flow.nn.functional.pad(x, (1, 1), value=number),
+}
+
+
+@pytest.mark.parametrize("name", FILLS)
+def test_fills_refuse_numbers_that_the_type_does_not_include(name: str) -> None:
+    fill = FILLS[name]
+    for dtype, values in (
+        (np.uint8, (300, -1, np.nan, np.inf)),
+        (np.int64, (2**63, np.nan, -np.inf)),
+        (np.float16, (7e4, -1e9)),
+        (np.float32, (1e39,)),
+    ):
+        for number in values:
+            refuses(lambda x, number=number: fill(x, number), [dtype([1, 2])], DtypeError, "test_exact_numbers.py:", "is out of range for")
+    for dtype, number in ((np.uint8, 255), (np.float16, 65504.0), (np.float16, -np.inf), (np.float32, np.nan)):
+        result = fill(flow.tensor(dtype([1, 2])), number)
+        np.testing.assert_equal(result.numpy()[0], dtype(number))
+
+
 RELATIONS = {"<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal, "==": np.equal, "!=": np.not_equal}
 
 

@@ -11,6 +11,7 @@ import pytest
 from graphs import Forward, Model, Trained, as_graph, graph_of, laid, places, usual
 from ranks import on_ranks, with_ranks
 
+import jobflow as flow
 from jobflow.core.errors import ConfigError, JobError
 from jobflow.engine.placements import placement, sbp
 from jobflow.functional.tensor_class import Tensor
@@ -47,6 +48,23 @@ def test_optimizers_need_a_loss_and_a_loss_an_optimizer() -> None:
 
     with pytest.raises(JobError, match=re.escape("the loss must have one element")):
         as_graph(Wide(model, [SGD(model.parameters(), 0.1)], None, usual), model.places, (B, B), 1)
+
+
+@with_ranks(1)
+@pytest.mark.parametrize("way", ["loss.backward", "autograd.backward", "autograd.grad"])
+@pytest.mark.parametrize("kind", ["constant", "outside"])
+def test_gradients_of_tensors_that_build_did_not_compute_are_refused(kind: str, way: str) -> None:
+    model = Model(1)
+    outside = flow.ones(1, requires_grad=True).sum()
+
+    class Apart(Trained):
+        def build(self, x: Tensor, y: Tensor) -> Any:
+            loss = flow.tensor(8.0) if kind == "constant" else outside
+            calls = {"autograd.backward": flow.autograd.backward, "autograd.grad": lambda loss: flow.autograd.grad(loss, x)}
+            return loss.backward() if way == "loss.backward" else calls[way](loss)
+
+    with pytest.raises(JobError, match=r"(backward|grad) at test_graph_words\.py:\d+"):
+        as_graph(Apart(model, [SGD(model.parameters(), 0.1)], None, usual), model.places, (B, B), 1)
 
 
 @with_ranks(1)

@@ -100,6 +100,20 @@ class CrossEntropy(flow.nn.Module):
         return {"loss": loss, "nats": loss, "norm": self.layer.weight.square().sum()}
 
 
+class Counting(flow.nn.Module):
+    """A metric that is a sum of integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = flow.nn.Linear(6, 4)
+
+    def forward(self, x: Any, labels: Any = None) -> dict[str, Any]:
+        scores = self.layer(x)
+        if labels is None:
+            return {"scores": scores}
+        return {"loss": flow.nn.functional.cross_entropy(scores, labels), "hits": (scores.argmax(1) == labels).sum()}
+
+
 class Changing(flow.nn.Module):
     """A module whose program is an attribute of its class, as if its code changed between two runs."""
 
@@ -161,3 +175,10 @@ def scores(units: int = 12) -> flow.nn.Module:
 def no_module(units: int = 12) -> flow.nn.Module:
     """One that does not do what it says."""
     return units  # type: ignore[return-value]
+
+
+def unnamed(tokens: Any, targets: Any = None) -> dict[str, Any]:
+    """Scores of the next token under another name."""
+    table = flow.get_variable("table", (128, 128), initializer=flow.zeros_initializer())
+    logits = flow.gather(table, tokens)
+    return {"logits": logits} if targets is None else {"loss": flow.nn.sparse_softmax_cross_entropy_with_logits(targets, logits, name="loss")}

@@ -70,6 +70,13 @@ def test_two_processes_train_as_one(whole: tuple[Path, Seen], tmp_path: Path) ->
         assert evaluate(config).metrics == pytest.approx(seen.evaluations[9].metrics, rel=2e-5)
 
 
+@pytest.mark.mpi
+def test_a_dry_run_of_a_module_on_two_processes_prints_one_plan(whole: tuple[Path, Seen]) -> None:
+    command = [*under_mpiexec(2), sys.executable, "-m", "jobflow", "train", str(whole[0] / "run.yaml"), "--dry-run"]
+    done = run_command(command, environment=PATHS)
+    assert done.code == 0 and done.out.count("Nothing has run.") == 1, done.out + done.err
+
+
 def test_what_modules_take_and_give(whole: tuple[Path, Seen], tmp_path: Path) -> None:
     _, seen = whole
     file = write_config(tmp_path, text("Named", ", arguments: {units: 10}"))
@@ -126,3 +133,9 @@ def test_the_mean_cross_entropy_of_a_module_is_a_mean(tmp_path: Path) -> None:
     file = write_config(tmp_path, text("CrossEntropy"))
     outcome, _ = run(loaded(file, tmp_path / "out", "training.steps=1", "optimizer.warmup_steps=0"))
     assert outcome.metrics["validation/nats"] == pytest.approx(outcome.metrics["validation/loss"])
+
+
+def test_the_error_about_a_metric_names_the_reduction_below_its_casts(tmp_path: Path) -> None:
+    file = write_config(tmp_path, text("Counting"))
+    with pytest.raises(ConfigError, match=r'nets_to_train.py:\d+: the metric "hits" .* the result of reducesum, and no mean'):
+        run(loaded(file, tmp_path / "out", "training.steps=1", "optimizer.warmup_steps=0"))

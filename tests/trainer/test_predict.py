@@ -104,3 +104,14 @@ def test_a_model_of_text_goes_on_with_a_prompt(tmp_path: Path) -> None:
     drawn = [generate(config, "a", 30, temperature=5.0, seed=seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2] and set(drawn[0]) <= set(words)
     assert generate(config, "ab", 5, top_k=1, seed=9) == "cdefg"
+
+
+def test_a_model_of_text_without_scores_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "here.txt").write_text("abcdefgh " * 60)
+    model = TEXT[TEXT.index("model:") : TEXT.index("data:")]
+    changed = TEXT.replace(model, 'model: {builder: "nets_to_train:unnamed"}\n').replace("steps: 60", "steps: 1")
+    (tmp_path / "run.yaml").write_text(changed.replace("here.txt", str(tmp_path / "here.txt")))
+    config = loaded(tmp_path / "run.yaml", tmp_path / "out")
+    run(config)
+    with pytest.raises(ConfigError, match=r'nets_to_train:unnamed at .* returned logits; text is generated from "scores"'):
+        generate(config, "abc", 3)

@@ -206,7 +206,7 @@ class Building(ProgramRecorder[Tensor]):
         if gradient is not None or loss.tensor_type.size != 1:
             suffix = "" if gradient is None else " with a gradient of its own"
             raise JobError(f"{what}: the loss must have one element; this one is {loss.tensor_type}{suffix}")
-        if not loss._needs_gradient:
+        if not loss._needs_gradient or loss.traced is None:
             raise JobError(f"{what}: this {loss.tensor_type} tensor depends on no parameter that requires gradients")
         self.losses.append(loss.traced)
         self.where = self.where or user_line()

@@ -169,8 +169,15 @@ def setting_meant(word: str) -> str:
     name, sign, value = word.lstrip("+").partition("=")
     if not sign:
         return ""
-    place = name if name.partition(".")[0] in fields_of(TrainConfig) else place_of(name, False)
+    place = place_meant(name, False)
     return f"; did you mean --set {place}={value}?" if place else ""
+
+
+def place_meant(name: str, exactly: bool) -> str:
+    """Return the path of a setting: `name` if it is a path, such as `optimizer.lr`, or that of the matching key, or ""."""
+    section, point, _ = name.partition(".")
+    is_path = section in fields_of(TrainConfig) and (bool(point) or not exactly)
+    return name if is_path else place_of(name, exactly)
 
 
 def place_of(word: str, exactly: bool) -> str:
