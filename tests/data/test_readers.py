@@ -190,7 +190,7 @@ def test_damaged_numpy_files(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=message):
             open_reader("numpy", path=str(tmp_path / "a.npy"))
     np.save(tmp_path / "a.npy", np.array([{}]), allow_pickle=True)
-    with pytest.raises(DataError, match="holds Python objects"):
+    with pytest.raises(DataError, match="contains Python objects"):
         open_reader("numpy", path=str(tmp_path / "a.npy"))
     np.savez(tmp_path / "a.npz", x=np.zeros(1000))
     (tmp_path / "a.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:4000])
