@@ -1,4 +1,4 @@
-"""Formulas over rows as in-slot NumPy calls, on blocks of rows that stay in the cache from one call to the next.
+"""Formulas over rows as in-place NumPy calls, on blocks of rows that stay in the cache from one call to the next.
 
 `row_calls` turns the steps of a `RowProgram` into calls for one block after another.  Values per column are computed once, with the first block.
 """
