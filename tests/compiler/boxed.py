@@ -1,4 +1,4 @@
-"""Changes of layout as programs of their own: run on threads, compared with the logical value and with the bytes announced."""
+"""Changes of layout as separate programs: run on threads, compared with the logical value and with the announced bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUNS = 2
 
 
 def change(source: Layout, target: Layout, type: TensorType, number: int = 0, where: SourceLine = NOWHERE) -> tuple[Value, Node, Sharded]:
-    """x in `source`, read by a node, at a line of the program, that wants it in `target`."""
+    """Return a program that reads x in `source` and whose reader needs it in `target`."""
     read = Node(Input(type.shape, type.dtype, f"x{number}"), (), ((type, f"x{number}", False),), f"x{number}", source.placement)
     (x,) = read.outputs
     copy = Node(Copy(), (x,), ((type, f"y{number}", False),), f"y{number}", target.placement, Provenance(where))
@@ -34,7 +34,7 @@ def change(source: Layout, target: Layout, type: TensorType, number: int = 0, wh
 
 
 def together(parts: list[Sharded]) -> Physical:
-    """Many programs as one: a world is started and bound once."""
+    """Merge many programs into one, so that a world is started and bound once."""
     graphs = [part.graph for part in parts]
     nodes = tuple(node for graph in graphs for node in graph.nodes)
     whole = Graph("job", graphs[0].placement, nodes, tuple(v for g in graphs for v in g.inputs), tuple(v for g in graphs for v in g.outputs))
@@ -42,7 +42,7 @@ def together(parts: list[Sharded]) -> Physical:
 
 
 def addends(layout: Layout, array: Array, random: np.random.Generator) -> list[Array]:
-    """The ranks' parts of an array; those of a partial one all differ, change their sign, and none is the value itself."""
+    """Return the ranks' parts of an array; addends of a partial array all differ, change sign, and none equals the value itself."""
     held = {(): array}
     for sbp, n in zip(layout.sbp, layout.placement.mesh, strict=True):
         held = {(*at, i): part for at, whole in held.items() for i, part in enumerate(parts_along(sbp, n, whole, random))}
@@ -51,7 +51,7 @@ def addends(layout: Layout, array: Array, random: np.random.Generator) -> list[A
 
 
 def parts_along(sbp: Sbp, n: int, array: Array, random: np.random.Generator) -> list[Array]:
-    """What n ranks hold along one mesh dimension, not yet cut."""
+    """Return the parts of n ranks along one mesh dimension, before cuts along the others."""
     if not isinstance(sbp, Partial):
         return [array] * n
     owner = random.integers(0, n, array.shape)
@@ -67,12 +67,12 @@ def parts_along(sbp: Sbp, n: int, array: Array, random: np.random.Generator) -> 
 
 
 def agree(n: int, pairs: list[Pair], type: TensorType) -> None:
-    """Run all changes at once on n ranks; compare with the logical value, and the bytes that were sent with those predicted."""
+    """Run all changes at once on n ranks; compare the results with the logical values and the sent bytes with the prediction."""
     random = np.random.default_rng(7)
     value = random.integers(0 if type.dtype.name == "uint8" else -20, 21, type.shape).astype(type.dtype.numpy)
-    made = [change(source, target, type, i) for i, (source, target) in enumerate(pairs)]
+    changes = [change(source, target, type, i) for i, (source, target) in enumerate(pairs)]
     with world_of(n) as world:
-        physical = together([sharded for *_, sharded in made])
+        physical = together([sharded for *_, sharded in changes])
         bound = Bound(world, physical)
         arguments = {f"x{i}": addends(source, value, random) for i, (source, _) in enumerate(pairs)}
         for _ in range(RUNS):
@@ -84,7 +84,7 @@ def agree(n: int, pairs: list[Pair], type: TensorType) -> None:
 
 
 def announced(physical: Physical) -> Counter[int]:
-    """The bytes that each rank sends in one run, by what the changes of layout say of themselves."""
+    """Return the bytes that each rank sends in one run, according to the reroutes."""
     total: Counter[int] = Counter()
     for node in physical.graph.nodes:
         if isinstance(node.op, Reroute):

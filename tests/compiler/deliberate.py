@@ -1,4 +1,4 @@
-"""Tables of deliberate differences, in the records of decisions; whatever differs must be in one, and whatever is in one must differ."""
+"""Tables of deliberate differences in the decision records; a table must list exactly the actual differences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Case = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Difference:
-    """A row of a table: ops, and patterns of how inputs and the output lie."""
+    """A row of a table: ops, and patterns of the layouts of inputs and output."""
 
     ops: tuple[str, ...]
     inputs: str
@@ -24,17 +24,17 @@ class Difference:
 
 
 def differences(record: Path, known: Collection[str], least: int) -> list[Difference]:
-    """The rows of the table in a record whose first column names known ops; there are at least so many."""
-    found = []
+    """Return the rows of the table whose first column names known ops; assert a minimum number of them."""
+    rows = []
     for line in record.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         ops = tuple(cells[0].replace("`", "").split(", "))
         if len(cells) == 5 and all(op in known for op in ops):
-            found.append(Difference(ops, cells[1].strip("`"), cells[3].strip("`")))
-    assert len(found) >= least, "the table was not found"
-    return found
+            rows.append(Difference(ops, cells[1].strip("`"), cells[3].strip("`")))
+    assert len(rows) >= least, "the table was not found"
+    return rows
 
 
 def idle(rows: list[Difference], cases: list[Case]) -> list[str]:
-    """What is in a table and does not differ."""
+    """Return the rows of a table that do not differ."""
     return [f"{op}: {row}" for row in rows for op in row.ops if not any(row.covers(*case) for case in cases if case[0] == op)]

@@ -1,4 +1,4 @@
-"""An executor that spoils memory as soon as a plan needs it no more: a value that is read too late becomes NaN."""
+"""An executor that overwrites memory after its last use: a value that is read too late becomes NaN."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Marks = dict[str, Any]  # buffer -> one bool per byte
 
 
 def slots(instruction: Instruction) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
-    """What an instruction reads and writes."""
+    """Return the slots that an instruction reads and writes."""
     match instruction:
         case Compute(_, inputs, outputs):
             return inputs, outputs
@@ -23,37 +23,37 @@ def slots(instruction: Instruction) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]
 
 
 def bytes_of(marks: Marks, slot: Slot) -> Any:
-    """The marks of the bytes that a slot touches, as a view."""
+    """Return the marks of the bytes that a slot touches, as a view."""
     if 0 in slot.type.shape:
         return np.zeros(0, bool)
     return np.ndarray((*slot.type.shape, slot.type.dtype.itemsize), bool, marks[slot.buffer], slot.offset, (*slot.strides, 1))
 
 
 def deaths(plan: Plan) -> list[Marks]:
-    """After each instruction: the bytes it touched that nobody reads before somebody writes them again."""
+    """Return, per instruction, the touched bytes that are not read again before their next write."""
     live = {name: np.zeros(size, bool) for name, size in plan.buffers.items()}
     for _, slot in plan.fetches:
         if slot.buffer in live:
             bytes_of(live, slot)[...] = True
-    found: list[Marks] = []
+    marks_by_instruction: list[Marks] = []
     for instruction in reversed(plan.instructions):
         reads, writes = ([slot for slot in side if slot.buffer in live] for side in slots(instruction))
         dead = {name: np.zeros(size, bool) for name, size in plan.buffers.items()}
         for slot in (*reads, *writes):
             bytes_of(dead, slot)[...] = True
-        found.append({name: mark & ~live[name] for name, mark in dead.items()})
+        marks_by_instruction.append({name: mark & ~live[name] for name, mark in dead.items()})
         for slot in writes:
             bytes_of(live, slot)[...] = False
         for slot in reads:
             bytes_of(live, slot)[...] = True
-    return found[::-1]
+    return marks_by_instruction[::-1]
 
 
 class SpoilingExecutor(Executor):
-    """Fills memory with ones, which are NaNs and huge numbers, after its last reader."""
+    """An executor that fills memory with ones (NaNs and huge numbers) after its last reader."""
 
-    def __init__(self, plan: Plan, *given: Any) -> None:
-        super().__init__(plan, *given)
+    def __init__(self, plan: Plan, *arguments: Any) -> None:
+        super().__init__(plan, *arguments)
         dead = {id(i): marks for i, marks in zip(plan.instructions, deaths(plan), strict=True)}
         instructions, calls = self.call_instructions, [*self.body, *self.epilogue]
         mixed, spoiled = [], []

@@ -1,4 +1,4 @@
-"""Random programs of 10 to 40 ops: each statement is chosen by a generator of random numbers, so a seed is a program."""
+"""Random programs of 10 to 40 ops: a random generator chooses each statement, so a seed determines a program."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGEST = 3000
 
 
 class Growth:
-    """A program that grows statement by statement; what was traced so far tells shapes."""
+    """A program that grows statement by statement; the statements are traced, so their shapes are known."""
 
     def __init__(self, seed: int, meshes: tuple[tuple[int, ...], ...] = MESHES) -> None:
         self.seed = seed
@@ -49,26 +49,26 @@ class Growth:
         return tuple(self.words[x].shape)
 
     def pick(self, *ndims: int) -> str:
-        """A float value, of one of these numbers of axes if there is one; later ones are likelier."""
-        fitting = [x for x in self.pool if not ndims or len(self.shape(x)) in ndims]
-        if not fitting:
+        """Return a float value, if possible with one of these numbers of axes; later values are likelier."""
+        candidates = [x for x in self.pool if not ndims or len(self.shape(x)) in ndims]
+        if not candidates:
             return self.weight(*(self.size() for _ in range(ndims[0])))
-        return str(fitting[-1 - int(len(fitting) * self.random.random() ** 2)])
+        return str(candidates[-1 - int(len(candidates) * self.random.random() ** 2)])
 
     def marks(self, ndim: int, dimensions: int, partial: bool = True) -> str:
-        """One S/B/P per mesh dimension, as text."""
+        """Return one S/B/P per mesh dimension, as text."""
         kinds = ["B", *(f"S({axis})" for axis in range(ndim))] + (["P", "P"] if partial else [])
-        found = [self.one(kinds) for _ in range(dimensions)]
+        result = [self.one(kinds) for _ in range(dimensions)]
         if partial and dimensions == 1 and self.chance(0.05):
-            found = [self.one(["PMAX", "PMIN"])]
-        return ", ".join(found)
+            result = [self.one(["PMAX", "PMIN"])]
+        return ", ".join(result)
 
     # ---------------------------------------------------------------- statements
 
-    def say(self, expression: str, mark: str = "t", place: str = "") -> str:
-        """Append `name = expression`; the name."""
+    def say(self, expression: str, mark: str = "t", placement: str = "") -> str:
+        """Append `name = expression`; return the name."""
         name = f"{mark}{len(self.lines)}"
-        line = f"{place}{name} = {expression.replace('@', name)}"
+        line = f"{placement}{name} = {expression.replace('@', name)}"
         with scope.using(interpreter=self.tracer, placement=self.tracer.placement, view="consistent", namespace=()):
             exec(line, self.words)
         self.lines.append(line)
@@ -79,12 +79,12 @@ class Growth:
         sizes = "".join(f", {n}" for n in shape)
         return self.say(f'weight("@"{sizes}{sbp})', "w")
 
-    def apart(self, x: str) -> str:
-        """x with noise, so that no two elements are equal but for rounding: maxima and signs are the same on all ranks."""
+    def distinct(self, x: str) -> str:
+        """Add noise to x, so that no two elements are equal up to rounding: maxima and signs are then the same on all ranks."""
         return self.say(f"add({x}, {self.weight(*self.shape(x))})")
 
-    def place(self) -> str:
-        """All ranks, mostly; else some of them in any order, in a mesh of one or two dimensions."""
+    def placement(self) -> str:
+        """Return all ranks in most cases, otherwise some of them in any order, in a mesh of one or two dimensions."""
         if self.ranks == 1 or self.chance(0.85):
             return ""
         chosen = [int(r) for r in self.random.permutation(self.ranks)[: int(self.random.integers(1, self.ranks + 1))]]
@@ -96,7 +96,7 @@ class Growth:
         expression = self.one(STEPS)(self)
         if expression is None:
             return
-        result = self.say(expression, place=self.place())
+        result = self.say(expression, placement=self.placement())
         if not self.words[result].dtype.is_float:
             return
         if self.chance(0.25):
@@ -108,7 +108,7 @@ class Growth:
 
 
 def grown(seed: int, meshes: tuple[tuple[int, ...], ...] = MESHES) -> Program:
-    """The program of a seed."""
+    """Return the program of a seed."""
     g = Growth(seed, meshes)
     for mark, ndim in (("x", 2), ("y", 3)):
         sizes = ", ".join(str(g.size()) for _ in range(ndim))
@@ -123,7 +123,7 @@ def grown(seed: int, meshes: tuple[tuple[int, ...], ...] = MESHES) -> Program:
 
 
 def ops(lines: Any) -> int:
-    """Statements that are no sources."""
+    """Return the generators of statements other than sources."""
     return sum(not any(f"= {word}(" in line for word in ("weight", "argument", "indices")) for line in lines)
 
 
@@ -143,7 +143,7 @@ def _unary(g: Growth) -> str:
 
 def _kinked(g: Growth) -> str:
     word = g.one(["relu({})", "leaky_relu({})", "absolute({})", "hard_tanh({})", "clip({}, -0.5, 0.7)", "relu6({})"])
-    return str(word.format(g.apart(g.pick())))
+    return str(word.format(g.distinct(g.pick())))
 
 
 def _scalar(g: Growth) -> str:
@@ -151,7 +151,7 @@ def _scalar(g: Growth) -> str:
 
 
 def _partner(g: Growth, x: str) -> str:
-    """Something of the shape of x, something that broadcasts to it, or x itself."""
+    """Return a value of the shape of x, a value that broadcasts to it, or x itself."""
     shape = g.shape(x)
     same = [y for y in g.pool if g.shape(y) == shape]
     if not shape or g.chance(0.4):
@@ -169,12 +169,12 @@ def _binary(g: Growth) -> str:
 
 
 def _choice(g: Growth) -> str:
-    x = g.apart(g.pick())
+    x = g.distinct(g.pick())
     return f"{g.one(['maximum', 'minimum'])}({x}, {_partner(g, x)})"
 
 
 def _where(g: Growth) -> str:
-    x = g.apart(g.pick())
+    x = g.distinct(g.pick())
     truth = g.say(f"greater({x}, {g.weight(*g.shape(x))})", "b")
     return f"where({truth}, {x}, tanh({_partner(g, x)}))"
 
@@ -188,10 +188,10 @@ def _matmul(g: Growth) -> str:
 
 
 def _pool_matmul(g: Growth) -> str | None:
-    """Two values of the pool multiplied."""
+    """Multiply two values of the pool."""
     x = g.pick(2)
-    fitting = [y for y in g.pool if len(g.shape(y)) == 2 and g.shape(y)[0] == g.shape(x)[1]]
-    return f"tanh(matmul({x}, {g.one(fitting)}))" if fitting else f"tanh(matmul({x}, {x}, transpose_a=True))"
+    candidates = [y for y in g.pool if len(g.shape(y)) == 2 and g.shape(y)[0] == g.shape(x)[1]]
+    return f"tanh(matmul({x}, {g.one(candidates)}))" if candidates else f"tanh(matmul({x}, {x}, transpose_a=True))"
 
 
 def _batch_matmul(g: Growth) -> str:
@@ -210,7 +210,7 @@ def _bias(g: Growth) -> str:
 def _reduce(g: Growth) -> str | None:
     x = g.pick(2, 3, 4)
     word = g.one(["reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "logsumexp", "reduce_variance"])
-    x = g.apart(x) if word in ("reduce_max", "reduce_min") else x
+    x = g.distinct(x) if word in ("reduce_max", "reduce_min") else x
     axes = sorted({g.axis(x) for _ in range(int(g.random.integers(1, 3)))})
     axes = axes[: len(g.shape(x)) - 1]
     return f"tanh({word}({x}, {tuple(axes)}, {g.chance(0.5)}))"
@@ -242,10 +242,10 @@ def _batch_norm(g: Growth) -> str:
 
 
 def _image(g: Growth) -> str:
-    """Something with a batch, channels and two spatial axes."""
-    found = [x for x in g.pool if len(g.shape(x)) == 4 and min(g.shape(x)[2:]) >= 2]
-    if found and g.chance(0.7):
-        return str(g.one(found))
+    """Return a value with a batch, channels and two spatial axes."""
+    image = [x for x in g.pool if len(g.shape(x)) == 4 and min(g.shape(x)[2:]) >= 2]
+    if image and g.chance(0.7):
+        return str(g.one(image))
     x = g.weight(g.size(), int(g.random.integers(1, 5)), int(g.random.integers(3, 7)), int(g.random.integers(3, 7)))
     g.pool.append(x)
     return x
@@ -261,7 +261,7 @@ def _conv(g: Growth) -> str:
 
 
 def _pooled(g: Growth) -> str:
-    x = g.apart(_image(g))
+    x = g.distinct(_image(g))
     word, padding = g.one(["max_pool", "avg_pool"]), g.one(["same", "valid"])
     return f'{word}({x}, 2, {int(g.random.integers(1, 3))}, "{padding}")'
 
@@ -339,7 +339,7 @@ def _dropped(g: Growth) -> str:
 
 
 def _lost(g: Growth) -> str:
-    """Cross entropy of rows, spread over their columns again."""
+    """Return the cross entropy of rows, broadcast to their columns."""
     x = g.pick(2)
     rows, classes = g.shape(x)
     kind = g.one(["sparse", "split", "dense", "sigmoid", "smooth"])

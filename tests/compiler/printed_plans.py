@@ -1,4 +1,4 @@
-"""Prints the plans of both ranks for some training programs: run as a script by test_determinism."""
+"""A script for test_determinism that prints the plans of both ranks for some training programs."""
 
 from growing import grown
 from programs import graph_of

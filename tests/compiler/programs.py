@@ -1,6 +1,6 @@
-"""Random programs as text: what they say, how they are traced, and whether ranks give what their kernels give on whole arrays.
+"""Random programs as text: their statements, their trace, and a comparison of ranks with kernels on whole arrays.
 
-A program is a list of Python statements over the words of `words`, one op each, and a few lines about who runs it.  So it can be
+A program is a list of Python statements over the functions of `words`, one op each, with a few lines about ranks and optimizer.  It can be
 printed, shortened statement by statement, and run again from a file.
 """
 
@@ -34,9 +34,9 @@ TOLERANCE = 1e-9
 STEPS = 2
 
 FUNCTIONS: dict[str, Any] = {}
-for found in pkgutil.iter_modules(jobflow.ops.__path__):
-    module = importlib.import_module(f"jobflow.ops.{found.name}")
-    if found.name == "special":  # kernels of functions that have an op of the same name
+for module_info in pkgutil.iter_modules(jobflow.ops.__path__):
+    module = importlib.import_module(f"jobflow.ops.{module_info.name}")
+    if module_info.name == "special":  # kernels of functions that have an op of the same name
         continue
     for name, thing in vars(module).items():  # those that are defined there, and those that are made from a class
         of_class = getattr(thing, "__qualname__", "").endswith("ary_function.<locals>.function")
@@ -54,7 +54,7 @@ OPTIMIZERS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Program:
-    """Statements, and the names whose values are given out and make up the loss."""
+    """Statements, and the names of the outputs whose means form the loss."""
 
     lines: tuple[str, ...]
     ends: tuple[str, ...]
@@ -72,7 +72,7 @@ class Program:
 
 
 def read(text: str) -> Program:
-    """The program that was printed."""
+    """Parse a printed program."""
     head, *lines, tail = text.strip().splitlines()
     about = dict(part.strip(" #").split() for part in head.split(","))
     mesh = tuple(int(n) for n in about["mesh"].split("x"))
@@ -80,13 +80,13 @@ def read(text: str) -> Program:
 
 
 def words(tracer: Tracer) -> dict[str, Any]:
-    """What the statements of a program may say."""
+    """Return the functions that the statements of a program may call."""
 
     def argument(key: str, *shape: int) -> Any:
         return tracer.input(key, TensorType(shape, float64))
 
     def indices(key: str, *shape: int) -> Any:
-        """Integers that are 0 or 1."""
+        """Return integers that are 0 or 1."""
         return tracer.input(key, TensorType(shape, int64))
 
     def weight(name: str, *shape: int, sbp: Sequence[Sbp] = ()) -> Any:
@@ -95,7 +95,7 @@ def words(tracer: Tracer) -> dict[str, Any]:
         return tracer.variable(Variable(name, TensorType(shape, float64), Constant(shape, float64, 0.0), placement, each))
 
     @contextmanager
-    def place(*ranks: int, mesh: tuple[int, ...] = ()) -> Iterator[None]:
+    def placed_on(*ranks: int, mesh: tuple[int, ...] = ()) -> Iterator[None]:
         with scope.using(placement=Placement("cpu", ranks, mesh)):
             yield
 
@@ -108,7 +108,7 @@ def words(tracer: Tracer) -> dict[str, Any]:
         "argument": argument,
         "indices": indices,
         "weight": weight,
-        "place": place,
+        "place": placed_on,
         "drop": drop,
         "float64": float64,
         "B": B,
@@ -120,7 +120,7 @@ def words(tracer: Tracer) -> dict[str, Any]:
 
 
 def graph_of(program: Program) -> Graph:
-    """The training graph: the loss is a mean of every end, and each end is given out."""
+    """Return the training graph: the loss sums the means of all ends, and each end is an output."""
 
     def body(tracer: Tracer) -> list[Any]:
         spoken = words(tracer)
@@ -139,7 +139,7 @@ def graph_of(program: Program) -> Graph:
 
 
 def first_values(graph: Graph, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments and variables that depend on the seed and their names alone."""
+    """Return arguments and variables as a function of the seed and their names."""
     random = np.random.default_rng(1000 + seed)
     values = {name: random.normal(size=v.type.shape) for name, v in sorted(graph.variables.items()) if v.trainable}
     arguments: dict[str, Any] = {}
@@ -152,19 +152,19 @@ def first_values(graph: Graph, seed: int) -> tuple[dict[str, Any], dict[str, Any
 
 
 class Mismatch(AssertionError):
-    """Ranks give other numbers than the kernels on whole arrays."""
+    """The results of ranks differ from those of the kernels on whole arrays."""
 
 
 def compare(what: str, ours: Any, theirs: Any) -> None:
     scale = max(1.0, float(np.max(np.abs(theirs), initial=0.0)))
-    apart = float(np.max(np.abs(np.asarray(ours, float) - theirs), initial=0.0)) if np.shape(ours) == np.shape(theirs) else np.inf
-    if not apart <= TOLERANCE * scale:
-        raise Mismatch(f"{what} differs by {apart:.3g} (scale {scale:.3g})")
+    difference = float(np.max(np.abs(np.asarray(ours, float) - theirs), initial=0.0)) if np.shape(ours) == np.shape(theirs) else np.inf
+    if not difference <= TOLERANCE * scale:
+        raise Mismatch(f"{what} differs by {difference:.3g} (scale {scale:.3g})")
 
 
 @contextmanager
 def any_size() -> Iterator[None]:
-    """Whatever is done for large tensors only is done for all."""
+    """Apply optimizations for large tensors to all sizes."""
     before = shared_variables.CHEAPER, shared_variables.FAR_CHEAPER
     shared_variables.CHEAPER = shared_variables.FAR_CHEAPER = 0
     try:
@@ -174,9 +174,9 @@ def any_size() -> Iterator[None]:
 
 
 def check(world: World, program: Program, graph: Graph | None = None, target: Target = CPU) -> None:
-    """Mismatch unless two steps on the ranks are two steps of the kernels on whole arrays: every end, and every variable afterwards.
+    """Raise Mismatch unless two steps on the ranks equal two steps of the kernels on whole arrays, for all ends and variables.
 
-    Once with memory of each rank's own, and once with memory in common.
+    Run once with private memory and once with memory shared by the ranks.
     """
     graph = graph_of(program) if graph is None else graph
     _check(world, program, graph, target, common=False)

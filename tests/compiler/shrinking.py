@@ -1,4 +1,4 @@
-"""A failing program made small: statements, ends, wishes, placements and mesh dimensions are taken away as long as it still fails."""
+"""Minimization of a failing program: remove statements, ends, layout hints, placements and mesh dimensions while it still fails."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ SMALLER = ((2,), (3,), (2, 2), (4,))
 
 
 def shrunk(program: Program, fails: Fails, seconds: float = 60.0) -> Program:
-    """The smallest program found within the time that fails in the same way."""
+    """Return the smallest program that fails in the same way and is found in time."""
     kind, deadline = fails(program), time.monotonic() + seconds
     if kind is None:
         return program
-    found = True
-    while found:
-        found = False
-        for smaller in candidates(program):
+    progress = True
+    while progress:
+        progress = False
+        for shorter in candidates(program):
             if time.monotonic() > deadline:
                 return program
-            if weight(smaller) < weight(program) and fails(smaller) == kind:
-                program, found = smaller, True
+            if weight(shorter) < weight(program) and fails(shorter) == kind:
+                program, progress = shorter, True
                 break
     return program
 
 
 def weight(program: Program) -> tuple[int, int, int, int]:
-    """What makes a program large: statements first, then ranks, then text."""
+    """Return the sort key of a program's size: statements first, then ranks, then text."""
     return len(program.lines), len(program.ends), program.ranks + len(program.mesh), len(str(program))
 
 
 def candidates(program: Program) -> Iterator[Program]:
-    """Programs that are a step smaller, the boldest first."""
+    """Yield programs that are one step smaller, the largest steps first."""
     for end in program.ends if len(program.ends) > 1 else ():
         yield without_unused(replace(program, ends=(end,)))
     for mesh in SMALLER:
@@ -54,13 +54,13 @@ def candidates(program: Program) -> Iterator[Program]:
 
 
 def largest_rank(program: Program) -> int:
-    """Of the ranks that placements name."""
+    """Return the largest rank in the placements."""
     named = [re.match(r"with place\(([\d, ]+)", line) for line in program.lines]
-    return max((int(rank) for found in named if found for rank in re.findall(r"\d+", found[1])), default=0)
+    return max((int(rank) for ranks in named if ranks for rank in re.findall(r"\d+", ranks[1])), default=0)
 
 
 def _without(program: Program, i: int) -> Iterator[Program]:
-    """Statement i left out: what it defines is, where it is read, one of its operands; or its readers are not ends any more."""
+    """Remove statement i and replace its uses by one of its operands, or remove its readers from the ends."""
     name, operands = defined(program.lines[i]), names(program.lines[i])[1:]
     if name in program.ends and len(program.ends) > 1:
         yield without_unused(replace(program, ends=tuple(end for end in program.ends if end != name)))
@@ -72,7 +72,7 @@ def _without(program: Program, i: int) -> Iterator[Program]:
 
 
 def simpler(line: str) -> Iterator[str]:
-    """The statement without its placement, its storage, its wishes."""
+    """Return the statement without its placement, its storage or its layout hints."""
     if line.startswith("with "):
         yield line.partition("): ")[2]
     yield re.sub(r", sbp=\(.*\)\)$", ")", line)
@@ -81,7 +81,7 @@ def simpler(line: str) -> Iterator[str]:
 
 
 def names(line: str) -> list[str]:
-    """The values a statement mentions; the one it defines first."""
+    """Return the names in a statement, the defined one first."""
     bare = re.sub(r'"[^"]*"', "", line.partition("): ")[2] if line.startswith("with ") else line)
     return re.findall(r"\b[a-z]\d+\b", bare)
 
@@ -91,11 +91,11 @@ def defined(line: str) -> str:
 
 
 def without_unused(program: Program) -> Program:
-    """Only the statements that the ends depend on."""
-    needed, kept = set(program.ends), []
+    """Return only the statements on which the ends depend."""
+    needed, lines = set(program.ends), []
     for line in reversed(program.lines):
         name, *operands = names(line)
         if name in needed:
-            kept.append(line)
+            lines.append(line)
             needed.update(operands)
-    return replace(program, lines=tuple(reversed(kept)))
+    return replace(program, lines=tuple(reversed(lines)))

@@ -1,4 +1,4 @@
-"""Updates and sums that make their own inputs, and products that know where zeros are."""
+"""Updates and sums that absorb the producers of their inputs, and products that skip known zeros."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def circular(tracer: Tracer) -> Any:
     return matmul(variable(tracer, "u", WIDE, WIDE, dtype=float64), variable(tracer, "v", WIDE, WIDE, dtype=float64))
 
 
-def given(*names: str) -> dict[str, Array]:
+def initial_values(*names: str) -> dict[str, Array]:
     return {name: np.random.default_rng(i).normal(size=(WIDE, WIDE)) for i, name in enumerate(names)}
 
 
-def test_a_product_is_subtracted_while_it_is_computed() -> None:
-    graph, values = trace(dense, train=True, optimizer=Sgd(0.25)), given("w")
+def test_updates_subtract_a_product_while_computing_it() -> None:
+    graph, values = trace(dense, train=True, optimizer=Sgd(0.25)), initial_values("w")
     assert computed(plan_of(graph)).count("sgdproduct") == 1
     x = np.random.default_rng(7).normal(size=(8, WIDE))
     _, expected = evaluate(graph, {"x": x}, values)
@@ -41,12 +41,12 @@ def test_a_product_is_subtracted_while_it_is_computed() -> None:
         np.testing.assert_allclose(bound.read("w"), expected["w"], rtol=0, atol=1e-12)
 
 
-def test_a_gradient_that_ranks_add_up_is_stored() -> None:
+def test_gradients_summed_over_ranks_are_stored() -> None:
     assert "sgdproduct" not in computed(plan_of(trace(dense, first(2), train=True)))
 
 
-def test_variables_that_are_each_others_gradients_are_not_read_too_late() -> None:
-    graph, values = trace(circular, train=True), given("u", "v")
+def test_variables_that_are_each_others_gradients_are_read_before_the_update() -> None:
+    graph, values = trace(circular, train=True), initial_values("u", "v")
     assert "sgdproduct" not in computed(plan_of(graph))
     _, expected = evaluate(graph, {}, values)
     with world_of(1) as world:
@@ -57,20 +57,20 @@ def test_variables_that_are_each_others_gradients_are_not_read_too_late() -> Non
             np.testing.assert_allclose(bound.read(name), expected[name], rtol=1e-12)
 
 
-def test_products_with_causal_weights_skip_their_zeros() -> None:
-    """Forward one, backward three; scores and the gradient of the weights are products of whole matrices."""
+def test_products_with_causal_weights_skip_zeros() -> None:
+    """One product forward and three backward; scores and the gradient of the weights are products of whole matrices."""
     words = computed(plan_of(trace(attentive, train=True)))
     assert words.count("lowermatmul") == 4
     assert words.count("batchmatmul") == 2
 
 
 def residual(tracer: Tracer) -> Any:
-    """x + (x w + b), and x w again, read twice."""
+    """Return x + (x w + b), and x w again, read twice."""
     x, w = tracer.input("x", TensorType((WIDE, WIDE), float64)), variable(tracer, "w", WIDE, WIDE, dtype=float64)
     return add(x, bias_add(matmul(x, w), variable(tracer, "b", WIDE, dtype=float64)))
 
 
-def test_what_is_added_to_a_product_is_laid_down_first() -> None:
+def test_products_accumulate_into_their_addend() -> None:
     graph = trace(residual)
     assert computed(plan_of(graph)) == ["productsum"]
     x, w, b = (np.random.default_rng(i).normal(size=(WIDE, WIDE)) for i in range(3))
@@ -87,5 +87,5 @@ def twice(tracer: Tracer) -> Any:
     return multiply(y, add(y, y))
 
 
-def test_a_product_that_others_read_is_made_by_itself() -> None:
+def test_a_product_with_several_readers_is_not_absorbed() -> None:
     assert "productsum" not in computed(plan_of(trace(twice)))

@@ -1,7 +1,7 @@
-"""Every op with a gradient, on ranks: what it gives and its gradients are those of the whole, for each of its signatures.
+"""Outputs and gradients of every op on ranks equal those on whole tensors, for each of its signatures.
 
-All signatures of a sample stand in one graph: the inputs are brought into the layouts of the signature, the op is called, its
-gradient is taken for cotangents that lie in layouts of their own, and everything is compiled and run.
+All signatures of a sample are in one graph.  The inputs are redistributed to the layouts of the signature, and the op is called.
+Its gradient is computed for cotangents in other layouts.  Then the graph is compiled and run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OPS = {
 
 
 def combinations(sample: Sample, mesh: Sequence[int], pairs: int, random: np.random.Generator) -> list[tuple[Signature, ...]]:
-    """Signatures, one per mesh dimension, and so many pairs of them where there are two; on two ranks, only those that three cannot have."""
+    """Return signatures, one per mesh dimension: random pairs on two dimensions; on two ranks, only those that three cannot have."""
     ranks = int(np.prod(mesh))
     legal = [s for s in sample.op.rule(*map(type_of, sample.arrays)).signatures() if s.legal(ranks) and not (ranks == 2 and s.legal(3))]
     if len(mesh) == 1 or not legal:
@@ -59,30 +59,30 @@ def some_sbp(ndim: int, mesh: Sequence[int], random: np.random.Generator) -> tup
 
 
 def forward_and_backward(tracer: Tracer, sample: Sample, mark: str, mesh: Sequence[int], pairs: int) -> tuple[list[Any], dict[str, Any]]:
-    """Outputs and gradients under every combination of signatures, and the arguments they need."""
+    """Return outputs and gradients under every combination of signatures, and the required arguments."""
     random = np.random.default_rng(zlib.crc32(str(sample).encode()))
     arguments = {f"{mark}x{i}": a for i, a in enumerate(sample.arrays)}
     inputs = [tracer.input(key, type_of(a), split=False) for key, a in arguments.items()]
-    found: list[Any] = []
+    results: list[Any] = []
     cotangents: list[Any] = []
     for signatures in combinations(sample, mesh, pairs, random):
         xs = [to_layout(x, *(s.inputs[i] for s in signatures)) for i, x in enumerate(inputs)]
-        made = apply(sample.op, *xs)
-        ys = made if isinstance(made, tuple) else (made,)
+        outputs = apply(sample.op, *xs)
+        ys = outputs if isinstance(outputs, tuple) else (outputs,)
         if not cotangents:
             for k, y in enumerate(ys):
                 if y.dtype.is_float:
                     arguments[f"{mark}c{k}"] = random.normal(size=y.shape).astype(y.dtype.numpy)
             cotangents = [tracer.input(f"{mark}c{k}", y.tensor_type, split=False) if y.dtype.is_float else None for k, y in enumerate(ys)]
         cs = [None if c is None else to_layout(c, *some_sbp(c.ndim, mesh, random)) for c in cotangents]
-        found += ys
+        results += ys
         if any(c is not None for c in cs):
-            found += gradients(sample.op, xs, ys, cs)
-    return found, arguments
+            results += gradients(sample.op, xs, ys, cs)
+    return results, arguments
 
 
 def gradients(op: Op, *tensors: list[Any]) -> list[Any]:
-    """Those there are; ops that have a gradient only for some attributes say so."""
+    """Return the gradients that exist; some ops have one only for some attributes."""
     try:
         return [gradient for gradient in op.grad(*(x for row in tensors for x in row)) if gradient is not None]
     except JobError as error:
@@ -91,22 +91,22 @@ def gradients(op: Op, *tensors: list[Any]) -> list[Any]:
 
 
 def graph_of(cls: type[Op], mesh: tuple[int, ...], pairs: int) -> tuple[Graph, dict[str, Any]]:
-    """All samples of an op in one graph."""
+    """Return all samples of an op in one graph."""
     arguments: dict[str, Any] = {}
 
     def body(tracer: Tracer) -> list[Any]:
-        found: list[Any] = []
+        results: list[Any] = []
         for number, sample in enumerate(cls.samples()):
             values, more = forward_and_backward(tracer, sample, f"s{number}", mesh, pairs)
-            found += values
+            results += values
             arguments.update(more)
-        return found
+        return results
 
     return trace(body, Placement("cpu", tuple(range(int(np.prod(mesh)))), mesh)), arguments
 
 
 def compare(cls: type[Op], mesh: tuple[int, ...], pairs: int) -> int:
-    """The number of values that were compared."""
+    """Compare the values; return their number."""
     graph, arguments = graph_of(cls, mesh, pairs)
     if not graph.outputs:
         return 0
@@ -125,8 +125,8 @@ def compare(cls: type[Op], mesh: tuple[int, ...], pairs: int) -> int:
 
 @pytest.mark.parametrize("pairs", [2, pytest.param(8, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", OPS)
-def test_gradients_under_layouts_are_those_of_the_whole(name: str, pairs: int) -> None:
-    """Every second op has its turn on the mesh of two dimensions, where layouts come together in one way for all; with --full all have."""
+def test_gradients_in_all_layouts_equal_those_of_whole_tensors(name: str, pairs: int) -> None:
+    """On the two-dimensional mesh, every second op runs, because layouts combine in the same way for all; with --full, all run."""
     meshes = MESHES if pairs > 2 or list(OPS).index(name) % 2 else MESHES[:2]
     compared = {mesh: compare(OPS[name], mesh, pairs) for mesh in meshes}
     assert all(compared[mesh] for mesh in meshes if mesh != (2,)), compared

@@ -1,4 +1,4 @@
-"""Every change of layout, run on threads: what arrives is the logical value, and no more bytes are sent than announced."""
+"""Every change of layout, run on threads: the result is the logical value, and the sent bytes equal the announced ones."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ SHAPES = [(), (0,), (7,), (1,), (5, 3), (2, 9), (0, 3), (3, 0), (4, 1, 6), (3, 2
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_on_one_placement(n: int, shape: tuple[int, ...]) -> None:
+def test_every_conversion_on_one_placement_keeps_values_and_announced_bytes(n: int, shape: tuple[int, ...]) -> None:
     agree(n, list(everything(first(n), len(shape))), TensorType(shape, float64))
 
 
 @pytest.mark.parametrize("dtype", [float32, int32], ids=str)
-def test_other_numbers(dtype: DType) -> None:
+def test_conversions_of_other_element_types_keep_values(dtype: DType) -> None:
     agree(3, list(everything(first(3), 2)), TensorType((5, 2), dtype))
 
 
 def layouts(placement: Placement, each: Sequence[Sbp]) -> list[Layout]:
-    """Every layout on a mesh."""
+    """Return every layout on a mesh."""
     return [Layout(placement, sbp) for sbp in product(each, repeat=len(placement.mesh))]
 
 
 def sampled(sources: list[Layout], targets: list[Layout], n: int) -> list[Pair]:
-    """All pairs, or n of them."""
+    """Return all pairs, or n of them."""
     pairs = list(product(sources, targets))
     if len(pairs) <= n:
         return pairs
@@ -65,14 +65,14 @@ def grid(*mesh: int) -> Placement:
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (3, 4)], ids=str)
-def test_every_pair_on_a_square(shape: tuple[int, ...]) -> None:
+def test_every_conversion_on_a_2x2_mesh_keeps_values(shape: tuple[int, ...]) -> None:
     every = layouts(grid(2, 2), [B, P, S(0), S(1)])
     agree(4, list(product(every, every)), TensorType(shape, float64))
 
 
 @pytest.mark.parametrize("mesh", [(2, 2), (3, 2), (2, 3), (2, 1, 2), (2, 2, 2)], ids=str)
 @pytest.mark.parametrize("shape", [(), (5,), (1, 2), (7, 5), (0, 3), (3, 2, 9)], ids=str)
-def test_on_meshes(mesh: tuple[int, ...], shape: tuple[int, ...]) -> None:
+def test_conversions_on_larger_meshes_keep_values(mesh: tuple[int, ...], shape: tuple[int, ...]) -> None:
     every = layouts(grid(*mesh), kinds(len(shape)))
     agree(math.prod(mesh), sampled(every, every, 12), TensorType(shape, float64))
 
@@ -90,7 +90,7 @@ PLACEMENTS = {
 
 @pytest.mark.parametrize("case", PLACEMENTS)
 @pytest.mark.parametrize("shape", [(), (0, 2), (7,), (5, 3), (1, 2)], ids=str)
-def test_between_placements(case: str, shape: tuple[int, ...]) -> None:
+def test_conversions_between_placements_keep_values(case: str, shape: tuple[int, ...]) -> None:
     before, after = PLACEMENTS[case]
     pairs = [(Layout(before, (a,)), Layout(after, (b,))) for a, b in product(kinds(len(shape)), repeat=2)]
     agree(4, pairs, TensorType(shape, float64))
@@ -110,15 +110,15 @@ MESHES = {
 
 @pytest.mark.parametrize("case", MESHES)
 @pytest.mark.parametrize("shape", [(), (7,), (5, 3)], ids=str)
-def test_between_meshes(case: str, shape: tuple[int, ...]) -> None:
+def test_conversions_between_meshes_keep_values(case: str, shape: tuple[int, ...]) -> None:
     before, after = MESHES[case]
     each = kinds(len(shape))
     agree(1 + max(*before.ranks, *after.ranks), sampled(layouts(before, each), layouts(after, each), 12), TensorType(shape, float64))
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_images_stored_with_the_batch_innermost(n: int) -> None:
-    """A convolution leaves its output in memory as c, h, w, n; routes move logical pieces of it all the same."""
+def test_conversions_of_images_with_the_batch_innermost_keep_values(n: int) -> None:
+    """A convolution stores its output as c, h, w, n; routes still transfer logical pieces."""
     random = np.random.default_rng(1)
     x, w = random.normal(size=(9 * n - 1, 2, 4, 4)), random.normal(size=(3, 2, 3, 3))
 

@@ -1,4 +1,4 @@
-"""Gradients travel together, in the order of their variables, behind everything else."""
+"""Gradients are reduced together, in the order of their variables, after all other nodes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def network(tracer: Tracer, widths: tuple[int, ...] = (4, 3, 5, 2)) -> Any:
 
 
 def reduced(graph: Graph) -> list[list[str]]:
-    """Per all_reduce, the variables whose gradients travel in it."""
+    """Return, per all_reduce, the variables whose gradients it sums."""
     physical = distribute(graph)
     of = {value: node.inputs[0].name for node in physical.graph.nodes if node.op.alias for value in node.inputs}
     for node in reversed(physical.graph.nodes):
@@ -43,7 +43,7 @@ def reduced(graph: Graph) -> list[list[str]]:
     return [[of.get(value, value.name) for value in node.outputs] for node in physical.graph.nodes if isinstance(node.op, Reroute)]
 
 
-def test_small_gradients_are_one_bucket_in_the_order_of_the_variables() -> None:
+def test_small_gradients_share_a_bucket_in_the_order_of_variables() -> None:
     assert reduced(trace(network, first(2), train=True)) == [["w0", "b0", "w1", "b1", "w2", "b2"]]
 
 
@@ -52,24 +52,24 @@ def normalized(tracer: Tracer) -> Any:
     return batch_norm_train(x, variable(tracer, "gamma", 3), variable(tracer, "beta", 3))[0]
 
 
-def test_sums_for_the_gradient_of_a_batch_norm_travel_together() -> None:
+def test_sums_of_a_batch_norm_gradient_share_a_collective() -> None:
     mean, variance, sums, weights = reduced(trace(normalized, first(2), train=True))
     assert (len(mean), len(variance), weights) == (1, 1, ["w"])
     assert sums[:2] == ["gamma", "beta"] and len(sums) == 3
 
 
-def test_buckets_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buckets_do_not_exceed_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """48 + 12, 60 + 20, 40 + 8 bytes."""
     monkeypatch.setattr(bucketing, "LIMIT", 80)
     assert reduced(trace(network, first(2), train=True)) == [["w0", "b0"], ["w1", "b1"], ["w2", "b2"]]
 
 
-def test_a_gradient_above_the_limit_travels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gradient_above_the_limit_has_its_own_collective(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucketing, "LIMIT", 30)
     assert reduced(trace(network, first(2), train=True)) == [["w0"], ["b0"], ["w1"], ["b1"], ["w2"], ["b2"]]
 
 
-def test_element_types_do_not_mix() -> None:
+def test_buckets_do_not_mix_element_types() -> None:
     def body(tracer: Tracer) -> Any:
         x, y = tracer.input("x", type_(6, 4)), tracer.input("y", type_(6, 4, dtype=float64))
         product = relu(matmul(x, variable(tracer, "w", 4, 3)))
@@ -89,7 +89,7 @@ def test_split_variables_are_not_in_buckets() -> None:
     assert "reduce_scatter" in kinds and len(kinds["all_reduce"]) == 1
 
 
-def test_sums_that_the_forward_pass_needs_stay_where_they_are() -> None:
+def test_sums_of_the_forward_pass_are_not_moved() -> None:
     """A partial loss is summed for its reader, before the gradients exist."""
 
     def body(tracer: Tracer) -> Any:
@@ -103,11 +103,11 @@ def test_sums_that_the_forward_pass_needs_stay_where_they_are() -> None:
     assert sums[0][0] < forward < sums[1][0]
 
 
-def test_every_input_comes_before_its_use() -> None:
-    seen = set()
+def test_bucketing_keeps_inputs_before_their_readers() -> None:
+    computed = set()
     for node in distribute(trace(network, first(4), train=True)).graph.nodes:
-        assert all(value in seen for value in node.inputs), node
-        seen.update(node.outputs)
+        assert all(value in computed for value in node.inputs), node
+        computed.update(node.outputs)
 
 
 GRID = Placement("cpu", (0, 1, 2, 3), (2, 2))
@@ -115,7 +115,7 @@ STORED = {"w0": ((4, 5), S(1)), "b0": ((5,), S(0)), "w1": ((5, 3), S(0))}
 
 
 def two_layers(tracer: Tracer) -> Any:
-    """Data parallel along the first mesh dimension; along the second the variables are split as `STORED` says."""
+    """Return two layers, data parallel along the first mesh dimension, with variables split along the second as in `STORED`."""
     w0, b0, w1 = (
         tracer.variable(Variable(name, type_(*shape, dtype=float64), Constant(shape, float64, 0.0), tracer.placement, (B, sbp)))
         for name, (shape, sbp) in STORED.items()
@@ -124,12 +124,12 @@ def two_layers(tracer: Tracer) -> Any:
     return matmul(y, w1)
 
 
-def test_gradients_in_several_layouts_travel_together() -> None:
-    """Columns, pieces and rows: along the data dimension all are added up among the same ranks."""
+def test_gradients_in_several_layouts_share_a_collective() -> None:
+    """Columns, pieces and rows: along the data dimension, all are summed among the same ranks."""
     assert reduced(trace(two_layers, GRID, train=True))[-1] == list(STORED)
 
 
-def test_what_travels_together_in_several_layouts_is_added_up() -> None:
+def test_a_bucket_of_several_layouts_sums_all_gradients() -> None:
     graph = trace(two_layers, GRID, train=True)
     x, *values = arrays_like(type_(7, 4, dtype=float64), *(type_(*shape, dtype=float64) for shape, _ in STORED.values()))
     variables = dict(zip(STORED, values, strict=True))
@@ -142,19 +142,19 @@ def test_what_travels_together_in_several_layouts_is_added_up() -> None:
             np.testing.assert_allclose(bound.read(name), expected[name], rtol=1e-12)
 
 
-def test_bytes_of_a_bucket_in_several_layouts() -> None:
+def test_a_bucket_of_several_layouts_sends_whole_cache_lines() -> None:
     """In 64-byte lines: of w0 3 or 2 columns, of b0 3 or 2 numbers, of w1 3 or 2 rows."""
     (node,) = (node for node in distribute(trace(two_layers, GRID, train=True)).graph.nodes if len(node.inputs) == 3 and isinstance(node.op, Reroute))
     sent = node.op.sent(*(value.tensor_type for value in node.inputs))
     assert sent == {rank: 128 + 64 + 128 if rank % 2 == 0 else 64 + 64 + 64 for rank in range(4)}
 
 
-def test_one_rank_has_none() -> None:
+def test_one_rank_has_no_buckets() -> None:
     assert reduced(trace(network, first(1), train=True)) == []
 
 
-def test_numbers_that_are_made_of_sums_travel_together_too() -> None:
-    """Clipping by the norm of all gradients, where half of the weights are split: one message has all their squares."""
+def test_squares_for_the_global_norm_share_a_collective() -> None:
+    """With clipping by the global norm and half of the weights split, one message contains the squares of all gradients."""
 
     @flow.global_function("train")
     def job(x: tp.Numpy.Placeholder((4, 6))) -> tp.Numpy:

@@ -1,4 +1,4 @@
-"""Ranks that compile alone agree: plans do not depend on how strings hash, nor on where objects lie in memory."""
+"""Ranks that compile independently get equal plans: these do not depend on string hashes or object addresses."""
 
 from __future__ import annotations
 

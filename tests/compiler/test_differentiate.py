@@ -1,4 +1,4 @@
-"""Gradients and updates are ordinary nodes behind the forward ones."""
+"""Gradients and updates are ordinary nodes behind the forward nodes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from jobflow.ops.scalar import cast, detach
 
 
 def added(graph: Any) -> str:
-    """The printed lines of what differentiation has added, without those of the train step and of the rate."""
+    """Return the printed lines that differentiation adds, without those of the train step and of the rate."""
     lines = [line for line in text(graph).splitlines() if ".".join(line.split(":")[0].split(".")[1:]) or "update" in line]
     return "\n".join(line.strip() for line in lines) + "\n"
 
 
-def test_a_layer() -> None:
+def test_a_layer_has_the_expected_gradients() -> None:
     def body(tracer: Tracer) -> Any:
         x, w, b = tracer.input("x", type_(6, 4)), variable(tracer, "w", 4, 3), variable(tracer, "b", 3)
         return relu(bias_add(matmul(x, w), b))
@@ -56,7 +56,7 @@ def test_a_layer() -> None:
     )
 
 
-def test_gradients_have_the_place_line_and_name_of_their_op() -> None:
+def test_gradients_have_the_placement_line_and_name_of_their_op() -> None:
     graph = trace(lambda t: relu(variable(t, "w", 2), name="layer"), first(2), train=True)
     by_name = {node.name: node for node in graph.nodes}
     forward, backward, update = by_name["layer"], by_name["layer.relugrad_0"], by_name["sgdupdate_0"]
@@ -64,7 +64,7 @@ def test_gradients_have_the_place_line_and_name_of_their_op() -> None:
     assert [node.phase for node in (forward, backward, update)] == ["forward", "backward", "update"]
 
 
-def test_contributions_add_up() -> None:
+def test_gradients_sum_contributions() -> None:
     """d (w w) / d w is w + w; the two equal products are one node after simplification."""
     graph = trace(lambda t: multiply(variable(t, "w", 2), variable(t, "w", 2)), train=True)
     assert added(graph) == (
@@ -76,7 +76,7 @@ def test_contributions_add_up() -> None:
     )
 
 
-def test_several_losses_each_count_as_their_mean() -> None:
+def test_several_losses_are_summed_as_means() -> None:
     def body(tracer: Tracer) -> Any:
         w, v = variable(tracer, "w", 4), variable(tracer, "v", 4)
         return relu(w), relu(v)
@@ -93,7 +93,7 @@ def test_several_losses_each_count_as_their_mean() -> None:
     )
 
 
-def test_a_loss_given_twice_counts_twice() -> None:
+def test_a_loss_added_twice_counts_twice() -> None:
     def body(tracer: Tracer) -> Any:
         loss = reduce_sum(variable(tracer, "w", 3, dtype=float64))
         return loss, loss
@@ -102,12 +102,12 @@ def test_a_loss_given_twice_counts_twice() -> None:
     np.testing.assert_array_equal(new["w"], [-2, -2, -2])
 
 
-def test_what_no_loss_reaches_is_left_alone() -> None:
+def test_variables_without_a_gradient_are_not_updated() -> None:
     def body(tracer: Tracer) -> Any:
         w = variable(tracer, "w", 2)
         variable(tracer, "unread", 2)
-        frozen, seen = variable(tracer, "frozen", 2, trainable=False), variable(tracer, "seen", 2)
-        return add(multiply(w, frozen), detach(multiply(seen, seen)))
+        frozen, watched = variable(tracer, "frozen", 2, trainable=False), variable(tracer, "seen", 2)
+        return add(multiply(w, frozen), detach(multiply(watched, watched)))
 
     graph = trace(body, train=True)
     assert list(graph.updates) == ["w", "System-Train-TrainStep-job"]
@@ -126,7 +126,7 @@ def test_loss_scale_is_divided_out() -> None:
     assert [str(node) for node in graph.nodes if node.name == "scale_0"] == ["%scale_0:float32[2] = Scale(number=0.125)(%relu_0.relugrad_0)"]
 
 
-def test_regularizers() -> None:
+def test_regularizers_are_added_to_gradients() -> None:
     """g + l1 sign(w) + l2 w."""
 
     def body(tracer: Tracer) -> Any:
@@ -153,30 +153,30 @@ def test_mirrored_gradients_are_summed_over_the_ranks() -> None:
 # -------------------------------------------------------------------- errors
 
 
-def test_no_loss() -> None:
+def test_a_train_job_without_a_loss_raises() -> None:
     tracer = Tracer("job", first(1), trainable=True)
     tracer.minimize(Sgd(), ())
     with pytest.raises(JobError, match=r"job job at test_differentiate\.py:\d+: a train job needs at least one loss; pass it to minimize"):
         differentiate(tracer.traced(), ())
 
 
-def test_losses_of_two_shapes() -> None:
+def test_losses_of_two_shapes_raise() -> None:
     with pytest.raises(JobError, match=r"losses relu_0 float32\[2\] and relu_1 float32\[3\] differ in shape or dtype"):
         trace(lambda t: (relu(variable(t, "w", 2)), relu(variable(t, "v", 3))), train=True)
 
 
-def test_a_loss_behind_a_cast_to_integers() -> None:
+def test_a_loss_behind_a_cast_to_integers_raises() -> None:
     with pytest.raises(JobError, match="loss cast_0 does not depend on any trainable variable"):
         trace(lambda t: cast(variable(t, "w", 2), int32), train=True)
 
 
-def test_a_loss_that_nothing_can_change() -> None:
+def test_a_loss_without_trainable_variables_raises() -> None:
     with pytest.raises(JobError, match=r"loss relu_0 does not depend on any trainable variable"):
         trace(lambda t: relu(t.input("x", type_(2))), train=True)
 
 
-def test_a_gradient_that_does_not_exist() -> None:
-    """Updates have none; the message names the op."""
+def test_an_op_without_a_gradient_raises() -> None:
+    """Updates have no gradient; the message names the op."""
     with pytest.raises(JobError, match=r"SgdUpdate has no gradient"):
         trace(lambda t: _updated(t), train=True)
 

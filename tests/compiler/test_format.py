@@ -1,4 +1,4 @@
-"""Images around convolutions are stored with the batch innermost; nothing else is."""
+"""Images around convolutions, and only these, are stored with the batch innermost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALLEST = CPU.patterns.formats.fewest_samples
 
 
 def innermost(body: Any, n: int = 1, target: Target = CPU) -> set[str]:
-    """Names of what is stored with the batch innermost."""
+    """Return the names of values stored with the batch innermost."""
     orders = memory_orders(lower(distribute(trace(body, first(n))), RankMemory(0, {}), target))
     assert all(order == (*range(1, len(order)), 0) for order in orders.values())
     return {item.name for item in orders}
@@ -37,7 +37,7 @@ def weight(tracer: Tracer) -> Any:
     return tracer.input("w", TensorType((4, 3, 3, 3), float64), split=False)
 
 
-def test_what_convolutions_touch() -> None:
+def test_operands_of_convolutions_have_the_batch_innermost() -> None:
     def body(tracer: Tracer) -> Any:
         y = relu(conv(image(tracer), weight(tracer), padding="same"))
         return reshape(max_pool(y, 2, 2), (2 * SMALLEST, 36))
@@ -46,7 +46,7 @@ def test_what_convolutions_touch() -> None:
     assert innermost(body, target=target_of("gpu")) == innermost(body, target=target_of("cpu", "reference")) == set()
 
 
-def test_what_is_joined_to_them_elementwise() -> None:
+def test_values_joined_to_images_elementwise_have_the_batch_innermost() -> None:
     def body(tracer: Tracer) -> Any:
         x = image(tracer)
         y = tanh(x)
@@ -55,7 +55,7 @@ def test_what_is_joined_to_them_elementwise() -> None:
     assert innermost(body) == {"x", "tanh_0", "add_0", "conv_0"}
 
 
-def test_few_samples_do_not_pay() -> None:
+def test_few_samples_are_stored_in_c_order() -> None:
     def body(tracer: Tracer) -> Any:
         return conv(image(tracer, SMALLEST), weight(tracer))
 
@@ -63,11 +63,11 @@ def test_few_samples_do_not_pay() -> None:
     assert innermost(body, n=2) == set(), "a rank has half of them"
 
 
-def test_programs_without_images() -> None:
+def test_programs_without_images_are_stored_in_c_order() -> None:
     assert innermost(lambda t: relu(t.input("x", type_(100, 100)))) == set()
 
 
-def test_the_numbers_are_the_same() -> None:
+def test_memory_orders_do_not_change_results() -> None:
     def body(tracer: Tracer) -> Any:
         y = conv(image(tracer), weight(tracer), padding="same")
         return reshape(max_pool(add(y, tanh(y)), 2, 2), (2 * SMALLEST, 36)), y

@@ -1,4 +1,4 @@
-"""Writes that heed whether a step is skipped: what is wrapped, what is not, and in which order."""
+"""Guarded writes of skipped steps: which writes are guarded, and in which order."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def writers(graph: Graph) -> dict[str, str]:
     return {name: str(value.node.op) for name, value in graph.updates.items()}
 
 
-def test_a_graph_without_a_dynamic_scale_stays_as_it_is() -> None:
+def test_guard_keeps_a_graph_without_a_dynamic_scale() -> None:
     graph = trace(body, train=True)
     assert "GuardedUpdate" not in text(graph) and writers(graph)["w"] == "SgdUpdate()"
 
 
-def test_the_printed_step() -> None:
+def test_a_guarded_step_prints_as_expected() -> None:
     graph = trace(lambda tracer: matmul(tracer.input("x", type_(2, 2)), variable(tracer, "w", 2, 1)), train=True, optimizer=DYNAMIC)
     name = "System-Train-DynamicLossScale-job"
     assert text(graph) == (
@@ -70,12 +70,12 @@ def test_the_printed_step() -> None:
     )
 
 
-def test_what_the_body_writes_comes_after_the_count() -> None:
+def test_writes_of_the_body_follow_the_count() -> None:
     def writing(tracer: Tracer) -> Any:
         y = body(tracer)
-        moving, seen = variable(tracer, "moving", 6, 3, trainable=False), variable(tracer, "seen", 1, trainable=False)
+        moving, computed = variable(tracer, "moving", 6, 3, trainable=False), variable(tracer, "seen", 1, trainable=False)
         tracer.assign("moving", apply(MovingAverage(0.9), moving, y))
-        tracer.assign("seen", add(seen, seen))
+        tracer.assign("seen", add(computed, computed))
         return y
 
     graph = trace(writing, train=True, optimizer=DYNAMIC)
@@ -87,7 +87,7 @@ def test_what_the_body_writes_comes_after_the_count() -> None:
     assert {op.__class__ for op in order if isinstance(op, Updated)} == {GuardedUpdate, LossScaleUpdate}
 
 
-def test_two_variables_exchanged() -> None:
+def test_two_variables_are_exchanged_by_a_guarded_step() -> None:
     def exchanging(tracer: Tracer) -> Any:
         a, b = variable(tracer, "a", 2, trainable=False), variable(tracer, "b", 2, trainable=False)
         tracer.assign("a", b)
@@ -96,8 +96,8 @@ def test_two_variables_exchanged() -> None:
 
     graph = trace(exchanging, train=True, optimizer=DYNAMIC)
     for name, other in (("a", "b"), ("b", "a")):
-        read, given, _ = graph.updates[name].node.inputs
-        assert (read, given.node.inputs) == (graph.reads[name], (graph.reads[other],)), "a copy from before the run"
+        read, outputs, _ = graph.updates[name].node.inputs
+        assert (read, outputs.node.inputs) == (graph.reads[name], (graph.reads[other],)), "a copy from before the run"
     with world_of(1) as world:
         bound = Bound(world, distribute(graph))
         bound.write({"a": np.array([1.0, 2.0]), "b": np.array([3.0, 4.0]), "w": np.ones((4, 3))})
@@ -106,7 +106,7 @@ def test_two_variables_exchanged() -> None:
             assert bound.read("a").tolist() == [3, 4] and bound.read("b").tolist() == [1, 2]
 
 
-def test_what_the_count_depends_on_is_written_at_once() -> None:
+def test_writes_that_the_count_depends_on_are_not_guarded() -> None:
     """A counter whose new value the loss reads cannot wait for the gradients of that loss."""
 
     def counting(tracer: Tracer) -> Any:
@@ -119,7 +119,7 @@ def test_what_the_count_depends_on_is_written_at_once() -> None:
     assert writers(graph)["w"] == "GuardedUpdate(op=SgdUpdate())"
 
 
-def test_a_variable_that_gets_the_new_value_of_another() -> None:
+def test_a_variable_can_take_the_new_value_of_another() -> None:
     def following(tracer: Tracer) -> Any:
         one, other = variable(tracer, "one", 1, trainable=False), variable(tracer, "other", 1, trainable=False)
         tracer.assign("one", apply(Increment(), one))
@@ -138,7 +138,7 @@ def test_a_variable_that_gets_the_new_value_of_another() -> None:
     assert writers(graph)["other"] == "GuardedUpdate(op=Assign())"
 
 
-def test_updates_of_variables_that_lie_together_stay_one() -> None:
+def test_guarded_updates_of_contiguous_variables_stay_joined() -> None:
     def deep(tracer: Tracer) -> Any:
         x = tracer.input("x", type_(6, 4))
         for i in range(3):

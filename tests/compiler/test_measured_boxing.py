@@ -1,10 +1,10 @@
-"""Changes of layout that were measured on another system: the same pieces on every rank, the same values, and none refused.
+"""Changes of layout measured on another system: jobflow has the same pieces on every rank and the same values, and supports all of them.
 
-Where the two differ, on purpose:
+Deliberate differences:
 
-* an axis with fewer elements than ranks is refused there, or ends the process; here some pieces are empty;
-* float16 and uint8 lack some conversions there; here a conversion only moves bytes and adds;
-* a placement keeps the order of its ranks here; there [1, 0] is [0, 1].
+* that system rejects an axis with fewer elements than ranks, or ends the process; here some pieces are empty;
+* it lacks some conversions of float16 and uint8; here a conversion only moves and adds bytes;
+* it treats the placement [1, 0] as [0, 1]; here a placement keeps the order of its ranks.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def ends(case: dict[str, Any], pair: str) -> tuple[Layout, Layout]:
 
 
 def pieces(lies: Layout, shape: tuple[int, ...], ranks: int) -> str:
-    """The shapes of what each rank of the world holds, as measured: outside of the placement there is nothing."""
+    """Return the shapes that each rank of the world holds, as measured; ranks outside of the placement hold no data."""
     shapes = {rank: box.shape for rank, box in lies.boxes(shape).items()}
     return " ".join("x".join(map(str, shapes.get(rank, (0,) * len(shape)))) for rank in range(ranks))
 
 
 @pytest.mark.parametrize("case", MEASURED, ids=named)
-def test_ranks_hold_the_same_pieces(case: dict[str, Any]) -> None:
+def test_pieces_on_ranks_equal_the_measured_ones(case: dict[str, Any]) -> None:
     shape = type_of(case).shape
     for pair, measured in case["pieces"].items():
         if measured in FAILED:
@@ -69,18 +69,18 @@ def test_ranks_hold_the_same_pieces(case: dict[str, Any]) -> None:
 
 
 def replaced_in_order(lies: Layout) -> Layout:
-    """The layout on the same ranks in rising order."""
+    """Return the layout on the same ranks in rising order."""
     return Layout(Placement("cpu", tuple(sorted(lies.placement.ranks)), lies.placement.mesh), lies.sbp)
 
 
 @pytest.mark.parametrize("case", MEASURED, ids=named)
-def test_the_logical_value_arrives(case: dict[str, Any]) -> None:
+def test_measured_conversions_keep_values(case: dict[str, Any]) -> None:
     pairs = [ends(case, pair) for pair in case["pieces"]]
     agree(1 + max(np.ravel(case["from"]).max(), np.ravel(case["to"]).max()), pairs, type_of(case))
 
 
-def test_what_failed_there_works_here() -> None:
-    """The test above ran these, too; this says which they are."""
+def test_conversions_that_failed_when_measured_are_supported() -> None:
+    """List the conversions of the test above that failed on the other system."""
     failed = [(case["type"], pair) for case in MEASURED for pair, measured in case["pieces"].items() if measured in FAILED]
     kinds = {kind: [pair for type, pair in failed if type == kind] for kind in dict.fromkeys(type for type, _ in failed)}
     assert {kind: len(pairs) for kind, pairs in kinds.items()} == {

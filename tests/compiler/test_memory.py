@@ -1,4 +1,4 @@
-"""Places in memory: nothing that is still needed is overwritten, views and joins cost nothing, and what is dead is used again."""
+"""Memory plans: live values are never overwritten, views and joins cost nothing, and dead memory is reused."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ MODELS = {"deep": deep, "convolutional": convolutional, "attentive": attentive}
 
 @pytest.fixture
 def spoiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans are bound to the executor that spoils freed memory."""
+    """Bind plans to the executor that overwrites freed memory."""
     monkeypatch.setattr(program, "Executor", SpoilingExecutor)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("model", MODELS)
-def test_models_in_spoiled_memory(model: str, n: int, spoiling: None) -> None:
+def test_models_do_not_read_freed_memory(model: str, n: int, spoiling: None) -> None:
     graph = trace(MODELS[model], first(n), train=True)
     random = np.random.default_rng(3)
     values = {name: random.normal(size=v.type.shape) for name, v in graph.variables.items() if v.trainable}
@@ -110,14 +110,14 @@ def test_models_in_spoiled_memory(model: str, n: int, spoiling: None) -> None:
 
 
 @pytest.mark.parametrize("n", [1, pytest.param(3, marks=pytest.mark.full)])
-def test_random_programs_in_spoiled_memory(n: int, spoiling: None) -> None:
+def test_random_programs_do_not_read_freed_memory(n: int, spoiling: None) -> None:
     with world_of(n) as world:
         for seed in (5000 + 100 * n + i for i in range(15)):
             check(world, grown(seed, ((n,),)))
 
 
-def test_spoiling_shows_a_value_that_is_read_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check itself is checked: memory spoiled one instruction too early gives other numbers."""
+def test_the_spoiling_executor_detects_a_late_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory overwritten one instruction too early changes the results, so the check detects errors."""
     monkeypatch.setattr(program, "Executor", SpoilingExecutor)
     monkeypatch.setattr("freed.deaths", lambda plan: [*deaths(plan)[1:], deaths(plan)[0]])
     graph = trace(deep)
@@ -133,7 +133,7 @@ def test_spoiling_shows_a_value_that_is_read_too_late(monkeypatch: pytest.Monkey
 # -------------------------------------------------------------------- places
 
 
-def test_everything_begins_at_a_multiple_of_the_alignment() -> None:
+def test_slots_are_aligned() -> None:
     plan = plan_of(trace(deep, first(2), train=True))
     for name, size in plan.buffers.items():
         assert size % ALIGNMENT == 0, name
@@ -141,20 +141,20 @@ def test_everything_begins_at_a_multiple_of_the_alignment() -> None:
         assert feed.slot.offset % ALIGNMENT == 0
 
 
-def test_dead_memory_is_used_again() -> None:
-    """Forward only, two activations live at a time, however deep the network."""
+def test_dead_memory_is_reused() -> None:
+    """In a forward pass, two activations are alive at a time for any depth of the network."""
     shallow, tall = (plan_of(trace(lambda t, n=n: deep(t, n))) for n in (4, 40))
     assert shallow.buffers == tall.buffers
     assert tall.buffers["arena"] <= 3 * 8 * 16 * 8
 
 
-def test_training_keeps_what_gradients_need_and_no_more() -> None:
+def test_training_stores_only_values_that_gradients_read() -> None:
     plan = plan_of(trace(deep, train=True))
     outputs = sum(slot.type.nbytes for i in plan.instructions if isinstance(i, Compute) for slot in i.outputs)
     assert sum(plan.buffers.values()) < outputs / 2
 
 
-def test_slots_lie_inside_their_buffers() -> None:
+def test_slots_are_inside_their_buffers() -> None:
     for model in MODELS.values():
         for rank in range(2):
             plan = plan_of(trace(model, first(2), train=True), rank)
@@ -163,7 +163,7 @@ def test_slots_lie_inside_their_buffers() -> None:
                     assert 0 <= slot.offset <= slot.stop <= plan.buffers.get(slot.buffer, slot.stop)
 
 
-def test_views_are_no_instructions() -> None:
+def test_views_need_no_instructions() -> None:
     def body(tracer: Tracer) -> Any:
         x = relu(tracer.input("x", type_(4, 6)))
         return tanh(slice_(expand_dims(transpose(reshape(x, (2, 2, 6))), 0), (0, 1), (1, 5)))
@@ -175,13 +175,13 @@ def test_views_are_no_instructions() -> None:
     assert after.inputs[0].strides[1:] == (4, 24, 48)
 
 
-def test_a_view_that_strides_do_not_allow_is_a_copy() -> None:
+def test_a_view_that_strides_do_not_allow_is_copied() -> None:
     plan = plan_of(trace(lambda t: tanh(reshape(transpose(t.input("x", type_(4, 6))), (24,)))))
     assert computed(plan) == ["reshape", "tanh"]
 
 
-def test_gradients_are_made_in_their_bucket() -> None:
-    """What is all_reduced as one is written there in the first place."""
+def test_gradients_are_computed_in_their_bucket() -> None:
+    """Gradients of one all_reduce are computed in its buffer."""
 
     def body(tracer: Tracer) -> Any:
         x, w, b = tracer.input("x", type_(6, 4)), variable(tracer, "w", 4, 3), variable(tracer, "b", 3)
@@ -192,7 +192,7 @@ def test_gradients_are_made_in_their_bucket() -> None:
     assert {slot.offset for i in plan.body if isinstance(i, Compute) for slot in i.outputs if slot.buffer == "shared"} == {0, 64}
 
 
-def test_empty_pieces_take_no_memory_and_do_no_harm() -> None:
+def test_empty_pieces_need_no_memory() -> None:
     graph = trace(lambda t: relu(matmul(t.input("x", type_(3, 4)), variable(t, "w", 4, 1, sbp=S(1)))), first(2))
     with world_of(2) as world:
         bound = Bound(world, distribute(graph))
@@ -203,7 +203,7 @@ def test_empty_pieces_take_no_memory_and_do_no_harm() -> None:
 # -------------------------------------------------------------------- the verifier sees planted mistakes
 
 
-def test_a_life_that_ends_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_detects_a_lifetime_that_ends_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     right = memory._Planning._lifetimes
 
     def short(self: Any) -> Any:
@@ -214,18 +214,18 @@ def test_a_life_that_ends_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
         plan_of(trace(deep, train=True))
 
 
-def test_a_place_on_top_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_detects_overlapping_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     right = memory._Planning._assign
 
-    def flat(self: Any, buffer: str, roots: Any, lives: Any) -> int:
-        return max([right(self, buffer, [root], lives) for root in roots], default=0)
+    def flat(self: Any, buffer: str, roots: Any, lifetimes: Any) -> int:
+        return max([right(self, buffer, [root], lifetimes) for root in roots], default=0)
 
     monkeypatch.setattr(memory._Planning, "_assign", flat)
     with pytest.raises(PlanError, match="but another value has overwritten it"):
         plan_of(trace(deep, train=True))
 
 
-def test_a_step_before_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_detects_an_instruction_before_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
     right = memory._Planning.run
 
     def swapped(self: Any) -> Plan:
@@ -239,11 +239,11 @@ def test_a_step_before_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
         plan_of(trace(deep))
 
 
-def test_a_value_written_over_before_its_last_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_detects_a_write_before_the_last_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     right = buffer_reuse._uses
 
-    def forgetful(steps: Any, home: Any) -> Any:
-        return {item: uses[:2] for item, uses in right(steps, home).items()}
+    def forgetful(steps: Any, allocation: Any) -> Any:
+        return {value: uses[:2] for value, uses in right(steps, allocation).items()}
 
     def body(tracer: Tracer) -> Any:
         y = tanh(tracer.input("x", type_(4)))
@@ -255,7 +255,7 @@ def test_a_value_written_over_before_its_last_reader(monkeypatch: pytest.MonkeyP
         plan_of(trace(body))
 
 
-def test_a_variable_read_after_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_detects_a_variable_read_after_its_write(monkeypatch: pytest.MonkeyPatch) -> None:
     right = memory._Planning.run
 
     def backwards(self: Any) -> Plan:

@@ -1,4 +1,4 @@
-"""What travels between the stages of a pipeline: one tensor each way for a microbatch, and what a step needs once, once."""
+"""Messages between pipeline stages: one tensor per microbatch and direction, and each tensor of a step once."""
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -8,8 +8,8 @@ from jobflow.tools.explain import boxing_rows, laid_out
 MICROBATCHES = 3
 
 
-def test_each_tensor_travels_once() -> None:
-    """A residual stream through two stages, a weight that both of them use, and gradients that are clipped by the norm of all."""
+def test_stages_send_each_tensor_once() -> None:
+    """A residual stream through two stages, a weight shared by both, and gradients clipped by the global norm."""
     config = flow.function_config()
     config.train.num_gradient_accumulation_steps(MICROBATCHES)
 

@@ -1,4 +1,4 @@
-"""What unrolling writes: the program for two microbatches as text, uneven ones, and what simplify may not merge."""
+"""Unrolled graphs: the program for two microbatches as text, uneven microbatches, and nodes that simplify must not merge."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ Body = Callable[[Tracer, Any], Tensor]
 
 
 def unrolled(body: Body, rows: int, count: int) -> Graph:
-    """The graph of a train job of one argument x, float64[rows, 2], whose loss `body` returns."""
+    """Return the graph of a train job of one argument x, float64[rows, 2], whose loss `body` returns."""
     cut = cut_batch("job f", count, NOWHERE, {"x": (rows, 2)}, exact=False)
-    made: list[tuple[Traced, list[Any]]] = []
+    graph: list[tuple[Traced, list[Any]]] = []
     for size in cut.sizes:
         tracer = Tracer("job", first(1), trainable=True)
         with scope.using(interpreter=tracer, placement=tracer.placement, view="consistent", namespace=()):
             loss: Any = body(tracer, tracer.input("x", type_(size, 2, dtype=float64)))
             tracer.minimize(Sgd(), [loss])
-        made.append((tracer.traced(), [loss]))
-    program, outputs = made[0]
+        graph.append((tracer.traced(), [loss]))
+    program, outputs = graph[0]
     with scope.using(placement=program.placement, view="consistent", namespace=()):
-        return logical(replace(program, microbatches=cut, tail=made[1] if len(made) > 1 else None), outputs).graph
+        return logical(replace(program, microbatches=cut, tail=graph[1] if len(graph) > 1 else None), outputs).graph
 
 
 def linear(tracer: Tracer, x: Any) -> Tensor:
@@ -47,7 +47,7 @@ def linear(tracer: Tracer, x: Any) -> Tensor:
 
 
 def test_two_microbatches_as_text() -> None:
-    """The scaled weight is made once; gradients of the second microbatch are added to those of the first."""
+    """The scaled weight is computed once; gradients of the second microbatch are added to those of the first."""
     assert plain(graph_text(unrolled(linear, 4, 2))) == (
         "job job on cpu[0]\n"
         "  %x[0:2]: float64[2,2] = Input(key=x[0:2])()\n"
@@ -73,15 +73,15 @@ def test_two_microbatches_as_text() -> None:
     )
 
 
-def test_nodes_know_their_microbatch() -> None:
+def test_nodes_record_their_microbatch() -> None:
     graph = unrolled(linear, 5, 2)
-    found = {node.name: node.provenance.microbatch for node in graph.nodes}
-    assert found["x[0:3]"] == 0 and found["x[3:5]"] == 1
-    assert found["matmul_0#0"] == 0 and found["matmul_0.matmul_1#1"] == 1 and found["w.gradient#1"] == 1
-    assert found["w"] is found["scale_0"] is found["sgdupdate_0"] is None
+    microbatches = {node.name: node.provenance.microbatch for node in graph.nodes}
+    assert microbatches["x[0:3]"] == 0 and microbatches["x[3:5]"] == 1
+    assert microbatches["matmul_0#0"] == 0 and microbatches["matmul_0.matmul_1#1"] == 1 and microbatches["w.gradient#1"] == 1
+    assert microbatches["w"] is microbatches["scale_0"] is microbatches["sgdupdate_0"] is None
 
 
-def test_masks_are_windows_on_that_of_the_whole_batch() -> None:
+def test_masks_of_microbatches_are_parts_of_the_batch_mask() -> None:
     def body(tracer: Tracer, x: Any) -> Tensor:
         return dropout(linear(tracer, x), 0.5, tracer.run_counter(), key="drop", seed=3)
 
@@ -94,9 +94,9 @@ def test_masks_are_windows_on_that_of_the_whole_batch() -> None:
     counter = {"#run": np.array([5])}
     (losses,), after = evaluate(expected, {"x": x, **counter}, {"w": w})
     parts = {f"x[{a}:{b}]": x[a:b] for a, b in ((0, 3), (3, 5), (5, 7))}
-    found, then = evaluate(unrolled(body, 7, 3), {**parts, **counter}, {"w": w})
+    masks, then = evaluate(unrolled(body, 7, 3), {**parts, **counter}, {"w": w})
     assert 0 < np.count_nonzero(losses) < 7
-    np.testing.assert_array_equal(np.concatenate(found), losses)
+    np.testing.assert_array_equal(np.concatenate(masks), losses)
     np.testing.assert_allclose(then["w"], after["w"], rtol=1e-14)
 
 
@@ -107,11 +107,11 @@ def test_masks_are_windows_on_that_of_the_whole_batch() -> None:
         ({"x": (6, 2), "factor": ()}, ("x",)),
     ],
 )
-def test_which_arguments_are_cut(shapes: dict[str, tuple[int, ...]], arguments: tuple[str, ...]) -> None:
+def test_arguments_of_batch_length_are_cut(shapes: dict[str, tuple[int, ...]], arguments: tuple[str, ...]) -> None:
     cut = cut_batch("job f", 4, NOWHERE, shapes, exact=False)
     assert (cut.arguments, cut.spans, cut.sizes) == (arguments, ((0, 2), (2, 4), (4, 5), (5, 6)), (2, 1))
 
 
-def test_a_job_without_arguments_has_no_batch() -> None:
+def test_a_job_without_arguments_raises_for_microbatches() -> None:
     with pytest.raises(JobError, match="no argument has a first axis longer than 1"):
         cut_batch("job f", 2, NOWHERE, {}, exact=False)

@@ -1,4 +1,4 @@
-"""No pass changes what it is given: the examples go through every stage, and each stage's input reads afterwards as it did before."""
+"""Passes do not change their input: for all examples, the input of each stage is the same after the stage."""
 
 from __future__ import annotations
 
@@ -26,43 +26,43 @@ STAGES = """prepared lower_precision differentiate unroll guard simplify pipelin
     divide_updates view_shared_arguments lower write zero_copy_feeds fuse order overlap plan_memory"""
 
 
-def seen(whole: Any) -> Any:
-    """Everything about the input of a stage, so that it can be compared later."""
+def snapshot(whole: Any) -> Any:
+    """Return a comparable copy of the whole input of a stage."""
     if isinstance(whole, Traced):
         values = (getattr(whole, each.name) for each in fields(whole))
         return [copy(value) if isinstance(value, dict) else value for value in values]
     if isinstance(whole, Physical):
-        return physical_text(whole), dict(whole.layouts), seen(whole.graph)
+        return physical_text(whole), dict(whole.layouts), snapshot(whole.graph)
     if isinstance(whole, Sharded):
-        return sharded_text(whole), dict(whole.layouts), dict(whole.read_layouts), seen(whole.graph)
+        return sharded_text(whole), dict(whole.layouts), dict(whole.read_layouts), snapshot(whole.graph)
     if isinstance(whole, Graph):
         return graph_text(whole), whole.nodes, dict(whole.variables), dict(whole.reads), dict(whole.updates)
     if isinstance(whole, RankProgram):
         return whole.steps, [repr(item) for step in whole.steps for item in (*step.inputs, *step.outputs)], dict(whole.reads), dict(whole.updates)
     if isinstance(whole, Ordered):
-        return whole.body, whole.epilogue, seen(whole.program)
+        return whole.body, whole.epilogue, snapshot(whole.program)
     if isinstance(whole, list | tuple):
-        return list(map(seen, whole))
+        return list(map(snapshot, whole))
     return str(whole)
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
-    """How often each stage has run; a stage that changes its input fails."""
+def counted_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+    """Count the runs of each stage; fail if a stage changes its input."""
     counts = dict.fromkeys(STAGES.split(), 0)
 
-    def watching(name: str, stage: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*given: Any, **named: Any) -> Any:
-            before = [seen(one) for one in given]
-            made = stage(*given, **named)
-            assert [seen(one) for one in given] == before, f"{name} has changed its input"
+    def counting(name: str, stage: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> Any:
+            before = [snapshot(one) for one in arguments]
+            result = stage(*arguments, **named)
+            assert [snapshot(one) for one in arguments] == before, f"{name} has changed its input"
             counts[name] += 1
-            return made
+            return result
 
         return run
 
     for name in counts:
-        monkeypatch.setattr(stages, name, watching(name, getattr(stages, name)))
+        monkeypatch.setattr(stages, name, counting(name, getattr(stages, name)))
     yield counts
 
 
@@ -76,7 +76,7 @@ def jobs() -> Iterator[Job]:
 
 
 def halves(gpt: dict[str, Any], size: Any) -> Any:
-    """Half precision with a dynamic loss scale, and watches."""
+    """Return a program in half precision with a dynamic loss scale and watches."""
     config = flow.function_config()
     config.enable_auto_mixed_precision(True)
 
@@ -95,17 +95,17 @@ def halves(gpt: dict[str, Any], size: Any) -> Any:
 @pytest.mark.parametrize(
     "kind", [Traced, Value, Node, Graph, Sharded, Physical, LocalValue, LocalInstruction, RankProgram, Ordered], ids=lambda kind: kind.__name__
 )
-def test_what_passes_take_and_give_is_frozen(kind: Any) -> None:
+def test_inputs_and_outputs_of_passes_are_frozen(kind: Any) -> None:
     some = object.__new__(kind)
     with pytest.raises(FrozenInstanceError):
         setattr(some, fields(kind)[0].name, None)
 
 
-def test_no_pass_changes_its_input(watched: dict[str, int]) -> None:
+def test_no_pass_changes_its_input(counted_runs: dict[str, int]) -> None:
     for job in jobs():
         flow.clear_default_session()
-        found = laid_out(job, 4)
-        stages.distribute(found.logical)
-        found.plan(1)
+        runs = laid_out(job, 4)
+        stages.distribute(runs.logical)
+        runs.plan(1)
     flow.clear_default_session()
-    assert all(watched.values()), watched
+    assert all(counted_runs.values()), counted_runs

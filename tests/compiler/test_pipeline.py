@@ -1,4 +1,4 @@
-"""Stages of nodes, the order of pipelines, and transfers beside computing: what each rank does is its row of the schedule."""
+"""Stages of nodes, pipeline order, and transfers concurrent to computation: each rank executes its row of the schedule."""
 
 from __future__ import annotations
 
@@ -51,21 +51,21 @@ def plan_of(physical: Physical, rank: int) -> Plan:
     return plan_rank(physical, RankMemory(rank, place_variables(physical.graph.variables.values(), rank)[0]), CPU)
 
 
-def found(physical: Physical, schedule: str) -> Pipeline:
+def pipeline_of_graph(physical: Physical, schedule: str) -> Pipeline:
     pipeline = pipeline_of(physical.graph, schedule)
     assert pipeline is not None
     return pipeline
 
 
 def work(physical: Physical, rank: int) -> list[str]:
-    """What a rank computes for which microbatch, in order."""
+    """Return the passes and microbatches that a rank computes, in order."""
     program = lower(physical, RankMemory(rank, place_variables(physical.graph.variables.values(), rank)[0]), CPU)
     steps = [step for step in program.steps if isinstance(step.action, Op) and not isinstance(step.action, ViewOp) and step.microbatch is not None]
     return changes([f"{step.phase} {step.microbatch}" for step in steps])
 
 
 def changes(each: list[str]) -> list[str]:
-    """Each one that differs from the one before; two stages of a rank may be passed one behind the other."""
+    """Yield the elements that differ from the preceding one; a rank may run two of its stages one after the other."""
     return [now for before, now in zip(["", *each], each, strict=False) if now != before]
 
 
@@ -77,23 +77,23 @@ REST = [pytest.param(*row, schedule, marks=pytest.mark.full) for row in ROWS for
 
 
 @pytest.mark.parametrize(("name", "size", "schedule"), [*TURNS, *REST])
-def test_ranks_follow_their_rows(name: str, size: int, schedule: str) -> None:
+def test_ranks_execute_their_schedule_rows(name: str, size: int, schedule: str) -> None:
     physical = compiled(name, size, schedule)
-    pipeline = found(physical, schedule)
+    pipeline = pipeline_of_graph(physical, schedule)
     assert len(pipeline.rows) == size
     for rank, row in enumerate(pipeline.rows):
         assert work(physical, rank) == changes([f"{task.direction} {task.microbatch}" for task in row])
 
 
-def test_a_placement_that_is_passed_twice_has_two_stages() -> None:
-    assert found(compiled("there_and_back", 3, "1f1b"), "1f1b").form.groups == (0, 1, 2, 0)
-    assert found(compiled("transformer", 2, "1f1b"), "1f1b").form.groups == (0, 1, 0, 1)
+def test_a_placement_used_twice_has_two_stages() -> None:
+    assert pipeline_of_graph(compiled("there_and_back", 3, "1f1b"), "1f1b").form.groups == (0, 1, 2, 0)
+    assert pipeline_of_graph(compiled("transformer", 2, "1f1b"), "1f1b").form.groups == (0, 1, 0, 1)
 
 
 def test_one_placement_is_one_stage() -> None:
     """Gradient accumulation is a pipeline of one stage, in which a microbatch is finished before the next."""
     physical = compiled("straight", 1, "1f1b", 3)
-    assert found(physical, "1f1b").form.groups == (0,)
+    assert pipeline_of_graph(physical, "1f1b").form.groups == (0,)
     assert work(physical, 0) == [f"{way} {i}" for i in range(3) for way in ("forward", "backward")]
 
 
@@ -113,13 +113,13 @@ def test_1f1b_needs_less_memory_than_gpipe() -> None:
 
 
 def test_activations_of_1f1b_do_not_grow_with_the_microbatches() -> None:
-    """Half the rows in each of twice as many: the last stage, which keeps one, needs less; with gpipe it keeps them all."""
+    """With twice as many microbatches of half the rows, the last stage, which stores one, needs less memory; with gpipe it stores all."""
     assert needed("transformer", 4, "1f1b", 10)[3] < 0.8 * needed("transformer", 4, "1f1b", 5)[3]
     assert needed("transformer", 4, "gpipe", 10)[3] > 0.9 * needed("transformer", 4, "gpipe", 5)[3]
 
 
-def test_ranks_compute_while_tensors_are_under_way() -> None:
-    """1f1b, the first of two stages: the second microbatch is computed while the first one's activation goes on."""
+def test_ranks_compute_during_transfers() -> None:
+    """1f1b, the first of two stages: the second microbatch is computed during the transfer of the first one's activation."""
     physical = compiled("straight", 2, "gpipe", 5)
     instructions = plan_of(physical, 0).body
     posts = {i.order: at for at, i in enumerate(instructions) if isinstance(i, Transfer) and i.sends}
@@ -136,15 +136,15 @@ def test_ranks_compute_while_tensors_are_under_way() -> None:
 
 
 def first(instructions: Sequence[Any], kind: type) -> dict[int, int]:
-    """Where each receive is posted, or waited for."""
+    """Return the positions of the posts or the waits of receives."""
     return {i.order: at for at, i in enumerate(instructions) if isinstance(i, kind) and not i.sends}
 
 
 # -------------------------------------------------------------------- stages that programs name
 
 
-def hinted(numbers: tuple[int, int], placed: bool, schedule: str = "1f1b") -> list[float]:
-    """Two layers with `pipeline_stage_id_hint`, with or without placements."""
+def hinted(stages: tuple[int, int], placed: bool, schedule: str = "1f1b") -> list[float]:
+    """Return two layers with `pipeline_stage_id_hint`, with or without placements."""
     flow.clear_default_session()
     flow.config.cpu_device_num(2)
     config = flow.function_config()
@@ -153,7 +153,7 @@ def hinted(numbers: tuple[int, int], placed: bool, schedule: str = "1f1b") -> li
     config.pipeline_schedule(schedule)
 
     def at(number: int) -> Any:
-        return flow.experimental.scope.config(pipeline_stage_id_hint=numbers[number])
+        return flow.experimental.scope.config(pipeline_stage_id_hint=stages[number])
 
     def on(number: int) -> Any:
         return flow.scope.placement("cpu", f"0:{number}" if placed else "0:0-1")
@@ -171,20 +171,20 @@ def hinted(numbers: tuple[int, int], placed: bool, schedule: str = "1f1b") -> li
     return [float(loss) for _ in range(3) for loss in train_job(data)]
 
 
-def test_hints_are_stages() -> None:
+def test_stage_hints_define_stages() -> None:
     expected = hinted((0, 1), placed=False)
     assert hinted((0, 1), placed=True) == pytest.approx(expected, rel=1e-12)
     (job,) = current_session()._compiled.values()
-    assert found(job.programs[0], "1f1b").form.groups == (0, 1)
+    assert pipeline_of_graph(job.programs[0], "1f1b").form.groups == (0, 1)
 
 
-def test_hints_without_placements_are_one_stage() -> None:
+def test_stage_hints_without_placements_are_one_stage() -> None:
     hinted((0, 1), placed=False)
     (job,) = current_session()._compiled.values()
-    assert found(job.programs[0], "1f1b").form.groups == (0,)
+    assert pipeline_of_graph(job.programs[0], "1f1b").form.groups == (0,)
 
 
-def test_stages_that_form_a_cycle() -> None:
+def test_stages_that_form_a_cycle_raise() -> None:
     with pytest.raises(PlacementError) as error:
         hinted((1, 0), placed=True)
     text = str(error.value)
@@ -192,7 +192,7 @@ def test_stages_that_form_a_cycle() -> None:
     assert text.count("test_pipeline.py:") == 2 and "pipeline_stage_id_hint=1 or more" in text
 
 
-def test_a_schedule_that_does_not_exist() -> None:
+def test_an_unknown_schedule_raises() -> None:
     with pytest.raises(
         JobError, match=r"pipeline_schedule\('zigzag'\) at .*test_pipeline.py:\d+ is not a schedule of pipelines; use one of 1f1b, gpipe, "
     ):

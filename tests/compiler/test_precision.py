@@ -1,4 +1,4 @@
-"""Which nodes mixed precision computes in half, and what stays float32."""
+"""Mixed precision: which nodes are computed in half precision, and which stay float32."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHORT = {float16: "16", bfloat16: "16", float32: "32", float64: "64", int32: "in
 
 
 def precisions(graph: Graph) -> str:
-    """The forward nodes but sources and casts: their word and the bits of the first output."""
+    """Return the forward nodes except sources and casts: their word and the bits of the first output."""
     nodes = [n for n in graph.nodes if n.phase == "forward" and n.inputs and not isinstance(n.op, ew.Cast)]
     return " ".join(f"{node.op.word()}:{SHORT[node.outputs[0].dtype]}" for node in nodes)
 
@@ -35,7 +35,7 @@ def two_layers(tracer: Tracer) -> Any:
     return reduce_sum(sigmoid(matmul(hidden, v)), 1)
 
 
-def test_products_and_what_lies_between_them() -> None:
+def test_products_and_ops_between_them_are_half() -> None:
     assert precisions(trace(two_layers, half=float16)) == "matmul:16 biasadd:16 relu:16 matmul:16 sigmoid:32 reducesum:32"
     assert precisions(trace(two_layers)) == "matmul:32 biasadd:32 relu:32 matmul:32 sigmoid:32 reducesum:32"
 
@@ -54,11 +54,11 @@ def test_variables_arguments_and_results_stay_float32() -> None:
 def test_the_backward_pass_of_an_op_has_the_precision_of_the_op() -> None:
     graph = trace(two_layers, half=float16, train=True)
     backward = [n for n in graph.nodes if n.phase == "backward" and not isinstance(n.op, ew.Cast)]
-    found = {n.op.word(): SHORT[n.outputs[0].dtype] for n in backward}
-    assert found["matmul"] == found["relugrad"] == "16" and found["sigmoidgrad"] == "32"
+    dtypes = {n.op.word(): SHORT[n.outputs[0].dtype] for n in backward}
+    assert dtypes["matmul"] == dtypes["relugrad"] == "16" and dtypes["sigmoidgrad"] == "32"
 
 
-def test_a_result_in_the_middle_is_float32_and_its_readers_use_it_before_the_cast() -> None:
+def test_readers_of_an_intermediate_result_use_the_value_before_its_cast() -> None:
     def body(tracer: Tracer) -> Any:
         x, w, v = tracer.input("x", type_(6, 4)), variable(tracer, "w", 4, 3), variable(tracer, "v", 3, 5)
         hidden = relu(matmul(x, w))
@@ -71,7 +71,7 @@ def test_a_result_in_the_middle_is_float32_and_its_readers_use_it_before_the_cas
     assert product.inputs[0] is shown.node.inputs[0], "not cast there and back"
 
 
-def test_watched_gradients_go_through_the_cast() -> None:
+def test_watched_gradients_are_cast_to_float32() -> None:
     watched: list[Value] = []
 
     def body(tracer: Tracer) -> Any:
@@ -84,7 +84,7 @@ def test_watched_gradients_go_through_the_cast() -> None:
     assert len(graph.outputs) == 2 and graph.outputs[1].dtype is float32
 
 
-def test_what_was_asked_for_in_another_type_stays() -> None:
+def test_explicit_element_types_do_not_change() -> None:
     def body(tracer: Tracer) -> Any:
         x, w = tracer.input("x", type_(6, 4, dtype=float64)), variable(tracer, "w", 4, 3, dtype=float64)
         return matmul(x, w)
@@ -92,7 +92,7 @@ def test_what_was_asked_for_in_another_type_stays() -> None:
     assert precisions(trace(body, half=float16)) == "matmul:64"
 
 
-def test_moving_and_picking_takes_what_comes() -> None:
+def test_ops_that_move_elements_keep_the_precision_of_their_inputs() -> None:
     def body(tracer: Tracer) -> Any:
         x, w = tracer.input("x", type_(6, 4)), variable(tracer, "w", 4, 6)
         y = matmul(x, w)
@@ -102,7 +102,7 @@ def test_moving_and_picking_takes_what_comes() -> None:
     assert precisions(graph) == "matmul:16 transpose:16 maximum:16 maximum:32"
 
 
-def test_a_marked_tensor_begins_half_precision() -> None:
+def test_an_explicit_cast_begins_half_precision() -> None:
     def body(tracer: Tracer) -> Any:
         x, w = tracer.input("x", type_(6, 4)), variable(tracer, "w", 4, 3)
         return matmul(ew.scale(apply(InHalf(), ew.scale(x, 2.0)), 3.0), w)
@@ -116,7 +116,7 @@ def test_losses_are_float32_even_of_products() -> None:
     assert [n.outputs[0].dtype for n in seeds] == [float32]
 
 
-def test_types_with_integers() -> None:
+def test_integers_keep_their_types() -> None:
     def body(tracer: Tracer) -> Any:
         x, w = tracer.input("x", type_(6, 4)), variable(tracer, "w", 4, 3)
         return sparse_softmax_cross_entropy(matmul(x, w), tracer.input("y", type_(6, dtype=int32)))
@@ -125,7 +125,7 @@ def test_types_with_integers() -> None:
 
 
 @pytest.mark.parametrize("half", [float16, bfloat16], ids=str)
-def test_on_ranks_layouts_do_not_change(half: DType) -> None:
+def test_half_precision_does_not_change_layouts(half: DType) -> None:
     from traced import lies
 
     from jobflow.compiler.compile import distribute
@@ -137,7 +137,7 @@ def test_on_ranks_layouts_do_not_change(half: DType) -> None:
     assert sums and all(v.dtype is float32 for n in sums for v in n.inputs), "gradients are summed over ranks in float32"
 
 
-def test_the_evaluated_graph_is_near_the_float32_one() -> None:
+def test_half_precision_results_are_near_float32() -> None:
     import numpy as np
 
     random = np.random.default_rng(0)

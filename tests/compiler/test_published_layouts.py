@@ -1,7 +1,7 @@
-"""Layouts are chosen as the legacy system was measured to choose them, on two devices and on two by two, but for the differences on record.
+"""Layouts equal those measured on the legacy system, on two devices and on two by two, except for recorded differences.
 
-`data/published_layouts.json` holds the measurements: how the inputs lie -> how the output lies, "S0,B" being S(0) along the outer and B
-along the inner mesh dimension.  The differences are the rows of a table in docs/internals/decisions/0006; none of them may be idle.
+`data/published_layouts.json` holds the measurements: layouts of the inputs -> layout of the output.  "S0,B" is S(0) along the outer and B
+along the inner mesh dimension.  The differences are the rows of a table in docs/internals/decisions/0006.  Every row must still differ.
 """
 
 from __future__ import annotations
@@ -137,15 +137,15 @@ ABSENT = {
 }
 
 
-class Given(Sharding):
-    """Layout inference of a graph whose arguments lie as they are said to."""
+class FixedArgumentLayouts(Sharding):
+    """Layout inference of a graph whose arguments have fixed layouts."""
 
-    def __init__(self, graph: Graph, given: dict[str, Layout]) -> None:
+    def __init__(self, graph: Graph, layouts: dict[str, Layout]) -> None:
         super().__init__(graph)
-        self.given = given
+        self.argument_layouts = layouts
 
     def decide(self, node: Node) -> Decision | None:
-        return Decision((), (self.given[node.op.key],)) if isinstance(node.op, Input) else super().decide(node)
+        return Decision((), (self.argument_layouts[node.op.key],)) if isinstance(node.op, Input) else super().decide(node)
 
 
 def type_named(printed: str) -> TensorType:
@@ -161,39 +161,39 @@ def traced(op: str, types: tuple[str, ...], mesh: str) -> Graph:
 
 
 def chosen(op: str, types: Sequence[str], mesh: str, inputs: Sequence[str]) -> str:
-    """How the output lies."""
+    """Return the layout of the output."""
     graph = traced(op, tuple(types), mesh)
-    given = {f"x{i}": Layout(MESHES[mesh], tuple(MARKS[mark] for mark in text.split(","))) for i, text in enumerate(inputs)}
-    sharded = Given(graph, given).sharded()
+    layouts = {f"x{i}": Layout(MESHES[mesh], tuple(MARKS[mark] for mark in text.split(","))) for i, text in enumerate(inputs)}
+    sharded = FixedArgumentLayouts(graph, layouts).sharded()
     return re.sub(r"S\((\d)\)", r"S\1", lies(sharded.layouts, sharded.graph.outputs[0]))
 
 
 def mismatches(mesh: str, op: str) -> list[tuple[str, str, str]]:
-    """(inputs, published, ours) wherever the two differ."""
-    row, found = PUBLISHED[mesh][op], []
+    """Return (inputs, published, ours) for every difference."""
+    row, differences = PUBLISHED[mesh][op], []
     for line in row["chosen"]:
         inputs, published = line.split(" -> ")
         ours = chosen(op, row["types"], mesh, inputs.split())
         if ours != published:
-            found.append((inputs, published, ours))
-    return found
+            differences.append((inputs, published, ours))
+    return differences
 
 
 CASES = [(mesh, op) for mesh, table in PUBLISHED.items() for op in table if op not in ABSENT]
 
 
 @pytest.mark.parametrize(("mesh", "op"), CASES)
-def test_layouts_are_chosen_as_published(mesh: str, op: str) -> None:
+def test_layouts_equal_the_measured_ones(mesh: str, op: str) -> None:
     rows = differences(RECORD, OPS, 7)
     unexplained = [case for case in mismatches(mesh, op) if not any(row.covers(op, case[0], case[2]) for row in rows)]
     assert not unexplained, f"{op} (inputs, published, ours): {unexplained}"
 
 
-def test_every_measured_op_is_held_against_ours_or_named() -> None:
+def test_every_measured_op_is_compared_or_listed() -> None:
     measured = {op for table in PUBLISHED.values() for op in table}
     assert measured == OPS.keys() | ABSENT.keys() and not OPS.keys() & ABSENT.keys()
 
 
-def test_no_difference_on_record_is_idle() -> None:
-    found = [(op, inputs, ours) for mesh, op in CASES for inputs, _, ours in mismatches(mesh, op)]
-    assert idle(differences(RECORD, OPS, 7), found) == []
+def test_every_recorded_difference_still_differs() -> None:
+    differing = [(op, inputs, ours) for mesh, op in CASES for inputs, _, ours in mismatches(mesh, op)]
+    assert idle(differences(RECORD, OPS, 7), differing) == []

@@ -1,4 +1,4 @@
-"""Random programs with random layouts, forward and backward: on any mesh they give what their kernels give; `scripts/fuzz_layouts` runs more."""
+"""Random programs with random layouts, forward and backward, equal their kernels on any mesh; `scripts/fuzz_layouts` runs more."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ON_MESHES = [pytest.param(mesh, id="x".join(map(str, mesh)), marks=pytest.mark.f
 
 
 @pytest.mark.parametrize("mesh", ON_MESHES)
-def test_random_programs_are_what_their_kernels_give(mesh: tuple[int, ...]) -> None:
+def test_random_programs_equal_their_kernels(mesh: tuple[int, ...]) -> None:
     program = grown(0, (mesh,))
     with world_of(program.ranks) as world:
         for seed in range(PROGRAMS):
@@ -103,24 +103,24 @@ t12 = matmul(t5, w11, transpose_a=False, transpose_b=False)
 
 
 @pytest.mark.parametrize("name", ONCE_WRONG)
-def test_programs_that_were_wrong(name: str) -> None:
+def test_programs_that_failed_before_equal_their_kernels(name: str) -> None:
     program = read(ONCE_WRONG[name])
     with world_of(program.ranks) as world:
         check(world, program)
 
 
-def test_programs_have_many_ops_and_can_be_read_again() -> None:
+def test_random_programs_have_many_ops_and_can_be_parsed() -> None:
     programs = [grown(seed) for seed in range(10)]
     assert all(10 <= ops(program.lines) <= 60 for program in programs)
     assert all(read(str(program)) == program for program in programs)
     assert len({program.mesh for program in programs}) > 2
 
 
-def test_a_wrong_rule_is_found_and_its_program_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_rule_is_detected_and_its_program_minimized(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Softmax.rule
 
     def wrong(self: Softmax, *types: Any) -> Any:
-        """The class axis may be split, it says."""
+        """Return a rule that wrongly splits the class axis."""
         rule = right(self, *types)
         return replace(rule, spec=rule.spec.lower())
 

@@ -1,4 +1,4 @@
-"""What one rank does, step by step: lowering, writes, joined updates, and the order of body and epilogue."""
+"""The program of one rank: lowering, writes, joined updates, and the order of body and epilogue."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def layer(tracer: Tracer) -> Any:
 # -------------------------------------------------------------------- lowering
 
 
-def test_a_rank_sees_its_own_pieces() -> None:
+def test_a_rank_program_has_local_types() -> None:
     def body(tracer: Tracer) -> Any:
         x, w, b = tracer.input("x", type_(5, 4)), variable(tracer, "w", 4, 2, sbp=S(1)), variable(tracer, "b", 2, sbp=S(0))
         return relu(bias_add(matmul(x, w), b))
@@ -74,7 +74,7 @@ def test_a_rank_sees_its_own_pieces() -> None:
     assert one.schedule == lowered(graph).schedule == (Announced("all_gather", "x:B", (0, 1), 80),)
 
 
-def test_ops_that_name_sizes_are_localised() -> None:
+def test_ops_with_sizes_are_localized() -> None:
     def body(tracer: Tracer) -> Any:
         return reshape(tracer.input("x", type_(5, 2, 3)), (5, 6))
 
@@ -83,7 +83,7 @@ def test_ops_that_name_sizes_are_localised() -> None:
 
 
 def test_all_ranks_number_all_communication() -> None:
-    """Ranks 2 and 3 count what 0 and 1 tell each other, and the other way round."""
+    """Ranks 2 and 3 also number the communication of ranks 0 and 1, and vice versa."""
 
     def body(tracer: Tracer) -> Any:
         with scope.using(placement=on(0, 1)):
@@ -95,15 +95,15 @@ def test_all_ranks_number_all_communication() -> None:
     graph = trace(body, first(4))
     programs = [lowered(graph, rank) for rank in range(4)]
     assert len({program.schedule for program in programs}) == 1
-    numbers = [[step.action.order for step in p.steps if hasattr(step.action, "order")] for p in programs]
-    assert all(own == sorted(set(own)) for own in numbers)
-    assert sorted({n for own in numbers for n in own}) == list(range(len(programs[0].schedule)))
+    orders = [[step.action.order for step in p.steps if hasattr(step.action, "order")] for p in programs]
+    assert all(own == sorted(set(own)) for own in orders)
+    assert sorted({n for own in orders for n in own}) == list(range(len(programs[0].schedule)))
 
 
 # -------------------------------------------------------------------- writes
 
 
-def test_an_update_writes_where_the_variable_is() -> None:
+def test_an_update_writes_in_place() -> None:
     program = write(lowered(trace(layer, first(2), train=True)))
     assert not [step for step in program.steps if isinstance(step.action, Assign)]
     assert program.updates == {}
@@ -131,16 +131,27 @@ def test_a_returned_variable_is_copied_before_it_changes() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_whatever_is_returned(n: int) -> None:
+def test_every_kind_of_value_can_be_returned(n: int) -> None:
     """Arguments, constants, views, partial values, variables before and after they are written."""
     x, w = np.arange(8.0).reshape(4, 2), -np.ones((4, 2))
 
     def body(tracer: Tracer) -> Any:
-        given, old = tracer.input("x", TensorType((4, 2), float64)), variable(tracer, "w", 4, 2, dtype=float64)
+        x_value, old = tracer.input("x", TensorType((4, 2), float64)), variable(tracer, "w", 4, 2, dtype=float64)
         new = apply(Assign(), old, tracer.input("v", TensorType((4, 2), float64), split=False))
         tracer.assign("w", new)
-        sums = [to_layout(given, sbp) for sbp in (P, Partial(MAX))]
-        return given, given, reshape(given, (8,)), apply(Constant((2,), float64, 3.0)), *sums, old, transpose(old), new, reshape(new, (8,)), relu(new)
+        sums = [to_layout(x_value, sbp) for sbp in (P, Partial(MAX))]
+        return (
+            x_value,
+            x_value,
+            reshape(x_value, (8,)),
+            apply(Constant((2,), float64, 3.0)),
+            *sums,
+            old,
+            transpose(old),
+            new,
+            reshape(new, (8,)),
+            relu(new),
+        )
 
     expected = [x, x, x.reshape(8), np.full(2, 3.0), x, x, w, w.T, 2 * x, 2 * x.reshape(8), 2 * x]
     with world_of(n) as world:
@@ -153,7 +164,7 @@ def test_whatever_is_returned(n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_variables_are_exchanged(n: int) -> None:
-    """Every assignment takes what was there before the run."""
+    """Every assignment uses the value from before the run."""
 
     def body(tracer: Tracer) -> Any:
         a, b, c = (variable(tracer, name, 2, dtype=float64, trainable=False) for name in "abc")
@@ -170,8 +181,8 @@ def test_variables_are_exchanged(n: int) -> None:
         assert [bound.read(name)[0] for name in "abc"] == [2, 3, 1]
 
 
-def test_what_is_assigned_from_a_trained_variable_is_its_old_value() -> None:
-    """Also where the update of several variables is one step."""
+def test_an_assignment_from_a_trained_variable_uses_its_old_value() -> None:
+    """This also holds if one instruction updates several variables."""
 
     def body(tracer: Tracer) -> Any:
         a, b = (variable(tracer, name, 4, dtype=float64) for name in "ab")
@@ -195,7 +206,7 @@ def updates(program: RankProgram) -> list[str]:
     return [str(step.inputs[0].type) for step in program.steps if str(step.action) == "SgdUpdate()"]
 
 
-def test_updates_of_neighbours_are_one() -> None:
+def test_updates_of_contiguous_variables_are_joined() -> None:
     """w ends at 48 bytes and b begins at 64: 16 elements further."""
     for n in (1, 2):
         program = write(lowered(trace(layer, first(n), train=True)))
@@ -203,8 +214,8 @@ def test_updates_of_neighbours_are_one() -> None:
         assert updates(fuse(program)) == ["float32[19]"]
 
 
-def test_one_gradient_for_two_neighbours() -> None:
-    """w + v: both gradients are one tensor, which must come to lie in two places."""
+def test_one_gradient_of_two_contiguous_variables_is_copied() -> None:
+    """For w + v, both gradients are one tensor, which needs two addresses."""
 
     def body(tracer: Tracer) -> Any:
         w, v, u = (variable(tracer, name, 4, dtype=float64) for name in "wvu")
@@ -219,7 +230,7 @@ def test_one_gradient_for_two_neighbours() -> None:
 
 
 class Lars:
-    """An update that takes each variable whole."""
+    """An update that reads each variable whole."""
 
     loss_scale = 1.0
     dynamic_loss_scale = None
@@ -235,13 +246,13 @@ class Lars:
         return new
 
 
-def test_a_split_variable_under_an_update_that_takes_it_whole() -> None:
-    """It is gathered, updated on every rank, and each stores its piece: nothing is sent once variables are written."""
+def test_an_update_of_whole_variables_gathers_a_split_one() -> None:
+    """The variable is gathered and updated on every rank, and each rank stores its piece, without communication after the write."""
     text = [str(s) for s in lowered(trace(lambda t: relu(variable(t, "w", 4, 2, sbp=S(0))), first(2), train=True, optimizer=Lars())).schedule]
     assert [line.split()[0] for line in text] == ["all_gather"] * len(text) and text
 
 
-def test_updates_of_two_groups_stay_apart() -> None:
+def test_updates_of_two_groups_are_not_joined() -> None:
     def body(tracer: Tracer) -> Any:
         return add(variable(tracer, "w", 4), variable(tracer, "v", 4, group="other"))
 
@@ -251,14 +262,14 @@ def test_updates_of_two_groups_stay_apart() -> None:
 # -------------------------------------------------------------------- order
 
 
-def test_what_writes_comes_last_and_readers_before_writers() -> None:
+def test_writes_come_last_and_readers_precede_writers() -> None:
     ordered = order(fuse(write(lowered(trace(layer, first(2), train=True)))))
     assert all(not getattr(step.action, "alias", None) for step in ordered.body)
     assert [step.name for step in ordered.epilogue] == ["increment_0", "sgdupdate_0..sgdupdate_1"]
 
 
 def steps_on(*shapes: tuple[int, ...]) -> list[LocalValue]:
-    """Items stored one after another."""
+    """Return instructions on contiguous values."""
     items, offset = [], 0
     for i, shape in enumerate(shapes):
         type = TensorType(shape, float32)
@@ -271,7 +282,7 @@ def program_of(*steps: LocalInstruction) -> RankProgram:
     return RankProgram("job", 0, steps, (), (), {}, {})
 
 
-def test_a_reader_of_part_of_what_is_written_comes_first() -> None:
+def test_a_reader_of_a_part_precedes_the_writer() -> None:
     a, b = steps_on((4,), (4,))
     both = LocalValue(TensorType((20,), float32), "both", slot=Slot("state", 0, TensorType((20,), float32), (4,)))
     late = LocalInstruction(Assign(), (a, LocalValue(a.type, "new")), (LocalValue(a.type, "a:new"),), "late", phase="update")
@@ -282,7 +293,7 @@ def test_a_reader_of_part_of_what_is_written_comes_first() -> None:
     assert [s.name for s in order(program_of(late, reader)).epilogue] == ["late", "reader"], "they touch different memory"
 
 
-def test_updates_in_a_circle() -> None:
+def test_cyclic_updates_raise() -> None:
     a, b = steps_on((4,), (4,))
     one = LocalInstruction(Assign(), (a, b), (LocalValue(a.type, "a:new"),), "one", phase="update")
     two = LocalInstruction(Assign(), (b, a), (LocalValue(b.type, "b:new"),), "two", phase="update")
@@ -297,13 +308,13 @@ def written_and_gathered(tracer: Tracer) -> Any:
     return to_layout(to_layout(new, S(0)), B)
 
 
-def test_a_new_value_that_travels_is_made_beside_its_variable() -> None:
+def test_a_communicated_new_value_is_computed_in_a_temporary() -> None:
     ordered = order(write(lowered(trace(written_and_gathered, first(2)))))
     assert [type(step.action) for step in ordered.body].count(Collect) == 1
     assert [step.action for step in ordered.epilogue] == [Assign()]
 
 
-def test_nothing_is_communicated_once_variables_are_written() -> None:
+def test_communication_after_writes_raises() -> None:
     graph = box(shard(trace(written_and_gathered, first(2))))
     slots, _ = place_variables(graph.graph.variables.values(), 0)
     with pytest.raises(PlanError, match="it communicates a value that depends on updated variables"):
@@ -313,7 +324,7 @@ def test_nothing_is_communicated_once_variables_are_written() -> None:
 # -------------------------------------------------------------------- the whole
 
 
-def test_a_plan_prints() -> None:
+def test_plans_print_as_expected() -> None:
     physical = distribute(trace(layer, first(2), train=True))
     slots, _ = place_variables(physical.graph.variables.values(), 0)
     printed = plain(plan_text(plan_rank(physical, RankMemory(0, slots), CPU))).splitlines()

@@ -1,4 +1,4 @@
-"""Regions are made again for the backward pass: what is repeated, when, and what that does to memory."""
+"""Rematerialization of regions for the backward pass: which nodes are repeated, when, and the effect on memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def masked(tracer: Tracer, x: Value, i: int) -> Any:
 
 
 def chain(depth: int, each: int, layer: Layer = dense, rows: int = 64) -> Callable[[Tracer], Any]:
-    """A loss of `depth` layers in regions of `each`; no regions if that is 0."""
+    """Return a loss of `depth` layers in regions of `each` layers; no regions if that is 0."""
 
     def body(tracer: Tracer) -> Any:
         x = tracer.input("x", type_(rows, 8))
@@ -59,7 +59,7 @@ def arena(graph: Graph) -> int:
     return plan_rank(distribute(graph), RankMemory(0, slots), CPU).buffers["arena"]
 
 
-def test_the_copies_stand_before_their_first_reader() -> None:
+def test_recomputed_nodes_precede_their_first_reader() -> None:
     printed = text(trace(chain(3, 2), train=True)).splitlines()
     lines = [line.split(": ")[0].strip(" %") for line in printed]
     assert [line for line in lines if line.startswith("again:")] == ["again:matmul_2", "again:tanh_2", "again:matmul_0", "again:tanh_0"]
@@ -69,36 +69,36 @@ def test_the_copies_stand_before_their_first_reader() -> None:
     )
 
 
-def test_what_the_next_region_starts_from_is_kept_and_not_made_again() -> None:
+def test_inputs_of_regions_are_stored_and_not_recomputed() -> None:
     assert again(trace(chain(3, 1), train=True)) == ["again:matmul_2", "again:tanh_2"], "a layer's own result is all its gradient needs"
     graph = trace(chain(4, 2), train=True)
     assert again(graph) == ["again:matmul_2", "again:tanh_2", "again:matmul_3", "again:tanh_3", "again:matmul_0", "again:tanh_0"]
-    kept = {node.inputs[0].name for node in graph.nodes if node.name == "again:matmul_2"}
-    assert kept == {"tanh_1"}
+    stored = {node.inputs[0].name for node in graph.nodes if node.name == "again:matmul_2"}
+    assert stored == {"tanh_1"}
 
 
-def test_forward_values_of_a_region_are_not_read_by_the_backward_pass() -> None:
+def test_the_backward_pass_reads_no_forward_values_of_a_region() -> None:
     graph = trace(chain(6, 3), train=True)
     inner = {"tanh_0", "tanh_1", "tanh_3", "tanh_4"}
     readers = {v.name for node in graph.nodes if node.phase != "forward" for v in node.inputs}
     assert not inner & readers and {f"again:{name}" for name in inner} <= readers
 
 
-def test_without_regions_and_without_training_nothing_changes() -> None:
+def test_recompute_keeps_graphs_without_regions_or_training() -> None:
     assert again(trace(chain(4, 0), train=True)) == []
     assert again(trace(chain(4, 2))) == []
     assert text(trace(chain(4, 2))) == text(trace(chain(4, 0)))
 
 
-def test_copies_are_never_merged_with_what_they_repeat() -> None:
+def test_recomputed_nodes_are_not_merged_with_the_originals() -> None:
     graph = trace(chain(6, 3), train=True)
     assert text(simplify(graph)) == text(graph)
     assert {node.provenance.region for node in graph.nodes if node.name.startswith("again:")} == {~1, ~2}
     assert all(node.phase == "backward" for node in graph.nodes if node.name.startswith("again:"))
 
 
-def test_memory_shrinks() -> None:
-    """16 layers in regions of 4: the inputs of 4 regions and the values of one, not those of 16 layers."""
+def test_regions_reduce_memory() -> None:
+    """16 layers in regions of 4: the inputs of 4 regions and the values of one are stored, instead of those of 16 layers."""
     whole, regions = (arena(trace(chain(16, each, rows=4096), train=True)) for each in (0, 4))
     layer = 4096 * 8 * 4
     assert whole >= 16 * layer
@@ -107,11 +107,11 @@ def test_memory_shrinks() -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("layer", [dense, masked], ids=["dense", "dropout"])
-def test_numbers_are_the_same_to_the_last_bit(n: int, layer: Layer) -> None:
+def test_recomputation_keeps_results_bit_equal(n: int, layer: Layer) -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(24, 8)).astype(np.float32)
     weights = {f"w{i}": random.normal(size=(8, 8)).astype(np.float32) for i in range(5)}
-    found = []
+    results = []
     for each in (0, 1, 2, 5):
         graph = trace(chain(5, each, layer, rows=24), first(n), train=True)
         assert bool(again(graph)) == (each > 0)
@@ -120,12 +120,12 @@ def test_numbers_are_the_same_to_the_last_bit(n: int, layer: Layer) -> None:
             bound.write(weights)
             arguments = {value.name: np.array([1]) if value.name == "#run" else x for value in graph.inputs}
             (loss,) = bound.run(**arguments)
-            found.append((loss, *(bound.read(name) for name in weights)))
-    for other in found[1:]:
-        assert all(np.array_equal(a, b) for a, b in zip(found[0], other, strict=True))
+            results.append((loss, *(bound.read(name) for name in weights)))
+    for other in results[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-def test_random_numbers_are_drawn_again_not_anew() -> None:
+def test_recomputed_random_ops_sample_the_same_values() -> None:
     graph = trace(chain(2, 2, masked), train=True)
     masks = {node.name: node for node in graph.nodes if node.op.by_position}
     repeated = {name for name in masks if name.startswith("again:")}
@@ -136,7 +136,7 @@ def test_random_numbers_are_drawn_again_not_anew() -> None:
 
 
 def test_moving_statistics_are_written_once() -> None:
-    """In the forward pass, from statistics that are kept; nothing is repeated before its region has ended."""
+    """The forward pass writes them from stored statistics; nodes are repeated only after their region has ended."""
 
     def layer(tracer: Tracer, x: Value, i: int) -> Any:
         y = dense(tracer, x, i)
@@ -154,7 +154,7 @@ def test_moving_statistics_are_written_once() -> None:
     assert first_again > max(i for i, node in enumerate(graph.nodes) if node.phase == "forward")
 
 
-def test_results_of_the_job_are_not_made_again() -> None:
+def test_results_of_the_job_are_not_recomputed() -> None:
     shown: list[Value] = []
 
     def body(tracer: Tracer) -> Any:
@@ -168,8 +168,8 @@ def test_results_of_the_job_are_not_made_again() -> None:
     assert again(trace(body, train=True)) == ["again:matmul_0", "again:tanh_0", "again:relu_0", "again:matmul_1", "again:tanh_1"]
 
 
-def test_a_gather_of_its_own_region_is_repeated() -> None:
-    """As when a parameter is gathered at the read, dropped, and gathered again."""
+def test_a_gather_in_a_separate_region_is_repeated() -> None:
+    """A parameter is gathered at the read, dropped, and gathered again."""
 
     def body(tracer: Tracer) -> Any:
         x, w = tracer.input("x", type_(6, 8)), variable(tracer, "w", 8, 8)
@@ -183,7 +183,7 @@ def test_a_gather_of_its_own_region_is_repeated() -> None:
     assert names.index("again:tanh_0") > names.index("reducesum_0")
 
 
-def test_a_region_that_reads_the_gather_of_another_has_it_repeated_too() -> None:
+def test_a_gather_is_repeated_for_recomputed_regions_that_read_it() -> None:
     def body(tracer: Tracer) -> Any:
         x, w = tracer.input("x", type_(6, 8)), variable(tracer, "w", 8, 8)
         with scope.config(checkpointing=True):
@@ -198,7 +198,7 @@ def test_a_region_that_reads_the_gather_of_another_has_it_repeated_too() -> None
     assert [node.name for node in graph.nodes if gathered in node.inputs] == ["matmul_0"]
 
 
-def test_scopes_nest_and_end() -> None:
+def test_checkpointing_scopes_nest_and_end() -> None:
     regions: dict[str, int | None] = {}
 
     def body(tracer: Tracer) -> Any:

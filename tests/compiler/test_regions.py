@@ -1,4 +1,4 @@
-"""Operations that share data become one: what they compute stays the same to the last bit, and no more memory is needed."""
+"""Fused operations: results stay bit-equal, and peak memory does not grow."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ BINARY = (Add(), Multiply(), Subtract())
 
 
 def chain(seed: int, dtype: DType) -> tuple[Region, list[TensorType]]:
-    """Members that read what comes before them or inputs that broadcast; the last goes out, and some others do."""
+    """Return random members that read earlier members or broadcast inputs; the last and some others are outputs."""
     random = np.random.default_rng(seed)
     shapes = [(3, 4, 5), *[((3, 4, 5), (4, 5), (1, 5), (3, 1, 1), (5,), ())[int(random.integers(6))] for _ in range(2)]]
     members = [RegionMember(UNARY[int(random.integers(len(UNARY)))], (0,))]
@@ -60,18 +60,18 @@ def chain(seed: int, dtype: DType) -> tuple[Region, list[TensorType]]:
 
 
 @pytest.mark.parametrize("dtype", [float32, float64, float16], ids=str)
-def test_a_region_is_its_members_one_after_another(dtype: DType) -> None:
+def test_a_region_computes_its_members_in_order(dtype: DType) -> None:
     for seed in range(10):
         op, types = chain(seed, dtype)
         random = np.random.default_rng(seed)
         inputs = [random.uniform(-1, 1, t.shape).astype(dtype.numpy) for t in types]
-        made: list[Any] = []
+        results: list[Any] = []
         for member in op.members:
-            read = [inputs[r] if isinstance(r, int) else made[r[0]] for r in member.reads]
-            (given,) = (member.op.infer(*(TensorType(a.shape, dtype_of(a.dtype)) for a in read)),)
-            made.append(np.empty(given.shape, given.dtype.numpy))
-            half.run(member.op, read, [made[-1]])
-        expected = [made[i] for i, _ in op.outputs]
+            read = [inputs[r] if isinstance(r, int) else results[r[0]] for r in member.reads]
+            (inferred,) = (member.op.infer(*(TensorType(a.shape, dtype_of(a.dtype)) for a in read)),)
+            results.append(np.empty(inferred.shape, inferred.dtype.numpy))
+            half.run(member.op, read, [results[-1]])
+        expected = [results[i] for i, _ in op.outputs]
         outputs = [np.empty(t.shape, t.dtype.numpy) for t in op.infer(*types)]
         op.kernel(np, *inputs, *outputs)
         for target in (REFERENCE, CPU):
@@ -100,7 +100,7 @@ def test_an_output_may_take_the_memory_of_an_input_that_is_read_later() -> None:
     np.testing.assert_array_equal(y, np.zeros(4))
 
 
-def test_what_is_written_over_is_read_as_it_was() -> None:
+def test_a_region_reads_inputs_before_it_updates_them() -> None:
     op = Region((RegionMember(Assign(), (0, 1)), RegionMember(Scale(2.0), (0,))), ((0, 0), (1, 0)))
     assert op.alias == {0: 0}
     w, x, y = np.ones(3), np.full(3, 5.0), np.empty(3)
@@ -117,52 +117,52 @@ def ordered(graph: Graph, target: Any = FUSED) -> Ordered:
     return Program(distribute(graph), ALONE, target).ordered(0, 1)
 
 
-def regions(found: Ordered) -> list[list[str]]:
-    """The members of every region by name of the operation."""
-    actions = [step.action for step in (*found.body, *found.epilogue)]
+def regions(program: Ordered) -> list[list[str]]:
+    """Return the members of every region by name of the operation."""
+    actions = [step.action for step in (*program.body, *program.epilogue)]
     return [[member.op.word() for member in action.members] for action in actions if isinstance(action, Region)]
 
 
-def reasons(found: Ordered) -> set[str]:
-    return {one.why for one in found.not_fused}
+def reasons(program: Ordered) -> set[str]:
+    return {one.why for one in program.not_fused}
 
 
 def x_of(tracer: Tracer, *shape: int) -> Any:
     return tracer.input("x", type_(*(shape or (4, 4))))
 
 
-def test_chains_and_what_reads_the_same_become_one() -> None:
-    found = ordered(trace(lambda t: square(tanh(add(x := x_of(t), exp(x))))))
-    assert regions(found) == [["exp", "add", "tanh", "square"]]
+def test_chains_and_readers_of_one_value_are_fused() -> None:
+    program = ordered(trace(lambda t: square(tanh(add(x := x_of(t), exp(x))))))
+    assert regions(program) == [["exp", "add", "tanh", "square"]]
     assert regions(ordered(trace(lambda t: (exp(x := x_of(t)), tanh(x))))) == [["exp", "tanh"]]
     assert regions(ordered(trace(lambda t: (exp(x := x_of(t)), tanh(x))), CPU)) == []
 
 
-def test_what_runs_between_keeps_operations_apart() -> None:
+def test_operations_around_a_dependency_are_not_fused() -> None:
     def body(tracer: Tracer) -> Any:
         y = exp(x_of(tracer))
         return add(matmul(y, y), y)
 
-    found = ordered(trace(body))
-    assert regions(found) == []
-    assert "in between, matmul_0 must follow the region and matmul_0 must precede the operation" in reasons(found)
+    program = ordered(trace(body))
+    assert regions(program) == []
+    assert "in between, matmul_0 must follow the region and matmul_0 must precede the operation" in reasons(program)
 
 
-def test_other_index_spaces_stay_apart() -> None:
-    found = ordered(trace(lambda t: add(exp(t.input("b", type_(4), split=False)), x_of(t))))
-    assert regions(found) == []
-    assert "every row would recompute exp_0" in reasons(found)
-    found = ordered(trace(lambda t: (exp(t.input("b", type_(4), split=False)), exp(x_of(t)))))
-    assert regions(found) == []
+def test_operations_with_other_index_spaces_are_not_fused() -> None:
+    program = ordered(trace(lambda t: add(exp(t.input("b", type_(4), split=False)), x_of(t))))
+    assert regions(program) == []
+    assert "every row would recompute exp_0" in reasons(program)
+    program = ordered(trace(lambda t: (exp(t.input("b", type_(4), split=False)), exp(x_of(t)))))
+    assert regions(program) == []
 
 
-def test_a_cheap_vector_is_computed_where_it_is_read() -> None:
-    found = ordered(trace(lambda t: add(scale(t.input("b", type_(4), split=False), 2.0), x_of(t))))
-    assert regions(found) == [["scale", "add"]]
+def test_a_cheap_vector_is_recomputed_in_each_row() -> None:
+    program = ordered(trace(lambda t: add(scale(t.input("b", type_(4), split=False), 2.0), x_of(t))))
+    assert regions(program) == [["scale", "add"]]
 
 
-def test_rows_join_what_surrounds_them() -> None:
-    """A residual sum, the layer norm of it, and what is done with its statistics, a number per row each."""
+def test_row_reductions_are_fused_with_elementwise_ops() -> None:
+    """A residual sum, its layer norm, and operations on the statistics with one number per row."""
 
     def body(tracer: Tracer) -> Any:
         x = add(matmul(x_of(tracer, 6, 40), tracer.input("w", type_(40, 4), split=False)), tracer.input("r", type_(6, 4)))
@@ -172,21 +172,21 @@ def test_rows_join_what_surrounds_them() -> None:
     assert regions(ordered(trace(body))) == [["add", "layernorm", "tanh", "scale"]]
 
 
-def test_numbers_for_a_part_of_a_row_stay_apart_from_the_row() -> None:
-    """A factor for each channel is not a row of channels and places, but joins rows of places."""
+def test_values_for_a_part_of_a_row_are_not_fused_with_the_row() -> None:
+    """A factor per channel does not match a row of channels and pixels, but it joins rows of pixels."""
 
     def body(tracer: Tracer) -> Any:
         return group_norm(tracer.input("x", type_(6, 4, 3, 5)), 2, *(tracer.input(name, type_(4), split=False) for name in ("gamma", "beta")))
 
-    found = ordered(trace(lambda t: tanh(body(t))))
-    assert regions(found) == []
-    assert "its index space is [6, 2, 2, 15], but the region has [6, 2, 2, 15], rows of several axes" in reasons(found)
-    found = ordered(trace(lambda t: group_norm(t.input("x", type_(6, 4, 3, 5)), 4)))
-    assert regions(found) == [["rowstatistics", "groupnormalize"]], "one channel is one row"
+    program = ordered(trace(lambda t: tanh(body(t))))
+    assert regions(program) == []
+    assert "its index space is [6, 2, 2, 15], but the region has [6, 2, 2, 15], rows of several axes" in reasons(program)
+    program = ordered(trace(lambda t: group_norm(t.input("x", type_(6, 4, 3, 5)), 4)))
+    assert regions(program) == [["rowstatistics", "groupnormalize"]], "one channel is one row"
 
 
-def test_what_nobody_reads_is_not_computed() -> None:
-    """Of an operation that is joined with no other, too: sums for gamma and beta that are constants."""
+def test_unread_outputs_are_not_computed() -> None:
+    """This also holds for an operation outside of regions: the sums for gamma and beta that are constants."""
     alone = replace(FUSED, fusion=FusionLimits(members=1))
     graph = trace(
         lambda t: apply(LayerNormGrad(1), *(t.input(n, type_(*s)) for n, s in zip("yxgmi", ((8, 4), (8, 4), (4,), (8,), (8,)), strict=True)))[0]
@@ -204,60 +204,60 @@ def test_a_loss_and_its_gradient_are_one_region() -> None:
     assert regions(ordered(trace(body))) == [["sparsesoftmaxcrossentropy", "filllike", "sparsesoftmaxcrossentropygrad"]]
 
 
-def test_look_ups_join_what_reads_them() -> None:
-    """Embeddings with those of places; not where the table is made beside them."""
+def test_lookups_are_fused_with_their_readers() -> None:
+    """Word and position embeddings are fused; a table that is computed in the same program is not."""
 
     def body(tracer: Tracer, table: Any) -> Any:
-        found = gather(table, tracer.input("ids", TensorType((8,), int64)))
-        return tanh(add(found, tracer.input("places", type_(8, 4))))
+        program = gather(table, tracer.input("ids", TensorType((8,), int64)))
+        return tanh(add(program, tracer.input("places", type_(8, 4))))
 
     graph = trace(lambda t: body(t, t.input("table", type_(16, 4), split=False)))
     assert regions(ordered(graph)) == [["gather", "add", "tanh"]]
     one = ordered(trace(lambda t: tanh(gather(t.input("table", type_(16, 4), split=False), t.input("id", TensorType((), int64))))))
     assert regions(one) == [["gather", "tanh"]], "the table has more axes than the space"
-    found = ordered(trace(lambda t: body(t, tanh(t.input("table", type_(16, 4), split=False)))))
-    assert regions(found) == [["gather", "add", "tanh"]]
-    assert reasons(found) == {"its index space is [8, 4], but the region has [16, 4]"}
+    program = ordered(trace(lambda t: body(t, tanh(t.input("table", type_(16, 4), split=False)))))
+    assert regions(program) == [["gather", "add", "tanh"]]
+    assert reasons(program) == {"its index space is [8, 4], but the region has [16, 4]"}
     inputs = [np.linspace(-1, 1, 64).reshape(16, 4), np.array([3, 15, 16, -1, 0, 3, 7, 2]), np.ones((8, 4))]
     (region,) = (step.action for step in ordered(graph).body if isinstance(step.action, Region))
-    made = [np.empty((8, 4)) for _ in range(2)]
-    for tier, y in zip(("reference", "llvm"), made, strict=True):
+    computed = [np.empty((8, 4)) for _ in range(2)]
+    for tier, y in zip(("reference", "llvm"), computed, strict=True):
         for function, arguments in registry.bind(region, target_of("cpu", tier), CpuDevice(), inputs, [y]):
             function(*arguments)
-    np.testing.assert_allclose(made[1], made[0], 1e-12, 1e-12)
+    np.testing.assert_allclose(computed[1], computed[0], 1e-12, 1e-12)
 
 
-def test_limits_are_kept() -> None:
+def test_regions_stay_within_the_bounds_of_the_target() -> None:
     graph = trace(lambda t: square(tanh(exp(x_of(t)))))
-    found = ordered(graph, replace(REFERENCE, fusion=FusionLimits(members=2)))
-    assert regions(found) == [["exp", "tanh"]]
-    assert "it would have 3 members, but a region has at most 2" in reasons(found)
+    program = ordered(graph, replace(REFERENCE, fusion=FusionLimits(members=2)))
+    assert regions(program) == [["exp", "tanh"]]
+    assert "it would have 3 members, but a region has at most 2" in reasons(program)
 
 
-def test_an_update_is_not_joined_across_what_reads_the_variable_elsewhere() -> None:
-    """w' = w + w.T would read what is written already."""
+def test_an_update_is_not_fused_with_another_view_of_its_variable() -> None:
+    """w' = w + w.T would read elements that are already written."""
 
     def body(tracer: Tracer) -> Any:
         w = variable(tracer, "w", 4, 4)
         tracer.assign("w", add(w, transpose(w, (1, 0))))
         return scale(w, 2.0)
 
-    found = ordered(trace(body))
-    assert all("assign" not in members for members in regions(found))
+    program = ordered(trace(body))
+    assert all("assign" not in members for members in regions(program))
 
 
-def test_body_and_epilogue_stay_apart() -> None:
+def test_body_and_epilogue_are_not_fused() -> None:
     def body(tracer: Tracer) -> Any:
         w = variable(tracer, "w", 4)
         return multiply(w, w)
 
-    found = ordered(trace(body, train=True, optimizer=Sgd()))
-    names = {member for members in regions(found) for member in members}
+    program = ordered(trace(body, train=True, optimizer=Sgd()))
+    names = {member for members in regions(program) for member in members}
     assert "sgdupdate" not in names
 
 
-def test_more_memory_is_refused() -> None:
-    """tanh(x) of all columns, while the sums of pairs need less: x would live until its last reader."""
+def test_regions_that_raise_peak_memory_are_not_formed() -> None:
+    """tanh(x) of all columns is not fused with the sums of pairs, because x would live until its last reader."""
 
     def body(tracer: Tracer) -> Any:
         x = relu(matmul(a := x_of(tracer, 64, 64), a))
@@ -273,47 +273,47 @@ def test_more_memory_is_refused() -> None:
         )
 
 
-def test_sums_of_columns_go_out_and_are_read_by_others_only() -> None:
+def test_column_sums_are_read_outside_of_their_region() -> None:
     def body(tracer: Tracer) -> Any:
         y = tanh(x_of(tracer))
         total = axis_sum(y, 1)
         return bias_add(y, total)
 
-    found = ordered(trace(body))
-    assert regions(found) == [["tanh", "axissum"]]
-    assert "it reads sums of columns, which are complete only after the last row" in reasons(found)
+    program = ordered(trace(body))
+    assert regions(program) == [["tanh", "axissum"]]
+    assert "it reads sums of columns, which are complete only after the last row" in reasons(program)
 
 
 def _activation_and_its_gradient(tracer: Tracer) -> Any:
-    """A product, a bias and an activation; what the gradient reads of them is needed after the product in between."""
+    """Return a product, a bias and an activation; the gradient reads them after the product in between."""
     x, b = x_of(tracer, 64, 64), variable(tracer, "b", 64)
     z = bias_add(matmul(x, x), b)
     return multiply(z, matmul(tanh(z), x))
 
 
-def test_what_is_cheaper_than_memory_is_computed_again() -> None:
+def test_cheap_values_are_recomputed_instead_of_read() -> None:
     graph = trace(_activation_and_its_gradient)
-    found = ordered(graph)
-    assert regions(found) == [["biasadd", "tanh"], ["biasadd", "multiply"]]
-    assert [(one.value, one.region) for one in found.rematerialized] == [("biasadd_0", "multiply_0")]
-    assert [len(step.outputs) for step in found.body if isinstance(step.action, Region)] == [1, 1], "the sum is stored nowhere"
+    program = ordered(graph)
+    assert regions(program) == [["biasadd", "tanh"], ["biasadd", "multiply"]]
+    assert [(one.value, one.region) for one in program.rematerialized] == [("biasadd_0", "multiply_0")]
+    assert [len(step.outputs) for step in program.body if isinstance(step.action, Region)] == [1, 1], "the sum is stored nowhere"
     random = np.random.default_rng(3)
     x, b = random.normal(size=(64, 64)).astype(np.float32), random.normal(size=64).astype(np.float32)
-    seen, needs = [], []
+    results, needs = [], []
     with world_of(1) as world:
         for target in (REFERENCE, FUSED, target_of("cpu", "llvm")):
             bound = Bound(world, distribute(graph), target=target)
             needs.append(sum(Program(distribute(graph), ALONE, target).plan(0, 1).needed.values()))
             bound.write({"b": b})
-            seen.append(bound.run(x=x)[0])
+            results.append(bound.run(x=x)[0])
             bound.close()
-    np.testing.assert_array_equal(seen[1], seen[0])
-    np.testing.assert_allclose(seen[2], seen[0], 1e-5, 1e-4)
+    np.testing.assert_array_equal(results[1], results[0])
+    np.testing.assert_allclose(results[2], results[0], 1e-5, 1e-4)
     assert max(needs) == needs[0], needs
 
 
-def test_what_costs_more_than_memory_is_read() -> None:
-    """Another matrix would have to be read, or the function is dear."""
+def test_expensive_values_are_read() -> None:
+    """Recomputation would read another matrix, or the function is expensive."""
 
     def body(tracer: Tracer, make: Any) -> Any:
         x = x_of(tracer, 64, 64)
@@ -327,7 +327,7 @@ def test_what_costs_more_than_memory_is_read() -> None:
     assert not ordered(trace(lambda t: body(t, lambda y, x: scale(y, 2.0)))).rematerialized, "what is fetched is stored"
 
 
-def test_a_bias_and_an_activation_are_one_region_rather_than_part_of_a_product() -> None:
+def test_a_bias_and_an_activation_are_fused_with_each_other() -> None:
     def body(tracer: Tracer) -> Any:
         x = x_of(tracer)
         return tanh(bias_add(matmul(x, x), tracer.input("b", type_(4), split=False)))
@@ -350,8 +350,8 @@ t33 = batch_norm_train(t30, w31, w32, 0, 0.1)[0]
 """
 
 
-def test_random_programs_in_compiled_loops() -> None:
-    """Forward, backward and updates; what is compiled is what the kernels give, to rounding."""
+def test_random_programs_in_compiled_loops_equal_their_kernels() -> None:
+    """Forward, backward and updates in compiled loops equal the kernels up to rounding."""
     with pytest.MonkeyPatch.context() as patch, world_of(2) as world:
         patch.setattr(compiled_loops, "FEWEST", 1)
         patch.setattr(registry, "_unsupported_reason", lru_cache(registry._unsupported_reason.__wrapped__))
@@ -367,7 +367,7 @@ def test_random_programs_give_the_same_bits_with_regions(mesh: tuple[int, ...]) 
             program = grown(7000 + seed, (mesh,))
             graph = graph_of(program)
             arguments, values = first_values(graph, program.seed)
-            physical, seen, needs = distribute(graph), [], []
+            physical, results, needs = distribute(graph), [], []
             for target in (REFERENCE, FUSED):
                 bound = Bound(world, physical, target=target)
                 plan = Program(physical, ALONE, target).plan(0, world.size)
@@ -377,10 +377,10 @@ def test_random_programs_give_the_same_bits_with_regions(mesh: tuple[int, ...]) 
                     bound.write(values)
                     with np.errstate(all="ignore"):
                         outputs = [bound.run(**arguments) for _ in range(STEPS)]
-                    seen.append([*(a for step in outputs for a in step), *(bound.read(name) for name in values)])
+                    results.append([*(a for step in outputs for a in step), *(bound.read(name) for name in values)])
                 finally:
                     bound.close()
-            for ours, theirs in zip(*seen, strict=True):
+            for ours, theirs in zip(*results, strict=True):
                 np.testing.assert_array_equal(ours, theirs, err_msg=f"{program}\n{text(graph)}")
             assert needs[1] <= needs[0], f"{program}"
     assert formed > 3

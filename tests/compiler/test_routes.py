@@ -1,4 +1,4 @@
-"""The table of routes, the paths through it, moves between placements, and the reroutes that boxing inserts."""
+"""The route table, the paths through it, transfers between placements, and the reroutes that boxing inserts."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ from jobflow.ops.matmul import matmul
     ],
     ids=str,
 )
-def test_every_pair(source: Sbp, target: Sbp, names: list[str], sent: float) -> None:
-    """1280 bytes on 4 ranks: the routes taken and what each rank sends."""
+def test_every_conversion_has_the_expected_route_and_bytes(source: Sbp, target: Sbp, names: list[str], sent: float) -> None:
+    """1280 bytes on 4 ranks: the routes and the bytes that each rank sends."""
     assert way(Layout(first(4), (source,)), Layout(first(4), (target,)), type_(20, 16)) == (names, sent)
 
 
 def way(source: Layout, target: Layout, type: TensorType) -> tuple[list[str], int]:
-    """Names of the hops from `source` to `target`, and the bytes that the busiest rank sends in them."""
+    """Return the names of the hops from `source` to `target`, and the bytes that the busiest rank sends in them."""
     total, here, hops = 0, source, path(source, target, type)
     for hop in hops:
         total += Reroute(here, hop.target, hop.name).bytes_per_rank(type)
@@ -62,8 +62,8 @@ def way(source: Layout, target: Layout, type: TensorType) -> tuple[list[str], in
     return [hop.name for hop in hops], total
 
 
-def test_the_cheapest_path_is_taken() -> None:
-    """Directly, though all_reduce and slice would do."""
+def test_the_path_is_the_cheapest() -> None:
+    """The path is direct, although all_reduce and slice would also work."""
     assert way(Layout(first(2), (P,)), Layout(first(2), (S(0),)), type_(10, 10))[0] == ["reduce_scatter"]
     assert way(Layout(first(2), (S(0),)), Layout(first(2), (S(1),)), type_(10, 10))[0] == ["all_to_all"]
 
@@ -92,26 +92,26 @@ SQUARE, CUBE = Placement("cpu", (0, 1, 2, 3), (2, 2)), Placement("cpu", tuple(ra
     ],
     ids=str,
 )
-def test_ways_on_a_square(source: tuple[Sbp, ...], target: tuple[Sbp, ...], names: list[str], sent: float) -> None:
-    """1280 bytes on 2 x 2 ranks: mesh dimensions that change alike change at once."""
+def test_paths_on_a_2x2_mesh(source: tuple[Sbp, ...], target: tuple[Sbp, ...], names: list[str], sent: float) -> None:
+    """1280 bytes on 2 x 2 ranks: mesh dimensions with equal changes change together."""
     assert way(Layout(SQUARE, source), Layout(SQUARE, target), type_(20, 16)) == (names, sent)
 
 
-def test_what_is_reduced_first_is_resolved_first() -> None:
+def test_inner_reductions_come_first() -> None:
     """Sums of maxima: the maxima along the inner mesh dimension come first."""
     hops = path(Layout(SQUARE, (P, Partial(MAX))), Layout(SQUARE, (B, B)), type_(20, 16))
     assert [str(hop.target) for hop in hops] == ["cpu[0-3:2x2]:P,B", "cpu[0-3:2x2]:B,B"]
     assert path(Layout(SQUARE, (B, B)), Layout(SQUARE, (P, Partial(MAX))), type_(20, 16))[0].target.sbp == (P, B)
 
 
-def test_small_tensors_meet_less_often() -> None:
-    """A kilobyte from one rank to two goes there whole; of a megabyte each gets half and they share."""
+def test_small_tensors_take_fewer_hops() -> None:
+    """A kilobyte is sent whole from one rank to two; of a megabyte, each receives half, and they exchange the halves."""
     source, target = Layout(on(0), (B,)), Layout(on(1, 2), (B,))
     assert way(source, target, type_(256))[0] == ["move"]
     assert way(source, target, type_(512, 512))[0] == ["move", "all_gather"]
 
 
-def test_partial_tensors_are_resolved_where_they_lie() -> None:
+def test_partial_tensors_are_reduced_before_they_move() -> None:
     stages = Layout(Placement("cpu", (0, 1, 2, 3), (2, 2)), (S(0), P)), Layout(Placement("cpu", (4, 5, 6, 7), (2, 2)), (S(0), P))
     names, sent = way(*stages, type_(512, 512))
     assert (names, sent) == (["reduce_scatter", "move", "pad"], (1 << 20) // 4 + (1 << 20) // 4)
@@ -129,20 +129,20 @@ def test_partial_tensors_are_resolved_where_they_lie() -> None:
     ],
     ids=str,
 )
-def test_other_words_for_the_same_are_free(source: Layout, target: Layout) -> None:
+def test_equivalent_layouts_are_free(source: Layout, target: Layout) -> None:
     assert way(source, target, type_(20, 16)) == (["relabel"], 0)
     assert way(target, source, type_(20, 16)) == (["relabel"], 0)
 
 
 def test_nested_pieces_are_not_flat_pieces() -> None:
-    """6 rows: 2, 1 and 2, 1 on a square, but 2, 2, 1, 1 in a row; rank 2 gives its first row to rank 1."""
+    """6 rows: 2, 1 and 2, 1 on a square, but 2, 2, 1, 1 in a row; rank 2 sends its first row to rank 1."""
     source, target = Layout(SQUARE, (S(0), S(0))), Layout(first(4), (S(0),))
     assert way(source, target, type_(6, 16)) == (["exchange"], 64)
     assert [exchange.ranks for exchange in exchanges(source, target, (6, 16))] == [(0,), (1, 2), (3,)]
     assert Reroute(source, target).sent(type_(6, 16)) == {2: 64}
 
 
-def test_the_price_is_bytes_and_meetings() -> None:
+def test_the_price_is_bytes_plus_synchronizations() -> None:
     assert price(Layout(SQUARE, (P, P)), Layout(SQUARE, (B, B)), type_(20, 16)) == 1920 + MEETING
     assert price(Layout(SQUARE, (P, Partial(MAX))), Layout(SQUARE, (B, B)), type_(20, 16)) == 2560 + 2 * MEETING
     assert price(Layout(SQUARE, (B, B)), Layout(SQUARE, (P, S(0))), type_(20, 16)) == 0
@@ -164,13 +164,13 @@ def test_the_price_is_bytes_and_meetings() -> None:
     ],
     ids=str,
 )
-def test_errors_name_op_tensor_and_layouts(source: Layout, target: Any, message: str) -> None:
+def test_layout_errors_name_op_tensor_and_layouts(source: Layout, target: Any, message: str) -> None:
     _, _, sharded = change(source, target, type_(4, 6), where=SourceLine("model.py", 41))  # type: ignore[arg-type]
     with pytest.raises(SbpError, match=r'^copy at model.py:41 \(layer "y0"\): x0 float32\[4,6\] ' + message):
         box(sharded)
 
 
-def test_an_axis_that_is_not_there() -> None:
+def test_a_missing_axis_raises() -> None:
     with pytest.raises(SbpError, match=r"cpu\[0-1\]:S\(2\) splits axis 2, but a tensor float32\[4,6\] has axes 0 to 1"):
         path(Layout(first(2), (B,)), Layout(first(2), (S(2),)), type_(4, 6))
 
@@ -184,7 +184,7 @@ def test_an_axis_that_is_not_there() -> None:
     ],
     ids=str,
 )
-def test_what_takes_several_hops_has_no_name(source: Layout, target: Layout) -> None:
+def test_a_conversion_of_several_hops_raises_without_a_name(source: Layout, target: Layout) -> None:
     with pytest.raises(SbpError, match=r"takes more than one hop$"):
         Reroute(source, target)
 
@@ -192,24 +192,24 @@ def test_what_takes_several_hops_has_no_name(source: Layout, target: Layout) -> 
 # -------------------------------------------------------------------- moves
 
 
-def boxes(found: tuple[BoxTransfer, ...]) -> list[str]:
-    return [f"{move.source}->{move.target} {move.box.spans}" for move in found]
+def boxes(transfer_list: tuple[BoxTransfer, ...]) -> list[str]:
+    return [f"{move.source}->{move.target} {move.box.spans}" for move in transfer_list]
 
 
-def test_moves_keep_what_is_there_already() -> None:
+def test_transfers_keep_present_data() -> None:
     source, target = Layout(on(0, 1), (S(0),)), Layout(on(1, 2), (S(0),))
     assert boxes(transfers(source, target, (5,))) == ["0->1 ((0, 3),)", "1->2 ((3, 5),)"]
     assert boxes(transfers(Layout(first(2), (B,)), Layout(on(1, 0), (B,)), (5,))) == ["1->1 ((0, 5),)", "0->0 ((0, 5),)"]
 
 
 def test_holders_of_the_same_part_take_turns() -> None:
-    found = transfers(Layout(on(0, 1), (B,)), Layout(on(2, 3, 4, 5), (S(0),)), (4,))
-    assert [move.source for move in found] == [0, 1, 0, 1]
+    result = transfers(Layout(on(0, 1), (B,)), Layout(on(2, 3, 4, 5), (S(0),)), (4,))
+    assert [move.source for move in result] == [0, 1, 0, 1]
 
 
-def test_sizes_that_do_not_match() -> None:
-    found = transfers(Layout(first(2), (S(0),)), Layout(on(2, 3, 4), (S(0),)), (7,))
-    assert boxes(found) == ["0->2 ((0, 3),)", "0->3 ((3, 4),)", "1->3 ((4, 5),)", "1->4 ((5, 7),)"]
+def test_transfers_between_uneven_pieces() -> None:
+    result = transfers(Layout(first(2), (S(0),)), Layout(on(2, 3, 4), (S(0),)), (7,))
+    assert boxes(result) == ["0->2 ((0, 3),)", "0->3 ((3, 4),)", "1->3 ((4, 5),)", "1->4 ((5, 7),)"]
 
 
 def test_empty_tensors_do_not_move() -> None:
@@ -224,15 +224,15 @@ layouts = st.builds(
 
 
 @given(layouts, layouts, st.tuples(st.integers(0, 7), st.integers(0, 3)))
-def test_moves_bring_each_rank_all_it_needs_once(source: Layout, target: Layout, shape: tuple[int, int]) -> None:
-    found = transfers(source, target, shape)
+def test_transfers_deliver_each_box_once(source: Layout, target: Layout, shape: tuple[int, int]) -> None:
+    result = transfers(source, target, shape)
     for rank in target.placement.ranks:
         need = target.box(shape, rank)
-        parts = [move.box for move in found if move.target == rank]
+        parts = [move.box for move in result if move.target == rank]
         assert sum(_size(part) for part in parts) == _size(need)
         assert all(part.meet(need) == part for part in parts)
         assert all(a is b or a.meet(b).is_empty for a in parts for b in parts)
-    for move in found:
+    for move in result:
         assert move.box.meet(source.box(shape, move.source)) == move.box, "a rank sends what it has"
 
 
@@ -245,17 +245,17 @@ def _size(part: Box) -> int:
 
 
 def rerouted(graph: Graph) -> list[str]:
-    """The reroutes of a graph, in order: what, of which value, for which line's sake."""
+    """Return the reroutes of a graph in order: the route, the value, and the line of the reader."""
     physical = box(shard(graph))
     return [f"{node.op}({node.inputs[0].name})" for node in physical.graph.nodes if isinstance(node.op, Reroute)]
 
 
-def test_a_gradient_is_summed_for_its_update_only() -> None:
+def test_a_gradient_is_reduced_only_for_its_update() -> None:
     graph = trace(lambda t: relu(matmul(t.input("x", type_(6, 4)), variable(t, "w", 4, 3))), first(2), train=True)
     assert rerouted(graph) == ["all_reduce[cpu[0-1]:P -> cpu[0-1]:B](matmul_0.matmul_1)"]
 
 
-def test_a_value_is_brought_to_a_layout_once() -> None:
+def test_a_value_is_redistributed_once_per_layout() -> None:
     def body(tracer: Tracer) -> Any:
         x, w = tracer.input("x", type_(6, 4)), variable(tracer, "w", 4, 2, sbp=S(1))
         return matmul(x, w), matmul(x, variable(tracer, "v", 4, 2, sbp=S(1)))
@@ -263,7 +263,7 @@ def test_a_value_is_brought_to_a_layout_once() -> None:
     assert rerouted(trace(body, first(2))) == ["all_gather[cpu[0-1]:S(0) -> cpu[0-1]:B](x)"]
 
 
-def test_results_that_are_partial_are_summed() -> None:
+def test_partial_results_are_reduced() -> None:
     graph = trace(lambda t: matmul(t.input("x", type_(4, 6)), t.input("y", type_(4, 6)), transpose_a=True), first(2))
     assert plain(physical_text(distribute(graph))) == (
         "job job on cpu[0-1]\n"
@@ -275,7 +275,7 @@ def test_results_that_are_partial_are_summed() -> None:
     )
 
 
-def test_between_placements_partial_values_are_summed_first() -> None:
+def test_partial_values_are_reduced_before_they_change_placement() -> None:
     def body(tracer: Tracer) -> Any:
         x = matmul(tracer.input("x", type_(4, 6)), tracer.input("y", type_(4, 6)), transpose_a=True)
         with scope.using(placement=on(2)):
@@ -287,7 +287,7 @@ def test_between_placements_partial_values_are_summed_first() -> None:
     ]
 
 
-def test_the_reader_is_who_a_reroute_is_for() -> None:
+def test_reroutes_have_the_line_of_their_reader() -> None:
     def body(tracer: Tracer) -> Any:
         x = to_layout(relu(tracer.input("x", type_(4, 6))), S(1))
         return x
@@ -307,12 +307,12 @@ def test_the_reader_is_who_a_reroute_is_for() -> None:
     ],
     ids=str,
 )
-def test_bytes_of_the_busiest_rank(source: Layout, target: Layout, sent: float) -> None:
-    """Of a tensor of 96 bytes."""
+def test_bytes_per_rank_are_those_of_the_busiest_rank(source: Layout, target: Layout, sent: float) -> None:
+    """For a tensor of 96 bytes."""
     assert Reroute(source, target).bytes_per_rank(type_(6, 4)) == sent
 
 
-def test_views_are_crossed_only_on_purpose() -> None:
+def test_an_implicit_change_of_view_raises() -> None:
     def body(tracer: Tracer) -> Any:
         x = relu(tracer.input("x", type_(2), local=True))
         with scope.using(placement=on(1)):

@@ -1,4 +1,4 @@
-"""Tables that are updated by the rows that were read: the numbers of the dense formula, without a gradient as large as the table."""
+"""Tables updated by the rows that were read: results equal the dense formula, without a gradient as large as the table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IDS = np.array([[3, ROWS - 1, 3, 0], [77, 3, 4096, 77]])
 
 
 class Table(nn.Module):
-    """Looks rows up, in one or two ways, and gives a loss."""
+    """A module that looks up rows, once or twice, and returns a loss."""
 
     def __init__(self, looks: int = 1) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Table(nn.Module):
         return flow.mean(flow.square(y * self.scale - 1.0))
 
 
-class LocalInstruction(nn.Graph):
+class TrainGraph(nn.Graph):
     def __init__(self, module: Any, optimizer: Any) -> None:
         super().__init__()
         self.module = module
@@ -41,8 +41,8 @@ class LocalInstruction(nn.Graph):
         return loss
 
 
-def made(looks: int = 1) -> Any:
-    """`looks` of 0: a `Turned` one."""
+def table_module(looks: int = 1) -> Any:
+    """Return a table with this number of lookups; 0 for `Turned`."""
     module = Table(looks) if looks else Turned()
     with flow.no_grad():
         module.table.weight.copy_(flow.tensor(np.random.RandomState(5).randn(ROWS, WIDTH).astype(np.float32)))
@@ -62,7 +62,7 @@ OPTIMIZERS = {
 
 
 class Turned(Table):
-    """The gradient of its rows does not lie in one piece."""
+    """A table whose row gradients are not contiguous."""
 
     def forward(self, ids: Any) -> Any:
         y = self.table(ids).transpose(1, 2)
@@ -75,11 +75,11 @@ def close(a: Any, b: Any) -> None:
 
 @pytest.mark.parametrize("looks", [0, 1, 2])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_graph_does_what_the_dense_formula_does(name: str, looks: int) -> None:
-    """At once gradients are whole tensors."""
-    dense, sparse = made(looks), made(looks)
+def test_row_updates_equal_the_dense_formula(name: str, looks: int) -> None:
+    """In eager mode, gradients are whole tensors."""
+    dense, sparse = table_module(looks), table_module(looks)
     optimizer = OPTIMIZERS[name](dense.parameters())
-    graph = LocalInstruction(sparse, OPTIMIZERS[name](sparse.parameters()))
+    graph = TrainGraph(sparse, OPTIMIZERS[name](sparse.parameters()))
     for step in range(3):
         ids = flow.tensor((IDS + step) % (ROWS - 1))
         optimizer.zero_grad()
@@ -92,25 +92,25 @@ def test_a_graph_does_what_the_dense_formula_does(name: str, looks: int) -> None
     close(sparse.scale, dense.scale)
 
 
-def test_numbers_out_of_range_are_errors() -> None:
-    module = made()
-    graph = LocalInstruction(module, OPTIMIZERS["adam"](module.parameters()))
+def test_indices_out_of_range_raise() -> None:
+    module = table_module()
+    graph = TrainGraph(module, OPTIMIZERS["adam"](module.parameters()))
     before = module.table.weight.numpy().copy()
     with pytest.raises(flow.ArgumentError, match=rf"row {ROWS} at \[0, 3\]"):
         graph(flow.tensor(np.where(IDS == 0, ROWS, IDS)))
     np.testing.assert_array_equal(module.table.weight.numpy(), before)
 
 
-def test_gradients_that_others_read_are_whole() -> None:
-    module = made()
+def test_gradients_with_other_readers_are_dense() -> None:
+    module = table_module()
     parameters = [{"params": list(module.parameters()), "clip_grad_max_norm": 0.1, "clip_grad_norm_type": 2.0}]
-    graph = LocalInstruction(module, flow.optim.SGD(parameters, lr=0.5))
+    graph = TrainGraph(module, flow.optim.SGD(parameters, lr=0.5))
     graph(flow.tensor(IDS))
     assert "RowUpdate" not in str(graph)
 
 
-def test_where_many_rows_are_read_gradients_are_whole() -> None:
-    module = made()
-    graph = LocalInstruction(module, OPTIMIZERS["sgd"](module.parameters()))
+def test_gradients_are_dense_if_many_rows_are_read() -> None:
+    module = table_module()
+    graph = TrainGraph(module, OPTIMIZERS["sgd"](module.parameters()))
     graph(flow.tensor(np.arange(ROWS // 4 + 1)))
     assert "RowUpdate" not in str(graph)

@@ -1,4 +1,4 @@
-"""Schedules of pipelines as rows: textbook bubbles, bounded activations, and what the checks find."""
+"""Pipeline schedules as rows: textbook bubbles, bounded activations, and invalid rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def straight(p: int, m: int, v: int = 1) -> Form:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_every_size_is_sound_and_has_the_bubble_of_the_textbook(name: str) -> None:
+def test_schedules_are_valid_and_have_the_textbook_bubble(name: str) -> None:
     for p, v, m in itertools.product(range(1, 6), range(1, 4), range(1, 13)):
         form = straight(p, m, v)
         rows = rows_of(form, name)
@@ -27,19 +27,19 @@ def test_every_size_is_sound_and_has_the_bubble_of_the_textbook(name: str) -> No
             assert bubble == pytest.approx((p - 1) / (v * m + p - 1)), (p, v, m)
 
 
-def test_1f1b_keeps_as_many_activations_as_stages_are_left() -> None:
+def test_1f1b_stores_one_activation_per_remaining_stage() -> None:
     for p, m in itertools.product(range(1, 7), range(1, 13)):
         assert [in_flight(row) for row in rows_of(straight(p, m), "1f1b")] == [min(p - s, m) for s in range(p)]
         assert [in_flight(row) for row in rows_of(straight(p, m), "gpipe")] == [m] * p
 
 
-def test_1f1b_is_a_warm_up_and_then_one_of_each() -> None:
+def test_1f1b_alternates_after_the_warm_up() -> None:
     row = rows_of(straight(3, 5), "1f1b")[0]
     assert "".join(task.direction[0] + str(task.microbatch) for task in row) == "f0f1f2b0f3b1f4b2b3b4"
 
 
-def test_stages_anywhere_on_any_groups() -> None:
-    """Groups that are passed several times, in any order, with and without a way back."""
+def test_schedules_are_valid_for_any_assignment_of_stages() -> None:
+    """Groups run several stages, in any order, with and without a backward pass."""
     chance = random.Random(5)
     for _ in range(300):
         groups = [0]
@@ -50,12 +50,12 @@ def test_stages_anywhere_on_any_groups() -> None:
             assert sum(map(len, rows_of(form, name))) == len(form.tasks())
 
 
-def test_long_backward_passes_keep_the_share_of_the_bubble() -> None:
+def test_longer_backward_passes_keep_the_bubble_share() -> None:
     form = straight(4, 8)
     for name in ("gpipe", "1f1b"):
-        taken = simulate(rows_of(form, name), form.needs, lambda task: 2.0 if task.direction == "backward" else 1.0)
-        assert taken.length == 3 * (8 + 4 - 1)
-        assert taken.bubble == pytest.approx(3 / 11)
+        simulation = simulate(rows_of(form, name), form.needs, lambda task: 2.0 if task.direction == "backward" else 1.0)
+        assert simulation.length == 3 * (8 + 4 - 1)
+        assert simulation.bubble == pytest.approx(3 / 11)
 
 
 F, B = (lambda s, i: Task("forward", s, i)), (lambda s, i: Task("backward", s, i))
@@ -81,7 +81,7 @@ def test_validate_raises_if_a_group_stores_too_many_activations() -> None:
         validate(form, rows_of(form, "gpipe"), SCHEDULES["1f1b"].limit)
 
 
-def test_the_picture() -> None:
+def test_diagram_draws_rows_over_time() -> None:
     form = straight(2, 3)
     rows = rows_of(form, "1f1b")
     assert diagram(rows, simulate(rows, form.needs), ["stage 0", "stage 1"]).splitlines() == [

@@ -1,4 +1,4 @@
-"""Layouts are chosen as the policy says: by print, and against published choices."""
+"""Layouts follow the policy, as text and compared with published choices."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from jobflow.ops.layout_ops import to_layout
 
 
 def chosen(graph: Graph) -> dict[str, str]:
-    """Value -> its S/B/P."""
+    """Return the S/B/P of each value."""
     sharded = shard(graph)
     return {value.name: lies(sharded.layouts, value) for value in graph.values()}
 
 
-def test_data_parallel() -> None:
-    """Batches stay split, parameters whole, and gradients come out partial."""
+def test_data_parallel_layouts() -> None:
+    """Batches stay split, parameters are whole, and gradients become partial."""
 
     def body(tracer: Tracer) -> Any:
         x, w, b = tracer.input("x", type_(6, 4)), variable(tracer, "w", 4, 3), variable(tracer, "b", 3)
@@ -60,35 +60,35 @@ def test_data_parallel() -> None:
     )
 
 
-def test_model_parallel_by_a_split_variable() -> None:
-    """A variable stored split is a wish: the product takes all of x and gives pieces of its columns."""
+def test_a_split_variable_gives_model_parallel_layouts() -> None:
+    """A variable stored split is a constraint: the product reads all of x and computes pieces of its columns."""
 
     def body(tracer: Tracer) -> Any:
         x, w, b = tracer.input("x", type_(6, 4)), variable(tracer, "w", 4, 2, sbp=S(1)), variable(tracer, "b", 2, sbp=S(0))
         return linalg.matmul(activation.relu(linalg.bias_add(linalg.matmul(x, w), b)), variable(tracer, "v", 2, 3, sbp=S(0)))
 
     graph = trace(body, first(2), train=True)
-    found = chosen(graph)
-    assert {name: found[name] for name in ("x", "w", "matmul_0", "biasadd_0", "relu_0", "v", "matmul_1")} == {
+    layouts = chosen(graph)
+    assert {name: layouts[name] for name in ("x", "w", "matmul_0", "biasadd_0", "relu_0", "v", "matmul_1")} == {
         "x": "S(0)", "w": "S(1)", "matmul_0": "S(1)", "biasadd_0": "S(1)", "relu_0": "S(1)", "v": "S(0)", "matmul_1": "P",
     }  # fmt: skip
-    updated = {node.inputs[0].name: found[node.outputs[0].name] for node in graph.nodes if node.phase == "update" and node.op.alias}
+    updated = {node.inputs[0].name: layouts[node.outputs[0].name] for node in graph.nodes if node.phase == "update" and node.op.alias}
     assert updated == {"w": "S(1)", "b": "S(0)", "v": "S(0)", "System-Train-TrainStep-job": "B"}, "a variable keeps the layout it is stored in"
 
 
 # -------------------------------------------------------------------- ties
 
 
-def decide(op: Callable[..., Any], types: list[TensorType], now: list[Sbp], n: int = 2, wishes: tuple[int, ...] = ()) -> str:
-    """Inputs as they are read -> output, of one op whose inputs lie so; `wishes` are the inputs the user asked for."""
+def decide(op: Callable[..., Any], types: list[TensorType], now: list[Sbp], n: int = 2, requests: tuple[int, ...] = ()) -> str:
+    """Return the layouts read and written by one op whose inputs have the layouts `now`; the user requests the inputs in `requests`."""
     tracer = Tracer("job", first(n))
     with scope.using(interpreter=tracer, placement=first(n)):
         inputs = [tracer.input(f"x{i}", type) for i, type in enumerate(types)]
-        made = op(*inputs)
+        outputs = op(*inputs)
     (node,) = (node for node in tracer.nodes if node.inputs)
-    assert made is node.outputs[0] or made in node.outputs
+    assert outputs is node.outputs[0] or outputs in node.outputs
     operands = tuple(
-        Operand(x.tensor_type, (sbp,), requested=(sbp,) if i in wishes else ()) for i, (x, sbp) in enumerate(zip(inputs, now, strict=True))
+        Operand(x.tensor_type, (sbp,), requested=(sbp,) if i in requests else ()) for i, (x, sbp) in enumerate(zip(inputs, now, strict=True))
     )
     choice = choose(Case(node.op, operands, (n,)))
     return f"{' '.join(str(choice.input(i)[0]) for i in range(len(inputs)))} -> {choice.output(0)[0]}"
@@ -97,29 +97,29 @@ def decide(op: Callable[..., Any], types: list[TensorType], now: list[Sbp], n: i
 SQUARE = [type_(4, 4), type_(4, 4)]
 
 
-def test_most_inputs_as_they_lie() -> None:
+def test_the_signature_with_most_present_layouts_wins() -> None:
     assert decide(linalg.matmul, SQUARE, [S(0), B]) == "S(0) B -> S(0)"
     assert decide(linalg.matmul, SQUARE, [S(1), S(0)]) == "S(1) S(0) -> P"
     assert decide(arithmetic.add, SQUARE, [P, P]) == "P P -> P"
 
 
-def test_among_equals_fewer_bytes_move() -> None:
-    """A row vector S(0) and a matrix S(0) go apart: one of them moves, and it is the small one."""
+def test_ties_go_to_fewer_moved_bytes() -> None:
+    """A row vector S(0) and a matrix S(0) do not match: the smaller one moves."""
     assert decide(arithmetic.add, [type_(4, 6), type_(6)], [S(0), S(0)]) == "S(0) B -> S(0)"
     assert decide(arithmetic.add, [type_(2, 6), type_(50, 2, 6)], [S(0), S(0)]) == "B S(0) -> S(0)"
 
 
-def test_cutting_up_a_whole_tensor_comes_late() -> None:
-    """S(0) + B gathers the first, though cutting the second would move nothing: the legacy order."""
+def test_slicing_a_whole_tensor_has_low_priority() -> None:
+    """S(0) + B gathers the first, although slicing the second would move no data: the legacy order."""
     assert decide(arithmetic.add, SQUARE, [S(0), B]) == "B B -> B"
 
 
-def test_making_partial_comes_last() -> None:
+def test_making_a_tensor_partial_has_the_lowest_priority() -> None:
     assert decide(arithmetic.multiply, [type_(4), type_(4)], [S(0), B]) == "B B -> B"
     assert decide(linalg.matmul, SQUARE, [B, B]) == "B B -> B"
 
 
-def test_among_equals_still_the_rule_lists_the_order() -> None:
+def test_remaining_ties_go_to_the_order_of_the_rule() -> None:
     """Both rows and columns of a square product may be split; rows come first."""
     assert decide(linalg.matmul, SQUARE, [S(0), S(1)]) == "S(0) B -> S(0)"
 
@@ -128,18 +128,18 @@ def test_axes_shorter_than_the_ranks_stay_whole() -> None:
     assert decide(activation.relu, [type_(3, 8)], [S(0)], n=4) == "S(1) -> S(1)"
     assert decide(activation.relu, [type_(3, 2)], [S(0)], n=4) == "B -> B"
     assert decide(activation.relu, [type_(3, 8)], [S(0)], n=3) == "S(0) -> S(0)"
-    assert decide(activation.relu, [type_(3, 8)], [S(0)], n=4, wishes=(0,)) == "S(0) -> S(0)", "unless the user asks for it"
+    assert decide(activation.relu, [type_(3, 8)], [S(0)], n=4, requests=(0,)) == "S(0) -> S(0)", "unless the user asks for it"
 
 
-def test_wishes_come_before_matches() -> None:
-    assert decide(arithmetic.add, SQUARE, [S(0), S(1)], wishes=(1,)) == "S(1) S(1) -> S(1)"
-    assert decide(arithmetic.add, SQUARE, [S(0), S(1)], wishes=(0, 1)) == "S(0) S(0) -> S(0)", "wishes that cannot both be met are ignored"
+def test_constraints_precede_present_layouts() -> None:
+    assert decide(arithmetic.add, SQUARE, [S(0), S(1)], requests=(1,)) == "S(1) S(1) -> S(1)"
+    assert decide(arithmetic.add, SQUARE, [S(0), S(1)], requests=(0, 1)) == "S(0) S(0) -> S(0)", "wishes that cannot both be met are ignored"
 
 
 # -------------------------------------------------------------------- wishes and views
 
 
-def test_a_wish_is_met_and_respected_by_the_next_reader() -> None:
+def test_a_constraint_holds_for_the_next_reader() -> None:
     def body(tracer: Tracer) -> Any:
         x = to_layout(tracer.input("x", type_(6, 4)), S(1))
         return activation.relu(x)
@@ -147,7 +147,7 @@ def test_a_wish_is_met_and_respected_by_the_next_reader() -> None:
     assert chosen(trace(body, first(2))) == {"x": "S(0)", "tolayout_0": "S(1)", "relu_0": "S(1)"}
 
 
-def test_a_wish_for_the_gradient() -> None:
+def test_a_constraint_on_the_gradient_holds() -> None:
     def body(tracer: Tracer) -> Any:
         w = to_layout(variable(tracer, "w", 4, 4), B, grad=(S(0),))
         return linalg.matmul(tracer.input("x", type_(6, 4)), w)
@@ -172,7 +172,7 @@ def test_arguments_shorter_than_the_ranks_are_whole() -> None:
     assert chosen(graph) == {"x": "B", "relu_0": "B", "y": "B", "relu_1": "B"}
 
 
-def test_a_value_on_as_many_other_ranks_counts_as_lying_so() -> None:
+def test_a_value_on_as_many_other_ranks_counts_as_present() -> None:
     def body(tracer: Tracer) -> Any:
         x = activation.relu(tracer.input("x", type_(6, 4)))
         with scope.using(placement=on(2, 3)):
@@ -181,15 +181,15 @@ def test_a_value_on_as_many_other_ranks_counts_as_lying_so() -> None:
     assert chosen(trace(body, on(0, 1)))["tanh_0"] == "S(0)"
 
 
-def test_updates_store_their_variable_as_it_was() -> None:
-    """A gradient that the user wants split does not make its variable split."""
+def test_updates_keep_the_stored_layout_of_their_variable() -> None:
+    """A request for a split gradient does not split its variable."""
 
     def body(tracer: Tracer) -> Any:
         w = to_layout(variable(tracer, "w", 4, 4, dtype=float64), B, grad=(S(1),))
         return reduce.reduce_sum(linalg.matmul(tracer.input("x", TensorType((6, 4), float64)), w))
 
-    found = chosen(trace(body, first(2), train=True))
-    assert (found["tolayout_0.tolayout_0"], found["sgdupdate_0"]) == ("S(1)", "B")
+    layouts = chosen(trace(body, first(2), train=True))
+    assert (layouts["tolayout_0.tolayout_0"], layouts["sgdupdate_0"]) == ("S(1)", "B")
     x = np.arange(24.0).reshape(6, 4)
     _, new = run(2, body, train=True, variables={"w": np.zeros((4, 4))}, x=x)
     np.testing.assert_allclose(new["w"], -x.sum(axis=0)[:, None] * np.ones(4))

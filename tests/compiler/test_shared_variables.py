@@ -1,4 +1,4 @@
-"""Variables that ranks share: who writes what, what travels for it, and that the numbers are those of a copy each."""
+"""Variables shared by ranks: the writer of each piece, the communication, and results equal to those of private copies."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from jobflow.program.commands import executors_of
 
 
 def plans(body: Any, n: int, train: bool = True) -> list[Plan]:
-    """The plans of n ranks that have memory in common."""
+    """Return the plans of n ranks with common memory."""
     physical = distribute(trace(body, first(n), train=train))
     variables = physical.graph.variables.values()
     return [plan_rank(physical, RankMemory(rank, place_variables(variables, rank, 0, tuple(range(n)))[0]), CPU) for rank in range(n)]
 
 
 def written(plan: Plan) -> list[tuple[int, int]]:
-    """The bytes of what is stored once that a rank writes."""
+    """Return the bytes of common memory that a rank writes."""
     slots = [slot for i in plan.epilogue if isinstance(i, Compute) for slot in i.outputs]
     return [(slot.offset, slot.stop) for slot in slots if is_common(slot.buffer)]
 
@@ -53,18 +53,18 @@ def layer(tracer: Tracer) -> Any:
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_each_rank_receives_and_writes_its_piece(n: int) -> None:
-    found = plans(layer, n)
-    stretches = sorted(stretch for plan in found for stretch in written(plan))
+    each = plans(layer, n)
+    stretches = sorted(stretch for plan in each for stretch in written(plan))
     assert stretches[0][0] == 0 and stretches[-1][1] >= 4 * (50 * 20 + 20)
     assert all(a[1] == b[0] and a[1] % 64 == 0 for a, b in zip(stretches, stretches[1:], strict=False))
-    assert kinds(found[0]) == ["reduce_scatter"]
-    assert len({plan.schedule for plan in found}) == 1 and found[0].schedule[0].what == "reduce_scatter"
+    assert kinds(each[0]) == ["reduce_scatter"]
+    assert len({plan.schedule for plan in each}) == 1 and each[0].schedule[0].what == "reduce_scatter"
 
 
-def test_pieces_begin_on_cache_lines_and_are_cut_as_one() -> None:
+def test_pieces_of_contiguous_variables_begin_on_cache_lines() -> None:
     types = [TensorType((9,), float64), TensorType((100,), float32), TensorType((), float32)]  # 2, 7 and 1 lines
-    found = [layout.spans for layout in flat_pieces(types, first(3))]
-    assert found == [((0, 9), (9, 9), (9, 9)), ((0, 32), (32, 80), (80, 100)), ((0, 0), (0, 0), (0, 1))]
+    pieces = [layout.spans for layout in flat_pieces(types, first(3))]
+    assert pieces == [((0, 9), (9, 9), (9, 9)), ((0, 32), (32, 80), (80, 100)), ((0, 0), (0, 0), (0, 1))]
 
 
 def dense(rows: int) -> Any:
@@ -76,19 +76,19 @@ def dense(rows: int) -> Any:
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
-def test_few_samples_travel_instead_of_the_product(n: int) -> None:
-    found = plans(dense(10), n)
-    assert {tuple(kinds(plan)) for plan in found} == {("all_to_all", "all_gather", "reduce_scatter")}
-    assert len({plan.schedule for plan in found}) == 1
-    assert [line.nbytes for line in found[0].schedule] == [10 * 300 * 4, 10 * 200 * 4, 832]
-    stretches = sorted(stretch for plan in found for stretch in written(plan))
+def test_few_samples_are_exchanged_instead_of_the_product(n: int) -> None:
+    each = plans(dense(10), n)
+    assert {tuple(kinds(plan)) for plan in each} == {("all_to_all", "all_gather", "reduce_scatter")}
+    assert len({plan.schedule for plan in each}) == 1
+    assert [line.nbytes for line in each[0].schedule] == [10 * 300 * 4, 10 * 200 * 4, 832]
+    stretches = sorted(stretch for plan in each for stretch in written(plan))
     assert stretches[0][0] == 0 and all(a[1] <= b[0] for a, b in zip(stretches, stretches[1:], strict=False))
     assert sum(stop - start for start, stop in stretches) >= 4 * (300 * 200 + 200)
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_a_rank_multiplies_with_the_rows_that_it_writes(n: int) -> None:
-    """Where all that it takes is small: it reads nothing of the weight that others write."""
+def test_a_rank_multiplies_with_its_own_rows(n: int) -> None:
+    """If the other factors are small, the rank reads no rows of the weight that others write."""
 
     def body(tracer: Tracer) -> Any:
         return matmul(tracer.input("x", type_(12, 300)), variable(tracer, "w", 1000, 300), transpose_b=True)
@@ -100,8 +100,8 @@ def test_a_rank_multiplies_with_the_rows_that_it_writes(n: int) -> None:
         assert {(slot.offset, slot.stop) for slot in read} == {stretch}
 
 
-def test_what_reads_a_weight_twice_looks_at_all_of_it() -> None:
-    """The gradient of the samples would have to be summed over the rows."""
+def test_a_reader_of_a_weight_in_two_operands_reads_all_of_it() -> None:
+    """Otherwise, the gradient of the samples would have to be summed over the rows."""
 
     def body(tracer: Tracer) -> Any:
         before = matmul(tracer.input("x", type_(12, 20)), variable(tracer, "v", 20, 300))
@@ -110,47 +110,47 @@ def test_what_reads_a_weight_twice_looks_at_all_of_it() -> None:
     assert not any(slot.type.shape == (500, 300) for i in plans(body, 2)[0].body if isinstance(i, Compute) for slot in i.inputs)
 
 
-def test_many_samples_do_not() -> None:
+def test_many_samples_are_not_exchanged() -> None:
     assert kinds(plans(dense(100), 2)[0]) == ["reduce_scatter"]
 
 
 def test_an_update_that_reads_another_shared_variable_reads_a_copy() -> None:
-    """Pieces of one are not pieces of the other: what one rank reads another would write."""
+    """The pieces of both variables differ, so one rank would read bytes that another writes."""
 
     def body(tracer: Tracer) -> Any:
         old, other = variable(tracer, "average", 40, trainable=False), variable(tracer, "w", 1000)
         tracer.assign("average", apply(MovingAverage(0.9), old, reshape(subscript(other, (960,), (1000,)), (40,))))
         return reduce_sum(multiply(other, tracer.input("x", type_(1000), split=False)))
 
-    found = plans(body, 2)
-    compare_plans("job", [summary(plan) for plan in found])
-    for plan in found:
+    each = plans(body, 2)
+    compare_plans("job", [summary(plan) for plan in each])
+    for plan in each:
         stored = [i for i in plan.epilogue if isinstance(i, Compute)]
         assert all(s in i.outputs for i in stored for s in i.inputs if is_common(s.buffer))
 
 
-def test_what_reads_new_values_is_done_by_the_first_rank() -> None:
+def test_the_first_rank_writes_if_new_values_are_read() -> None:
     def body(tracer: Tracer) -> Any:
         old = variable(tracer, "w", 6, 50, trainable=False)
         new = apply(Assign(), old, tracer.input("new", type_(6, 50), split=False))
         tracer.assign("w", new)
         return add(new, new)
 
-    found = plans(body, 3, train=False)
-    assert [bool(plan.epilogue) for plan in found] == [True, False, False]
-    assert [len(plan.fetches) for plan in found] == [1, 0, 0]
+    each = plans(body, 3, train=False)
+    assert [bool(plan.epilogue) for plan in each] == [True, False, False]
+    assert [len(plan.fetches) for plan in each] == [1, 0, 0]
 
 
-def test_other_writes_are_shared_out() -> None:
+def test_other_writes_are_distributed_over_ranks() -> None:
     def body(tracer: Tracer) -> Any:
         for name in "abc":
             old = variable(tracer, name, 4, 4, trainable=False)
             tracer.assign(name, apply(Assign(), old, tracer.input(f"new {name}", type_(4, 4), split=False)))
         return tracer.input("x", type_(2))
 
-    found = plans(body, 2, train=False)
-    assert sorted(stretch for plan in found for stretch in written(plan))[0][0] == 0
-    assert all(written(plan) for plan in found)
+    each = plans(body, 2, train=False)
+    assert sorted(stretch for plan in each for stretch in written(plan))[0][0] == 0
+    assert all(written(plan) for plan in each)
 
 
 # -------------------------------------------------------------------- numbers
@@ -170,7 +170,7 @@ OPTIMIZERS = {
 
 
 def trained(devices: int, optimizer: str, share: bool) -> tuple[list[float], dict[str, Any], list[str]]:
-    """Losses, variables, and how ranks communicate in a step."""
+    """Return losses, variables, and the communication of the ranks in a step."""
     flow.clear_default_session()
     flow.config.cpu_device_num(devices)
     flow.config.share_variables(share)
@@ -195,11 +195,11 @@ def trained(devices: int, optimizer: str, share: bool) -> tuple[list[float], dic
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_numbers_are_those_of_a_copy_each(optimizer: str, fresh: None) -> None:
+def test_results_equal_those_of_private_copies(optimizer: str, fresh: None) -> None:
     alone, expected, _ = trained(3, optimizer, share=False)
-    losses, variables, found = trained(3, optimizer, share=True)
+    losses, variables, results = trained(3, optimizer, share=True)
     # a: its samples lie in shared I/O buffers, its product and the gradient of that travel; of b both factors; where gradients are measured, none do
-    assert len([kind for kind in found if kind in ("all_to_all", "all_gather")]) == (4 if optimizer in ("sgd", "momentum", "adamw") else 0)
+    assert len([kind for kind in results if kind in ("all_to_all", "all_gather")]) == (4 if optimizer in ("sgd", "momentum", "adamw") else 0)
     np.testing.assert_allclose(losses, alone, rtol=1e-5)
     for name, value in variables.items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
@@ -224,8 +224,8 @@ def test_variables_are_written_and_exchanged(fresh: None) -> None:
     assert values == {"a": 1, "b": 9}
 
 
-def test_ranks_that_store_matrices_in_other_orders(fresh: None) -> None:
-    """255 rows are stored column by column, 256 are not: all ranks must send factors in one order."""
+def test_ranks_with_different_memory_orders_send_one_order(fresh: None) -> None:
+    """255 rows are stored column by column, but 256 are not: all ranks must send factors in one order."""
 
     def losses(share: bool) -> list[Any]:
         flow.clear_default_session()
@@ -240,12 +240,12 @@ def test_ranks_that_store_matrices_in_other_orders(fresh: None) -> None:
             return loss
 
         samples = np.random.default_rng(2).standard_normal((3, 511, 1200)).astype(np.float32)
-        found = [job(x) for x in samples]
+        results = [job(x) for x in samples]
         world = current_session().world
         assert world is not None
         (executor,) = executors_of(world.ranks[0]).values()
         assert ("all_gather" in kinds(executor.plan)) == share
-        return found
+        return results
 
     for ours, theirs in zip(losses(True), losses(False), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Equal nodes become one, and what nobody reads is dropped."""
+"""Equal nodes are merged, and unused nodes are removed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ops(graph: Any) -> list[str]:
     return [node.op.word() for node in graph.nodes]
 
 
-def test_equal_nodes_become_one() -> None:
+def test_equal_nodes_are_merged() -> None:
     def body(tracer: Tracer) -> Any:
         x = tracer.input("x", type_(2))
         return multiply(add(relu(x), relu(x)), tanh(relu(x)))
@@ -37,7 +37,7 @@ def test_equal_nodes_become_one() -> None:
     )
 
 
-def test_equal_chains_become_one() -> None:
+def test_equal_chains_are_merged() -> None:
     def body(tracer: Tracer) -> Any:
         x = tracer.input("x", type_(2))
         return tanh(relu(x)), tanh(relu(x))
@@ -47,7 +47,7 @@ def test_equal_chains_become_one() -> None:
     assert graph.outputs[0] is graph.outputs[1]
 
 
-def test_attributes_types_and_places_keep_nodes_apart() -> None:
+def test_nodes_with_other_attributes_types_or_placements_are_not_merged() -> None:
     def body(tracer: Tracer) -> Any:
         x = tracer.input("x", type_(2))
         with scope.using(placement=on(1)):
@@ -58,7 +58,7 @@ def test_attributes_types_and_places_keep_nodes_apart() -> None:
     assert sorted(ops(trace(body, first(2)))) == ["constant"] * 3 + ["input", "relu", "relu"]
 
 
-def test_zeros_of_both_signs_stay_apart() -> None:
+def test_zeros_of_both_signs_are_not_merged() -> None:
     """0.0 == -0.0, but 1 / 0.0 is not 1 / -0.0."""
 
     def body(tracer: Tracer) -> Any:
@@ -69,7 +69,7 @@ def test_zeros_of_both_signs_stay_apart() -> None:
     assert (up[0], down[0]) == (np.inf, -np.inf)
 
 
-def test_random_ops_with_different_keys_stay_apart() -> None:
+def test_random_ops_with_different_keys_are_not_merged() -> None:
     def body(tracer: Tracer, keys: tuple[str, str]) -> Any:
         x, counter = tracer.input("x", type_(50)), tracer.run_counter()
         return tuple(dropout(x, 0.5, counter, key=key) for key in keys)
@@ -86,7 +86,7 @@ def test_updates_are_never_merged() -> None:
     assert ops(trace(body, train=True)).count("sgdupdate") == 2
 
 
-def test_what_nobody_reads_is_dropped() -> None:
+def test_unused_nodes_are_removed() -> None:
     def body(tracer: Tracer) -> Any:
         x, unused = tracer.input("x", type_(2)), tracer.input("unused", type_(2))
         tanh(add(unused, variable(tracer, "w", 2)))
@@ -97,7 +97,7 @@ def test_what_nobody_reads_is_dropped() -> None:
     assert list(graph.variables) == ["w"], "a variable exists once it was declared"
 
 
-def test_a_variable_that_is_only_written_is_written() -> None:
+def test_a_variable_without_readers_is_still_written() -> None:
     def body(tracer: Tracer) -> Any:
         variable(tracer, "w", 2, dtype=float64, trainable=False)
         x = tracer.input("x", type_(2, dtype=float64))

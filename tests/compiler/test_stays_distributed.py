@@ -1,4 +1,4 @@
-"""What is split over the ranks stays split: no large tensor is put together again, forward or backward, and the numbers are those of one rank."""
+"""Split tensors stay split: no large tensor is gathered, forward or backward, and results equal those of one rank."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MESHES = [(2,), (3,), (4,), (2, 2)]
 
 @dataclass
 class Program:
-    """What a case is written with: on a mesh of two dimensions batches are split along the outer, models along the inner one."""
+    """The functions for a case: on a mesh of two dimensions, batches are split along the outer and models along the inner one."""
 
     tracer: Tracer
 
@@ -53,12 +53,12 @@ class Program:
         return to_layout(x, *outer, sbp, requested_by="with_distribute")
 
     def wide(self) -> Any:
-        """[ROWS, WIDE], split along WIDE: a dense layer whose columns are split."""
+        """Return [ROWS, WIDE], split along WIDE: a dense layer whose columns are split."""
         return matmul(self.argument("x", ROWS, INSIDE), self.weight("w", INSIDE, WIDE, sbp=S(1)))
 
 
 def weighed(p: Program, y: Any) -> Any:
-    """A loss in which every element counts differently."""
+    """Return a loss in which every element has another weight."""
     return reduce_mean(multiply(y, tanh(y)))
 
 
@@ -66,7 +66,7 @@ def class_split_cross_entropy(p: Program) -> Any:
     return reduce_mean(sparse_softmax_cross_entropy(p.wide(), p.argument("labels", ROWS, dtype=int32)))
 
 
-def class_split_cross_entropy_as_asked(p: Program) -> Any:
+def class_split_cross_entropy_with_hint(p: Program) -> Any:
     return sparse_softmax_cross_entropy(p.hint(p.wide(), S(1)), p.argument("labels", ROWS, dtype=int32))
 
 
@@ -117,7 +117,7 @@ def embedding_split_by_columns(p: Program) -> Any:
 
 
 def tied_vocabulary(p: Program) -> Any:
-    """One table looks words up and scores them."""
+    """Look up words in a table and score them with the same table."""
     table, ids = p.weight("table", 3 * WIDE, INSIDE, sbp=S(0)), p.argument("ids", ROWS, dtype=int32)
     scores = matmul(tanh(gather(table, ids)), table, transpose_b=True)
     return reduce_mean(sparse_softmax_cross_entropy(scores, ids))
@@ -138,7 +138,7 @@ def channel_split_convolution(p: Program) -> Any:
 #: the case, and the bytes from which a tensor is large: all but vectors, batches of INSIDE numbers, and the data-parallel variables
 CASES: list[tuple[Callable[[Program], Any], int]] = [
     (class_split_cross_entropy, 8 * INSIDE * WIDE),
-    (class_split_cross_entropy_as_asked, 8 * INSIDE * WIDE),
+    (class_split_cross_entropy_with_hint, 8 * INSIDE * WIDE),
     (class_split_softmax, 8 * INSIDE * WIDE),
     (class_split_log_softmax, 8 * INSIDE * WIDE),
     (class_split_probabilities, 8 * INSIDE * WIDE),
@@ -160,20 +160,20 @@ def built(case: Callable[[Program], Any], mesh: tuple[int, ...]) -> Graph:
 
 
 def put_together(physical: Physical) -> list[tuple[str, int, str]]:
-    """(value, its bytes, how) of every tensor of which a split is undone."""
-    found = []
+    """Return (value, bytes, route) of every tensor that is gathered."""
+    gathered = []
     for node in physical.graph.nodes:
         if isinstance(node.op, Reroute):
             for value in node.inputs:
                 before, after = node.op.source, node.op.target
                 if any(isinstance(a, Split) and b == B for a, b in zip(before.sbp, after.sbp, strict=True)):
-                    found.append((value.name, value.tensor_type.nbytes, str(node.op)))
-    return found
+                    gathered.append((value.name, value.tensor_type.nbytes, str(node.op)))
+    return gathered
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "x".join(map(str, mesh)))
 @pytest.mark.parametrize(("case", "large"), CASES, ids=lambda x: getattr(x, "__name__", ""))
-def test_nothing_large_is_put_together(case: Callable[[Program], Any], large: int, mesh: tuple[int, ...]) -> None:
+def test_no_large_tensor_is_gathered(case: Callable[[Program], Any], large: int, mesh: tuple[int, ...]) -> None:
     physical = distribute(built(case, mesh))
     assert [row for row in put_together(physical) if row[1] >= large] == []
     sizes = [value.tensor_type.nbytes for value in physical.graph.values()]
@@ -183,7 +183,7 @@ def test_nothing_large_is_put_together(case: Callable[[Program], Any], large: in
 
 @pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "x".join(map(str, mesh)))
 @pytest.mark.parametrize("case", [case for case, _ in CASES], ids=lambda case: case.__name__)
-def test_numbers_are_those_of_one_rank(case: Callable[[Program], Any], mesh: tuple[int, ...]) -> None:
+def test_results_equal_those_of_one_rank(case: Callable[[Program], Any], mesh: tuple[int, ...]) -> None:
     graph = built(case, mesh)
     random = np.random.default_rng(1)
     names = [name for name, variable in graph.variables.items() if variable.trainable]

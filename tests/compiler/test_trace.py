@@ -1,4 +1,4 @@
-"""A traced body prints as the program it is."""
+"""Traced bodies as printed programs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_namespaces_are_part_of_names() -> None:
     assert [node.name for node in trace(body).nodes] == ["x", "outer-y", "outer-inner-add_0", "outer-add_0"]
 
 
-def test_automatic_names_avoid_given_ones() -> None:
+def test_automatic_names_avoid_explicit_names() -> None:
     def body(tracer: Tracer) -> Any:
         x = relu(tracer.input("x", type_(2)), name="relu_0")
         return relu(relu(x))
@@ -73,7 +73,7 @@ def test_automatic_names_avoid_given_ones() -> None:
     assert [node.name for node in trace(body).nodes] == ["x", "relu_0", "relu_1", "relu_2"]
 
 
-def test_two_ops_of_one_name() -> None:
+def test_two_ops_of_one_name_raise() -> None:
     def body(tracer: Tracer) -> Any:
         x = tracer.input("x", type_(2))
         return add(relu(x, name="twice"), relu(x, name="twice"))
@@ -90,12 +90,12 @@ def test_an_ops_message_names_line_and_layer() -> None:
         trace(body)
 
 
-def test_what_is_no_tensor_of_the_job() -> None:
+def test_an_object_that_is_no_tensor_of_the_job_raises() -> None:
     with pytest.raises(JobError, match=r"float32\[2\] array is not a tensor of this job; arrays become tensors as arguments of the job"):
         trace(lambda t: add(t.input("x", type_(2)), np.ones(2, np.float32)))
 
 
-def test_ops_outside_of_jobs() -> None:
+def test_ops_outside_of_jobs_raise() -> None:
     graph = trace(lambda t: t.input("x", type_(2)))
     with pytest.raises(JobError, match=r"add at test_trace\.py:\d+ was called outside a job"):
         add(graph.outputs[0], graph.outputs[0])
@@ -108,7 +108,7 @@ def test_a_variable_is_read_once() -> None:
     assert [str(node) for node in trace(body).nodes] == ["%w:float32[2] = ReadVariable(key=w)()", "%add_0:float32[2] = Add()(%w, %w)"]
 
 
-def test_a_variable_has_one_shape() -> None:
+def test_a_variable_with_two_shapes_raises() -> None:
     def body(tracer: Tracer) -> Any:
         variable(tracer, "w", 2)
         return variable(tracer, "w", 3)
@@ -117,7 +117,7 @@ def test_a_variable_has_one_shape() -> None:
         trace(body)
 
 
-def test_a_variable_named_like_an_op() -> None:
+def test_a_variable_can_have_the_name_of_an_op() -> None:
     def body(tracer: Tracer) -> Any:
         x = relu(tracer.input("x", type_(2)), name="w")
         return add(x, variable(tracer, "w", 2))
@@ -142,7 +142,7 @@ def test_a_variable_in_the_mirrored_view_is_each_ranks_copy() -> None:
     )
 
 
-def test_views_change_by_themselves_where_a_scope_says_so() -> None:
+def test_values_are_converted_to_the_view_of_the_scope() -> None:
     def body(tracer: Tracer) -> Any:
         x = tracer.input("x", type_(3, 2), local=True)
         with scope.consistent_view():
@@ -165,14 +165,14 @@ def test_views_change_by_themselves_where_a_scope_says_so() -> None:
 
 
 @pytest.mark.parametrize("sbp", [B, P, S(0), S(1)], ids=str)
-def test_to_local_and_back(sbp: Any) -> None:
+def test_to_local_and_to_global_are_inverse(sbp: Any) -> None:
     x = np.arange(24.0).reshape(6, 4)
     result = run(2, lambda t: to_global(to_local(t.input("x", TensorType((6, 4), float64)), sbp), sbp), x=x)[0]
     np.testing.assert_array_equal(result, x)
 
 
-def test_crossings_have_gradients() -> None:
-    """d sum(v * to_global(to_local(w))) / dw is v, however w crosses."""
+def test_view_conversions_have_gradients() -> None:
+    """d sum(v * to_global(to_local(w))) / dw is v, for every conversion of w."""
     v = np.arange(8.0).reshape(4, 2)
     for sbp in (B, P, S(0), S(1)):
 
@@ -184,7 +184,7 @@ def test_crossings_have_gradients() -> None:
         np.testing.assert_allclose(new["w"], 1 - v)
 
 
-def test_mirrored_tensors_have_one_shape() -> None:
+def test_mirrored_tensors_of_several_shapes_raise() -> None:
     with pytest.raises(ShapeError, match=r"tolocal at .*: x float32\[3,2\] cannot be cut into 2 equal parts along axis 0"):
         trace(lambda t: to_local(t.input("x", type_(3, 2)), S(0)), first(2))
     with pytest.raises(ShapeError, match=r"toglobal at .*: x float32\[\] has no axis 0"):
@@ -206,7 +206,7 @@ def test_assigning_in_the_mirrored_view_writes_each_ranks_copy() -> None:
         assert [rank.memory["state"].read("w").tolist() for rank in world.ranks] == [[1, 1], [2, 2]]
 
 
-def test_ranks_of_different_lengths_stay_apart() -> None:
+def test_to_global_raises_for_ranks_of_different_lengths() -> None:
     def body(tracer: Tracer) -> Any:
         return to_global(tracer.input("x", type_(3), local=True), S(0))
 
@@ -217,7 +217,7 @@ def test_ranks_of_different_lengths_stay_apart() -> None:
 # -------------------------------------------------------------------- jobs
 
 
-def test_placements_are_where_ops_run() -> None:
+def test_ops_run_on_the_placement_of_the_scope() -> None:
     def body(tracer: Tracer) -> Any:
         x = tracer.input("x", type_(2))
         with scope.using(placement=on(1)):
@@ -246,7 +246,7 @@ def test_minimize_makes_a_train_job() -> None:
     assert tracer.trainable and tracer.losses == [loss]
 
 
-def test_a_job_minimises_once() -> None:
+def test_a_second_minimize_raises() -> None:
     tracer = Tracer("job", first(1), trainable=True)
     loss = tracer.input("x", type_(2))
     tracer.minimize(None, (loss,))

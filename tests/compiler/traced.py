@@ -1,4 +1,4 @@
-"""Small programs without a face: trace some ops, compile them, run them on a world of threads."""
+"""Small programs without a public API: trace some ops, compile them, run them on a world of threads."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def on(*ranks: int) -> Placement:
 
 
 def first(n: int) -> Placement:
-    """Ranks 0 to n - 1."""
+    """Return a placement of ranks 0 to n - 1."""
     return on(*range(n))
 
 
@@ -55,7 +55,7 @@ def variable(tracer: Tracer, name: str, *shape: int, sbp: Sbp = B, dtype: DType 
 
 @dataclass(frozen=True)
 class Sgd:
-    """w - rate * gradient, for every variable."""
+    """The optimizer w - rate * gradient, for every variable."""
 
     rate: float = 1.0
     loss_scale: float = 1.0
@@ -79,7 +79,7 @@ def trace(
     half: DType | None = None,
     **options: Any,
 ) -> Graph:
-    """The logical graph of a body that returns a value or several; with `train`, they are the losses."""
+    """Return the logical graph of a body that returns one or more values; with `train`, they are the losses."""
     tracer = Tracer(name="job", placement=placement or first(1), trainable=train, **options)
     with scope.using(interpreter=tracer, placement=tracer.placement, view=view, namespace=()):
         returned = body(tracer)
@@ -90,18 +90,18 @@ def trace(
 
 
 def text(graph: Graph) -> str:
-    """The graph as printed, without the lines of this file."""
+    """Return the printed graph, without the lines of this file."""
     return plain(graph_text(graph))
 
 
 def plain(printed: str) -> str:
-    """Printed lines without the user's line behind them."""
+    """Return printed lines without the user's line at their end."""
     return "\n".join(line.split("  # ")[0] for line in printed.splitlines()) + "\n"
 
 
 @contextmanager
 def world_of(n: int) -> Iterator[World]:
-    """n ranks on threads, or the calling thread alone."""
+    """Start n ranks on threads, or use the calling thread alone."""
     world: World = SoloWorld(CpuDevice()) if n == 1 else ThreadsWorld([CpuDevice() for _ in range(n)])
     try:
         yield world
@@ -126,7 +126,7 @@ class Bound:
         self.program.bind(self.world, StorageChoice(share=self.common, io_buffers=self.common), self.target)
 
     def write(self, values: dict[str, Array]) -> None:
-        """Set variables, from whole arrays."""
+        """Set variables from whole arrays."""
         each: list[dict[str, Array]] = [{} for _ in range(self.world.size)]
         for name, value in values.items():
             layout = self.physical.graph.variables[name].layout
@@ -135,7 +135,7 @@ class Bound:
         self.world.call(WriteVariables(), each)
 
     def read(self, name: str) -> Array:
-        """A variable, whole."""
+        """Return a whole variable."""
         variable = self.physical.graph.variables[name]
         shards = [self.world.ranks[rank].memory["state"].read(name) for rank in variable.placement.ranks]
         return variable.layout.assemble(shards, variable.type)
@@ -153,7 +153,7 @@ class Bound:
 def run(
     n: int, body: Body, *, view: scope.View = "consistent", train: bool = False, variables: dict[str, Array] | None = None, **arguments: Array
 ) -> Any:
-    """The outputs of one step on n ranks; with `train`, and the variables after it."""
+    """Return the outputs of one step on n ranks; with `train`, also the variables after it."""
     graph = trace(body, first(n), view=view, train=train)
     with world_of(n) as world:
         bound = Bound(world, distribute(graph))
@@ -163,13 +163,13 @@ def run(
 
 
 def evaluate(graph: Graph, arguments: dict[str, Array], variables: dict[str, Array]) -> tuple[list[Array], dict[str, Array]]:
-    """Outputs and new variables of a logical graph, by running every kernel once on whole arrays: what any compiled plan must give."""
+    """Compute outputs and new variables of a logical graph by running every kernel once on whole arrays, as the reference for compiled plans."""
     arrays: dict[Value, Array] = {}
     for node in graph.nodes:
         if isinstance(node.op, External):
-            given = arguments if isinstance(node.op, Input) else variables
+            feeds = arguments if isinstance(node.op, Input) else variables
             (value,) = node.outputs
-            arrays[value] = given[node.op.key] if node.op.key in given else np.zeros(value.shape, value.dtype.numpy)
+            arrays[value] = feeds[node.op.key] if node.op.key in feeds else np.zeros(value.shape, value.dtype.numpy)
             continue
         outputs = [np.full(v.shape, 77, v.dtype.numpy) for v in node.outputs]
         node.op.kernel(np, *(arrays[v] for v in node.inputs), *outputs)
@@ -178,7 +178,7 @@ def evaluate(graph: Graph, arguments: dict[str, Array], variables: dict[str, Arr
 
 
 def lies(layouts: dict[Value, Layout | Local], value: Value) -> str:
-    """The S/B/P of a value as text."""
+    """Return the S/B/P of a value as text."""
     layout = layouts[value]
     return "local" if isinstance(layout, Local) else ",".join(map(str, layout.sbp))
 
