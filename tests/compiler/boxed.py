@@ -74,9 +74,12 @@ def agree(n: int, pairs: list[Pair], type: TensorType) -> None:
     with world_of(n) as world:
         physical = together([sharded for *_, sharded in changes])
         bound = Bound(world, physical)
-        arguments = {f"x{i}": addends(source, value, random) for i, (source, _) in enumerate(pairs)}
+        feeds: list[dict[str, Array]] = [{} for _ in range(n)]
+        for i, (source, _) in enumerate(pairs):
+            for rank, part in zip(source.placement.ranks, addends(source, value, random), strict=True):
+                feeds[rank][f"x{i}"] = part
         for _ in range(RUNS):
-            for (source, target), result in zip(pairs, bound.run(**arguments), strict=True):
+            for (source, target), result in zip(pairs, bound.program.outputs(bound.program.run_on_ranks(world, feeds)), strict=True):
                 np.testing.assert_array_equal(result, value, err_msg=f"{source} -> {target} of {type}")
         counted = [sum(traffic.nbytes for traffic in kinds.values()) for kinds in world.call(Sent())]
         predicted = announced(physical)
