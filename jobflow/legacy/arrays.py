@@ -36,11 +36,11 @@ Name = str | None
 _F: Any = functional
 
 
-def _ints(what: str, argument: str, given: Any) -> tuple[int, ...]:
+def _ints(what: str, argument: str, arguments: Any) -> tuple[int, ...]:
     """Return a list or tuple of ints as a tuple; raise ArgumentError for anything else."""
-    if not isinstance(given, list | tuple) or not all(isinstance(n, Integral) for n in given):
-        raise ArgumentError(f"{what} at {user_line()}: {argument} must be a list or tuple of ints, not {given!r}")
-    return sizes(given)
+    if not isinstance(arguments, list | tuple) or not all(isinstance(n, Integral) for n in arguments):
+        raise ArgumentError(f"{what} at {user_line()}: {argument} must be a list or tuple of ints, not {arguments!r}")
+    return sizes(arguments)
 
 
 def _axis(what: str, axis: int, ndim: int) -> int:
@@ -133,15 +133,15 @@ def range(start: int, limit: int | None = None, delta: int = 1, dtype: DType | N
 
 def reshape(x: Tensor, shape: Sequence[int], name: Name = None) -> Tensor:
     """Reshape x to another shape with as many elements; one entry may be -1."""
-    wanted = _ints("reshape", "shape", shape)
-    known, size = math.prod(n for n in wanted if n != -1), x.tensor_type.size
-    if known == size == 0 and -1 in wanted:  # of no rows, by what a row has
-        known, size = (math.prod(n for n in each if n not in (-1, 0)) for each in (wanted, x.tensor_type.shape))
-    if wanted.count(-1) > 1 or any(n < -1 or n == 0 for n in shape):
-        raise ArgumentError(f"reshape at {user_line()}: shape {list(wanted)} may have one -1, and its other entries must be positive")
-    if (not known or size % known) if -1 in wanted else size != known:
-        raise ArgumentError(f"reshape at {user_line()}: {x.tensor_type} has {x.tensor_type.size} elements, which do not fill shape {list(wanted)}")
-    return sh.reshape(x, tuple(size // known if n == -1 else n for n in wanted))
+    target = _ints("reshape", "shape", shape)
+    known, size = math.prod(n for n in target if n != -1), x.tensor_type.size
+    if known == size == 0 and -1 in target:  # of no rows, by what a row has
+        known, size = (math.prod(n for n in each if n not in (-1, 0)) for each in (target, x.tensor_type.shape))
+    if target.count(-1) > 1 or any(n < -1 or n == 0 for n in shape):
+        raise ArgumentError(f"reshape at {user_line()}: shape {list(target)} may have one -1, and its other entries must be positive")
+    if (not known or size % known) if -1 in target else size != known:
+        raise ArgumentError(f"reshape at {user_line()}: {x.tensor_type} has {x.tensor_type.size} elements, which do not fill shape {list(target)}")
+    return sh.reshape(x, tuple(size // known if n == -1 else n for n in target))
 
 
 def reshape_like(x: Tensor, like: Tensor, name: Name = None) -> Tensor:
@@ -187,10 +187,10 @@ def squeeze(input: Tensor, axis: Sequence[int] | None = None, name: Name = None)
 
 def expand(x: Tensor, expand_size: Sequence[int], name: Name = None) -> Tensor:
     """Repeat x along axes of size 1, and along new leading axes, to `expand_size`; -1 keeps an axis."""
-    wanted = _ints("expand", "expand_size", expand_size)
-    if len(wanted) < x.tensor_type.ndim or any(n < -1 for n in wanted) or -1 in wanted[: len(wanted) - x.tensor_type.ndim]:
-        raise ArgumentError(f"expand at {user_line()}: expand_size {list(wanted)} does not fit {x.tensor_type}")
-    return _F.expand(x, wanted)
+    target = _ints("expand", "expand_size", expand_size)
+    if len(target) < x.tensor_type.ndim or any(n < -1 for n in target) or -1 in target[: len(target) - x.tensor_type.ndim]:
+        raise ArgumentError(f"expand at {user_line()}: expand_size {list(target)} does not fit {x.tensor_type}")
+    return _F.expand(x, target)
 
 
 def broadcast_like(x: Tensor, like: Tensor, broadcast_axes: Sequence[int] | None = None, name: Name = None) -> Tensor:
@@ -199,8 +199,8 @@ def broadcast_like(x: Tensor, like: Tensor, broadcast_axes: Sequence[int] | None
     if broadcast_axes is None or len(x.tensor_type.shape) == len(shape):
         return bc.broadcast_to(x, shape)
     axes = {_axis("broadcast_like", i, len(shape)) for i in _ints("broadcast_like", "broadcast_axes", broadcast_axes)}
-    kept = tuple(1 if i in axes else n for i, n in enumerate(shape))
-    return bc.broadcast_to(sh.reshape(x, kept), shape)
+    remaining = tuple(1 if i in axes else n for i, n in enumerate(shape))
+    return bc.broadcast_to(sh.reshape(x, remaining), shape)
 
 
 def concat(
@@ -217,25 +217,25 @@ def concat(
     if len(parts) == 1:
         return _only(parts)
     along = _axis("concat", axis, parts[0].tensor_type.ndim)
-    made = sl.concat(list(parts), along)
-    return made if max_dim_size is None else _at_most(max_dim_size, made, parts, along)
+    result = sl.concat(list(parts), along)
+    return result if max_dim_size is None else _at_most(max_dim_size, result, parts, along)
 
 
-def _at_most(most: int, made: Tensor, parts: Sequence[Tensor], axis: int) -> Tensor:
+def _at_most(most: int, result: Tensor, parts: Sequence[Tensor], axis: int) -> Tensor:
     """Return the result of `concat` and raise an error in a run in which its dynamic length exceeds the bound."""
-    what, length = f"concat at {user_line()}", made.tensor_type.shape[axis]
+    what, length = f"concat at {user_line()}", result.tensor_type.shape[axis]
     counts("concat", max_dim_size=most)
     static = sum(part.tensor_type.shape[axis] for part in parts if not may_be_empty(part))
     if static > most:
         raise ArgumentError(f"{what}: max_dim_size {most} is too small for the {static} along axis {axis} of tensors whose shape is fixed")
     if static == length:
-        return made
+        return result
     if length > most:
         recorder: Any = scope.current().interpreter
         recorder.body.refuse(f"{what}: {length} along axis {axis} are more than max_dim_size {most}")
-    stops = list(made.tensor_type.shape)
+    stops = list(result.tensor_type.shape)
     stops[axis] = min(length, most)
-    return apply(sl.Slice((0,) * len(stops), tuple(stops), (1,) * len(stops)), made)  # of all of it too, so that names do not change
+    return apply(sl.Slice((0,) * len(stops), tuple(stops), (1,) * len(stops)), result)  # of all of it too, so that names do not change
 
 
 def _only(parts: Sequence[Tensor]) -> Tensor:
@@ -287,8 +287,8 @@ reverse = alias(_F.flip, "input", axis=...)
 
 def _pairs(what: str, x: Tensor, paddings: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """Return (before, after) for each axis of x; raise ArgumentError for anything else."""
-    given = isinstance(paddings, list | tuple) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in paddings)
-    if not given or len(paddings) != x.tensor_type.ndim:
+    arguments = isinstance(paddings, list | tuple) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in paddings)
+    if not arguments or len(paddings) != x.tensor_type.ndim:
         raise ArgumentError(f"{what} at {user_line()}: paddings {paddings!r} must have one (before, after) for each of the {x.tensor_type.ndim} axes")
     return [(before, after) for before, after in (_ints(what, "each of paddings", tuple(pair)) for pair in paddings)]
 
@@ -326,7 +326,8 @@ def same_padding(
     """
     ndim, last = x.tensor_type.ndim - 2, str(data_format).upper().endswith("C") or data_format == "channels_last"
     sizes = [
-        _ints("same_padding", word, given) for word, given in (("kernel_size", kernel_size), ("strides", strides), ("dilation_rate", dilation_rate))
+        _ints("same_padding", word, arguments)
+        for word, arguments in (("kernel_size", kernel_size), ("strides", strides), ("dilation_rate", dilation_rate))
     ]
     way = padding.lower() if isinstance(padding, str) else ""
     if way not in ("same_upper", "same_lower") or ndim < 1 or any(len(each) != ndim or min(each) < 1 for each in sizes):

@@ -198,7 +198,7 @@ def transposed(
         raise ShapeError(f"{what} at {user_line()}: value {x.tensor_type} and filter {w.tensor_type} must have {ndim + 2} axes each")
     last = channels_last(what, data_format, ndim)
     first, weight = to_first(x, last), to_first(w, last)
-    needed, behind = ([0] * ndim if given is None else [int(n) for n in given] for given in (padding_needed, output_padding))
+    needed, behind = ([0] * ndim if arguments is None else [int(n) for n in arguments] for arguments in (padding_needed, output_padding))
     if len(needed) != ndim or len(behind) != ndim or min(*needed, *behind) < 0:
         raise ArgumentError(
             f"{what} at {user_line()}: padding_needed {padding_needed!r} and output_padding {output_padding!r} have {ndim} entries, from 0 on"

@@ -42,20 +42,20 @@ def _rows(what: str, shape: Sequence[int], indices: Tensor) -> tuple[Tensor, int
             f"{what} at {user_line()}: the last axis of indices {t} has coordinates of a tensor {list(shape)}; there are 1 to {len(shape)}"
         )
     flat = sh.reshape(indices if t.dtype is int64 else ew.cast(indices, int64), (t.size // depth, depth))
-    found = None
+    result = None
     for axis in range(depth):
         at = assert_bounds(sl.slice_(flat, [0, axis], [None, axis + 1], [1, 1]), what, low=0, high=shape[axis] - 1, noun="index")
         along = ew.scale(at, numbers.prod(shape[axis + 1 : depth])) if axis + 1 < depth else at
-        found = along if found is None else ew.add(found, along)
-    assert found is not None
-    return sh.reshape(found, (t.size // depth,)), numbers.prod(shape[:depth]), tuple(shape[depth:])
+        result = along if result is None else ew.add(result, along)
+    assert result is not None
+    return sh.reshape(result, (t.size // depth,)), numbers.prod(shape[:depth]), tuple(shape[depth:])
 
 
 def gather_nd(params: Tensor, indices: Tensor, name: Name = None) -> Tensor:
     """Return the elements or rows of params at these coordinates; an index outside of params is an error."""
     rows, count, rest = _rows("gather_nd", params.tensor_type.shape, indices)
-    found = ix.gather(sh.reshape(params, (count, *rest)), rows, 0)
-    return sh.reshape(found, (*indices.tensor_type.shape[:-1], *rest))
+    result = ix.gather(sh.reshape(params, (count, *rest)), rows, 0)
+    return sh.reshape(result, (*indices.tensor_type.shape[:-1], *rest))
 
 
 def scatter_nd(indices: Tensor, updates: Tensor, shape: Sequence[int], name: Name = None) -> Tensor:
@@ -75,11 +75,11 @@ def tensor_scatter_nd_add(params: Tensor, indices: Tensor, updates: Tensor, name
 def tensor_scatter_nd_update(params: Tensor, indices: Tensor, updates: Tensor, name: Name = None) -> Tensor:
     """Return params with the updates at these coordinates; one of several updates at the same place is used."""
     rows, count, rest = _rows("tensor_scatter_nd_update", params.tensor_type.shape, indices)
-    given = _updates("tensor_scatter_nd_update", indices, updates, rest)
+    arguments = _updates("tensor_scatter_nd_update", indices, updates, rest)
     size = numbers.prod(rest)
     places = _F.expand(sh.reshape(rows, (rows.tensor_type.size, 1)), (rows.tensor_type.size, size))
-    made = _F.scatter(sh.reshape(params, (count, size)), 0, places, sh.reshape(given, (rows.tensor_type.size, size)))
-    return sh.reshape(made, params.tensor_type.shape)
+    result = _F.scatter(sh.reshape(params, (count, size)), 0, places, sh.reshape(arguments, (rows.tensor_type.size, size)))
+    return sh.reshape(result, params.tensor_type.shape)
 
 
 def _updates(what: str, indices: Tensor, updates: Tensor, rest: tuple[int, ...]) -> Tensor:
@@ -185,11 +185,11 @@ def upsample_2d(
     images = sh.transpose(x, (0, 3, 1, 2)) if last else x
     from jobflow.functional.nn_shapes import interpolate  # few programs need it
 
-    given: Any = images
-    made: Any = interpolate(
-        given, scale_factor=factors, mode=interpolation, align_corners=bool(align_corners) if interpolation == "bilinear" else None
+    arguments: Any = images
+    result: Any = interpolate(
+        arguments, scale_factor=factors, mode=interpolation, align_corners=bool(align_corners) if interpolation == "bilinear" else None
     )
-    return sh.transpose(made, (0, 2, 3, 1)) if last else made
+    return sh.transpose(result, (0, 2, 3, 1)) if last else result
 
 
 globals().update(all_of(__name__, globals(), (__name__, ALIAS), traced))

@@ -54,12 +54,12 @@ globals().update(all_of(__name__, globals(), __name__, traced))
 
 def argwhere(condition: Tensor, dtype: DType | None = None, name: str | None = None) -> Tensor:
     """Return the coordinates of nonzero elements, one row each, in order; the default dtype is int32. The number of rows is dynamic."""
-    return _found("argwhere", condition, dtype, name, 0)
+    return _dynamic_rows("argwhere", condition, dtype, name, 0)
 
 
 def nonzero(a: Tensor, name: str | None = None) -> Tensor:
     """Return argwhere transposed, with a column for each nonzero element."""
-    return _found("nonzero", a, None, name, 1)
+    return _dynamic_rows("nonzero", a, None, name, 1)
 
 
 def where(condition: Tensor, x: Operand | None = None, y: Operand | None = None, name: str | None = None) -> Tensor:
@@ -72,11 +72,11 @@ def places_and_count(x: Tensor, dtype: DType) -> tuple[Tensor, Tensor]:
     return _places("argwhere", x, dtype, None), math.reduce_sum(ew.cast(math.not_equal(x, 0), dtype))
 
 
-def _found(what: str, x: Tensor, dtype: DType | None, name: str | None, axis: int) -> Tensor:
+def _dynamic_rows(what: str, x: Tensor, dtype: DType | None, name: str | None, axis: int) -> Tensor:
     places = _places(what, x, dtype, None if axis else name)
-    made: Any = sh.transpose(places, (1, 0), name=name) if axis else places
+    result: Any = sh.transpose(places, (1, 0), name=name) if axis else places
     job = current_job(what)
-    return job.dynamic_rows(job.unique_name(f"{what}_rows"), made, axis)
+    return job.dynamic_rows(job.unique_name(f"{what}_rows"), result, axis)
 
 
 def _places(what: str, x: Tensor, dtype: DType | None, name: str | None) -> Tensor:
@@ -95,8 +95,8 @@ def sync_dynamic_resize(inputs: Tensor, size: Tensor, name: str | None = None) -
     last = ew.cast(sh.reshape(assert_bounds(size, what, low=0, high=rows, noun="size"), (1,)), int64)
     numbers = source.arange(0, rows, dtype=int64)
     early = sh.reshape(ew.where(ew.less(numbers, last), numbers, ew.fill_like(numbers, -1)), (rows, 1))
-    found = job.dynamic_rows(job.unique_name(f"{what}_rows"), early, 0)
-    return ix.gather(inputs, sh.reshape(found, (found.tensor_type.shape[0],)), 0, name=name)
+    result = job.dynamic_rows(job.unique_name(f"{what}_rows"), early, 0)
+    return ix.gather(inputs, sh.reshape(result, (result.tensor_type.shape[0],)), 0, name=name)
 
 
 def distributed_partial_fc_sample(weight: Tensor, label: Tensor, num_sample: int, name: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,8 +122,8 @@ def sampled_classes(weight: Tensor, label: Tensor, num_sample: int, seed: int | 
     crowded = f"is none: on one device are more different labels than the {num_sample // where.size} classes drawn there; draw more"
     mapped = call(RuntimeAssertion("distributed_partial_fc_sample", "the place of a label", low=0, problem=crowded), mapped)
     aligned = len(where.mesh) == 1 or classes % where.size == 0
-    taken = call(sampling.GatherLocalRows(), weight, drawn) if aligned else ix.gather(weight, drawn, 0)
-    return sh.reshape(mapped, label.tensor_type.shape), drawn, taken
+    accepted = call(sampling.GatherLocalRows(), weight, drawn) if aligned else ix.gather(weight, drawn, 0)
+    return sh.reshape(mapped, label.tensor_type.shape), drawn, accepted
 
 
 def categorical_ordinal_encode(table: Tensor, size: Tensor, input_tensor: Tensor, hash_precomputed: bool = True, name: str | None = None) -> Tensor:

@@ -120,7 +120,7 @@ def Resize(
     interpolation = _interpolation(what, interpolation_type)
     if keep_aspect_ratio:
         sides = _sides(what, target_size, min_size, max_size, resize_side)
-        made: Any = images.then(st.Resized(images.stage, sides, interpolation))
+        result: Any = images.then(st.Resized(images.stage, sides, interpolation))
         size = None if old else as_tensor(what, st.Scale(images.stage, sides, sizes=True), images.rows, (2,), int32, None)
     else:
         if not isinstance(target_size, list | tuple) or len(target_size) != 2:
@@ -131,11 +131,11 @@ def Resize(
         sides, size = st.Sides((int(target_size[0]), int(target_size[1]))), None
         shape = int(target_size[1]), int(target_size[0]), channels
         resized = st.Exactly(images.then(st.Resized(images.stage, sides, interpolation)).pixels(), shape)
-        made = as_tensor(what, resized, images.rows, shape, images.element, name)
+        result = as_tensor(what, resized, images.rows, shape, images.element, name)
         if dtype is not None:
             _check_pixels(what, images.element, dtype)
-            made = arrays.cast(made, dtype)
-    return made if old else (made, as_tensor(what, st.Scale(images.stage, sides), images.rows, (2,), float32, None), size)
+            result = arrays.cast(result, dtype)
+    return result if old else (result, as_tensor(what, st.Scale(images.stage, sides), images.rows, (2,), float32, None), size)
 
 
 def target_resize(
@@ -148,8 +148,8 @@ def target_resize(
     name: str | None = None,
 ) -> tuple[OnHost, Any, Any]:
     """Return (images, new_size, scale) with the aspect ratio kept; see `Resize`."""
-    made, scale, size = Resize(images, target_size, min_size, max_size, True, resize_side, interpolation_type=interpolation_type, name=name)
-    return made, size, scale
+    result, scale, size = Resize(images, target_size, min_size, max_size, True, resize_side, interpolation_type=interpolation_type, name=name)
+    return result, size, scale
 
 
 def CropMirrorNormalize(
@@ -205,13 +205,13 @@ def CropMirrorNormalize(
 
 def _cropped(what: str, x: Tensor, size: Sequence[int], at: Sequence[float]) -> Tensor:
     """Return the part of this height and width of every image of a tensor."""
-    wanted = [want or have for want, have in zip(size, x.tensor_type.shape[1:3], strict=True)]
-    if wanted == list(x.tensor_type.shape[1:3]):
+    target = [want or have for want, have in zip(size, x.tensor_type.shape[1:3], strict=True)]
+    if target == list(x.tensor_type.shape[1:3]):
         return x
-    if any(want > have for want, have in zip(wanted, x.tensor_type.shape[1:3], strict=True)):
-        raise ShapeError(f"{what} at {user_line()}: {x.tensor_type} has no part of {wanted[0]} x {wanted[1]}")
-    begin = [int((have - want) * share) for want, have, share in zip(wanted, x.tensor_type.shape[1:3], at, strict=True)]
-    return arrays.slice(x, [0, *begin, 0], [-1, *wanted, -1])
+    if any(want > have for want, have in zip(target, x.tensor_type.shape[1:3], strict=True)):
+        raise ShapeError(f"{what} at {user_line()}: {x.tensor_type} has no part of {target[0]} x {target[1]}")
+    begin = [int((have - want) * share) for want, have, share in zip(target, x.tensor_type.shape[1:3], at, strict=True)]
+    return arrays.slice(x, [0, *begin, 0], [-1, *target, -1])
 
 
 def _normalized(what: str, x: Tensor, mean: Sequence[float], std: Sequence[float], axis: int = -1) -> Tensor:
@@ -227,11 +227,13 @@ def _by_each(what: str, mean: Sequence[float], std: Sequence[float], channels: i
 
     Raises: ArgumentError for other values, and for a deviation of 0.
     """
-    for word, given in (("mean", mean), ("std", std)):
-        numbers = isinstance(given, list | tuple | np.ndarray) and len(given) > 0 and all(map(is_number, given))
-        if not numbers or (channels is not None and len(given) not in (1, channels)) or (word == "std" and 0 in given):
+    for word, arguments in (("mean", mean), ("std", std)):
+        numbers = isinstance(arguments, list | tuple | np.ndarray) and len(arguments) > 0 and all(map(is_number, arguments))
+        if not numbers or (channels is not None and len(arguments) not in (1, channels)) or (word == "std" and 0 in arguments):
             each = "each channel" if channels is None else f"each of {channels} channels"
-            raise ArgumentError(f"{what} at {user_line()}: {word} {given!r} is not a list of a number, or of one for {each}, or has a deviation of 0")
+            raise ArgumentError(
+                f"{what} at {user_line()}: {word} {arguments!r} is not a list of a number, or of one for {each}, or has a deviation of 0"
+            )
     return [list(map(float, mean)), list(map(float, std))]
 
 
@@ -273,12 +275,12 @@ def batch_align(images: OnHost, shape: Sequence[int], dtype: DType, alignment: i
     Its height and width are those of the largest image of the batch, rounded up to multiples of `alignment`; no image exceeds `shape`.
     """
     what = "image.batch_align"
-    given, most = on_host(what, images, "images", "arrays"), positive_shape(what, "shape", shape)
+    arguments, most = on_host(what, images, "images", "arrays"), positive_shape(what, "shape", shape)
     counts(what, alignment=alignment)
     if len(most) != 3:
         raise ArgumentError(f"{what} at {user_line()}: shape is (height, width, channels), not {shape!r}")
-    _check_pixels(what, given.element, dtype)
-    return as_padded(what, given.pixels(), given.rows, most, (alignment, alignment, 1), dtype, name)
+    _check_pixels(what, arguments.element, dtype)
+    return as_padded(what, arguments.pixels(), arguments.rows, most, (alignment, alignment, 1), dtype, name)
 
 
 globals().update(all_of(__name__, globals(), __name__, of_kinds))

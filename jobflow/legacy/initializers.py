@@ -139,9 +139,9 @@ def ones_initializer(dtype: DType = float32) -> Initializer:
     return constant_initializer(1, dtype)
 
 
-def _check_finite(what: str, **given: float) -> None:
+def _check_finite(what: str, **arguments: float) -> None:
     """Raise ArgumentError for an infinite value or NaN."""
-    for name, value in given.items():
+    for name, value in arguments.items():
         if not math.isfinite(value):
             raise ArgumentError(f"{what} at {user_line()}: {name} is {value}, which is not finite")
 

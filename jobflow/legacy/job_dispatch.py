@@ -108,12 +108,12 @@ _KIND_OF_DEFAULT = {bool: "bool", int: "float", float: "float"}
 def _signature(words: tuple[str, ...], **others: Any) -> inspect.Signature:
     """Return a cached signature with these tensor parameters, others with defaults, and a name."""
     further = ((word, default, _KIND_OF_DEFAULT.get(type(default), inspect.Parameter.empty)) for word, default in others.items())
-    given = [*((word, inspect.Parameter.empty, "Tensor") for word in words), *further]
+    arguments = [*((word, inspect.Parameter.empty, "Tensor") for word in words), *further]
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     return inspect.Signature(
         [
             inspect.Parameter(word, kind, default=inspect.Parameter.empty if default is ... else default, annotation=role)
-            for word, default, role in (*given, ("name", None, "str | None"))
+            for word, default, role in (*arguments, ("name", None, "str | None"))
         ]
     )
 
@@ -158,7 +158,7 @@ def _in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> 
         roles.bind(arguments, named)
         if len(arguments) > at:
             name, arguments = arguments[at], (*arguments[:at], None, *arguments[at + 1 :])
-    if named or any(given.__class__ is not JobTensor for given in arguments):
+    if named or any(passed.__class__ is not JobTensor for passed in arguments):
         _check_in_job(roles, arguments, named)
     return recorded(body, function, arguments, named, name)
 
@@ -208,20 +208,20 @@ def of_kinds(function: Function, word: str) -> Function:
 
 def _check_in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
     roles.check_kinds(arguments, named)
-    for name, given in roles.named_arguments(arguments, named):
-        if isinstance(given, TensorOperators):
+    for name, passed in roles.named_arguments(arguments, named):
+        if isinstance(passed, TensorOperators):
             continue
-        if is_tensor(given):
-            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.tensor_type} {NOT_OF_THE_JOB}")
-        if roles.wrong(name, given, numbers_only=True):
-            raise JobError(f"{roles.what} at {user_line()}: {name} is {described(given)}, not {roles.must_be(name)} of this job; {NOT_A_TENSOR}")
+        if is_tensor(passed):
+            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {passed.tensor_type} {NOT_OF_THE_JOB}")
+        if roles.wrong(name, passed, numbers_only=True):
+            raise JobError(f"{roles.what} at {user_line()}: {name} is {described(passed)}, not {roles.must_be(name)} of this job; {NOT_A_TENSOR}")
 
 
 def _elsewhere(function: Callable[..., Any], roles: Roles, instead: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Call the function outside of jobs, with tensors, or raise an error."""
-    given = list(roles.named_arguments(arguments, named))
-    tensors = [value for _, value in given if is_tensor(value) and not isinstance(value, TensorOperators)]
-    for name, value in given:
+    passed = list(roles.named_arguments(arguments, named))
+    tensors = [value for _, value in passed if is_tensor(value) and not isinstance(value, TensorOperators)]
+    for name, value in passed:
         if isinstance(value, TensorOperators):
             raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {value.tensor_type} of a job whose body has ended")
         if roles.wrong(name, value, numbers_only=True) and not is_tensor(value) and not instead:

@@ -202,17 +202,17 @@ def batch_normalization(
     place = normal_axis(f'batch_normalization at {user_line()} (layer "{own}")', axis, inputs.tensor_type.ndim)
     moving = trainable and training and current_job("batch_normalization").trainable
     mean, variance = (
-        _channel_vector(given or f"{own}-{word}", wide, place, initializer or constant_initializer(first), None, False)
-        for word, given, initializer, first in (
+        _channel_vector(arguments or f"{own}-{word}", wide, place, initializer or constant_initializer(first), None, False)
+        for word, arguments, initializer, first in (
             ("moving_mean", moving_mean_name, moving_mean_initializer, 0),
             ("moving_variance", moving_variance_name, moving_variance_initializer, 1),
         )
     )
     gamma, beta = (
-        _channel_vector(given or f"{own}-{word}", wide, place, initializer or constant_initializer(first), regularizer, trainable)
-        if wanted
+        _channel_vector(arguments or f"{own}-{word}", wide, place, initializer or constant_initializer(first), regularizer, trainable)
+        if target
         else constant(first, wide.tensor_type.dtype, (wide.tensor_type.shape[place],))
-        for wanted, word, given, initializer, regularizer, first in (
+        for target, word, arguments, initializer, regularizer, first in (
             (scale, "gamma", gamma_name, gamma_initializer, gamma_regularizer, 1),
             (center, "beta", beta_name, beta_initializer, beta_regularizer, 0),
         )
@@ -270,7 +270,7 @@ def batch_normalization_add_relu(
     moving_variance_name: str | None = None,
 ) -> Tensor:
     """Return relu(batch_normalization(inputs) + addend)."""
-    y = batch_normalization(**{parameter: given for parameter, given in locals().items() if parameter != "addend"})
+    y = batch_normalization(**{parameter: arguments for parameter, arguments in locals().items() if parameter != "addend"})
     return activations.relu(y if addend is None else ew.add(y, addend))
 
 
@@ -291,8 +291,8 @@ def layer_norm(
     own = name or layer_name(current_job("layer_norm"), "LayerNorm")
     begin = normal_axis(f'layer_norm at {user_line()} (layer "{own}")', begin_params_axis, inputs.tensor_type.ndim)
     beta, gamma = (
-        _parameter(f"{own}-{word}", inputs.tensor_type.shape[begin:], inputs, constant_initializer(first), None, trainable) if wanted else None
-        for wanted, word, first in ((center, "beta", 0), (scale, "gamma", 1))
+        _parameter(f"{own}-{word}", inputs.tensor_type.shape[begin:], inputs, constant_initializer(first), None, trainable) if target else None
+        for target, word, first in ((center, "beta", 0), (scale, "gamma", 1))
     )
     return normalization.layer_norm(inputs, gamma, beta, begin_norm_axis, begin_params_axis, epsilon, own)
 

@@ -31,17 +31,17 @@ _F: Any = functional
 
 def class_labels(what: str, labels: Tensor, scores: TensorType) -> Tensor:
     """Return integer labels in the shape of the scores without their last axis; a last axis of size 1 is removed."""
-    shape, wanted = labels.tensor_type.shape, scores.shape[:-1]
+    shape, target = labels.tensor_type.shape, scores.shape[:-1]
     if not labels.tensor_type.dtype.is_integer:
         raise DtypeError(
             f"{what} at {user_line()}: labels {labels.tensor_type}, which come first, must be integers; cast them, or use softmax_cross_..."
         )
-    if shape == wanted:
+    if shape == target:
         return labels
-    if shape == (*wanted, 1):
-        return sh.reshape(labels, wanted)
+    if shape == (*target, 1):
+        return sh.reshape(labels, target)
     raise ShapeError(
-        f"{what} at {user_line()}: labels {labels.tensor_type} must have the shape {list(wanted)} or {[*wanted, 1]} beside scores {scores}"
+        f"{what} at {user_line()}: labels {labels.tensor_type} must have the shape {list(target)} or {[*target, 1]} beside scores {scores}"
     )
 
 
@@ -99,8 +99,8 @@ def sparse_cross_entropy(labels: Tensor, prediction: Tensor, name: str | None = 
 
 def _reduced(what: str, loss: Tensor, reduction: str, name: str | None) -> Tensor:
     """Return the elements, their mean or their sum."""
-    made = reduced(what, loss, reduction)
-    return made if reduction == "none" else sh.reshape(made, (1,), name=name)
+    result = reduced(what, loss, reduction)
+    return result if reduction == "none" else sh.reshape(result, (1,), name=name)
 
 
 def _named(reduction: str, name: str | None) -> str | None:
@@ -229,11 +229,11 @@ def ctc_loss(
     targets are [n, longest], or the concatenated labels of all samples. "mean" divides each loss by its number of labels, at least 1, before the
     mean. With `zero_infinity` a sample with too few frames for its labels has loss 0, not inf.
     """
-    given = _ctc_inputs(log_probs, targets, input_lengths, target_lengths, blank)
+    arguments = _ctc_inputs(log_probs, targets, input_lengths, target_lengths, blank)
     own = _named(reduction, name)
-    loss = ctc.ctc_loss(*given, int(blank), bool(zero_infinity), name=own)
+    loss = ctc.ctc_loss(*arguments, int(blank), bool(zero_infinity), name=own)
     if reduction == "mean":
-        loss = ew.divide(loss, ew.cast(_F.clamp(given[3], 1), loss.tensor_type.dtype))
+        loss = ew.divide(loss, ew.cast(_F.clamp(arguments[3], 1), loss.tensor_type.dtype))
     return _reduced("ctc_loss", loss, reduction, name)
 
 
@@ -241,8 +241,8 @@ def ctc_losses(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int, zero_infinity: bool
 ) -> tuple[Tensor, Tensor]:
     """Return each loss, and the logarithms of the forward probabilities, [n, frames, 2 longest + 1]."""
-    given = _ctc_inputs(log_probs, targets, input_lengths, target_lengths, blank)
-    return ctc.ctc_loss(*given, int(blank), bool(zero_infinity)), call(ctc.CtcPaths(int(blank)), *given)
+    arguments = _ctc_inputs(log_probs, targets, input_lengths, target_lengths, blank)
+    return ctc.ctc_loss(*arguments, int(blank), bool(zero_infinity)), call(ctc.CtcPaths(int(blank)), *arguments)
 
 
 def ctc_greedy_decoder(log_probs: Tensor, input_lengths: Tensor, merge_repeated: bool = True, name: str | None = None) -> tuple[Tensor, Tensor]:

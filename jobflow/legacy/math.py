@@ -210,10 +210,10 @@ def axes_of(what: str, axis: Axes, ndim: int) -> tuple[int, ...]:
     """Return the axes to reduce in ascending order; None means all."""
     if axis is None:
         return tuple(range(ndim))
-    given = (axis,) if isinstance(axis, Integral) or not isinstance(axis, Iterable) else tuple(axis)
-    if not all(isinstance(a, Integral) for a in given):
+    arguments = (axis,) if isinstance(axis, Integral) or not isinstance(axis, Iterable) else tuple(axis)
+    if not all(isinstance(a, Integral) for a in arguments):
         raise ArgumentError(f"{what} at {user_line()}: axis is an int, a list of ints, or None for all; got {axis!r}")
-    return tuple(sorted({normal_axis(f"{what} at {user_line()}", int(a), ndim) for a in given}))
+    return tuple(sorted({normal_axis(f"{what} at {user_line()}", int(a), ndim) for a in arguments}))
 
 
 def _reduction(

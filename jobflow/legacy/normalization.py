@@ -58,8 +58,8 @@ def batch_normalization(
     name: str | None = None,
 ) -> Tensor:
     """Return (x - mean) / sqrt(variance + variance_epsilon) * scale + offset, with vectors along `axis`."""
-    given = {"mean": mean, "variance": variance, "offset": offset, "scale": scale}
-    fitted = along_axis("batch_normalization", x, axis, **{word: p for word, p in given.items() if p is not None})
+    arguments = {"mean": mean, "variance": variance, "offset": offset, "scale": scale}
+    fitted = along_axis("batch_normalization", x, axis, **{word: p for word, p in arguments.items() if p is not None})
     factor = ew.rsqrt(ew.shift(fitted["variance"], variance_epsilon))
     if "scale" in fitted:
         factor = ew.multiply(factor, fitted["scale"])

@@ -82,12 +82,12 @@ def _model(onnx: Any, job: Job, session: Session, folder: str, anything: bool) -
     outputs = ["output" if single else f"output_{i}" for i in range(len(graph.outputs))]
     nodes.nodes.extend(onnx.helper.make_node("Identity", [names[v]], [name]) for v, name in zip(graph.outputs, outputs, strict=True))
     info = onnx.helper.make_tensor_value_info
-    taken = [info(name, nodes.element_type(d.type.dtype.numpy), d.type.shape) for name, d in arguments.items()]
-    given = [info(name, nodes.element_type(v.dtype.numpy), v.shape) for name, v in zip(outputs, graph.outputs, strict=True)]
+    accepted = [info(name, nodes.element_type(d.type.dtype.numpy), d.type.shape) for name, d in arguments.items()]
+    passed = [info(name, nodes.element_type(v.dtype.numpy), v.shape) for name, v in zip(outputs, graph.outputs, strict=True)]
     weights = [onnx.numpy_helper.from_array(array, name) for name, array in values.items()]
-    made = onnx.helper.make_graph(nodes.nodes, job.name, taken, given, [*weights, *nodes.constants.values()])
+    result = onnx.helper.make_graph(nodes.nodes, job.name, accepted, passed, [*weights, *nodes.constants.values()])
     sets = [onnx.helper.make_opsetid("", OPSET), *([onnx.helper.make_opsetid(DOMAIN, 1)] if anything else [])]
-    model = onnx.helper.make_model(made, opset_imports=sets, ir_version=IR_VERSION, producer_name="jobflow", producer_version=__version__)
+    model = onnx.helper.make_model(result, opset_imports=sets, ir_version=IR_VERSION, producer_name="jobflow", producer_version=__version__)
     onnx.checker.check_model(model)
     return model
 
@@ -107,8 +107,8 @@ def _outputs(nodes: Nodes, node: Node, inputs: list[str], arguments: set[str], v
     except JobError:
         if not anything:
             raise
-    found = nodes.add(type(op).__name__, *inputs, outputs=len(node.outputs), domain=DOMAIN)
-    return [found] if isinstance(found, str) else list(found)
+    result = nodes.add(type(op).__name__, *inputs, outputs=len(node.outputs), domain=DOMAIN)
+    return [result] if isinstance(result, str) else list(result)
 
 
 def _variables(graph: Graph, folder: str) -> dict[str, Array]:
@@ -117,8 +117,8 @@ def _variables(graph: Graph, folder: str) -> dict[str, Array]:
     if not folder:
         every = stored.get_all_variables()
         return {name: every[name].numpy() for name in names}
-    found = load(folder, {name: graph.variables[name].type for name in names})
-    missing = [name for name in names if name not in found]
+    result = load(folder, {name: graph.variables[name].type for name in names})
+    missing = [name for name in names if name not in result]
     if missing:
         raise CheckpointError(f'onnx.export at {user_line()}: {folder} has no variable "{missing[0]}"')
-    return {name: found[name] for name in names}
+    return {name: result[name] for name in names}

@@ -86,27 +86,27 @@ class Nodes:
 
 def by_formula(nodes: Nodes, op: Any, inputs: Sequence[str], types: Sequence[TensorType], outputs: Sequence[TensorType]) -> list[str] | None:
     """Return the outputs of an op as nodes of its expression; None without one."""
-    made = op.expression(*types)
-    if made is None:
+    items = op.expression(*types)
+    if items is None:
         return None
     space = op.index_space(*types) if isinstance(op, Indexed) else None
-    seen = inputs if space is None else [_read(nodes, space, i, x, type) for i, (x, type) in enumerate(zip(inputs, types, strict=True))]
+    views = inputs if space is None else [_read(nodes, space, i, x, type) for i, (x, type) in enumerate(zip(inputs, types, strict=True))]
     shape = broadcasting(*types, outputs[0]).shape if space is None else space.shape
-    values = expressed(nodes, made, seen, shape, type(op).__name__)
-    found: list[str] = []
+    values = expressed(nodes, items, views, shape, type(op).__name__)
+    operands: list[str] = []
     for i, (value, type_) in enumerate(zip(values, outputs, strict=True), len(inputs)):
-        found.append(nodes.add("Expand", value, nodes.whole(*type_.shape)) if space is None else _write(nodes, space, i, value, type_))
-    return found
+        operands.append(nodes.add("Expand", value, nodes.whole(*type_.shape)) if space is None else _write(nodes, space, i, value, type_))
+    return operands
 
 
 def _read(nodes: Nodes, space: IndexSpace, operand: int, x: str, type: TensorType) -> str:
     """Translate `IndexSpace.read`."""
     places = space.operands[operand]
-    kept = sorted((axis for axis, place in enumerate(places) if place is not None), key=lambda axis: places[axis] or 0)
+    remaining = sorted((axis for axis, place in enumerate(places) if place is not None), key=lambda axis: places[axis] or 0)
     ones = [axis for axis, place in enumerate(places) if place is None]
-    sizes = {places[axis]: type.shape[axis] for axis in kept}
+    sizes = {places[axis]: type.shape[axis] for axis in remaining}
     wide = [sizes.get(i, 1) for i in range(len(space.sizes))]
-    return nodes.reshaped(nodes.transposed(x, [*kept, *ones]), space.collapsed(wide))
+    return nodes.reshaped(nodes.transposed(x, [*remaining, *ones]), space.collapsed(wide))
 
 
 def _write(nodes: Nodes, space: IndexSpace, operand: int, value: str, type: TensorType) -> str:
@@ -114,8 +114,8 @@ def _write(nodes: Nodes, space: IndexSpace, operand: int, value: str, type: Tens
     order = [place for place in space.operands[operand] if place is not None]
     sizes = [n if i in order else 1 for i, n in enumerate(space.sizes)]
     whole = nodes.add("Expand", value, nodes.whole(*space.collapsed(sizes)))
-    kept = nodes.reshaped(whole, [n for i, n in enumerate(sizes) if i in order])
-    return nodes.reshaped(nodes.transposed(kept, [sorted(order).index(place) for place in order]), type.shape)
+    remaining = nodes.reshaped(whole, [n for i, n in enumerate(sizes) if i in order])
+    return nodes.reshaped(nodes.transposed(remaining, [sorted(order).index(place) for place in order]), type.shape)
 
 
 def expressed(nodes: Nodes, outputs: Sequence[Expression], inputs: Sequence[str], shape: Sequence[int], what: str) -> list[str]:
@@ -126,10 +126,10 @@ def expressed(nodes: Nodes, outputs: Sequence[Expression], inputs: Sequence[str]
     return [known[x] for x in outputs]
 
 
-def _primitive(nodes: Nodes, x: Expression, given: Sequence[str], inputs: Sequence[str], shape: Sequence[int], what: str) -> str:
+def _primitive(nodes: Nodes, x: Expression, arguments: Sequence[str], inputs: Sequence[str], shape: Sequence[int], what: str) -> str:
     add, number = nodes.add, x.dtype.numpy.type
     if x.primitive in PRIMITIVES:
-        return str(add(PRIMITIVES[x.primitive], *given))
+        return str(add(PRIMITIVES[x.primitive], *arguments))
     match x.primitive:
         case "element" | "number":
             return inputs[int(str(x.attribute))]
@@ -141,38 +141,38 @@ def _primitive(nodes: Nodes, x: Expression, given: Sequence[str], inputs: Sequen
             axis = int(str(x.attribute))
             return nodes.constant(np.arange(shape[axis]).reshape((-1,) + (1,) * (-axis - 1)))
         case "cast":
-            return str(add("Cast", *given, to=nodes.element_type(x.dtype.numpy)))
+            return str(add("Cast", *arguments, to=nodes.element_type(x.dtype.numpy)))
         case "rsqrt":
-            return str(add("Reciprocal", add("Sqrt", *given)))
+            return str(add("Reciprocal", add("Sqrt", *arguments)))
         case "exp2":
-            return str(add("Pow", nodes.constant(number(2)), *given))
+            return str(add("Pow", nodes.constant(number(2)), *arguments))
         case "expm1":
-            return str(add("Sub", add("Exp", *given), nodes.constant(number(1))))
+            return str(add("Sub", add("Exp", *arguments), nodes.constant(number(1))))
         case "log1p":
-            return str(add("Log", add("Add", *given, nodes.constant(number(1)))))
+            return str(add("Log", add("Add", *arguments, nodes.constant(number(1)))))
         case "log2" | "log10":
-            return str(add("Div", add("Log", *given), nodes.constant(number(math.log(2 if x.primitive == "log2" else 10)))))
+            return str(add("Div", add("Log", *arguments), nodes.constant(number(math.log(2 if x.primitive == "log2" else 10)))))
         case "erfc":
-            return str(add("Sub", nodes.constant(number(1)), add("Erf", *given)))
+            return str(add("Sub", nodes.constant(number(1)), add("Erf", *arguments)))
         case "not_equal":
-            return str(add("Not", add("Equal", *given)))
+            return str(add("Not", add("Equal", *arguments)))
         case "isfinite":
-            return str(add("Not", add("Or", add("IsNaN", *given), add("IsInf", *given))))
+            return str(add("Not", add("Or", add("IsNaN", *arguments), add("IsInf", *arguments))))
         case "fmod":
-            return str(add("Mod", *given, fmod=1))
+            return str(add("Mod", *arguments, fmod=1))
         case "floor_divide":
-            return str(add("Div", add("Sub", given[0], add("Mod", *given)), given[1]))
+            return str(add("Div", add("Sub", arguments[0], add("Mod", *arguments)), arguments[1]))
         case "trunc":
-            return str(add("Mul", add("Sign", *given), add("Floor", add("Abs", *given))))
+            return str(add("Mul", add("Sign", *arguments), add("Floor", add("Abs", *arguments))))
         case "fma":
-            return str(add("Add", add("Mul", *given[:2]), given[2]))
+            return str(add("Add", add("Mul", *arguments[:2]), arguments[2]))
         case "weighted_sum":
-            return str(add("Add", add("Mul", *given[:2]), add("Mul", *given[2:])))
+            return str(add("Add", add("Mul", *arguments[:2]), add("Mul", *arguments[2:])))
         case "row_sum" | "row_product" | "row_max":
             kind = {"row_sum": "ReduceSum", "row_product": "ReduceProd", "row_max": "ReduceMax"}[x.primitive]
-            return str(add(kind, add("Expand", *given, nodes.whole(1, shape[-1])), nodes.whole(-1), keepdims=1))
+            return str(add(kind, add("Expand", *arguments, nodes.whole(1, shape[-1])), nodes.whole(-1), keepdims=1))
         case "column_sum":
-            rows = nodes.reshaped(add("Expand", *given, nodes.whole(*shape)), (-1, shape[-1]))
+            rows = nodes.reshaped(add("Expand", *arguments, nodes.whole(*shape)), (-1, shape[-1]))
             return str(add("ReduceSum", rows, nodes.whole(0), keepdims=0))
     raise JobError(f"{what}: ONNX has no {x.primitive}")
 
@@ -241,8 +241,8 @@ def _sum_so_far(nodes: Nodes, op: Any, inputs: Sequence[str], types: Sequence[Te
 
 def _triangle(nodes: Nodes, op: Any, inputs: Sequence[str], types: Sequence[TensorType], outputs: Sequence[TensorType]) -> list[str]:
     part = np.tril if type(op).__name__ == "Tril" else np.triu
-    kept = nodes.constant(part(np.ones(types[0].shape[-2:], bool), op.diagonal))
-    return [nodes.add("Where", kept, *inputs, nodes.constant(types[0].dtype.numpy.type(op.fill)))]
+    mask = nodes.constant(part(np.ones(types[0].shape[-2:], bool), op.diagonal))
+    return [nodes.add("Where", mask, *inputs, nodes.constant(types[0].dtype.numpy.type(op.fill)))]
 
 
 def _known(nodes: Nodes, op: Any, inputs: Sequence[str], types: Sequence[TensorType], outputs: Sequence[TensorType]) -> list[str]:
@@ -280,7 +280,7 @@ def translated(nodes: Nodes, node: Node, inputs: Sequence[str]) -> list[str]:
     row = STRUCTURAL.get(type(op).__name__)
     if row is not None:
         return row(nodes, op, inputs, types, outputs)
-    found = None if isinstance(op, Source) else by_formula(nodes, op, inputs, types, outputs) if hasattr(op, "expression") else None
-    if found is None:
+    translation = None if isinstance(op, Source) else by_formula(nodes, op, inputs, types, outputs) if hasattr(op, "expression") else None
+    if translation is None:
         raise JobError(f"{op.word()} at {node.where}: nothing in ONNX is known for it")
-    return found
+    return translation

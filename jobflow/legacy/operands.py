@@ -62,8 +62,8 @@ def spans(what: str, x: Tensor, entries: Sequence[Any]) -> tuple[list[int | None
     shape = x.tensor_type.shape
     if not isinstance(entries, list | tuple) or len(entries) > len(shape):
         raise ArgumentError(f"{what} at {user_line()}: slice_tup_list must be a list of at most {len(shape)} (start, stop, step)")
-    found = [_stepped(what, x, i, entry) for i, entry in enumerate(entries)]
-    starts, stops, steps = ([span[k] for span in found] for k in (0, 1, 2))
+    result = [_stepped(what, x, i, entry) for i, entry in enumerate(entries)]
+    starts, stops, steps = ([span[k] for span in result] for k in (0, 1, 2))
     return starts, stops, steps
 
 
@@ -87,16 +87,16 @@ def may_be_empty(x: Tensor) -> bool:
     return bool(getattr(getattr(x, "traced", x), "is_dynamic", False))
 
 
-def counts(what: str, **given: Any) -> None:
+def counts(what: str, **arguments: Any) -> None:
     """Raise ArgumentError unless each of these is an int from 1 to MOST."""
-    for name, n in given.items():
+    for name, n in arguments.items():
         if not isinstance(n, int | np.integer) or not 1 <= n <= MOST:
             largest = f" of at most {MOST}" if isinstance(n, int) and n > MOST else ""
             raise ArgumentError(f"{what} at {user_line()}: {name} is a positive int{largest}; got {n!r}")
 
 
-def positive_shape(what: str, name: str, given: Any) -> tuple[int, ...]:
+def positive_shape(what: str, name: str, arguments: Any) -> tuple[int, ...]:
     """Return the shape; raise ArgumentError unless it is a list of positive ints."""
-    if not isinstance(given, list | tuple) or not all(isinstance(n, int | np.integer) and n > 0 for n in given):
-        raise ArgumentError(f"{what} at {user_line()}: {name} {given!r} is not a list of positive ints")
-    return sizes(given)
+    if not isinstance(arguments, list | tuple) or not all(isinstance(n, int | np.integer) and n > 0 for n in arguments):
+        raise ArgumentError(f"{what} at {user_line()}: {name} {arguments!r} is not a list of positive ints")
+    return sizes(arguments)

@@ -82,9 +82,9 @@ class BlobConf:
         _check_each("BlobConf", "preprocessors", self.preprocessors or (), NormByChannelPreprocessor)
 
 
-def _check_each(what: str, name: str, given: Any, *kinds: type) -> None:
+def _check_each(what: str, name: str, arguments: Any, *kinds: type) -> None:
     """Raise ArgumentError unless all entries have these types."""
-    for each in given if isinstance(given, list | tuple) else [given]:
+    for each in arguments if isinstance(arguments, list | tuple) else [arguments]:
         if not isinstance(each, kinds):
             words = " or ".join(kind.__name__ for kind in kinds)
             raise ArgumentError(f"{what} at {user_line()}: {name} has {each!r}, not {words}")
@@ -109,19 +109,19 @@ def decode_ofrecord(
     return tuple(_decoded(record, each, batch_size) for each in blobs)
 
 
-def _decoded(record: OnHost, wanted: BlobConf, batch_size: int) -> Any:
-    if isinstance(wanted.codec, RawCodec):
-        return OFRecordRawDecoder(record, wanted.name, wanted.shape, wanted.dtype, auto_zero_padding=wanted.codec.auto_zero_padding)
-    if len(wanted.shape) != 3:
-        raise ArgumentError(f"decode_ofrecord at {user_line()}: the shape of an image is (height, width, channels), not {wanted.shape}")
-    steps = wanted.codec.image_preprocessors or ()
+def _decoded(record: OnHost, target: BlobConf, batch_size: int) -> Any:
+    if isinstance(target.codec, RawCodec):
+        return OFRecordRawDecoder(record, target.name, target.shape, target.dtype, auto_zero_padding=target.codec.auto_zero_padding)
+    if len(target.shape) != 3:
+        raise ArgumentError(f"decode_ofrecord at {user_line()}: the shape of an image is (height, width, channels), not {target.shape}")
+    steps = target.codec.image_preprocessors or ()
     named = {step.preprocessor for step in steps if isinstance(step, ImagePreprocessor)}
-    sizes = [(step.width, step.height) for step in steps if isinstance(step, ImageResizePreprocessor)] or [(wanted.shape[1], wanted.shape[0])]
-    images = OFRecordImageDecoder(record, wanted.name, "RGB" if "bgr2rgb" in named else "BGR")
+    sizes = [(step.width, step.height) for step in steps if isinstance(step, ImageResizePreprocessor)] or [(target.shape[1], target.shape[0])]
+    images = OFRecordImageDecoder(record, target.name, "RGB" if "bgr2rgb" in named else "BGR")
     x, _, _ = image.Resize(images, target_size=sizes[-1])
     if "mirror" in named:
-        x = image.flip(x, CoinFlip(batch_size, name=f"{wanted.name}-mirror"))
-    for step in wanted.preprocessors or ():
+        x = image.flip(x, CoinFlip(batch_size, name=f"{target.name}-mirror"))
+    for step in target.preprocessors or ():
         layout = "NHWC" if step.data_format == "channels_last" else "NCHW"
         x = image.CropMirrorNormalize(x, output_layout=layout, mean=step.mean_values, std=step.std_values)
-    return arrays.cast(x, wanted.dtype)
+    return arrays.cast(x, target.dtype)

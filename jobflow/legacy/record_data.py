@@ -173,10 +173,10 @@ def randomly_cropped(
 ) -> OnHost:
     """Crop a part of each image with area and aspect ratio drawn from these ranges."""
     area, ratio = AREA if area is None else area, RATIO if ratio is None else ratio
-    for word, given in (("random_area", area), ("random_aspect_ratio", ratio)):
-        if len(given) != 2:
-            raise ArgumentError(f"{what} at {user_line()}: {word} is a smallest and a largest number, not {given!r}")
-        low, high = given
+    for word, arguments in (("random_area", area), ("random_aspect_ratio", ratio)):
+        if len(arguments) != 2:
+            raise ArgumentError(f"{what} at {user_line()}: {word} is a smallest and a largest number, not {arguments!r}")
+        low, high = arguments
         if not 0 < low <= high or (word == "random_area" and high > 1):
             raise ArgumentError(f"{what} at {user_line()}: {word} {[low, high]} is no range of {'fractions' if high > 1 else 'ratios'}")
     counts(what, num_attempts=attempts)

@@ -74,14 +74,14 @@ def _fits(what: str, x: OnHost, dtype: DType) -> None:
 def tensor_buffer_to_tensor(x: OnHost, dtype: DType, instance_shape: Sequence[int], name: str | None = None) -> Any:
     """Return arrays of one shape as a tensor [*rows, *instance_shape]."""
     what = "tensor_buffer_to_tensor"
-    shape, given = positive_shape(what, "instance_shape", instance_shape), on_host(what, x, *ARRAYS)
-    _fits(what, given, dtype)
-    if isinstance(given.source, Tensor):
-        if given.source.tensor_type.shape != (*given.shape, *shape):
-            raise ShapeError(f"{what} at {user_line()}: the arrays are those of {given.source.tensor_type}, not {list(shape)}")
-        return arrays.cast(given.source, dtype)
-    made = as_tensor(what, st.Exactly(given.pixels(), shape), given.rows, shape, dtype, name)
-    return arrays.reshape(made, (*given.shape, *shape)) if len(given.shape) > 1 else made
+    shape, arguments = positive_shape(what, "instance_shape", instance_shape), on_host(what, x, *ARRAYS)
+    _fits(what, arguments, dtype)
+    if isinstance(arguments.source, Tensor):
+        if arguments.source.tensor_type.shape != (*arguments.shape, *shape):
+            raise ShapeError(f"{what} at {user_line()}: the arrays are those of {arguments.source.tensor_type}, not {list(shape)}")
+        return arrays.cast(arguments.source, dtype)
+    result = as_tensor(what, st.Exactly(arguments.pixels(), shape), arguments.rows, shape, dtype, name)
+    return arrays.reshape(result, (*arguments.shape, *shape)) if len(arguments.shape) > 1 else result
 
 
 def tensor_buffer_to_list_of_tensors(
@@ -89,12 +89,12 @@ def tensor_buffer_to_list_of_tensors(
 ) -> list[Any]:
     """Return each array as a tensor; with `dynamic_out` in its own shape, with at most as many elements as `out_shape`."""
     what = "tensor_buffer_to_list_of_tensors"
-    shape, given = positive_shape(what, "out_shape", out_shape), on_host(what, x, *ARRAYS)
-    _fits(what, given, out_dtype)
+    shape, arguments = positive_shape(what, "out_shape", out_shape), on_host(what, x, *ARRAYS)
+    _fits(what, arguments, out_dtype)
     if dynamic_out:
-        return _each(what, given, shape, out_dtype, (), name)
-    count = math.prod(given.shape)
-    whole = arrays.reshape(tensor_buffer_to_tensor(given, out_dtype, shape, name), (count, *shape))
+        return _each(what, arguments, shape, out_dtype, (), name)
+    count = math.prod(arguments.shape)
+    whole = arrays.reshape(tensor_buffer_to_tensor(arguments, out_dtype, shape, name), (count, *shape))
     return [arrays.reshape(arrays.slice(whole, [i] + [0] * len(shape), [1, *shape]), shape) for i in range(count)]
 
 
@@ -114,9 +114,9 @@ def tensor_list_to_tensor_buffer(input: HostArgument, name: str | None = None) -
 def tensor_buffer_to_tensor_list(input: OnHost, shape: Sequence[int], dtype: DType, name: str | None = None) -> HostResult:
     """Return a list of arrays (1, ...) per device as a result of the job, each with at most as many elements as `shape`."""
     what = "tensor_buffer_to_tensor_list"
-    most, given = positive_shape(what, "shape", shape), on_host(what, input, *ARRAYS)
-    _fits(what, given, dtype)
-    return as_result(what, given.pixels(), given.rows, most, dtype, name)(lambda rows: [row[np.newaxis] for row in rows], True)
+    most, arguments = positive_shape(what, "shape", shape), on_host(what, input, *ARRAYS)
+    _fits(what, arguments, dtype)
+    return as_result(what, arguments.pixels(), arguments.rows, most, dtype, name)(lambda rows: [row[np.newaxis] for row in rows], True)
 
 
 def _each(what: str, x: OnHost, shape: Sequence[int], dtype: DType, ahead: tuple[int, ...], name: str | None) -> list[Any]:
@@ -133,8 +133,8 @@ def _row(index: int, ahead: tuple[int, ...], rows: Sequence[Array]) -> Array:
 def tensor_list_split(input_tensor_list: HostArgument | HostResult, name: str | None = None) -> list[Any]:
     """Return the arrays [1, ...] of a tensor list as separate tensors in their own shapes."""
     if isinstance(input_tensor_list, HostArgument):
-        given, whole = tensor_list_to_tensor_buffer(input_tensor_list), input_tensor_list.declared
-        return _each("tensor_list_split", given, whole.shape[1:], whole.dtype, (1,), name)
+        arguments, whole = tensor_list_to_tensor_buffer(input_tensor_list), input_tensor_list.declared
+        return _each("tensor_list_split", arguments, whole.shape[1:], whole.dtype, (1,), name)
     raise ArgumentError(f"tensor_list_split at {user_line()}: it takes an argument that is declared as tp.ListListNumpy.Placeholder")
 
 

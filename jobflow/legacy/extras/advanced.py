@@ -1,8 +1,8 @@
-"""flow.advanced: one tensor per device of the placement in force, by hand.
+"""flow.advanced: explicit tensors per device of the current placement.
 
-distribute_split    logical tensor -> its pieces, each on its device     gradient: distribute_concat
-distribute_clone    logical tensor -> itself, on each device             gradient: distribute_add
-distribute_concat   tensors, one per device -> them one after another    gradient: distribute_split
+distribute_split    logical tensor -> its pieces, one per device         gradient: distribute_concat
+distribute_clone    logical tensor -> a copy on each device              gradient: distribute_add
+distribute_concat   tensors, one per device -> their concatenation       gradient: distribute_split
 distribute_add      tensors, one per device -> their sum                 gradient: distribute_clone
 distribute_map      split, apply a function on each device, concat
 """
@@ -25,20 +25,20 @@ from jobflow.ops.parts import put_part, take_parts
 
 
 def distribute_split(x: Tensor, axis: int = 0, name: str | None = None) -> tuple[Tensor, ...]:
-    """The balanced pieces of x along `axis`, the i-th on the i-th device of the placement in force."""
+    """Return the balanced pieces of x along `axis`, the i-th on the i-th device of the current placement."""
     where = normal_axis(f"distribute_split: x {x.tensor_type}", axis, x.tensor_type.ndim)
     return take_parts(x, S(where), _devices("distribute_split"), name)
 
 
 def distribute_clone(x: Tensor, name: str | None = None) -> tuple[Tensor, ...]:
-    """x on each device of the placement in force by itself."""
+    """Return a copy of x on each device of the current placement."""
     return take_parts(x, B, _devices("distribute_clone"), name)
 
 
 def distribute_concat(xs: Sequence[Tensor], axis: int = 0, name: str | None = None) -> Tensor:
-    """The logical tensor that has xs, one per device of the placement in force, one after another along `axis`.
+    """Concatenate xs, one per device of the current placement, along `axis` into a logical tensor.
 
-    Raises: ShapeError if they are not balanced pieces (the first ones may be one longer).
+    Raises: ShapeError if they are not balanced pieces (the first ones may be longer by one).
     """
     whole = _devices("distribute_concat")
     _check_count("distribute_concat", xs, whole)
@@ -53,14 +53,14 @@ def distribute_concat(xs: Sequence[Tensor], axis: int = 0, name: str | None = No
 
 
 def distribute_add(xs: Sequence[Tensor], name: str | None = None) -> Tensor:
-    """The sum of xs, one per device of the placement in force; nothing travels until it is read."""
+    """Return the sum of xs, one per device of the current placement, as partial sums that are reduced when they are read."""
     whole = _devices("distribute_add")
     _check_count("distribute_add", xs, whole)
     return _sum([put_part(x, P, i, whole, x.tensor_type.shape) for i, x in enumerate(xs)], whole, name)
 
 
 def distribute_map(xs: Tensor, f: Callable[[Tensor], Tensor], axis: int = 0) -> Tensor:
-    """f of each piece of xs along `axis`, on the device that holds it, one after another again."""
+    """Apply f to each piece of xs along `axis` on its device, and concatenate the results."""
     if not callable(f):
         raise ArgumentError(f"distribute_map at {user_line()}: f is a function of a tensor, not {f!r}")
     whole = _devices("distribute_map")

@@ -1,10 +1,10 @@
-"""COCO's annotations of images: boxes, categories and polygons of the objects in each.
+"""COCO's annotations of images: boxes, categories and polygons of objects.
 
     {"images": [{"id", "file_name", "height", "width"}], "categories": [{"id"}],
      "annotations": [{"id", "image_id", "category_id", "bbox": [left, top, width, height], "segmentation": [[x, y, x, y, ...], ...], "iscrowd"}]}
 
-Boxes become [left, top, right, bottom], each inside the image: the last pixel belongs to them.  Those that are empty then, and crowds, are left
-out.  Categories are numbered from 1 in the order of their ids, images are in the order of theirs.
+Boxes become [left, top, right, bottom], clipped to the image, with an inclusive last pixel. Empty boxes and crowds are omitted. Categories are
+numbered from 1 in the order of their ids; images are sorted by id.
 """
 
 from __future__ import annotations
@@ -49,42 +49,42 @@ class CocoImage:
     annotated: bool = False
 
     def content(self) -> Array:
-        """The bytes of the file, uint8."""
+        """Return the bytes of the file, uint8."""
         if not self.file.is_file():
             raise fault(f"there is no file {self.file.absolute()}")
         return np.frombuffer(content(self.file, MEMORY, fault), np.uint8)
 
     def size(self) -> Array:
-        """(height, width), int32."""
+        """The size (height, width), int32."""
         return np.array((self.height, self.width), np.int32)
 
     def boxes(self) -> Array:
-        """float32[objects, 4]"""
+        """The boxes, float32[objects, 4]."""
         return np.array([thing.box for thing in self.objects], np.float32).reshape(-1, 4)
 
     def labels(self) -> Array:
-        """int32[objects]"""
+        """The categories, int32[objects]."""
         return np.array([thing.label for thing in self.objects], np.int32)
 
     def points(self) -> Array:
-        """Those of all polygons, (x, y), float32[points, 2]."""
-        found = [polygon for thing in self.objects for polygon in thing.polygons]
-        return np.concatenate(found) if found else np.empty((0, 2), np.float32)
+        """The points (x, y) of all polygons, float32[points, 2]."""
+        result = [polygon for thing in self.objects for polygon in thing.polygons]
+        return np.concatenate(result) if result else np.empty((0, 2), np.float32)
 
     def points_of(self) -> Array:
-        """Which point of which polygon of which object each is, int32[points, 3]."""
-        found = [
+        """Indices of each point: (point, polygon, object), int32[points, 3]."""
+        result = [
             (point, number, which)
             for which, thing in enumerate(self.objects)
             for number, polygon in enumerate(thing.polygons)
             for point in range(len(polygon))
         ]
-        return np.array(found, np.int32).reshape(-1, 3)
+        return np.array(result, np.int32).reshape(-1, 3)
 
 
 @dataclass(frozen=True, eq=False)
 class CocoFile:
-    """A file of annotations, and the folder in which its images are."""
+    """A file of annotations and the folder of its images."""
 
     file: str
     folder: str
@@ -93,25 +93,25 @@ class CocoFile:
 
     @cached_property
     def images(self) -> list[CocoImage]:
-        """In the order of their ids."""
+        """The images, sorted by id."""
         path = path_of(self.file)
         if not path.is_file():
             raise fault(f"there is no file {path.absolute()}")
         try:
             tree = json_tree(content(path, MEMORY, fault))
-            found = {image.id: image for image in map(self._image, _listed(tree, "images"))}
+            result = {image.id: image for image in map(self._image, _listed(tree, "images"))}
             labels = {n: i for i, n in enumerate(sorted(whole(_of(each, "id"), "the id of a category") for each in _listed(tree, "categories")), 1)}
         except ValueError as error:
             raise fault(f"{path}: {error}") from None
         for number, annotation in enumerate(_listed(tree, "annotations")):
             try:
-                self._annotate(annotation, found, labels)
+                self._annotate(annotation, result, labels)
             except ValueError as error:
                 raise fault(f"{path}: annotation {number}: {error}") from None
-        kept = [found[n] for n in sorted(found) if found[n].annotated or not self.annotated]
-        if not kept:
+        remaining = [result[n] for n in sorted(result) if result[n].annotated or not self.annotated]
+        if not remaining:
             raise fault(f"{path}: there is no image{' with annotations' if self.annotated else ''}")
-        return kept
+        return remaining
 
     def _image(self, entry: Any) -> CocoImage:
         height, width = (whole(_of(entry, name), f"the {name} of an image") for name in ("height", "width"))
@@ -140,29 +140,29 @@ class CocoFile:
 def _of(entry: Any, name: str, otherwise: Any = None) -> Any:
     if not isinstance(entry, dict) or (name not in entry and otherwise is None):
         raise ValueError(f'{entry!r:.80} has no "{name}"')
-    found = entry.get(name, otherwise)
-    if isinstance(found, dict | list) and name.endswith("id"):
-        raise ValueError(f'"{name}" is {found!r:.40}')
-    return found
+    result = entry.get(name, otherwise)
+    if isinstance(result, dict | list) and name.endswith("id"):
+        raise ValueError(f'"{name}" is {result!r:.40}')
+    return result
 
 
 def _listed(tree: Any, name: str) -> list[Any]:
-    found = _of(tree, name)
-    if not isinstance(found, list):
+    result = _of(tree, name)
+    if not isinstance(result, list):
         raise ValueError(f'"{name}" is not a list')
-    return found
+    return result
 
 
-def _numbers(given: Any, what: str, count: int | None = None) -> list[float]:
-    """So many finite numbers; without `count` pairs of them, three or more."""
-    fits = isinstance(given, list) and (len(given) == count if count else len(given) >= 6 and len(given) % 2 == 0)
-    if not fits or not all(isinstance(n, int | float) and abs(n) < 1e9 for n in given):
-        raise ValueError(f"{what} is {given!r:.80}, not {count or 'three or more pairs of'} numbers")
-    return list(given)
+def _numbers(arguments: Any, what: str, count: int | None = None) -> list[float]:
+    """Return `count` finite numbers; without `count`, three or more pairs of them."""
+    fits = isinstance(arguments, list) and (len(arguments) == count if count else len(arguments) >= 6 and len(arguments) % 2 == 0)
+    if not fits or not all(isinstance(n, int | float) and abs(n) < 1e9 for n in arguments):
+        raise ValueError(f"{what} is {arguments!r:.80}, not {count or 'three or more pairs of'} numbers")
+    return list(arguments)
 
 
 def aspects(images: list[CocoImage]) -> list[int]:
-    """Of each image 1 if it is wider than high, else 0."""
+    """Return 1 for each image that is wider than high, else 0."""
     return [int(image.width > image.height) for image in images]
 
 

@@ -1,8 +1,8 @@
-"""Readers in the body of a job of other files than OFRecord's: OneRec, COCO and Megatron's tokens.
+"""Readers of other files than OFRecord in the body of a job: OneRec, COCO and Megatron's tokens.
 
     tokens = flow.data.megatron_gpt_mmap_data_loader("corpus_text_document", seq_length=1024, num_samples=100_000, batch_size=8)
 
-Which samples a batch has is a function of the seed and the number of the run, on any number of devices.
+The samples of a batch are a function of the seed and the number of the run, independent of the number of devices.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def onerec_reader(
     verify_example: bool = True,
     name: str | None = None,
 ) -> OnHost:
-    """Examples of OneRec files, without end, `batch_size` for each run; in the mirrored view for each device.
+    """Read examples of OneRec files without end, `batch_size` per run; in the mirrored view, per device.
 
-    `random_shuffle` draws from a buffer of so many examples, or batches with shuffle_mode "batch"; with `shuffle_after_epoch` the files come in
-    another order from the second epoch on.  `verify_example` compares the check sums of the files with their content.
+    `random_shuffle` samples from a buffer of examples, or of batches with shuffle_mode "batch". With `shuffle_after_epoch` the order of the files
+    changes from the second epoch on. `verify_example` compares the checksums of the files with their content.
     """
     what = "onerec_reader"
     counts(what, batch_size=batch_size, shuffle_buffer_size=shuffle_buffer_size)
@@ -76,10 +76,10 @@ def OneRecDecoder(
     batch_padding: Sequence[int] | None = None,
     name: str | None = None,
 ) -> Any:
-    """A tensor of each example, [batch, *shape], or [batch, *reshape] of the same elements.
+    """Return a tensor of each example, [batch, *shape], or [batch, *reshape] with the same elements.
 
-    With `is_dynamic` those of examples may be smaller: the sizes are the largest of the batch, raised to multiples of those in `batch_padding` that
-    are not 0, with zeros behind what is smaller.  `reshape` needs all elements of `shape`, so zeros fill that.
+    With `is_dynamic` tensors of examples may be smaller. Their common size is the largest of the batch, rounded up to multiples of the nonzero
+    entries of `batch_padding`, and smaller ones are padded with zeros. `reshape` needs all elements of `shape`, so they are padded to that.
     """
     what = "OneRecDecoder"
     record, own = on_host(what, input_blob, "examples"), positive_shape(what, "shape", shape)
@@ -89,8 +89,8 @@ def OneRecDecoder(
     if is_dynamic and reshape is None:
         return as_padded(what, tensor, record.rows, own, [n or 1 for n in batch_padding or (0,) * len(own)], dtype, name)
     own = tuple(-(-n // most) * most if most else n for n, most in zip(own, batch_padding or own, strict=True))
-    made = as_tensor(what, st.Padded(tensor, own, dtype) if is_dynamic else st.Exactly(tensor, own), record.rows, own, dtype, name)
-    return made if reshape is None else arrays.reshape(made, (made.tensor_type.shape[0], *reshape))
+    result = as_tensor(what, st.Padded(tensor, own, dtype) if is_dynamic else st.Exactly(tensor, own), record.rows, own, dtype, name)
+    return result if reshape is None else arrays.reshape(result, (result.tensor_type.shape[0], *reshape))
 
 
 def coco_reader(
@@ -104,12 +104,12 @@ def coco_reader(
     remove_images_without_annotations: bool = True,
     name: str | None = None,
 ) -> tuple[Any, ...]:
-    """(files of images, their ids int64 [batch], sizes int32 [batch, 2] (height, width), boxes, labels, corners of polygons, what each belongs to).
+    """Return (images, ids int64 [batch], sizes int32 [batch, 2], boxes, labels, points, point indices).
 
-    The first and the last four have an array of its own shape for each image: uint8[bytes]; float32[objects, 4], (left, top, right, bottom);
-    int32[objects], categories numbered from 1; float32[corners, 2]; int32[corners, 3], which corner of which polygon of which object.
-    With `group_by_aspect_ratio` the images of a batch are all wider than high, or none is.  `stride_partition` says nothing here: the images of
-    a batch do not depend on the devices among which it is divided.
+    Images and the last four have an array of a separate shape per image: file content uint8[bytes]; boxes float32[objects, 4], (left, top, right,
+    bottom); labels int32[objects], categories from 1; points float32[points, 2]; indices int32[points, 3], (point, polygon, object). Sizes are
+    (height, width). With `group_by_aspect_ratio` either all images of a batch are wider than high, or none. `stride_partition` has no effect: the
+    images of a batch do not depend on the devices.
     """
     what = "coco_reader"
     if name is None or scope.current().view == "mirrored":
@@ -143,11 +143,11 @@ def megatron_gpt_mmap_data_loader(
     start_from_saved_progress: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Tokens [batch, seq_length + 1] of `<prefix>.bin`, which `<prefix>.idx` describes; after `num_samples` samples they begin anew.
+    """Return tokens [batch, seq_length + 1] of `<prefix>.bin` with the index `<prefix>.idx`; after `num_samples` samples the data repeats.
 
-    `split_sizes` are parts of the documents, of which number `split_index` is read.  With `start_from_saved_progress` the variable
-    `<name>-iteration` counts the batches that were read, and where it is loaded, reading goes on from whole runs of so many.  Else it begins anew,
-    unless a checkpoint of jobflow's own format is loaded: that has the numbers of runs, which go on.
+    `split_sizes` divides the documents into parts, and `split_index` selects one. With `start_from_saved_progress` the variable
+    `<name>-iteration` counts batches, and reading resumes at the loaded count. Otherwise it starts anew, unless a checkpoint in jobflow's format
+    is loaded, which holds the numbers of runs.
     """
     what = "megatron_gpt_mmap_data_loader"
     counts(what, seq_length=seq_length, num_samples=num_samples, batch_size=batch_size)
@@ -163,8 +163,8 @@ def megatron_gpt_mmap_data_loader(
             count = get_variable(f"{name}-iteration", (1,), int64, constant_initializer(0, int64), trainable=False, reuse=False)
             assign(count, ew.shift(count, 1))
         feed_of(what).counter = scope.current().full_name(f"{name}-iteration")
-    made = as_tensor(what, ob.Tokens(file, source, dtype), rows, (seq_length + 1,), dtype, name)
-    return made if parallel_distribution is None else hierarchical_parallel_cast(made, parallel_distribution=list(parallel_distribution))
+    result = as_tensor(what, ob.Tokens(file, source, dtype), rows, (seq_length + 1,), dtype, name)
+    return result if parallel_distribution is None else hierarchical_parallel_cast(result, parallel_distribution=list(parallel_distribution))
 
 
 globals().update(all_of(__name__, globals(), __name__, of_kinds))

@@ -1,9 +1,9 @@
-"""Megatron's files of tokens: documents one after another in `<prefix>.bin`, and where each lies in `<prefix>.idx`.
+r"""Megatron's token files: concatenated documents in `<prefix>.bin` and their index in `<prefix>.idx`.
 
-    idx   "MMIDIDX\\0\\0"  uint64 1  uint8 kind  uint64 n  uint64 m  |  int32[n] lengths  int64[n] places in bytes  int64[m] of documents
+    idx   "MMIDIDX\0\0"  uint64 1  uint8 kind  uint64 n  uint64 m  |  int32[n] lengths  int64[n] places in bytes  int64[m] of documents
 
-A sample is what stands at tokens k s .. k s + s of the documents of all epochs one after another: s tokens and the one that follows.  The
-documents are shuffled, all epochs that are used whole together and the last one alone, and so are the samples; as much as `num_samples` needs.
+Sample k holds the tokens k s .. k s + s of the concatenated documents of all epochs: s tokens and the next one. Documents are shuffled, those of
+all full epochs together and those of the last one separately. Samples are shuffled in the same way, up to `num_samples`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LAST = 0.8
 
 @dataclass(frozen=True, eq=False)
 class TokenFiles:
-    """The two files of a prefix; `split` (sizes, which) leaves the documents of one part."""
+    """The two files of a prefix; `split` (sizes, index) selects the documents of one part."""
 
     prefix: str
     length: int
@@ -49,7 +49,7 @@ class TokenFiles:
 
     @cached_property
     def _index(self) -> tuple[str, Array, Array]:
-        """(type of the tokens, lengths, places)"""
+        """The type of the tokens, lengths and offsets."""
         path = self._file(".idx")
         content = mapped(path, fault)
         head = content[:HEAD].tobytes()
@@ -77,7 +77,7 @@ class TokenFiles:
 
     @property
     def _documents(self) -> tuple[int, int]:
-        """The first document of the part, and the one behind the last."""
+        """The range of documents of the part: first, end."""
         sizes, which = self.split
         total, count = sum(sizes), len(self._index[1])
         stops = [0]
@@ -89,7 +89,7 @@ class TokenFiles:
 
     @cached_property
     def _plan(self) -> tuple[Array, Array, int, int]:
-        """(documents of all epochs, where each ends in tokens, samples of whole epochs, samples)"""
+        """The documents of all epochs, their ends in tokens, the samples of full epochs, and all samples."""
         first, behind = self._documents
         count, lengths = behind - first, self._index[1]
         each = int(lengths[first:behind].sum(dtype=np.int64)) if count > 0 else 0
@@ -113,32 +113,32 @@ class TokenFiles:
         return np.concatenate([self._order("samples", 0, whole), whole + self._order("samples", 1, samples - whole)])
 
     def check(self) -> None:
-        """DataError, or ArgumentError, if there are no samples to read."""
+        """Raise DataError or ArgumentError if there are no samples."""
         sizes, which = self.split
         if not sizes or min(sizes) < 0 or not sum(sizes) or not 0 <= which < len(sizes):
             raise ArgumentError(f"{WHAT}: split_sizes {list(sizes)} have no part number {which}")
         assert self._tokens.size and len(self._shuffled)
 
     def sample(self, index: int) -> Array:
-        """The tokens of a sample, as they are in the file."""
+        """Return the tokens of a sample in the type of the file."""
         documents, ends, _, _ = self._plan
         _, lengths, places = self._index
         at = int(self._shuffled[index]) * self.length
-        wanted, found = self.length + 1, []
+        target, result = self.length + 1, []
         which = int(np.searchsorted(ends, at, side="right"))
-        while wanted:
+        while target:
             document = int(documents[which])
             start = int(places[document]) // self._tokens.itemsize
             skipped = at - int(ends[which] - lengths[document])
-            piece = self._tokens[start + skipped : start + int(lengths[document])][:wanted]
-            found.append(piece)
-            wanted, at, which = wanted - len(piece), at + len(piece), which + 1
-        return np.concatenate(found)
+            piece = self._tokens[start + skipped : start + int(lengths[document])][:target]
+            result.append(piece)
+            target, at, which = target - len(piece), at + len(piece), which + 1
+        return np.concatenate(result)
 
 
 def as_tokens(tokens: Array, kind: np.dtype[np.generic]) -> Array:
-    """The same numbers in another type; DataError where it does not have one of them."""
-    found = tokens.astype(kind)
-    if not np.array_equal(found, tokens):
-        raise DataError(f"{WHAT}: token {tokens[found != tokens][0]} is beyond {kind}")
-    return found
+    """Convert tokens to another type; raise DataError if it cannot hold one of them."""
+    result = tokens.astype(kind)
+    if not np.array_equal(result, tokens):
+        raise DataError(f"{WHAT}: token {tokens[result != tokens][0]} is beyond {kind}")
+    return result

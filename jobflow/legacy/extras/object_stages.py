@@ -1,7 +1,7 @@
-"""Stages of what other files than OFRecord's have, and of the objects in images: boxes, polygons and masks.
+"""Host stages for files other than OFRecord, and for the objects in images: boxes, polygons and masks.
 
-A box is (left, top, right, bottom), and its last pixel belongs to it; a point is (x, y).  All points of an image's polygons are one array, beside
-which another one says which point of which polygon of which object each is.
+A box is (left, top, right, bottom) with an inclusive last pixel; a point is (x, y). All points of an image's polygons form one array. A second
+array holds (point, polygon, object) for each.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FARTHEST = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class ReadExample(Stage):
-    """The tensors of an example in a OneRec file, by name."""
+    """The tensors of an example in a OneRec file by name."""
 
     source: RecordFiles
 
@@ -45,22 +45,22 @@ class ReadExample(Stage):
 
 @dataclass(frozen=True, eq=False)
 class ExampleTensor(Stage):
-    """A tensor of an example, which must have this element type."""
+    """A tensor of an example with this element type."""
 
     example: Stage
     feature: str
     dtype: DType
 
     def of(self, place: Any, *values: Any) -> Array:
-        found = feature_of(values[0], self.feature)
-        if found is None or found.dtype != self.dtype.numpy:
-            raise DataError(f'feature "{self.feature}" is {"texts or bytes" if found is None else found.dtype}, not {self.dtype.name}')
-        return found
+        result = feature_of(values[0], self.feature)
+        if result is None or result.dtype != self.dtype.numpy:
+            raise DataError(f'feature "{self.feature}" is {"texts or bytes" if result is None else result.dtype}, not {self.dtype.name}')
+        return result
 
 
 @dataclass(frozen=True, eq=False)
 class CocoSample(Stage):
-    """An image of COCO's, and what is in it."""
+    """An image of COCO with its objects."""
 
     file: CocoFile
     source: Indexed
@@ -75,7 +75,7 @@ class CocoSample(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Tokens(Stage):
-    """A sample of Megatron's."""
+    """A sample of Megatron's token files."""
 
     file: TokenFiles
     source: Indexed
@@ -93,16 +93,16 @@ class Tokens(Stage):
 
 
 def pairs(array: Any, what: str, columns: int) -> Array:
-    """The array, which must have so many columns."""
-    found = np.asarray(array)
-    if found.ndim != 2 or found.shape[1] != columns:
-        raise DataError(f"an array {list(found.shape)} stands where {what} are, [n, {columns}]")
-    return found
+    """Return the array; raise an error unless it has this many columns."""
+    result = np.asarray(array)
+    if result.ndim != 2 or result.shape[1] != columns:
+        raise DataError(f"an array {list(result.shape)} stands where {what} are, [n, {columns}]")
+    return result
 
 
 @dataclass(frozen=True, eq=False)
 class FlippedBoxes(Stage):
-    """Boxes in an image that is turned from right to left where a number is not 0: left and right become width - 1 - right and width - 1 - left."""
+    """Boxes mirrored where a number is not 0: left and right become width - 1 - right and width - 1 - left."""
 
     boxes: Stage
     size: Stage
@@ -119,7 +119,7 @@ class FlippedBoxes(Stage):
 
 @dataclass(frozen=True, eq=False)
 class FlippedPoints(Stage):
-    """Points of such an image: x becomes width - x."""
+    """Points mirrored where a number is not 0: x becomes width - x."""
 
     points: Stage
     size: Stage
@@ -135,7 +135,7 @@ class FlippedPoints(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Scaled(Stage):
-    """Boxes or points (`columns` numbers each) of an image that is resized: times by how much it became wider and higher."""
+    """Boxes or points (`columns` numbers each) of a resized image, multiplied by its scale factors."""
 
     points: Stage
     scale: Stage
@@ -149,7 +149,7 @@ class Scaled(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Masks(Stage):
-    """int8[objects, height, width]: 1 in the polygons of an object, as `painted` has it."""
+    """Masks int8[objects, height, width]: 1 in the polygons of an object, by `painted`."""
 
     points: Stage
     index: Stage

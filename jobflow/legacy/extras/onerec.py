@@ -1,10 +1,10 @@
-"""OneRec files: records in frames with check sums, each an example of named tensors as FlatBuffers writes it.
+"""OneRec files: framed records with checksums, each an example of named tensors in FlatBuffers format.
 
     frame     "^ONEREC$"  int32 0  int32 n  check  |  n bytes, and zeros up to a multiple of 8  |  check
     example   Example {features: [Feature {name, tensor: Tensor {shape: [int32], data: one of LISTS}}]}        a list is {values: [...]}
 
-All numbers are little-endian, but for the checks: XXH64 of the 16 bytes before, and of the n bytes, big-endian as its canonical form is.  A table
-of FlatBuffers begins with how far before it the table of its fields lies; of each field that says where it is, 0 for none.
+Numbers are little-endian. Checksums are XXH64 of the 16 bytes before, and of the n bytes, in the canonical big-endian form. A FlatBuffers table
+begins with the distance back to its table of fields, which holds the offset of each field, 0 for a missing one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LISTS = ("int8", "int16", "int32", "int64", "float32", "float64")
 
 
 def frames_of(file: AnyPath, content: Array, fault: Fault, verify: bool = True) -> Iterator[tuple[int, int]]:
-    """Where the example of each frame of a file begins and ends; with `verify` the check sums must be right."""
+    """Yield the start and end of the example in each frame of a file; with `verify`, raise an error for a wrong checksum."""
     at, size = 0, len(content)
     xxh64 = optional("xxhash", WHAT).xxh64_digest if verify else None
     while at < size:
@@ -56,14 +56,14 @@ def frames_of(file: AnyPath, content: Array, fault: Fault, verify: bool = True) 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of FlatBuffers in some bytes; a place outside of them is a DataError."""
+    """A FlatBuffers table in a buffer; an offset outside of the buffer is a DataError."""
 
     content: bytes
     at: int
 
     @classmethod
     def root(cls, content: bytes) -> Table:
-        """The outermost one."""
+        """Return the root table."""
         return cls(content, 0)._there(0)
 
     def _number(self, at: int, kind: str = "<u4") -> int:
@@ -76,45 +76,45 @@ class Table:
         return np.frombuffer(self.content, kind, count, at)
 
     def _there(self, at: int) -> Table:
-        """The table, or vector, that the number at this place leads to."""
+        """Return the table or vector at the offset stored at this position."""
         return replace(self, at=at + self._number(at))
 
     def field(self, number: int) -> int:
-        """Where a field is; 0 if the table has none."""
+        """Return the position of a field; 0 for a missing one."""
         fields = self.at - self._number(self.at, "<i4")
         entry = 4 + 2 * number
         offset = self._number(fields + entry, "<u2") if entry < self._number(fields, "<u2") else 0
         return self.at + offset if offset else 0
 
     def table(self, number: int) -> Table:
-        """The table, or vector, that a field leads to."""
+        """Return the table or vector in a field."""
         at = self.field(number)
         if not at:
             raise DataError(f"it is damaged: the table at byte {self.at} has no field {number}")
         return self._there(at)
 
     def values(self, kind: str) -> Array:
-        """Of a vector: its elements."""
+        """Return the elements of a vector."""
         return self._numbers(self.at + 4, self._number(self.at), kind)
 
     def tables(self) -> Iterator[Table]:
-        """Of a vector: the tables that its elements lead to."""
+        """Return the tables in a vector."""
         return (self._there(self.at + 4 + 4 * i) for i in range(len(self.values("<u4"))))
 
 
 def features_of(example: bytes) -> dict[str, Array]:
-    """The tensors of an example, by name; of texts and bytes the name alone."""
-    found: dict[str, Any] = {}
+    """Return the tensors of an example by name; for texts and bytes the name only."""
+    result: dict[str, Any] = {}
     for feature in Table.root(example).table(0).tables():
         name, tensor = feature.table(0).values("u1").tobytes().decode(), feature.table(1)
         kind = tensor.field(1)
         number = tensor.content[kind] if 0 < kind < len(example) else 0
         if not 1 <= number <= len(LISTS):
-            found[name] = None
+            result[name] = None
             continue
         values = tensor.table(2).table(0).values(np.dtype(LISTS[number - 1]).newbyteorder("<").str)
         shape = tuple(tensor.table(0).values("<i4").tolist()) if tensor.field(0) else values.shape
         if min(shape, default=1) < 0 or np.prod(shape, dtype=object) != values.size:
             raise DataError(f'feature "{name}" has {values.size} values, which do not fill its shape {list(shape)}')
-        found[name] = values.reshape(shape)
-    return found
+        result[name] = values.reshape(shape)
+    return result

@@ -1,4 +1,4 @@
-"""What attributes of published operation types are: by their default, or by their name, which means the same in all types that need it."""
+"""Kinds of the attributes of published operation types, by default value or by name."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _BY_DEFAULT: Mapping[type, str] = {
 
 
 def unfitting(name: str, value: Any, default: Any) -> str:
-    """What an attribute of this name and default is, if the value is not of that kind; "" if it is."""
+    """Describe the kind of an attribute with this name and default if the value is of another kind; "" if it fits."""
     kind = _BY_DEFAULT.get(type(default)) or _BY_NAME.get(name, "")
     if not kind or (value is None and default is None):
         return ""

@@ -1,4 +1,4 @@
-"""Rows of `op_types` that are functions of jobs whose parameters have other names there.
+"""Rows of `op_types` for job functions whose parameters have other names in the type.
 
     named_as(image.decode, "in=images_bytes_buffer", "data_type=dtype")
 
@@ -13,32 +13,32 @@ from typing import Any
 
 
 def named_as(function: Callable[..., Any], inputs: str = "", renamed: str = "", unread: str = "") -> Callable[..., Any]:
-    """The function as a row: its inputs and renamed attributes, "name=parameter", and attributes of the type that it has no parameter for.
+    """Return the function as a row, with inputs and renamed attributes as "name=parameter", and unused attributes of the type.
 
-    Parameters that are not listed are attributes of their own name.  Of the unread ones `has_<name>`, False by default, says whether attribute
-    <name> counts; a seed of -1 is none.
+    Other parameters are attributes of the same name. An unused attribute `has_<name>`, False by default, states whether attribute <name> counts; a
+    seed of -1 means no seed.
     """
     parameters = inspect.signature(function).parameters
-    taken = {name: parameter or name for name, _, parameter in (each.partition("=") for each in inputs.split())}
+    accepted = {name: parameter or name for name, _, parameter in (each.partition("=") for each in inputs.split())}
     others = {parameter: name for name, _, parameter in (each.partition("=") for each in renamed.split())}
-    own = {others.get(p, p): p for p in parameters if p not in taken.values() and p != "name"}
+    own = {others.get(p, p): p for p in parameters if p not in accepted.values() and p != "name"}
     switches = [word for word in unread.split() if word.startswith("has_")]
 
-    def row(*given: Any, name: str | None = None, **attributes: Any) -> Any:
+    def row(*arguments: Any, name: str | None = None, **attributes: Any) -> Any:
         read = dict(attributes)
         for word in switches:
             if not read.get(word, False):
                 read.pop(word.removeprefix("has_"), None)
         named = {own[word]: value for word, value in read.items() if word in own and not (word.endswith("seed") and value == -1)}
         further = {} if name is None else {"name": name}
-        return function(**dict(zip(taken.values(), given, strict=True)), **named, **further)
+        return function(**dict(zip(accepted.values(), arguments, strict=True)), **named, **further)
 
     def parameter(name: str, default: Any, kind: Any = inspect.Parameter.KEYWORD_ONLY) -> inspect.Parameter:
         return inspect.Parameter(name, kind, default=default)
 
     row.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
-            *(parameter("in_" if n == "in" else n, parameters[p].default, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n, p in taken.items()),
+            *(parameter("in_" if n == "in" else n, parameters[p].default, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n, p in accepted.items()),
             *(parameter(n, parameters[p].default) for n, p in own.items()),
             *(parameter(word, None) for word in unread.split()),
             parameter("name", None),

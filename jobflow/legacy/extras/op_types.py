@@ -1,14 +1,14 @@
-"""The published operation types, by their attribute names: what `user_op_builder("n").Op(type)` calls.
+"""The published operation types with their attribute names, for `user_op_builder("n").Op(type)`.
 
-A row is a function, and its signature is the schema of the type: parameters by position are inputs (`*in_` takes a list, a default of None means
-that it may be left out; a trailing "_" is not part of the name), those by keyword are attributes.  The key says what the outputs are called:
+A row is a function, and its signature is the schema of the type. Positional parameters are inputs: `*in_` accepts a list, a default of None
+makes an input optional, and a trailing "_" is not part of the name. Keyword parameters are attributes. The key names the outputs:
 
     "gather -> out": lambda in_, indices, *, axis: arrays.gather(in_, indices, axis=axis)
 
     user_op_builder("n").Op("gather").Input("in", [x]).Input("indices", [i]).Output("out").Attr("axis", 1)
 
-A row with a parameter `name` is called with that of the op, which its variables or random numbers go by.  Further rows are in
-`op_types_on_host`, readers and what they give, `op_types_of_gradients` and `op_types_of_updates`.
+A parameter `name` receives the name of the op, for its variables or random numbers. Other rows are in `op_types_on_host`,
+`op_types_of_gradients` and `op_types_of_updates`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _reduction(function: Row) -> Row:
 
 
 def _number(like: Tensor, floating: float, integer: int) -> float:
-    """The one of two attributes that goes with a tensor's element type."""
+    """Return the one of two attributes that matches a tensor's element type."""
     return floating if like.tensor_type.dtype.is_float else integer
 
 
@@ -99,17 +99,17 @@ def dropout(in_: Any, mask: Any, *, scale: float) -> Any:
 
 
 def _split_like(in_: Any, *like: Any, axis: int) -> list[Any]:
-    made, start = [], 0
+    result, start = [], 0
     for each in like:
         at = normal_axis(f"split_like at {user_line()}", axis, min(in_.tensor_type.ndim, each.tensor_type.ndim))
         stop = start + each.tensor_type.shape[at]
-        made.append(arrays.slice_v2(in_, [(None, None, None)] * at + [(start, stop, 1)]))
+        result.append(arrays.slice_v2(in_, [(None, None, None)] * at + [(start, stop, 1)]))
         start = stop
-    return made
+    return result
 
 
 def _each_axis(**lists: Any) -> list[Any]:
-    """For each axis its elements of these lists, whole numbers or None."""
+    """Return the elements of these lists, integers or None, for each axis."""
     listed = all(isinstance(each, list | tuple) and all(n is None or isinstance(n, Integral) for n in each) for each in lists.values())
     if not listed or len({len(each) for each in lists.values()}) > 1:
         words = ", ".join(f"{word} {each!r}" for word, each in lists.items())

@@ -1,9 +1,9 @@
-"""Rows of `op_types` for gradients: what reaches the inputs of an operation when so much reaches its output.
+"""Rows of `op_types` for gradients: the gradients of an operation's inputs from the gradient of its output.
 
     flow.user_op_builder("g").Op("elu_grad").Input("x", [x]).Input("dy", [dy]).Output("dx").Attr("alpha", 1.0)
 
-Most are made of the row of the operation itself: it is recorded for the inputs of the gradient, and walked backwards.  What nothing reads
-of that is gone before the program runs.
+Most are derived from the row of the operation itself, which is traced for the inputs and differentiated. Unused nodes of the trace are removed
+before the program runs.
 """
 
 from __future__ import annotations
@@ -57,26 +57,26 @@ WALKED = {
 }
 
 
-def _gradients(what: str, operation: Callable[[], Any], dy: Tensor, wanted: Sequence[Any]) -> list[Tensor]:
-    """What reaches these tensors if dy reaches the first output of an operation on them, which is recorded; zeros where nothing does."""
+def _gradients(what: str, operation: Callable[[], Any], dy: Tensor, targets: Sequence[Any]) -> list[Tensor]:
+    """Return the gradients of these tensors for the gradient dy of the first output of a traced operation; zeros without a path."""
     body: Any = current_job(what)
-    kept, body.replacing = body.replacing, None  # gradients are of what is there, not of what it is quantized to
+    recorded, body.replacing = body.replacing, None  # gradients are of what is there, not of what it is quantized to
     try:
-        made = operation()
-        made = made[0] if isinstance(made, tuple) else made
-        if dy.tensor_type != made.tensor_type:
-            raise ShapeError(f"{what} at {user_line()}: the gradient is {dy.tensor_type}, but it is that of {made.tensor_type}")
-        found: dict[Any, Any] = {made.value: dy}
-        for node in reversed(nodes_behind(made.value.node, {x.value for x in wanted})):
-            given = [found.get(y) for y in node.outputs]
-            if any(each is not None for each in given):
+        outputs = operation()
+        outputs = outputs[0] if isinstance(outputs, tuple) else outputs
+        if dy.tensor_type != outputs.tensor_type:
+            raise ShapeError(f"{what} at {user_line()}: the gradient is {dy.tensor_type}, but it is that of {outputs.tensor_type}")
+        gradients: dict[Any, Any] = {outputs.value: dy}
+        for node in reversed(nodes_behind(outputs.value.node, {x.value for x in targets})):
+            seeds = [gradients.get(y) for y in node.outputs]
+            if any(each is not None for each in seeds):
                 tensors = [body.handle(value) for value in (*node.inputs, *node.outputs)]
-                for x, slope in zip(node.inputs, node.op.grad(*tensors, *given), strict=True):
+                for x, slope in zip(node.inputs, node.op.grad(*tensors, *seeds), strict=True):
                     if slope is not None:
-                        found[x] = slope if x not in found else ew.add(found[x], slope)
-        return [found[x.value] if x.value in found else arrays.zeros_like(x) for x in wanted]
+                        gradients[x] = slope if x not in gradients else ew.add(gradients[x], slope)
+        return [gradients[x.value] if x.value in gradients else arrays.zeros_like(x) for x in targets]
     finally:
-        body.replacing = kept
+        body.replacing = recorded
 
 
 def _row(word: str) -> Row:
@@ -85,20 +85,20 @@ def _row(word: str) -> Row:
 
 
 def _walked(key: str, said: str) -> Row:
-    """The row of a gradient that is made of the operation itself."""
+    """Return the row of a gradient, derived from the operation itself."""
     word, _, rest = said.partition(": ")
-    taken, _, wanted = rest.partition(" | ")
-    what, forward, tokens = key.partition(" ")[0], _row(word), taken.split()
+    accepted, _, names = rest.partition(" | ")
+    what, forward, tokens = key.partition(" ")[0], _row(word), accepted.split()
     inputs = [token.strip("()").removeprefix("<-").partition("=")[0] for token in tokens]
     (diff,) = (name for name, token in zip(inputs, tokens, strict=True) if token.startswith("<-"))
     source = {token.partition("=")[2] or name: name for name, token in zip(inputs, tokens, strict=True) if token[0] not in "<("}
     parameters = inspect.signature(forward).parameters
     needed = [p.rstrip("_") for p, kind in parameters.items() if kind.kind is not kind.KEYWORD_ONLY and p.rstrip("_") in source]
 
-    def row(*given: Any, name: str | None = None, **attributes: Any) -> Any:
-        named = dict(zip(inputs, given, strict=True))
+    def row(*defaults: Any, name: str | None = None, **attributes: Any) -> Any:
+        named = dict(zip(inputs, defaults, strict=True))
         starts, further = [named[source[each]] for each in needed], {"name": None} if "name" in parameters else {}
-        wished = [named[source[each]] for each in wanted.split()]
+        wished = [named[source[each]] for each in names.split()]
         slopes = _gradients(what, lambda: forward(*starts, **further, **attributes), named[diff], wished)
         return [ew.identity(slope, name=name if len(slopes) == 1 else None) for slope in slopes]
 
@@ -151,9 +151,13 @@ def _filter_grad(
     return ew.identity(_gradients(what, operation, dy, [w])[0], name=name)
 
 
-def _images(what: str, ndim: int, data_format: str, **given: Tensor) -> None:
-    if ndim not in (1, 2, 3) or data_format not in ("channels_first", "channels_last") or any(x.tensor_type.ndim != ndim + 2 for x in given.values()):
-        types = ", ".join(f"{word} {x.tensor_type}" for word, x in given.items())
+def _images(what: str, ndim: int, data_format: str, **attributes: Tensor) -> None:
+    if (
+        ndim not in (1, 2, 3)
+        or data_format not in ("channels_first", "channels_last")
+        or any(x.tensor_type.ndim != ndim + 2 for x in attributes.values())
+    ):
+        types = ", ".join(f"{word} {x.tensor_type}" for word, x in attributes.items())
         raise ArgumentError(
             f"{what} at {user_line()}: num_spatial_dims {ndim!r} is 1, 2 or 3, of tensors with 2 more axes, {types}, and data_format "
             f'"channels_first" or "channels_last", not {data_format!r}'
@@ -167,7 +171,7 @@ def _conv_bias_grad(dy: Any, *, num_spatial_dims: int, data_format: str = "chann
 
 
 def _frame(what: str, padding: Any) -> tuple[tuple[int, int], ...]:
-    """(before, after) of the axes of images that have (left, right, top, bottom) around them."""
+    """Return (before, after) per axis for images with the padding (left, right, top, bottom)."""
     if not isinstance(padding, list | tuple) or len(padding) != 4 or any(not isinstance(n, int) or n < 0 for n in padding):
         raise ArgumentError(f"{what} at {user_line()}: padding {padding!r} is a list of left, right, top and bottom, none of them negative")
     left, right, top, bottom = padding

@@ -14,7 +14,7 @@ Row = Callable[..., Any]
 
 
 def _sides(before: Sequence[int], after: Sequence[int], data_format: str) -> list[Any]:
-    """Paddings of the spatial axes as those of all axes."""
+    """Return paddings of the spatial axes as paddings of all axes."""
     if len(before) != len(after):
         raise ArgumentError(f"padding at {user_line()}: {list(before)} elements before and {list(after)} after are not of as many axes")
     pairs = list(zip(before, after, strict=True))
@@ -23,7 +23,7 @@ def _sides(before: Sequence[int], after: Sequence[int], data_format: str) -> lis
 
 
 def _format(data_format: str, ndim: int) -> str:
-    """The layout of images as functions of jobs call it."""
+    """Return the data format as job functions name it."""
     if data_format not in ("channels_first", "channels_last"):
         return data_format
     axes = "DHW"[3 - ndim :]
@@ -47,17 +47,17 @@ def _conv(ndim: int) -> Row:
         groups: int = 1,
         name: str | None = None,
     ) -> Any:
-        given = _format(data_format, ndim)
+        arguments = _format(data_format, ndim)
         own = None if bias is not None else name
         _fits(f"conv{ndim}d", weight, ndim, 0, 1, data_format, filters, kernel_size)
-        y = function(in_, weight, list(strides), _sides(padding_before, padding_before, given), given, list(dilation_rate), groups, own)
-        return y if bias is None else nn.bias_add(y, bias, given, name)
+        y = function(in_, weight, list(strides), _sides(padding_before, padding_before, arguments), arguments, list(dilation_rate), groups, own)
+        return y if bias is None else nn.bias_add(y, bias, arguments, name)
 
     return conv
 
 
 def _fits(what: str, weight: Any, ndim: int, axis: int, groups: int, data_format: str, filters: int | None, kernel_size: Any) -> None:
-    """ShapeError unless the weight, with a part of the filters along an axis, is that of these attributes where they are given."""
+    """Raise ShapeError unless the weight, split by filters along an axis, matches the passed attributes."""
     shape = weight.tensor_type.shape
     kernel = shape[1:-1] if data_format == "channels_last" else shape[2:]
     fits = len(shape) == ndim + 2 and filters in (None, shape[axis] * groups) and (kernel_size is None or tuple(kernel_size) == kernel)
@@ -84,9 +84,9 @@ def _deconv(ndim: int) -> Row:
         groups: int = 1,
         name: str | None = None,
     ) -> Any:
-        needed, given = [2 * n for n in padding_before], _format(data_format, ndim)
+        needed, arguments = [2 * n for n in padding_before], _format(data_format, ndim)
         _fits(what, weight, ndim, -1 if data_format == "channels_last" else 1, groups, data_format, filters, kernel_size)
-        return convolution.transposed(what, in_, weight, ndim, output_padding, strides, needed, given, dilation_rate, groups, name)
+        return convolution.transposed(what, in_, weight, ndim, output_padding, strides, needed, arguments, dilation_rate, groups, name)
 
     return deconv
 
@@ -104,9 +104,9 @@ def _pool(function: Row, ndim: int) -> Row:
         ceil_mode: bool = False,
         name: str | None = None,
     ) -> Any:
-        given = _format(data_format, ndim)
-        pairs: Any = _sides(padding_before, padding_after, given) if padding.lower() == "customized" else padding.upper()
-        return function(x, list(pool_size), list(strides), pairs, given, ceil_mode, name)
+        arguments = _format(data_format, ndim)
+        pairs: Any = _sides(padding_before, padding_after, arguments) if padding.lower() == "customized" else padding.upper()
+        return function(x, list(pool_size), list(strides), pairs, arguments, ceil_mode, name)
 
     return pool
 

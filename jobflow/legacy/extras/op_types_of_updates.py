@@ -1,10 +1,10 @@
-"""Rows of `op_types` for the optimizers' updates, which write variables at the end of the run and have no outputs.
+"""Rows of `op_types` for optimizer updates, which write variables at the end of the run and have no outputs.
 
     flow.user_op_builder("step").Op("momentum_update").Input("model", [w]).Input("model_diff", [g]).Input("learning_rate", [rate])
         .Input("momentum", [v]).Attr("beta", 0.9).Build().InferAndTryRun()
 
-`model` and what the optimizer keeps are values of variables.  The gradient is scale * (scale_by_tensor) * model_diff + l1 sign(model) + l2 model;
-where `skip_if` is not 0 nothing changes.
+`model` and the slots are values of variables. The gradient is scale * (scale_by_tensor) * model_diff + l1 sign(model) + l2 model. With a nonzero
+`skip_if` no variable changes.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from jobflow.ops.row_update import RowUpdate
 from jobflow.ops.update import NewValues, rate_dtype
 
 
-def _values(what: str, given: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The variables that are written, and their values."""
+def _values(what: str, arguments: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return the written variables and their values."""
     if scope.current().view == "mirrored" and current_job(what).placement.size > 1:  # type: ignore[attr-defined]
         raise JobError(f"{what} at {user_line()}: in the mirrored view each device would have a variable of its own; call it in the consistent view")
-    names = [variable_of(x) for x in given]
-    for name, x in zip(names, given, strict=True):
+    names = [variable_of(x) for x in arguments]
+    for name, x in zip(names, arguments, strict=True):
         if name is None:
             raise ArgumentError(f"{what} at {user_line()}: {x} is computed, not the value of a variable; pass what get_variable returned")
-    return {str(name): x for name, x in zip(names, given, strict=True)}
+    return {str(name): x for name, x in zip(names, arguments, strict=True)}
 
 
 def _rate(what: str, w: Tensor, learning_rate: Tensor | None, number: float) -> Tensor:
-    """The learning rate as an update takes it."""
+    """Return the learning rate in the form of an update."""
     dtype = rate_dtype(w.tensor_type.dtype)
     if learning_rate is None:
         return arrays.constant(number, dtype, (1,))
@@ -46,29 +46,29 @@ def _rate(what: str, w: Tensor, learning_rate: Tensor | None, number: float) -> 
 
 
 def _one(what: str, name: str, x: Tensor) -> Tensor:
-    """An input that is one number, as a tensor of shape (1,)."""
+    """Return an input with one element as a tensor of shape (1,)."""
     if x.tensor_type.size != 1:
         raise ArgumentError(f"{what} at {user_line()}: {name} {x.tensor_type} is not one number")
     return arrays.reshape(x, (1,))
 
 
-def _write(what: str, op: Any, kept: Sequence[Tensor], along: Sequence[Tensor], rate: Tensor, skip_if: Tensor | None) -> tuple[()]:
-    """Have the variables `kept` take the values that `op` makes of them, and of what it goes along."""
-    job, values = current_job(what), _values(what, kept)
+def _write(what: str, op: Any, remaining: Sequence[Tensor], along: Sequence[Tensor], rate: Tensor, skip_if: Tensor | None) -> tuple[()]:
+    """Assign to the variables `kept` the results of `op` on them and the gradient."""
+    job, values = current_job(what), _values(what, remaining)
     step = [arrays.constant(0, int64, (1,))] if (op.op if isinstance(op, RowUpdate) else op).reads_step else []
     with job.updating(user_line()):
-        made: Any = apply(NewValues(op), *values.values(), *along, rate, *step)
-        made = made if isinstance(made, list | tuple) else [made]
+        result: Any = apply(NewValues(op), *values.values(), *along, rate, *step)
+        result = result if isinstance(result, list | tuple) else [result]
         if skip_if is not None:
             moves = math.equal(_one(what, "skip_if", skip_if), 0)
-            made = [arrays.where(moves, new, old) for new, old in zip(made, values.values(), strict=True)]
-        for name, new in zip(values, made, strict=True):
+            result = [arrays.where(moves, new, old) for new, old in zip(result, values.values(), strict=True)]
+        for name, new in zip(values, result, strict=True):
             job.assign(name, new)
     return ()
 
 
 def _gradient(what: str, w: Tensor, g: Tensor, by: Tensor | None, scale: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> Tensor:
-    """The gradient along which an update goes; see the module."""
+    """Return the gradient of an update, by the formula in the module's docstring."""
     g = math.multiply(g, scale) if scale != 1 else g
     g = g if by is None else math.multiply(g, _one(what, "scale_by_tensor", by))
     g = math.add(g, math.multiply(math.sign(w), l1)) if l1 else g
@@ -82,15 +82,17 @@ _MAY = ("learning_rate", "scale_by_tensor", "skip_if")
 _OF_GRADIENTS = {"scale": 1.0, "l1": 0.0, "l2": 0.0}
 
 
-def _update(word: str, kept: str, op_of: Callable[..., OptimizerUpdate], own: Mapping[str, Any], spare: str = "") -> dict[str, Callable[..., Any]]:
-    """The row of an update that keeps these variables, `spare` ones perhaps; `op_of` takes its own attributes and weight_decay."""
-    slots = kept.split()
+def _update(
+    word: str, remaining: str, op_of: Callable[..., OptimizerUpdate], own: Mapping[str, Any], spare: str = ""
+) -> dict[str, Callable[..., Any]]:
+    """Return the row of an update with these variables, the last `spare` of them optional; `op_of` takes attributes and weight_decay."""
+    slots = remaining.split()
     along = _ROWS if word.startswith("indexed_slices") else _WHOLE
     may = [*spare.split(), *(_MAY if along is _WHOLE else _MAY[:1])]
 
-    def row(*given: Any, learning_rate_val: float = 0.0, name: str | None = None, **attributes: Any) -> tuple[()]:
+    def row(*arguments: Any, learning_rate_val: float = 0.0, name: str | None = None, **attributes: Any) -> tuple[()]:
         of_gradient = {each: attributes.pop(each) for each in _OF_GRADIENTS if each in attributes}
-        named = dict(zip(["model", *slots, *along, *may], given, strict=True))
+        named = dict(zip(["model", *slots, *along, *may], arguments, strict=True))
         w, op = named["model"], op_of(**{"weight_decay": 0.0, **own, **attributes})
         variables = [w, *[named[slot] for slot in slots], *[named[slot] for slot in spare.split() if named[slot] is not None]]
         if len(variables) != op.count:
@@ -109,7 +111,7 @@ def _update(word: str, kept: str, op_of: Callable[..., OptimizerUpdate], own: Ma
 
 
 def _corrected_rate(learning_rate: Any, train_step: Any, *, beta1: float = 0.9, beta2: float = 0.999) -> Tensor:
-    """lr sqrt(1 - beta2^t) / (1 - beta1^t), t = train_step + 1"""
+    """Return lr sqrt(1 - beta2^t) / (1 - beta1^t), t = train_step + 1."""
     what = "adam_bias_correction_learning_rate"
     learning_rate, train_step = _one(what, "learning_rate", learning_rate), _one(what, "train_step", train_step)
     steps = arrays.cast(math.add(train_step, 1), float64)
@@ -125,14 +127,14 @@ def _assign(ref: Any, value: Any, *, name: str | None = None) -> tuple[()]:
 def _schedule_loss_scale(
     count_not_finite: Any, loss_scale: Any, good_step_counter: Any, *, increment_period: int = 2000, multiplier: float = 2.0, name: str | None = None
 ) -> tuple[()]:
-    """A larger scale once `increment_period` steps in a row were finite, a smaller one after a step that was not."""
+    """Return a larger scale after `increment_period` consecutive finite steps, a smaller one after a non-finite step."""
     what = "dynamic_loss_scale_schedule"
     job, values = current_job(what), _values(what, [loss_scale, good_step_counter])
     with job.updating(user_line()):
-        made: Any = apply(
+        result: Any = apply(
             NewValues(LossScaleUpdate(increment_period, float(multiplier))), *values.values(), _one(what, "count_not_finite", count_not_finite)
         )
-    for key, new in zip(values, made, strict=True):
+    for key, new in zip(values, result, strict=True):
         job.assign(key, new)
     return ()
 

@@ -1,9 +1,9 @@
-"""Rows of `op_types` for what is done before a job runs: readers, decoders, images of different sizes, objects in them, tensor buffers.
+"""Rows of `op_types` for the host pipeline: readers, decoders, images of different sizes, objects in them, tensor buffers.
 
     reader = flow.user_op_builder("reader").Op("OFRecordReader").Output("out").Attr("data_dir", folder).Attr("batch_size", 8).Build()
     label = flow.user_op_builder("label").Op("ofrecord_raw_decoder").Input("in", reader.InferAndTryRun().RemoteBlobList()) ...
 
-Readers know further attributes that say where and how they read, which mean nothing here.
+Other attributes of readers, about devices and threads, have no effect.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""flow.quantization: numbers as if stored in few bits, for training that expects it.
+"""flow.quantization: numbers rounded to few bits, for quantization-aware training.
 
 formula, scheme                 scale                                   zero point
 "google", "symmetric"           largest |x| / (2^(bit - 1) - 1)         0
 "google", "affine"              (max - min) / (2^bit - 1)               -round(min / scale)     where max = min: scale |min|
-"cambricon", "symmetric"        floor(log2(largest |x|)) - (bit - 2)    0               its scale is 2^scale
+"cambricon", "symmetric"        floor(log2(largest |x|)) - (bit - 2)    0               the scale is 2^scale
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _check(what: str, input: Tensor, bit: int, scheme: str, formula: str) -> Non
 
 
 def _described(least: Tensor, largest: Tensor, bit: int, scheme: str, formula: str) -> tuple[Tensor, Tensor]:
-    """Scale and zero point for numbers from `least` to `largest`; of a symmetric scheme `largest` is that of |x|."""
+    """Return scale and zero point for numbers from `least` to `largest`; in a symmetric scheme `largest` is that of |x|."""
     if scheme == "affine":
         width = ew.subtract(largest, least)
         scale = ew.where(ew.equal(width, ew.fill_like(width, 0.0)), math.abs(least), ew.scale(width, 1 / (2**bit - 1)))
@@ -62,7 +62,7 @@ def min_max_observer(
     per_layer_quantization: bool = True,
     name: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Scale and zero point of shape (1,), or one for each row of the first axis unless `per_layer_quantization`."""
+    """Return scale and zero point of shape (1,), or one per row of the first axis unless `per_layer_quantization`."""
     _check("min_max_observer", input, quantization_bit, quantization_scheme, quantization_formula)
     t = input.tensor_type
     rows = sh.reshape(input, (1 if per_layer_quantization else t.shape[0], -1 if t.size else 0))
@@ -79,10 +79,10 @@ def moving_average_min_max_observer(
     momentum: float = 0.95,
     name: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Scale and zero point of the moving averages of least and largest number, which every run of a train job moves.
+    """Return scale and zero point of the moving averages of minimum and maximum, which every run of a train job updates.
 
-    They are the variables `<name>-moving_max` and `<name>-moving_min`, of which one that is 0 takes the number of the run as it is;
-    `<name>-current_train_step` counts.
+    They are the variables `<name>-moving_max` and `<name>-moving_min`; a value of 0 is replaced by that of the run. `<name>-current_train_step`
+    counts the runs.
     """
     _check("moving_average_min_max_observer", input, quantization_bit, quantization_scheme, quantization_formula)
     job = current_job("moving_average_min_max_observer")
@@ -108,15 +108,15 @@ def observed(
     training: bool,
     until: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Scale and zero point of moving averages that these variables keep; training moves them, after `until` runs no more.
+    """Return scale and zero point from moving averages in these variables; training updates them in the first `until` runs.
 
-    Raises: ArgumentError at a run that does not train, where nothing has moved them.
+    Raises: ArgumentError in a run without training before any update.
     """
     _check("moving_average_min_max_observer", input, bit, scheme, formula)
     if until is not None:
         counts("moving_average_min_max_observer", stop_update_after_iters=until)
     if not training:
-        return _described(bottom, _seen(top, bottom, step), bit, scheme, formula)
+        return _described(bottom, _require_averages(top, bottom, step), bit, scheme, formula)
     largest = math.reduce_max(input if scheme == "affine" else math.abs(input))
     least = math.reduce_min(input) if scheme == "affine" else ew.negate(largest)
     moved = []
@@ -128,14 +128,14 @@ def observed(
     return _described(moved[1], moved[0], bit, scheme, formula)
 
 
-def _seen(top: Tensor, bottom: Tensor, step: Tensor) -> Tensor:
-    """top, in a run before which a train job has run, or averages were loaded."""
+def _require_averages(top: Tensor, bottom: Tensor, step: Tensor) -> Tensor:
+    """Return top; a run raises an error unless a train job has run or averages were loaded."""
     job: Any = current_job("moving_average_min_max_observer")
     names = ", ".join(repr(variable_of(x)) for x in (top, bottom, step))
     problem = f"is too small: {names} are 0; run a train job with the same layers first, or load the variables of one"
-    seen = math.add_n([ew.cast(math.not_equal(x, 0), int64) for x in (top, bottom, step)])
+    visited = math.add_n([ew.cast(math.not_equal(x, 0), int64) for x in (top, bottom, step)])
     check = RuntimeAssertion(f"quantization in job {job.name!r}", "number of observed runs", low=1, problem=problem)
-    return ew.multiply(top, ew.cast(ew.minimum(call(check, seen), ew.fill_like(seen, 1)), top.tensor_type.dtype))
+    return ew.multiply(top, ew.cast(ew.minimum(call(check, visited), ew.fill_like(visited, 1)), top.tensor_type.dtype))
 
 
 def fake_quantization(
@@ -147,7 +147,7 @@ def fake_quantization(
     quantization_formula: str = "google",
     name: str | None = None,
 ) -> Tensor:
-    """The input rounded to what so many bits can say; its gradient is that of the result.  Scale and zero point are (1,), or one for each row."""
+    """Round the input to values of this many bits; the gradient passes unchanged. Scale and zero point are (1,), or one per row."""
     _check("fake_quantization", input, quantization_bit, quantization_scheme, quantization_formula)
     if scale.tensor_type.size not in (1, input.tensor_type.shape[0]) or zero_point.tensor_type.size != scale.tensor_type.size:
         raise ArgumentError(

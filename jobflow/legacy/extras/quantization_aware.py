@@ -1,12 +1,11 @@
-"""Training for products and convolutions of few bits: `function_config.enable_qat`.
+"""Quantization-aware training of products and convolutions: `function_config.enable_qat`.
 
-Where a job has it, these compute with the numbers that 8 bits can say of their inputs (`quantization.fake_quantization`);
-gradients pass as if nothing were rounded.
+Products and convolutions use 8-bit values of their inputs (`quantization.fake_quantization`). Gradients pass as without rounding.
 
-    weights     values of variables: scale and zero point of their least and largest number, `per_channel_weight_quantization`: of each row
-    others      scale and zero point of moving averages, which are the variables `<weight>-quantization_0-moving_max` and `-moving_min`, by
-                the weight that they are first multiplied with (`fake-...` where there is none), numbered in the order in which the body
-                computes: a predict job with the same layers has those of the train job
+    weights     values of variables: scale and zero point of their minimum and maximum, with `per_channel_weight_quantization` per row
+    others      scale and zero point of moving averages, in the variables `<weight>-quantization_0-moving_max` and `-moving_min`. They are named
+                by the first weight that multiplies the value (`fake-...` without one) and numbered in the order of the body, so a predict job
+                with the same layers shares those of the train job
 """
 
 from __future__ import annotations

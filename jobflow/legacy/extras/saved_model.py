@@ -1,4 +1,4 @@
-"""`flow.saved_model`: predict jobs with their variables in a directory, which `flow.serving` runs.
+"""`flow.saved_model`: predict jobs and their variables in a directory, for `flow.serving`.
 
 builder = flow.saved_model.ModelBuilder("models").ModelName("net").Version(1)
 signature = builder.AddFunction(predict_job).AddSignature("regress")
@@ -30,7 +30,7 @@ FORMAT = 1
 
 
 class SignatureBuilder:
-    """What a call passes and gets: names, and the tensors of the job that they stand for, by `logical_blob_name`."""
+    """The inputs and outputs of a call: names, and the tensors of the job that they denote, by `logical_blob_name`."""
 
     def __init__(self, name: str, graph_builder: GraphBuilder | None = None) -> None:
         self.name = name
@@ -39,11 +39,11 @@ class SignatureBuilder:
         self.outputs: dict[str, str] = {}
 
     def Input(self, input_name: str, lbn: str) -> SignatureBuilder:
-        """An argument of the job under a name."""
+        """Add an argument of the job under a name."""
         return self._add(self.inputs, "Input", input_name, lbn)
 
     def Output(self, output_name: str, lbn: str) -> SignatureBuilder:
-        """A tensor of the job under a name."""
+        """Add a tensor of the job under a name."""
         return self._add(self.outputs, "Output", output_name, lbn)
 
     def _add(self, table: dict[str, str], what: str, name: str, lbn: str) -> SignatureBuilder:
@@ -54,12 +54,12 @@ class SignatureBuilder:
         return self
 
     def Complete(self) -> GraphBuilder | None:
-        """The job that it is a signature of."""
+        """Return the builder of the job."""
         return self.graph_builder
 
 
 class GraphBuilder:
-    """A job and its signatures; the first is the one that is used where none is named."""
+    """A job and its signatures; the first is the default."""
 
     def __init__(self, name: str, model_builder: ModelBuilder | None = None) -> None:
         self.name = name
@@ -67,18 +67,18 @@ class GraphBuilder:
         self.signatures: dict[str, SignatureBuilder] = {}
 
     def AddSignature(self, signature_name: str) -> SignatureBuilder:
-        """A signature, without inputs and outputs yet."""
+        """Add an empty signature and return it."""
         if signature_name in self.signatures:
             raise ArgumentError(f"saved_model: signature {signature_name!r} of {self.name} at {user_line()} exists already")
         return self.signatures.setdefault(signature_name, SignatureBuilder(signature_name, self))
 
     def Input(self, input_name: str, lbn: str) -> GraphBuilder:
-        """An input of the one signature of the job."""
+        """Add an input to the only signature of the job."""
         self._one().Input(input_name, lbn)
         return self
 
     def Output(self, output_name: str, lbn: str) -> GraphBuilder:
-        """An output of the one signature of the job."""
+        """Add an output to the only signature of the job."""
         self._one().Output(output_name, lbn)
         return self
 
@@ -86,12 +86,12 @@ class GraphBuilder:
         return self.signatures.get("default") or self.AddSignature("default")
 
     def Complete(self) -> ModelBuilder | None:
-        """The model that the job is of."""
+        """Return the builder of the model."""
         return self.model_builder
 
 
 class ModelBuilder:
-    """Writes jobs of the session to `<save_path>/<version>`."""
+    """A builder that writes jobs of the session to `<save_path>/<version>`."""
 
     def __init__(self, save_path: str | PathLike[str]) -> None:
         if not isinstance(save_path, str | PathLike):
@@ -102,19 +102,19 @@ class ModelBuilder:
         self.graphs: dict[str, tuple[Any, GraphBuilder]] = {}
 
     def ModelName(self, model_name: str) -> ModelBuilder:
-        """What the model is called."""
+        """Set the name of the model."""
         self.name = model_name
         return self
 
     def Version(self, version: int) -> ModelBuilder:
-        """The number of the version, 1 unless said."""
+        """Set the number of the version; the default is 1."""
         if type(version) is not int or version < 0:
             raise ArgumentError(f"ModelBuilder.Version at {user_line()}: {version!r} is not a number of a version")
         self.version = version
         return self
 
     def AddFunction(self, func: Any) -> GraphBuilder:
-        """A predict job."""
+        """Add a predict job and return its builder."""
         job = job_of(func)
         if job.name in self.graphs:
             raise ArgumentError(f"ModelBuilder.AddFunction at {user_line()}: job {job.name} is in the model already")
@@ -125,7 +125,7 @@ class ModelBuilder:
     Job = AddFunction
 
     def Save(self, save_model_before_graph_complete: bool = True) -> None:
-        """Write the jobs and their variables.  CheckpointError if the version is there already."""
+        """Write the jobs and their variables; raise CheckpointError if the version exists."""
         session = started_session()
         folder = self.save_path / str(self.version)
         if not self.graphs:
@@ -146,14 +146,14 @@ class ModelBuilder:
 
 
 def _checked(name: str, program: dict[str, Any], signature: SignatureBuilder) -> dict[str, Any]:
-    inputs = {given: lbn.partition("/")[0] for given, lbn in signature.inputs.items()}
-    for given, argument in inputs.items():
+    inputs = {arguments: lbn.partition("/")[0] for arguments, lbn in signature.inputs.items()}
+    for arguments, argument in inputs.items():
         if argument not in program["inputs"]:
             near = did_you_mean(argument, program["inputs"])
-            raise JobError(f'saved_model: input "{given}" of signature {signature.name!r}: job {name} has no argument "{argument}"{near}')
+            raise JobError(f'saved_model: input "{arguments}" of signature {signature.name!r}: job {name} has no argument "{argument}"{near}')
     missing = [argument for argument in program["inputs"] if argument not in inputs.values()]
     if missing:
         raise JobError(f"saved_model: signature {signature.name!r} of job {name} has no input for its argument {missing[0]!r}; add .Input(name, lbn)")
     if not signature.outputs:
         raise JobError(f"saved_model: signature {signature.name!r} of job {name} has no output; add .Output(name, lbn)")
-    return {"inputs": inputs, "outputs": {given: program["outputs"][lbn] for given, lbn in signature.outputs.items()}}
+    return {"inputs": inputs, "outputs": {arguments: program["outputs"][lbn] for arguments, lbn in signature.outputs.items()}}

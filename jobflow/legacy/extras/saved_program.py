@@ -1,8 +1,8 @@
-"""Programs as files: what the body of a predict job recorded, a node a line of JSON, and recorded anew from it.
+"""Programs as files: the trace of a predict job as JSON, one node per line, and its reconstruction.
 
     {"name": "hidden", "op": ["MatMul", {"transpose_b": true}], "inputs": [0, 1], "local": false}
 
-Nothing of a file is run: an op is a class of jobflow by name, its attributes are numbers, texts and names.
+No code in a file is executed: an op is a class of jobflow by name, and its attributes are numbers, texts and names.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Names = Mapping[str, str]
 
 
 def of_job(job: Job, session: Session, outputs: Names) -> dict[str, Any]:
-    """A predict job as a tree for JSON; `outputs` are tensors by their `logical_blob_name`, beside what it returns.  JobError if it cannot be one."""
+    """Return a predict job as a JSON tree; `outputs` are additional results by `logical_blob_name`. Raise JobError if a part cannot be written."""
     what = f"saved_model: job {job.name} ({job.where})"
     if job.trainable:
         raise JobError(f"{what} is a train job; save a predict job that has the same variables")
@@ -48,7 +48,7 @@ def of_job(job: Job, session: Session, outputs: Names) -> dict[str, Any]:
         "assigns variables": program.updates,
         "computes with as many rows as a run finds, or with what the host makes of its tensors": program.phases,
     }
-    for word in (word for word, found in does.items() if found):
+    for word in (word for word, result in does.items() if result):
         raise JobError(f"{what} {word}; save one that computes from arguments alone, in tensors of fixed shapes")
     named = {name_of(value): value for node in program.nodes for value in node.outputs}
     for name in outputs.values():
@@ -62,33 +62,33 @@ def of_job(job: Job, session: Session, outputs: Names) -> dict[str, Any]:
         for node in graph.nodes
     ]
     inputs = {name: {"shape": list(declared.type.shape), "dtype": declared.type.dtype.name} for name, declared in job.signature.placeholders()}
-    given = {f"output_{i}" if len(returned) > 1 else "output": number[value] for i, value in enumerate(returned)}
-    return {"inputs": inputs, "nodes": nodes, "returned": given, "outputs": {name: number[named[lbn]] for name, lbn in outputs.items()}}
+    arguments = {f"output_{i}" if len(returned) > 1 else "output": number[value] for i, value in enumerate(returned)}
+    return {"inputs": inputs, "nodes": nodes, "returned": arguments, "outputs": {name: number[named[lbn]] for name, lbn in outputs.items()}}
 
 
 def record(body: Body, program: Mapping[str, Any], arguments: Mapping[str, Tensor], outputs: Mapping[str, int]) -> dict[str, Tensor]:
-    """Record a program in the body of a job, on these arguments; its outputs by name."""
+    """Record a program in the body of a job with these arguments, and return its outputs by name."""
     values: list[Tensor] = []
     for entry in program["nodes"]:
         op = _read(entry["op"])
         if isinstance(op, Input):
-            made: Sequence[Tensor] = [body.run_counter() if op.key == RUN_COUNTER else arguments[op.key]]
+            result: Sequence[Tensor] = [body.run_counter() if op.key == RUN_COUNTER else arguments[op.key]]
         elif isinstance(op, ReadVariable):
-            made = [_variable(body, op)]
+            result = [_variable(body, op)]
         else:
             with scope.using(view="mirrored" if entry["local"] else "consistent"):
-                made = body.apply(op, [values[i] for i in entry["inputs"]], entry["name"])
-        values.extend(made)
+                result = body.apply(op, [values[i] for i in entry["inputs"]], entry["name"])
+        values.extend(result)
     return {name: values[i] for name, i in outputs.items()}
 
 
 def variables_of(program: Mapping[str, Any]) -> list[str]:
-    """The names of the variables that it reads."""
+    """Return the names of the variables that the program reads."""
     return [op.key for entry in program["nodes"] if isinstance(op := _read(entry["op"]), ReadVariable)]
 
 
 def type_of(entry: Mapping[str, Any]) -> TensorType:
-    """The type of an input."""
+    """Return the type of an input."""
     return TensorType(shape_of(entry["shape"]), dtype_named(entry["dtype"]))
 
 
@@ -103,19 +103,19 @@ def _variable(body: Body, op: ReadVariable) -> Tensor:
 
 @cache
 def _classes() -> dict[str, type]:
-    """By name, what an attribute may be: ops and layouts."""
+    """Return the classes of attributes by name: ops and layouts."""
     for module in pkgutil.iter_modules(jobflow.ops.__path__):
         importlib.import_module(f"jobflow.ops.{module.name}")
-    every, found = [Op], {name: each for name, each in vars(layouts).items() if isinstance(each, type) and each.__module__ == layouts.__name__}
+    every, result = [Op], {name: each for name, each in vars(layouts).items() if isinstance(each, type) and each.__module__ == layouts.__name__}
     while every:
         one = every.pop()
-        found[one.__name__] = one
+        result[one.__name__] = one
         every.extend(one.__subclasses__())
-    return found
+    return result
 
 
 def _written(value: Any) -> Any:
-    """An attribute as JSON: what that has no word for is a pair of the word and what it is made of."""
+    """Return an attribute as JSON; other values become a pair of a type name and content."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -133,7 +133,7 @@ def _written(value: Any) -> Any:
 
 
 def _read(tree: Any) -> Any:
-    """What `_written` wrote.  CheckpointError if it is something else."""
+    """Parse the output of `_written`; raise CheckpointError for anything else."""
     if not isinstance(tree, list):
         return tree
     word: str = tree[0] if len(tree) == 2 else ""
@@ -144,9 +144,9 @@ def _read(tree: Any) -> Any:
         return tuple(_read(each) for each in content)
     if word == "dtype":
         return dtype_named(content)
-    found = _classes().get(word)
-    if found is None:
+    result = _classes().get(word)
+    if result is None:
         raise CheckpointError(f"saved_model: there is no op {word!r} in this version{did_you_mean(str(word), _classes())}")
-    if issubclass(found, enum.Enum):
-        return found(content)
-    return found(**{name: _read(value) for name, value in content.items()})
+    if issubclass(result, enum.Enum):
+        return result(content)
+    return result(**{name: _read(value) for name, value in content.items()})

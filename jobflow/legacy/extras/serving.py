@@ -1,4 +1,4 @@
-"""`flow.serving`: runs what `flow.saved_model` has saved, in a session of its own.
+"""`flow.serving`: execution of models saved by `flow.saved_model`, in a separate session.
 
 with flow.serving.InferenceSession() as session:
     session.load_saved_model("models", model_version=1)
@@ -32,14 +32,14 @@ __all__ = ["InferenceSession", "ModelVersionPolicy", "SessionOption"]
 
 
 class ModelVersionPolicy(enum.Enum):
-    """Which version is loaded where no number is given."""
+    """The version that is loaded without a number."""
 
     LATEST = "latest"
     FIRST = "first"
 
 
 class SessionOption:
-    """On which devices a session runs."""
+    """The devices of a session."""
 
     def __init__(self) -> None:
         self.device_tag = "cpu"
@@ -48,7 +48,7 @@ class SessionOption:
 
 
 class Outputs(dict[str, Array]):
-    """What a call gave: by name, and by position."""
+    """The results of a call, by name and by position."""
 
     def __missing__(self, key: Any) -> Array:
         if isinstance(key, int):
@@ -57,7 +57,7 @@ class Outputs(dict[str, Array]):
 
 
 class InferenceSession:
-    """Loads saved models, and runs their jobs."""
+    """A session that loads saved models and runs their jobs."""
 
     def __init__(self, option: SessionOption | None = None) -> None:
         self.option = option or SessionOption()
@@ -87,7 +87,7 @@ class InferenceSession:
         graph_name: str | None = None,
         signature_name: str | None = None,
     ) -> None:
-        """Take the jobs of a model, or the one called `graph_name`.  CheckpointError if there is no such model."""
+        """Load the jobs of a model, or only `graph_name`; raise CheckpointError without such a model."""
         what = f"InferenceSession.load_saved_model at {user_line()}"
         self._not_launched(what)
         root = Path(saved_model_dir)
@@ -110,17 +110,17 @@ class InferenceSession:
         self._variables.append(str(folder / VARIABLES))
 
     def set_checkpoint_path(self, checkpoint_path: str) -> None:
-        """Take the variables of this checkpoint in the place of those that were saved with the model."""
+        """Use the variables of this checkpoint in place of those saved with the model."""
         self._variables.append(checkpoint_path)
 
     def set_job_signature(self, job_name: str, signature_name: str) -> None:
-        """Call a job by this signature."""
+        """Select the signature for calls of a job."""
         what = f"InferenceSession.set_job_signature at {user_line()}"
         signatures = self._graphs[_known(what, "job", job_name, self._graphs)]["signatures"]
         self._signatures[job_name] = _known(what, "signature", signature_name, signatures)
 
     def set_job_batch_size(self, job_name: str, batch_size: int) -> None:
-        """Have arguments of a job so many rows."""
+        """Set the number of rows of a job's arguments."""
         what = f"InferenceSession.set_job_batch_size at {user_line()}"
         self._not_launched(what)
         self._batches[_known(what, "job", job_name, self._graphs)] = batch_size
@@ -173,7 +173,7 @@ class InferenceSession:
         return own if chosen is None else graph["signatures"][chosen]
 
     def run(self, job_name: str, **inputs: Any) -> Outputs:
-        """Call a job with arrays by the names of its signature; its outputs."""
+        """Call a job with arrays by the names of its signature, and return its outputs."""
         what = f"InferenceSession.run at {user_line()}"
         if self._jobs is None:
             raise JobError(f"{what}: call launch() before")
@@ -188,11 +188,11 @@ class InferenceSession:
             return Outputs(job(*[inputs[arguments[argument]] for argument in self._types(job_name)]))
 
     async def async_run(self, job_name: str, **inputs: Any) -> Outputs:
-        """The same for `await`; it has been run when it returns."""
+        """Call a job for `await`; it is complete when this returns."""
         return self.run(job_name, **inputs)
 
     def close(self) -> None:
-        """End the session; it may be loaded anew."""
+        """End the session, which may load models again afterwards."""
         with self._inside():
             clear_default_session()
         self._jobs = None

@@ -1,4 +1,4 @@
-"""`flow.summary`: what TensorBoard shows, written by jobs.
+"""`flow.summary`: TensorBoard events written by jobs.
 
     @flow.global_function()
     def open_writer() -> None:
@@ -8,8 +8,8 @@
     def note(loss: tp.Numpy.Placeholder((1,)), step: tp.Numpy.Placeholder((1,), dtype=flow.int64)) -> None:
         flow.summary.scalar(loss, step, "loss")
 
-The functions of a job write after each of its runs, in the one process that writes files.  Tags are texts, or tensors of their bytes, as int8;
-steps are ints, or tensors of one.  Needs tensorboardX.
+The functions write after each run of the job, in the one process that writes files. Tags are texts, or tensors of their bytes as int8; steps
+are ints, or tensors with one element. Requires tensorboardX.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _tensorboard(module: str = "") -> Any:
 
 
 class Events:
-    """A file of events in a folder, which is made."""
+    """An events file in a folder, which is created."""
 
     def __init__(self, folder: str) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -65,11 +65,11 @@ class Events:
         self.flush()
 
     def add(self, **content: Any) -> None:
-        """An event, which happens now."""
+        """Add an event with the current time."""
         self._file.write(_tensorboard(".proto.event_pb2").Event(wall_time=time.time(), **content).SerializeToString())
 
     def flush(self) -> None:
-        """Have all of it on the disk."""
+        """Write all events to the disk."""
         self._file.flush()
 
 
@@ -77,51 +77,51 @@ class Events:
 
 
 def create_summary_writer(logdir: str, name: str | None = None) -> None:
-    """Begin a file of events in `logdir`, which is made: what the session's jobs write from then on goes there."""
+    """Open an events file in `logdir`, which is created; later events of the session's jobs are written to it."""
     _tensorboard()
     _after("summary.create_summary_writer", partial(_open, logdir))
 
 
 def flush_summary_writer(name: str | None = None) -> None:
-    """Have all that has been written on the disk."""
+    """Write all events to the disk."""
     _after("summary.flush_summary_writer", _flush)
 
 
 def scalar(value: Tensor, step: Step, tag: Tag, name: str | None = None) -> None:
-    """A number: `value` has one element."""
+    """Write a number: `value` has one element."""
     if value.tensor_type.size != 1:
         raise ArgumentError(f"summary.scalar at {user_line()}: the value is {value.tensor_type}; a scalar is one number")
     _summarize("summary.scalar", lambda tag, value: _tensorboard(".summary").scalar(tag, float(value.item())), value, step, tag)
 
 
 def histogram(value: Tensor, step: Step, tag: Tag, name: str | None = None) -> None:
-    """How the numbers of a tensor are distributed."""
+    """Write the distribution of a tensor's elements."""
     _summarize("summary.histogram", _spread, value, step, tag)
 
 
 def image(value: Tensor, step: Step = None, tag: Tag = None, name: str | None = None) -> None:
-    """Pictures: uint8[n, height, width, 1, 3 or 4], or floats from 0 to 1; where there are several, `tag`/0, `tag`/1, ..."""
+    """Write images uint8[n, height, width, 1, 3 or 4], or floats from 0 to 1; several are named `tag`/0, `tag`/1, ..."""
     if value.tensor_type.ndim != 4 or value.tensor_type.shape[3] not in (1, 3, 4):
         raise ArgumentError(f"summary.image at {user_line()}: the value is {value.tensor_type}; pictures are [n, height, width, 1, 3 or 4]")
     _summarize("summary.image", _pictures, value, step, "image" if tag is None else tag)
 
 
 def pb(value: Tensor, step: Step = None, name: str | None = None) -> None:
-    """A message that `text` or `hparams` gave, as the bytes of its text: np.frombuffer(str(message).encode(), np.int8)."""
+    """Write a message of `text` or `hparams`, passed as the bytes of its text: np.frombuffer(str(message).encode(), np.int8)."""
     _summarize("summary.pb", lambda tag, value: _message(value), value, step, "")
 
 
-def _summarize(what: str, made: Callable[[str, Array], Any], value: Tensor, step: Step, tag: Tag) -> None:
-    """Write, after each run, what is made of the tag and the numbers of a tensor."""
+def _summarize(what: str, result: Callable[[str, Array], Any], value: Tensor, step: Step, tag: Tag) -> None:
+    """Write an event built from the tag and a tensor's data after each run."""
     if not isinstance(step, int | np.integer | Tensor | None) or not isinstance(tag, str | Tensor):
         raise ArgumentError(f"{what} at {user_line()}: step {step!r} is an int and tag {tag!r} a text, or tensors with their numbers")
-    _after(what, partial(_write, made), value, step, tag)
+    _after(what, partial(_write, result), value, step, tag)
 
 
-def _after(what: str, write: Callable[..., None], *given: Any) -> None:
-    """Call `write` after each run of the job whose body runs, with the numbers of the tensors among `given`."""
+def _after(what: str, write: Callable[..., None], *arguments: Any) -> None:
+    """Call `write` after each run of the current job, with the data of the tensors among the arguments."""
     job, session = current_job(what), current_session()
-    tensors = [each for each in given if isinstance(each, Tensor)] or [constant_scalar(0, int32)]
+    tensors = [each for each in arguments if isinstance(each, Tensor)] or [constant_scalar(0, int32)]
     arrived: list[Array] = []
 
     def take(value: Any) -> None:
@@ -130,7 +130,7 @@ def _after(what: str, write: Callable[..., None], *given: Any) -> None:
             numbers = iter(arrived.copy())
             arrived.clear()
             if session.writes_files:
-                write(session, what, *[next(numbers) if isinstance(each, Tensor) else each for each in given])
+                write(session, what, *[next(numbers) if isinstance(each, Tensor) else each for each in arguments])
 
     for tensor in tensors:
         job.watch(tensor, take, False)
@@ -152,10 +152,10 @@ def _flush(session: Session, what: str) -> None:
     _writer(session, what).flush()
 
 
-def _write(made: Callable[[str, Array], Any], session: Session, what: str, value: Array, step: Any, tag: Any) -> None:
+def _write(result: Callable[[str, Array], Any], session: Session, what: str, value: Array, step: Any, tag: Any) -> None:
     writer = _writer(session, what)
     tag = tag if isinstance(tag, str) else tag.astype(np.int8).tobytes().rstrip(b"\0").decode()
-    writer.add(summary=made(tag, value), step=0 if step is None else int(np.asarray(step).item()))
+    writer.add(summary=result(tag, value), step=0 if step is None else int(np.asarray(step).item()))
 
 
 def _spread(tag: str, value: Array) -> Any:
@@ -166,10 +166,10 @@ def _spread(tag: str, value: Array) -> Any:
 
 def _pictures(tag: str, value: Array) -> Any:
     pictures = value if value.dtype == np.uint8 else (value * 255).clip(0, 255).astype(np.uint8)
-    made = _tensorboard(".proto.summary_pb2").Summary()
+    result = _tensorboard(".proto.summary_pb2").Summary()
     for i, picture in enumerate(pictures):
-        made.value.extend(_tensorboard(".summary").image(tag if len(pictures) == 1 else f"{tag}/{i}", picture, dataformats="HWC").value)
-    return made
+        result.value.extend(_tensorboard(".summary").image(tag if len(pictures) == 1 else f"{tag}/{i}", picture, dataformats="HWC").value)
+    return result
 
 
 def _message(value: Array) -> Any:
@@ -190,20 +190,20 @@ globals().update(all_of(__name__, globals(), __name__, of_jobs))
 
 
 def text(text: str | Sequence[str], tag: str | None = None) -> Any:
-    """A message with texts, one or a list."""
+    """Return a message with a text or a list of texts."""
     lines: list[Any] = list(text) if isinstance(text, list | tuple) else [text]
     if not lines or not all(isinstance(line, str) for line in (*lines, tag or "")):
         raise ArgumentError(f"summary.text at {user_line()}: {text!r} is not a text or a list of texts, or the tag {tag!r} is none")
-    made = _tensorboard(".summary").text(tag or "text", lines[0])
-    tensor = made.value[0].tensor
+    result = _tensorboard(".summary").text(tag or "text", lines[0])
+    tensor = result.value[0].tensor
     tensor.string_val.extend([line.encode() for line in lines[1:]])
     tensor.tensor_shape.dim[0].size = len(lines)
-    return made
+    return result
 
 
 @dataclass(frozen=True)
 class RealRange:
-    """From `min_value` to `max_value`."""
+    """The range from `min_value` to `max_value`."""
 
     min_value: float
     max_value: float
@@ -213,18 +213,18 @@ class RealRange:
             raise ArgumentError(f"summary.{type(self).__name__} at {user_line()}: from {self.min_value} to {self.max_value} there is nothing")
 
     def describe(self, info: Any) -> None:
-        """Write it in the message of a hyperparameter."""
+        """Write the range into the message of a hyperparameter."""
         info.type = _kinds()[float]
         info.domain_interval.min_value, info.domain_interval.max_value = self.min_value, self.max_value
 
 
 class IntegerRange(RealRange):
-    """The whole numbers from `min_value` to `max_value`."""
+    """The integers from `min_value` to `max_value`."""
 
 
 @dataclass(frozen=True, eq=False)
 class ValueSet:
-    """One of some texts, numbers or truth values, all of one type."""
+    """A set of texts, numbers or booleans of one type."""
 
     values: Sequence[Any]
     dtype: type | None = None
@@ -237,14 +237,14 @@ class ValueSet:
             raise ArgumentError(f"summary.ValueSet at {user_line()}: {list(self.values)} are not texts, numbers or truth values of one type")
 
     def describe(self, info: Any) -> None:
-        """Write it in the message of a hyperparameter."""
+        """Write the set into the message of a hyperparameter."""
         info.type = _kinds()[type(self.values[0])]
         info.domain_discrete.extend(list(self.values))
 
 
 @dataclass(frozen=True)
 class Hparam:
-    """A hyperparameter by name, and what it may be: a RealRange, IntegerRange or ValueSet."""
+    """A hyperparameter: its name and its domain, a RealRange, IntegerRange or ValueSet."""
 
     name: str
     dtype: RealRange | ValueSet | None = None
@@ -252,7 +252,7 @@ class Hparam:
 
 @dataclass(frozen=True)
 class Metric:
-    """What is measured, by name; `dtype` means nothing."""
+    """A metric by name; `dtype` has no effect."""
 
     name: str
     dtype: Any = None
@@ -265,7 +265,7 @@ def _kinds() -> dict[type, int]:
 
 
 def hparams(hparams: Mapping[Hparam | Metric | str, Any]) -> Any:
-    """A message with hyperparameters, and what was measured with them: `{Hparam(...) or a name: value, Metric(...): value}`."""
+    """Return a message with hyperparameters and their metrics: `{Hparam(...) or a name: value, Metric(...): value}`."""
     if not isinstance(hparams, Mapping):
         raise ArgumentError(f"summary.hparams at {user_line()}: {hparams!r} is not a dict")
     values = {key.name if isinstance(key, Hparam) else key: value for key, value in hparams.items() if not isinstance(key, Metric)}
@@ -275,18 +275,18 @@ def hparams(hparams: Mapping[Hparam | Metric | str, Any]) -> Any:
             raise ArgumentError(f"summary.hparams at {user_line()}: {name!r} is {value!r}; values are texts, numbers or truth values, by name")
     domains = {key.name: key.dtype for key in hparams if isinstance(key, Hparam) and key.dtype is not None}
     messages = _tensorboard(".summary").hparams(values, metrics)
-    made = _tensorboard(".proto.summary_pb2").Summary()
+    result = _tensorboard(".proto.summary_pb2").Summary()
     for message in messages:
-        made.value.extend(message.value)
-    content = made.value[0].metadata.plugin_data
+        result.value.extend(message.value)
+    content = result.value[0].metadata.plugin_data
     data = _tensorboard(".proto.plugin_hparams_pb2").HParamsPluginData.FromString(content.content)
     for info in data.experiment.hparam_infos:
         if info.name in domains:
             domains[info.name].describe(info)
     content.content = data.SerializeToString()
     for name, value in metrics.items():
-        made.value.extend(_tensorboard(".summary").scalar(name, float(value)).value)
-    return made
+        result.value.extend(_tensorboard(".summary").scalar(name, float(value)).value)
+    return result
 
 
 # Graphs and projections ----------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ class Graph:
         self.logdir = "./log" if logdir is None else logdir
 
     def write_structure_graph(self) -> None:
-        """Write a file of events with them: a node for each operation, below the name of its job."""
+        """Write an events file with a node for each operation below the name of its job."""
         session = started_session()
         graph = _tensorboard(".proto.graph_pb2").GraphDef()
         graph.versions.producer = 22
@@ -325,7 +325,7 @@ def _write_projector(
     x: Array | None = None,
     label: Array | None = None,
 ) -> None:
-    """What both kinds of a projector write."""
+    """Write the common part of both kinds of projectors."""
     what = f"summary.Projector.write_{kind}_projector at {user_line()}"
     if kind not in self._begun:
         raise JobError(f"{what}: call create_{kind}_projector() before")
@@ -350,18 +350,18 @@ def _write_projector(
 
 
 class Projector:
-    """Points in many dimensions, with labels and pictures, for TensorBoard's projector."""
+    """Points in many dimensions, with labels and images, for TensorBoard's projector."""
 
     def __init__(self, logdir: str | None = None) -> None:
         self.logdir = Path("./log" if logdir is None else logdir)
         self._begun: set[str] = set()
 
     def create_embedding_projector(self) -> None:
-        """Begin with `write_embedding_projector`."""
+        """Prepare for `write_embedding_projector`."""
         self._begin("embedding")
 
     def create_exception_projector(self) -> None:
-        """Begin with `write_exception_projector`."""
+        """Prepare for `write_exception_projector`."""
         self._begin("exception")
 
     def _begin(self, kind: str) -> None:

@@ -1,4 +1,4 @@
-"""Operations by the name of their type: one's own, which are one class each, and all published ones (`op_types`).
+"""Operations by type name: a user's own, one class each, and all published ones (`op_types`).
 
     @dataclass(frozen=True)
     class Squareplus(Unary):                    # of jobflow.ops.pointwise; a subclass of any Op will do
@@ -9,8 +9,8 @@
 
     flow.user_op_builder("curve").Op("squareplus").Input("x", [x]).Output("y").Attr("bias", 1.0).Build().InferAndTryRun().SoleOutputBlob()
 
-One's own class is found by its name, in any spelling of capitals.  Its inputs are the parameters of its formula (or kernel), its attributes
-the fields of the dataclass, and outputs are called as the program calls them.
+A user's class is located by its name in any capitalisation. Its inputs are the parameters of its formula or kernel, its attributes are the
+fields of the dataclass, and the program names the outputs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ OWN_FUNCTIONS: dict[str, Callable[..., Tensor]] = {}
 
 @dataclass(frozen=True)
 class OpType:
-    """What a type takes and gives."""
+    """The schema of an operation type: inputs, outputs and attributes."""
 
     word: str
     #: how many tensors each input takes: 1, 0 for one that may be left out, or MANY; None: whatever the program calls them, in its order
@@ -67,7 +67,7 @@ class OpType:
 
 
 def op_type(word: str) -> OpType:
-    """The type of this name.  ArgumentError with the nearest one where there is none."""
+    """Return the type with this name; raise ArgumentError with the nearest name without one."""
     if not isinstance(word, str):
         raise ArgumentError(f"user_op_builder at {user_line()}: the type of an operation is a text, not {word!r}")
     own = _own_classes()
@@ -82,39 +82,39 @@ def op_type(word: str) -> OpType:
 
 
 def _own_classes() -> dict[str, type[Op]]:
-    """The programs' classes of operations, by name."""
-    found, waiting = {}, [Op]
+    """Return the operation classes of the program by name."""
+    result, waiting = {}, [Op]
     while waiting:
         for each in waiting.pop().__subclasses__():
             waiting.append(each)
             if not each.__module__.startswith("jobflow.") and not each.__dict__.get("abstract"):
-                found[each.word()] = each
-    return found
+                result[each.word()] = each
+    return result
 
 
 @functools.cache
 def _published() -> Mapping[str, OpType]:
-    made = {}
+    result = {}
     for key, function in {**OP_TYPES, **OP_TYPES_OF_GRADIENTS, **OP_TYPES_ON_HOST, **OP_TYPES_OF_UPDATES}.items():
         word, outputs = key.split(" -> ")
         parameters = inspect.signature(function).parameters.values()
         inputs = {
             p.name.rstrip("_"): MANY if p.kind is p.VAR_POSITIONAL else int(p.default is p.empty) for p in parameters if p.kind is not p.KEYWORD_ONLY
         }
-        given = {p.name: NEEDED if p.default is p.empty else p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-        named = given.pop("name", NEEDED) is None
-        attributes = {name.rstrip("_"): default for name, default in given.items()}
-        spelled = {name.rstrip("_"): name for name in given}
-        made[word] = OpType(word, inputs, tuple(outputs.split()), attributes, function, named, spelled)
-    return made
+        arguments = {p.name: NEEDED if p.default is p.empty else p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        named = arguments.pop("name", NEEDED) is None
+        attributes = {name.rstrip("_"): default for name, default in arguments.items()}
+        spelled = {name.rstrip("_"): name for name in arguments}
+        result[word] = OpType(word, inputs, tuple(outputs.split()), attributes, function, named, spelled)
+    return result
 
 
 def _of_class(word: str, kind: type[Op]) -> OpType:
-    """What the class of an operation says of it."""
+    """Return the schema of an operation class."""
     formula: Any = getattr(kind, "formula", None)
-    given = list(inspect.signature(formula if formula is not None else kind.infer).parameters.values())
-    several = any(each.kind is each.VAR_POSITIONAL for each in given)
-    inputs = {each.name: MANY if several else 1 for each in given[2 if formula is not None else 1 :]}
+    arguments = list(inspect.signature(formula if formula is not None else kind.infer).parameters.values())
+    several = any(each.kind is each.VAR_POSITIONAL for each in arguments)
+    inputs = {each.name: MANY if several else 1 for each in arguments[2 if formula is not None else 1 :]}
     attributes = {f.name: NEEDED if f.default is MISSING else f.default for f in fields(kind) if f.init}
     return OpType(word, inputs, None, attributes, lambda *x, **attributes: apply(kind(**attributes), *x))
 
@@ -133,7 +133,7 @@ class UserOp:
     _made: dict[str, list[Tensor]] | None = None
 
     def InferAndTryRun(self) -> UserOp:
-        """Itself, with outputs.  Raises: what the operation raises of its inputs."""
+        """Record the operation and return this object. Raises: errors of the operation about its inputs."""
         try:
             return self._run(current_job(f"user_op_builder({self.name!r})"))
         except JobflowError as error:
@@ -147,20 +147,20 @@ class UserOp:
         attributes = {self.type.spelled.get(word, word): value for word, value in self.attributes.items()}
         with scope.using(**({"view": "consistent"} if self.consistent else {})):
             if self.type.named:
-                made = self.type.function(*ordered, **attributes, name=self.name)
+                result = self.type.function(*ordered, **attributes, name=self.name)
             elif any(is_tensor(x) for x in ordered) and not hasattr(job, "takes_tensors"):
-                made = recorded(job, self.type.function, ordered, attributes, self.name)
+                result = recorded(job, self.type.function, ordered, attributes, self.name)
             else:
-                made = self.type.function(*ordered, **attributes)
-        self._made = self._by_name(made)
+                result = self.type.function(*ordered, **attributes)
+        self._made = self._by_name(result)
         return self
 
-    def _by_name(self, made: Any) -> dict[str, list[Tensor]]:
+    def _by_name(self, result: Any) -> dict[str, list[Tensor]]:
         known = self.type.outputs
         if known is not None and len(known) == 1 and known[0].endswith("*"):
-            results = {known[0][:-1]: list(made)}
+            results = {known[0][:-1]: list(result)}
         else:
-            several = list(made) if isinstance(made, list | tuple) else [made]
+            several = list(result) if isinstance(result, list | tuple) else [result]
             results = {word: [y] for word, y in zip(known or self.outputs, several, strict=known is not None)}
             if known is None and (len(several) != len(self.outputs)):
                 raise ArgumentError(
@@ -172,31 +172,31 @@ class UserOp:
         return results
 
     def RemoteBlobDict(self) -> dict[str, list[Tensor]]:
-        """The tensors of each output, by its name."""
+        """Return the tensors of each output by name."""
         if self._made is None:
             raise JobError(f"user_op_builder({self.name!r}) at {user_line()}: call InferAndTryRun() first")
         return {word: self._made[word] for word in self.outputs}
 
     def RemoteBlobList(self) -> list[Tensor]:
-        """All outputs, in the order of the calls of `Output`."""
+        """Return all outputs in the order of the calls of `Output`."""
         return [y for several in self.RemoteBlobDict().values() for y in several]
 
     def SoleOutputBlob(self) -> Tensor:
-        """The output of an operation that has one."""
-        made = self.RemoteBlobList()
-        if len(made) != 1:
-            raise ArgumentError(f"{self.type.word} at {user_line()}: SoleOutputBlob() of {len(made)} outputs; RemoteBlobList() has them all")
-        return made[0]
+        """Return the output of an operation with a single one."""
+        result = self.RemoteBlobList()
+        if len(result) != 1:
+            raise ArgumentError(f"{self.type.word} at {user_line()}: SoleOutputBlob() of {len(result)} outputs; RemoteBlobList() has them all")
+        return result[0]
 
 
 def _is_input(x: Any) -> bool:
-    """Whether it is a tensor, or what a reader or a tensor list gives."""
+    """Return True for a tensor, the output of a reader, or a tensor list."""
     return is_tensor(x) or isinstance(x, OnHost | HostArgument)
 
 
 @dataclass
 class UserOpBuilder:
-    """Collects what an operation is made of; see the module."""
+    """A builder of an operation; see the module's docstring."""
 
     op_name: str | None
     consistent: bool = False
@@ -206,7 +206,7 @@ class UserOpBuilder:
     _attributes: dict[str, Any] = field(default_factory=dict)
 
     def Op(self, op_type_name: str) -> UserOpBuilder:
-        """Say which type it is of."""
+        """Set the type."""
         self._type = op_type(op_type_name)
         return self
 
@@ -215,16 +215,16 @@ class UserOpBuilder:
             raise ArgumentError(f"user_op_builder({self.op_name!r}) at {user_line()}: call Op(type) first")
         return self._type
 
-    def _legal(self, what: str, word: str, legal: Sequence[str], taken: Mapping[str, Any]) -> None:
+    def _legal(self, what: str, word: str, legal: Sequence[str], accepted: Mapping[str, Any]) -> None:
         kind = self._known().word
-        if word in taken:
+        if word in accepted:
             raise ArgumentError(f"{kind} at {user_line()}: {what} {word!r} is given twice")
         if word not in legal:
             has = ", ".join(legal) or "none"
             raise ArgumentError(f"{kind} at {user_line()}: it has no {what} {word!r}{did_you_mean(word, legal)} (it has {has})")
 
     def Input(self, input_name: str, input_blob_list: Sequence[Tensor]) -> UserOpBuilder:
-        """Give an input: a list of tensors, of one for most."""
+        """Set an input: a list of tensors, usually of one."""
         known = self._known()
         self._legal("input", input_name, [input_name] if known.inputs is None else list(known.inputs), self._inputs)
         if not isinstance(input_blob_list, list | tuple) or not all(map(_is_input, input_blob_list)):
@@ -235,7 +235,7 @@ class UserOpBuilder:
         return self
 
     def Output(self, output_name: str, num: int = 1) -> UserOpBuilder:
-        """Ask for an output, of `num` tensors."""
+        """Request an output of `num` tensors."""
         known = self._known()
         legal = [output_name] if known.outputs is None else [word.rstrip("*") for word in known.outputs]
         self._legal("output", output_name, legal, self._outputs)
@@ -243,7 +243,7 @@ class UserOpBuilder:
         return self
 
     def Attr(self, attr_name: str, attr_value: Any, attr_type_name: str | None = None) -> UserOpBuilder:
-        """Give an attribute; `attr_type_name` means nothing."""
+        """Set an attribute; `attr_type_name` has no effect."""
         known = self._known()
         self._legal("attribute", attr_name, list(known.attributes), self._attributes)
         kind = unfitting(attr_name, attr_value, known.attributes.get(attr_name)) if known.outputs is not None else ""
@@ -255,7 +255,7 @@ class UserOpBuilder:
     SetAttr = Attr
 
     def Build(self) -> UserOp:
-        """The operation.  ArgumentError where an input, an output or an attribute is missing."""
+        """Return the operation; raise ArgumentError if an input, an output or an attribute is missing."""
         known = self._known()
         absent = [f"input {word!r}" for word, count in (known.inputs or {}).items() if count and not self._inputs.get(word)]
         absent += [f"attribute {word!r}" for word, default in known.attributes.items() if default is NEEDED and word not in self._attributes]
@@ -266,12 +266,12 @@ class UserOpBuilder:
 
 
 def user_op_builder(op_name: str) -> UserOpBuilder:
-    """A builder of an operation of this name, in the view in force: .Op(type).Input(...).Output(...).Attr(...).Build().InferAndTryRun()."""
+    """Return a builder of an operation in the current view: .Op(type).Input(...).Output(...).Attr(...).Build().InferAndTryRun()."""
     return UserOpBuilder(op_name)
 
 
 def consistent_user_op_builder(op_name: str) -> UserOpBuilder:
-    """user_op_builder in the consistent view, whatever is in force."""
+    """Return user_op_builder in the consistent view, whatever the current view."""
     return UserOpBuilder(op_name, True)
 
 
@@ -279,12 +279,12 @@ class UserOpModule:
     """The operation of a module builder, which needs no preparation."""
 
     def InitOpKernel(self) -> None:
-        """Nothing is to be done."""
+        """Accept the call without an effect."""
 
 
 @dataclass
 class UserOpModuleBuilder:
-    """What the operations of one module have in common: type, sizes of inputs, outputs and attributes; `OpName` begins one of them."""
+    """The common part of a module's operations: type, sizes of inputs, outputs and attributes; `OpName` begins an operation."""
 
     word: str
     consistent: bool = False
@@ -292,7 +292,7 @@ class UserOpModuleBuilder:
     user_op_module: UserOpModule = field(default_factory=UserOpModule)
 
     def InputSize(self, input_name: str, num: int = 1) -> UserOpModuleBuilder:
-        """How many tensors an input takes."""
+        """Set the number of tensors of an input."""
         legal = op_type(self.word).inputs
         if legal is not None and input_name not in legal:
             raise ArgumentError(f"{self.word} at {user_line()}: it has no input {input_name!r}{did_you_mean(input_name, legal)}")
@@ -303,11 +303,11 @@ class UserOpModuleBuilder:
     Input = InputSize
 
     def Output(self, output_name: str, num: int = 1) -> UserOpModuleBuilder:
-        """Ask for an output, of `num` tensors."""
+        """Request an output of `num` tensors."""
         return self._with(UserOpBuilder.Output, output_name, num)
 
     def Attr(self, attr_name: str, attr_value: Any, attr_type_name: str | None = None) -> UserOpModuleBuilder:
-        """Give an attribute."""
+        """Set an attribute."""
         return self._with(UserOpBuilder.Attr, attr_name, attr_value)
 
     def _with(self, *call: Any) -> UserOpModuleBuilder:
@@ -316,33 +316,33 @@ class UserOpModuleBuilder:
         return self
 
     def CheckAndComplete(self) -> UserOpModuleBuilder:
-        """Itself: everything has been checked."""
+        """Return this builder, which has been checked already."""
         return self
 
     def OpName(self, op_name: str) -> UserOpBuilder:
-        """The builder of an operation of this name, which its inputs complete."""
+        """Return the builder of an operation with this name, which still needs its inputs."""
         builder = UserOpBuilder(op_name, self.consistent).Op(self.word)
-        for method, *given in self._common:
-            method(builder, *given)
+        for method, *arguments in self._common:
+            method(builder, *arguments)
         return builder
 
 
 def user_op_module_builder(op_type_name: str) -> UserOpModuleBuilder:
-    """A builder of operations of this type, made once: .InputSize(name, n).Output(name).Attr(...); then .OpName(name).Input(...).Build()."""
+    """Return a builder of operations of this type: .InputSize(name, n).Output(name).Attr(...); then .OpName(name).Input(...).Build()."""
     op_type(op_type_name)
     return UserOpModuleBuilder(op_type_name)
 
 
 def consistent_user_op_module_builder(op_type_name: str) -> UserOpModuleBuilder:
-    """user_op_module_builder in the consistent view, whatever is in force."""
+    """Return user_op_module_builder in the consistent view, whatever the current view."""
     op_type(op_type_name)
     return UserOpModuleBuilder(op_type_name, True)
 
 
 class builtin_op(UserOpModuleBuilder):
-    """An operation of this type on tensors that are there: .Input(name, n).Output(name).Attr(...).Build() is a function of them.
+    """A builder of a function of tensors outside of jobs: .Input(name, n).Output(name).Attr(...).Build().
 
-    It gives the list of its outputs; further attributes may be given where it is called.
+    The function returns the list of outputs and accepts further attributes.
     """
 
     def __init__(self, op_type_name: str, op_name: str | None = None) -> None:
@@ -351,7 +351,7 @@ class builtin_op(UserOpModuleBuilder):
         self.op_name = op_name
 
     def Build(self) -> Callable[..., list[Tensor]]:
-        """The function."""
+        """Return the function."""
 
         def run(*tensors: Tensor, **attributes: Any) -> list[Tensor]:
             first: Any = tensors[0] if tensors else None
@@ -360,9 +360,9 @@ class builtin_op(UserOpModuleBuilder):
                 builder.Attr(word, value)
             known, rest = builder._known(), list(tensors)
             for word, count in (known.inputs or {}).items():
-                taken, rest = (rest, []) if count == MANY else (rest[:1], rest[1:])
-                if taken:
-                    builder.Input(word, taken)
+                accepted, rest = (rest, []) if count == MANY else (rest[:1], rest[1:])
+                if accepted:
+                    builder.Input(word, accepted)
             if not builder._outputs:
                 builder.Output((known.outputs or ("out",))[0].rstrip("*"))
             if not rest and tensors and scope.current().interpreter is None:

@@ -62,15 +62,15 @@ def optimizer_of(config: FunctionConfig | Mapping[str, Any]) -> Single:
     _check(what, rule, (*OF_OPTIONS, *_OTHERS))
     decay, warmup, clipping, weight_decay = ((f"{what}.{name}", rule.get(name)) for name in _OTHERS)
     _, make, fields = _chosen(what, {name: value for name, value in rule.items() if name not in _OTHERS}, OF_OPTIONS)
-    shared = {"loss_scale_factor": options.get("train.loss_scale_factor"), "grad_clipping": _made(*clipping, _CLIPPINGS)}
+    shared = {"loss_scale_factor": options.get("train.loss_scale_factor"), "grad_clipping": _built(*clipping, _CLIPPINGS)}
     decays = {name: value for name, value in _weight_decay(*weight_decay).items() if name in inspect.signature(make).parameters}
-    return make(_schedule(*decay, float(rate), _made(*warmup, _WARMUPS)), **fields, **shared, **decays)
+    return make(_schedule(*decay, float(rate), _built(*warmup, _WARMUPS)), **fields, **shared, **decays)
 
 
-def _schedule(what: str, given: Any, rate: float, warmup: Warmup | None) -> of.Schedule:
-    if given is None:
+def _schedule(what: str, arguments: Any, rate: float, warmup: Warmup | None) -> of.Schedule:
+    if arguments is None:
         return of.PiecewiseConstantScheduler([], [rate], warmup)
-    chosen, make, fields = _chosen(what, given, _DECAYS)
+    chosen, make, fields = _chosen(what, arguments, _DECAYS)
     if chosen == "piecewise_scaling_conf":
         scales = list(fields["scale"])
         if not scales or scales[0] != 1:
@@ -82,47 +82,47 @@ def _schedule(what: str, given: Any, rate: float, warmup: Warmup | None) -> of.S
     return schedule
 
 
-def _weight_decay(what: str, given: Any) -> dict[str, Any]:
-    if given is None:
+def _weight_decay(what: str, arguments: Any) -> dict[str, Any]:
+    if arguments is None:
         return {}
-    _check(what, given, ("weight_decay_rate", "includes", "excludes"), ("weight_decay_rate",))
-    if not is_number(given["weight_decay_rate"]):
-        raise ConfigError(f"{what}.weight_decay_rate: {given['weight_decay_rate']!r} is not a number")
-    fields = {"weight_decay": given["weight_decay_rate"]}
+    _check(what, arguments, ("weight_decay_rate", "includes", "excludes"), ("weight_decay_rate",))
+    if not is_number(arguments["weight_decay_rate"]):
+        raise ConfigError(f"{what}.weight_decay_rate: {arguments['weight_decay_rate']!r} is not a number")
+    fields = {"weight_decay": arguments["weight_decay_rate"]}
     for name in ("includes", "excludes"):
-        if given.get(name):
-            _check(f"{what}.{name}", given[name], ("pattern",))
-            fields[f"weight_decay_{name}"] = given[name].get("pattern", ())
+        if arguments.get(name):
+            _check(f"{what}.{name}", arguments[name], ("pattern",))
+            fields[f"weight_decay_{name}"] = arguments[name].get("pattern", ())
     return fields
 
 
-def _made(what: str, given: Any, kinds: Mapping[str, Kind]) -> Any:
+def _built(what: str, arguments: Any, kinds: Mapping[str, Kind]) -> Any:
     """Return the object that a dict describes, if it is passed."""
-    if given is None:
+    if arguments is None:
         return None
-    _, make, fields = _chosen(what, given, kinds)
+    _, make, fields = _chosen(what, arguments, kinds)
     return make(**fields)
 
 
-def _chosen(what: str, given: Any, kinds: Mapping[str, Kind]) -> tuple[str, Callable[..., Any], dict[str, Any]]:
+def _chosen(what: str, arguments: Any, kinds: Mapping[str, Kind]) -> tuple[str, Callable[..., Any], dict[str, Any]]:
     """Return the only entry of a dict whose keys name kinds: its name, its constructor and its arguments."""
-    _check(what, given, kinds)
-    chosen = [name for name in kinds if given.get(name) is not None]
+    _check(what, arguments, kinds)
+    chosen = [name for name in kinds if arguments.get(name) is not None]
     if len(chosen) != 1:
         raise ConfigError(f"{what}: give exactly one of {', '.join(kinds)}; got {' and '.join(chosen) or 'none'}")
     make, fields = kinds[chosen[0]]
-    entry, parameters = given[chosen[0]], inspect.signature(make).parameters
+    entry, parameters = arguments[chosen[0]], inspect.signature(make).parameters
     _check(f"{what}.{chosen[0]}", entry, fields, [key for key, name in fields.items() if parameters[name].default is inspect.Parameter.empty])
     return chosen[0], make, {fields[key]: value for key, value in entry.items()}
 
 
-def _check(what: str, given: Any, legal: Collection[str], needed: Collection[str] = ()) -> None:
+def _check(what: str, arguments: Any, legal: Collection[str], needed: Collection[str] = ()) -> None:
     """Raise ConfigError unless this is a dict with legal keys and all required ones."""
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{what}: must be a dict; got {given!r}")
-    for name in given:
+    if not isinstance(arguments, Mapping):
+        raise ConfigError(f"{what}: must be a dict; got {arguments!r}")
+    for name in arguments:
         if name not in legal:
             raise ConfigError(f'{what}: unknown key "{name}"{did_you_mean(str(name), legal)}')
-    missing = [name for name in needed if name not in given]
+    missing = [name for name in needed if name not in arguments]
     if missing:
         raise ConfigError(f"{what}: {', '.join(missing)} must be given")

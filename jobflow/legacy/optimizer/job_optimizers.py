@@ -89,11 +89,11 @@ class Minimizer(ABC):
             raise ConfigError(f"{type(self).__name__} at {user_line()}: loss_scale_policy is {self.loss_scale_policy!r}; {advice}")
 
 
-def _texts(what: str, name: str, given: Any) -> tuple[str, ...]:
+def _texts(what: str, name: str, arguments: Any) -> tuple[str, ...]:
     """Return a list of texts; raise ConfigError for anything else."""
-    listed = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (None,)
+    listed = tuple(arguments) if isinstance(arguments, Iterable) and not isinstance(arguments, str) else (None,)
     if not all(isinstance(each, str) for each in listed):
-        raise ConfigError(f"{what}: {name} must be a list of texts; got {given!r}")
+        raise ConfigError(f"{what}: {name} must be a list of texts; got {arguments!r}")
     return cast("tuple[str, ...]", listed)
 
 
@@ -187,11 +187,11 @@ class Decaying(Single, Decay):
         for field in ("weight_decay_includes", "weight_decay_excludes"):
             object.__setattr__(self, field, self._patterns(field, getattr(self, field)))
 
-    def _patterns(self, field: str, given: Any) -> tuple[str, ...] | None:
-        if given is None:
+    def _patterns(self, field: str, arguments: Any) -> tuple[str, ...] | None:
+        if arguments is None:
             return None
         what = f"{type(self).__name__} at {user_line()}"
-        patterns = (given,) if isinstance(given, str) else _texts(what, field, given)
+        patterns = (arguments,) if isinstance(arguments, str) else _texts(what, field, arguments)
         for pattern in patterns:
             try:
                 re.compile(pattern)

@@ -33,18 +33,18 @@ def check(what: str, name: str, dtypes: Iterable[DType], nodes: Iterable[Any]) -
     if not isinstance(name, str) or name not in names:
         near = did_you_mean_or(str(name), names, "pass the logical_blob_name of one")
         raise JobError(f'{what}: the job has no tensor "{name}" yet{near}')
-    found: Value = names[name]
-    if found.tensor_type.size != 1 or found.tensor_type.dtype not in dtypes:
+    result: Value = names[name]
+    if result.tensor_type.size != 1 or result.tensor_type.dtype not in dtypes:
         listed = " or ".join(dtype.name for dtype in dtypes)
-        raise JobError(f'{what}: the tensor "{name}" is {found.tensor_type}; it must be one number, {listed}')
-    return found
+        raise JobError(f'{what}: the tensor "{name}" is {result.tensor_type}; it must be one number, {listed}')
+    return result
 
 
 def read(what: str, name: str, dtype: DType) -> Tensor:
     """Return the tensor with this name as a scalar of this type, while updates are traced."""
     tracer: Any = scope.current().interpreter
-    found: Any = next((value for node in tracer.nodes for value in node.outputs if name_of(value) == name), None)
-    if found is None:
+    result: Any = next((value for node in tracer.nodes for value in node.outputs if name_of(value) == name), None)
+    if result is None:
         raise JobError(f'{what}: the tensor "{name}" of job {tracer.name} is another for each part of the batch; do not accumulate gradients here')
-    found = apply(ToGlobal((B,)), found) if found.local else found
-    return cast(reshape(found, (1,)), dtype)
+    result = apply(ToGlobal((B,)), result) if result.local else result
+    return cast(reshape(result, (1,)), dtype)

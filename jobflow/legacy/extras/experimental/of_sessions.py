@@ -1,4 +1,4 @@
-"""Names of `experimental` that look at the session or change its variables."""
+"""Functions of `experimental` that inspect the session or change its variables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jobflow.storage.session_variables import get_all_variables, load_variables
 
 @dataclass(frozen=True)
 class JobSet:
-    """The session's jobs: by name, the text of each as it was traced, an operation a line."""
+    """The session's jobs by name, each as the text of its trace with one operation per line."""
 
     job: Mapping[str, str]
 
@@ -27,21 +27,21 @@ class JobSet:
 
 
 def get_job_set() -> JobSet:
-    """What the session's jobs do, for the shapes that they declare."""
-    session, found = started_session(), {}
+    """Return the traces of the session's jobs for their declared shapes."""
+    session, result = started_session(), {}
     for job in session.jobs.values():
         assert isinstance(job, Job)
         program, results = job.traces(session, job.declared_shapes(session))[0]
-        found[job.name] = graph_text(program.graph(returned_values(results)))
-    return JobSet(found)
+        result[job.name] = graph_text(program.graph(returned_values(results)))
+    return JobSet(result)
 
 
 def enable_typing_check(val: bool = True) -> None:
-    """Accepted: annotations are always checked."""
+    """Accept the call without an effect: annotations are always checked."""
 
 
 def get_interface_blob_value(op_name: str) -> Array:
-    """The value of the variable of this name."""
+    """Return the value of the variable with this name."""
     known = get_all_variables()
     if not isinstance(op_name, str) or op_name not in known:
         raise ArgumentError(f"get_interface_blob_value at {user_line()}: there is no variable {op_name!r}{did_you_mean(str(op_name), known)}")
@@ -49,16 +49,16 @@ def get_interface_blob_value(op_name: str) -> Array:
 
 
 def set_interface_blob_value(op_name: str, ndarray: Any) -> None:
-    """Set the variable of this name."""
+    """Set the variable with this name."""
     load_variables({op_name: ndarray}, ignore_mismatch=False)
 
 
 def logical_slice_assign(x: Tensor, value: Tensor, slice_tup_list: Sequence[Any], name: str | None = None) -> None:
-    """x[start:stop:step] <- value at the end of the run; x is what get_variable gave, and steps are positive."""
+    """Set x[start:stop:step], for a result x of get_variable, to value at the end of the run; steps are positive."""
     logical_slice(x, slice_tup_list)  # which checks it
     assign(x, slice_update(x, value, slice_tup_list))
 
 
 def eager_assign_121(ref: Tensor, value: Tensor) -> None:
-    """ref <- value at the end of the run; ref is what get_variable gave."""
+    """Set `ref`, a result of get_variable, to value at the end of the run."""
     assign(ref, value)

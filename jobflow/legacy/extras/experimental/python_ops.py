@@ -1,4 +1,4 @@
-"""`custom_op_module`: operations whose kernels are Python functions in files of their own, as plugins of v0.3 and v0.4 have them.
+"""`custom_op_module`: operations with Python functions as kernels, in the plugin format of v0.3 and v0.4.
 
     user_sigmoid/
         user_sigmoid_py_api.py        functions of tensors, by user_op_builder("...").Op("user_sigmoid_forward").Input("x", [x]).Output("y") ...
@@ -8,8 +8,8 @@
     op.py_api().cpp_def().py_kernel().build_load()
     y = op.api.user_sigmoid_forward(x)
 
-`forward` is given the inputs; `backward`, which is the gradient, an output and its gradient after the inputs' fashion: (y, dy).  Shapes are found by
-calling `forward` with ones.  Definitions and kernels in C++ are not compiled.
+`forward` receives the inputs. `backward`, the gradient, receives an output and its gradient: (y, dy). Shapes are inferred by a call of `forward`
+with ones. Definitions and kernels in C++ are not compiled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from jobflow.ops.pointwise import call
 
 
 class PythonKernel(Op):
-    """y = the function of this name in a file, of all inputs."""
+    """An operation y = f(inputs) with the function of this name in a file."""
 
     file: str
     function: str
@@ -41,14 +41,14 @@ class PythonKernel(Op):
         return type_of(self._run([np.ones(t.shape, t.dtype.numpy) for t in types]))
 
     def rule(self, *types: TensorType) -> Rule:
-        made = self.infer(*types)
+        result = self.infer(*types)
         words = ["ABCDEFGH"[: t.ndim] or "1" for t in types]
-        return Rule(f"{','.join(words)}->{'ABCDEFGH'[: made.ndim]}")
+        return Rule(f"{','.join(words)}->{'ABCDEFGH'[: result.ndim]}")
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         *inputs, y = arrays
-        made = self._run([a if xp is np else xp.asnumpy(a) for a in inputs])
-        y[...] = xp.asarray(made)
+        result = self._run([a if xp is np else xp.asnumpy(a) for a in inputs])
+        y[...] = xp.asarray(result)
 
     def _run(self, inputs: Sequence[Any]) -> Any:
         function = getattr(loaded(self.file), self.function, None)
@@ -65,7 +65,7 @@ class PythonKernel(Op):
 
 @functools.cache
 def loaded(file: str) -> ModuleType:
-    """The module in this file."""
+    """Load the module in this file."""
     description = importlib.util.spec_from_file_location(Path(file).stem, file)
     if description is None or description.loader is None or not Path(file).exists():
         raise ArgumentError(f"custom_op_module at {user_line()}: there is no file {file}")
@@ -75,7 +75,7 @@ def loaded(file: str) -> ModuleType:
 
 
 class custom_op_module:
-    """The operations of the plugin `op_module_name`, whose folder is in `module_path`; see the module."""
+    """The operations of the plugin `op_module_name` in the folder `module_path`; see the module's docstring."""
 
     def __init__(self, op_module_name: str, module_path: str = "") -> None:
         self.op_module_name = op_module_name
@@ -97,11 +97,11 @@ class custom_op_module:
         return self
 
     def cpp_def(self) -> custom_op_module:
-        """Accepted: shapes are those of the kernel's results."""
+        """Accept the call without an effect: shapes are those of the kernel's results."""
         return self
 
     def cpp_kernel(self) -> custom_op_module:
-        """JobError: kernels in C++ are not compiled."""
+        """Raise JobError: kernels in C++ are not compiled."""
         raise JobError(
             f"custom_op_module at {user_line()}: kernels in C++ and CUDA are not compiled; give a py_kernel, or write the operation as one class"
         )
@@ -109,13 +109,13 @@ class custom_op_module:
     gpu_kernel = cpp_kernel
 
     def py_kernel(self) -> custom_op_module:
-        """Make forward and backward operations: `<name>_forward`, and `<name>_backward` or `<name>_grad`."""
+        """Create the operations `<name>_forward`, and `<name>_backward` or `<name>_grad`."""
         for word, function in (("forward", "forward"), ("backward", "backward"), ("grad", "backward")):
             user_ops.OWN_FUNCTIONS[f"{self.op_module_name}_{word}"] = _applied(self._file("py_kernel"), function)
         return self
 
     def build_load(self) -> custom_op_module:
-        """Itself: nothing is compiled."""
+        """Return the module itself: no compilation is needed."""
         return self
 
 

@@ -1,4 +1,4 @@
-"""`experimental.scope.config`: stages of a pipeline, and regions that are made again for the backward pass."""
+"""`experimental.scope.config`: pipeline stages, and regions that are recomputed for the backward pass."""
 
 from jobflow.core.scope import config
 
