@@ -13,7 +13,7 @@ from typing import Any, ParamSpec
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.core.errors import ArgumentError, ConfigError, JobError, JobflowError, ShapeError, did_you_mean, user_line
+from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError, JobflowError, ShapeError, did_you_mean, user_line
 from jobflow.core.layout import B, Layout, Placement
 from jobflow.core.types import Tensor as Value
 from jobflow.core.types import TensorType, int64
@@ -216,4 +216,6 @@ def reduced(what: str, loss: Value, reduction: str) -> Value:
     one_of(what, "reduction", reduction, REDUCTIONS)
     if reduction == "none":
         return loss
+    if reduction == "mean" and not loss.tensor_type.dtype.is_float:
+        raise DtypeError(f"{what} at {user_line()}: the losses {loss.tensor_type} of integers have no mean; cast input and target with .float()")
     return rd.reduce_mean(loss) if reduction == "mean" else rd.reduce_sum(loss)

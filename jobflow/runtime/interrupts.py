@@ -13,9 +13,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from types import FrameType, TracebackType
-from typing import Any, Self
+
+TYPE_CHECKING = False  # the module typing takes longer to import than this one, and Ctrl-C prints a traceback until `install`
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType, TracebackType
+    from typing import Any, Self
 
 # the C module behind `signal`, whose conversions to enumerations take ten times as long
 _calls: Any = sys.modules.get("_signal", signal)

@@ -8,7 +8,7 @@ import pytest
 
 import jobflow as flow
 from jobflow import nn
-from jobflow.core.errors import JobflowError
+from jobflow.core.errors import DtypeError, JobflowError
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,14 @@ def test_margin_ranking_loss_of_integers_is_a_float(options: dict[str, Any], val
     loss = nn.functional.margin_ranking_loss(a, b, t, **options)
     assert loss.dtype is flow.float32
     assert loss.numpy().tolist() == pytest.approx(value)
+
+
+@pytest.mark.parametrize("loss", ["mse_loss", "l1_loss"])
+def test_the_error_about_a_mean_of_integers_names_the_loss(loss: str) -> None:
+    function, x = getattr(nn.functional, loss), flow.tensor([1, 2])
+    with pytest.raises(DtypeError, match=rf"{loss} at test_integers_and_sums.py:\d+: the losses int64\[2\] .* have no mean; cast input and target"):
+        function(x, x + 1)
+    assert function(x, x + 1, reduction="sum").item() == 2
 
 
 @pytest.mark.parametrize(
