@@ -299,3 +299,10 @@ def test_processes_beside_ranks_import_the_standard_library_alone(path: Path) ->
         if isinstance(node, ast.ImportFrom) and not node.level:
             names = [str(node.module)]
         assert {name.split(".")[0] for name in names} <= set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize("call", [r"\bExecutor\(", r"\bplan_rank\(", r"\bRun\("])
+def test_programs_are_planned_bound_and_run_in_one_folder(call: str) -> None:
+    """Jobs, graphs, redistribution, verify and explain have no runner of their own."""
+    users = {folder_of(name) for name, path in modules().items() if re.search(call, path.read_text(encoding="utf-8"))}
+    assert users - {"jobflow.compiler", "jobflow.runtime"} == {"jobflow.program"}

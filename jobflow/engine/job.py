@@ -1,7 +1,6 @@
 """A job: a declared Python function over logical tensors.
 
-It is traced once per set of argument shapes; a call cuts the arguments, runs the plan on every rank, and puts the
-results together as the return annotation says.
+The function is traced once per set of argument shapes.  A call runs the program for its shapes and delivers results by the return annotation.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from jobflow.core.types import TensorType, float32
 from jobflow.engine.body import JobBody, Replacing
 from jobflow.engine.compiled import Compiled
 from jobflow.engine.data_feed import Fed
-from jobflow.engine.device_programs import compare_devices
 from jobflow.engine.job_config import FunctionConfig
 from jobflow.engine.job_tensor import dynamic_axis, packed, value_of
 from jobflow.engine.returned import deliver
@@ -37,21 +35,22 @@ from jobflow.ops.arithmetic import Where
 from jobflow.ops.random_tensors import RandomSource
 from jobflow.ops.row_update import RowUpdate
 from jobflow.program.arguments import ArgumentPart, argument_parts
+from jobflow.program.rank_group import compare_devices
 from jobflow.runtime.collection import collection_paused
 from jobflow.typing.annotations import Declared
 from jobflow.typing.lazy import is_lazy, whole
 from jobflow.typing.results import HostArgument, HostResult, Results
 from jobflow.typing.signature import Bound, JobSignature
 
-#: The optimizer that a configuration describes; JobError if it does not.
+#: the optimizer of a configuration; JobError if it has none
 OptimizerOf = Callable[[FunctionConfig], Optimizer]
-#: The shapes of one call: per array its shape, or a tuple of shapes, one per rank.
+#: the shapes of one call: per array its shape, or a tuple of shapes, one per rank
 Shapes = tuple[tuple[Any, ...], ...]
 #: the recorded program, and its results with their nesting
 Trace = tuple[Traced, Results]
 #: per rank, its parts of the arguments
 Parts = tuple[tuple[ArgumentPart, ...], ...]
-#: the option that says how many microbatches a run has
+#: the option for the number of microbatches
 ACCUMULATION = "train.num_gradient_accumulation_steps"
 
 
@@ -67,9 +66,9 @@ class Version(NamedTuple):
 
 
 class Job:
-    """A declared job; `signature` says what it takes and gives."""
+    """A declared job."""
 
-    #: whether it is compiled before it is called
+    #: True if the job is compiled before its first call
     ahead = True
 
     def __init__(
@@ -97,26 +96,25 @@ class Job:
     # ---------------------------------------------------------------- compiling
 
     def placement(self, session: Session) -> Placement:
-        """Where the job runs unless its body says otherwise."""
-        wanted = self.config.options.get("default_placement_scope")
-        given = session.default_placement() if wanted is None else wanted.resolve()
-        return given if self.strategy is None else self.strategy.placement(given)
+        """Return the placement of nodes for which the body names none."""
+        option = self.config.options.get("default_placement_scope")
+        placement = session.default_placement() if option is None else option.resolve()
+        return placement if self.strategy is None else self.strategy.placement(placement)
 
     @property
     def strategy(self) -> Strategy | None:
-        """How the job is parallel, if its configuration says so."""
+        """The strategy of the configuration, or None."""
         return self.config.options.get("strategy")
 
     @property
     def view(self) -> scope.View:
         if self.strategy is not None and self.strategy.view is not None:
             return self.strategy.view
-        wanted = self.config.options.get("default_logical_view")
-        per_device = any(declared.per_device for _, declared in self.signature.placeholders())
-        return wanted.view if wanted is not None else "mirrored" if per_device else "consistent"
+        option = self.config.options.get("default_logical_view")
+        return option.view if option is not None else "mirrored" if any(self.per_device) else "consistent"
 
     def with_strategy(self, strategy: Strategy | None) -> Job:
-        """The same job under another strategy, or none; this one is left as it is."""
+        """Return the job with another strategy, or none."""
         other = copy.copy(self)
         other._declared = None
         other.config = self.config.copy()
@@ -126,7 +124,7 @@ class Job:
         return other
 
     def declared_shapes(self, session: Session) -> Shapes:
-        """The shapes that the declaration names."""
+        """Return the shapes of the declaration."""
         ranks = self.placement(session).size
         return tuple((declared.type.shape,) * ranks if declared.per_device else declared.type.shape for _, declared in self.signature.placeholders())
 
@@ -180,13 +178,13 @@ class Job:
 
     @property
     def microbatch_count(self) -> int:
-        """How many microbatches a run passes through the body."""
+        """The number of microbatches of a run."""
         by_strategy = self.strategy.microbatches if self.strategy is not None else None
-        asked = self.config.options.get(ACCUMULATION) or self.config.microbatches or by_strategy or 1
-        return asked if self.trainable else 1
+        count = self.config.options.get(ACCUMULATION) or self.config.microbatches or by_strategy or 1
+        return count if self.trainable else 1
 
     def microbatches(self, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...] = ()) -> Microbatches | None:
-        """How the batch of a train job is cut, for arguments of these shapes; None if it passes whole.  `rows` as in `Tracer`."""
+        """Return the microbatches for arguments of these shapes, or None if the batch is not cut.  `rows` as in `Tracer`."""
         if self.microbatch_count == 1:
             return None
         named = zip(self.signature.placeholders(), shapes, strict=True)
@@ -194,16 +192,16 @@ class Job:
         return cut_batch(f"job {self.name}", self.microbatch_count, where, {name: shape for (name, _), shape in named}, exact=exact, devices=rows)
 
     def _reads_its_batch(self) -> bool:
-        """Whether nobody passes the batch that is to be cut, so that each microbatch is one that the body reads or draws."""
+        """True if the body reads or samples each microbatch, because no caller passes a batch that could be cut."""
         return self.microbatch_count > 1 and not any(declared.type.shape[:1] > (1,) for _, declared in self.signature.placeholders())
 
     def _passes(self, program: Traced, results: Results) -> Trace:
-        """A body that reads its batch, or draws it, passed as often as there are microbatches: a run takes so many batches."""
+        """Return the trace of a body that reads or samples its batch, for runs with a batch per microbatch."""
         read = {} if program.feed is None else program.feed.types
-        drawn = next((node.outputs[0].shape[:1] for node in program.nodes if isinstance(node.op, RandomSource)), ())
-        rows = {type.shape[0] for type in read.values()} or set(drawn)
+        sampled = next((node.outputs[0].shape[:1] for node in program.nodes if isinstance(node.op, RandomSource)), ())
+        rows = {type.shape[0] for type in read.values()} or set(sampled)
         if not rows:
-            self.microbatches([declared.type.shape for _, declared in self.signature.placeholders()])  # which says that there is no batch
+            self.microbatches([declared.type.shape for _, declared in self.signature.placeholders()])  # raises the error that there is no batch
         where, count = self.config.lines.get(ACCUMULATION, self.where), self.microbatch_count
         if len(rows) > 1:
             raise JobError(
@@ -213,7 +211,7 @@ class Job:
         return replace(program, microbatches=cut, schedule=self._schedule), results
 
     def _with_read(self, cut: Microbatches, read: Mapping[str, TensorType]) -> Microbatches:
-        """Microbatches of what is passed, each with a batch of what nobody passes."""
+        """Return the microbatches of the arguments, each with a batch that the body reads."""
         rows = sorted({type.shape[0] for type in read.values()})
         if rows != list(cut.sizes):
             raise JobError(
@@ -224,15 +222,12 @@ class Job:
 
     @property
     def _schedule(self) -> str | None:
-        """The order of the stages of a pipeline, by name."""
-        asked: str | None = self.config.options.get("pipeline_schedule")
-        return asked or (self.strategy.schedule if self.strategy is not None else None)
+        """The name of the pipeline schedule, or None."""
+        option: str | None = self.config.options.get("pipeline_schedule")
+        return option or (self.strategy.schedule if self.strategy is not None else None)
 
     def trace(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...] = ()) -> Trace:
-        """Run the body: what it recorded, and the nesting of what it returned.  `rows` as in `Tracer`.
-
-        Once; or once for each size of microbatches, if the batch is cut.
-        """
+        """Run the body, once for each size of microbatches, and return its trace.  `rows` as in `Tracer`."""
         self.config.check()
         if self._reads_its_batch():
             return self._passes(*self._traced(session, placement, shapes, rows))
@@ -286,7 +281,7 @@ class Job:
         return self.recorded(body, returned_values(results)), results
 
     def _shown(self, session: Session) -> dict[str, tuple[int, ...]] | None:
-        """The shapes that the program sees, by name of value: those for the largest arguments; None before the body was traced for these."""
+        """Return the shapes that the program sees, by name of value: those for the largest arguments, or None before their trace."""
         return self._declared[1] if self._declared is not None and self._declared[0]() is session else None
 
     def body(self, session: Session, tracer: Tracer, shapes: Sequence[Any], options: Mapping[str, Any]) -> JobBody:
@@ -304,7 +299,7 @@ class Job:
         return tracer.input(name, TensorType(shape, declared.type.dtype), local=declared.per_device)
 
     def _train(self, tracer: Tracer) -> None:
-        """Have the optimizer of the configuration minimise the losses that were added, unless `minimize` was called."""
+        """Minimize the losses with the optimizer of the configuration, unless the body has called `minimize`."""
         if not self.trainable:
             return
         if tracer.training is None:
@@ -350,31 +345,31 @@ def read_feed(session: Session, compiled: Compiled, bound: Sequence[Bound], phas
 
 
 def _delivered(compiled: Compiled, values: list[Any]) -> Any:
-    returned = len(compiled.results.leaves)
-    compiled.show_watched(values[returned:])
-    return deliver(compiled.results, values[:returned])
+    count = len(compiled.results.leaves)
+    compiled.show_watched(values[count:])
+    return deliver(compiled.results, values[:count])
 
 
 def _version(trace: Trace) -> Version:
     program, results = trace
-    found = logical(program, returned_values(results))
-    updates = found.graph.updates
+    program_of_all = logical(program, returned_values(results))
+    updates = program_of_all.graph.updates
     whole = [name for name in program.lazily if name in updates and not isinstance(updates[name].node.op, RowUpdate | Where)]
     if whole:
         notice(
             f"{program}: indexed_slices_optimizer_conf names {', '.join(whole)}, of which all rows are updated: the gradient is more than "
             f"sums of rows, something else reads it, or the optimizer's formula is not one of single elements"
         )
-    return Version(distribute(found.graph), results, found.watches, program.bounds, found.pieces, program)
+    return Version(distribute(program_of_all.graph), results, program_of_all.watches, program.bounds, program_of_all.pieces, program)
 
 
 def returned_values(results: Results) -> list[Value]:
-    """The tensors of a result, as nodes of the graph that made them."""
+    """Return the values of the results that are tensors of the job."""
     return [value_of(tensor) for tensor in results.leaves if not isinstance(tensor, HostResult)]
 
 
 def shapes_of(bound: Sequence[Bound]) -> Shapes:
-    """Those of the arguments of a call."""
+    """Return the shapes of the arguments of a call."""
     return tuple(_shape(declared, value) for _, declared, value in bound)
 
 
@@ -385,14 +380,14 @@ def _shape(declared: Declared, value: Any) -> tuple[Any, ...]:
 
 
 def _arrays(declared: Declared, value: Any) -> list[Any]:
-    """Those of an argument."""
+    """Return the arrays of an argument."""
     if declared.nested:
         return [array for own in value for array in own]
     return list(value) if declared.per_device else [value]
 
 
 def job_of(declared: Any) -> Job:
-    """The job behind a decorated function; JobError if it is none."""
+    """Return the job of a decorated function; raise JobError for another object."""
     job = getattr(declared, "job", None)
     if not isinstance(job, Job):
         raise JobError(f"{declared!r} is not a job; decorate it with global_function")

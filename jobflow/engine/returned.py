@@ -1,4 +1,4 @@
-"""The result of a call of a job: arrays, lists of arrays, callbacks or futures, as the return annotation says."""
+"""The result of a job call in the form of its return annotation: arrays, lists of arrays, callbacks or futures."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from jobflow.core.errors import JobError, user_line
 from jobflow.core.types import Array
 from jobflow.typing.results import Results
 
-#: One returned tensor: a whole array, or a list with one array per device.
+#: a returned tensor: a whole array, or a list with one array per device
 Delivered = Any
-#: How the program is shown arrays of results; `show_as` changes it.
+#: the conversion of result arrays; `show_as` replaces it
 _show: list[Callable[[Array], Array]] = [lambda array: array]
 
 
 def show_as(show: Callable[[Array], Array]) -> None:
-    """From now on arrays of results are `show(array)`, in this process."""
+    """Convert arrays of later results by `show` in this process."""
     _show[0] = show
 
 
 class LocalBlob(NDArrayOperatorsMixin):
     """A returned tensor of a job without return annotation.
 
-    It behaves like its array (`mean()`, indexing, arithmetic, `np.array(x)`); comparison and printing are those of the object.
+    It behaves like its array (`mean()`, indexing, arithmetic, `np.array(x)`), but is compared and printed as an object.
     """
 
     def __init__(self, value: Delivered) -> None:
         self._value = value
 
     def numpy(self, parallel_id: int | None = None) -> Array:
-        """The whole array; of a mirrored tensor all devices' arrays one after another, or that of one device."""
+        """Return the whole array, or that of one device; arrays of a mirrored tensor are concatenated."""
         if parallel_id is not None:
             return self.numpy_list()[parallel_id]
         return array(self._flat)
 
     def numpy_list(self) -> list[Array]:
-        """One array per device; a list of one for a logical tensor."""
+        """Return one array per device, or a list of one for a logical tensor."""
         return arrays(self._flat)
 
     def numpy_lists(self) -> list[list[Array]]:
-        """Of a tensor list: one list of arrays per device."""
+        """Return one list of arrays per device, for a tensor list."""
         if not self._has_lists:
             raise JobError(f"{user_line()}: numpy_lists() is of what tensor_buffer_to_tensor_list gives; numpy() or numpy_list() gives this one")
         return list(self._value)
@@ -59,15 +59,15 @@ class LocalBlob(NDArrayOperatorsMixin):
         return isinstance(self._value, list) and isinstance(self._value[0], list)
 
     def ndarray(self) -> Array:
-        """The old spelling of `numpy`."""
+        """An alias of `numpy`."""
         return self.numpy()
 
     def ndarray_list(self) -> list[Array]:
-        """The old spelling of `numpy_list`."""
+        """An alias of `numpy_list`."""
         return self.numpy_list()
 
     def parallel_num(self) -> int:
-        """Number of arrays in `numpy_list`."""
+        """Return the number of arrays in `numpy_list`."""
         return len(self.numpy_list())
 
     @property
@@ -100,17 +100,17 @@ class LocalBlob(NDArrayOperatorsMixin):
 
 
 class Future:
-    """The result of a job without return annotation; what it holds has to be asked for with `get`."""
+    """The result of a job without return annotation; `get` returns its value."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
 
     def get(self) -> Any:
-        """The returned structure, with a LocalBlob per tensor."""
+        """Return the nested result, with a LocalBlob per tensor."""
         return self._value
 
     def async_get(self, callback: Callable[[Any], None]) -> None:
-        """Hand the returned structure to `callback`."""
+        """Pass the nested result to `callback`."""
         callback(self._value)
 
     def __iter__(self) -> Iterator[Any]:
@@ -123,19 +123,19 @@ class Future:
 
 
 def whole(value: Delivered) -> Array:
-    """One array: that of a logical tensor, or all devices' one after another along axis 0."""
+    """Return one array: that of a logical tensor, or all devices' arrays concatenated along axis 0."""
     if not isinstance(value, list):
         return value
     return np.concatenate([np.atleast_1d(a) for a in value]) if len(value) > 1 else value[0]
 
 
 def array(value: Delivered) -> Array:
-    """`whole`, as the program is shown it."""
+    """Return `whole`, converted for the user."""
     return _show[0](whole(value))
 
 
 def arrays(value: Delivered) -> list[Array]:
-    """One array per device, a list of one for a logical tensor, as the program is shown them."""
+    """Return one array per device, or a list of one for a logical tensor, converted for the user."""
     return [_show[0](each) for each in (value if isinstance(value, list) else [value])]
 
 
@@ -150,7 +150,7 @@ def trimmed(value: Delivered, axis: int | None) -> Delivered:
 
 
 def deliver(results: Results, values: Sequence[Delivered]) -> Any:
-    """The result of a call from its returned tensors."""
+    """Return the result of a call from its returned tensors."""
     axes = results.dynamic_axes or (None,) * len(results.kinds)
     leaves = [_leaf(kind, trimmed(value, axis)) for kind, value, axis in zip(results.kinds, values, axes, strict=True)]
     built = results.build(leaves)
