@@ -67,5 +67,5 @@ def test_ranks_of_mpiexec_train_as_threads_and_keep_checkpoints(tmp_path: Path, 
     assert ended.code == 0, ended.err
     same(dict(np.load(ranks / "found.npz")), run(tmp_path / "threads", devices=2))
     assert sorted(path.name for path in ranks.iterdir()) == ["found.npz", "saved", "saved-2"]
-    notice = r"save at mirrored.py:\d+: .*/saved exists already .*; the checkpoint is written to .*/saved-2\n"
+    notice = r"save at mirrored.py:\d+: .*/saved already exists .*; the checkpoint is written to .*/saved-2\n"
     assert len(re.findall(notice, ended.err)) == 1, ended.err
