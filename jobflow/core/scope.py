@@ -192,7 +192,7 @@ class placement(_Entered):
             what = 'a text such as "0:0-3", or a list of such texts or of ranks'
             raise PlacementError(f"placement at {user_line()}: machine_device_ids is {what}, not {machine_device_ids!r}")
         if self.hierarchy is not None and not (self.hierarchy and all(isinstance(n, Integral) for n in self.hierarchy)):
-            raise PlacementError(f"placement at {user_line()}: hierarchy is a shape of the devices such as (2, 2), not {hierarchy!r}")
+            raise PlacementError(f"placement at {user_line()}: hierarchy must be a shape of the devices such as (2, 2); got {hierarchy!r}")
 
     def __repr__(self) -> str:
         return f"jobflow.scope.placement({self.tag!r}, {list(self.devices)})"
@@ -282,7 +282,7 @@ class config(_Entered):
             raise ConfigError(f"{what}: stages are numbered from 0; got {options['pipeline_stage_id_hint']}")
         self.buffered = options.get("ssp_num_stages", 1) - options.get("ssp_stage_id", 0)
         if self.buffered < 1 or options.get("ssp_stage_id", 0) < 0:
-            raise ConfigError(f"{what}: ssp_stage_id is 0 to ssp_num_stages - 1; got {options}")
+            raise ConfigError(f"{what}: ssp_stage_id must be 0 to ssp_num_stages - 1; got {options}")
         self.options = options
 
     def _changes(self) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def test_stages_read_weights_of_earlier_runs(fresh: None) -> None:
 
     assert [float(job()[0]) for _ in range(5)] == [3, 3, 3, 2, 1]
     assert [name for name in flow.get_all_variables() if "ssp" in name] == ["w-ssp-0", "w-ssp-1"]
-    with pytest.raises(flow.ConfigError, match="ssp_stage_id is 0 to ssp_num_stages - 1"):
+    with pytest.raises(flow.ConfigError, match="ssp_stage_id must be 0 to ssp_num_stages - 1"):
         flow.experimental.scope.config(ssp_num_stages=2, ssp_stage_id=2)
 
 

@@ -181,7 +181,7 @@ TRAINING: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str]] = {
         with_losses_that_differ,
         {},
         'job job at «flow.optimizer.SGD(constant(0.1)).minimize([loss, flow.math.reduce_mean(loss, name="mean")])»: '
-        "losses fc-bias_add float32[4,3] and mean float32[1] differ in shape or dtype",
+        "losses fc-bias_add float32[4,3] and mean float32[1] differ in shape or dtype; reduce and cast them to one type",
     ),
 }
 

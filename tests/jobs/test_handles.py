@@ -196,9 +196,9 @@ class TestSmallNames:
             (("cpu", []), "or a list of such texts or of ranks, not ."),
             (("cpu", b"0:0"), "not b'0:0'"),
             ((0, "0:0"), "unknown device tag 0"),
-            (("cpu", "0:0-1", 2), "hierarchy is a shape of the devices such as .2, 2., not 2"),
-            (("cpu", "0:0-1", [1.5]), "hierarchy is a shape"),
-            (("cpu", "0:0-1", "2"), "hierarchy is a shape"),
+            (("cpu", "0:0-1", 2), "hierarchy must be a shape of the devices such as .2, 2.; got 2"),
+            (("cpu", "0:0-1", [1.5]), "hierarchy must be a shape"),
+            (("cpu", "0:0-1", "2"), "hierarchy must be a shape"),
         ],
     )
     def test_placements_that_are_none(self, fresh: None, arguments: Any, said: str) -> None:

@@ -203,7 +203,7 @@ def _check_alike(one: Body, other: Body, microbatches: Microbatches, joined: boo
     for x, y in zip(outputs, others, strict=True):
         if joined and x.shape[1:] != y.shape[1:]:
             raise JobError(
-                f"{what} returns {x.tensor_type} and {y.tensor_type}, which cannot follow each other along axis 0; use microbatches of equal size"
+                f"{what} returns {x.tensor_type} and {y.tensor_type}, which cannot be concatenated along axis 0; use microbatches of equal size"
             )
 
 

@@ -166,7 +166,7 @@ class Sharding(Rewriter):
         layout = self.layouts_by_name[end.node][end.output][end.index]
         return layout.sbp if isinstance(layout, Layout) and layout.placement.mesh == placement.mesh else ()
 
-    # ---------------------------------------------------------------- smaller ops
+    # ---------------------------------------------------------------- decomposition
 
     def replaced(self, node: Node) -> tuple[Value, ...]:
         """Replace a node by its decomposition; return the outputs under the names of the node's outputs."""

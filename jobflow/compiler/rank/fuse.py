@@ -216,7 +216,7 @@ def _span(value: LocalValue, flat: TensorType) -> LocalValue:
 def _together(
     build: Builder, values: list[LocalValue], offsets: list[int], flat: TensorType, window_of: dict[LocalValue, StridedWindow]
 ) -> LocalValue:
-    """Return one flat value that contains items[i] at byte offsets[i]."""
+    """Return one flat value that contains values[i] at byte offsets[i]."""
     where = [window_of[value] for value in values]
     root, start = where[0].root, where[0].offset
     placed_so = all(
