@@ -25,7 +25,7 @@ def zeros(n: int, *shape: int) -> list[Tensor]:
 
 
 @with_ranks(1, 2, 3)
-def test_all_of_them(rank: int, n: int) -> None:
+def test_collectives_equal_numpy(rank: int, n: int) -> None:
     mine = np.arange(4.0).reshape(2, 2) + 10 * rank
     everyones = [np.arange(4.0).reshape(2, 2) + 10 * i for i in range(n)]
     total = sum(everyones)
@@ -42,25 +42,25 @@ def test_all_of_them(rank: int, n: int) -> None:
     x = tensor(mine)
     comm.broadcast(x, src=n - 1)
     np.testing.assert_array_equal(x.array, everyones[-1])
-    found = zeros(n, 2, 2)
-    comm.all_gather(found, tensor(mine))
-    np.testing.assert_array_equal([y.array for y in found], everyones)
-    found = zeros(n, 2, 2)
-    comm.gather(tensor(mine), found if rank == 0 else None, dst=0)
-    np.testing.assert_array_equal([y.array for y in found], everyones if rank == 0 else np.zeros((n, 2, 2)))
+    results = zeros(n, 2, 2)
+    comm.all_gather(results, tensor(mine))
+    np.testing.assert_array_equal([y.array for y in results], everyones)
+    results = zeros(n, 2, 2)
+    comm.gather(tensor(mine), results if rank == 0 else None, dst=0)
+    np.testing.assert_array_equal([y.array for y in results], everyones if rank == 0 else np.zeros((n, 2, 2)))
     x = tensor(np.zeros((2, 2)))
     comm.scatter(x, [tensor(y) for y in everyones] if rank == 0 else None, src=0)
     np.testing.assert_array_equal(x.array, mine)
     comm.reduce_scatter(x, [tensor(mine * (i + 1)) for i in range(n)])
     np.testing.assert_array_equal(x.array, total * (rank + 1))
-    found = zeros(n, 2)
-    comm.all_to_all(found, [tensor([rank, i]) for i in range(n)])
-    assert [y.array.tolist() for y in found] == [[i, rank] for i in range(n)]
+    results = zeros(n, 2)
+    comm.all_to_all(results, [tensor([rank, i]) for i in range(n)])
+    assert [y.array.tolist() for y in results] == [[i, rank] for i in range(n)]
     comm.barrier()
 
 
-def test_from_rank_to_rank() -> None:
-    """Ranks that have nothing to do with a letter do not take part in it."""
+def test_send_and_receive_between_two_ranks() -> None:
+    """Ranks that neither send nor receive a message do not participate."""
 
     def program(rank: int) -> Any:
         x = tensor([float(rank)] * 3)
@@ -74,7 +74,7 @@ def test_from_rank_to_rank() -> None:
 
 
 @with_ranks(2)
-def test_mistakes(rank: int) -> None:
+def test_invalid_arguments_of_collectives_raise(rank: int) -> None:
     x = tensor([1.0])
     for reason, kind, call in (
         ("rank 7 does not exist", ArgumentError, lambda: comm.broadcast(x, 7)),
@@ -87,7 +87,7 @@ def test_mistakes(rank: int) -> None:
             call()
 
 
-def test_ranks_that_do_different_things_are_told() -> None:
+def test_diverging_collectives_raise() -> None:
     def program(rank: int) -> None:
         x = tensor([1.0, 2.0])
         if rank == 0:

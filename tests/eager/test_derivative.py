@@ -1,4 +1,4 @@
-"""What the tape keeps and what a backward pass computes: no more than is asked for; and whose memory gradients are in."""
+"""Saved tensors and computed gradients: no more than needed, and the memory of gradients."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def leaf(array: Any) -> Tensor:
     return tensor(array, requires_grad=True)
 
 
-def test_products_that_nobody_asks_for_are_not_made() -> None:
+def test_unneeded_products_are_not_computed() -> None:
     of_both = derivative(MatMul(), MATRICES, (True,), (True, True))
     of_weights = derivative(MatMul(), MATRICES, (True,), (False, True))
-    assert [len(found.steps) for found in (of_both, of_weights)] == [2, 1]
+    assert [len(values.steps) for values in (of_both, of_weights)] == [2, 1]
     assert of_weights.results[0] is None
     assert of_weights.reads == {0, 3}  # x and the gradient of the product
     assert of_weights.own == (False, True)
 
 
 @with_ranks(1)
-def test_a_gradient_that_is_that_of_the_output_is_nobodys_own() -> None:
+def test_a_passed_on_gradient_is_not_owned() -> None:
     x, y = leaf(X), leaf(X)
     seed = tensor(np.ones_like(X))
     (x + y).backward(seed)
@@ -50,28 +50,28 @@ def test_a_gradient_that_is_that_of_the_output_is_nobodys_own() -> None:
 
 
 @with_ranks(1)
-def test_only_the_data_of_a_product_with_weights_are_kept() -> None:
+def test_a_product_with_weights_saves_only_its_data() -> None:
     x, w = tensor(X), leaf(W)
     y = x @ w
     assert y.node is not None
-    kept = y.node.saved_tensors()
-    assert [part is None for part in kept] == [False, True, True]
+    saved = y.node.saved_tensors()
+    assert [part is None for part in saved] == [False, True, True]
     y.sum().backward()
     assert w.grad is not None
     np.testing.assert_array_equal(w.grad.numpy(), X.T @ np.ones((2, 4), np.float32))
 
 
-@pytest.mark.parametrize("kept", ["nothing", "the tensor", "the array", "another"])
+@pytest.mark.parametrize("saved", ["nothing", "the tensor", "the array", "another"])
 @with_ranks(1)
-def test_a_gradient_that_a_hook_keeps_is_not_the_leafs_memory(kept: str) -> None:
+def test_a_gradient_stored_by_a_hook_does_not_share_the_memory_of_the_leaf(saved: str) -> None:
     held: list[Any] = []
 
     def hook(gradient: Tensor) -> Tensor | None:
-        if kept == "the tensor":
+        if saved == "the tensor":
             held.append(gradient)
-        elif kept == "the array":
+        elif saved == "the array":
             held.append(gradient.array)
-        elif kept == "another":
+        elif saved == "another":
             held.append(gradient * 2)
             return held[0]  # type: ignore[no-any-return]
         return None
@@ -80,14 +80,14 @@ def test_a_gradient_that_a_hook_keeps_is_not_the_leafs_memory(kept: str) -> None
     x.register_hook(hook)
     (x * x).sum().backward()
     assert x.grad is not None
-    np.testing.assert_array_equal(x.grad.numpy(), 2 * X * (2 if kept == "another" else 1))
+    np.testing.assert_array_equal(x.grad.numpy(), 2 * X * (2 if saved == "another" else 1))
     for other in held:
         assert not np.shares_memory(x.grad.array, other.array if isinstance(other, Tensor) else other)
 
 
-def test_an_op_without_a_gradient_is_an_error_only_where_one_is_asked_for() -> None:
+def test_an_operation_without_a_gradient_raises_only_if_one_is_needed() -> None:
     class Mute(FillLike):
-        """Like its base, which has no gradient for anybody."""
+        """An operation without a gradient."""
 
         abstract = True
         grad = Op.grad
@@ -113,13 +113,13 @@ def test_gradients_of_a_view_of_a_number_are_not_views_of_the_seed() -> None:
 
 @pytest.mark.parametrize("target", [sbp.split(0), sbp.split(1), sbp.partial_sum])
 @with_ranks(1, 2)
-def test_a_change_that_moves_nothing_has_memory_of_its_own(rank: int, n: int, target: Any) -> None:
-    """B -> S and B -> P: each rank takes its part of what it has."""
-    place = placement("cpu", range(n))
-    x = to_global(tensor(X), place, sbp.broadcast)
+def test_a_local_change_of_layout_copies(rank: int, n: int, target: Any) -> None:
+    """B -> S and B -> P: each rank copies a part of its piece."""
+    placement_options = placement("cpu", range(n))
+    x = to_global(tensor(X), placement_options, sbp.broadcast)
     y = to_global(x, sbp=target)
     assert not np.shares_memory(x.array, y.array)
     box = Layout(Placement("cpu", tuple(range(n))), (target,)).box(X.shape, rank)
     np.testing.assert_array_equal(y.array, X[box.slices] if rank == 0 or target != sbp.partial_sum else 0 * X)
-    turned = to_global(tensor(X).t(), place, sbp.broadcast)
+    turned = to_global(tensor(X).t(), placement_options, sbp.broadcast)
     np.testing.assert_array_equal(to_global(turned, sbp=target).numpy(), X.T)

@@ -1,4 +1,4 @@
-"""What makes ranks abort, hang or compute wrong numbers elsewhere, and what it does here.
+"""Cases in which ranks of the measured system abort, hang or compute wrong values, and their results here.
 
 The whole list, with the tests of other files, is docs/internals/decisions/0021-when-ranks-diverge.md.
 """
@@ -33,48 +33,48 @@ LAYOUTS = [S0, S1, B, SUM]
 
 
 def ran(*words: str) -> processes.Exited:
-    """A program of this folder on two ranks under mpiexec; nothing of it is left."""
+    """Run a program of this folder on two ranks under mpiexec; assert that no process remains."""
     with processes.crowd() as jobs:
         jobs.start([processes.MPIEXEC, "-n", "2", sys.executable, str(PROGRAMS / words[0]), *words[1:]])
         return jobs.wait()[0]
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, dict[int, tuple[float, str]]]:
-    """By case and rank: how long it took, and what the rank was told."""
+def reports() -> dict[str, dict[int, tuple[float, str]]]:
+    """Return, by case and rank, the time until the error and its message."""
     ended = ran("diverging.py")
     assert (ended.code, ended.err) == (0, "")
-    found: dict[str, dict[int, tuple[float, str]]] = {}
+    results: dict[str, dict[int, tuple[float, str]]] = {}
     for case, rank, took, text in map(ast.literal_eval, ended.lines):
-        found.setdefault(case, {})[rank] = took, text
-    return found
+        results.setdefault(case, {})[rank] = took, text
+    return results
 
 
 class TestRanksThatDoDifferentThings:
-    """Both ranks are told, at once and with what each of them does."""
+    """Diverged ranks: both raise soon, with the operation of each rank."""
 
     pytestmark = mpi
 
     @pytest.mark.parametrize("case", re.findall(r"^def (?!main|ones)(\w+)\(", (PROGRAMS / "diverging.py").read_text(), re.MULTILINE))
-    def test_both_are_told_the_same(self, told: dict[str, dict[int, tuple[float, str]]], case: str) -> None:
-        (first, text), (second, other) = told[case][0], told[case][1]
+    def test_both_ranks_raise_the_same_error(self, reports: dict[str, dict[int, tuple[float, str]]], case: str) -> None:
+        (first, text), (second, other) = reports[case][0], reports[case][1]
         assert text == other
-        found = re.search(
+        results = re.search(
             r"ranks 0 and 1 (do different things at collective \d+|have built different graphs).*?\n *rank 0: (.*)\n *rank 1: (.*)", text, re.DOTALL
         )
-        assert found, text
-        assert found[2] != found[3] and all(re.search(r"diverging\.py:\d+", one) for one in found.groups()[1:]), text
+        assert results, text
+        assert results[2] != results[3] and all(re.search(r"diverging\.py:\d+", one) for one in results.groups()[1:]), text
         assert max(first, second) < PROMPT
 
-    def test_descriptions_name_the_op_its_tensor_and_its_line(self, told: dict[str, dict[int, tuple[float, str]]]) -> None:
-        text = told["other_op"][0][1]
+    def test_descriptions_name_the_op_its_tensor_and_its_line(self, reports: dict[str, dict[int, tuple[float, str]]]) -> None:
+        text = reports["other_op"][0][1]
         assert re.search(r"rank 0: numpy\(\) of float32\[\] #\d{4} cpu\[0-1\]:P -> cpu\[0-1\]:B at diverging\.py:\d+\n    after\n", text)
         assert "ReduceSum(axes=(0, 1)) of float32[4,4] cpu[0-1]:S(0)" in text
         assert re.search(r"rank 1: numpy\(\) of float32\[4,4\] .*\n    after\n.*\n      Relu\(\) of float32\[4,4\] cpu\[0-1\]:S\(0\)$", text)
 
 
 class TestEnds:
-    """However a rank ends, all have ended soon; the exit code is not 0, and the error that began it is what was printed last."""
+    """Ends of ranks: all ranks end soon, with a nonzero exit code, and the original error is printed last."""
 
     pytestmark = mpi
 
@@ -83,7 +83,7 @@ class TestEnds:
         [
             ("error", r"rank 1: Traceback.*ValueError: no luck with 41"),
             ("build", r"rank 1: Traceback.*ValueError: no luck with 41"),
-            ("leave", r"rank 0: Traceback.*RankError: rank 1: ended its script while rank 0 waited for it in collective 2 .* numpy\(\) of float32"),
+            ("exits", r"rank 0: Traceback.*RankError: rank 1: ended its script while rank 0 waited for it in collective 2 .* numpy\(\) of float32"),
             ("item_alone", r"rank 0: Traceback.*RankError: rank 1: ended its script while rank 0 waited for it in .* item\(\) of float32\[\]"),
             ("print_alone", r"rank 1: Traceback.*RankError: rank 0: ended its script while rank 1 waited for it in .* print of float32\[4,4\]"),
             ("numpy_alone", r"rank [01]: Traceback.*DivergedError: ranks 0 and 1 do .* rank 0: numpy\(\) of .* rank 1: to_global of "),
@@ -100,17 +100,19 @@ class TestEnds:
 
     @pytest.mark.parametrize("way", ["launcher", "by hand"])
     def test_all_end_however_they_were_started(self, way: str) -> None:
-        code, _, said = processes.started(way, 2, str(PROGRAMS / "ending.py"), "error")
-        begun = max(float(line.split()[-1]) for line in said.splitlines() if "accident" in line)
+        code, _, output_text = processes.started(way, 2, str(PROGRAMS / "ending.py"), "error")
+        begun = max(float(line.split()[-1]) for line in output_text.splitlines() if "accident" in line)
         assert code == 1 and time.time() - begun < PROMPT
-        last = said[said.rindex("Traceback (most recent") :]
-        assert re.search(r"ValueError: no luck with 41\n(jobflow launch: .* all others were ended\n)?$", last), said
+        last = output_text[output_text.rindex("Traceback (most recent") :]
+        assert re.search(r"ValueError: no luck with 41\n(jobflow launch: .* all others were ended\n)?$", last), output_text
 
     def test_a_slow_rank_is_announced_and_waited_for(self) -> None:
         ended = ran("ending.py", "slow")
         assert (ended.code, ended.lines) == (0, ["16.0", "16.0"])
-        said = r"jobflow: rank 0 has waited 0\.3 s in collective 2 of ranks \[0, 1\]: float\(\) of float32\[\] .* at ending\.py:\d+ for ranks \[1\]\n"
-        assert re.match(said, ended.err), ended.err
+        output_text = (
+            r"jobflow: rank 0 has waited 0\.3 s in collective 2 of ranks \[0, 1\]: float\(\) of float32\[\] .* at ending\.py:\d+ for ranks \[1\]\n"
+        )
+        assert re.match(output_text, ended.err), ended.err
         others = ended.err.splitlines()[1:]  # a busy machine is slow too
         assert all(re.match(r"jobflow: rank [01] has waited 0\.3 s in ", line) for line in others), ended.err
 
@@ -129,14 +131,14 @@ class Double(nn.Graph):
 
 
 class Returning(nn.Graph):
-    """Builds what a function says."""
+    """A graph whose build calls a function."""
 
-    def __init__(self, made: Callable[[Any], Any]) -> None:
+    def __init__(self, function: Callable[[Any], Any]) -> None:
         super().__init__()
-        self.made = made
+        self.function = function
 
     def build(self, x: Any) -> Any:
-        return self.made(x)
+        return self.function(x)
 
 
 def pair() -> Any:
@@ -260,7 +262,7 @@ MISTAKES: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
 
 @pytest.mark.parametrize(("make", "kind", "text"), [one[1:] for one in MISTAKES], ids=[one[0] for one in MISTAKES])
 def test_mistakes_are_errors_on_every_rank(make: Callable[[], Any], kind: type[Exception], text: str) -> None:
-    """Of jobflow's kinds, with the user's line, without colours; and the ranks can go on."""
+    """The errors are jobflow's, with the user's line and without colours, and the ranks can continue."""
 
     def program(rank: int) -> str:
         with pytest.raises(kind) as caught:
@@ -291,19 +293,19 @@ def test_axes_shorter_than_the_ranks(rank: int) -> None:
 
 @pytest.mark.parametrize("dtype", [flow.float16, flow.bfloat16, flow.uint8, flow.int8, flow.float64])
 @with_ranks(2)
-def test_every_type_travels(dtype: Any) -> None:
+def test_every_type_converts_between_layouts(dtype: Any) -> None:
     x = np.arange(15).reshape(5, 3)
     for source in LAYOUTS:
         for target in LAYOUTS:
-            given = flow.tensor(x, dtype=dtype, placement=pair(), sbp=source)
-            np.testing.assert_array_equal(given.to_global(sbp=target).numpy().astype(np.float64), x)
+            source_tensor = flow.tensor(x, dtype=dtype, placement=pair(), sbp=source)
+            np.testing.assert_array_equal(source_tensor.to_global(sbp=target).numpy().astype(np.float64), x)
 
 
 @with_ranks(2)
-def test_truncated_is_the_sum_and_not_the_addends(rank: int) -> None:
+def test_casts_to_integers_truncate_the_sum(rank: int) -> None:
     x = flow.full((3,), 0.5 + rank).to_global(pair(), SUM)
-    for made in (x.to(flow.int32), x.int(), x.to(flow.float64).long()):
-        assert made.tolist() == [2, 2, 2]
+    for output in (x.to(flow.int32), x.int(), x.to(flow.float64).long()):
+        assert output.tolist() == [2, 2, 2]
     assert (x > 1.5).tolist() == [True] * 3
 
 
@@ -314,68 +316,68 @@ def test_gather_from_everywhere() -> None:
     def program(rank: int) -> None:
         for lies in LAYOUTS:
             for other in LAYOUTS:
-                made = flow.gather(flow.tensor(x, placement=pair(), sbp=lies), 0, flow.tensor(index, placement=pair(), sbp=other))
-                np.testing.assert_array_equal(made.numpy(), np.take_along_axis(x[:, :4], index, 0))
+                output = flow.gather(flow.tensor(x, placement=pair(), sbp=lies), 0, flow.tensor(index, placement=pair(), sbp=other))
+                np.testing.assert_array_equal(output.numpy(), np.take_along_axis(x[:, :4], index, 0))
 
     on_ranks(2, program)
 
 
-def test_batch_statistics_are_those_of_the_batch_and_alike_on_all_ranks() -> None:
+def test_batch_statistics_equal_those_of_the_whole_batch_on_all_ranks() -> None:
     x = np.random.default_rng(0).normal(size=(6, 3, 2, 2))
 
     def program(rank: int) -> None:
-        found = []
+        results = []
         for lies in [None, *LAYOUTS]:
-            place = {} if lies is None else {"placement": pair(), "sbp": lies}
+            placement_options = {} if lies is None else {"placement": pair(), "sbp": lies}
             model = nn.BatchNorm2d(3).to(flow.float64)
             if lies is not None:
                 model.to_global(pair(), B)
-            y = model(flow.tensor(x, **place))
+            y = model(flow.tensor(x, **placement_options))
             (y * y * y).sum().backward()
             held = [model.running_mean, model.running_var, model.weight.grad]
-            found.append([one.numpy() for one in (y.detach(), *held)] + [(one if lies is None else one.to_local()).numpy() for one in held])
-        for other in found[1:]:
-            for a, b in zip(found[0], other, strict=True):
+            results.append([one.numpy() for one in (y.detach(), *held)] + [(one if lies is None else one.to_local()).numpy() for one in held])
+        for other in results[1:]:
+            for a, b in zip(results[0], other, strict=True):
                 np.testing.assert_allclose(b, a, rtol=1e-9, atol=1e-9)
 
     on_ranks(2, program)
 
 
-def test_lamb_takes_norms_of_the_whole() -> None:
+def test_lamb_uses_norms_of_whole_parameters() -> None:
     generator = np.random.default_rng(0)
     w, x = generator.normal(size=(4, 6)), generator.normal(size=(3, 4))
 
     def program(rank: int) -> None:
-        found = []
+        results = []
         for lies in (None, B, S0, S1):
             where = {} if lies is None else {"placement": pair(), "sbp": lies}
             weight = flow.tensor(w, **where, requires_grad=True)
-            given = flow.tensor(x, **({} if lies is None else {"placement": pair(), "sbp": B}))
+            arguments = flow.tensor(x, **({} if lies is None else {"placement": pair(), "sbp": B}))
             optimizer = flow.optim.LAMB([weight], lr=0.1)
             for _ in range(3):
                 optimizer.zero_grad()
-                (given @ weight).square().sum().backward()
+                (arguments @ weight).square().sum().backward()
                 optimizer.step()
-            found.append(weight.detach().numpy())
-        for other in found[1:]:
-            np.testing.assert_allclose(other, found[0], rtol=1e-6)
+            results.append(weight.detach().numpy())
+        for other in results[1:]:
+            np.testing.assert_allclose(other, results[0], rtol=1e-6)
 
     on_ranks(2, program)
 
 
 @with_ranks(2)
 def test_random_numbers_do_not_depend_on_the_layout() -> None:
-    found = []
+    results = []
     for lies in (None, S0, S1, B):
         where = {} if lies is None else {"placement": pair(), "sbp": lies}
         flow.manual_seed(3)
         drawn = [flow.randn(5, 4, **where), nn.init.normal_(flow.empty(5, 4, **where)), nn.functional.dropout(flow.ones(5, 4, **where), 0.5)]
-        found.append(np.stack([x.numpy() for x in drawn]))
-    for other in found[1:]:
-        np.testing.assert_array_equal(other, found[0])
+        results.append(np.stack([x.numpy() for x in drawn]))
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
 
 
-def test_a_placement_keeps_its_order() -> None:
+def test_a_placement_preserves_its_order() -> None:
     def program(rank: int) -> list[int]:
         x = flow.arange(4, placement=flow.placement("cpu", [1, 0]), sbp=S0)
         assert repr(x.placement) == 'jobflow.placement(type="cpu", ranks=[1, 0])'
@@ -386,7 +388,7 @@ def test_a_placement_keeps_its_order() -> None:
 
 
 @with_ranks(2)
-def test_numbers_that_were_handed_out_are_nobody_elses() -> None:
+def test_arrays_of_values_do_not_share_memory() -> None:
     x, y = ones(B), ones()
     x.numpy()[0] = 9
     before = y.numpy()
@@ -395,7 +397,7 @@ def test_numbers_that_were_handed_out_are_nobody_elses() -> None:
 
 
 @with_ranks(2)
-def test_a_tensor_of_one_rank_is_made_and_used_by_it_alone(rank: int) -> None:
+def test_a_tensor_of_one_rank_needs_no_other_rank(rank: int) -> None:
     if rank == 1:
         assert (flow.ones(3, placement=flow.placement("cpu", [1]), sbp=B) * 2).to_local().tolist() == [2, 2, 2]
     assert ones().sum().item() == 16
@@ -421,8 +423,8 @@ def test_cuda_without_a_gpu_is_the_host(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().err.count("tensors on cuda devices live in the memory of the host") == 1
 
 
-class Step(nn.Graph):
-    """A step of training that may keep parameters in parts."""
+class TrainingStep(nn.Graph):
+    """A training step that may store parameters in parts."""
 
     def __init__(self, model: Any, zero: int) -> None:
         super().__init__()
@@ -437,42 +439,42 @@ class Step(nn.Graph):
         return loss
 
 
-def test_a_rank_outside_runs_the_same_lines_without_alarm() -> None:
-    """Whatever writes over tensors leaves all ranks, those outside the placement too, with one idea of what they are."""
+def test_ranks_outside_a_placement_run_the_same_lines() -> None:
+    """In-place writes keep the provenance of tensors equal on all ranks, including those outside the placement."""
 
     def program(rank: int) -> list[float]:
-        found: list[float] = []
+        results: list[float] = []
 
-        def look(x: Any) -> None:
-            found.append(float(x.detach().numpy().sum()))
+        def record_sum(x: Any) -> None:
+            results.append(float(x.detach().numpy().sum()))
 
         for zero in (0, 2):
             model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)).to_global(pair(), B)
-            graph, x = Step(model, zero), ones()
+            graph, x = TrainingStep(model, zero), ones()
             for _ in range(2):
-                look(graph(x))
-                look(model[0].weight)
+                record_sum(graph(x))
+                record_sum(model[0].weight)
             model(x).sum().backward()
-            look(model[2].weight.grad)
+            record_sum(model[2].weight.grad)
             optimizer = flow.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             optimizer.step()
-            look(model[2].weight.detach().to_global(flow.placement("cpu", [2]), B))
+            record_sum(model[2].weight.detach().to_global(flow.placement("cpu", [2]), B))
             model.load_state_dict(model.state_dict())
             x[0] = 2.0
             x.add_(1)
             model[0].weight.data = model[0].weight.data * 2
-            look(x)
-            look(model[0].weight)
-        return found
+            record_sum(x)
+            record_sum(model[0].weight)
+        return results
 
     first, second, outside = on_ranks(3, program)
     assert first == second == outside
 
 
 @with_ranks(2)
-def test_ranks_that_were_told_can_go_on(rank: int) -> None:
-    """As at a prompt, where something was typed in one terminal only."""
+def test_ranks_continue_after_a_diverged_error(rank: int) -> None:
+    """As in an interactive session, after a statement was typed in one terminal only."""
     x, y = ones(), ones(S1)
     assert x.sum().item() == y.sum().item() == 16
     for _ in range(2):

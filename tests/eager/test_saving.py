@@ -1,4 +1,4 @@
-"""flow.save and flow.load: structures come back as they were, whole tensors from any layout into any, errors on all ranks."""
+"""flow.save and flow.load: structures are restored, whole tensors from any layout into any, and errors are raised on all ranks."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def spread(rank: int, sbp: Any, ranks: tuple[int, ...] = (0, 1)) -> Tensor:
 
 
 @with_ranks(1)
-def test_a_structure_comes_back(tmp_path: Path) -> None:
+def test_load_restores_a_saved_structure(tmp_path: Path) -> None:
     trained = local([1.0, 2.0])
     trained.requires_grad = True
-    given = {
+    arguments = {
         "model": OrderedDict([("w", local(WHOLE)), ("b", trained)]),
         3: [None, True, 7, 0.1, float("inf"), "text", (1, (2,)), Size((2, 3)), float32],
         "numpy": (np.arange(3, dtype=np.int32), np.float64(2.5)),
     }
-    saving.save(given, tmp_path / "a")
-    found = saving.load(tmp_path / "a")
-    assert list(found) == ["model", 3, "numpy"] and type(found["model"]) is OrderedDict
-    np.testing.assert_array_equal(found["model"]["w"].array, WHOLE)
-    assert found["model"]["b"].requires_grad and not found["model"]["w"].requires_grad
-    assert found[3] == given[3] and isinstance(found[3][7], Size) and found[3][8] is float32
-    assert found["numpy"][0].dtype == np.int32 and found["numpy"][1] == 2.5 and isinstance(found["numpy"][1], np.float64)
+    saving.save(arguments, tmp_path / "a")
+    results = saving.load(tmp_path / "a")
+    assert list(results) == ["model", 3, "numpy"] and type(results["model"]) is OrderedDict
+    np.testing.assert_array_equal(results["model"]["w"].array, WHOLE)
+    assert results["model"]["b"].requires_grad and not results["model"]["w"].requires_grad
+    assert results[3] == arguments[3] and isinstance(results[3][7], Size) and results[3][8] is float32
+    assert results["numpy"][0].dtype == np.int32 and results["numpy"][1] == 2.5 and isinstance(results["numpy"][1], np.float64)
     saving.save({"later": 1}, tmp_path / "a")
     assert saving.load(tmp_path / "a") == {"later": 1} and [p.name for p in tmp_path.iterdir()] == ["a"]
     with pytest.raises(ArgumentError, match=r"a set at model\.x cannot be saved"):
@@ -60,12 +60,12 @@ def test_a_structure_comes_back(tmp_path: Path) -> None:
 
 @with_ranks(2)
 def test_global_tensors_are_written_whole_by_one_rank(rank: int, tmp_path: Path) -> None:
-    given = {"s": spread(rank, S(0)), "p": spread(rank, P), "one": spread(rank, B, (1,))}
+    arguments = {"s": spread(rank, S(0)), "p": spread(rank, P), "one": spread(rank, B, (1,))}
     with pytest.raises(JobError, match="global_dst_rank=0"):
-        saving.save(given, tmp_path / "x")
-    saving.save(given, tmp_path / "x", global_dst_rank=1)
-    found = saving.load(tmp_path / "x", global_src_rank=0)
-    for x in found.values():
+        saving.save(arguments, tmp_path / "x")
+    saving.save(arguments, tmp_path / "x", global_dst_rank=1)
+    results = saving.load(tmp_path / "x", global_src_rank=0)
+    for x in results.values():
         assert x.placement == placement("cpu", [0]) and x.sbp == (B,)
         np.testing.assert_array_equal(values.numpy(x), WHOLE)
     moved = saving.load(tmp_path / "x", global_src_rank=1, map_location=placement("cpu", [[0, 1]]))
@@ -73,10 +73,10 @@ def test_global_tensors_are_written_whole_by_one_rank(rank: int, tmp_path: Path)
     np.testing.assert_array_equal(moved["s"].array, WHOLE)
     np.testing.assert_array_equal(saving.load(tmp_path / "x")["p"].array, WHOLE)
     with pytest.raises(ArgumentError, match="rank 2 does not exist"):
-        saving.save(given, tmp_path / "x", global_dst_rank=2)
+        saving.save(arguments, tmp_path / "x", global_dst_rank=2)
 
 
-def test_failures_are_told_to_all(tmp_path: Path) -> None:
+def test_failures_raise_on_all_ranks(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
 
     def program(rank: int) -> None:

@@ -1,4 +1,4 @@
-"""0.0 and -0.0 are different numbers for what is kept between calls: an op with one of them never answers for the other."""
+"""Caches distinguish 0.0 and -0.0: an operation with one of them is never reused for the other."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ USES: dict[str, Callable[[Any, float], Any]] = {
 
 
 def signs(use: Callable[[Any, float], Any], zero: float) -> list[bool]:
-    """Where the minus signs of the zeros are."""
-    made = use(flow.tensor(X), zero).numpy()
-    assert (made == 0).any()
-    return [bool(sign) for sign in np.signbit(made[made == 0])]
+    """Return the positions of negative zeros."""
+    output = use(flow.tensor(X), zero).numpy()
+    assert (output == 0).any()
+    return [bool(sign) for sign in np.signbit(output[output == 0])]
 
 
 @pytest.mark.parametrize("first", [0.0, -0.0])
 @pytest.mark.parametrize("name", USES)
-def test_neither_zero_stands_for_the_other(name: str, first: float) -> None:
+def test_caches_distinguish_signed_zeros(name: str, first: float) -> None:
     use = USES[name]
     signs(use, first)  # now it is known
     again, other = signs(use, first), signs(use, -first)
@@ -44,7 +44,7 @@ def test_neither_zero_stands_for_the_other(name: str, first: float) -> None:
 
 
 @pytest.mark.parametrize("first", [0.0, -0.0])
-def test_gradients_know_their_zero(first: float) -> None:
+def test_gradients_distinguish_signed_zeros(first: float) -> None:
     def slope(zero: float) -> Any:
         x = flow.tensor(np.float32([1.0]), requires_grad=True)
         (x * zero).sum().backward()
@@ -54,7 +54,7 @@ def test_gradients_know_their_zero(first: float) -> None:
     assert (slope(0.0), slope(-0.0)) == (False, True)
 
 
-def test_graphs_know_their_zero() -> None:
+def test_graphs_distinguish_signed_zeros() -> None:
     class Both(flow.nn.Graph):
         def build(self, x: Any) -> Any:
             return x * 0.0, x * -0.0
@@ -63,7 +63,7 @@ def test_graphs_know_their_zero() -> None:
     assert (np.signbit(plus.numpy()).item(), np.signbit(minus.numpy()).item()) == (False, True)
 
 
-def test_jobs_know_their_zero() -> None:
+def test_jobs_distinguish_signed_zeros() -> None:
     @flow.global_function()
     def both(x: tp.Numpy.Placeholder((1,))) -> tuple[tp.Numpy, tp.Numpy]:
         return x * 0.0, x * -0.0
@@ -72,9 +72,9 @@ def test_jobs_know_their_zero() -> None:
     assert (np.signbit(plus).item(), np.signbit(minus).item()) == (False, True)
 
 
-def test_true_one_and_one_point_zero_are_three_numbers() -> None:
-    made = [flow.full((2,), value) for value in (True, 1, 1.0)]
-    assert [x.dtype for x in made] == [flow.full((2,), value).dtype for value in (True, 1, 1.0)]
+def test_caches_distinguish_true_one_and_one_point_zero() -> None:
+    output = [flow.full((2,), value) for value in (True, 1, 1.0)]
+    assert [x.dtype for x in output] == [flow.full((2,), value).dtype for value in (True, 1, 1.0)]
     ids = flow.tensor([[1, 2], [3, 4]])
     assert ids[1].tolist() == [3, 4]
     assert ids[True].tolist() == [[[1, 2], [3, 4]]]

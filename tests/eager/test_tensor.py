@@ -1,4 +1,4 @@
-"""Ops at once on 1 to 3 ranks: layouts as a job would choose them, numbers as on one rank, gradients in the leaves' layouts."""
+"""Eager operations on 1 to 3 ranks: the layouts of jobs, the values of one rank, gradients in the layouts of the leaves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def drawn(shape: tuple[int, ...], layout: Layout, number: int) -> Any:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_a_step_forward_and_back(n: int) -> None:
+def test_a_forward_and_backward_pass_equals_one_rank(n: int) -> None:
     def program(rank: int) -> Any:
         here = placement("cpu", range(n))
         x, w = drawn((4, 5), Layout(here.core, (S(0),)), 0), drawn((5, 8), Layout(here.core, (B,)), 1)
@@ -48,7 +48,7 @@ def test_a_step_forward_and_back(n: int) -> None:
 
 
 @pytest.mark.parametrize("how", [S(0), S(1), B, P])
-def test_local_tensors_become_one(how: Any) -> None:
+def test_local_tensors_become_a_global_tensor(how: Any) -> None:
     def program(rank: int) -> Any:
         here = placement("cpu", [0, 1])
         mine = run.source(RandomNormal((3 - rank if how == S(0) else 2, 2 if how == S(1) else 3), float64, f"of {rank}"), None, 0)
@@ -68,7 +68,7 @@ def test_local_tensors_become_one(how: Any) -> None:
 
 
 @with_ranks(2)
-def test_a_placement_is_checked_when_it_is_made() -> None:
+def test_invalid_placements_raise_at_construction() -> None:
     for ranks, reason in (([0, 0], "named twice"), ([0, 5], "does not exist"), ([], "numbers of processes"), ([0.5], "numbers of processes")):
         with pytest.raises(PlacementError, match=reason):
             placement("cpu", ranks)

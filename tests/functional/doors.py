@@ -1,4 +1,4 @@
-"""A function of tensors in each way of running it: at once and in a graph, on local tensors and on global ones."""
+"""Runs of a function of tensors in each mode: eager and in a graph, on local and on global tensors."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class OfFunction(flow.nn.Graph):  # type: ignore[misc]
         return self.function(*tensors)
 
 
-def ways(function: Callable[..., Any], *arrays: Any) -> list[tuple[str, Callable[[], Any]]]:
-    """The name of each way, and what runs the function so."""
+def modes(function: Callable[..., Any], *arrays: Any) -> list[tuple[str, Callable[[], Any]]]:
+    """Return the name of each mode, and the function that runs in it."""
     here = {"placement": flow.placement("cpu", [0]), "sbp": flow.sbp.broadcast}
     local, spread = ([flow.tensor(np.asarray(a), **where) for a in arrays] for where in ({}, here))
     return [
@@ -34,25 +34,25 @@ def ways(function: Callable[..., Any], *arrays: Any) -> list[tuple[str, Callable
     ]
 
 
-def flat(made: Any) -> list[Any]:
-    """The tensors in tuples of tuples of tensors."""
-    return [made] if isinstance(made, flow.Tensor) else [each for part in made for each in flat(part)]
+def flat(output: Any) -> list[Any]:
+    """Return the tensors of nested tuples."""
+    return [output] if isinstance(output, flow.Tensor) else [each for part in output for each in flat(part)]
 
 
 def gives(function: Callable[..., Any], arrays: Sequence[Any], *expected: Any, dtype: Any = None, rtol: float = 0.0) -> None:
-    """The function of these arrays gives these values, every way; to the last bit unless `rtol` says otherwise."""
-    for name, run in ways(function, *arrays):
-        made = flat(run())
-        assert len(made) == len(expected), name
-        for tensor, value in zip(made, expected, strict=True):
+    """Assert that the function returns these values in every mode: bit by bit, or within `rtol`."""
+    for name, run in modes(function, *arrays):
+        output = flat(run())
+        assert len(output) == len(expected), name
+        for tensor, value in zip(output, expected, strict=True):
             assert tuple(tensor.shape) == np.shape(value), name
             assert dtype is None or tensor.dtype is dtype, f"{name}: {tensor.dtype}"
             np.testing.assert_allclose(tensor.numpy().astype(np.float64 if rtol else tensor.numpy().dtype), value, rtol=rtol, err_msg=name)
 
 
 def refuses(function: Callable[..., Any], arrays: Sequence[Any], error: type[Exception], *facts: str) -> None:
-    """Every way ends with this error, which names the facts."""
-    for name, run in ways(function, *arrays):
+    """Assert that every mode raises this error, with these facts in its message."""
+    for name, run in modes(function, *arrays):
         with pytest.raises(error) as caught:
             run()
         for fact in facts:

@@ -1,4 +1,4 @@
-"""Functions of tensors compared with NumPy: on local tensors, and on global ones in every layout; gradients with those of local tensors."""
+"""Comparisons of functions of tensors with NumPy, on local tensors and in every layout; gradients with those of local tensors."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Case = tuple[Function, Function, Sequence[Any]]
 
 
 def layouts(array: np.ndarray[Any, Any]) -> list[Any]:
-    """Every way to lie on one dimension of ranks; truth values have no partial one."""
+    """Return all sbp on one dimension of ranks; bool tensors have no partial one."""
     return [B, *([] if array.dtype == bool else [P]), *(S(axis) for axis in range(array.ndim))]
 
 
-def laid(array: np.ndarray[Any, Any], here: placement, how: Any, rank: int) -> Any:
-    """The global tensor of this value; of a partial one the addends differ in sign and size."""
+def with_layout(array: np.ndarray[Any, Any], here: placement, how: Any, rank: int) -> Any:
+    """Return a global tensor of this value; the addends of a partial one differ in sign and size."""
     n = here.ranks.size
     if how != P or n == 1:
         return tensor(array, placement=here, sbp=how)
@@ -32,9 +32,9 @@ def laid(array: np.ndarray[Any, Any], here: placement, how: Any, rank: int) -> A
     return to_global(tensor(addend if rank < n - 1 else array - (n - 1) * addend), placement=here, sbp=P)
 
 
-def differentiated(function: Function, xs: list[Any], wanted: list[bool]) -> tuple[Any, list[Any]]:
-    """The value, and the gradients of its elements' sum with weights 1, 2, 3 ..."""
-    for x, wants in zip(xs, wanted, strict=True):
+def differentiated(function: Function, xs: list[Any], expected: list[bool]) -> tuple[Any, list[Any]]:
+    """Return the value, and the gradients of the sum of its elements with weights 1, 2, 3 ..."""
+    for x, wants in zip(xs, expected, strict=True):
         x.requires_grad_(wants)
     y = function(*xs)
     if y.requires_grad:
@@ -46,22 +46,22 @@ def differentiated(function: Function, xs: list[Any], wanted: list[bool]) -> tup
 
 
 def compare(n: int, cases: Sequence[Case], tolerance: float = 1e-9) -> None:
-    """Each case: a function of tensors, the same of arrays, and arrays."""
+    """Compare each case: a function of tensors, the same function of arrays, and arrays."""
 
     def program(rank: int) -> None:
         here = placement("cpu", range(n))
-        for function, expected, given in cases:
-            arrays = [np.asarray(a) for a in given]
-            wanted = [a.dtype.kind == "f" for a in arrays]
+        for function, expected, arguments in cases:
+            arrays = [np.asarray(a) for a in arguments]
+            targets = [a.dtype.kind == "f" for a in arrays]
             value = np.asarray(expected(*arrays))
-            local, grads = differentiated(function, [tensor(a) for a in arrays], wanted)
+            local, grads = differentiated(function, [tensor(a) for a in arrays], targets)
             assert local.shape == value.shape
             np.testing.assert_allclose(local.detach().numpy(), value, rtol=tolerance, atol=tolerance, err_msg=str(local))
             for how in itertools.product(*map(layouts, arrays)):
-                y, found = differentiated(function, [laid(a, here, s, rank) for a, s in zip(arrays, how, strict=True)], wanted)
+                y, results = differentiated(function, [with_layout(a, here, s, rank) for a, s in zip(arrays, how, strict=True)], targets)
                 assert y.dtype == local.dtype and y.shape == value.shape
                 np.testing.assert_allclose(y.numpy(), value, rtol=tolerance, atol=tolerance, err_msg=f"{how} -> {y.sbp}")
-                for grad, reference, s in zip(found, grads, how, strict=True):
+                for grad, reference, s in zip(results, grads, how, strict=True):
                     assert (grad is None) == (reference is None), how
                     if grad is not None:
                         assert grad.sbp == (s,), how

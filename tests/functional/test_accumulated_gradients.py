@@ -56,7 +56,7 @@ def test_gradients_that_began_as_one_tensor_do_not_share_memory() -> None:
     assert q.grad.numpy().tolist() == [2, 2, 2]
 
 
-def test_the_given_gradient_of_a_root_is_not_written_to() -> None:
+def test_backward_does_not_overwrite_the_gradient_of_a_root() -> None:
     p, seed = leaf(), flow.ones(3)
     for _ in range(2):
         (p * 1.0).backward(seed)
@@ -68,10 +68,10 @@ def test_the_given_gradient_of_a_root_is_not_written_to() -> None:
 @pytest.mark.parametrize("source", ["broadcast", "split"])
 def test_gradients_of_global_tensors_do_not_share_memory(source: str) -> None:
     def program(rank: int) -> Any:
-        place = flow.placement("cpu", ranks=[0, 1])
+        placement_options = flow.placement("cpu", ranks=[0, 1])
         sbp = flow.sbp.broadcast if source == "broadcast" else flow.sbp.split(0)
-        p, q = (flow.ones(4, placement=place, sbp=sbp, requires_grad=True) for _ in range(2))
-        y = flow.ones(4, placement=place, sbp=flow.sbp.broadcast)
+        p, q = (flow.ones(4, placement=placement_options, sbp=sbp, requires_grad=True) for _ in range(2))
+        y = flow.ones(4, placement=placement_options, sbp=flow.sbp.broadcast)
         ((p + q) * y).sum().backward()
         saved = p.grad
         (p * y * 10).sum().backward()
@@ -168,7 +168,7 @@ def test_writes_to_read_only_and_shared_memory_are_errors(operation: str, memory
     ],
 )
 def test_elements_share_memory(shape: tuple[int, ...], strides: tuple[int, ...], is_shared: bool) -> None:
-    """Strides 8 and 12 interleave, but no two elements are at one place."""
+    """Strides 8 and 12 interleave without sharing memory."""
     x = overlapping(shape, strides)
     if is_shared:
         with pytest.raises(JobError, match=SHARED):
@@ -182,7 +182,7 @@ def test_elements_share_memory(shape: tuple[int, ...], strides: tuple[int, ...],
 
 @pytest.mark.parametrize("by", ["retain_grad", "inputs", "both"])
 def test_a_saved_gradient_of_a_computed_tensor_keeps_its_values(by: str) -> None:
-    """As in PyTorch: the sum is a new tensor, while that of a leaf is in the memory of the old one."""
+    """As in PyTorch, the sum is a new tensor; the sum of a leaf is written in place."""
     w = flow.tensor([1.0, 2.0], requires_grad=True)
     y = w * 2
     if by != "inputs":
@@ -317,7 +317,7 @@ def test_zero_gradients_of_global_tensors_have_the_layout_of_the_tensor() -> Non
     assert x.grad.numpy().tolist() == [0, 0, 0, 0]
 
 
-def test_no_gradient_from_a_function_of_the_user_stays_none() -> None:
+def test_none_from_a_user_function_stays_none() -> None:
     class NoGradient(flow.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Any) -> Any:
@@ -339,7 +339,7 @@ def test_unused_parameters_keep_none() -> None:
 
 
 @pytest.mark.parametrize("kind", [set, frozenset])
-def test_optimizers_refuse_sets(kind: type) -> None:
+def test_optimizers_raise_for_sets(kind: type) -> None:
     p = leaf()
     for params in (kind([p]), [{"params": kind([p])}]):
         with pytest.raises(ConfigError, match=f"params is a {kind.__name__}, whose order changes from run to run; pass a list"):

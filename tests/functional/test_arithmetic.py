@@ -1,4 +1,4 @@
-"""Operators and their functions: numbers as NumPy's, in every layout; types that operands have together; what stands beside what."""
+"""Operators and their functions: values of NumPy in every layout, type promotion, and refused operands."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ WHOLE = (operator.floordiv, operator.mod)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_operators_of_tensors(n: int) -> None:
+def test_operators_of_tensors_equal_numpy(n: int) -> None:
     floats = [(f, f, (x, y)) for f in (*PLAIN, operator.pow) for x, y in ((C, C + 0.25), (C, ROW), (C, drawn(3, 4, 6, low=0.5)))]
     others = [(f, f, (A, C)) for f in WHOLE] + [(f, f, (N, J)) for f in (*PLAIN[:3], *WHOLE)]
     compare(n, [*floats[:: 1 if n == 2 else 3], *others], 1e-8)
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_operators_of_tensors_and_numbers(n: int) -> None:
+def test_operators_of_tensors_and_numbers_equal_numpy(n: int) -> None:
     cases: list[Any] = []
     for f in (*PLAIN, *WHOLE):
         cases += [(lambda x, f=f: f(x, 3.0), lambda x, f=f: f(x, 3.0), (A,)), (lambda x, f=f: f(2.0, x), lambda x, f=f: f(2.0, x), (C,))]
@@ -55,18 +55,18 @@ def test_operators_of_tensors_and_numbers(n: int) -> None:
     compare(n, cases)
 
 
-def test_a_number_is_part_of_the_op_so_that_partial_tensors_stay_so() -> None:
+def test_numbers_keep_partial_tensors_partial() -> None:
     def program(rank: int) -> Any:
         x = ones(4, 6, placement=placement("cpu", [0, 1]), sbp=sbp.partial_sum)
         return [y.sbp for y in (x * 2, x / 3, 2 * x, -x, x - x, x + x)], (x / 3).numpy(), (x + 1).sbp
 
-    for kept, third, shifted in on_ranks(2, program):
-        assert kept == [(P,)] * 6 and shifted != (P,)
+    for saved, third, shifted in on_ranks(2, program):
+        assert saved == [(P,)] * 6 and shifted != (P,)
         np.testing.assert_array_equal(third, np.full((4, 6), np.float32(1) / np.float32(3)))
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_named_functions(n: int) -> None:
+def test_named_functions_equal_numpy(n: int) -> None:
     x, y, z = A, C, drawn(4, 6)
     cases: list[Any] = [
         (lambda a, b: fa.add(a, b, alpha=2), lambda a, b: a + 2 * b, (x, y)),
@@ -88,7 +88,7 @@ def test_named_functions(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_bits_and_truth(n: int) -> None:
+def test_bitwise_operators_equal_numpy(n: int) -> None:
     pairs = [(T, U), (N, J)]
     cases: list[Any] = [(f, f, pair) for f in (operator.and_, operator.or_, operator.xor) for pair in pairs]
     cases += [(operator.invert, operator.invert, (x,)) for x in (T, N)]
@@ -107,7 +107,7 @@ def test_bits_and_truth(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_matrix_products(n: int) -> None:
+def test_matrix_products_equal_numpy(n: int) -> None:
     shapes = [((4, 6), (6, 5)), ((6,), (6, 5)), ((4, 6), (6,)), ((6,), (6,)), ((2, 4, 6), (2, 6, 3)), ((2, 4, 6), (6, 5))]
     shapes += [((4, 6), (3, 6, 5)), ((2, 1, 4, 3), (5, 3, 2)), ((2, 3, 6), (6,))]
     compare(n, [(fa.matmul, np.matmul, (drawn(*a), drawn(*b))) for a, b in shapes])
@@ -123,7 +123,7 @@ def test_matrix_products(n: int) -> None:
     compare(n, three)
 
 
-def test_layouts_of_products() -> None:
+def test_matrix_products_have_parallel_layouts() -> None:
     """The two products of the documents: data parallel, and model parallel."""
 
     def program(rank: int) -> Any:
@@ -138,7 +138,7 @@ def test_layouts_of_products() -> None:
 
 
 @with_ranks(1)
-def test_types_together() -> None:
+def test_operands_are_promoted_to_a_common_type() -> None:
     def of(dtype: Any, *shape: int) -> Any:
         return ones(*shape, dtype=dtype)
 
@@ -159,7 +159,7 @@ def test_types_together() -> None:
 
 
 @with_ranks(1, 2)
-def test_what_does_not_go_together(n: int) -> None:
+def test_operands_that_do_not_match_raise(n: int) -> None:
     here = placement("cpu", range(n))
     x, local = ones(4, 6, placement=here, sbp=S(0)), ones(4, 6)
     for wrong, error, reason in (
@@ -199,7 +199,7 @@ def test_what_does_not_go_together(n: int) -> None:
 
 
 @with_ranks(1, 2)
-def test_in_place_forms_keep_the_left_sides_layout_and_type(n: int) -> None:
+def test_in_place_forms_keep_the_layout_and_type_of_the_left_side(n: int) -> None:
     here = placement("cpu", range(n))
     for how in (B, S(0), S(1), P):
         x = tensor(A, placement=here, sbp=how)
@@ -218,7 +218,7 @@ def test_in_place_forms_keep_the_left_sides_layout_and_type(n: int) -> None:
 
 
 @with_ranks(1)
-def test_what_cannot_be_written_over() -> None:
+def test_invalid_in_place_writes_raise() -> None:
     w = ones(2, 3, requires_grad=True)
     with pytest.raises(JobError, match="leaf"):
         w += 1
@@ -237,7 +237,7 @@ def test_what_cannot_be_written_over() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_gradients_go_through_what_was_written_over(n: int) -> None:
+def test_gradients_pass_through_in_place_writes(n: int) -> None:
     def program(rank: int) -> Any:
         here = placement("cpu", range(n))
         w, v = (tensor(a, placement=here, sbp=s).requires_grad_() for a, s in ((A, S(0)), (C, B)))
@@ -257,7 +257,7 @@ def test_gradients_go_through_what_was_written_over(n: int) -> None:
 
 
 @with_ranks(1)
-def test_a_value_that_a_gradient_needs_and_that_is_gone_is_missed() -> None:
+def test_backward_raises_if_a_saved_value_was_written_to() -> None:
     w = full((3,), 2.0, requires_grad=True)
     x = w * 3
     y = x * x

@@ -1,4 +1,4 @@
-"""Factories: values as NumPy's in every layout, pieces as the layout says; random values that do not depend on the layout; what is refused."""
+"""Factories: values of NumPy in every layout, pieces by layout, random values independent of the layout, and refused arguments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FACTORIES: list[tuple[Any, Any]] = [
 
 
 @with_ranks(1, 2, 4)
-def test_values_and_pieces(rank: int, n: int) -> None:
+def test_factories_equal_numpy_in_every_layout(rank: int, n: int) -> None:
     here = placement("cpu", range(n))
     for make, value in FACTORIES:
         local = make()
@@ -49,7 +49,7 @@ def test_values_and_pieces(rank: int, n: int) -> None:
                 np.testing.assert_allclose(piece, value[whole], rtol=1e-6)
 
 
-def test_two_dimensions_of_ranks_and_some_ranks_only() -> None:
+def test_factories_on_a_mesh_and_on_a_subset_of_ranks() -> None:
     def program(rank: int) -> Any:
         grid, some = placement("cpu", [[0, 1], [2, 3]]), placement("cpu", [3, 1])
         x = creation.arange(12, placement=grid, sbp=[S(0), B])
@@ -64,7 +64,7 @@ def test_two_dimensions_of_ranks_and_some_ranks_only() -> None:
 
 
 @with_ranks(1)
-def test_types_and_shapes() -> None:
+def test_factories_have_default_types_and_shapes() -> None:
     for data, dtype in (
         ([1, 2], int64),
         ([1.5], float32),
@@ -98,7 +98,7 @@ def test_types_and_shapes() -> None:
 
 
 @with_ranks(1, 2)
-def test_tensors_like_others(n: int) -> None:
+def test_like_factories_copy_type_and_layout(n: int) -> None:
     here = placement("cpu", range(n))
     for how in (B, S(0), S(1), P):
         x = creation.tensor(np.ones((3, 5)), placement=here, sbp=how, requires_grad=True)
@@ -154,7 +154,7 @@ def test_random_values_do_not_depend_on_layout_or_number_of_ranks() -> None:
 
 
 @with_ranks(1)
-def test_distributions() -> None:
+def test_random_values_have_their_distribution() -> None:
     sampling.manual_seed(3)
     x = sampling.normal(1.0, 2.0, (4000,)).numpy()
     assert abs(x.mean() - 1) < 0.1 and abs(x.std() - 2) < 0.1
@@ -173,7 +173,7 @@ def test_distributions() -> None:
 
 
 @with_ranks(1)
-def test_generators() -> None:
+def test_generators_restore_their_state() -> None:
     sampling.manual_seed(11)
     a = sampling.randn(4)
     state = sampling.get_rng_state()
@@ -185,13 +185,13 @@ def test_generators() -> None:
     assert sampling.default_generator.initial_seed() == 11
     g = sampling.Generator().manual_seed(11)
     assert (sampling.randn(4, generator=g) == a).all() and g.initial_seed() == 11
-    kept = g.get_state()
+    saved = g.get_state()
     c = sampling.rand(3, generator=g)
-    g.set_state(kept)
+    g.set_state(saved)
     assert (sampling.rand(3, generator=g) == c).all()
     assert g.seed() == g.initial_seed() and sampling.seed() == sampling.initial_seed() != 11
     with pytest.raises(ArgumentError, match="the state must be an int64"):
-        sampling.set_rng_state(kept)
+        sampling.set_rng_state(saved)
 
 
 def test_local_tensors_differ_between_ranks_until_a_seed_is_set() -> None:
@@ -205,7 +205,7 @@ def test_local_tensors_differ_between_ranks_until_a_seed_is_set() -> None:
 
 
 @with_ranks(1, 2)
-def test_what_is_refused(n: int) -> None:
+def test_invalid_arguments_of_factories_raise(n: int) -> None:
     here = placement("cpu", range(n))
     for wrong, error, reason in (
         (lambda: creation.zeros(2, placement=here), JobError, "both placement= and sbp="),
@@ -235,25 +235,25 @@ def test_what_is_refused(n: int) -> None:
             wrong()
 
 
-def test_data_that_differ_between_ranks_are_an_error_on_every_rank() -> None:
-    seen: list[str] = []
+def test_data_that_differ_between_ranks_raise_on_every_rank() -> None:
+    observed: list[str] = []
 
     def program(rank: int) -> None:
         here = placement("cpu", [0, 1])
         try:
             creation.tensor([1.0, 2.0 + rank], placement=here, sbp=sbp.split(0))
         except DivergedError as error:
-            seen.append(str(error))
+            observed.append(str(error))
             raise
 
     with pytest.raises((RankError, DivergedError)):
         on_ranks(2, program)
-    assert len(seen) == 2
-    for text in seen:
+    assert len(observed) == 2
+    for text in observed:
         assert "[1., 2.]" in text and "[1., 3.]" in text and "test_creation.py" in text
 
 
-def test_values_that_differ_between_ranks_are_found_at_the_next_exchange() -> None:
+def test_factories_that_differ_between_ranks_raise_at_the_next_exchange() -> None:
     def program(rank: int) -> None:
         x = creation.full((4,), rank + 1.0, placement=placement("cpu", [0, 1]), sbp=sbp.split(0))
         x.numpy()
@@ -263,7 +263,7 @@ def test_values_that_differ_between_ranks_are_found_at_the_next_exchange() -> No
 
 
 @with_ranks(1, 2)
-def test_filling(n: int) -> None:
+def test_filling_writes_in_place_and_raises_for_mismatches(n: int) -> None:
     here = placement("cpu", range(n))
     for how in (B, S(0), P):
         x = creation.ones(4, 3, placement=here, sbp=how)

@@ -32,8 +32,8 @@ def test_ctc_loss_and_its_gradient_equal_pytorch(case: tuple[str, str, bool]) ->
     name, reduction, zero = case
     lengths, key = LENGTHS[name], "|".join(map(str, case))
     logs = flow.tensor(log_softmax(scores(name)), requires_grad=True)
-    given = (flow.tensor(lengths.targets), lengths.input_lengths, tuple(lengths.target_lengths))
-    loss = flow.ctc_loss(logs, *given, lengths.blank, reduction, zero)
+    arguments = (flow.tensor(lengths.targets), lengths.input_lengths, tuple(lengths.target_lengths))
+    loss = flow.ctc_loss(logs, *arguments, lengths.blank, reduction, zero)
     assert tuple(loss.shape) == EXPECTED[key].shape
     np.testing.assert_allclose(loss.numpy(), EXPECTED[key], rtol=1e-12, atol=1e-12)
     (flow.tensor(weights(loss.numel())) * loss.reshape(-1)).sum().backward()
@@ -41,18 +41,18 @@ def test_ctc_loss_and_its_gradient_equal_pytorch(case: tuple[str, str, bool]) ->
 
 
 @pytest.mark.parametrize("name", ["rows", "joined", "one sample"])
-def test_ctc_loss_takes_lengths_as_tensors_and_by_name(name: str) -> None:
-    given = LENGTHS[name]
-    arrays = [log_softmax(scores(name)), *map(np.array, given[1:4])]
+def test_ctc_loss_accepts_lengths_as_tensors_and_keywords(name: str) -> None:
+    arguments = LENGTHS[name]
+    arrays = [log_softmax(scores(name)), *map(np.array, arguments[1:4])]
     for function in (flow.ctc_loss, F.ctc_loss, lambda a, b, c, d: F.ctc_loss(a, targets=b, target_lengths=d, input_lengths=c)):
         gives(function, arrays, EXPECTED[f"{name}|mean|False"], rtol=1e-12)
-    listed = (given.input_lengths, given.target_lengths)
+    listed = (arguments.input_lengths, arguments.target_lengths)
     gives(lambda logs, targets: flow.ctc_loss(logs, targets, *listed), arrays[:2], EXPECTED[f"{name}|mean|False"], rtol=1e-12)
 
 
 def test_ctc_loss_of_float32_is_float32() -> None:
-    given = LENGTHS["rows"]
-    arrays = [log_softmax(scores("rows")).astype(np.float32), *map(np.int32, given[1:4])]
+    arguments = LENGTHS["rows"]
+    arrays = [log_softmax(scores("rows")).astype(np.float32), *map(np.int32, arguments[1:4])]
     gives(flow.ctc_loss, arrays, EXPECTED["rows|mean|False"], dtype=flow.float32, rtol=1e-6)
 
 
@@ -76,7 +76,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_ctc_loss_refuses(name: str) -> None:
+def test_ctc_loss_raises_for_invalid_arguments(name: str) -> None:
     function, error, fact = WRONG[name]
     refuses(function, [LOGS, ROWS], error, "ctc_loss at", fact)
 
@@ -102,7 +102,7 @@ def test_range_equals_pytorch(arguments: tuple[float, ...], dtype: str | None, v
     gives(lambda x: flow.range(*arguments, **options), [0.0], values, dtype=getattr(flow, dtype or "float32"))
 
 
-def test_range_takes_the_options_of_factories() -> None:
+def test_range_accepts_the_options_of_factories() -> None:
     x = flow.range(start=0, end=5, step=1, placement=flow.placement("cpu", [0]), sbp=flow.sbp.split(0), requires_grad=True)
     assert x.is_global and x.requires_grad and x.numpy().tolist() == [0, 1, 2, 3, 4, 5]
     flow.set_default_dtype(flow.float64)
@@ -113,11 +113,11 @@ def test_range_takes_the_options_of_factories() -> None:
 
 
 @pytest.mark.parametrize("arguments", [(4, 1), (1, 4, -1), (1, 4, 0), (0, float("nan")), (float("inf"), 2)])
-def test_range_refuses_steps_that_do_not_reach_the_end(arguments: tuple[float, ...]) -> None:
+def test_range_raises_for_steps_that_do_not_reach_the_end(arguments: tuple[float, ...]) -> None:
     refuses(lambda x: flow.range(*arguments), [0.0], ArgumentError, "range at", f"end {arguments[1]}")
 
 
-def test_range_refuses_an_integer_step_of_zero() -> None:
+def test_range_raises_for_an_integer_step_of_zero() -> None:
     refuses(lambda x: flow.range(0, 5.5, 0.5, dtype=flow.int64), [0.0], ArgumentError, "step 0.5", "int64")
 
 
@@ -131,18 +131,18 @@ def test_range_and_ctc_loss_keep_the_conventions_of_jobs() -> None:
         frames: tp.Numpy.Placeholder((3,), flow.int64),  # type: ignore[valid-type]
         labels: tp.Numpy.Placeholder((3,), flow.int64),  # type: ignore[valid-type]
     ) -> tp.Bundle[tp.Numpy]:
-        given = (logs, targets, frames, labels)
+        arguments = (logs, targets, frames, labels)
         return {
             "range": flow.range(1, 4, name="range1"),
             "limit": flow.range(0, limit=6, delta=2, dtype=flow.int32, name="range2"),
-            "legacy": flow.ctc_loss(*given, reduction="mean", name="loss"),
-            "tensors": F.ctc_loss(*given),
+            "legacy": flow.ctc_loss(*arguments, reduction="mean", name="loss"),
+            "tensors": F.ctc_loss(*arguments),
             "listed": F.ctc_loss(logs, targets, *LENGTHS["rows"][2:4]),
         }
 
-    made = job(LOGS, ROWS, *map(np.array, LENGTHS["rows"][2:4]))
-    assert made["range"].tolist() == [1, 2, 3] and made["range"].dtype == np.int64
-    assert made["limit"].tolist() == [0, 2, 4] and made["limit"].dtype == np.int32
-    assert made["legacy"].shape == (1,) and made["tensors"].shape == made["listed"].shape == ()
+    output = job(LOGS, ROWS, *map(np.array, LENGTHS["rows"][2:4]))
+    assert output["range"].tolist() == [1, 2, 3] and output["range"].dtype == np.int64
+    assert output["limit"].tolist() == [0, 2, 4] and output["limit"].dtype == np.int32
+    assert output["legacy"].shape == (1,) and output["tensors"].shape == output["listed"].shape == ()
     for name in ("legacy", "tensors", "listed"):
-        np.testing.assert_allclose(made[name].reshape(()), EXPECTED["rows|mean|False"], rtol=1e-12)
+        np.testing.assert_allclose(output[name].reshape(()), EXPECTED["rows|mean|False"], rtol=1e-12)

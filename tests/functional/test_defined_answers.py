@@ -1,4 +1,4 @@
-"""Values at the edges of what functions are defined for: the limit where there is one, an error where there is none."""
+"""Values at the edges of the domains of functions: the limit if it exists, else an error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from doors import gives, refuses, ways
+from doors import gives, modes, refuses
 from parts import declare
 
 import jobflow as flow
@@ -49,14 +49,14 @@ def test_binary_cross_entropy_at_0_and_1_in_a_job() -> None:
     np.testing.assert_allclose(slopes[0], SLOPES, rtol=1e-6)
 
 
-def test_binary_cross_entropy_of_no_probability() -> None:
+def test_binary_cross_entropy_raises_for_values_outside_0_to_1() -> None:
     refuses(F.binary_cross_entropy, [np.float32([0.5, 1.5]), np.float32([1, 1])], ArgumentError, "1.5", "[1]", "input")
     refuses(F.binary_cross_entropy, [np.float32([0.5, 0.5]), np.float32([1, -1])], ArgumentError, "-1", "[1]", "target")
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64])
 @pytest.mark.parametrize("ignored", [-100, 2, 255])
-def test_labels_of_a_type_that_has_not_the_number_that_is_ignored(dtype: Any, ignored: int) -> None:
+def test_ignore_index_may_be_out_of_range_for_the_label_type(dtype: Any, ignored: int) -> None:
     x, labels = np.random.default_rng(1).normal(size=(4, 3)), np.array([0, 2, 1, 2])
     logs = x - np.log(np.exp(x).sum(1, keepdims=True))
     counted = labels != ignored
@@ -64,13 +64,13 @@ def test_labels_of_a_type_that_has_not_the_number_that_is_ignored(dtype: Any, ig
     gives(lambda x, t: F.cross_entropy(x, t, ignore_index=ignored, label_smoothing=0.1), [x, labels.astype(dtype)], mean, rtol=1e-12)
 
 
-def test_attention_without_features_weighs_all_alike() -> None:
+def test_attention_without_features_has_equal_weights() -> None:
     q, k, v = np.zeros((2, 3, 0)), np.zeros((2, 4, 0)), np.random.default_rng(2).normal(size=(2, 4, 5))
     expected = np.broadcast_to(v.mean(1, keepdims=True), (2, 3, 5))
     gives(F.scaled_dot_product_attention, [q, k, v], expected, rtol=1e-12)
 
 
-def test_nothing_that_is_joined_counts_with_its_type() -> None:
+def test_empty_tensors_count_in_the_type_of_a_concatenation() -> None:
     joined = flow.cat([flow.ones(2, 3, dtype=flow.float16), flow.ones(0, dtype=flow.float64)], 1)
     assert joined.shape == (2, 3) and joined.dtype is flow.float64
 
@@ -107,11 +107,11 @@ def test_gaussian_likelihood_broadcasts() -> None:
         ((1, 2), [4, 0, 1, 2, 3, 4, 0, 1]),
     ],
 )
-def test_circular_borders_go_round_what_is_left(pair: tuple[int, int], expected: list[int]) -> None:
+def test_circular_padding_repeats_the_cropped_elements(pair: tuple[int, int], expected: list[int]) -> None:
     gives(lambda x: F.pad(x, pair, mode="circular"), [np.arange(5.0).reshape(1, 1, 5)], [[expected]])
 
 
-def test_circular_borders_that_go_round_twice() -> None:
+def test_circular_padding_longer_than_the_axis_raises() -> None:
     for pair in ((6, 0), (-3, 3), (-3, -3)):
         refuses(lambda x, pair=pair: F.pad(x, pair, mode="circular"), [np.arange(5.0).reshape(1, 1, 5)], ShapeError, str(pair[0]))
 
@@ -121,7 +121,7 @@ def test_circular_borders_that_go_round_twice() -> None:
 WITH_NAN = np.float64([[1, NAN, 3, 2], [4, 1, 2, 3]])
 
 
-def test_extremes_and_medians_of_what_is_no_number() -> None:
+def test_extremes_and_medians_with_nan_are_nan() -> None:
     gives(lambda x: (x.max(), x.min(), x.median(), x.amax(), x.amin()), [WITH_NAN], *[NAN] * 5)
     gives(lambda x: (x.amax(1), x.amin(1), x.median(1).values), [WITH_NAN], [NAN, 4], [NAN, 1], [NAN, 2])
     gives(lambda x: (*x.max(1), *x.min(1), *x.median(1)), [WITH_NAN], [NAN, 4], [1, 0], [NAN, 1], [1, 1], [NAN, 2], [1, 2])
@@ -132,7 +132,7 @@ def test_extremes_and_medians_of_what_is_no_number() -> None:
 
 
 @pytest.mark.parametrize("name", ["max", "min", "argmax", "argmin", "amax", "amin", "median"])
-def test_there_is_no_extreme_of_nothing(name: str) -> None:
+def test_extremes_of_empty_tensors_raise(name: str) -> None:
     empty = np.zeros((0, 3), np.float32)
     refuses(
         lambda x: getattr(x, name)(),
@@ -142,13 +142,13 @@ def test_there_is_no_extreme_of_nothing(name: str) -> None:
         "[0,3]" if name not in ("argmax", "argmin", "median") else "[0]",
     )
     refuses(lambda x: getattr(x, name)(0), [empty], ShapeError, "axis 0", "[0,3]")
-    for _, run in ways(lambda x: getattr(x, name)(1), empty):
-        made = run()
-        assert tuple((made[0] if isinstance(made, tuple) else made).shape) == (0,)
+    for _, run in modes(lambda x: getattr(x, name)(1), empty):
+        output = run()
+        assert tuple((output[0] if isinstance(output, tuple) else output).shape) == (0,)
 
 
 @pytest.mark.parametrize("name", ["reduce_max", "reduce_min", "argmax"])
-def test_there_is_no_extreme_of_nothing_in_a_job(name: str) -> None:
+def test_extremes_of_empty_tensors_raise_in_a_job(name: str) -> None:
     job = declare(lambda x: getattr(flow.math, name)(flow.slice_v2(x, [(0, 0, 1)]), 0), tp.Numpy.Placeholder((2, 3)))
     with pytest.raises((ShapeError, ValueError), match=r"test_defined_answers.py:\d+"):
         job(np.ones((2, 3), np.float32))
@@ -158,7 +158,7 @@ def test_there_is_no_extreme_of_nothing_in_a_job(name: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [1.5, -0.25, NAN])
-def test_what_is_no_probability(wrong: float) -> None:
+def test_invalid_probabilities_raise(wrong: float) -> None:
     refuses(lambda x: x.bernoulli(), [np.float32([0.5, wrong])], ArgumentError, "[1]", f"{wrong:g}")
     refuses(lambda x: x.bernoulli(wrong), [np.float32([0.5, 1])], ArgumentError, f"{wrong:g}")
     with pytest.raises(ArgumentError):
@@ -170,14 +170,14 @@ def test_what_is_no_probability(wrong: float) -> None:
     assert job(np.float32([0, 1])).tolist() == [0, 1]
 
 
-def test_weights_from_which_nothing_can_be_drawn() -> None:
+def test_multinomial_raises_for_invalid_weights() -> None:
     for weights, fact in (([1, -1, 2], "-1"), ([1, NAN, 2], "nan"), ([1, np.inf, 2], "inf"), ([0, 0, 0], "few of the weights")):
         refuses(lambda w: flow.multinomial(w, 1), [np.float32(weights)], ArgumentError, fact)
     refuses(lambda w: flow.multinomial(w, 2), [np.float32([[1, 1, 0], [0, 1, 0]])], ArgumentError, "row [1]", "few of the weights", "2 are needed")
     gives(lambda w: flow.multinomial(w, 2, replacement=True), [np.float32([0, 3, 0])], [1, 1])
 
 
-def test_deviations_and_ranges() -> None:
+def test_invalid_deviations_and_ranges_raise() -> None:
     refuses(lambda m, s: flow.normal(m, s), [np.float32([0, 0]), np.float32([1, -2])], ArgumentError, "-2", "[1]")
     for wrong in (
         lambda: flow.normal(0.0, -1.0, 3),
@@ -242,12 +242,12 @@ WITHOUT_AXES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("name", WITHOUT_AXES)
-def test_without_axes(name: str) -> None:
+def test_functions_accept_tensors_without_axes(name: str) -> None:
     function, expected = WITHOUT_AXES[name]
     gives(function, [np.float64(2.0)], *expected)
 
 
-def test_what_needs_an_axis() -> None:
+def test_functions_of_an_axis_raise_without_axes() -> None:
     for wrong in (
         lambda x: x.narrow(0, 0, 1),
         lambda x: x.chunk(1),
@@ -262,15 +262,15 @@ def test_what_needs_an_axis() -> None:
 
 
 @pytest.mark.parametrize("function", [lambda x: x.std(1), lambda x: (x - x.mean(1, keepdim=True)).norm(dim=1), lambda x: flow.math.reduce_std(x, 1)])
-def test_slopes_of_distances_that_are_0(function: Any) -> None:
-    """The least of the slopes there are, not infinity times 0."""
+def test_gradients_of_zero_distances_are_zero(function: Any) -> None:
+    """The gradient is the smallest subgradient, not infinity times 0."""
     x = flow.tensor([[1.0, 1.0], [1.0, 3.0]], requires_grad=True)
     function(x).sum().backward()
     assert x.grad.numpy()[0].tolist() == [0, 0] and (x.grad.numpy()[1] * [-1, 1] > 0.4).all()
 
 
-def test_data_that_are_no_array() -> None:
-    """At once, and in the body of a job, where tensors have no numbers."""
+def test_nested_lists_of_unequal_lengths_raise() -> None:
+    """Eager, and in the body of a job, where tensors have no values."""
     with pytest.raises(ShapeError, match=r"tensor at test_defined_answers.py:\d+: nested lists have different lengths .*equal length"):
         flow.tensor([[1, 2], [3]])
 
@@ -288,7 +288,7 @@ def test_truth_values_have_extremes() -> None:
     gives(lambda x: (x.maximum(x.logical_not()), x.minimum(x.logical_not())), [truth], np.ones((2, 2), bool), np.zeros((2, 2), bool))
 
 
-def test_values_without_axes_go_everywhere() -> None:
+def test_scalar_values_broadcast_in_assignments() -> None:
     gives(lambda x: x.index_fill(0, flow.zeros_like(x[:1], dtype=flow.int64), x.sum() * 0 + 5), [np.float64([1, 2])], [5.0, 2.0])
     gives(lambda x: x.scatter(0, flow.zeros_like(x[:1], dtype=flow.int64) + 1, x.sum()), [np.float64([1, 2])], [1.0, 3.0])
 
@@ -305,20 +305,20 @@ def test_values_without_axes_go_everywhere() -> None:
         lambda x: flow.randint(0.5, 2, (2,)),
     ],
 )
-def test_arguments_of_another_kind(wrong: Any) -> None:
+def test_arguments_of_the_wrong_kind_raise(wrong: Any) -> None:
     with pytest.raises((DtypeError, ShapeError, ArgumentError), match=r"test_defined_answers.py:\d+"):
         wrong(flow.ones(3))
 
 
 def test_a_sum_of_several_types_is_exact_in_the_widest() -> None:
-    """The factors are widened before they are multiplied, and so is the number beside them."""
+    """The factors and the scalar are widened before the multiplication."""
     wide, narrow = flow.tensor([1.0], dtype=flow.float64), flow.tensor([1.1])
     factor = float(np.float32(1.1))
     assert flow.addcmul(wide, narrow, narrow, value=0.1).item() == 1.0 + 0.1 * (factor * factor)
     assert flow.addcdiv(wide, wide, narrow, value=0.1).item() == 1.0 + 0.1 * (1.0 / factor)
 
 
-def test_the_angle_of_no_direction_has_no_slope() -> None:
+def test_the_gradient_of_atan2_at_the_origin() -> None:
     y, x = (flow.tensor([0.0, 3.0], requires_grad=True) for _ in range(2))
     flow.atan2(y, x).sum().backward()
     np.testing.assert_allclose([y.grad.numpy(), x.grad.numpy()], [[0, 1 / 6], [0, -1 / 6]], rtol=1e-6)

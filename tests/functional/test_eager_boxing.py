@@ -1,7 +1,7 @@
-"""Every change of layout that was measured, through to_global: the same pieces on every rank, and the same logical value on all of them.
+"""Measured changes of layout, through to_global: the same pieces on every rank, and the same logical value on all ranks.
 
-What was refused there, or ended the process, works here: an axis with fewer elements than ranks leaves some ranks with nothing, and
-every element type has every conversion.  A placement keeps the order of its ranks, which was sorted there.
+Changes that the measured system refused or crashed on work here.  An axis with fewer elements than ranks leaves some ranks empty, and
+every element type has every conversion.  A placement keeps the order of its ranks, which the measured system sorted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FAILED = ("refused", "died")
 
 
 def ranks_of(case: dict[str, Any]) -> int:
-    """How many were there."""
+    """Return the number of ranks of a measurement."""
     return 2 if max(np.ravel(case["from"]).max(), np.ravel(case["to"]).max()) < 2 else 4
 
 
@@ -54,8 +54,8 @@ def shape_of(array: np.ndarray[Any, Any]) -> str:
 
 
 def changed(rank: int, cases: list[dict[str, Any]]) -> list[tuple[str, str, Any, bool]]:
-    """Per measured change: the shapes of this rank's pieces before and after, the latter, and whether the value is right here."""
-    found = []
+    """Return, per measured change, the shapes of this rank's pieces before and after it, and True if the value is right."""
+    results = []
     for case in cases:
         array = logical(case)
         for pair in case["pieces"]:
@@ -64,12 +64,12 @@ def changed(rank: int, cases: list[dict[str, Any]]) -> list[tuple[str, str, Any,
             x = Tensor(type_of(array), source, np.array(mine))
             y = to_global(x, placement=placement.of(target.placement), sbp=list(target.sbp))
             assert y.layout == target
-            found.append((shape_of(x.array), shape_of(y.array), to_local(y).numpy(), np.array_equal(y.numpy(), array)))
-    return found
+            results.append((shape_of(x.array), shape_of(y.array), to_local(y).numpy(), np.array_equal(y.numpy(), array)))
+    return results
 
 
 @pytest.mark.parametrize("n", [2, 4])
-def test_as_measured(n: int) -> None:
+def test_changes_of_layout_equal_the_measurements(n: int) -> None:
     everywhere = on_ranks(n, changed, SIZES[n])
     pairs = [(case, pair, measured) for case in SIZES[n] for pair, measured in case["pieces"].items()]
     for i, (case, pair, measured) in enumerate(pairs):
@@ -86,12 +86,12 @@ def test_as_measured(n: int) -> None:
 
 
 def test_counts() -> None:
-    """586 changes; 20 of them failed there."""
+    """Of 586 changes, 20 failed in the measured system."""
     outcomes = [measured for cases in SIZES.values() for case in cases for measured in case["pieces"].values()]
     assert (len(outcomes), sum(measured in FAILED for measured in outcomes)) == (586, 20)
 
 
-def test_what_ended_processes_is_an_error_or_works() -> None:
+def test_changes_that_ended_processes_raise_or_work() -> None:
     def program(rank: int) -> Any:
         here = placement("cpu", [0, 1])
         row = tensor(np.arange(4.0).reshape(1, 4), placement=here, sbp=B)

@@ -24,7 +24,7 @@ WHOLE = RANDOM.integers(-5, 5, (4, 6))
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_limits_and_kinds_of_numbers(n: int) -> None:
+def test_bounds_and_classification_of_values(n: int) -> None:
     odd = np.array([[1.0, math.nan, -2.0], [math.inf, -math.inf, 0.0]])
     cases: list[Any] = [
         (lambda x: x.clamp(-0.5, 1), lambda x: np.clip(x, -0.5, 1), (ANY,)),
@@ -55,7 +55,7 @@ def test_limits_and_kinds_of_numbers(n: int) -> None:
 
 
 @with_ranks(1)
-def test_integers_become_floats_where_floats_are_made() -> None:
+def test_functions_with_float_results_cast_integers() -> None:
     x = arange(1, 4)
     assert x.sqrt().dtype is float32 and x.exp().dtype is float32 and x.log2().dtype is float32
     assert x.abs().dtype is int64 and x.square().dtype is int64 and x.floor() is x and x.clamp(0.5, 2).dtype is float32

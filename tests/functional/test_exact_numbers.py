@@ -1,4 +1,7 @@
-"""Integers are counted exactly, never by way of floats; numbers beyond a type are compared as what they are; what has no answer is an error."""
+"""Exact integer arithmetic, without detours through floats.
+
+Comparisons with numbers out of range use their exact values; undefined results are errors.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ BYTES = np.uint8([3, 0, 255])
 BIG = np.array([2**62 + 1, -(2**62) - 1, 7, -7])
 
 
-def test_types_that_lack_each_others_numbers() -> None:
+def test_disjoint_types_promote_to_the_smallest_common_type() -> None:
     gives(lambda x, y: x + y, [np.uint8([200]), np.int8([1])], np.int64([201]), dtype=flow.int32)
     gives(lambda x, y: x * y, [np.uint8([200]), np.int8([-1])], np.int64([-200]), dtype=flow.int32)
     gives(lambda x, y: flow.cat([x, y]), [np.uint8([200]), np.int8([-1])], np.int64([200, -1]), dtype=flow.int32)
@@ -25,7 +28,7 @@ def test_types_that_lack_each_others_numbers() -> None:
     assert flow.result_type(flow.ones(2, dtype=flow.uint8), flow.ones(2, dtype=flow.int8), flow.ones(2, dtype=flow.int64)) is flow.int64
 
 
-def test_a_number_less_than_bytes() -> None:
+def test_negative_numbers_with_unsigned_types() -> None:
     gives(lambda x: x - 1, [BYTES], BYTES - np.uint8(1), dtype=flow.uint8)
     gives(lambda x: 1 - x, [BYTES], np.uint8(1) - BYTES, dtype=flow.uint8)
     gives(lambda x: x.sub(3, alpha=2), [BYTES], BYTES - np.uint8(6), dtype=flow.uint8)
@@ -116,7 +119,7 @@ def test_powers_of_integers_are_exact() -> None:
     refuses(lambda x: x**-1, [np.int64([3, 2])], DtypeError, "-1")
 
 
-def test_floats_are_floored_as_division_with_remainder_has_it() -> None:
+def test_floor_division_of_floats_matches_the_remainder() -> None:
     for x, y in ((1.0, 0.1), (-1.0, 0.1), (0.3, 0.1), (7.0, -2.0)):
         gives(lambda a, y=y: a // y, [np.float64([x])], [x // y], dtype=flow.float64)
         gives(lambda a: (a[0] // a[1], a[0] % a[1]), [np.float64([x, y])], x // y, x % y)
@@ -132,19 +135,19 @@ def test_floats_divided_by_zero_are_infinite(divisor: float) -> None:
     gives(lambda x: x.reciprocal(), [np.float32([0, 4])], [np.inf, 0.25])
 
 
-def test_in_jobs_a_number_over_a_tensor_is_zero_where_that_is_zero() -> None:
-    """As OneFlow 0.2 to 0.4 had it; tensor / tensor divides plainly."""
+def test_a_number_divided_by_zero_is_zero_in_a_job() -> None:
+    """OneFlow 0.2 to 0.4 define it so; tensor / tensor divides normally."""
 
     @flow.global_function()
     def job(x: tp.Numpy.Placeholder((3,)), y: tp.Numpy.Placeholder((3,))) -> tp.Numpy:
         return flow.stack([2.0 / x, flow.math.divide(2.0, x), x / 0, flow.math.divide(x, 0), y / x, flow.math.divide(y, x)], axis=0)
 
-    made = job(np.float32([0, 4, -1]), np.float32([1, 1, 1]))
-    assert made.tolist() == [[0, 0.5, -2], [0, 0.5, -2], [0, 0, 0], [0, 0, 0], [np.inf, 0.25, -1], [np.inf, 0.25, -1]]
+    output = job(np.float32([0, 4, -1]), np.float32([1, 1, 1]))
+    assert output.tolist() == [[0, 0.5, -2], [0, 0.5, -2], [0, 0, 0], [0, 0, 0], [np.inf, 0.25, -1], [np.inf, 0.25, -1]]
 
 
 @pytest.mark.parametrize("divide", ["//", "%", "fmod", "trunc"])
-def test_integers_divided_by_zero_are_an_error(divide: str) -> None:
+def test_integers_divided_by_zero_raise(divide: str) -> None:
     functions = {"//": lambda x, y: x // y, "%": lambda x, y: x % y, "fmod": flow.fmod, "trunc": lambda x, y: flow.div(x, y, rounding_mode="trunc")}
     function = functions[divide]
     refuses(function, [np.int64([1, 2, 3]), np.int64([1, 0, 2])], ArgumentError, "[1]", "0")
@@ -157,7 +160,7 @@ def test_integers_divided_by_zero_are_an_error(divide: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["mod", "floordiv", "%", "//"])
-def test_integers_divided_by_zero_in_a_job(word: str) -> None:
+def test_integers_divided_by_zero_raise_in_a_job(word: str) -> None:
     def op(x: Any, y: Any) -> Any:
         return x % y if word == "%" else x // y if word == "//" else getattr(flow.math, word)(x, y)
 
@@ -177,7 +180,7 @@ def test_limits_beyond_the_type() -> None:
     refuses(lambda x: x.clamp(min=300), [BYTES], DtypeError, "300", "0 to 255")
 
 
-def test_what_a_type_cannot_hold() -> None:
+def test_values_out_of_range_raise() -> None:
     refuses(lambda x: flow.full_like(x, 300), [BYTES], DtypeError, "300")
     refuses(lambda x: x.masked_fill(x > 1, 300), [BYTES], DtypeError, "300")
     refuses(lambda x: flow.where(x > 1, x, 300), [BYTES], DtypeError, "300")

@@ -1,4 +1,4 @@
-"""A law of every function that draws: equal seeds of a generator give equal numbers, different seeds different ones."""
+"""Generators of random functions: equal seeds draw equal values, different seeds different ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gradcheck and gradgradcheck pass what is right and name what is wrong; NaN in gradients is traced to its line."""
+"""gradcheck and gradgradcheck accept right gradients and describe wrong ones; anomaly detection names the line of NaN in gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ X, W = 2 * np.random.default_rng(1).standard_normal((3, 4)), np.random.default_r
 
 
 def function_with(backward: Any) -> Any:
-    """x^3 with a gradient that `backward(x, dy)` gives."""
+    """Return x^3 with the gradient `backward(x, dy)`."""
 
     class Cube(autograd.Function):  # type: ignore[misc]
         @staticmethod
@@ -38,11 +38,11 @@ WRONG_TWICE = function_with(lambda x, dy: dy * 3 * x * x.detach())
 
 @pytest.mark.parametrize("fast", [False, True])
 @with_ranks(1, 2)
-def test_right_and_wrong_gradients(n: int, fast: bool) -> None:
+def test_gradcheck_accepts_right_and_rejects_wrong_gradients(n: int, fast: bool) -> None:
     here = flow.placement("cpu", range(n))
-    for place in ({}, *({"placement": here, "sbp": how} for how in (flow.sbp.split(0), flow.sbp.split(1), flow.sbp.partial_sum))):
-        x = flow.tensor(X, requires_grad=True, **place)
-        w = flow.tensor(W, requires_grad=True, **({**place, "sbp": flow.sbp.broadcast} if place else {}))
+    for placement_options in ({}, *({"placement": here, "sbp": how} for how in (flow.sbp.split(0), flow.sbp.split(1), flow.sbp.partial_sum))):
+        x = flow.tensor(X, requires_grad=True, **placement_options)
+        w = flow.tensor(W, requires_grad=True, **({**placement_options, "sbp": flow.sbp.broadcast} if placement_options else {}))
         assert autograd.gradcheck(lambda x, w: (x @ w, x.exp()), (x, w), fast_mode=fast)
         assert autograd.gradgradcheck(lambda x, w: (x @ w).tanh(), (x, w), fast_mode=fast)
         assert autograd.gradcheck(RIGHT, x, fast_mode=fast) and autograd.gradgradcheck(RIGHT, x, fast_mode=fast)
@@ -51,7 +51,7 @@ def test_right_and_wrong_gradients(n: int, fast: bool) -> None:
         assert x.grad is None
 
 
-def test_what_is_wrong_is_named() -> None:
+def test_gradcheck_describes_the_wrong_gradient() -> None:
     x = flow.tensor([[0.5, 2.0]], dtype=flow.float64, requires_grad=True)
     with pytest.raises(autograd.GradcheckError) as raised:
         autograd.gradcheck(lambda x: (x * 1, WRONG(x)), x)
@@ -67,7 +67,7 @@ def test_what_is_wrong_is_named() -> None:
         autograd.gradcheck(RIGHT, flow.ones(2, dtype=flow.float64))
 
 
-def test_what_is_not_differentiated_has_no_gradient() -> None:
+def test_gradcheck_skips_inputs_without_gradients() -> None:
     x = flow.tensor(X, requires_grad=True)
     assert autograd.gradcheck(lambda x, k: (x[:0], x * k, x.detach() * 0), (x, 3))
     assert not autograd.gradcheck(lambda x: x.detach() * 2, x, raise_exception=False)
@@ -78,7 +78,7 @@ def test_what_is_not_differentiated_has_no_gradient() -> None:
 
 
 def here() -> int:
-    """The line it is called from."""
+    """Return the line of the call."""
     frame = inspect.currentframe()
     assert frame is not None and frame.f_back is not None
     return frame.f_back.f_lineno
@@ -87,8 +87,8 @@ def here() -> int:
 @pytest.mark.parametrize("n", [1, 2])
 def test_nan_in_a_gradient_names_the_line_of_its_op(n: int) -> None:
     def program(rank: int) -> str:
-        place = flow.placement("cpu", range(n))
-        x = flow.tensor([4.0, 1.0, 0.0], placement=place, sbp=flow.sbp.split(0), requires_grad=True)
+        placement_options = flow.placement("cpu", range(n))
+        x = flow.tensor([4.0, 1.0, 0.0], placement=placement_options, sbp=flow.sbp.split(0), requires_grad=True)
         with autograd.detect_anomaly():
             assert autograd.is_anomaly_enabled()
             y = x.sqrt()
@@ -106,7 +106,7 @@ def test_nan_in_a_gradient_names_the_line_of_its_op(n: int) -> None:
     assert len(set(on_ranks(n, program))) == 1, "all ranks give one answer, whose piece ever it is in"
 
 
-def test_modes_of_looking_for_nan() -> None:
+def test_anomaly_detection_can_be_switched() -> None:
     x = flow.tensor([0.0], requires_grad=True)
 
     def nan() -> Any:
@@ -127,7 +127,7 @@ def test_modes_of_looking_for_nan() -> None:
     nan()
 
 
-def test_what_fails_on_the_way_back_says_where_it_was_made() -> None:
+def test_a_failing_backward_names_the_forward_line() -> None:
     def fails(x: Any, dy: Any) -> Any:
         raise ValueError("no gradient today")
 

@@ -1,4 +1,4 @@
-"""backward, what is recorded for it, hooks, gradients of gradients, functions with gradients of their own; leaves' layouts."""
+"""Backward, gradient modes, hooks, second gradients, functions with user-defined gradients, and layouts of gradients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ X, W = RANDOM.normal(size=(4, 6)), RANDOM.normal(size=(6, 4))
 
 
 @with_ranks(1, 2, 4)
-def test_a_leafs_gradient_has_its_layout(n: int) -> None:
+def test_the_gradient_of_a_leaf_has_its_layout(n: int) -> None:
     here = placement("cpu", range(n))
     for a in LAYOUTS:
         for b in LAYOUTS:
@@ -58,7 +58,7 @@ def test_gradients_add_up(n: int) -> None:
 
 
 @with_ranks(1, 2)
-def test_a_gradient_that_is_given(n: int) -> None:
+def test_backward_accepts_an_explicit_gradient(n: int) -> None:
     here = placement("cpu", range(n))
     for how in LAYOUTS:
         x = ones(4, 6, placement=here, sbp=S(0), dtype=float64, requires_grad=True)
@@ -74,7 +74,7 @@ def test_a_gradient_that_is_given(n: int) -> None:
 
 
 @with_ranks(2)
-def test_modes() -> None:
+def test_gradient_modes_nest() -> None:
     w = ones(3, requires_grad=True)
 
     @gradients.no_grad()
@@ -141,19 +141,19 @@ def test_hooks_and_gradients_on_the_way(n: int) -> None:
     w = ones(4, placement=here, sbp=S(0), requires_grad=True)
     y = w * 2
     z = y * 3
-    seen: list[Any] = []
+    observed: list[Any] = []
     y.retain_grad()
-    first = y.register_hook(lambda g: seen.append(g.tolist()))
+    first = y.register_hook(lambda g: observed.append(g.tolist()))
     z.register_hook(lambda g: g * 10)
     handle = w.register_hook(lambda g: g + 1)
     z.sum().backward(retain_graph=True)
-    assert seen == [[30.0] * 4] and y.grad.tolist() == [30.0] * 4 and w.grad.tolist() == [61.0] * 4 and z.grad is None
+    assert observed == [[30.0] * 4] and y.grad.tolist() == [30.0] * 4 and w.grad.tolist() == [61.0] * 4 and z.grad is None
     first.remove()
     handle.remove()
     handle.remove()
     w.grad = None
     z.sum().backward()
-    assert len(seen) == 1 and w.grad.tolist() == [60.0] * 4
+    assert len(observed) == 1 and w.grad.tolist() == [60.0] * 4
     with pytest.raises(JobError, match="does not require"):
         zeros(2).register_hook(lambda g: None)
     with pytest.raises(JobError, match="does not require"):
@@ -199,7 +199,7 @@ def test_gradients_of_gradients(n: int) -> None:
 
 
 class Scaled(autograd.Function):
-    """a x + b, with a gradient that is told apart from the true one."""
+    """The function a x + b, with a gradient that differs from the true one."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, factor: float, y: Any) -> Any:
@@ -215,7 +215,7 @@ class Scaled(autograd.Function):
 
 
 class Half(autograd.Function):
-    """Two outputs, one of which nobody reads."""
+    """Two outputs, one of which is unused."""
 
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:
@@ -227,7 +227,7 @@ class Half(autograd.Function):
 
 
 @with_ranks(1, 2)
-def test_functions_with_gradients_of_their_own(n: int) -> None:
+def test_functions_with_user_defined_gradients(n: int) -> None:
     here = placement("cpu", range(n))
     x, y = (full((4,), v, placement=here, sbp=S(0), requires_grad=True) for v in (2.0, 1.0))
     z, mask = Scaled.apply(x, 3.0, y)
@@ -244,7 +244,7 @@ def test_functions_with_gradients_of_their_own(n: int) -> None:
     assert x.grad.tolist() == [8.0] * 4
 
 
-def test_numbers_of_ranks_do_not_change_a_training_step() -> None:
+def test_a_training_step_is_the_same_on_any_number_of_ranks() -> None:
     def program(rank: int, n: int) -> Any:
         here = placement("cpu", range(n))
         x, w, b = (randn(*shape, placement=here, sbp=s, dtype=float64) for shape, s in (((8, 5), S(0)), ((5, 3), B), ((3,), B)))
@@ -268,12 +268,12 @@ def test_numbers_of_ranks_do_not_change_a_training_step() -> None:
             np.testing.assert_allclose(losses, alone, rtol=1e-12)
 
 
-def test_requires_grad_is_set_by_pytorchs_rules() -> None:
+def test_requires_grad_follows_the_rules_of_pytorch() -> None:
     w = ones(2, requires_grad=True)
     y = w * 2
-    for given in (True, False):
+    for value in (True, False):
         with pytest.raises(JobError, match=r"requires_grad at test_gradients.py:\d+: requires_grad of a computed tensor"):
-            y.requires_grad = given
+            y.requires_grad = value
     assert y.requires_grad and y.detach().requires_grad is False
     for wrong in ("yes", 1, None, 2.5):
         with pytest.raises(DtypeError, match=r"test_gradients.py:\d+: the value must be True or False; got"):
@@ -281,10 +281,10 @@ def test_requires_grad_is_set_by_pytorchs_rules() -> None:
         with pytest.raises(DtypeError, match=r"Parameter at test_gradients.py:\d+: requires_grad is True or False; got"):
             Parameter(zeros(2), wrong)
     assert w.requires_grad is True
-    numbers = arange(3)
+    values = arange(3)
     with pytest.raises(DtypeError, match=r"test_gradients.py:\d+: only floating point tensors have gradients; got int64\[3\]"):
-        numbers.requires_grad = True
-    numbers.requires_grad = False
+        values.requires_grad = True
+    values.requires_grad = False
     w.requires_grad = np.bool_(False)
     assert w.requires_grad is False and not (w * 2).requires_grad
     x = zeros(3)
@@ -294,7 +294,7 @@ def test_requires_grad_is_set_by_pytorchs_rules() -> None:
 
 
 @with_ranks(1, 2)
-def test_a_gradient_that_does_not_fit_is_refused_where_it_is_assigned(n: int) -> None:
+def test_assigning_a_mismatched_gradient_raises(n: int) -> None:
     here = placement("cpu", range(n))
     local, w = ones(2, 3, requires_grad=True), ones(2, 3, placement=here, sbp=S(0), requires_grad=True)
     wrong: list[tuple[Any, Any, type[Exception], str]] = [
@@ -307,9 +307,9 @@ def test_a_gradient_that_does_not_fit_is_refused_where_it_is_assigned(n: int) ->
         (w, zeros(2, 3), PlacementError, "the gradient is local, .* is global"),
         (w, zeros(2, 3, placement=placement("cpu", [0]), sbp=B), PlacementError, r"use grad.to_global\(placement=...\)"),
     ]
-    for x, given, error, fact in wrong[: None if n > 1 else -1]:
+    for x, gradient, error, fact in wrong[: None if n > 1 else -1]:
         with pytest.raises(error, match=rf"grad at test_gradients.py:\d+: .*{fact}"):
-            x.grad = given
+            x.grad = gradient
         assert x.grad is None
     for how in (B, S(0), S(1), P):  # in any layout of its placement
         w.grad = ones(2, 3, placement=here, sbp=how)
@@ -321,7 +321,7 @@ def test_a_gradient_that_does_not_fit_is_refused_where_it_is_assigned(n: int) ->
     assert w.grad is None
 
 
-def test_a_view_that_was_made_a_leaf_is_not_written_over() -> None:
+def test_overwriting_a_view_that_became_a_leaf_raises() -> None:
     view = zeros(2, 3).t().requires_grad_()
     with pytest.raises(JobError, match=r"mul_ at test_gradients.py:\d+: a leaf float32\[3,2\] that requires gradients cannot be overwritten"):
         view.mul_(2)

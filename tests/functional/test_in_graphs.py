@@ -1,4 +1,4 @@
-"""The functions of tensors while a graph is built: the numbers are those of the tensors that run at once."""
+"""Functions of tensors in graphs: the values equal those of eager execution."""
 
 from __future__ import annotations
 
@@ -53,27 +53,27 @@ FUNCTIONS: list[Callable[..., Any]] = [
 ]
 
 
-def flat(made: Any) -> list[Any]:
-    return [made] if isinstance(made, flow.Tensor) else [each for part in made for each in flat(part)]
+def flat(output: Any) -> list[Any]:
+    return [output] if isinstance(output, flow.Tensor) else [each for part in output for each in flat(part)]
 
 
 @pytest.mark.parametrize("number", range(len(FUNCTIONS)))
 @with_ranks(2)
-def test_a_graph_gives_what_runs_at_once(number: int) -> None:
+def test_graphs_equal_eager_execution(number: int) -> None:
     here = placement("cpu", [0, 1])
     function = FUNCTIONS[number]
     for a, b in ((S(0), S(0)), (B, P), (S(1), B)):
         x, y = creation.tensor(X, placement=here, sbp=a), creation.tensor(Y, placement=here, sbp=b)
         graph = Called(function)
-        made, expected = flat(graph(x, y)), flat(function(x, y))
-        assert len(made) == len(expected)
-        for one, other in zip(made, expected, strict=True):
+        output, expected = flat(graph(x, y)), flat(function(x, y))
+        assert len(output) == len(expected)
+        for one, other in zip(output, expected, strict=True):
             assert (one.dtype, one.shape) == (other.dtype, other.shape)
             np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-9, atol=1e-12)
 
 
 @with_ranks(2)
-def test_what_needs_numbers_says_so() -> None:
+def test_functions_of_values_raise_in_a_graph() -> None:
     here = placement("cpu", [0, 1])
     x = creation.tensor(X, placement=here, sbp=S(0))
     for function, reason in (

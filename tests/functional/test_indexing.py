@@ -1,4 +1,4 @@
-"""x[key] and x[key] = v against NumPy: values, gradients, layouts; selections by position and by mask."""
+"""Indexing and assignment compared with NumPy: values, gradients, layouts, and selections by index and mask."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from everywhere import Case, compare, laid, layouts
+from everywhere import Case, compare, layouts, with_layout
 from ranks import on_ranks, with_ranks
 
 from jobflow import functional as F
@@ -41,8 +41,8 @@ LOOKUPS = [
 KEYS = WINDOWS + LOOKUPS
 
 
-def asked(key: Any, like: Any) -> Any:
-    """The key with arrays as tensors that lie where a tensor does, on every rank."""
+def tensor_key(key: Any, like: Any) -> Any:
+    """Return the key with arrays as tensors on the placement of a tensor, broadcast."""
     each = [
         tensor(k, **({"placement": like.placement, "sbp": [B] * len(like.sbp)} if like.is_global else {})) if isinstance(k, np.ndarray) else k
         for k in (key if isinstance(key, tuple) else (key,))
@@ -51,15 +51,15 @@ def asked(key: Any, like: Any) -> Any:
 
 
 def reading(key: Any) -> Case:
-    return (lambda x: x[asked(key, x)]), (lambda x: x[key]), (CUBE,)
+    return (lambda x: x[tensor_key(key, x)]), (lambda x: x[key]), (CUBE,)
 
 
 def writing(key: Any, value: np.ndarray[Any, Any] | float) -> Case:
-    """A copy of x with x[key] = value."""
+    """Return a copy of x after x[key] = value."""
 
     def ours(x: Any, *v: Any) -> Any:
         y = x.clone()
-        y[asked(key, y)] = v[0] if v else value
+        y[tensor_key(key, y)] = v[0] if v else value
         assert not y.is_global or y.sbp == x.sbp
         return y
 
@@ -72,13 +72,13 @@ def writing(key: Any, value: np.ndarray[Any, Any] | float) -> Case:
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_reading(n: int) -> None:
+def test_indexing_equals_numpy(n: int) -> None:
     compare(n, [reading(key) for key in (KEYS if n == 2 else WINDOWS)])
 
 
 @pytest.mark.parametrize("values", ["number", "row", "all"])
-def test_writing(values: str) -> None:
-    """A number, values that are repeated, and one for each element; two ranks."""
+def test_assignment_equals_numpy(values: str) -> None:
+    """A number, broadcast values, and one value per element; two ranks."""
     distinct = [key for key in KEYS if key is not PLACES]  # which of two values for one place stays is another matter
     cases = []
     for i, key in enumerate({"number": distinct, "row": distinct[::2], "all": distinct[1::2]}[values]):
@@ -89,7 +89,7 @@ def test_writing(values: str) -> None:
 
 
 @with_ranks(1)
-def test_writing_keeps_type_and_memory() -> None:
+def test_assignment_keeps_type_and_memory() -> None:
     x = tensor(np.arange(12).reshape(3, 4))
     row, memory = x[1], x.numpy()
     x[1] = tensor([0.9, 1.9, -2.9, 3.0])
@@ -101,7 +101,7 @@ def test_writing_keeps_type_and_memory() -> None:
 
 
 @with_ranks(1)
-def test_a_slice_moved_along_itself_has_its_gradient() -> None:
+def test_the_gradient_of_a_slice_shifted_in_place() -> None:
     x = tensor(X, requires_grad=True)
     y = x.clone()
     y[1:] = y[:-1]
@@ -116,7 +116,7 @@ def test_a_slice_moved_along_itself_has_its_gradient() -> None:
 def test_ranks_outside_a_placement_run_the_same_lines(how: Any) -> None:
     def program(rank: int) -> Any:
         here = placement("cpu", [0, 2])
-        x = laid(X, here, how, rank) if how != P else tensor(X, placement=here, sbp=P)
+        x = with_layout(X, here, how, rank) if how != P else tensor(X, placement=here, sbp=P)
         x[1:3, 2] = 5.0
         picked = x[tensor(X > 0, placement=here, sbp=B)]
         rows = x[[3, 1]]
@@ -133,7 +133,7 @@ def test_ranks_outside_a_placement_run_the_same_lines(how: Any) -> None:
 
 @with_ranks(1, 2)
 def test_masks_of_uint8_and_of_no_axes() -> None:
-    """As in PyTorch: numbers of uint8 are truth values, and a mask of no axes selects all of a tensor or nothing."""
+    """As in PyTorch, uint8 values are truth values, and a mask without axes selects the whole tensor or nothing."""
     here = {"placement": placement("cpu", list(range(state().rank.size))), "sbp": B}
     x, mask = tensor(X, placement=here["placement"], sbp=S(0)), np.array([2, 0, 0, 1], np.uint8)
     for key, like in ((tensor(mask, **here), mask > 0), (mask, mask > 0), (tensor(3, dtype=uint8, **here), True), (tensor(False, **here), False)):
@@ -145,7 +145,7 @@ def test_masks_of_uint8_and_of_no_axes() -> None:
 
 
 @with_ranks(2)
-def test_one_element_that_lies_on_all_ranks_is_written() -> None:
+def test_assignment_to_one_broadcast_element() -> None:
     x = tensor(2.0, placement=placement("cpu", [0, 1]), sbp=P)
     x[...] = 3.0
     assert x.item() == 3.0
@@ -153,7 +153,7 @@ def test_one_element_that_lies_on_all_ranks_is_written() -> None:
 
 @with_ranks(1)
 def test_several_ellipses() -> None:
-    """As in PyTorch, if nothing that follows depends on what each stands for."""
+    """As in PyTorch, allowed if the following indices are unambiguous."""
     x = tensor(CUBE)
     for key, like in (
         ((..., ...), ...),
@@ -165,7 +165,7 @@ def test_several_ellipses() -> None:
 
 
 @with_ranks(1)
-def test_what_does_not_fit() -> None:
+def test_invalid_indices_raise() -> None:
     x = tensor(X)
     for wrong, error, words in (
         (lambda: x[4], IndexError, r"test_indexing.py:\d+: index 4 is out of range for axis 0 of float64\[4,6\], which has 4 elements"),
@@ -245,7 +245,7 @@ SELECTIONS: list[Case] = [
 ]
 
 
-def test_selections() -> None:
+def test_selections_equal_numpy() -> None:
     compare(2, SELECTIONS)
 
 
@@ -253,7 +253,7 @@ def test_selections() -> None:
 def test_in_place_forms(rank: int) -> None:
     here = placement("cpu", [0, 1])
     for how in layouts(X):
-        x = laid(X, here, how, rank)
+        x = with_layout(X, here, how, rank)
         ids = tensor(DISTINCT, placement=here, sbp=B)
         assert x.masked_fill_(tensor(HOLDS[..., 0], placement=here, sbp=B), 1.0) is x
         x.scatter_(0, ids, 2.0).scatter_add_(1, ids, tensor(np.ones((2, 3)), placement=here, sbp=S(1)))
@@ -280,26 +280,26 @@ def many(x: Any, i: Any, m: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("how", [S(0), S(1), B])
-def test_graphs_give_the_same(how: Any) -> None:
+def test_graphs_equal_eager_indexing(how: Any) -> None:
     class Model(Graph):  # type: ignore[misc]
         def build(self, x: Any, i: Any, m: Any) -> list[Any]:
             return many(x, i, m)
 
     def program(rank: int) -> None:
         here = placement("cpu", [0, 1])
-        given = [
+        arguments = [
             tensor(X, placement=here, sbp=how),
             tensor(np.array([2, 0, -1]), placement=here, sbp=B),
             tensor(HOLDS[..., 0], placement=here, sbp=how),
         ]
         model = Model()
-        for built, direct in zip(model(*given), many(*given), strict=True):
+        for built, direct in zip(model(*arguments), many(*arguments), strict=True):
             np.testing.assert_allclose(built.numpy(), direct.numpy())
 
     on_ranks(2, program)
 
 
-def test_a_graph_says_what_it_cannot_know() -> None:
+def test_data_dependent_selections_raise_in_a_graph() -> None:
     class Model(Graph):  # type: ignore[misc]
         def build(self, x: Any) -> Any:
             return x[x > 0]

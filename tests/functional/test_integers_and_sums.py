@@ -52,9 +52,9 @@ def test_the_error_about_a_mean_of_integers_names_the_loss(loss: str) -> None:
     ],
 )
 def test_einsum_widens_integers_where_sum_does(equation: str, count: int, value: Any, dtype: str) -> None:
-    found = flow.einsum(equation, *[flow.full((2, 2), 200, dtype=flow.uint8)] * count)
-    assert found.dtype is getattr(flow, dtype)
-    assert found.numpy().tolist() == value
+    results = flow.einsum(equation, *[flow.full((2, 2), 200, dtype=flow.uint8)] * count)
+    assert results.dtype is getattr(flow, dtype)
+    assert results.numpy().tolist() == value
 
 
 def test_linalg_matmul_of_tensors_has_the_conventions_of_tensors() -> None:
@@ -70,6 +70,6 @@ def test_padding_idx_of_embedding_is_an_integer(padding_idx: Any) -> None:
 
 
 @pytest.mark.parametrize("ids", [[0.0, 1.0], [0.5, 1.7], [True, False]])
-def test_embedding_refuses_positions_that_are_not_integers(ids: Any) -> None:
+def test_embedding_raises_for_indices_that_are_not_integers(ids: Any) -> None:
     with pytest.raises(JobflowError, match="must be integers"):
         nn.functional.embedding(flow.tensor(ids), flow.ones(3, 2))

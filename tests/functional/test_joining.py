@@ -1,4 +1,4 @@
-"""Putting together and taking apart, against NumPy, in every layout."""
+"""Joining and splitting compared with NumPy, in every layout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ X, Y, LONG = RANDOM.normal(size=(4, 6)), RANDOM.normal(size=(4, 6)), RANDOM.norm
 
 
 def last_of(function: Any) -> Any:
-    """Pieces count from 1, so that none may be another."""
+    """Return the last piece; pieces are numbered from 1."""
     return lambda *xs: sum((i + 1) * piece for i, piece in enumerate(function(*xs)))
 
 
@@ -43,7 +43,7 @@ CASES: list[Case] = [
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_as_numpy(n: int) -> None:
+def test_joining_equals_numpy(n: int) -> None:
     compare(n, CASES if n == 2 else CASES[::3])
 
 
@@ -65,7 +65,7 @@ def test_element_types_and_pieces() -> None:
             wrong()
 
 
-def test_an_axis_that_is_taken_apart_travels_once() -> None:
+def test_splitting_a_split_axis_redistributes_once() -> None:
     def program(rank: int) -> Any:
         x = tensor(np.arange(24.0).reshape(6, 4), placement=placement("cpu", [0, 1]), sbp=sbp.split(0))
         parts = x.chunk(3)

@@ -1,4 +1,4 @@
-"""Arguments by the names that PyTorch and NumPy have for the parameters."""
+"""Keyword arguments with the parameter names of PyTorch and NumPy."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ CALLS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize("word", CALLS)
-def test_arguments_by_the_names_that_pytorch_has(word: str) -> None:
+def test_pytorch_parameter_names_are_accepted(word: str) -> None:
     named, placed = (call() for call in CALLS[word])
     np.testing.assert_array_equal(named.numpy(), placed.numpy())
 
@@ -71,11 +71,11 @@ def test_in_the_body_of_a_job_and_of_a_graph() -> None:
         def build(self, x: flow.Tensor) -> flow.Tensor:
             return flow.permute(input=x.cumsum(axis=1), dims=(1, 0))
 
-    for found in (job(X.numpy()), Graph()(X).numpy()):
-        np.testing.assert_array_equal(found, X.numpy().cumsum(1).T)
+    for results in (job(X.numpy()), Graph()(X).numpy()):
+        np.testing.assert_array_equal(results, X.numpy().cumsum(1).T)
 
 
-def test_names_that_nobody_has_and_two_for_one_parameter() -> None:
+def test_unknown_and_duplicate_parameter_names_raise() -> None:
     with pytest.raises(TypeError, match=r"sum\(\) got an unexpected keyword argument 'axes'"):
         X.sum(axes=0)
     with pytest.raises(TypeError, match=r"abs\(\) got an unexpected keyword argument 'axis'"):

@@ -1,4 +1,4 @@
-"""Where tensors lie, their numbers, copies of them, and what is printed."""
+"""Devices and layouts of tensors, their values, copies and text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VALUE = np.random.default_rng(4).normal(size=(5, 4))
 
 
 @with_ranks(1, 2, 3)
-def test_every_layout_from_every_other(rank: int, n: int) -> None:
+def test_every_layout_converts_to_every_other(rank: int, n: int) -> None:
     here, first = placement("cpu", range(n)), placement("cpu", [0])
     hows = (B, S(0), S(1), P)
     for a, b in itertools.product(hows, hows):
@@ -54,7 +54,7 @@ def test_every_layout_of_small_numbers(name: str) -> None:
             assert float((x + x).double().sum()) == 2 * value.astype(np.float64).sum()
 
 
-def test_numpys_array_of_a_global_tensor_is_its_own() -> None:
+def test_numpy_of_a_global_tensor_is_a_copy() -> None:
     def program(rank: int) -> Any:
         x = ones(4, placement=placement("cpu", [0, 1]), sbp=B)
         x.numpy()[:] = rank
@@ -76,7 +76,7 @@ def test_memory_is_shared_or_not() -> None:
 
 
 @with_ranks(1, 2)
-def test_numbers_of_python_and_of_numpy(n: int) -> None:
+def test_conversions_to_python_and_numpy(n: int) -> None:
     here = placement("cpu", range(n))
     x = tensor(VALUE, placement=here, sbp=S(0))
     assert x.tolist() == VALUE.tolist() and len(x) == 5 and x.shape == (5, 4) and x.size(0) == 5 and x.dim() == x.ndimension() == 2
@@ -138,8 +138,8 @@ def test_memory_of_local_tensors() -> None:
 def quiet(capsys: pytest.CaptureFixture[str]) -> Any:
     notices.forget()
     yield
-    said = capsys.readouterr().err
-    assert [line for line in said.splitlines() if "there is no GPU" not in line] == []
+    output_text = capsys.readouterr().err
+    assert [line for line in output_text.splitlines() if "there is no GPU" not in line] == []
 
 
 @with_ranks(1, 2)
@@ -186,7 +186,7 @@ def test_to(n: int) -> None:
 
 
 @with_ranks(1, 2)
-def test_what_to_global_refuses(n: int) -> None:
+def test_to_global_raises_for_invalid_arguments(n: int) -> None:
     here = placement("cpu", range(n))
     x, local = ones(4, 6, placement=here, sbp=B), ones(4, 6)
     for wrong, error, reason in (
@@ -207,9 +207,9 @@ def test_gradients_of_changes_of_layout() -> None:
     def program(rank: int) -> Any:
         here = placement("cpu", [0, 1])
         x = tensor(VALUE, placement=here, sbp=S(0), requires_grad=True)
-        seen: list[Any] = []
+        observed: list[Any] = []
         y = x.to_global(sbp=B, grad_sbp=P)
-        y.register_hook(lambda g: seen.append(g.sbp))
+        y.register_hook(lambda g: observed.append(g.sbp))
         (y * tensor(VALUE, placement=here, sbp=S(1))).sum().backward()
         np.testing.assert_allclose(x.grad.numpy(), VALUE)
         piece = ones(2, requires_grad=True)
@@ -223,7 +223,7 @@ def test_gradients_of_changes_of_layout() -> None:
     assert a == b == (S(0),) and first == [0.0, 1.0] and second == [2.0, 3.0] and summed == again == [3.0] * 3
 
 
-def test_what_is_printed() -> None:
+def test_tensors_print_values_and_layout() -> None:
     def program(rank: int) -> Any:
         here = placement("cuda", [0, 1])
         x = tensor([[0.25, -1.5], [2.0, 3.0]], placement=here, sbp=sbp.split(0))
@@ -238,13 +238,13 @@ def test_what_is_printed() -> None:
             repr(tensor(7)),
         )
 
-    for rank, (whole, piece, made, leaf, wide, truth, number) in enumerate(on_ranks(2, program)):
+    for rank, (whole, piece, output, leaf, wide, truth, number) in enumerate(on_ranks(2, program)):
         assert whole == (
             "tensor([[ 0.2500, -1.5000],\n        [ 2.0000,  3.0000]],\n"
             '       placement=jobflow.placement(type="cuda", ranks=[0, 1]),\n       sbp=(jobflow.sbp.split(dim=0),), dtype=jobflow.float32)'
         )
         assert piece == f"tensor([[{' 0.2500, -1.5000' if rank == 0 else '2., 3.'}]], device='cuda:{rank}', dtype=jobflow.float32)"
-        assert made.endswith("sbp=(jobflow.sbp.broadcast, jobflow.sbp.broadcast),\n       dtype=jobflow.float32, grad_fn=<to_globalBackward>)")
+        assert output.endswith("sbp=(jobflow.sbp.broadcast, jobflow.sbp.broadcast),\n       dtype=jobflow.float32, grad_fn=<to_globalBackward>)")
         assert leaf == "tensor([1., 1.], dtype=jobflow.float32, requires_grad=True)"
         assert wide == "tensor([1.0000e-05, 2.0000e+00], dtype=jobflow.float32)"
         assert truth == "tensor([True], dtype=jobflow.bool)" and number == "tensor(7, dtype=jobflow.int64)"

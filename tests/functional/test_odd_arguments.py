@@ -1,4 +1,4 @@
-"""Arguments that few programs give: mixed element types, no positions at all, numbers beyond a type; values are those of PyTorch 2.13."""
+"""Rare arguments: mixed element types, empty indices, numbers out of range; values of PyTorch 2.13."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = np.array([[0.5, 0.25, 0.25], [0.125, 0.5, 0.375]])
     ],
 )
 def test_losses_compute_in_the_wider_type_of_two(name: str, expected: Any) -> None:
-    """As `input - target` would; mixed by accident: a target from NumPy is float64."""
+    """As for `input - target`; a float64 target from NumPy is a common accident."""
     loss = getattr(F, name)
     gives(loss, (X, T), expected, dtype=flow.float64, rtol=1e-6)
     gives(lambda x, t: loss(x, t.float()), (X, T), np.float32(expected), dtype=flow.float32, rtol=1e-6)
@@ -51,22 +51,25 @@ def test_distances_of_mixed_types() -> None:
     gives(F.cosine_embedding_loss, (X, T, np.ones(2)), (1 - cosine).mean(), dtype=flow.float64, rtol=1e-7)
 
 
-def test_probabilities_of_another_type_are_refused() -> None:
-    """As PyTorch does: which of the two is meant to lose digits is for the program to say."""
+def test_probabilities_of_another_type_raise() -> None:
+    """As in PyTorch, because either type could be the intended one."""
     refuses(lambda x, t: F.binary_cross_entropy(x.sigmoid(), t), (X, T), DtypeError, "binary_cross_entropy", "float32[2,3]", "float64[2,3]", "cast")
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.uint8])
 def test_targets_without_a_sign_are_1_or_0(dtype: Any) -> None:
-    """There is no -1 among them: 0 is neither label, and counts both ways, as in PyTorch."""
+    """Without a -1, a 0 is neither label and counts both ways, as in PyTorch."""
     t = np.array([[1, 0, 1], [0, 0, 1]], dtype)
     expected = np.where(t == 1, 0, np.maximum(0, 1 - X)) + X
     gives(lambda x, t: F.hinge_embedding_loss(x, t, reduction="none"), (X, t), expected, dtype=flow.float32)
     gives(lambda x, t: F.soft_margin_loss(x, t, reduction="none"), (X, t), np.log1p(np.exp(t * -X)), dtype=flow.float32, rtol=1e-6)
 
 
-def test_equal_scores_are_drawn_apart() -> None:
-    """The gradient of a margin that is met exactly is that of one which is not: equal scores, with which training may begin, are no minimum."""
+def test_margin_losses_separate_equal_scores() -> None:
+    """A margin that is met exactly has the gradient of a violated one.
+
+    So equal scores, which are common at the start of training, are not a minimum.
+    """
     x, y = (flow.zeros(2, requires_grad=True) for _ in range(2))
     F.margin_ranking_loss(x, y, flow.ones(2), reduction="sum").backward()
     assert x.grad.tolist() == [-1.0, -1.0] and y.grad.tolist() == [1.0, 1.0]
@@ -76,8 +79,8 @@ def test_equal_scores_are_drawn_apart() -> None:
 
 
 @with_ranks(1, 2)
-def test_no_positions_at_all(n: int) -> None:
-    """They need not have the axes of the tensor, nor be integers; an axis that is not there is an error still."""
+def test_empty_indices_are_accepted(n: int) -> None:
+    """An empty index may have other axes than the tensor and need not be of integers; a missing axis is still an error."""
     for how in (flow.sbp.broadcast, flow.sbp.split(0), flow.sbp.split(1)):
         where = {"placement": flow.placement("cpu", range(n)), "sbp": how}
         base = flow.arange(6, dtype=flow.float32, placement=where["placement"], sbp=flow.sbp.broadcast).reshape(2, 3)
@@ -85,9 +88,9 @@ def test_no_positions_at_all(n: int) -> None:
         for shape, dtype in (((0,), flow.int64), ((0, 2, 2), flow.int64), ((4, 0), flow.int32), ((0,), flow.float32)):
             none = flow.zeros(*shape, dtype=dtype, placement=where["placement"], sbp=flow.sbp.broadcast)
             assert x.gather(1, none).shape == shape
-            for made in (x.scatter(1, none, none.float()), x.scatter_add(0, none, none.float()), x.scatter(0, none, 7.0)):
-                assert made is not x and made.tolist() == [[0, 1, 2], [3, 4, 5]]
-            made.sum().backward()
+            for output in (x.scatter(1, none, none.float()), x.scatter_add(0, none, none.float()), x.scatter(0, none, 7.0)):
+                assert output is not x and output.tolist() == [[0, 1, 2], [3, 4, 5]]
+            output.sum().backward()
             assert x.grad.tolist() == [[1.0] * 3] * 2
             x.grad = None
             with pytest.raises(IndexError, match=r"test_odd_arguments.py:\d+: dim 2 is out of range, -2 to 1"):
@@ -96,7 +99,7 @@ def test_no_positions_at_all(n: int) -> None:
                 x.scatter(2, none, 1.0)
 
 
-def test_numbers_that_integers_do_not_have() -> None:
+def test_numbers_out_of_range_for_integers_raise() -> None:
     whole, mask = np.arange(3, dtype=np.int32), np.array([True, False, True])
     refuses(lambda x, m: x.masked_fill(m, float("inf")), (whole, mask), DtypeError, "inf is out of range for int32")
     refuses(lambda x: x.scatter(0, x.long(), float("-inf")), (whole,), DtypeError, "-inf is out of range for int32")
@@ -114,7 +117,7 @@ def test_whole_numbers_become_floats() -> None:
     gives(flow.sigmoid, (whole > 0,), 1 / (1 + np.exp(-(whole > 0).astype(np.float32))), dtype=flow.float32, rtol=1e-6)
 
 
-def test_more_is_taken_off_than_there_is() -> None:
+def test_variances_with_too_few_elements() -> None:
     gives(lambda x: x.var(correction=5), (np.array([1.0, 3.0]),), np.inf)
     gives(lambda x: x.std(0, correction=2), (np.array([[1.0, 2.0], [3.0, 2.0]]),), np.array([np.inf, np.nan]))
 
@@ -125,7 +128,7 @@ def test_truth_along_no_axes_is_each_elements() -> None:
     gives(lambda x: x.all(), (np.array([[0.0, 2.0]]),), np.array(False), dtype=flow.bool)
 
 
-def test_what_is_missing_or_of_another_kind_is_told() -> None:
+def test_missing_and_invalid_arguments_raise() -> None:
     refuses(lambda x: x.scatter(0, x.long()), (X,), ArgumentError, "scatter at test_odd_arguments.py", "src or value is missing")
     refuses(lambda x: x.movedim(0.5, 0), (X,), DtypeError, "movedim", "0.5", "test_odd_arguments.py")
     refuses(lambda x: F.embedding(x.long(), x.sum()), (X,), ShapeError, "embedding at test_odd_arguments.py", "float32[] must be [rows")
@@ -149,8 +152,8 @@ def test_a_plateau_says_the_rates() -> None:
 
 
 @pytest.mark.parametrize("make", [flow.tensor, flow.as_tensor, flow.zeros(1).new_tensor])
-def test_numbers_of_python_keep_all_their_digits(make: Any) -> None:
-    """A list of floats is float32 only where no type is given: float64 was made of float32 before."""
+def test_python_numbers_keep_all_their_digits(make: Any) -> None:
+    """A list of floats is float32 only without an explicit type; float64 used to be rounded to float32 first."""
     assert make([0.1, 1e300], dtype=flow.float64).tolist() == [0.1, 1e300]
     assert make([[16777217.0]], dtype=flow.int64).tolist() == [[16777217]]
     assert make([0.1]).dtype is flow.float32 and make([2.75, -2.75], dtype=flow.int32).tolist() == [2, -2]
@@ -171,14 +174,14 @@ def test_numbers_of_python_keep_all_their_digits(make: Any) -> None:
         ([-129], flow.int8, "-129"),
     ],
 )
-def test_numbers_of_python_that_a_type_does_not_have(data: Any, dtype: Any, number: str) -> None:
+def test_python_numbers_out_of_range_raise(data: Any, dtype: Any, number: str) -> None:
     for make in (flow.tensor, flow.as_tensor, flow.zeros(1).new_tensor):
         message = rf"at test_odd_arguments.py:\d+: {number[:6]}.* is out of range for {dtype.name}, .*; pass a larger dtype"
         with pytest.raises(DtypeError, match=message):
             make(data, dtype=dtype)
 
 
-def test_numbers_of_python_at_the_ends_of_types() -> None:
+def test_python_numbers_at_the_bounds_of_types() -> None:
     for dtype in (flow.int8, flow.int32, flow.int64):
         low, high = map(int, dtype.span)
         assert flow.tensor([low, high], dtype=dtype).tolist() == [low, high]
@@ -187,7 +190,7 @@ def test_numbers_of_python_at_the_ends_of_types() -> None:
     assert flow.tensor(np.array([300]), dtype=flow.uint8).tolist() == [44]  # an array is cast, as by x.to
 
 
-def test_what_is_added_times_0_does_not_matter() -> None:
+def test_a_zero_beta_ignores_the_input() -> None:
     x, a = np.full((2, 2), np.nan), np.eye(2)
     for beta in (0, 0.0):
         gives(lambda x, a, beta=beta: flow.addmm(x, a, a, beta=beta), (x, a), a)

@@ -1,4 +1,4 @@
-"""Mistakes after which the measured system hangs, dies or computes wrong numbers: each is an error here, on every rank, or right."""
+"""Mistakes that make the measured system hang, crash or compute wrong values: here they raise on every rank, or work."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def computes_something_else(rank: int, x: Any) -> None:
     (x.sum(1) if rank == 0 else flow.relu(x).amax(1)).numpy()
 
 
-def reads_what_only_it_has_made(rank: int, x: Any) -> None:
+def reads_a_tensor_of_one_rank(rank: int, x: Any) -> None:
     if rank == 1:
         flow.ones(2, placement=placement("cpu", [1]), sbp=B).numpy()
 
@@ -112,7 +112,7 @@ MISTAKES: list[Callable[[int, Any], None]] = [
     makes_another_value,
     passes_other_data,
     computes_something_else,
-    reads_what_only_it_has_made,
+    reads_a_tensor_of_one_rank,
     prints_on_one_rank,
     draws_on_one_rank,
     fits_with_no_other_rank,
@@ -120,25 +120,25 @@ MISTAKES: list[Callable[[int, Any], None]] = [
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda f: f.__name__)
-def test_ranks_that_diverge_find_out(mistake: Callable[[int, Any], None]) -> None:
-    found: dict[int, BaseException] = {}
+def test_diverging_ranks_raise(mistake: Callable[[int, Any], None]) -> None:
+    results: dict[int, BaseException] = {}
 
     def program(rank: int) -> None:
         x = flow.ones(4, 6, placement=both(), sbp=S(0))
         try:
             mistake(rank, x)
         except BaseException as error:
-            found[rank] = error
+            results[rank] = error
             raise
 
     start = time.monotonic()
     with pytest.raises(JobflowError):
         on_ranks(2, program)
     assert time.monotonic() - start < SOON
-    assert found and all(isinstance(error, JobflowError | ValueError) and str(error) for error in found.values())
+    assert results and all(isinstance(error, JobflowError | ValueError) and str(error) for error in results.values())
 
 
-def test_a_message_says_what_each_rank_was_doing() -> None:
+def test_diverged_error_describes_each_rank() -> None:
     with pytest.raises(JobflowError, match=r"(?s)to_global.*test_pain_points.py:\d+.*to_global.*test_pain_points.py:\d+"):
         on_ranks(2, lambda rank: changes_to_another_layout(rank, flow.ones(4, 6, placement=both(), sbp=S(0))))
 
@@ -155,7 +155,7 @@ def test_axes_shorter_than_ranks() -> None:
             np.testing.assert_array_equal((y * 2 + 1).sum(0).numpy(), (value * 2 + 1).sum(0))
 
 
-def test_the_order_of_ranks_is_kept() -> None:
+def test_placements_preserve_the_order_of_ranks() -> None:
     def program(rank: int) -> Any:
         x = flow.arange(4, placement=placement("cpu", [1, 0]), sbp=S(0))
         return x.to_local().tolist(), x.numpy().tolist()
@@ -163,7 +163,7 @@ def test_the_order_of_ranks_is_kept() -> None:
     assert on_ranks(2, program) == [([2, 3], [0, 1, 2, 3]), ([0, 1], [0, 1, 2, 3])]
 
 
-def test_addends_of_floats_are_summed_before_they_become_integers() -> None:
+def test_partial_floats_are_summed_before_the_cast_to_integers() -> None:
     def program(rank: int) -> Any:
         return flow.full((3,), 0.5).to_global(placement=both(), sbp=P).long().tolist()
 
@@ -182,12 +182,12 @@ def test_gather_from_split_tensors(how: Any) -> None:
 
 def test_the_same_seed_gives_the_same_values_in_every_layout() -> None:
     def program(rank: int, n: int) -> list[Any]:
-        found = []
+        results = []
         for how in (B, S(0), S(1)):
             flow.manual_seed(1)
-            found.append(flow.randn(4, 6, placement=placement("cpu", range(n)), sbp=how).tolist())
+            results.append(flow.randn(4, 6, placement=placement("cpu", range(n)), sbp=how).tolist())
         flow.manual_seed(1)
-        return [*found, flow.randn(4, 6).tolist()]
+        return [*results, flow.randn(4, 6).tolist()]
 
     every = [values for n in (1, 2, 3) for values in on_ranks(n, lambda rank, n=n: program(rank, n))[0]]
     assert all(values == every[0] for values in every)

@@ -1,4 +1,4 @@
-"""What is added up keeps its precision: functions of two-byte floats compute in float32, and long sums do not lose what is small."""
+"""Precision of sums: functions of two-byte floats compute in float32, and long sums keep small addends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from doors import ways
+from doors import modes
 
 import jobflow as flow
 import jobflow.nn.functional as F
@@ -61,11 +61,11 @@ def test_functions_of_halves(name: str, dtype: str) -> None:
     bits = {"float16": 10, "bfloat16": 7}[dtype]
     half = getattr(flow, dtype)
     inexact = 8 if name in ("layer_norm", "batch_norm", "group_norm", "instance_norm", "addcmul") or dtype == "bfloat16" else 3
-    for way, run in ways(lambda x: function(x.to(half)), X):
-        made = run()
-        assert made.dtype is half, way
-        error = np.abs(made.float().numpy() - expected).max() / np.abs(expected).max()
-        assert error < inexact * 2.0**-bits, f"{way}: {error:.2g}"
+    for mode, run in modes(lambda x: function(x.to(half)), X):
+        output = run()
+        assert output.dtype is half, mode
+        error = np.abs(output.float().numpy() - expected).max() / np.abs(expected).max()
+        assert error < inexact * 2.0**-bits, f"{mode}: {error:.2g}"
 
 
 @pytest.mark.parametrize(
@@ -73,12 +73,12 @@ def test_functions_of_halves(name: str, dtype: str) -> None:
 )
 def test_gradients_of_normalised_halves(norm: Callable[..., Any]) -> None:
     weights = DRAWN.normal(size=X.shape)
-    found = []
+    results = []
     for dtype in (flow.float16, flow.float64):
         x = flow.tensor(X).to(dtype).requires_grad_()
         (norm(x) * flow.tensor(weights).to(dtype)).sum().backward()
-        found.append(x.grad.double().numpy())
-    assert np.abs(found[0] - found[1]).max() < 5e-3 * np.abs(found[1]).max()
+        results.append(x.grad.double().numpy())
+    assert np.abs(results[0] - results[1]).max() < 5e-3 * np.abs(results[1]).max()
 
 
 def test_running_statistics_of_halves() -> None:
@@ -88,8 +88,8 @@ def test_running_statistics_of_halves() -> None:
     F.batch_norm(flow.tensor(X), mean, flow.ones(16), None, None, True, 1.0)
     np.testing.assert_allclose(mean.numpy(), WIDE.mean((0, 2)), rtol=1e-3)
     wide(flow.tensor(WIDE.astype(np.float32)))
-    made = module.half()(flow.tensor(X))
-    assert made.dtype is flow.float16 and module.running_mean.dtype is flow.float16
+    output = module.half()(flow.tensor(X))
+    assert output.dtype is flow.float16 and module.running_mean.dtype is flow.float16
     np.testing.assert_allclose(module.running_mean.float().numpy(), wide.running_mean.numpy(), rtol=2e-3)
 
 
@@ -132,7 +132,7 @@ def test_long_sums() -> None:
     def sums(x: Any) -> Any:
         return x.sum(), x.mean(), x.cumsum(0)[-1], x.norm(), x.reshape(-1, 1).sum(0), x[:3_000_000].reshape(3, -1).sum(1)
 
-    for _, run in ways(sums, many):
+    for _, run in modes(sums, many):
         total, mean, last, norm, column, rows = (each.numpy().astype(np.float64) for each in run())
         np.testing.assert_allclose([total, last, column[0]], exact, rtol=1e-6)
         np.testing.assert_allclose([mean, norm / np.sqrt(many.size)], TENTH, rtol=1e-6)
@@ -145,15 +145,15 @@ def test_long_sums() -> None:
 
 @pytest.mark.parametrize("offset", [0.0, 1e3, 1e4])
 def test_the_gradient_of_layer_norm_far_from_zero(offset: float) -> None:
-    """The values' own rounding moves the mean by half a unit of their last place; nothing more is lost."""
+    """Rounding of the values moves the mean by half a unit of their last place; no other precision is lost."""
     values = (DRAWN.normal(size=(64, 256)) + offset).astype(np.float32)
     weights = DRAWN.normal(size=values.shape)
-    found = []
+    results = []
     for dtype in (flow.float32, flow.float64):
         x, gamma, beta = (flow.tensor(a).to(dtype).requires_grad_() for a in (values, np.linspace(0.5, 2, 256), np.zeros(256)))
         (F.layer_norm(x, (256,), gamma, beta) * flow.tensor(weights).to(dtype)).sum().backward()
-        found.append([x.grad.numpy(), gamma.grad.numpy(), beta.grad.numpy()])
-    for ours, right in zip(*found, strict=True):
+        results.append([x.grad.numpy(), gamma.grad.numpy(), beta.grad.numpy()])
+    for ours, right in zip(*results, strict=True):
         assert np.abs(ours - right).max() < (2e-6 + 1.5e-7 * offset) * np.abs(right).max()
 
 
@@ -162,7 +162,7 @@ def test_the_gradient_of_layer_norm_far_from_zero(offset: float) -> None:
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Momentum", "Adam", "AdamW", "RMSprop", "Adagrad"])
 def test_rates_are_as_precise_as_the_parameters(optimizer: str) -> None:
-    """The first step down a slope of 1, by 0.1 and by no float32 near it; at once and in a graph."""
+    """The first step along a slope of 1 is 0.1, not the nearest float32; eager and in a graph."""
     make = {"Momentum": lambda ps: flow.optim.SGD(ps, lr=0.1, momentum=0.9)}.get(optimizer, lambda ps: getattr(flow.optim, optimizer)(ps, lr=0.1))
     step = {"Adam": 1 / (1 + 1e-8), "AdamW": 1 / (1 + 1e-8), "RMSprop": 1 / (0.1 + 1e-8), "Adagrad": 1 / (1 + 1e-10)}.get(optimizer, 1.0)
 
@@ -264,7 +264,7 @@ def test_the_slope_of_a_large_loss_in_a_graph_of_mixed_precision() -> None:
 
 
 def test_a_dynamic_scale_of_a_loss_that_is_half_itself() -> None:
-    """1 / N is hardly a float16; the product with the scale is."""
+    """1 / N is nearly too small for float16; its product with the scale is not."""
 
     @flow.global_function(type="train")
     def job(x: tp.Numpy.Placeholder((4_000_000,), dtype=flow.float16)) -> tp.Numpy:

@@ -1,8 +1,10 @@
-"""Functions over global tensors lie as was measured on two and on two by two ranks, but for the differences on record; their numbers
-and gradients are those of one rank, and every leaf's gradient lies as the leaf does.
+"""Layouts of the results of functions of global tensors, compared with measurements on two and on two by two ranks.
+
+The layouts equal the measured ones except for recorded differences.  Values and gradients equal those of one rank, and the gradient of
+every leaf has the layout of the leaf.
 
 The measurements are those of tests/compiler (`published_layouts.json`); the differences are the rows of a table in docs/internals/decisions.
-A partial input is what was measured too: along each partial dimension of the mesh every rank but the last holds x / 4 + 1.
+A partial input is the measured one: along each partial dimension of the mesh every rank but the last holds x / 4 + 1.
 """
 
 from __future__ import annotations
@@ -163,7 +165,7 @@ def type_named(printed: str) -> TensorType:
 
 @cache
 def drawn(mesh: str, op: str) -> tuple[np.ndarray[Any, Any], ...]:
-    """The logical inputs: positive numbers no two of which are equal, and positions."""
+    """Return the logical inputs: distinct positive numbers, and indices."""
     types = [type_named(printed) for printed in PUBLISHED[mesh][op]["types"]]
     random = np.random.default_rng(len(op))
     most = types[0].shape[0] if op in ("index_select_0", "embedding", "flow_gather_op") else types[0].shape[-1]
@@ -178,7 +180,7 @@ def drawn(mesh: str, op: str) -> tuple[np.ndarray[Any, Any], ...]:
 
 
 def leaf(array: np.ndarray[Any, Any], layout: Layout | None) -> Tensor:
-    """A tensor with this logical value."""
+    """Return a tensor with this logical value."""
     piece = array if layout is None else held(array, layout)
     x = Tensor(type_of(array), layout, np.array(piece))
     x.requires_grad = array.dtype.kind == "f"
@@ -186,7 +188,7 @@ def leaf(array: np.ndarray[Any, Any], layout: Layout | None) -> Tensor:
 
 
 def held(array: np.ndarray[Any, Any], layout: Layout) -> np.ndarray[Any, Any]:
-    """What this rank has of it."""
+    """Return this rank's piece."""
     rank = state().rank.index
     piece = array
     for sbp, n, at in zip(layout.sbp, layout.placement.mesh, layout.placement.coordinates(rank), strict=True):
@@ -199,7 +201,7 @@ def held(array: np.ndarray[Any, Any], layout: Layout) -> np.ndarray[Any, Any]:
 
 
 def performed(op: str, arrays: tuple[np.ndarray[Any, Any], ...], layouts: list[Layout | None]) -> tuple[Tensor, list[Tensor | None]]:
-    """The output, and the gradients of the inputs for a weighted sum of it."""
+    """Return the output, and the gradients of the inputs for a weighted sum of it."""
     inputs = [leaf(array, layout) for array, layout in zip(arrays, layouts, strict=True)]
     y = OPS[op](*inputs)
     if y.requires_grad:
@@ -218,12 +220,12 @@ def plain(x: Tensor | None) -> Result | None:
 
 
 def program(rank: int, mesh: str, op: str, cases: list[str]) -> list[list[Result | None]]:
-    found = []
+    results = []
     for case in cases:
         layouts: list[Layout | None] = [Layout(MESHES[mesh], tuple(MARKS[mark] for mark in text.split(","))) for text in case.split()]
         y, grads = performed(op, drawn(mesh, op), layouts)
-        found.append([plain(y), *map(plain, grads)])
-    return found
+        results.append([plain(y), *map(plain, grads)])
+    return results
 
 
 def alone(rank: int, mesh: str, op: str) -> list[Result | None]:
@@ -237,13 +239,13 @@ def text(layout: Layout) -> str:
 
 
 def cases_of(mesh: str, op: str) -> dict[str, str | None]:
-    """How the inputs lie -> how the output was measured to lie; None: it was refused."""
+    """Return layouts of inputs -> measured layout of the output; None if the measured system refused them."""
     measured: dict[str, str | None] = dict(line.split(" -> ") for line in PUBLISHED[mesh][op]["chosen"])
     return measured | dict.fromkeys(REFUSED.get(op, []) if mesh == "2d" else [])
 
 
 def check(case: str, expected: list[Result | None], everywhere: list[list[Result | None]]) -> str:
-    """How the output lies, after its numbers, and the gradients', have been looked at."""
+    """Return the layout of the output, after comparing its values and gradients."""
     leaves = [None, *case.split()]
     for mine, alone_, lies in zip(zip(*everywhere, strict=True), expected, leaves, strict=True):
         assert (mine[0] is None) == (alone_ is None), case
@@ -262,7 +264,7 @@ def check(case: str, expected: list[Result | None], everywhere: list[list[Result
 
 @cache
 def ours(mesh: str, op: str) -> dict[str, str]:
-    """How the outputs lie here."""
+    """Return the layouts of the outputs here."""
     cases = list(cases_of(mesh, op))
     (expected,) = on_ranks(1, alone, mesh, op)
     by_rank = on_ranks(MESHES[mesh].size, program, mesh, op, cases)
@@ -270,9 +272,9 @@ def ours(mesh: str, op: str) -> dict[str, str]:
 
 
 def mismatches(mesh: str, op: str) -> list[tuple[str, str, str]]:
-    """(inputs, measured, ours) wherever the two differ."""
-    found = ours(mesh, op)
-    return [(case, measured, found[case]) for case, measured in cases_of(mesh, op).items() if measured is not None and found[case] != measured]
+    """Return (inputs, measured, ours) for each difference."""
+    results = ours(mesh, op)
+    return [(case, measured, results[case]) for case, measured in cases_of(mesh, op).items() if measured is not None and results[case] != measured]
 
 
 CASES = [(mesh, op) for mesh, table in PUBLISHED.items() for op in table]
@@ -286,8 +288,8 @@ def test_functions_lie_as_measured_and_give_the_numbers_of_one_rank(mesh: str, o
 
 
 def test_no_difference_on_record_is_idle() -> None:
-    found = [(op, inputs, lies) for mesh, op in CASES for inputs, _, lies in mismatches(mesh, op)]
-    assert idle(differences(RECORD, OPS, 5), found) == []
+    results = [(op, inputs, lies) for mesh, op in CASES for inputs, _, lies in mismatches(mesh, op)]
+    assert idle(differences(RECORD, OPS, 5), results) == []
 
 
 def test_counts() -> None:

@@ -24,7 +24,7 @@ T = RANDOM.random((4, 6)) < 0.6
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_sums_means_and_products(n: int) -> None:
+def test_sums_means_and_products_equal_numpy(n: int) -> None:
     cases: list[Any] = []
     for name in ("sum", "mean", "prod"):
         numpys = getattr(np, name)
@@ -40,7 +40,7 @@ def test_sums_means_and_products(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_extremes(n: int) -> None:
+def test_extremes_equal_numpy(n: int) -> None:
     cases: list[Any] = []
     for name in ("max", "min"):
         f, a, arg = getattr(np, name), f"a{name}", f"arg{name}"
@@ -64,7 +64,7 @@ def test_extremes(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_truth(n: int) -> None:
+def test_all_and_any_equal_numpy(n: int) -> None:
     cases: list[Any] = []
     for name in ("any", "all"):
         f = getattr(np, name)
@@ -111,7 +111,7 @@ def test_layouts() -> None:
 
 
 @with_ranks(1, 4)
-def test_axes_shorter_than_ranks_and_tensors_of_nothing(n: int) -> None:
+def test_reductions_of_short_axes_and_empty_tensors(n: int) -> None:
     here = placement("cpu", range(n))
     x = tensor([[3.0, -1.0, 2.0]], placement=here, sbp=S(0))
     assert x.sum().item() == 4 and x.max().item() == 3 and x.min(1).indices.tolist() == [1] and x.mean(0).tolist() == [3.0, -1.0, 2.0]
@@ -126,7 +126,7 @@ def test_axes_shorter_than_ranks_and_tensors_of_nothing(n: int) -> None:
 
 
 @with_ranks(1)
-def test_types_and_mistakes() -> None:
+def test_reductions_raise_for_invalid_types_and_axes() -> None:
     x = arange(6).reshape(2, 3)
     assert x.sum().dtype is int64 and x.bool().sum().dtype is int64 and x.sum(dtype=float64).dtype is float64 and x.argmax().dtype is int64
     assert (

@@ -1,4 +1,4 @@
-"""Gradients of gradients: of functions, by central differences of the gradients, and through changes of place and layout."""
+"""Second gradients: of functions, by central differences of the gradients, and through changes of placement and layout."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
-def tensors(arrays: tuple[Any, ...], place: Callable[[int], dict[str, Any]]) -> list[Any]:
-    return [flow.tensor(a, requires_grad=a.dtype.kind == "f", **place(a.ndim)) for a in arrays]
+def tensors(arrays: tuple[Any, ...], placement_options: Callable[[int], dict[str, Any]]) -> list[Any]:
+    return [flow.tensor(a, requires_grad=a.dtype.kind == "f", **placement_options(a.ndim)) for a in arrays]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -75,12 +75,12 @@ def test_gradients_of_gradients_are_differences(name: str) -> None:
 
     def program(rank: int, n: int) -> None:
         here = flow.placement("cpu", range(n))
-        ways = [lambda ndim: {}] if n == 1 else []
+        directions = [lambda ndim: {}] if n == 1 else []
         for axis in range(2):
             sbp = [flow.sbp.split(axis), flow.sbp.broadcast]
-            ways.append(lambda ndim, axis=axis, sbp=sbp: {"placement": here, "sbp": sbp[ndim <= axis]})
-        for place in ways:
-            assert flow.autograd.gradgradcheck(function, tensors(arrays, place), atol=1e-4, fast_mode=True)
+            directions.append(lambda ndim, axis=axis, sbp=sbp: {"placement": here, "sbp": sbp[ndim <= axis]})
+        for placement_options in directions:
+            assert flow.autograd.gradgradcheck(function, tensors(arrays, placement_options), atol=1e-4, fast_mode=True)
 
     on_ranks(1, program, 1)
     on_ranks(2, program, 2)
@@ -95,27 +95,27 @@ def test_derivatives_up_to_the_third_go_through_changes_of_layout(n: int) -> Non
     for a, b in itertools.product(LAYOUTS, LAYOUTS[:3]):
         x = flow.tensor(X, placement=here, sbp=a, requires_grad=True)
         y = (x.to_global(sbp=b) ** 4).to_global(sbp=a) * 1
-        found = [y]
+        results = [y]
         for _ in range(3):
-            found += flow.autograd.grad(found[-1].sum(), x, create_graph=True)
-        for derivative, value in zip(found[1:], (4 * X**3, 12 * X**2, 24 * X), strict=True):
+            results += flow.autograd.grad(results[-1].sum(), x, create_graph=True)
+        for derivative, value in zip(results[1:], (4 * X**3, 12 * X**2, 24 * X), strict=True):
             assert derivative.sbp == x.sbp
             np.testing.assert_allclose(derivative.detach().numpy(), value, rtol=1e-9, atol=1e-9, err_msg=f"{a} {b}")
 
 
 @with_ranks(1, 2, 3)
 def test_derivatives_go_from_local_tensors_to_global_ones_and_back(rank: int, n: int) -> None:
-    """Each rank's piece of a split tensor, as local and as global one, and its second and third derivatives."""
+    """The pieces of a split tensor, as local and as global tensors, and their second and third derivatives."""
     here = flow.placement("cpu", range(n))
     whole = np.arange(1.0, 2 * n * 3 + 1).reshape(2 * n, 3) / 4
     mine = slice(2 * rank, 2 * rank + 2)
     x = flow.tensor(whole[mine], requires_grad=True)
     y = (x**4).to_global(placement=here, sbp=flow.sbp.split(0))
-    found = [y.sum()]
+    results = [y.sum()]
     for power, factor in ((3, 4), (2, 12), (1, 24)):
-        (derivative,) = flow.autograd.grad(found[-1], x, create_graph=True)
+        (derivative,) = flow.autograd.grad(results[-1], x, create_graph=True)
         np.testing.assert_allclose(derivative.detach().numpy(), factor * whole[mine] ** power)
-        found.append(derivative.to_global(placement=here, sbp=flow.sbp.split(0)).sum())
+        results.append(derivative.to_global(placement=here, sbp=flow.sbp.split(0)).sum())
     g = flow.tensor(whole, placement=here, sbp=flow.sbp.split(0), requires_grad=True)
     (first,) = flow.autograd.grad((g**3).to_local().sum(), g, create_graph=True)
     (second,) = flow.autograd.grad(first.to_local().sum(), g)
@@ -125,7 +125,7 @@ def test_derivatives_go_from_local_tensors_to_global_ones_and_back(rank: int, n:
 
 @with_ranks(1, 2)
 def test_copies_that_become_one_tensor(rank: int, n: int) -> None:
-    """The first rank's numbers count: it gets the gradient, and the gradient of that, the others zeros."""
+    """The first rank's values count: it receives the gradient and the second gradient, the others zeros."""
     here = flow.placement("cpu", range(n))
     x = flow.tensor(X, requires_grad=True)
     y = (x**3).to_global(placement=here, sbp=flow.sbp.broadcast)
@@ -138,7 +138,7 @@ def test_copies_that_become_one_tensor(rank: int, n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_penalty_on_gradients_trains(n: int) -> None:
-    """Parameters' gradients of a loss that has the inputs' gradients in it are the same on any number of ranks."""
+    """The gradients of a loss that contains input gradients are the same on any number of ranks."""
     weights = [RANDOM.standard_normal(shape) for shape in ((8, 6), (8,), (3, 8), (3,))]
 
     def program(rank: int, n: int) -> Any:
@@ -154,6 +154,6 @@ def test_a_penalty_on_gradients_trains(n: int) -> None:
         return [p.grad.numpy() for p in model.parameters()]
 
     alone = on_ranks(1, program, 1)[0]
-    for found in on_ranks(n, program, n):
-        for ours, theirs in zip(found, alone, strict=True):
+    for results in on_ranks(n, program, n):
+        for ours, theirs in zip(results, alone, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)

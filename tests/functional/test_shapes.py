@@ -1,4 +1,4 @@
-"""Shapes against NumPy, in every layout; views share memory, and what cannot be one says so."""
+"""Shapes compared with NumPy, in every layout; views share memory, and impossible views raise."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CASES: list[Case] = [
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_as_numpy(n: int) -> None:
+def test_shape_functions_equal_numpy(n: int) -> None:
     compare(n, CASES if n == 2 else CASES[::3])
 
 
@@ -64,7 +64,7 @@ def test_views_share_memory() -> None:
 
 
 @with_ranks(1)
-def test_what_does_not_fit() -> None:
+def test_invalid_shapes_raise() -> None:
     x = tensor(X)
     for wrong, error, words in (
         (lambda: x.t().view(24), ShapeError, r"test_shapes.py:\d+: float64\[6,4\] cannot be viewed as .* use reshape"),
@@ -94,8 +94,8 @@ def test_sizes() -> None:
 
 
 @with_ranks(1)
-def test_gradients_of_what_is_written_over() -> None:
-    """y = x, y[1] = 3 x[1], y[0] = w; a view made before is the view of what is there now."""
+def test_gradients_of_views_after_writes() -> None:
+    """After y = x, y[1] = 3 x[1], y[0] = w, an earlier view shows the new values."""
     x, w = tensor(X, requires_grad=True), tensor(X[0] - 1, requires_grad=True)
     y = x * 2.0
     first, flat = y[0], y.view(24)
@@ -109,7 +109,7 @@ def test_gradients_of_what_is_written_over() -> None:
 
 
 @with_ranks(1)
-def test_leaves_are_not_written_over_while_gradients_are_recorded() -> None:
+def test_overwriting_a_leaf_raises_while_gradients_are_recorded() -> None:
     x = tensor(X, requires_grad=True)
     for write in (lambda: x.add_(1.0), lambda: x[0].zero_(), lambda: x.__setitem__(0, 1.0), lambda: x.view(24)[2:].mul_(2.0)):
         with pytest.raises(JobError, match=r"leaf float64\[4,6\] that requires gradients"):
@@ -120,7 +120,7 @@ def test_leaves_are_not_written_over_while_gradients_are_recorded() -> None:
 
 
 @with_ranks(1)
-def test_what_a_gradient_needs_is_watched() -> None:
+def test_backward_raises_if_a_view_overwrote_saved_values() -> None:
     x = tensor(X, requires_grad=True)
     y = x * 2.0
     z = (y * y).sum()
@@ -130,7 +130,7 @@ def test_what_a_gradient_needs_is_watched() -> None:
 
 
 @with_ranks(4)
-def test_what_lies_in_fewer_elements_than_ranks_stays_so() -> None:
+def test_axes_shorter_than_ranks_keep_their_layout() -> None:
     row = tensor(X[:1], placement=placement("cpu", [0, 1, 2]), sbp=S(0))
     mesh = tensor(CUBE, placement=placement("cpu", [[0, 1], [2, 3]]), sbp=[S(0), S(0)])
     assert (row.clone() * 2.0).sbp == (S(0),) and row.t().sbp == (S(1),)

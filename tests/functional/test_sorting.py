@@ -1,4 +1,4 @@
-"""Orders, different elements and einsum, against NumPy."""
+"""Sorting, distinct elements and einsum, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CASES: list[Case] = [
 ]
 
 
-def test_as_numpy() -> None:
+def test_sorting_equals_numpy() -> None:
     compare(2, CASES)
 
 
@@ -52,7 +52,7 @@ def test_einsum(equation: str) -> None:
 
 
 @with_ranks(1)
-def test_what_does_not_fit() -> None:
+def test_invalid_sorting_arguments_raise() -> None:
     x = tensor(X)
     for wrong, words in (
         (lambda: x.topk(7), "k=7 is not between 0 and the 6"),

@@ -1,4 +1,4 @@
-"""Which tensors get gradients, and what cannot have them: by the public names."""
+"""Tensors with and without gradients, through the public functions."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ X = np.random.default_rng(1).standard_normal((4, 6))
 
 
 @with_ranks(1, 2)
-def test_gradients_lie_as_what_they_are_of(n: int) -> None:
+def test_gradients_have_the_layout_of_their_tensors(n: int) -> None:
     here = flow.placement("cpu", range(n))
     for how in (flow.sbp.split(0), flow.sbp.split(1), flow.sbp.broadcast, flow.sbp.partial_sum):
         x = flow.tensor(X, placement=here, sbp=how, requires_grad=True)
         y = x * 2
-        for found, of, factor in zip(autograd.grad((y * y).sum(), [x, y]), (x, y), (8, 4), strict=True):
-            assert found.sbp == of.sbp
-            np.testing.assert_allclose(found.numpy(), factor * X)
+        for results, of, factor in zip(autograd.grad((y * y).sum(), [x, y]), (x, y), (8, 4), strict=True):
+            assert results.sbp == of.sbp
+            np.testing.assert_allclose(results.numpy(), factor * X)
 
 
 @with_ranks(1, 2)
-def test_only_some_tensors_get_gradients(n: int) -> None:
+def test_inputs_restricts_the_gradients(n: int) -> None:
     here = flow.placement("cpu", range(n))
     x, w, other = (flow.tensor(X, placement=here, sbp=flow.sbp.split(0), requires_grad=True) for _ in range(3))
     y = x * w
@@ -59,7 +59,7 @@ LEAF = flow.ones(1, requires_grad=True)
         (lambda: autograd.Function.apply(LEAF), ["static method forward"]),
     ],
 )
-def test_what_is_no_tensor_is_named(call: Any, facts: list[str]) -> None:
+def test_arguments_that_are_not_tensors_raise(call: Any, facts: list[str]) -> None:
     with pytest.raises(flow.JobflowError) as raised:
         call()
     for fact in [*facts, "test_taking_gradients.py"]:
@@ -67,7 +67,7 @@ def test_what_is_no_tensor_is_named(call: Any, facts: list[str]) -> None:
 
 
 class Built(flow.nn.Graph):  # type: ignore[misc]
-    """A graph that trains a linear layer; `step(loss, output)` is in its build."""
+    """A graph that trains a linear layer; its build calls `step(loss, output)`."""
 
     def __init__(self, step: Any) -> None:
         super().__init__()
@@ -90,13 +90,13 @@ class Built(flow.nn.Graph):  # type: ignore[misc]
         (lambda loss, y: y.retain_grad(), "retain_grad at"),
     ],
 )
-def test_what_a_graph_cannot_do_is_not_left_out_in_silence(step: Any, fact: str) -> None:
+def test_unsupported_gradient_calls_raise_in_a_graph(step: Any, fact: str) -> None:
     with pytest.raises(flow.JobError, match=r"nn\.Graph") as raised:
         Built(step)(flow.tensor(X))
     assert fact in str(raised.value) and "test_taking_gradients.py" in str(raised.value)
 
 
-def test_hooks_of_parameters_are_not_left_out_in_silence() -> None:
+def test_unsupported_parameter_hooks_raise() -> None:
     graph = Built(lambda loss, y: loss.backward())
     handle = graph.model.weight.register_hook(lambda g: g * 0)
     with pytest.raises(flow.JobError, match=r"weight float64\[2,6\] has hooks"):
@@ -105,7 +105,7 @@ def test_hooks_of_parameters_are_not_left_out_in_silence() -> None:
     Built(lambda loss, y: loss.backward())(flow.tensor(X))
 
 
-def test_gradients_of_a_jobs_tensors_are_made_by_its_optimizer() -> None:
+def test_gradient_calls_on_tensors_of_a_job_raise() -> None:
     @flow.global_function()
     def job(x: flow.typing.Numpy.Placeholder((2, 3))) -> flow.typing.Numpy:
         autograd.grad(x, x)

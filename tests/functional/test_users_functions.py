@@ -1,4 +1,4 @@
-"""flow.autograd.Function: what its backward is given, what it may give, and what is an error; on local and on split tensors."""
+"""flow.autograd.Function: arguments and results of its backward, and errors; on local and on split tensors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import jobflow as flow
 X = np.array([[-1.0, 2.0, 3.0], [0.5, -2.0, 1.0], [4.0, 1.5, -0.5], [1.0, 1.0, 2.0]])
 
 
-def ways(n: int) -> list[dict[str, Any]]:
-    """Where a tensor may lie on n ranks: locally, and in every layout."""
+def layouts_on(n: int) -> list[dict[str, Any]]:
+    """Return the placements of a tensor on n ranks: local, and every layout."""
     here = flow.placement("cpu", range(n))
     return [{}, *({"placement": here, "sbp": how} for how in (flow.sbp.split(0), flow.sbp.split(1), flow.sbp.broadcast, flow.sbp.partial_sum))]
 
@@ -22,11 +22,11 @@ def ways(n: int) -> list[dict[str, Any]]:
 def everywhere(program: Any) -> None:
     """Run `program(place)` on one and on two ranks for every place."""
     for n in (1, 2):
-        on_ranks(n, lambda rank, n=n: [program(place) for place in ways(n)])
+        on_ranks(n, lambda rank, n=n: [program(placement_options) for placement_options in layouts_on(n)])
 
 
 class Split(flow.autograd.Function):  # type: ignore[misc]
-    """x^2, where it is positive, and 3 x: of three outputs one has no gradient, and one is not a tensor."""
+    """The outputs x^2, the mask of positive elements, and 3 x: one has no gradient, and one is not a tensor."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, scale: float) -> Any:
@@ -46,25 +46,25 @@ class Split(flow.autograd.Function):  # type: ignore[misc]
 
 
 def test_outputs_with_and_without_gradients() -> None:
-    def program(place: Any) -> None:
-        x = flow.tensor(X, requires_grad=True, **place)
+    def program(placement_options: Any) -> None:
+        x = flow.tensor(X, requires_grad=True, **placement_options)
         y, positive, words, z = Split.apply(x, 5.0)
         assert words == "words" and y.requires_grad and z.requires_grad and not positive.requires_grad and positive.is_leaf
         np.testing.assert_array_equal(positive.numpy(), X > 0)
         (y.sum() * 2).backward(retain_graph=True)
-        np.testing.assert_allclose(x.grad.numpy(), 10 * X)  # nobody made use of z: its gradient is zeros
+        np.testing.assert_allclose(x.grad.numpy(), 10 * X)  # nobody function_of use of z: its gradient is zeros
         x.grad = None
         ((y + positive).sum() + z.sum()).backward()
         np.testing.assert_allclose(x.grad.numpy(), 5 * X + np.where(X > 0, 10, 1))
-        assert x.grad.is_global == bool(place) and (not place or x.grad.sbp == x.sbp)
+        assert x.grad.is_global == bool(placement_options) and (not placement_options or x.grad.sbp == x.sbp)
 
     everywhere(program)
 
 
 class Lazy(flow.autograd.Function):  # type: ignore[misc]
-    """Two outputs; backward is told which of them nobody made use of."""
+    """Two outputs; backward receives None for unused ones."""
 
-    seen: ClassVar[list[tuple[bool, bool]]] = []
+    calls: ClassVar[list[tuple[bool, bool]]] = []
 
     @staticmethod
     def forward(x: Any, y: Any) -> Any:
@@ -78,27 +78,27 @@ class Lazy(flow.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, da: Any, db: Any) -> Any:
         x, y = ctx.saved_tensors
-        Lazy.seen.append((da is None, db is None))
+        Lazy.calls.append((da is None, db is None))
         none = None
         dx = da if db is None else db * y if da is None else da + db * y
         return dx if ctx.needs_input_grad[0] else none, (da if db is None else db * x) if ctx.needs_input_grad[1] else none
 
 
-def test_gradients_that_are_not_made_are_none() -> None:
-    def program(place: Any) -> None:
-        x, y = flow.tensor(X, requires_grad=True, **place), flow.tensor(2 * X, **place)
+def test_backward_receives_none_for_unused_outputs() -> None:
+    def program(placement_options: Any) -> None:
+        x, y = flow.tensor(X, requires_grad=True, **placement_options), flow.tensor(2 * X, **placement_options)
         a, b = Lazy.apply(x, y)
-        Lazy.seen.clear()
+        Lazy.calls.clear()
         b.sum().backward()
-        assert Lazy.seen[0] == (True, False) and y.grad is None
+        assert Lazy.calls[0] == (True, False) and y.grad is None
         np.testing.assert_allclose(x.grad.numpy(), 2 * X)
         x.grad = None
         a, b = Lazy.apply(x, y)
         a.sum().backward()
         np.testing.assert_allclose(x.grad.numpy(), np.ones_like(X))
 
-    for place in ways(1):
-        program(place)
+    for placement_options in layouts_on(1):
+        program(placement_options)
 
 
 class Cube(flow.autograd.Function):  # type: ignore[misc]
@@ -114,14 +114,14 @@ class Cube(flow.autograd.Function):  # type: ignore[misc]
         return dy * 3 * y / x
 
 
-def test_gradients_of_its_gradient_go_through_inputs_and_outputs() -> None:
-    def program(place: Any) -> None:
-        x = flow.tensor(X, requires_grad=True, **place)
+def test_second_gradients_pass_through_inputs_and_outputs() -> None:
+    def program(placement_options: Any) -> None:
+        x = flow.tensor(X, requires_grad=True, **placement_options)
         (first,) = flow.autograd.grad(Cube.apply(x).sum(), x, create_graph=True)
         (second,) = flow.autograd.grad(first.sum(), x, create_graph=True)
         (third,) = flow.autograd.grad(second.sum(), x)
-        for found, value in ((first, 3 * X**2), (second, 6 * X), (third, np.full_like(X, 6))):
-            np.testing.assert_allclose(found.detach().numpy(), value, atol=1e-12)
+        for results, value in ((first, 3 * X**2), (second, 6 * X), (third, np.full_like(X, 6))):
+            np.testing.assert_allclose(results.detach().numpy(), value, atol=1e-12)
 
     everywhere(program)
 
@@ -138,10 +138,10 @@ class Fitted(flow.autograd.Function):  # type: ignore[misc]
         return dy, dy.to(flow.float32), None, None
 
 
-def test_a_broadcast_gradient_is_summed_and_more_nones_do_no_harm() -> None:
-    def program(place: Any) -> None:
-        x = flow.tensor(X, **place)
-        row = flow.tensor(X[0], requires_grad=True, **({**place, "sbp": flow.sbp.broadcast} if place else {}))
+def test_a_broadcast_gradient_is_summed_and_extra_nones_are_ignored() -> None:
+    def program(placement_options: Any) -> None:
+        x = flow.tensor(X, **placement_options)
+        row = flow.tensor(X[0], requires_grad=True, **({**placement_options, "sbp": flow.sbp.broadcast} if placement_options else {}))
         Fitted.apply(x, row).sum().backward()
         assert row.grad.dtype is flow.float64
         np.testing.assert_allclose(row.grad.numpy(), [4, 4, 4])
@@ -150,7 +150,7 @@ def test_a_broadcast_gradient_is_summed_and_more_nones_do_no_harm() -> None:
 
 
 class Filled(flow.autograd.Function):  # type: ignore[misc]
-    """Writes over its argument."""
+    """A function that overwrites its argument."""
 
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:
@@ -164,9 +164,9 @@ class Filled(flow.autograd.Function):  # type: ignore[misc]
         return dy * ctx.saved_tensors[0]
 
 
-def test_an_argument_that_is_written_over_is_the_result() -> None:
-    def program(place: Any) -> None:
-        x = flow.tensor(X, requires_grad=True, **place)
+def test_a_dirty_argument_is_the_result() -> None:
+    def program(placement_options: Any) -> None:
+        x = flow.tensor(X, requires_grad=True, **placement_options)
         y = x * 1
         z = Filled.apply(y)
         assert z is y
@@ -176,14 +176,14 @@ def test_an_argument_that_is_written_over_is_the_result() -> None:
         with pytest.raises(flow.JobError, match=r"Filled at test_users_functions.py:\d+: a leaf"):
             Filled.apply(x)
 
-    for place in ways(1)[:-1]:
-        program(place)
+    for placement_options in layouts_on(1)[:-1]:
+        program(placement_options)
 
 
-def made(given: Any, keeps: bool = False) -> Any:
-    """A function of one tensor whose backward gives what `given(dy)` does."""
+def function_of(gradient: Any, keeps: bool = False) -> Any:
+    """Return a function of one tensor with `gradient(dy)` as its backward."""
 
-    class Made(flow.autograd.Function):  # type: ignore[misc]
+    class WithBackward(flow.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, x: Any) -> Any:
             ctx.save_for_backward(x)
@@ -191,13 +191,13 @@ def made(given: Any, keeps: bool = False) -> Any:
 
         @staticmethod
         def backward(ctx: Any, dy: Any) -> Any:
-            return given(ctx.saved_tensors[0] if keeps else dy)
+            return gradient(ctx.saved_tensors[0] if keeps else dy)
 
-    return Made
+    return WithBackward
 
 
 @pytest.mark.parametrize(
-    ("given", "facts"),
+    ("gradient", "facts"),
     [
         (lambda dy: (dy, dy), ["2 gradients are returned for 1 argument"]),
         (lambda dy: (), ["0 gradients are returned for 1 argument"]),
@@ -206,15 +206,15 @@ def made(given: Any, keeps: bool = False) -> Any:
         (lambda dy: dy.to_global(placement=flow.placement("cpu", [0]), sbp=flow.sbp.broadcast), ["gradient 0", "local"]),
     ],
 )
-def test_gradients_that_do_not_fit_are_errors(given: Any, facts: list[str]) -> None:
+def test_mismatched_gradients_raise(gradient: Any, facts: list[str]) -> None:
     x = flow.tensor(X, requires_grad=True)
     with pytest.raises((flow.ArgumentError, flow.ShapeError)) as raised:
-        made(given).apply(x).sum().backward()
-    for fact in ["Made.backward", "test_users_functions.py", *facts]:
+        function_of(gradient).apply(x).sum().backward()
+    for fact in ["WithBackward.backward", "test_users_functions.py", *facts]:
         assert fact in str(raised.value)
 
 
-def test_a_gradient_for_what_is_no_tensor_is_an_error() -> None:
+def test_a_gradient_for_a_non_tensor_argument_raises() -> None:
     class Scaled(flow.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, x: Any, factor: float) -> Any:
@@ -228,26 +228,26 @@ def test_a_gradient_for_what_is_no_tensor_is_an_error() -> None:
         Scaled.apply(flow.tensor(X, requires_grad=True), 2.0).sum().backward()
 
 
-def test_what_was_saved_and_written_over_is_an_error() -> None:
+def test_overwriting_a_saved_tensor_raises() -> None:
     x = flow.tensor(X, requires_grad=True)
     y = x * 1
-    z = made(lambda saved: saved, keeps=True).apply(y)
+    z = function_of(lambda saved: saved, keeps=True).apply(y)
     y.add_(1)
-    with pytest.raises(flow.JobError, match=r"Made saved for its backward was overwritten"):
+    with pytest.raises(flow.JobError, match=r"WithBackward saved for its backward was overwritten"):
         z.sum().backward()
 
 
-def test_nothing_is_recorded_in_a_hook_or_backward_unless_it_is_asked_for() -> None:
-    seen: list[bool] = []
+def test_hooks_and_backward_record_only_with_create_graph() -> None:
+    observed: list[bool] = []
     w = flow.tensor(X, requires_grad=True)
 
     def noted(dy: Any) -> Any:
-        seen.append(flow.autograd.is_grad_enabled() or (dy * w).requires_grad)
+        observed.append(flow.autograd.is_grad_enabled() or (dy * w).requires_grad)
         return dy * w
 
     x = flow.tensor(X, requires_grad=True)
     x.register_hook(noted)
-    made(noted).apply(x).sum().backward()
-    assert seen == [False, False] and not x.grad.requires_grad
-    (first,) = flow.autograd.grad(made(noted).apply(x).sum(), x, create_graph=True)
-    assert seen[2:] == [True, True] and first.requires_grad
+    function_of(noted).apply(x).sum().backward()
+    assert observed == [False, False] and not x.grad.requires_grad
+    (first,) = flow.autograd.grad(function_of(noted).apply(x).sum(), x, create_graph=True)
+    assert observed[2:] == [True, True] and first.requires_grad

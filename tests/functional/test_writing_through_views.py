@@ -1,4 +1,4 @@
-"""What is written through a view is written over its base, and read from its other views: at once, in graphs, and in jobs; gradients too."""
+"""Writes through views update the base and its other views: eager, in graphs and in jobs, with gradients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def chained(w: Any, x: Any) -> Any:
 
 
 def read_after(w: Any, x: Any) -> Any:
-    """Views made before their base is written over show what it holds then."""
+    """Views created before a write to their base show its new values."""
     z = w * 1
     row, turned = z[2], z.transpose(0, 1)
     z.mul_(x)
@@ -37,7 +37,7 @@ def read_after(w: Any, x: Any) -> Any:
 
 
 def copies(w: Any, x: Any) -> Any:
-    """What is no view stays as it is, and so does what it was made of."""
+    """Copies and their sources do not change."""
     z = w * 1
     flat, order = z.t().reshape(-1), z.t().contiguous()
     flat.mul_(2)
@@ -87,74 +87,74 @@ class Model(nn.Module):  # type: ignore[misc]
         self.function = function
 
     def forward(self, x: Any) -> list[Any]:
-        made = self.function(self.w, x)
-        several = list(made) if isinstance(made, tuple) else [made]
+        output = self.function(self.w, x)
+        several = list(output) if isinstance(output, tuple) else [output]
         loss = sum(y.square().sum() for y in several)
         return [loss, *several]
 
 
-class Step(nn.Graph):  # type: ignore[misc]
+class TrainingGraph(nn.Graph):  # type: ignore[misc]
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
         self.add_optimizer(flow.optim.SGD(model.parameters(), lr=0.01))
 
     def build(self, x: Any) -> list[Any]:
-        made: list[Any] = self.model(x)
-        made[0].backward()
-        return made
+        output: list[Any] = self.model(x)
+        output[0].backward()
+        return output
 
 
 def at_once(function: Function) -> list[np.ndarray]:
     model = Model(function)
-    made = model(flow.tensor(X))
-    made[0].backward()
-    return [*(y.detach().numpy() for y in made), W - 0.01 * model.w.grad.numpy()]
+    output = model(flow.tensor(X))
+    output[0].backward()
+    return [*(y.detach().numpy() for y in output), W - 0.01 * model.w.grad.numpy()]
 
 
-def same(given: list[Any], expected: list[np.ndarray]) -> None:
-    for one, other in zip(given, expected, strict=True):
+def same(arguments: list[Any], expected: list[np.ndarray]) -> None:
+    for one, other in zip(arguments, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["slice", "transpose"])
-def test_at_once(name: str) -> None:
-    """What tensors give at once, with which the others are compared, is what NumPy's views give."""
+def test_eager_writes_equal_numpy(name: str) -> None:
+    """Eager results, the reference of the other modes, equal those of NumPy's views."""
     z = W * 2
     {"slice": lambda: z[1:, ::2].__imul__(X[1:, ::2]), "transpose": lambda: z.T.__imul__(X.T)}[name]()
     np.testing.assert_allclose(at_once(FUNCTIONS[name])[1], z, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_in_a_graph(name: str) -> None:
+def test_graphs_equal_eager_writes(name: str) -> None:
     expected = at_once(FUNCTIONS[name])
 
     def program(rank: int) -> None:
         here = placement("cpu", [0, 1])
         for w, x in ((B, S(0)), (S(0), B), (S(1), S(1))):
             model = Model(FUNCTIONS[name], placement=here, sbp=w)
-            made = Step(model)(flow.tensor(X, placement=here, sbp=x))
-            same([*(y.numpy() for y in made), model.w.detach().numpy()], expected)
+            output = TrainingGraph(model)(flow.tensor(X, placement=here, sbp=x))
+            same([*(y.numpy() for y in output), model.w.detach().numpy()], expected)
 
     on_ranks(2, program)
     model = Model(FUNCTIONS[name])
-    made = Step(model)(flow.tensor(X))
-    same([*(y.numpy() for y in made), model.w.detach().numpy()], expected)
+    output = TrainingGraph(model)(flow.tensor(X))
+    same([*(y.numpy() for y in output), model.w.detach().numpy()], expected)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_in_a_job(name: str) -> None:
+def test_jobs_equal_eager_writes(name: str) -> None:
     model = Model(FUNCTIONS[name])
     flow.config.cpu_device_num(2)
 
     @flow.global_function(type="train")
     def job(x: tp.Numpy.Placeholder((4, 6))) -> list[tp.Numpy]:
-        made: list[Any] = model(x)
-        flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.01]), momentum=0).minimize(made[0])
-        return made
+        output: list[Any] = model(x)
+        flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.01]), momentum=0).minimize(output[0])
+        return output
 
-    made = job(X)
-    same([made[0].reshape(()), *made[1:], model.w.detach().numpy()], at_once(FUNCTIONS[name]))
+    output = job(X)
+    same([output[0].reshape(()), *output[1:], model.w.detach().numpy()], at_once(FUNCTIONS[name]))
 
 
 class Buffered(nn.Module):  # type: ignore[misc]
@@ -168,7 +168,7 @@ class Buffered(nn.Module):  # type: ignore[misc]
         return self.rows.sum(0) * 1
 
 
-def test_through_views_of_buffers() -> None:
+def test_writes_through_views_of_buffers() -> None:
     class Called(nn.Graph):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -185,14 +185,14 @@ def test_through_views_of_buffers() -> None:
 
 
 @pytest.mark.parametrize("write", [lambda z: z.detach().mul_(2), lambda z: z[1].data.mul_(2), lambda z: without_gradients(z)])
-def test_a_gradient_that_would_be_lost_is_an_error(write: Callable[[Any], Any]) -> None:
+def test_writes_that_would_lose_a_gradient_raise(write: Callable[[Any], Any]) -> None:
     def function(w: Any, x: Any) -> Any:
         z = w * x
         write(z)
         return z
 
     with pytest.raises(flow.JobflowError, match=r"test_writing_through_views.py:\d+: .* requires gradients cannot be overwritten .* clone\(\)"):
-        Step(Model(function))(flow.tensor(X))
+        TrainingGraph(Model(function))(flow.tensor(X))
 
 
 def without_gradients(z: Any) -> None:
@@ -208,23 +208,23 @@ def without_gradients(z: Any) -> None:
         ((2, 2, 3), S(1), lambda z: z.detach().permute(1, 0, 2).data.reshape(4, 3)),
     ],
 )
-def test_what_is_a_copy_is_one_on_every_rank(shape: tuple[int, ...], sbp: Any, copy: Callable[[Any], Any]) -> None:
-    """Also where the piece of a rank is so small that its strides would allow a view."""
+def test_copies_are_copies_on_every_rank(shape: tuple[int, ...], sbp: Any, copy: Callable[[Any], Any]) -> None:
+    """This includes ranks whose piece is so small that its strides would allow a view."""
 
     def program(rank: int) -> None:
         split = flow.ones(shape, placement=placement("cpu", [0, 1]), sbp=sbp)
         for gradients in (True, False):
             with flow.set_grad_enabled(gradients):
-                made = copy(split)
-                made.mul_(2)
+                output = copy(split)
+                output.mul_(2)
                 np.testing.assert_array_equal(split.numpy(), np.ones(shape))
-                np.testing.assert_array_equal(made.numpy(), np.full(made.shape, 2))
+                np.testing.assert_array_equal(output.numpy(), np.full(output.shape, 2))
 
     on_ranks(2, program)
 
 
-def test_ranks_elsewhere_agree_on_what_was_written() -> None:
-    """A tensor's views are views on ranks outside of its placement as well, and what is refused is refused there."""
+def test_ranks_outside_the_placement_follow_writes() -> None:
+    """Ranks outside the placement of a tensor also have its views, and raise its errors."""
 
     def program(rank: int) -> None:
         z = flow.tensor(W, placement=placement("cpu", [2, 0]), sbp=S(0)) * 1
@@ -255,8 +255,8 @@ def test_ranks_elsewhere_agree_on_what_was_written() -> None:
         lambda z: z[1].__imul__(2),
     ],
 )
-def test_a_part_that_had_to_move_is_not_written_to(write: Callable[[Any], Any]) -> None:
-    """Of a tensor that is split along the axis that is cut: what is written there would be lost on some ranks."""
+def test_writes_to_a_copied_part_raise(write: Callable[[Any], Any]) -> None:
+    """A write to a slice along a split axis would be lost on some ranks."""
 
     def program(rank: int) -> None:
         here = placement("cpu", [0, 1])
@@ -273,7 +273,7 @@ def test_a_part_that_had_to_move_is_not_written_to(write: Callable[[Any], Any]) 
 
 
 @pytest.mark.parametrize("read", [lambda x: x + 1, lambda x: x.numpy(), lambda x: x.to_global(sbp=flow.sbp.broadcast), lambda x: x.to_local()])
-def test_a_part_that_had_to_move_is_not_read_when_it_is_out_of_date(read: Callable[[Any], Any]) -> None:
+def test_reading_an_outdated_copied_part_raises(read: Callable[[Any], Any]) -> None:
     def program(rank: int) -> None:
         split = flow.tensor(W, placement=placement("cpu", [0, 1]), sbp=S(0)) * 1
         part, copy = split[1:], split[1:].clone()

@@ -1,6 +1,6 @@
-"""Two ranks that do not do the same, in one way after another: `diverging.py`; under mpiexec.
+"""Two ranks that diverge, in one case after another: `diverging.py`, under mpiexec.
 
-Each rank prints for each way, as a Python literal: the way, its rank, how long it took to be told, and what it was told.
+Each rank prints for each case, as a Python literal: the case, its rank, the time until the error, and its message.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def other_learning_rate() -> None:
 
 
 def other_learning_rate_of_a_graph() -> None:
-    class Step(nn.Graph):
+    class Training(nn.Graph):
         def __init__(self) -> None:
             super().__init__()
             self.model = nn.Linear(4, 1).to_global(P, B)
@@ -225,7 +225,7 @@ def other_learning_rate_of_a_graph() -> None:
             loss.backward()
             return loss
 
-    Step()(ones())
+    Training()(ones())
 
 
 CASES: list[Callable[[], None]] = [
@@ -269,12 +269,12 @@ def main() -> None:
     rank = state().rank
     for case in CASES:
         scope.current().root.eager = EagerState(rank)  # whose history is the same on both ranks again
-        began, told = time.monotonic(), ""
+        began, reports = time.monotonic(), ""
         try:
             case()
         except DivergedError as error:
-            told = str(error)
-        print((case.__name__, ME, time.monotonic() - began, told), flush=True)
+            reports = str(error)
+        print((case.__name__, ME, time.monotonic() - began, reports), flush=True)
 
 
 main()

@@ -1,4 +1,4 @@
-"""Two ranks of which one ends, or falls behind: `ending.py CASE`; however they were started."""
+"""Two ranks, one of which ends or falls behind: `ending.py CASE`, with any launcher."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ x.numpy()
 
 
 def accident() -> None:
-    """Say when what must end the job happens."""
+    """Print the time of the event that must end the job."""
     print(f"accident {time.time()}", file=sys.stderr, flush=True)
 
 
 class Broken(nn.Graph):
-    def build(self, given: Any) -> Any:
+    def build(self, value: Any) -> Any:
         if ME == 1:
             accident()
             raise ValueError("no luck with 41")
-        return given.sum().to_global(sbp=flow.sbp.broadcast)
+        return value.sum().to_global(sbp=flow.sbp.broadcast)
 
 
 def error() -> None:
@@ -40,7 +40,7 @@ def error() -> None:
     x.numpy()
 
 
-def leave() -> None:
+def exits() -> None:
     if ME == 1:
         accident()
         sys.exit(0)
@@ -48,7 +48,7 @@ def leave() -> None:
 
 
 def item_alone() -> None:
-    """Rank 0 asks for a number, and nothing comes after."""
+    """Rank 0 calls item(), and no communication follows."""
     accident()
     if ME == 0:
         x.sum().item()
@@ -61,7 +61,7 @@ def print_alone() -> None:
 
 
 def numpy_alone() -> None:
-    """Rank 0 asks for numbers, then both communicate."""
+    """Rank 0 calls numpy(), then both ranks communicate."""
     accident()
     if ME == 0:
         x.numpy()
@@ -80,7 +80,7 @@ def kill() -> None:
 
 
 def slow() -> None:
-    """Rank 1 comes late; as late as ten seconds would be in life."""
+    """Rank 1 is late, by the scaled equivalent of ten seconds."""
     message_queue.PATIENCE = 0.3
     if ME == 1:
         time.sleep(0.8)

@@ -1,4 +1,4 @@
-"""What ends processes by a signal elsewhere; here both ranks come through it, and end in order."""
+"""Programs that end processes by a signal in the measured system; here both ranks finish and exit normally."""
 
 from __future__ import annotations
 
