@@ -20,7 +20,7 @@ from jobflow.program.commands import Sent
 Array = Any
 Pair = tuple[Layout, Layout]
 
-#: How often a program is run: the second run finds what the first has left in memory.
+#: Number of runs of a program: the second run starts with the memory of the first.
 RUNS = 2
 
 

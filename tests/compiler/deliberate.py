@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-#: an op, how its inputs lie, and how its output lies here
+#: an op, the layouts of its inputs, and the layout of its output
 Case = tuple[str, str, str]
 
 

@@ -13,7 +13,7 @@ from jobflow.compiler.front.trace import Tracer
 from jobflow.core.layout import Placement
 
 MESHES: tuple[tuple[int, ...], ...] = ((1,), (2,), (3,), (4,), (2, 2), (3, 2), (2, 1), (2, 2, 2))
-#: elements; larger values are not used further
+#: maximum number of elements of values that later statements read
 LARGEST = 3000
 
 

@@ -38,7 +38,7 @@ for module_info in pkgutil.iter_modules(jobflow.ops.__path__):
     module = importlib.import_module(f"jobflow.ops.{module_info.name}")
     if module_info.name == "special":  # kernels of functions that have an op of the same name
         continue
-    for name, thing in vars(module).items():  # those that are defined there, and those that are made from a class
+    for name, thing in vars(module).items():  # functions defined in the module, and those generated from a class
         of_class = getattr(thing, "__qualname__", "").endswith("ary_function.<locals>.function")
         if callable(thing) and (of_class or getattr(thing, "__module__", "") == module.__name__):
             FUNCTIONS[name] = thing

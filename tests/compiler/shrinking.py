@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from programs import Program
 
-#: The kind of failure of a program; None if it does not fail, or is no program.
+#: The kind of failure of a program; None if it does not fail or is invalid.
 Fails = Callable[[Program], str | None]
 #: meshes to try instead, the simplest first
 SMALLER = ((2,), (3,), (2, 2), (4,))

@@ -31,7 +31,7 @@ for module in pkgutil.iter_modules(jobflow.ops.__path__):
     importlib.import_module(f"jobflow.ops.{module.name}")
 
 MESHES = ((2,), (3,), (2, 2))
-#: ops with gradients; those that write over an input have no place in the body of a job
+#: ops with gradients, except those that update an input, which bodies of jobs cannot call
 OPS = {
     cls.__name__: cls
     for cls in all_ops()

@@ -51,9 +51,9 @@ def ends(case: dict[str, Any], pair: str) -> tuple[Layout, Layout]:
     return layout(case["from"], source), layout(case["to"], target)
 
 
-def pieces(lies: Layout, shape: tuple[int, ...], ranks: int) -> str:
+def pieces(layout: Layout, shape: tuple[int, ...], ranks: int) -> str:
     """Return the shapes that each rank of the world holds, as measured; ranks outside of the placement hold no data."""
-    shapes = {rank: box.shape for rank, box in lies.boxes(shape).items()}
+    shapes = {rank: box.shape for rank, box in layout.boxes(shape).items()}
     return " ".join("x".join(map(str, shapes.get(rank, (0,) * len(shape)))) for rank in range(ranks))
 
 
@@ -63,14 +63,14 @@ def test_pieces_on_ranks_equal_the_measured_ones(case: dict[str, Any]) -> None:
     for pair, measured in case["pieces"].items():
         if measured in FAILED:
             continue
-        source, target = (replaced_in_order(lies) for lies in ends(case, pair))
+        source, target = (replaced_in_order(layout) for layout in ends(case, pair))
         ranks = len(measured.split(" -> ")[0].split(" "))
         assert f"{pieces(source, shape, ranks)} -> {pieces(target, shape, ranks)}" == measured, pair
 
 
-def replaced_in_order(lies: Layout) -> Layout:
+def replaced_in_order(layout: Layout) -> Layout:
     """Return the layout on the same ranks in rising order."""
-    return Layout(Placement("cpu", tuple(sorted(lies.placement.ranks)), lies.placement.mesh), lies.sbp)
+    return Layout(Placement("cpu", tuple(sorted(layout.placement.ranks)), layout.placement.mesh), layout.sbp)
 
 
 @pytest.mark.parametrize("case", MEASURED, ids=named)

@@ -33,5 +33,5 @@ def test_stages_send_each_tensor_once() -> None:
         rows: 2 * MICROBATCHES,  # forward and backward
         weight: 2,  # the shared weight, and its gradient of all microbatches
         number: 2,  # the sum of squares, and the factor for the other stage
-        rows // 2: MICROBATCHES,  # the argument, of which the second stage is given half
+        rows // 2: MICROBATCHES,  # half of the argument, for the second stage
     }

@@ -37,7 +37,7 @@ def load(path: Path) -> ModuleType:
 
 
 models = load(Path(__file__).parents[1] / "jobs" / "programs" / "pipelines.py")
-models.STEPS = 1  # type: ignore[attr-defined] # what is compiled is looked at, not what is learnt
+models.STEPS = 1  # type: ignore[attr-defined] # the compiled program matters, not the training
 
 
 @cache
@@ -69,7 +69,7 @@ def changes(each: list[str]) -> list[str]:
     return [now for before, now in zip(["", *each], each, strict=False) if now != before]
 
 
-#: one model under every schedule, the others under one each; with --full all under all
+#: one model with every schedule, the others with one each; with --full, all with all
 ROWS = [("transformer", 4), ("transformer", 2), ("skips", 4), ("tied", 2), ("there_and_back", 3)]
 TURNS = [*(("transformer", 4, schedule) for schedule in SCHEDULES), ("transformer", 2, "interleaved"), ("skips", 4, "1f1b"), ("tied", 2, "gpipe")]
 TURNS += [("there_and_back", 3, "1f1b")]

@@ -126,13 +126,13 @@ def test_integers_keep_their_types() -> None:
 
 @pytest.mark.parametrize("half", [float16, bfloat16], ids=str)
 def test_half_precision_does_not_change_layouts(half: DType) -> None:
-    from traced import lies
+    from traced import layout_text
 
     from jobflow.compiler.compile import distribute
 
     plain, mixed = (distribute(trace(two_layers, first(2), train=True, half=h)) for h in (None, half))
     for name in ("w", "b", "v"):
-        assert lies(plain.layouts, plain.graph.updates[name]) == lies(mixed.layouts, mixed.graph.updates[name]) == "B"
+        assert layout_text(plain.layouts, plain.graph.updates[name]) == layout_text(mixed.layouts, mixed.graph.updates[name]) == "B"
     sums = [n for n in mixed.graph.nodes if n.op.__class__.__name__ == "Reroute"]
     assert sums and all(v.dtype is float32 for n in sums for v in n.inputs), "gradients are summed over ranks in float32"
 

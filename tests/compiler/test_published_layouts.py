@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from deliberate import differences, idle
-from traced import lies
+from traced import layout_text
 
 from jobflow import scope
 from jobflow.compiler.front.trace import Tracer
@@ -40,7 +40,7 @@ def mean(x: Any) -> Any:
     return reduce.reduce_mean(x)
 
 
-#: the ops of the measurements that jobflow has, as the same chain of core ops
+#: the measured ops that jobflow supports, as the same chain of core ops
 OPS: dict[str, Callable[..., Any]] = {
     "matmul_tb": lambda a, b: linalg.matmul(a, b, transpose_b=True),
     "add": arithmetic.add,
@@ -115,7 +115,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "smooth_l1_mean": lambda x, y: mean(smooth_l1(x, y)),
     "bce_logits_mean": lambda x, y: mean(sigmoid_cross_entropy(x, y)),
 }
-#: measured, and not held against ours: what jobflow has not as such, and compositions that it makes of other parts
+#: measured but not compared: ops that jobflow does not have, and compositions of other ops
 ABSENT = {
     "masked_select": "results whose shape depends on data are for eager tensors",
     "cumsum_0": "no such core op",
@@ -165,7 +165,7 @@ def chosen(op: str, types: Sequence[str], mesh: str, inputs: Sequence[str]) -> s
     graph = traced(op, tuple(types), mesh)
     layouts = {f"x{i}": Layout(MESHES[mesh], tuple(MARKS[mark] for mark in text.split(","))) for i, text in enumerate(inputs)}
     sharded = FixedArgumentLayouts(graph, layouts).sharded()
-    return re.sub(r"S\((\d)\)", r"S\1", lies(sharded.layouts, sharded.graph.outputs[0]))
+    return re.sub(r"S\((\d)\)", r"S\1", layout_text(sharded.layouts, sharded.graph.outputs[0]))
 
 
 def mismatches(mesh: str, op: str) -> list[tuple[str, str, str]]:

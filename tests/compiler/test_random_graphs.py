@@ -16,7 +16,7 @@ from jobflow.ops.softmax import Softmax
 PROGRAMS = 3  # on each mesh; scripts/fuzz_layouts tries as many as there is time for
 
 
-#: on the largest meshes programs take longest, and --full tries them
+#: programs on the largest meshes are slowest and run only with --full
 LARGE = ((3, 2), (2, 2, 2))
 ON_MESHES = [pytest.param(mesh, id="x".join(map(str, mesh)), marks=pytest.mark.full if mesh in LARGE else ()) for mesh in MESHES]
 
@@ -34,7 +34,7 @@ def test_random_programs_equal_their_kernels(mesh: tuple[int, ...]) -> None:
                 raise
 
 
-#: made small by scripts/fuzz_layouts; with variables in common, ranks decided by what they alone could see
+#: minimized by scripts/fuzz_layouts; with shared variables, ranks made decisions from private information
 ONCE_WRONG = {
     "a sum that some ranks do not read was scattered by these only": """
 # optimizer clipped, mesh 3, seed 101
@@ -59,7 +59,7 @@ w8 = weight("w8", 5, 5)
 with place(3, 0, 2, 1): t9 = matmul(t3, w8, transpose_a=False, transpose_b=False)
 # ends t9
 """,
-    "columns of a variable in common memory were read as if they lay side by side": """
+    "columns of a variable in common memory were read as if they were contiguous": """
 # optimizer sgd, mesh 2, seed 908
 w2 = weight("w2", 4, 4)
 w3 = weight("w3", 4)
@@ -75,7 +75,7 @@ w26 = weight("w26", 3)
 t27 = batch_norm_train(w6, w25, w26, 3, 0.1)[0]
 # ends t27
 """,
-    "an update of rows was joined with its neighbour, over the rest of its own variable": """
+    "an update of rows was joined with its neighbour and overwrote the rest of its variable": """
 # optimizer sgd, mesh 2, seed 11
 x0 = argument("x0", 6, 6)
 w8 = weight("w8", 6, 6, sbp=(S(0),))
@@ -132,7 +132,7 @@ def test_a_wrong_rule_is_detected_and_its_program_minimized(monkeypatch: pytest.
                 check(world, replace(program, mesh=(2,)))
             except Mismatch:
                 return "mismatch"
-            except Exception:  # noqa: BLE001 - what cannot be traced or run is not what is looked for
+            except Exception:  # noqa: BLE001 - programs that cannot be traced or run fail for another reason
                 return "other"
             return None
 

@@ -324,7 +324,7 @@ def test_expensive_values_are_read() -> None:
     assert not ordered(trace(lambda t: body(t, add)[0])).rematerialized
     assert not ordered(trace(lambda t: body(t, lambda y, x: exp(y))[0])).rematerialized
     assert ordered(trace(lambda t: body(t, lambda y, x: scale(y, 2.0))[0])).rematerialized
-    assert not ordered(trace(lambda t: body(t, lambda y, x: scale(y, 2.0)))).rematerialized, "what is fetched is stored"
+    assert not ordered(trace(lambda t: body(t, lambda y, x: scale(y, 2.0)))).rematerialized, "outputs are stored"
 
 
 def test_a_bias_and_an_activation_are_fused_with_each_other() -> None:
@@ -337,7 +337,7 @@ def test_a_bias_and_an_activation_are_fused_with_each_other() -> None:
     assert regions(ordered(graph, CPU)) == []
 
 
-#: columns of what is looked up, summed where channels come first
+#: columns of a lookup, summed in an image with channels first
 COLUMNS_OF_A_TABLE = """
 # optimizer sgd, mesh 2, seed 1318
 x0 = argument("x0", 4, 4)

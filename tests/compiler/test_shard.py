@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from traced import first, lies, on, plain, run, trace, type_, variable
+from traced import first, layout_text, on, plain, run, trace, type_, variable
 
 from jobflow import scope
 from jobflow.compiler.front.trace import Tracer
@@ -26,7 +26,7 @@ from jobflow.ops.layout_ops import to_layout
 def chosen(graph: Graph) -> dict[str, str]:
     """Return the S/B/P of each value."""
     sharded = shard(graph)
-    return {value.name: lies(sharded.layouts, value) for value in graph.values()}
+    return {value.name: layout_text(sharded.layouts, value) for value in graph.values()}
 
 
 def test_data_parallel_layouts() -> None:
@@ -133,10 +133,10 @@ def test_axes_shorter_than_the_ranks_stay_whole() -> None:
 
 def test_constraints_precede_present_layouts() -> None:
     assert decide(arithmetic.add, SQUARE, [S(0), S(1)], requests=(1,)) == "S(1) S(1) -> S(1)"
-    assert decide(arithmetic.add, SQUARE, [S(0), S(1)], requests=(0, 1)) == "S(0) S(0) -> S(0)", "wishes that cannot both be met are ignored"
+    assert decide(arithmetic.add, SQUARE, [S(0), S(1)], requests=(0, 1)) == "S(0) S(0) -> S(0)", "requests that exclude each other are ignored"
 
 
-# -------------------------------------------------------------------- wishes and views
+# -------------------------------------------------------------------- constraints and views
 
 
 def test_a_constraint_holds_for_the_next_reader() -> None:

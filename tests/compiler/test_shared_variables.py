@@ -198,7 +198,7 @@ def trained(devices: int, optimizer: str, share: bool) -> tuple[list[float], dic
 def test_results_equal_those_of_private_copies(optimizer: str, fresh: None) -> None:
     alone, expected, _ = trained(3, optimizer, share=False)
     losses, variables, results = trained(3, optimizer, share=True)
-    # a: its samples lie in shared I/O buffers, its product and the gradient of that travel; of b both factors; where gradients are measured, none do
+    # a: samples are in shared I/O buffers, the product and its gradient are sent; b: both factors are sent; norms of gradients prevent both
     assert len([kind for kind in results if kind in ("all_to_all", "all_gather")]) == (4 if optimizer in ("sgd", "momentum", "adamw") else 0)
     np.testing.assert_allclose(losses, alone, rtol=1e-5)
     for name, value in variables.items():

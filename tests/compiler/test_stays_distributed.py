@@ -135,7 +135,7 @@ def channel_split_convolution(p: Program) -> Any:
     return weighed(p, conv(relu(y), p.weight("v", 2, 14, 3, 3, sbp=S(1)), padding="same"))
 
 
-#: the case, and the bytes from which a tensor is large: all but vectors, batches of INSIDE numbers, and the data-parallel variables
+#: the case, and the bytes from which a tensor is large: larger than vectors, batches of INSIDE numbers and data-parallel variables
 CASES: list[tuple[Callable[[Program], Any], int]] = [
     (class_split_cross_entropy, 8 * INSIDE * WIDE),
     (class_split_cross_entropy_with_hint, 8 * INSIDE * WIDE),
@@ -177,7 +177,9 @@ def test_no_large_tensor_is_gathered(case: Callable[[Program], Any], large: int,
     physical = distribute(built(case, mesh))
     assert [row for row in put_together(physical) if row[1] >= large] == []
     sizes = [value.tensor_type.nbytes for value in physical.graph.values()]
-    split = [v for v in physical.graph.values() if isinstance(lay := physical.layouts[v], Layout) and any(isinstance(s, Split) for s in lay.sbp[-1:])]
+    split = [
+        v for v in physical.graph.values() if isinstance(layout := physical.layouts[v], Layout) and any(isinstance(s, Split) for s in layout.sbp[-1:])
+    ]
     assert max(sizes) >= large and any(value.tensor_type.nbytes >= large for value in split), "there is something large, and it is split"
 
 

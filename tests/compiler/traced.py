@@ -116,7 +116,7 @@ class Bound:
     world: World
     physical: Physical
     number: int = 0
-    #: the ranks have their variables, arguments and results in common memory, as far as they can
+    #: True to store variables, arguments and results in common memory if possible
     common: bool = False
     target: Target = CPU
 
@@ -177,7 +177,7 @@ def evaluate(graph: Graph, arguments: dict[str, Array], variables: dict[str, Arr
     return [arrays[v] for v in graph.outputs], {name: arrays[value] for name, value in graph.updates.items()}
 
 
-def lies(layouts: dict[Value, Layout | Local], value: Value) -> str:
+def layout_text(layouts: dict[Value, Layout | Local], value: Value) -> str:
     """Return the S/B/P of a value as text."""
     layout = layouts[value]
     return "local" if isinstance(layout, Local) else ",".join(map(str, layout.sbp))

@@ -228,7 +228,10 @@ def check_losses(program: Traced) -> Training:
     first = training.losses[0]
     for loss in training.losses[1:]:
         if loss.tensor_type != first.tensor_type:
-            raise JobError(f"{what}: losses {first.name} {first.tensor_type} and {loss.name} {loss.tensor_type} differ in shape or dtype; reduce and cast them to one type")
+            raise JobError(
+                f"{what}: losses {first.name} {first.tensor_type} and {loss.name} {loss.tensor_type} differ in shape or dtype; "
+                f"reduce and cast them to one type"
+            )
     for loss in training.losses:
         if loss.dtype is bool_:
             raise JobError(f"{what}: loss {loss.name} is {loss.tensor_type}; pass a numeric tensor")

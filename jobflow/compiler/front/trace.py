@@ -308,10 +308,10 @@ class Tracer:
 
     # ---------------------------------------------------------------- sources
 
-    def input(self, key: str, type: TensorType, *, local: bool = False, split: bool = True, lies: Layout | None = None) -> Value:
-        """Declare an argument of the job; `lies` is its layout if the caller fixes it."""
-        op = Input(type.shape, type.dtype, key, split, sbp=None if lies is None else lies.sbp)
-        (value,) = self._record(op, (), key, self.placement if lies is None else lies.placement, self.where, local=local)
+    def input(self, key: str, type: TensorType, *, local: bool = False, split: bool = True, layout: Layout | None = None) -> Value:
+        """Declare an argument of the job; `layout` is set if the caller fixes it."""
+        op = Input(type.shape, type.dtype, key, split, sbp=None if layout is None else layout.sbp)
+        (value,) = self._record(op, (), key, self.placement if layout is None else layout.placement, self.where, local=local)
         self.inputs[key] = value
         return value
 

@@ -68,7 +68,7 @@ Part: TypeAlias = Sbp | Statistic | Mixed
 class Parts:
     """The parts of results, watched values and updated variables of a body, in order or by name.
 
-    Nodes are referred to by name, because strategies and precision record them anew.
+    Nodes are referred to by name, because strategies and precision record them again.
     """
 
     outputs: tuple[Part, ...]

@@ -22,7 +22,7 @@ from jobflow.plan.traffic import handed
 
 
 class Reroute(Op):
-    """A change of layout of one or more tensors; several tensors travel as one flat array (all_reduce only)."""
+    """A change of layout of one or more tensors; several tensors are sent as one flat array (all_reduce only)."""
 
     source: Layout
     target: Layout

@@ -74,7 +74,7 @@ def trace_outside(recorder: StepRecorder, outputs: Sequence[Tensor]) -> Outside 
     seeds = []
     for i, root in zip(chosen, roots, strict=True):
         layout = None if root.layout is None else gradient_layout(root.layout)
-        value = recorder.tracer.input(f"#gradient{i}", root.tensor_type, lies=layout or recorder.alone)
+        value = recorder.tracer.input(f"#gradient{i}", root.tensor_type, layout=layout or recorder.alone)
         seeds.append(Tensor(root.tensor_type, layout, None, traced=value))
     with recorder.differentiating(False):
         sweep = OutsideSweep(recorder.here, True, ())
@@ -118,7 +118,7 @@ class Cut:
         for value, meta in zip(self.saved, metas, strict=True):
             key = f"#saved{len(inputs)}"
             inputs.append(Meta(key, meta.type, meta.layout))
-            now[value] = tracer.input(key, meta.type, lies=meta.layout or alone)
+            now[value] = tracer.input(key, meta.type, layout=meta.layout or alone)
         for value in self.inputs:
             now[value] = self._input(tracer, value, inputs, value.node.op.key)  # type: ignore[attr-defined]
         for value in self.outside.cut:
@@ -134,7 +134,7 @@ class Cut:
     def _input(tracer: Tracer, value: Value, inputs: list[Meta], key: str) -> Value:
         layout = Layout(value.node.placement, value.node.op.sbp)  # type: ignore[attr-defined]
         inputs.append(Meta(key, value.tensor_type, layout))
-        return tracer.input(key, value.tensor_type, lies=layout)
+        return tracer.input(key, value.tensor_type, layout=layout)
 
     def variables(self) -> list[str]:
         """The variables that the second plan reads."""

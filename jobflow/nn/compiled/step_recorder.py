@@ -287,7 +287,7 @@ class StepRecorder(Building):
 
     def stand_in(self, x: Tensor, key: str) -> None:
         """Feed the elements of an argument at every run."""
-        value = self.tracer.input(key, x.tensor_type, lies=x.layout or self.alone)
+        value = self.tracer.input(key, x.tensor_type, layout=x.layout or self.alone)
         output = Tensor(x.tensor_type, x.layout, None, traced=value)
         output._needs_gradient = x._needs_gradient if x.base is None else follow(x)
         self._standing[id(x)] = output
@@ -421,7 +421,7 @@ class StepRecorder(Building):
         key = (*key, dtype, where)
         if key not in self._numbers:
             number = HostNumber(f"#number{len(self.numbers)}", np.full(1, now, dtype.numpy), read)
-            value = self.tracer.input(number.key, TensorType((1,), dtype), lies=where)
+            value = self.tracer.input(number.key, TensorType((1,), dtype), layout=where)
             self._numbers[key] = Tensor(value.tensor_type, None if p.layout is None else where, None, traced=value)
             self.numbers.append(number)
             self.repeated.append(number.update)

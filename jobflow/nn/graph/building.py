@@ -123,7 +123,7 @@ class Building(ProgramRecorder[Tensor]):
         """Return the counter of the next draw, fed in every run."""
         lies = self.alone if layout is None else Layout(layout.placement, (B,) * len(layout.sbp))
         key, type = f"#draw{len(self.draws)}", TensorType((1,), int64)
-        value = self.tracer.input(key, type, lies=lies)
+        value = self.tracer.input(key, type, layout=lies)
         self.draws.append(Draw(key, np.zeros(1, np.int64), self._generator(layout)))
         return Tensor(type, None if layout is None else lies, None, traced=value)
 

@@ -406,7 +406,7 @@ def _stand_in(tracer: Tracer, building: Building, meta: Meta, cut: Microbatches 
     if cut is not None and meta.name in cut.arguments:
         rows = size if len(cut.sizes) > 1 else type.shape[0] // cut.count
         type = type.with_shape((rows, *type.shape[1:]))
-    return Tensor(type, meta.layout, None, traced=tracer.input(meta.name, type, lies=meta.layout or building.alone))
+    return Tensor(type, meta.layout, None, traced=tracer.input(meta.name, type, layout=meta.layout or building.alone))
 
 
 def together(here: EagerState, metas: tuple[Meta, ...]) -> Placement:

@@ -84,7 +84,7 @@ class Steps:
         assert isinstance(recorder, Tracer), "updates are recorded"
         key, where = f"#rate{len(self.rates)}", recorder.placement
         self.rates.append(Rate(key, np.zeros(1, dtype.numpy), group))
-        return recorder.input(key, TensorType((1,), dtype), lies=Layout(where, (B,) * len(where.mesh)))
+        return recorder.input(key, TensorType((1,), dtype), layout=Layout(where, (B,) * len(where.mesh)))
 
 
 def clipped(parameters: Sequence[Parameter], group: Group) -> Sequence[Parameter]:
