@@ -166,7 +166,7 @@ def done(here: EagerState, placement: Placement) -> str:
 
 
 def bound(here: EagerState, comm: Communicator, ranks: tuple[int, ...], type: TensorType, source: Layout, target: Layout) -> Conversion:
-    """Return the plan of a change, bound to memory; a collective operation of the group."""
+    """Return the conversion as a plan bound to memory; all ranks of the group must call this."""
     index, group = ranks.index(here.rank.index), RankGroup((source.placement, target.placement))
     at = [group.layout(source), group.layout(target)]
     ready = Program(physical(type, *at), StorageChoice(copies=True), CPU).bind(Rank(index, len(ranks), here.device, comm))
@@ -176,7 +176,7 @@ def bound(here: EagerState, comm: Communicator, ranks: tuple[int, ...], type: Te
 
 
 def _part(plan: Plan) -> Part | None:
-    """Return the conversion as a copy of a part, if no data move between ranks."""
+    """Return the conversion as a copy of a part of the piece; None if data move between ranks."""
     if plan.schedule or plan.body or not plan.feeds or not plan.fetches:
         return None
     (feed,), ((_, slot),) = plan.feeds, plan.fetches

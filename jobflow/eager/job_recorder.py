@@ -1,4 +1,4 @@
-"""ProgramRecorder of functions of tensors and modules in the body of a job, with the conventions of tensors.
+"""Recording of functions of tensors and modules in the body of a job, with the conventions of tensors.
 
 A tensor of the job is passed in as a traced tensor without values, `Tensor(type, None, None, traced=handle)`.  Results become tensors of
 the job again.  Tracing needs no rank: the state of the functions belongs to the body, and is the same on the only rank that traces a

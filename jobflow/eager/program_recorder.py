@@ -1,8 +1,8 @@
-"""ProgramRecorder of functions of tensors while a program is traced.
+"""Recording of functions of tensors while a program is traced.
 
 `state().building` is a recorder while `nn.Graph.build` runs, and while a function of tensors or a module runs in the body of a job.
-Functions of tensors then end in `run`, `source`, `update` or `change` of the recorder, instead of computing.  A traced tensor represents
-a value of the program.  A tensor with values, such as a parameter or a buffer, becomes a variable of the program.
+Functions of tensors then call `run`, `source`, `update` or `change` of the recorder, instead of computing.  A traced tensor represents a
+value of the program.  A tensor with values, such as a parameter or a buffer, becomes a variable of the program.
 
 Views of eager tensors are views here, too: a write through a view updates its base.  A view whose base was written to since its creation is
 derived again from its base before it is read.

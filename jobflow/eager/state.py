@@ -85,7 +85,7 @@ class Own(threading.local):
 class EagerState:
     """The eager state of a rank.
 
-    Threads may share what is used with `scope.lock` held.  The rest is `own`, or only grows.
+    Threads share the attributes that are used with `scope.lock` held.  Other attributes belong to one thread (`own`), or only grow.
     """
 
     def __init__(self, rank: Rank) -> None:

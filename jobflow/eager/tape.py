@@ -156,7 +156,10 @@ def follow(view: TensorBase) -> bool:
 
 
 class OpGradient:
-    """The gradient of an executed operation; without a program, for all inputs.  All nodes of the operation on the same types share it."""
+    """The gradient function of an executed operation, shared by all nodes of the operation on the same types.
+
+    Without a program, it computes the gradients of all inputs.
+    """
 
     __slots__ = ("_best", "_runs", "op", "placement", "program")
 

@@ -206,7 +206,7 @@ class TensorBase:
 
     @property
     def array(self) -> Array:
-        """The elements on this rank, fetched first if the storage is remote; None of a traced tensor."""
+        """The elements on this rank, fetched first if the storage is remote; None for a traced tensor."""
         try:
             return self._array
         except AttributeError:

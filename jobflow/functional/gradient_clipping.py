@@ -153,7 +153,7 @@ def _both(a: Tensor, b: Tensor, p: float) -> Tensor:
 
 
 def rooted(total: Tensor, p: float) -> Value:
-    """Return the p-th root."""
+    """Return the p-th root of a sum of p-th powers."""
     return ew.sqrt(total) if p == 2.0 else ew.scalar_power(total, 1.0 / p)
 
 

@@ -337,7 +337,7 @@ def retain_grad(x: Tensor) -> None:
     """
     tensors_of("retain_grad", "x", x)
     if not x._needs_gradient:
-        raise JobError(f"retain_grad at {user_line()}: the tensor {x.tensor_type} does not require gradients")
+        raise JobError(f"retain_grad at {user_line()}: the tensor {x.tensor_type} does not require gradients; call requires_grad_() first")
     if x.node is not None:
         x.node.retained[x.index] = weakref.ref(x)
 
@@ -364,7 +364,7 @@ def register_hook(x: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Removab
     if not callable(hook):
         raise ArgumentError(f"register_hook at {user_line()}: hook must be a function of the gradient; got {type(hook).__name__}")
     if not x._needs_gradient:
-        raise JobError(f"register_hook at {user_line()}: the tensor {x.tensor_type} does not require gradients")
+        raise JobError(f"register_hook at {user_line()}: the tensor {x.tensor_type} does not require gradients; call requires_grad_() first")
     if x.node is not None:
         hooks = x.node.hooks.setdefault(x.index, {})
     else:

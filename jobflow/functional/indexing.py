@@ -51,7 +51,7 @@ def whole(like: Tensor) -> Layout | None:
 
 
 def listed(like: Tensor, array: Array) -> Tensor:
-    """Return an array that all ranks have as a tensor, broadcast on the placement of `like`."""
+    """Return an array that is equal on all ranks as a tensor, broadcast on the placement of `like`."""
     type = TensorType(array.shape, dtype_of(array.dtype))
     layout = whole(like)
     if building_now() is None:
@@ -102,7 +102,7 @@ class Cut:
 
 
 def read(x: Tensor, key: Any, what: str) -> tuple[Cut, dict[int, Tensor]]:
-    """Return the effect of a key, and the index tensors by axis of the remaining window."""
+    """Parse a key: return its effect, and its index tensors by axis of the resulting window."""
     tokens: list[Token] = []
     tensors: list[Tensor] = []
     for item in map(_mask, key) if isinstance(key, tuple) else (key,):
@@ -148,7 +148,7 @@ def _array(x: Tensor, item: Any) -> Tensor:
 
 
 def _list(item: Any, what: str) -> Array:
-    """Return a list as an array."""
+    """Return a list as an array; raise ShapeError for nested lists of different lengths."""
     try:
         return np.asarray(item)
     except ValueError:

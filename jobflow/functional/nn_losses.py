@@ -132,9 +132,10 @@ def binary_cross_entropy_with_logits(
 @one_type
 @formula
 def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", *, log_target: bool = False) -> Value:
-    """Return the Kullback-Leibler terms t * (log t - x) for log-probabilities x, 0 where t is 0; e^t * (t - x) if `log_target`.
+    """Return t * (log t - x) for log-probabilities x and probabilities t, the terms of the Kullback-Leibler divergence; 0 where t is 0.
 
-    `reduction` "batchmean" divides the sum by the size of the first axis.  Raises: ConfigError for an unknown reduction.
+    `log_target` expects log-probabilities t: e^t * (t - x).  `reduction` "batchmean" divides the sum by the size of the first axis.
+    Raises: ConfigError for an unknown reduction.
     """
     one_of("kl_div", "reduction", reduction, (*REDUCTIONS, "batchmean"))
     if log_target:

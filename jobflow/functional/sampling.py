@@ -269,7 +269,7 @@ def _normal(mean: float, std: float) -> Any:
 def normal(mean: Any, std: Any = 1.0, *sizes: Any, generator: Any = None, **options: Any) -> Tensor:
     """Return samples of the normal distribution with mean `mean` and standard deviation `std`.
 
-    Numbers need a shape; tensors give the mean or deviation of each element.
+    With numbers, `sizes` is the shape.  A tensor as `mean` or `std` has one value per element, and defines the shape.
     Raises: ArgumentError for a negative deviation, or for a size together with tensors.
     """
     if isinstance(mean, Tensor) or isinstance(std, Tensor):
