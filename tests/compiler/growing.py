@@ -123,7 +123,7 @@ def grown(seed: int, meshes: tuple[tuple[int, ...], ...] = MESHES) -> Program:
 
 
 def ops(lines: Any) -> int:
-    """Return the generators of statements other than sources."""
+    """Return the number of statements other than sources."""
     return sum(not any(f"= {word}(" in line for word in ("weight", "argument", "indices")) for line in lines)
 
 

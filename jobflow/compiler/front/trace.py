@@ -374,7 +374,7 @@ class Tracer:
         """Make this a train job in which `optimizer` minimises the sum of the losses' means; `where` defaults to the user's line."""
         where = where or user_line()
         if self.training is not None:
-            raise JobError(f"job {self.name}: minimize at {where} and at {self.training.where}; a job has one, of one loss or a list of them")
+            raise JobError(f"job {self.name}: minimize at {where} and at {self.training.where}; call it once, with all losses in a list")
         self.trainable = True
         self.training = Training(tuple(losses), (optimizer,), where)
 
