@@ -1,4 +1,4 @@
-"""What memory is used for: by hand on small plans, and against the plan of a real job."""
+"""Memory of a plan by use: small plans by hand, and the plan of a real job."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def plan(*body: Instruction, fetch: Slot, arena: int = 4096, variables: dict[str
 
 def test_values_live_from_their_write_to_their_last_read() -> None:
     x, y, z = slot(0, 16), slot(64, 16), slot(128, 16)
-    found = footprint(plan(add("first", x, x, y), add("second", y, y, z), add("third", z, z, x), fetch=x))
-    assert found.needed == 2 * 64  # x and y, y and z, z and the new x
-    assert found.peak.startswith("first")
-    assert found.allocated == 4096
+    result = footprint(plan(add("first", x, x, y), add("second", y, y, z), add("third", z, z, x), fetch=x))
+    assert result.needed == 2 * 64  # x and y, y and z, z and the new x
+    assert result.peak.startswith("first")
+    assert result.allocated == 4096
 
 
-def test_what_is_written_over_its_input_needs_no_second_place() -> None:
+def test_an_in_place_output_needs_no_memory() -> None:
     x = slot(0, 16)
     assert footprint(plan(add("first", x, x, x), add("second", x, x, x), fetch=x)).needed == 64
 
 
-def test_what_nobody_reads_lives_while_it_is_written() -> None:
+def test_unread_values_live_during_their_write() -> None:
     x, y = slot(0, 16), slot(64, 32)
-    found = footprint(plan(add("first", x, x, y), add("second", x, x, x), fetch=x))
-    assert (found.needed, found.peak.split()[0]) == (64 + 128, "first")
+    result = footprint(plan(add("first", x, x, y), add("second", x, x, x), fetch=x))
+    assert (result.needed, result.peak.split()[0]) == (64 + 128, "first")
 
 
 def test_each_byte_counts_for_the_phase_that_wrote_it() -> None:
@@ -64,17 +64,17 @@ def test_each_byte_counts_for_the_phase_that_wrote_it() -> None:
     }
 
 
-def test_what_is_received_counts_for_communication() -> None:
+def test_received_values_count_for_communication() -> None:
     x, y = slot(0, 16), slot(64, 64)
     gather = Collective("all_gather", (0, 1, 2, 3), x, y, (16,) * 4, (), Reduction.SUM, 0, "gathered")
-    found = footprint(plan(gather, fetch=y))
-    assert (found.at_peak["communication"], found.at_peak["activations"], found.peak.split()[0]) == (256, 64, "gathered")
+    result = footprint(plan(gather, fetch=y))
+    assert (result.at_peak["communication"], result.at_peak["activations"], result.peak.split()[0]) == (256, 64, "gathered")
 
 
 def test_table_has_a_line_per_rank() -> None:
     x = slot(0, 16)
-    found = footprint(plan(add("first", x, x, x), fetch=x))
-    lines = footprint_text({0: found, 1: found}).splitlines()
+    result = footprint(plan(add("first", x, x, x), fetch=x))
+    lines = footprint_text({0: result, 1: result}).splitlines()
     assert [line.split()[0] for line in lines] == ["rank", "0", "1", "MiB"]
     assert lines[0].split()[-2:] == ["fullest", "at"]
 
@@ -82,9 +82,9 @@ def test_table_has_a_line_per_rank() -> None:
 @pytest.mark.parametrize("devices", [1, 2])
 def test_memory_of_a_real_job(devices: int) -> None:
     with scope.using(root=scope.Root()):
-        found = laid_out(load_job(str(Path(__file__).parents[2] / "examples" / "hybrid_mlp.py") + ":train_job"), devices)
-        plan = found.plan(0)
+        result = laid_out(load_job(str(Path(__file__).parents[2] / "examples" / "hybrid_mlp.py") + ":train_job"), devices)
+        plan = result.plan(0)
     memory = footprint(plan)
     assert memory.at_peak["variables"] == sum(slot.type.nbytes for slot in plan.variables.values())
-    # two devices have a buffer of their own and one that both see, each fullest at a time of its own
+    # each device has a private and a shared buffer, whose peaks are at different times
     assert (0.9 if devices == 1 else 0.6) * memory.allocated <= memory.needed <= memory.allocated

@@ -1,4 +1,4 @@
-"""What the checks of plans find: memory written over, and ranks that disagree."""
+"""Checks of plans: overwritten memory, and ranks with incompatible schedules."""
 
 from __future__ import annotations
 
@@ -31,53 +31,53 @@ SOUND = [
 # -------------------------------------------------------------------- memory
 
 
-def test_a_sound_plan() -> None:
+def test_verify_accepts_a_valid_plan() -> None:
     verify_memory(SOUND)
 
 
-def test_memory_that_nothing_has_written() -> None:
+def test_verify_raises_for_uninitialized_memory() -> None:
     with pytest.raises(PlanError, match=r"^two reads arena@64:float32\[16\], which no instruction has written$"):
         verify_memory([SOUND[0], SOUND[2]])
 
 
-def test_a_slot_on_top_of_a_live_one() -> None:
+def test_verify_raises_for_a_slot_over_a_live_one() -> None:
     moved = replace(SOUND[1], writes=((B_, slot(32, 16)),))
     with pytest.raises(PlanError, match=r"^two reads arena@0:float32\[16\], but another value has overwritten it$"):
         verify_memory([SOUND[0], moved, *SOUND[2:]])
 
 
-def test_one_byte_too_far() -> None:
+def test_verify_raises_for_an_overlap_of_one_byte() -> None:
     moved = replace(SOUND[2], writes=((C, slot(76, 1)),))
     with pytest.raises(PlanError, match="later reads"):
         verify_memory([*SOUND[:2], moved, Access("later", ((B_, slot(64, 16)),), ())])
 
 
-def test_instructions_in_another_order() -> None:
+def test_verify_raises_for_instructions_in_another_order() -> None:
     with pytest.raises(PlanError, match="two reads arena@64"):
         verify_memory([SOUND[0], SOUND[2], SOUND[1]])
 
 
-def test_memory_given_away_too_early() -> None:
+def test_verify_raises_for_memory_reused_too_early() -> None:
     reuse = Access("reuse", (), ((C, slot(0, 4)),))
     with pytest.raises(PlanError, match=r"two reads arena@0:float32\[16\], but"):
         verify_memory([*SOUND[:2], reuse, *SOUND[2:]])
 
 
-def test_memory_may_be_used_again() -> None:
+def test_verify_accepts_reused_memory() -> None:
     verify_memory([*SOUND[:3], Access("reuse", (), ((B_, slot(0, 32)),)), Access("end", ((B_, slot(64, 4)),), ())])
 
 
-def test_buffers_are_apart() -> None:
+def test_buffers_do_not_overlap() -> None:
     verify_memory([SOUND[0], Access("elsewhere", (), ((C, slot(0, 16, buffer="shared")),)), SOUND[1]])
 
 
-def test_a_window_counts_with_all_it_spans() -> None:
+def test_a_strided_slot_covers_its_whole_span() -> None:
     column = slot(0, 4, strides=(16,))
     assert column.stop == 52
     verify_memory([Access("arguments", (), ((A, slot(0, 4, 4)),)), Access("column", ((A, column),), ())])
 
 
-def test_empty_slots_are_never_wrong() -> None:
+def test_empty_slots_are_always_valid() -> None:
     verify_memory([Access("nothing", ((A, slot(0, 0, 3)),), ((B_, slot(0, 3, 0)),))])
 
 
@@ -93,7 +93,7 @@ def announced(*ranks: tuple[int, ...], what: str = "all_reduce") -> tuple[Announ
 
 
 def end(sends: bool, order: int, peer: int = 0) -> tuple[Transfer, Wait]:
-    """Post and wait of one end of a transfer."""
+    """Return the post and the wait of one side of a transfer."""
     about = (peer, sends, slot(64 * order, 4), order, "x")
     return Transfer(*about), Wait(*about)
 
@@ -102,13 +102,13 @@ def plan(*body: Collective | Transfer | Wait | Compute, schedule: tuple[Announce
     return Plan("job", 1, {"arena": 128}, (), body, (), (), schedule=schedule)
 
 
-def test_a_rank_follows_the_schedule() -> None:
+def test_verify_accepts_the_order_of_the_schedule() -> None:
     send, wait = end(True, 2)
     verify_order(plan(reduce(0), send, wait, schedule=announced((0, 1), (0, 2), (1, 0))))
     verify_order(plan(schedule=announced((0, 2))))
 
 
-def test_communication_in_another_order() -> None:
+def test_communication_in_another_order_raises() -> None:
     message = (
         r"^job job, rank 1: its communication 0 is gradients \(number 1\), but the schedule has all_reduce x0 \[0, 1\] 16 bytes \(number 0\) for it$"
     )
@@ -116,12 +116,12 @@ def test_communication_in_another_order() -> None:
         verify_order(plan(reduce(1), reduce(0), schedule=announced((0, 1), (0, 1))))
 
 
-def test_communication_left_out() -> None:
+def test_missing_communication_raises() -> None:
     with pytest.raises(PlanError, match=r"communication 1 is nothing, but the schedule has all_reduce x1 \[1, 2\]"):
         verify_order(plan(reduce(0), schedule=announced((0, 1), (1, 2))))
 
 
-def test_communication_of_others() -> None:
+def test_communication_of_other_ranks_raises() -> None:
     with pytest.raises(PlanError, match=r"communication 0 is gradients \(number 0\), but the schedule has nothing more for it"):
         verify_order(plan(reduce(0), schedule=announced((0, 2))))
 
@@ -130,7 +130,7 @@ BOTH_WAYS = announced((1, 0), (0, 1), (1, 0), (0, 1), what="move")
 (SEND0, SENT0), (RECEIVE1, RECEIVED1), (SEND2, SENT2), (RECEIVE3, RECEIVED3) = (end(n % 2 == 0, n) for n in range(4))
 
 
-def test_transfers_may_be_under_way_together() -> None:
+def test_transfers_may_overlap() -> None:
     verify_order(plan(RECEIVE1, RECEIVE3, SEND0, SEND2, RECEIVED1, SENT0, RECEIVED3, SENT2, schedule=BOTH_WAYS))
     verify_order(plan(SEND0, SENT0, RECEIVE1, RECEIVED1, SEND2, SENT2, RECEIVE3, RECEIVED3, schedule=BOTH_WAYS))
 
@@ -157,12 +157,12 @@ def test_transfers_may_be_under_way_together() -> None:
         ((SEND0, SENT0, RECEIVE1, RECEIVED1, RECEIVE3, RECEIVED3), r"communication 1 is x \(number 3\), but the schedule has move x2 \[1, 0\]"),
     ],
 )
-def test_transfers_that_could_make_ranks_wait_for_ever(body: tuple[Transfer | Wait, ...], text: str) -> None:
+def test_transfers_that_can_deadlock_raise(body: tuple[Transfer | Wait, ...], text: str) -> None:
     with pytest.raises(PlanError, match=text):
         verify_order(plan(*body, schedule=BOTH_WAYS))
 
 
-def test_ranks_that_disagree() -> None:
+def test_different_schedules_raise() -> None:
     x, y = announced((0, 1), (0, 1))
     compare_schedules("job", [(x, y), (x, y)])
     with pytest.raises(
@@ -171,7 +171,7 @@ def test_ranks_that_disagree() -> None:
         compare_schedules("job", [(x, y), (x, y), (x, replace(y, what="all_gather"))])
 
 
-def test_a_rank_that_stops_early() -> None:
+def test_a_shorter_schedule_raises() -> None:
     x, y = announced((0, 1), (0, 1))
     with pytest.raises(PlanError, match=r"the schedules of ranks 0 and 1 differ at communication 1: all_reduce x1 .* and nothing"):
         compare_schedules("job", [(x, y), (x,)])
@@ -183,14 +183,14 @@ STORED = (("w", "w", 0, 100), ("v", "w", 128, 200))
 
 
 def writing(*each: Sequence[tuple[int, int]]) -> list[PlanSummary]:
-    """What ranks tell that write these stretches."""
+    """Return the plan summaries of ranks that write these ranges."""
     return [PlanSummary((), STORED, tuple(("w", *span, f"u{i}") for i, span in enumerate(spans)), ()) for spans in each]
 
 
 @pytest.mark.parametrize(
     "each", [[[], []], [[(0, 100)], [(128, 200)]], [[(64, 100), (0, 64)], []], [[(0, 64)], [(64, 100)]], [[(0, 160)], [(160, 200)]]], ids=str
 )
-def test_what_ranks_have_in_common_is_written_whole_or_not_at_all(each: list[list[tuple[int, int]]]) -> None:
+def test_shared_variables_are_written_whole_or_not_at_all(each: list[list[tuple[int, int]]]) -> None:
     compare_plans("job", writing(*each))
 
 
@@ -206,19 +206,19 @@ def test_what_ranks_have_in_common_is_written_whole_or_not_at_all(each: list[lis
     ],
     ids=str,
 )
-def test_ranks_that_write_twice_or_leave_out(each: list[list[tuple[int, int]]], text: str) -> None:
+def test_double_and_missing_writes_raise(each: list[list[tuple[int, int]]], text: str) -> None:
     with pytest.raises(PlanError, match=f"^job job: {text}"):
         compare_plans("job", writing(*each))
 
 
-def test_ranks_that_read_what_others_are_writing() -> None:
+def test_reads_concurrent_to_writes_raise() -> None:
     first, second = writing([(0, 64)], [(64, 100)])
     compare_plans("job", [first, replace(second, reads=(("w", 64, 100, "r"), ("w", 128, 200, "r")))])
     with pytest.raises(PlanError, match=r"^job job: r on rank 1 reads bytes of the buffer of w that rank 0 writes at the same time$"):
         compare_plans("job", [first, replace(second, reads=(("w", 60, 70, "r"),))])
 
 
-def test_variables_are_written_in_epilogues_only() -> None:
+def test_a_write_of_a_variable_in_the_body_raises() -> None:
     variable = slot(0, 4, buffer="common/0:parameter")
     update = Compute(Assign(), (variable, slot(0, 4)), (variable,), "update")
     sound = Plan("job", 0, {}, (), (), (update,), (), {"w": variable})
@@ -230,7 +230,7 @@ def test_variables_are_written_in_epilogues_only() -> None:
 # -------------------------------------------------------------------- text
 
 
-def test_instructions_print() -> None:
+def test_instructions_print_as_expected() -> None:
     assert instruction_text(reduce(4)) == "arena@64:float32[4] = all_reduce sum [0, 1] #4(arena@0:float32[4])  # gradients, <jobflow>:0"
     gather = replace(reduce(5), kind="all_gather", name="x")
     assert instruction_text(gather) == "arena@64:float32[4] = all_gather [0, 1] #5(arena@0:float32[4])  # x, <jobflow>:0"
@@ -239,11 +239,11 @@ def test_instructions_print() -> None:
     assert instruction_text(Wait(3, False, slot(0, 4), 6, "x")) == "wait until received from 3 #6: arena@0:float32[4]  # x, <jobflow>:0"
 
 
-def test_slots_print_their_strides_where_they_are_unusual() -> None:
+def test_slots_print_strides_that_are_not_contiguous() -> None:
     assert [str(slot(0, 2, 3)), str(slot(8, 2, 3, strides=(4, 8)))] == ["arena@0:float32[2,3]", "arena@8:float32[2,3]/(4, 8)"]
 
 
-def test_a_plan_prints() -> None:
+def test_plans_print_one_line_per_instruction() -> None:
     printed = plan_text(plan(reduce(0), schedule=announced((0, 1))))
     assert printed.splitlines()[0] == "job job, rank 1: arena 128 bytes"
     assert printed.count("\n") == 3
