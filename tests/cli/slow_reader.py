@@ -11,9 +11,9 @@ import numpy as np
 from failing import plain
 
 from jobflow.data import waiting
-from jobflow.runtime.comm import post
+from jobflow.runtime.comm import message_queue
 
-waiting.PATIENCE = post.PATIENCE = 0.3
+waiting.PATIENCE = message_queue.PATIENCE = 0.3
 LATE = 27
 __all__ = ["plain", "stream", "table", "unready"]
 
