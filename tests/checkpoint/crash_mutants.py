@@ -1,4 +1,7 @@
-"""Savings that are deliberately wrong: a sweep over each must find it.  Prints a JSON object: name of the defect -> the first verdict against it."""
+"""Deliberately wrong implementations of a save, each of which a sweep must detect.
+
+Prints a JSON object: name of the defect -> the first verdict against it.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def _short_writes_are_whole(self: Files, path: Path, parts: Any) -> int:
 
 
 def _in_place(self: Folder, text: str, files: Files) -> None:
-    """File after file takes the place of the old one."""
+    """Replace the old files one after another."""
     files.make_directory(self.target)
     for entry in sorted(self.folder.iterdir()):
         files.rename(entry, self.target / entry.name)
@@ -52,7 +55,7 @@ def _in_place(self: Folder, text: str, files: Files) -> None:
 
 
 def _remove_first(self: Folder, text: str, files: Files) -> None:
-    """The old one is gone before the new one has its name."""
+    """Remove the old checkpoint before the new one is renamed."""
     files.write(self.folder / "manifest.json", [text.encode()])
     if self.older:
         files.remove(self.target)
@@ -60,7 +63,7 @@ def _remove_first(self: Folder, text: str, files: Files) -> None:
 
 
 def _not_copied(self: Write, rank: Any, order: Any) -> None:
-    """What is written is the variables themselves, and a little later."""
+    """Write the variables without a copy, after a delay."""
     uncopied = mock.patch("jobflow.storage.rank_commands._array", lambda state, name, copied: safetensors.storable(name, state.array(name)))
     with uncopied, mock.patch.object(Task, "start", _later):
         _write(self, rank, order)
@@ -93,9 +96,9 @@ MUTANTS: dict[str, tuple[str, Any, dict[str, Any], tuple[str, ...]]] = {
 
 
 def _samples_again(extra: Mapping[str, Any], path: Path) -> Progress:
-    found = _progress(extra, path)
-    found.sample = 0
-    return found
+    result = _progress(extra, path)
+    result.sample = 0
+    return result
 
 
 _progress = Progress.of
@@ -108,24 +111,24 @@ FORGETFUL: dict[str, tuple[str, Any]] = {
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """What children say of errors that are wanted is not shown."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    """Hide the messages of children about expected errors."""
+    remaining, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
+        os.dup2(remaining, 2)
 
 
 def first(folder: Path, way: dict[str, Any], hows: tuple[str, ...]) -> str:
-    """The first verdict against it, among cases in any order; "" if there is none."""
+    """Return the first verdict against the defect, among cases in random order; "" without one."""
     case = Case(ranks=2, **way)
     work: Callable[..., tuple[bool, list[str]]] = crashing.kill if hows is DEATHS else crashing.fail
     try:
-        made = crashing.changes(case, folder / "template", folder / "case")
+        created = crashing.changes(case, folder / "template", folder / "case")
     except RuntimeError as error:
         return str(error)
-    cases = crashing.sample(list(crashing.every(case, made, hows)), 10**6, 1)
+    cases = crashing.sample(list(crashing.every(case, created, hows)), 10**6, 1)
     return next((problem for one in cases for problem in work(one, folder / "template", folder / "case")[1]), "")
 
 
@@ -133,17 +136,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, quiet():
         folder = Path(name)
         crashing.begin(folder / "template")
-        found = {}
+        result = {}
         for mutant, (what, by, way, hows) in MUTANTS.items():
             with mock.patch(what, by):
-                found[mutant] = first(folder, way, hows)
+                result[mutant] = first(folder, way, hows)
             shutil.rmtree(folder / "case", ignore_errors=True)
-        wanted = resuming.whole(folder / "whole")
+        expected = resuming.whole(folder / "whole")
         trial = resuming.Trial(resuming.Strike(8), "devices=1", "devices=1")
         for mutant, (what, by) in FORGETFUL.items():
             with mock.patch(what, by):
-                found[mutant] = next(iter(resuming.attempt(trial, folder / "resumed", wanted)[1]), "")
-    print(json.dumps(found))
+                result[mutant] = next(iter(resuming.attempt(trial, folder / "resumed", expected)[1]), "")
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""A saving that dies or fails, and the verdict on what it leaves.
+"""A save that is killed or fails, and the verdict on its leftovers.
 
-A case is run in a process of its own, or as ranks under mpiexec: `root/steps` holds step 1, and step 2 is saved beside it or (with
-`replace`) in its place while a fault strikes.  After that, step 1 must be there and good (or, replaced, step 2), nothing may be loaded
-that is of both, and the next start must remove what is left.
+A case runs in its own process, or as ranks under mpiexec.  `root/steps` contains step 1.  A fault occurs while step 2 is saved next to it or, with
+`replace`, in its place.  Afterwards step 1 (or, replaced, step 2) must exist and be intact.  No loaded checkpoint may mix both, and the next start
+must remove leftovers.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ VARIABLES: dict[str, tuple[tuple[int, ...], Any, int | None]] = {
 
 
 def state(step: int) -> dict[str, Any]:
-    """The variables' values at a step."""
+    """Return the variables' values at a step."""
     source = np.random.default_rng(step)
     return {name: (source.normal(size=shape) * 100).astype(dtype.numpy) for name, (shape, dtype, _) in VARIABLES.items()}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One saving and what strikes it: at change `at` of rank `victim`."""
+    """One save and its fault: at change `at` of rank `victim`."""
 
     ranks: int = 1
     way: str = "threads"
@@ -98,7 +98,7 @@ def target_of(root: Path, case: Case) -> Path:
 
 @contextmanager
 def session_on(case: Case) -> Iterator[Session]:
-    """A session on so many ranks whose variables lie in different ways."""
+    """Return a session on this many ranks whose variables have different layouts."""
     if case.way == "mpi":
         flow.env.client("multi")
     else:
@@ -122,9 +122,9 @@ def session_on(case: Case) -> Iterator[Session]:
 
 
 def save_steps(case: Case, root: Path) -> None:
-    """Save once while the fault strikes; if that is an error, tell it; then save once more, as training would."""
+    """Save once with the fault and report an error; then save once more, as training would."""
     fault = case.fault
-    told: dict[str, Any] = {"saved": False, "error": "", "kind": ""}
+    output: dict[str, Any] = {"saved": False, "error": "", "kind": ""}
     with session_on(case) as session:
         assert session.world is not None
         own = session.world.ranks[0].index
@@ -140,14 +140,14 @@ def save_steps(case: Case, root: Path) -> None:
             if case.asynchronous:
                 session.write(state(99))  # training goes on meanwhile
             saving.wait()
-            told["saved"] = True
+            output["saved"] = True
         except CheckpointError as error:
-            told |= {"error": str(error), "kind": type(error).__name__}
+            output |= {"error": str(error), "kind": type(error).__name__}
         files.use(Files)
         if case.how in FAILURES:
             session.write(state(AFTER))
             sessions.save(session, Series(root / "steps").path_of(AFTER), {"step": AFTER}).wait()
-    (root / f"telling-{own}").write_text(json.dumps({**told, "met": fault.met, "log": fault.log}))
+    (root / f"telling-{own}").write_text(json.dumps({**output, "met": fault.met, "log": fault.log}))
     os.replace(root / f"telling-{own}", root / f"told-{own}.json")  # it may be killed while it tells, too
 
 
@@ -155,7 +155,7 @@ def save_steps(case: Case, root: Path) -> None:
 
 
 def begin(root: Path) -> None:
-    """`root/steps` with step 1."""
+    """Create `root/steps` with step 1."""
     (root / "steps").mkdir(parents=True)
     with session_on(Case(ranks=2)):  # what is imported now is not imported in every child
         pass
@@ -163,7 +163,7 @@ def begin(root: Path) -> None:
 
 
 def save_plainly(root: Path, step: int) -> None:
-    """A step saved by 2 ranks without a fault."""
+    """Save a step on 2 ranks without a fault."""
     case = Case(ranks=2)
 
     def work() -> None:
@@ -175,15 +175,15 @@ def save_plainly(root: Path, step: int) -> None:
         raise RuntimeError(f"step {step} could not be saved")
 
 
-def told_by(work: Callable[[Path], None], path: Path) -> list[str]:
-    """What `work`, in a process of its own, writes as a list to `path`."""
+def report_of(work: Callable[[Path], None], path: Path) -> list[str]:
+    """Return the list that `work` writes to `path` in its own process."""
     if _forked(lambda: work(path)) != 0:
         raise RuntimeError("the process that should tell failed")
     return [str(line) for line in json.loads(path.read_text())]
 
 
 def _forked(work: Callable[[], None], meanwhile: Callable[[int], None] = lambda pid: None) -> int:
-    """Run it in a child; the child's exit status as `waitpid` has it."""
+    """Run the work in a child; return the child's exit status as from `waitpid`."""
     pid = os.fork()
     if pid:
         meanwhile(pid)
@@ -200,7 +200,7 @@ def _forked(work: Callable[[], None], meanwhile: Callable[[int], None] = lambda 
 
 
 def _kill_some_time(delay: float, begun: Path, pid: int) -> None:
-    """Kill a process so long after it made a file."""
+    """Kill a process a delay after it has created a file."""
     while not begun.exists():
         time.sleep(0.0005)
     time.sleep(delay)
@@ -208,12 +208,12 @@ def _kill_some_time(delay: float, begun: Path, pid: int) -> None:
 
 
 def in_child(work: Callable[[], None]) -> int:
-    """The exit code of a process that does this; -9 if it was killed."""
+    """Run the work in a process; return the exit code, -9 if it was killed."""
     return os.waitstatus_to_exitcode(_forked(work))
 
 
 def run(case: Case, root: Path) -> int:
-    """The exit status of the process of a case: 0, or what it died of; a launcher's exit code if it is one of several."""
+    """Run the process of a case; return its exit status, or the launcher's exit code for several processes."""
     if case.way == "threads":
         kill_some_time = partial(_kill_some_time, random.Random(case.seed).uniform(0, WINDOW), root / "begun")
         status = _forked(lambda: save_steps(case, root), kill_some_time if case.how == "time" else lambda pid: None)
@@ -237,8 +237,8 @@ def run(case: Case, root: Path) -> int:
     return job.returncode
 
 
-def told(root: Path, rank: int) -> dict[str, Any] | None:
-    """What the process of a rank told in the end; None if it did not come so far."""
+def rank_report(root: Path, rank: int) -> dict[str, Any] | None:
+    """Return the report of a rank's process; None if it ended before."""
     path = root / f"told-{rank}.json"
     return json.loads(path.read_text()) if path.exists() else None
 
@@ -247,19 +247,19 @@ def told(root: Path, rank: int) -> dict[str, Any] | None:
 
 
 def holds(path: Path) -> int | str:
-    """The step whose values a checkpoint has, all of them; else what is wrong with it."""
+    """Return the step whose values a checkpoint contains completely, or its problem."""
     try:
-        found = store.load(path)
-        values = {name: found[name] for name in found}
+        result = store.load(path)
+        values = {name: result[name] for name in result}
     except CheckpointError as error:
         return f"{error}"
-    wanted = state(step := int(found.extra["step"]))
-    same = {name for name in wanted if name in values and values[name].tobytes() == wanted[name].tobytes()}
-    return step if same == set(wanted) == set(values) else f"mixed: of step {step} {path} has only {sorted(same)}"
+    expected = state(step := int(result.extra["step"]))
+    same = {name for name in expected if name in values and values[name].tobytes() == expected[name].tobytes()}
+    return step if same == set(expected) == set(values) else f"mixed: of step {step} {path} has only {sorted(same)}"
 
 
 def verdict(case: Case, root: Path, saved: bool) -> list[str]:
-    """What is wrong with the directory after the case; `saved`: the saving came back and said that it was complete."""
+    """Return the problems of the directory after the case; `saved` is True if the save reported success."""
     series = Series(root / "steps")
     problems = []
     if not case.swap:
@@ -267,17 +267,17 @@ def verdict(case: Case, root: Path, saved: bool) -> list[str]:
     new = series.path_of(NEW)
     legal = {NEW} if saved and case.replace else {OLD, NEW} if case.replace else {OLD}
     gone = case.prune and new.exists() and not series.path_of(OLD).exists()
-    if not gone and (kept := holds(series.path_of(OLD))) not in legal:
-        problems.append(f"{'mixed' if 'mixed' in str(kept) else 'lost'}: step 1 holds {kept}")
-    if not case.replace and new.exists() and (found := holds(new)) != NEW:
-        problems.append(f"{'mixed' if 'mixed' in str(found) else 'broken'}: the new step can be seen, and holds {found}")
+    if not gone and (remaining := holds(series.path_of(OLD))) not in legal:
+        problems.append(f"{'mixed' if 'mixed' in str(remaining) else 'lost'}: step 1 holds {remaining}")
+    if not case.replace and new.exists() and (result := holds(new)) != NEW:
+        problems.append(f"{'mixed' if 'mixed' in str(result) else 'broken'}: the new step can be seen, and holds {result}")
     if not case.replace and saved and not new.exists():
         problems.append("lost: saving said that the new step is complete, and it is not there")
     return problems + _next_start(series)
 
 
 def _next_start(series: Series) -> list[str]:
-    """What the next start finds, cleans, and saves again."""
+    """Return the problems of the next start, which finds a checkpoint, cleans, and saves again."""
     problems = []
     series.clean()
     there = {entry.name for entry in series.directory.iterdir()}
@@ -298,11 +298,11 @@ def _next_start(series: Series) -> list[str]:
 
 
 def kill(case: Case, template: Path, root: Path) -> tuple[bool, list[str]]:
-    """(the fault was met, what is wrong) for a case in which a process is killed; `root` is made and removed."""
+    """Run a case in which a process is killed; return (the fault occurred, the problems).  `root` is created and removed."""
     shutil.copytree(template, root)
     try:
         code = run(case, root)
-        reports = [report for rank in range(case.ranks) if (report := told(root, rank)) is not None]
+        reports = [report for rank in range(case.ranks) if (report := rank_report(root, rank)) is not None]
         if code == 0:
             return False, [f"{case}: the process was not killed"] if any(report["met"] for report in reports) else []
         problems = verdict(case, root, any(report["saved"] for report in reports))
@@ -314,16 +314,19 @@ def kill(case: Case, template: Path, root: Path) -> tuple[bool, list[str]]:
 
 
 def fail(case: Case, template: Path, root: Path) -> tuple[bool, list[str]]:
-    """(the fault was met, what is wrong) for a case in which a change fails: saving goes on, or stops with one error; training goes on."""
+    """Run a case in which a change fails; return (the fault occurred, the problems).
+
+    The save continues, or stops with one error; training continues.
+    """
     shutil.copytree(template, root)
     try:
         code = run(case, root)
-        reports = [report for rank in range(case.ranks) if (report := told(root, rank)) is not None]
+        reports = [report for rank in range(case.ranks) if (report := rank_report(root, rank)) is not None]
         if code or not reports:
             return True, [f"{case} other: the process ended with {code}"]
         if not any(report["met"] for report in reports):
             return False, []
-        problems = [problem for report in reports for problem in _told_right(case, report, target_of(root, case))]
+        problems = [problem for report in reports for problem in _report_problems(case, report, target_of(root, case))]
         if len({report["error"] for report in reports}) > 1 or len(reports) != (case.ranks if case.way == "mpi" else 1):
             problems.append(f"error: ranks do not say the same: {[report['error'] for report in reports]}")
         series = Series(root / "steps")
@@ -334,8 +337,8 @@ def fail(case: Case, template: Path, root: Path) -> tuple[bool, list[str]]:
         shutil.rmtree(root)
 
 
-def _told_right(case: Case, report: dict[str, Any], target: Path) -> Iterator[str]:
-    """A write that is finished in two goes is no error; after any other fault either all is well or one error names the checkpoint."""
+def _report_problems(case: Case, report: dict[str, Any], target: Path) -> Iterator[str]:
+    """Return True if the report is right: no error after a split write; after any other fault success, or one error that names the checkpoint."""
     if case.how == "short" and not report["saved"]:
         yield f"error: a short write is an error: {report['error']}"
     if not report["saved"] and str(target) not in report["error"]:
@@ -345,27 +348,27 @@ def _told_right(case: Case, report: dict[str, Any], target: Path) -> Iterator[st
 
 
 def changes(case: Case, template: Path, root: Path) -> dict[int, list[str]]:
-    """Rank -> the kinds of changes that it makes when nothing goes wrong."""
+    """Return, by rank, the kinds of changes of a save without a fault."""
     shutil.copytree(template, root)
     try:
         code = run(replace(case, at=NEVER), root)
-        reports = [report for rank in range(case.ranks) if (report := told(root, rank)) is not None]
+        reports = [report for rank in range(case.ranks) if (report := rank_report(root, rank)) is not None]
         if code or not reports:
             raise RuntimeError(f"{case}: saving without a fault ended with {code}")
         problems = verdict(case, root, True)
         if problems:
             raise RuntimeError(f"{case}: without a fault: {problems}")
-        found: dict[int, list[str]] = {}
+        result: dict[int, list[str]] = {}
         for rank, what, _ in (change for report in reports for change in report["log"]):
-            found.setdefault(rank, []).append(what)
-        return found
+            result.setdefault(rank, []).append(what)
+        return result
     finally:
         shutil.rmtree(root)
 
 
-def every(case: Case, made: dict[int, list[str]], hows: tuple[str, ...]) -> Iterator[Case]:
-    """The case with every fault at every change of every rank."""
-    for rank, kinds in made.items():
+def every(case: Case, created: dict[int, list[str]], hows: tuple[str, ...]) -> Iterator[Case]:
+    """Yield the case with every fault at every change of every rank."""
+    for rank, kinds in created.items():
         for at, kind in enumerate(kinds):
             for how in hows:
                 if kind == "write" or how not in ("torn", "short", "partly"):
@@ -373,7 +376,7 @@ def every(case: Case, made: dict[int, list[str]], hows: tuple[str, ...]) -> Iter
 
 
 def sample(cases: list[Case], count: int, seed: int) -> list[Case]:
-    """So many of the cases, each kind of saving and of fault alike often; all if there are fewer.  Seeds differ."""
+    """Return a seeded sample of the cases, with each kind of save and fault equally often; all if there are fewer."""
     source = random.Random(seed)
     source.shuffle(cases)
     by_kind: dict[tuple[Any, ...], list[Case]] = {}
@@ -384,9 +387,9 @@ def sample(cases: list[Case], count: int, seed: int) -> list[Case]:
     return [replace(case, seed=source.randrange(2**31)) for case in turns[:count]]
 
 
-def processes(case: Case, made: dict[int, list[str]], hows: tuple[str, ...]) -> list[Case]:
-    """The same saving by ranks that are processes under mpiexec: these make the same changes as threads."""
-    return list(every(replace(case, way="mpi"), made, hows)) if case.ranks > 1 and case.swap and not case.prune else []
+def processes(case: Case, created: dict[int, list[str]], hows: tuple[str, ...]) -> list[Case]:
+    """Yield the same saves by ranks that are processes under mpiexec, which make the same changes as threads."""
+    return list(every(replace(case, way="mpi"), created, hows)) if case.ranks > 1 and case.swap and not case.prune else []
 
 
 if __name__ == "__main__":

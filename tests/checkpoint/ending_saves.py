@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Slow(Files):
-    """Slow, and full at the end if the program says so."""
+    """Slow files, with a full disk at the end on request."""
 
     def do(self, what: str, path: Path, change: Callable[[], T]) -> T:
         if what == "sync":

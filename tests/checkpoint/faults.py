@@ -1,14 +1,14 @@
-"""Changes of the file system that go wrong: at the N-th change of a rank the process dies, or the change fails.
+"""Faulty changes of the file system: at the N-th change of a rank the process dies, or the change fails.
 
 Ways to die, by SIGKILL:
-  before  the change is not made
-  after   the change is made, and nothing else
-  torn    of a write only a part is made; other changes as `before`
-  power   as `after`, and then every file that was not yet synced loses bytes at its end, as when power fails
+  before  before the change
+  after   after the change
+  torn    after a part of a write; other changes as `before`
+  power   as `after`; then every unsynced file loses bytes at its end, as in a power failure
 Ways to fail:
-  EIO, ENOSPC   the change is not made, and raises that
-  short         a write makes a part and says so, as a system may; the next write goes on
-  partly        a write makes a part and then the disk is full
+  EIO, ENOSPC   the change fails with this error
+  short         a write makes a part and returns its size, as a system may; the next write continues
+  partly        a write makes a part, and then the disk is full
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NEVER = 10**9
 
 @dataclass
 class Fault:
-    """What happens at change number `at` of rank `rank`; the changes made so far are in `log`."""
+    """A fault at change number `at` of rank `rank`; `log` contains the changes so far."""
 
     rank: int = 0
     at: int = NEVER
@@ -48,23 +48,23 @@ class Fault:
     _count: dict[int, int] = field(default_factory=dict)
 
     def install(self) -> None:
-        """From now on all changes in this process go by way of this fault."""
+        """Apply the fault to all later changes in this process."""
         files.use(lambda rank=0: FaultyFiles(rank, self))
 
     def number(self, rank: int, what: str, path: Path) -> int:
-        """The number of a change among those of its rank."""
+        """Return the number of a change among those of its rank."""
         with self._lock:
-            found = self._count.get(rank, 0)
-            self._count[rank] = found + 1
+            result = self._count.get(rank, 0)
+            self._count[rank] = result + 1
             self.log.append((rank, what, path.name))
-            return found
+            return result
 
     def part(self, total: int) -> int:
-        """Some of a number of bytes, less than all."""
+        """Return a part of a number of bytes, less than all."""
         return random.Random(self.seed).randrange(total) if total else 0
 
     def watch(self, what: str, path: Path, result: Any) -> None:
-        """Keep account of files that are not synced."""
+        """Record files that are not synced."""
         with self._lock:
             if what == "create":
                 self._open[path] = os.dup(result.fileno())
@@ -80,7 +80,7 @@ class Fault:
 
 
 class FaultyFiles(Files):
-    """Files that meet a fault."""
+    """Files with a fault."""
 
     def __init__(self, rank: int, fault: Fault) -> None:
         super().__init__(rank)
@@ -109,7 +109,7 @@ class FaultyFiles(Files):
 
 
 def _part_of(what: str, change: Callable[..., T], fault: Fault) -> Callable[[], Any]:
-    """A call that makes a part of a write: the bytes to write are the change's default argument.  Nothing for other changes."""
+    """Return a call that makes a part of a write, whose bytes are the change's default argument; None for other changes."""
     if what != "write":
         return lambda: None
     assert change.__defaults__ is not None  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Damage to the files of a checkpoint, of every kind and at every place: all of it must be found before a variable changes."""
+"""Damage of every kind at every position of the files of a checkpoint, which must be detected before a variable changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jobflow.storage.checkpoint_reader import problems
 
 @dataclass(frozen=True)
 class Damage:
-    """What happens to one file; `other` is a file whose content takes part."""
+    """A damage to one file; `other` is a file whose content is used."""
 
     kind: str
     file: str
@@ -27,7 +27,7 @@ class Damage:
     other: Path | None = None
 
     def of(self, content: bytes) -> bytes | None:
-        """The file's new content; None if it is gone."""
+        """Return the file's new content; None if the file is removed."""
         if self.kind == "flip":
             return content[: self.at] + bytes([content[self.at] ^ 1 << self.bit]) + content[self.at + 1 :]
         if self.kind == "cut":
@@ -40,7 +40,10 @@ class Damage:
 
 
 def damages(checkpoint: Path, older: Path) -> Iterator[Damage]:
-    """Every bit, every length, every file missing, longer, and swapped with every other one; `older` is a checkpoint of other values."""
+    """Yield every flipped bit, every length, every missing or longer file, and every swap of two files.
+
+    `older` is a checkpoint of other values.
+    """
     files = sorted(path for path in checkpoint.iterdir() if path.stat().st_size)
     for path in files:
         content = path.read_bytes()
@@ -54,40 +57,40 @@ def damages(checkpoint: Path, older: Path) -> Iterator[Damage]:
 
 
 def sample(checkpoint: Path, older: Path, count: int, seed: int) -> list[Damage]:
-    """So many damages (0: all), half of them other than flipped bits."""
-    found = list(damages(checkpoint, older))
-    if not count or count >= len(found):
-        return found
+    """Return a sample of the damages (0: all), half of them other than flipped bits."""
+    result = list(damages(checkpoint, older))
+    if not count or count >= len(result):
+        return result
     source = random.Random(seed)
-    flips, others = ([damage for damage in found if (damage.kind == "flip") is wanted] for wanted in (True, False))
+    flips, others = ([damage for damage in result if (damage.kind == "flip") is expected] for expected in (True, False))
     chosen = source.sample(flips, min(len(flips), count // 2))
     return chosen + source.sample(others, min(len(others), count - len(chosen)))
 
 
 def missed(checkpoint: Path, chosen: list[Damage], tell: Callable[[int, int], None]) -> list[str]:
-    """The damages that are not found, by reading every tensor or by `problems`; the files are as they were in the end."""
+    """Return the undetected damages, by reading every tensor and by `problems`; restore the files."""
     lost = []
     for number, damage in enumerate(chosen):
-        if found := _with(damage, checkpoint, lambda: _read(checkpoint)):
-            lost.append(f"{damage}: {found}")
+        if result := _with(damage, checkpoint, lambda: _read(checkpoint)):
+            lost.append(f"{damage}: {result}")
         tell(number + 1, len(lost))
     return lost
 
 
 def missed_by_sessions(checkpoint: Path, chosen: list[Damage], report: Path) -> None:
-    """Write to `report` which damages a session loads, or meets too late: when variables have changed.  For a process of its own."""
+    """Write to `report` the damages that a session loads, or detects after variables have changed; runs in its own process."""
     with session_on(Case(ranks=2)) as session:
         before = state(77)
         session.write(before)
-        lost = [f"{damage}: {found}" for damage in chosen if (found := _with(damage, checkpoint, lambda: _load(session, checkpoint, before)))]
+        lost = [f"{damage}: {result}" for damage in chosen if (result := _with(damage, checkpoint, lambda: _load(session, checkpoint, before)))]
         sessions.load(session, checkpoint)
-        found_now = session.read(list(before))
-        if any(found_now[name].tobytes() != value.tobytes() for name, value in state(NEW).items()):
+        detected = session.read(list(before))
+        if any(detected[name].tobytes() != value.tobytes() for name, value in state(NEW).items()):
             lost.append("the checkpoint itself is not loaded")
     report.write_text(json.dumps(lost))
 
 
-def _with(damage: Damage, checkpoint: Path, look: Callable[[], str]) -> str:
+def _with(damage: Damage, checkpoint: Path, view: Callable[[], str]) -> str:
     path = checkpoint / damage.file
     whole = path.read_bytes()
     content = damage.of(whole)
@@ -96,19 +99,19 @@ def _with(damage: Damage, checkpoint: Path, look: Callable[[], str]) -> str:
             path.unlink()
         else:
             path.write_bytes(content)
-        return look()
+        return view()
     finally:
         path.write_bytes(whole)
 
 
 def _read(checkpoint: Path) -> str:
-    """ "" if reading every tensor is an error that names the checkpoint, and `problems` finds one, too."""
+    """Return "" if reading every tensor raises an error that names the checkpoint, and `problems` finds one too."""
     if not list(problems(checkpoint)):
         return "`problems` finds none"
     try:
-        found = store.load(checkpoint)
-        for name in found:
-            _ = found[name]
+        result = store.load(checkpoint)
+        for name in result:
+            _ = result[name]
     except CheckpointError as error:
         return "" if str(checkpoint) in str(error) else f"the error does not say where: {error}"
     return "every tensor is read"

@@ -1,6 +1,6 @@
-"""Programs that are saved half-way and go on, in every way that there is to save: jobs, tensors, graphs and `jobflow train`.
+"""Programs that are saved in the middle and resume, in every way of saving: jobs, tensors, graphs and `jobflow train`.
 
-A way is a program under a name, and everything here is in the words of users.
+A way is a program under a name; programs use the public interface only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def batch(step: int) -> tuple[Any, Any]:
 
 
 class Program:
-    """Something that is trained.  `ranks` are processes, or threads; 1 is this process alone."""
+    """A training program.  `ranks` are processes, or threads; 1 is this process alone."""
 
     def step(self, number: int) -> float:
         raise NotImplementedError
@@ -50,7 +50,7 @@ class Program:
         raise NotImplementedError
 
     def tensors(self) -> Mapping[str, Any]:
-        """All that a checkpoint must bring back, as arrays."""
+        """Return all tensors that a checkpoint must restore, as arrays."""
         raise NotImplementedError
 
 
@@ -58,7 +58,7 @@ class Program:
 
 
 class Saver:
-    """How a program of jobs saves and loads."""
+    """A way in which a program of jobs saves and loads."""
 
     def save(self, path: Path) -> None:
         flow.train.CheckPoint().save(str(path))
@@ -97,7 +97,7 @@ def converted(*words: str) -> None:
 
 
 class Exported(Saver):
-    """As directories of the legacy system, or in one file; converted by the command line both ways."""
+    """Legacy directories, or one file; converted by the command line in both directions."""
 
     def __init__(self, name: str, *options: str) -> None:
         self.name, self.options = name, options
@@ -129,7 +129,7 @@ def plain(x: Any) -> Any:
 
 
 def normalised(x: Any) -> Any:
-    """With moving statistics, dropout and a table."""
+    """Build a network with moving statistics, dropout and a table."""
     x = flow.layers.batch_normalization(x, axis=1, name="norm")
     table = flow.get_variable("table", (5, WIDTH), initializer=flow.random_normal_initializer(stddev=0.3))
     x = flow.nn.dropout(x + flow.gather(table, flow.constant(3, dtype=flow.int32, shape=(1,))), rate=0.2)
@@ -221,25 +221,25 @@ JOBS = {
 
 
 def sequential() -> Any:
-    """Its first weights are those of the seed."""
+    """Build a network whose initial weights depend on the seed."""
     flow.manual_seed(7)
     return nn.Sequential(nn.Linear(WIDTH, 7), nn.BatchNorm1d(7), nn.Tanh(), nn.Linear(7, CLASSES))
 
 
 def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Tensors and numbers of a structure, by their paths."""
+    """Return the tensors and numbers of a structure by path."""
     if isinstance(state, Mapping):
         for key, value in state.items():
             yield from leaves(value, f"{path}/{key}")
     elif isinstance(state, list | tuple):
-        for place, value in enumerate(state):
-            yield from leaves(value, f"{path}/{place}")
+        for location, value in enumerate(state):
+            yield from leaves(value, f"{path}/{location}")
     elif isinstance(state, bool | int | float) or hasattr(state, "numpy"):
         yield path, state.numpy() if hasattr(state, "numpy") else np.asarray(state)
 
 
 class AtOnce(Program):
-    """Tensors of one process; of several, each has the same."""
+    """Local tensors of one process, or copies in several."""
 
     def __init__(self, ranks: int, optimizer: Callable[[Any], Any]) -> None:
         self.model = sequential()
@@ -277,7 +277,7 @@ class AtOnce(Program):
 
 
 class Global(AtOnce):
-    """The first layer is split over the ranks, the rest a copy on each; rank 0 writes and reads."""
+    """Global tensors: the first layer is split over the ranks, the rest replicated; rank 0 writes and reads."""
 
     def __init__(self, ranks: int, optimizer: Callable[[Any], Any]) -> None:
         self.ranks = flow.placement("cpu", ranks=list(range(ranks)))
@@ -298,7 +298,7 @@ class Global(AtOnce):
 
 
 class Compiled(Global):
-    """The same as a graph, whose state holds all but the schedule."""
+    """The same as a graph, whose state contains everything except the schedule."""
 
     def __init__(self, ranks: int, optimizer: Callable[[Any], Any], half: bool = False, zero: bool = False) -> None:
         super().__init__(ranks, optimizer)
@@ -333,7 +333,7 @@ class Compiled(Global):
         self.schedule.load_state_dict(state["schedule"])
 
     def tensors(self) -> Mapping[str, Any]:
-        """A graph numbers itself among those of its class, and variables after itself."""
+        """Return the tensors without the number of the graph in their names."""
         return {name.replace(self.graph.name, "Step"): value for name, value in super().tensors().items()}
 
 
@@ -386,7 +386,7 @@ logging: {every_steps: 1, progress: none, report: false}
 
 
 def samples() -> dict[str, Any]:
-    """26 of them: an epoch is 4 steps, so that step 3 is in the midst of one, and the last of its batches is short."""
+    """Return 26 samples: an epoch has 4 steps with a short last batch, and step 3 is inside an epoch."""
     drawn = np.random.RandomState(3)
     return {"x": drawn.standard_normal((26, WIDTH)).astype(np.float32), "labels": drawn.randint(0, CLASSES, 26).astype(np.int32)}
 
@@ -400,19 +400,19 @@ class Losses(Watcher):
 
 
 class Run(Program):
-    """All steps at once, when the first loss is asked for."""
+    """A run of all steps at once, when the first loss is requested."""
 
     def __init__(self, ranks: int, settings: tuple[str, ...], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.yaml").write_text(CONFIG)
-        self.output, self.found = folder / "out", Losses()
+        self.output, self.losses = folder / "out", Losses()
         self.loaded = load(folder / "run.yaml", [f"output={self.output}", f"strategy.devices={ranks}", *settings])
         self.resumed: Path | None = None
 
     def step(self, number: int) -> float:
-        if not self.found.of:
-            train(self.loaded, callbacks=[self.found], resume=str(self.resumed) if self.resumed else None)
-        return self.found.of[number]
+        if not self.losses.of:
+            train(self.loaded, callbacks=[self.losses], resume=str(self.resumed) if self.resumed else None)
+        return self.losses.of[number]
 
     def save(self, path: Path) -> None:
         shutil.copytree(self.output / "checkpoints" / f"step-{BEFORE:08d}", path)

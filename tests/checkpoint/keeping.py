@@ -1,6 +1,6 @@
-"""What is kept of the programs of `halfway`: the checkpoint of each, and what it did afterwards.
+"""Records of the programs of `halfway`: the checkpoint of each, and its later losses.
 
-Whoever loads a checkpoint must have the tensors that were written, to the last bit, and the losses of the steps that followed.
+A loaded checkpoint must have the saved tensors bit by bit, and the losses of the following steps.
 """
 
 from __future__ import annotations
@@ -30,58 +30,58 @@ SCHEDULES = "System-Train-LearningRate"
 
 
 @dataclass
-class Kept:
-    """What is known of a checkpoint: type, shape and hash of its tensors, and the losses of the steps that followed."""
+class CheckpointRecord:
+    """The record of a checkpoint: type, shape and hash of its tensors, and the losses of the following steps."""
 
     tensors: dict[str, str]
     losses: list[str]
 
     def check(self, program: Program, path: Path, close: float) -> None:
-        """Load it and go on."""
+        """Load the checkpoint and resume."""
         program.load(path)
-        found = told(program.tensors())
-        found = {name: value for name, value in found.items() if name in self.tensors or SCHEDULES not in name}
-        assert found == self.tensors, sorted(found.items() ^ self.tensors.items())
+        result = described(program.tensors())
+        result = {name: value for name, value in result.items() if name in self.tensors or SCHEDULES not in name}
+        assert result == self.tensors, sorted(result.items() ^ self.tensors.items())
         losses = [program.step(number) for number in range(BEFORE + 1, BEFORE + AFTER + 1)]
         np.testing.assert_allclose(losses, [float.fromhex(loss) for loss in self.losses], rtol=close)
 
 
-def told(tensors: Mapping[str, Any]) -> dict[str, str]:
-    found = {}
+def described(tensors: Mapping[str, Any]) -> dict[str, str]:
+    result = {}
     for name, value in sorted(tensors.items()):
         array = np.asarray(value)
-        found[name] = f"{array.dtype}{list(array.shape)} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
-    return found
+        result[name] = f"{array.dtype}{list(array.shape)} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
+    return result
 
 
-def write(program: Program, path: Path) -> Kept:
-    """Train, save, and go on without a break."""
+def write(program: Program, path: Path) -> CheckpointRecord:
+    """Train, save, and continue without a break."""
     for number in range(1, BEFORE + 1):
         program.step(number)
     program.save(path)
-    tensors = told(program.tensors())
-    return Kept(tensors, [program.step(number).hex() for number in range(BEFORE + 1, BEFORE + AFTER + 1)])
+    tensors = described(program.tensors())
+    return CheckpointRecord(tensors, [program.step(number).hex() for number in range(BEFORE + 1, BEFORE + AFTER + 1)])
 
 
-def place(folder: Path, name: str) -> Path:
+def path_in(folder: Path, name: str) -> Path:
     return folder / name.replace(", ", "-").replace(" ", "_")
 
 
-def facts(folder: Path) -> dict[str, Kept]:
-    return {name: Kept(**known) for name, known in json.loads((folder / "facts.json").read_text()).items()}
+def facts(folder: Path) -> dict[str, CheckpointRecord]:
+    return {name: CheckpointRecord(**known) for name, known in json.loads((folder / "facts.json").read_text()).items()}
 
 
 def processes(what: str, folder: Path) -> None:
-    """One of two processes: write what processes write, or check that they go on from that and from what two threads wrote."""
+    """Run one of two processes: write its checkpoints, or check that it resumes from them and from those of two threads."""
     flow.env.client("multi")
     if what == "write":
-        found = {name: asdict(write(way.begin(2), place(folder, name))) for name, way in BY_PROCESSES.items()}
+        result = {name: asdict(write(way.begin(2), path_in(folder, name))) for name, way in BY_PROCESSES.items()}
         if flow.env.get_rank() == 0:
-            (folder / "facts.json").write_text(json.dumps(found))
+            (folder / "facts.json").write_text(json.dumps(result))
     else:
         known = facts(folder)
         for name in (name for name, way in WAYS.items() if way.ranks == 2 and name not in RUNS):
-            known[name].check(WAYS[name].begin(2), place(folder, name), WAYS[name].close)
+            known[name].check(WAYS[name].begin(2), path_in(folder, name), WAYS[name].close)
     print("done", flush=True)
 
 

@@ -29,7 +29,7 @@ LAYOUTS: dict[str, tuple[int, Any]] = {
 
 
 def begin(devices: int, strategy: Any = None, width: int = 7) -> Any:
-    """A new session with a train job in it."""
+    """Begin a new session with a train job."""
     flow.clear_default_session()
     flow.config.cpu_device_num(devices)
     config = flow.function_config()
@@ -50,28 +50,28 @@ def begin(devices: int, strategy: Any = None, width: int = 7) -> Any:
 
 
 def session_under(name: str) -> Session:
-    """A new session, its job traced and bound but not run."""
+    """Return a new session whose job is traced and bound but not run."""
     begin(*LAYOUTS[name])
     return started_session()
 
 
 def values(session: Session) -> dict[str, Any]:
-    """All variables now."""
+    """Return the current values of all variables."""
     return session.read(list(session.variables))
 
 
-def numbers(session: Session) -> dict[str, Any]:
-    """Values for all variables that depend on their names only."""
-    found = {}
+def values_by_name(session: Session) -> dict[str, Any]:
+    """Return values for all variables that depend on their names only."""
+    result = {}
     for name, variable in session.variables.items():
         random = np.random.default_rng(int(hashlib.sha256(name.encode()).hexdigest()[:8], 16))
-        found[name] = random.integers(-1000, 1000, variable.type.shape).astype(variable.type.dtype.numpy)
-    return found
+        result[name] = random.integers(-1000, 1000, variable.type.shape).astype(variable.type.dtype.numpy)
+    return result
 
 
-def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Every bit of every variable."""
-    assert set(found) == set(expected)
-    for name, value in found.items():
+def same(result: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Compare every bit of every variable."""
+    assert set(result) == set(expected)
+    for name, value in result.items():
         assert value.dtype == expected[name].dtype and value.shape == expected[name].shape, name
         assert value.tobytes() == expected[name].tobytes(), name

@@ -1,10 +1,11 @@
-"""Savings to a store that fails or loses its client at any request: nothing complete is lost, nothing incomplete is taken for a checkpoint.
+"""Saves to a store that fails at any request, or whose client is killed: no complete checkpoint is lost, no incomplete one is read.
 
-A case saves a new step, or saves the newest one anew, while one request fails, or all from one on, or the client is killed there.  Then the store
-works again: the newest that is good must be the one before, or the new one where the saving says so; the next save must succeed and leave
+A case saves a new step, or replaces the newest one.  One request fails, or all from one on, or the client is killed there.  Then the store works
+again.  The newest intact checkpoint must be the previous one, or the new one if the save reported success.  The next save must succeed and leave
 nothing unfinished.
 
-As a program, under mpiexec: the same with ranks that are processes.  Argument: the URL of the store's server, which rank 0 tells how to fail.
+As a program under mpiexec, it runs the same cases with ranks that are processes.  Its argument is the URL of the store's server, whose failures
+rank 0 controls.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ ROOT = "s3://bucket/steps"
 
 @dataclass(frozen=True)
 class Strike:
-    """What happens to a saving: at request `at`, or from there on."""
+    """A fault of a save at request `at`, or from that request on."""
 
     at: int = 0
     how: str = ""
@@ -63,7 +64,7 @@ def newest() -> int:
 
 
 def save(session: Session, step: int, values: int, asynchronous: bool = False) -> str:
-    """Save the values of another step under the name of this one; what is said of it, "" if all is well."""
+    """Save the values of another step under the name of this one; return the error, "" on success."""
     session.write(state(values))
     try:
         saving = series().save(session, step, {"step": values}, asynchronous=asynchronous)
@@ -76,14 +77,14 @@ def save(session: Session, step: int, values: int, asynchronous: bool = False) -
 
 
 def begin(session: Session) -> None:
-    """Two steps that are whole."""
+    """Save two intact steps."""
     for step in (1, 2):
         if text := save(session, step, step):
             raise RuntimeError(text)
 
 
 def requests(session: Session, server: Store, strike: Strike) -> int:
-    """How many a saving makes when nothing goes wrong."""
+    """Return the number of requests of a save without a fault."""
     last = newest()
     server.arm(0, "")
     text = save(session, last + (not strike.replaces), last + 1, strike.asynchronous)
@@ -93,58 +94,61 @@ def requests(session: Session, server: Store, strike: Strike) -> int:
 
 
 def attempt(session: Session, server: Store, strike: Strike) -> list[str]:
-    """What is wrong after a saving that met a fault, and with the next one."""
-    last, before = sessions.on_first(session, look)
+    """Return the problems after a save with a fault, and of the next save."""
+    last, before = sessions.on_first(session, newest_step)
     values = 1000 + last
     sessions.on_first(session, lambda: server.arm(strike.at, strike.how, strike.for_good))
-    told = save(session, last + (not strike.replaces), values, strike.asynchronous)
+    output = save(session, last + (not strike.replaces), values, strike.asynchronous)
     sessions.on_first(session, server.disarm)
-    problems = sessions.on_first(session, lambda: list(verdict(before, values, told)))
-    alike = session.world.call(ExchangeItems(told)) if session.world.multi else [told]
+    problems = sessions.on_first(session, lambda: list(verdict(before, values, output)))
+    alike = session.world.call(ExchangeItems(output)) if session.world.multi else [output]
     if len(set(alike)) > 1:
         problems.append(f"other: ranks do not say the same: {alike}")
     return [f"{strike} {problem}" for problem in (*problems, *goes_on(session, last + 2))]
 
 
-def look() -> tuple[int, Any]:
-    """The newest step, and what it holds."""
+def newest_step() -> tuple[int, Any]:
+    """Return the newest step and its contents."""
     last = newest()
     return last, glance(series().path_of(last))
 
 
 def glance(path: AnyPath) -> Any:
-    """The step whose values a checkpoint has, by one of its tensors."""
-    found = store.load(path)
-    step = int(found.extra["step"])
-    return step if found["rows"].tobytes() == state(step)["rows"].tobytes() else f"mixed: {path} says it is of step {step}"
+    """Return the step whose values a checkpoint contains, by one of its tensors."""
+    result = store.load(path)
+    step = int(result.extra["step"])
+    return step if result["rows"].tobytes() == state(step)["rows"].tobytes() else f"mixed: {path} says it is of step {step}"
 
 
-def verdict(before: Any, values: int, told: str | None) -> Iterator[str]:
-    """What is wrong after `values` were saved over those `before`; `told` is what the saving said, None if it died."""
-    found = series().newest_good()
-    there = None if found.path is None else glance(found.path)
-    complete = told == "" or (told is not None and "is complete, but" in told)
+def verdict(before: Any, values: int, output: str | None) -> Iterator[str]:
+    """Return the problems after `values` replaced those `before`; `told` is the report of the save, None if it was killed."""
+    result = series().newest_good()
+    there = None if result.path is None else glance(result.path)
+    complete = output == "" or (output is not None and "is complete, but" in output)
     if there not in (before, values) or (complete and there != values):
-        yield f"{'mixed' if 'mixed' in str(there) else 'lost'}: the newest holds {there}, and {values} was saved over {before}: {told!r}"
-    if told is not None and not complete and there == values and "nobody knows" not in told:
-        yield f"other: it says that nothing was saved, and it was: {told!r}"
-    if told and ROOT not in told:
-        yield f"other: the error does not name the checkpoint: {told!r}"
-    if any("manifest.json is missing" not in skipped.reason for skipped in found.skipped):
-        yield f"broken: {found.skipped}"
+        yield f"{'mixed' if 'mixed' in str(there) else 'lost'}: the newest holds {there}, and {values} was saved over {before}: {output!r}"
+    if output is not None and not complete and there == values and "nobody knows" not in output:
+        yield f"other: it says that nothing was saved, and it was: {output!r}"
+    if output and ROOT not in output:
+        yield f"other: the error does not name the checkpoint: {output!r}"
+    if any("manifest.json is missing" not in skipped.reason for skipped in result.skipped):
+        yield f"broken: {result.skipped}"
 
 
 def goes_on(session: Session, step: int) -> list[str]:
-    """What is wrong with the next saving, which must leave nothing unfinished."""
+    """Return the problems of the next save, which must leave nothing unfinished."""
     text = save(session, step, step)
     left = sessions.on_first(session, lambda: [newest() == step and glance(series().path_of(step)), *drafts.unfinished_in(path_of(ROOT))])
     return [f"stuck: the next saving says {text!r}, and there is {left}"] if text or left != [step] else []
 
 
 def killed(server: Store, strike: Strike) -> list[str]:
-    """What is wrong after a saving whose process is killed, and with the next one; this process asks the store nothing, so that it can be forked."""
+    """Return the problems after a save whose process is killed, and of the next one.
+
+    This process sends no requests to the store, so that it can be forked.
+    """
     case = Case(ranks=2)
-    last, before = told_in_child(look)
+    last, before = result_in_child(newest_step)
     values = 1000 + last
 
     def work() -> None:
@@ -159,12 +163,12 @@ def killed(server: Store, strike: Strike) -> list[str]:
 
     code = crashing.in_child(work)  # 0 if it asked less often this time whether the others are done, so that it never came so far
     server.disarm()
-    problems: list[str] = told_in_child(after)
+    problems: list[str] = result_in_child(after)
     return [f"{strike} {problem}" for problem in (*problems, *([] if code in (-9, 0) else [f"other: the process ended with {code}"]))]
 
 
-def told_in_child(work: Callable[[], Any]) -> Any:
-    """What a call gives in a process of its own."""
+def result_in_child(work: Callable[[], Any]) -> Any:
+    """Return the result of a call in a child process."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "told"
         if crashing.in_child(lambda: path.write_bytes(pickle.dumps(work()))) != 0:
@@ -173,18 +177,18 @@ def told_in_child(work: Callable[[], Any]) -> Any:
 
 
 def strikes(count: dict[tuple[bool, bool], int], hows: tuple[str, ...], seed: int, most: int) -> list[Strike]:
-    """So many of all, each way to fail and each way to save alike often."""
+    """Return a sample of faults, with each failure and each kind of save equally often."""
     source = random.Random(seed)
-    found = [
+    result = [
         Strike(at, how, for_good, replaces, asynchronous)
         for (replaces, asynchronous), requests in count.items()
         for at in range(1, requests + 1)
         for how in hows
         for for_good in ((False, True) if hows is FAILURES else (False,))
     ]
-    source.shuffle(found)
+    source.shuffle(result)
     groups: dict[Any, list[Strike]] = {}
-    for strike in found:
+    for strike in result:
         groups.setdefault((strike.how, strike.for_good, strike.replaces), []).append(strike)
     turns = [group[i] for i in range(max(map(len, groups.values()))) for group in groups.values() if i < len(group)]
     return turns[: most or None]
@@ -194,7 +198,7 @@ WAYS = [(False, False), (True, True), (True, False), (False, True)]
 
 
 def sweep(server: Store, most: int, seed: int) -> tuple[int, list[str]]:
-    """(how many failures were tried, what is wrong); all if `most` is 0."""
+    """Return the number of tried failures and their problems; try all if `most` is 0."""
     with session_on(Case(ranks=2)) as session:
         begin(session)
         count = {way: requests(session, server, Strike(replaces=way[0], asynchronous=way[1])) for way in WAYS}
@@ -203,41 +207,41 @@ def sweep(server: Store, most: int, seed: int) -> tuple[int, list[str]]:
 
 
 def kills(server: Store, most: int, seed: int) -> tuple[int, list[str]]:
-    """The same of clients that are killed."""
+    """Return the same for killed clients."""
 
     def count() -> list[int]:
         with session_on(Case(ranks=2)) as session:
             begin(session)
             return [requests(session, server, Strike(replaces=replaces, asynchronous=asynchronous)) for replaces, asynchronous in WAYS]
 
-    tried = strikes(dict(zip(WAYS, told_in_child(count), strict=True)), DEATHS, seed, most)
+    tried = strikes(dict(zip(WAYS, result_in_child(count), strict=True)), DEATHS, seed, most)
     return len(tried), [problem for strike in tried for problem in killed(server, strike)]
 
 
 def main() -> None:
-    """One of two processes."""
+    """Run one of two processes."""
     server = Store(sys.argv[1])
     with session_on(Case(ranks=2, way="mpi")) as session:
         begin(session)
         problem = refused(session)
         tried = [Strike(4, "lost", True), Strike(9, "denied", replaces=True, asynchronous=True)]
         problems = [problem for strike in tried for problem in attempt(session, server, strike)]
-        found = sessions.load(session, sessions.on_first(session, series().newest_good).path)
+        result = sessions.load(session, sessions.on_first(session, series().newest_good).path)
         problems += sessions.on_first(session, lambda: uploads_in_parts(server))
-    print(json.dumps([found["step"], problem, read(), *problems]), flush=True)
+    print(json.dumps([result["step"], problem, read(), *problems]), flush=True)
 
 
 def uploads_in_parts(server: Store) -> list[str]:
-    """What is wrong with large files, which go to the store in several requests: nothing is there unless all of them were answered."""
+    """Return the problems of large files, which are sent in several requests: a file exists only if all were answered."""
     fsspec.config.conf["s3"] = {"default_block_size": 5 * 2**20}  # the least that S3 takes
     large, target = {"w": np.arange(17 * 2**18, dtype=np.float32)}, path_of("s3://bucket/large")
     store.save(target, large)
     server.arm(0, "")
     store.save(target, large, replace=True)
     log = server.disarm()
-    if sum("partNumber" in told for told in log) != 2 or not np.array_equal(store.load(target)["w"], large["w"]):
+    if sum("partNumber" in output for output in log) != 2 or not np.array_equal(store.load(target)["w"], large["w"]):
         return [f"other: it was not saved in 2 parts: {log}"]
-    begins = next(i for i, told in enumerate(log, 1) if "uploads" in told)
+    begins = next(i for i, output in enumerate(log, 1) if "uploads" in output)
     problems = []
     for at in range(begins, begins + 4):  # the upload begins, two parts, it is completed
         server.arm(at, "denied", for_good=False)
@@ -248,13 +252,13 @@ def uploads_in_parts(server: Store) -> list[str]:
             if "nothing was changed" not in str(error) or np.any(store.load(target)["w"] != large["w"]):
                 problems.append(f"mixed: request {at} of {log} was denied: {error}")
         again = server.disarm()
-        if at > begins and not any(told.startswith("DELETE") and "uploadId" in told for told in again):
+        if at > begins and not any(output.startswith("DELETE") and "uploadId" in output for output in again):
             problems.append(f"stuck: the parts of an upload that was given up stay in the store: {again}")
     return problems
 
 
 def refused(session: Session) -> str:
-    """What is said of a store that each process has for itself."""
+    """Return the error for a store that is private to each process."""
     try:
         sessions.save(session, "memory://steps/1")
     except CheckpointError as error:
@@ -263,7 +267,7 @@ def refused(session: Session) -> str:
 
 
 def read() -> list[float]:
-    """Data that both ranks read from the store, by way of one copy."""
+    """Read data from the store on both ranks, through one local copy."""
     samples = open_reader("numpy", path="s3://bucket/data/x.npy")
     return [float(value) for value in samples.read([2, 0])["x"]]
 

@@ -1,7 +1,7 @@
-"""A run that is killed at any step and gone on with on another number of ranks: the same samples and the same losses as without.
+"""Runs that are killed at any step and resume on another number of ranks, with the same samples and losses as an undisturbed run.
 
-The run is 30 steps over 130 samples in batches of 16, so that epochs end within it and in a batch of 2, with dropout, momentum, a schedule,
-evaluations, and a checkpoint every third step that is written behind training's back.
+A run has 30 steps over 130 samples in batches of 16, so epochs end within it, with a batch of 2.  It has dropout, momentum, a schedule,
+evaluations, and an asynchronous checkpoint every third step.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ SPREADS: dict[int, tuple[str, ...]] = {
 
 
 def samples() -> dict[str, Any]:
-    """Three heaps of points; the first feature of a sample is its number, so that what was read can be told."""
+    """Return three clusters of points; the first feature of a sample is its number, to identify it."""
     source = np.random.default_rng(0)
     labels = source.integers(0, 3, SAMPLES).astype(np.int32)
     points = (source.normal(size=(SAMPLES, 8)) + labels[:, None]).astype(np.float32)
@@ -75,7 +75,7 @@ def samples() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Strike:
-    """What happens to a run: it is killed `delay` seconds after step `at`, or meets a fault at change `change` of the files of `rank`."""
+    """A fault of a run: a kill `delay` seconds after step `at`, or a fault at change `change` of the files of `rank`."""
 
     at: int = 0
     delay: float = 0.0
@@ -89,7 +89,7 @@ class Strike:
 
 @dataclass(frozen=True)
 class Trial:
-    """A run that something happens to, and how both of its halves are spread."""
+    """A run with a fault, and the numbers of ranks of both of its halves."""
 
     strike: Strike
     first: str
@@ -104,19 +104,19 @@ class Trial:
 
 
 class Diary(Watcher):
-    """Writes step, loss and the numbers of the samples of each step; ends the process after one of them."""
+    """A callback that records step, loss and sample numbers of each step; it can end the process after one of them."""
 
     def __init__(self, path: Path, strike: Strike) -> None:
         self.path, self.strike = path, strike
-        self.numbers: list[int] = []
+        self.sample_ids: list[int] = []
         self._timer: threading.Timer | None = None
 
     def seen(self, batch: Any) -> None:
-        self.numbers = np.rint(np.asarray(batch["points"][:])[:, 0] * SAMPLES).astype(int).tolist()
+        self.sample_ids = np.rint(np.asarray(batch["points"][:])[:, 0] * SAMPLES).astype(int).tolist()
 
     def step(self, run: RunInfo, report: StepReport) -> None:
         with open(self.path, "a") as file:
-            file.write(json.dumps({"step": report.step, "loss": report.loss, "samples": self.numbers}) + "\n")
+            file.write(json.dumps({"step": report.step, "loss": report.loss, "samples": self.sample_ids}) + "\n")
         if report.step == self.strike.at and not self.strike.delay:
             os.kill(os.getpid(), signal.SIGKILL)
         if report.step == self.strike.at:
@@ -130,24 +130,24 @@ class Diary(Watcher):
 
 
 def work(folder: Path, spread: str, diary: Path, strike: Strike) -> None:
-    """Train, from the newest checkpoint there is; one process of it."""
+    """Train from the newest checkpoint, in one process of the run."""
     settings = [f"strategy.{word}" for word in spread.split()]
-    watcher = Diary(diary, strike)
+    diary_callback = Diary(diary, strike)
     if strike.how:
         Fault(strike.rank, strike.change, strike.how, strike.change).install()
     call = Jobs.call
 
     def recorded(self: Jobs, job: Any, batch: Any) -> Any:
         if job.name == "train":
-            watcher.seen(batch)
+            diary_callback.seen(batch)
         return call(self, job, batch)
 
     with mock.patch.object(Jobs, "call", recorded):
-        train(load(folder / "run.yaml", [f"output={folder / 'out'}", *settings]), callbacks=[watcher])
+        train(load(folder / "run.yaml", [f"output={folder / 'out'}", *settings]), callbacks=[diary_callback])
 
 
 def launch(folder: Path, spread: str, diary: Path, strike: Strike, *, mpi: bool = False) -> int:
-    """Exit code of a run in a process of its own, or in several."""
+    """Run in a new process, or in several; return the exit code."""
     (folder / "run.yaml").write_text(CONFIG)
     if not mpi:
         return in_child(lambda: work(folder, spread, diary, strike))
@@ -171,18 +171,18 @@ def entries(diary: Path) -> list[dict[str, Any]]:
 
 
 def whole(folder: Path, spread: str = "devices=1") -> list[dict[str, Any]]:
-    """The diary of a run that nobody disturbs."""
+    """Return the records of an undisturbed run."""
     folder.mkdir(parents=True)
     diary = folder / "diary"
     code = launch(folder, spread, diary, Strike())
-    found = entries(diary)
-    if code or [entry["step"] for entry in found] != list(range(1, STEPS + 1)):
-        raise RuntimeError(f"the run without a kill ended with {code} after {len(found)} steps")
-    return found
+    result = entries(diary)
+    if code or [entry["step"] for entry in result] != list(range(1, STEPS + 1)):
+        raise RuntimeError(f"the run without a kill ended with {code} after {len(result)} steps")
+    return result
 
 
-def attempt(trial: Trial, folder: Path, wanted: list[dict[str, Any]]) -> tuple[bool, list[str], float]:
-    """(whether it was killed, what is wrong, the largest difference of a loss); `folder` is made and removed."""
+def attempt(trial: Trial, folder: Path, expected: list[dict[str, Any]]) -> tuple[bool, list[str], float]:
+    """Return True if the run was killed, its problems, and the largest difference of a loss; `folder` is created and removed."""
     folder.mkdir(parents=True)
     try:
         code = launch(folder, trial.first, folder / "first", trial.strike, mpi=trial.mpi)
@@ -192,7 +192,7 @@ def attempt(trial: Trial, folder: Path, wanted: list[dict[str, Any]]) -> tuple[b
         if launch(folder, trial.then, folder / "second", Strike(), mpi=trial.mpi):
             return killed, [f"{trial} other: the second run fails"], 0.0
         first, second = entries(folder / "first"), entries(folder / "second")
-        problems, largest = _compared(wanted, first, second, LATE + (3 if trial.spoiled else 0))
+        problems, largest = _compared(expected, first, second, LATE + (3 if trial.spoiled else 0))
         left = [entry.name for entry in (folder / "out" / "checkpoints").iterdir() if not entry.name.startswith("step-")]
         if left:
             problems.append(f"debris: {left} are left in the end")
@@ -212,8 +212,8 @@ def spoil(checkpoints: Path, seed: int) -> None:
         file.write_bytes(content)
 
 
-def _compared(wanted: list[dict[str, Any]], first: list[dict[str, Any]], second: list[dict[str, Any]], late: int) -> tuple[list[str], float]:
-    """What the halves of a run have that the whole one has not."""
+def _compared(expected: list[dict[str, Any]], first: list[dict[str, Any]], second: list[dict[str, Any]], late: int) -> tuple[list[str], float]:
+    """Return the differences between the halves of a run and an undisturbed run."""
     problems, largest = [], 0.0
     begun = second[0]["step"] if second else STEPS + 1
     reached = first[-1]["step"] if first else 0
@@ -222,7 +222,7 @@ def _compared(wanted: list[dict[str, Any]], first: list[dict[str, Any]], second:
     if begun <= reached - late:
         problems.append(f"lost: the second run begins at step {begun}, though {reached} were done and every third was saved")
     for entry in (*first, *second):
-        whole_entry = wanted[entry["step"] - 1]
+        whole_entry = expected[entry["step"] - 1]
         if entry["samples"] != whole_entry["samples"]:
             problems.append(f"mixed: step {entry['step']} has the samples {entry['samples']}, not {whole_entry['samples']}")
         far = abs(entry["loss"] - whole_entry["loss"]) / max(1.0, abs(whole_entry["loss"]))
@@ -233,7 +233,7 @@ def _compared(wanted: list[dict[str, Any]], first: list[dict[str, Any]], second:
 
 
 def trials(seed: int, steps: int = STEPS, faults: int = STEPS, mpi: int = 0) -> Iterator[Trial]:
-    """Kills after so many of the steps, faults of files while training, and kills of processes; afterwards there is another number of ranks."""
+    """Yield kills after a sample of the steps, file faults while training, and kills of processes; each resumes on another number of ranks."""
     source = random.Random(seed)
     places = list(range(1, STEPS + 1))
     source.shuffle(places)

@@ -1,14 +1,14 @@
-"""A small store that speaks as much of S3 as s3fs asks for, on loopback, and that fails as it is told.
+"""A small S3 server on loopback with the requests of s3fs, which fails on request.
 
-    with Store() as store:            the server is a process of its own, so that its clients may be forked and killed
-        store.arm(3, "lost")          the third request from now on is done, and not answered
-        store.disarm()                it works again; what it was asked for meanwhile
+    with Store() as store:            the server is a separate process, so that its clients may be forked and killed
+        store.arm(3, "lost")          the third request from now on is performed without an answer
+        store.disarm()                the store works again; returns the requests in between
 
 Ways to fail:
   drop    nothing is done, and the connection ends          lost    it is done, and the connection ends without an answer
-  half    half of what is sent, or answered, goes over      denied  403, nothing is done
-  broken  500, nothing is done                              before, after   the client is killed before the request is done, or after
-With `for_good` all requests after it fail in the same way, as when a network or a permission is gone.
+  half    half of the request or answer is sent             denied  403, nothing is done
+  broken  500, nothing is done                              before, after   the client is killed before or after the request
+With `for_good` all later requests fail in the same way, as without a network or a permission.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DEATHS = ("before", "after")
 
 
 class Held:
-    """What the store holds, and how it is to fail."""
+    """The contents of the store, and its faults."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -43,16 +43,16 @@ class Held:
         self.log: list[str] = []
         self.plan: dict[str, Any] = {}
 
-    def fault(self, told: str) -> str:
-        """What is to happen to a request; "" for most."""
+    def fault(self, output: str) -> str:
+        """Return the fault of a request; "" for most."""
         with self.lock:
-            self.log.append(told)
+            self.log.append(output)
             if not self.plan:
                 return ""
             self.plan["left"] -= 1
-            strikes = self.plan["left"] == 0 or (self.plan["left"] < 0 and (self.plan["for_good"] or told == self.plan.get("told")))
+            strikes = self.plan["left"] == 0 or (self.plan["left"] < 0 and (self.plan["for_good"] or output == self.plan.get("told")))
             if strikes:  # whoever asks again for the same fares no better
-                self.plan["told"] = told
+                self.plan["told"] = output
             return str(self.plan["how"]) if strikes else ""
 
 
@@ -111,12 +111,12 @@ class Answers(BaseHTTPRequestHandler):
         self._send(status, {"Content-Type": "application/xml"}, f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode())
 
     def _control(self) -> None:
-        given = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+        values = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
         with HELD.lock:
             if self.key == "-arm":
-                HELD.plan, HELD.log = given, []
-            found = json.dumps(HELD.log).encode()
-        self._send(200, {}, found)
+                HELD.plan, HELD.log = values, []
+            result = json.dumps(HELD.log).encode()
+        self._send(200, {}, result)
 
     # ---- what S3 does; the lock is held
 
@@ -148,8 +148,8 @@ class Answers(BaseHTTPRequestHandler):
         for key, (content, at) in sorted(HELD.objects.items()):
             if not key.startswith(prefix):
                 continue
-            inside, found, _ = key.removeprefix(prefix).partition(delimiter or "\0")
-            if found:
+            inside, result, _ = key.removeprefix(prefix).partition(delimiter or "\0")
+            if result:
                 folders.add(prefix.partition("/")[2] + inside + delimiter)
             else:
                 stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at)) + f".{int(at % 1 * 1000):03d}Z"
@@ -186,19 +186,19 @@ def etag(content: bytes) -> str:
 
 
 def unchunked(body: bytes) -> bytes:
-    """What is in chunks, each with its length in front."""
-    found = b""
+    """Decode chunks, each preceded by its length."""
+    result = b""
     while body:
         head, _, body = body.partition(b"\r\n")
         length = int(head.partition(b";")[0], 16)
         if not length:
             break
-        found, body = found + body[:length], body[length + 2 :]
-    return found
+        result, body = result + body[:length], body[length + 2 :]
+    return result
 
 
 class Store:
-    """A server in a process of its own, and this process as its client; or a server that runs already, at `url`."""
+    """A server in a new process with this process as its client, or a running server at `url`."""
 
     def __init__(self, url: str = "") -> None:
         self.url = url
@@ -226,8 +226,8 @@ class Store:
         for name in self.environment:
             del os.environ[name]
 
-    def _ask(self, what: str, **given: Any) -> list[str]:
-        request = urllib.request.Request(f"{self.url}/-{what}", json.dumps(given).encode(), method="POST")
+    def _ask(self, what: str, **values: Any) -> list[str]:
+        request = urllib.request.Request(f"{self.url}/-{what}", json.dumps(values).encode(), method="POST")
         with urllib.request.urlopen(request, timeout=20) as answer:
             log: list[str] = json.load(answer)
         return log
@@ -236,7 +236,7 @@ class Store:
         self._ask("arm", left=at, how=how, for_good=for_good, pid=pid)
 
     def disarm(self) -> list[str]:
-        """From now on nothing fails; the requests since it was armed."""
+        """Stop the faults; return the requests since `arm`."""
         log = self._ask("look")
         self._ask("arm")
         return log
@@ -244,7 +244,7 @@ class Store:
 
 class Server(ThreadingHTTPServer):
     def handle_error(self, *_: Any) -> None:
-        """A client that has gone is what is tested."""
+        """Ignore a closed connection, which is tested."""
 
 
 if __name__ == "__main__":

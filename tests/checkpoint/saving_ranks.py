@@ -1,4 +1,4 @@
-"""Run under mpiexec: ranks that are processes save and load, fail together, and go on.  Arguments: directory, client, layout."""
+"""A program under mpiexec whose ranks save and load, fail together, and continue.  Arguments: directory, client, layout."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from layouts import IDS, LAYOUTS, begin, numbers, same, values
+from layouts import IDS, LAYOUTS, begin, same, values, values_by_name
 
 import jobflow as flow
 from jobflow.core.errors import CheckpointError
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Full(Files):
-    """The disk of rank 1 is full where the path says so."""
+    """Files of a full disk on rank 1, for paths that request it."""
 
     def do(self, what: str, path: Path, change: Callable[[], T]) -> T:
         if self.rank == 1 and what == "write" and "step-00000013" in str(path):
@@ -30,7 +30,7 @@ class Full(Files):
 
 
 def refused(session: Session, work: Callable[[], object], *texts: str) -> None:
-    """`work` raises the same on all ranks, and changes nothing."""
+    """Check that `work` raises the same error on all ranks, and changes nothing."""
     before = values(session)
     try:
         work()
@@ -48,7 +48,7 @@ def main(root: Path, client: str, layout: str) -> None:
     job(IDS)
     session = started_session()
     sessions.load(session, root / "threads")
-    expected = numbers(session)
+    expected = values_by_name(session)
     same(values(session), expected)
 
     series = Series(root / f"of-{layout}", keep_last=2)

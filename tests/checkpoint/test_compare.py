@@ -1,4 +1,4 @@
-"""Two checkpoints side by side: what differs is found, with the largest differences."""
+"""Comparison of two checkpoints, with the largest differences."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ def pair(root: Path, first: dict[str, Any], second: dict[str, Any]) -> tuple[Che
 
 
 def only(root: Path, a: Any, b: Any, **tolerances: float) -> Difference | None:
-    found = list(differences(*pair(root, {"x": a}, {"x": b}), **tolerances))
-    assert len(found) < 2
-    return found[0] if found else None
+    result = list(differences(*pair(root, {"x": a}, {"x": b}), **tolerances))
+    assert len(result) < 2
+    return result[0] if result else None
 
 
 def test_names_shapes_and_types(tmp_path: Path) -> None:
     first = {"left": np.zeros(2), "shape": np.zeros((2, 3)), "type": np.zeros(2, np.float32), "same": np.arange(3)}
     second = {"same": np.arange(3), "type": np.zeros(2), "shape": np.zeros((3, 2)), "right": np.zeros(1, np.int8)}
-    found = list(differences(*pair(tmp_path, first, second)))
-    assert found == [
+    result = list(differences(*pair(tmp_path, first, second)))
+    assert result == [
         Difference("left", "float64[2]", None),
         Difference("shape", "float64[2,3]", "float64[3,2]"),
         Difference("type", "float32[2]", "float64[2]"),
         Difference("right", None, "int8[1]"),
     ]
-    assert all(difference.of_type for difference in found)
+    assert all(difference.of_type for difference in result)
 
 
 @pytest.mark.parametrize(
@@ -56,24 +56,24 @@ def test_names_shapes_and_types(tmp_path: Path) -> None:
         (np.float32(3), np.float32(4), 1, 1.0, 0.25),
     ],
 )
-def test_numbers(tmp_path: Path, a: Any, b: Any, unequal: int, absolute: float, relative: float) -> None:
-    found = only(tmp_path, a, b)
-    assert found is not None and not found.of_type
-    assert (found.unequal, found.absolute, found.relative) == (unequal, absolute, pytest.approx(relative))
+def test_differences_of_values(tmp_path: Path, a: Any, b: Any, unequal: int, absolute: float, relative: float) -> None:
+    result = only(tmp_path, a, b)
+    assert result is not None and not result.of_type
+    assert (result.unequal, result.absolute, result.relative) == (unequal, absolute, pytest.approx(relative))
 
 
-def test_the_same_bits_are_the_same(tmp_path: Path) -> None:
+def test_equal_bits_are_equal(tmp_path: Path) -> None:
     odd = np.array([np.nan, np.inf, -np.inf, -0.0, 1.0], np.float32)
     assert only(tmp_path, odd, odd.copy()) is None
     assert list(differences(*pair(tmp_path / "empty", {"e": np.zeros((0, 3))}, {"e": np.zeros((0, 3))}))) == []
 
 
-def test_the_largest_is_over_all_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_difference_is_over_all_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "BLOCK", 4)
     a, b = np.ones(19), np.ones(19)
     b[[3, 4, 17]] = 3.0, 2.0, 1.5
-    found = only(tmp_path, a, b)
-    assert found is not None and (found.unequal, found.absolute) == (3, 2.0)
+    result = only(tmp_path, a, b)
+    assert result is not None and (result.unequal, result.absolute) == (3, 2.0)
 
 
 def test_tolerances(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_tolerances(tmp_path: Path) -> None:
 
 def test_patterns(tmp_path: Path) -> None:
     first, second = pair(tmp_path, {"a/w": np.zeros(1), "b/w": np.zeros(1)}, {"a/w": np.ones(1), "b/w": np.ones(1)})
-    assert [found.name for found in differences(first, second, ["b*"])] == ["b/w"]
+    assert [result.name for result in differences(first, second, ["b*"])] == ["b/w"]
     assert selected(["*w", "a*"], ["a/w", "b/w", "c"]) == ["a/w", "b/w"]
     with pytest.raises(CheckpointError, match=r'no tensor matches "a/v"; did you mean "a/w"\?'):
         list(differences(first, second, ["a/v"]))
@@ -100,7 +100,7 @@ def test_damage_is_an_error(tmp_path: Path) -> None:
         list(differences(first, second))
 
 
-def test_what_lies_beside_the_tensors() -> None:
+def test_differences_of_the_json_tree() -> None:
     first = {"step": 1, "position": {"epoch": 0, "sample": 3}, "old": [1]}
     second = {"step": 2, "position": {"epoch": 0, "sample": 4}, "new": None, "metrics": {}}
     assert list(extra_differences(first, second)) == [("step", 1, 2), ("position.sample", 3, 4), ("old", [1], None), ("metrics", None, {})]

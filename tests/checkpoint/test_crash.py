@@ -1,4 +1,4 @@
-"""Saving is all or nothing: a failure at any change of the file system leaves nothing or everything to see."""
+"""Atomic saves: a failure at any change of the file system leaves nothing or a complete checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TENSORS = {"w": np.arange(6, dtype=np.float32), "n": np.array([3])}
 
 
 class Faulty(Files):
-    """Fails at change number `at`, and (when `dead`) at all later ones, like a process that is no more."""
+    """Files that fail at change number `at`, and (when `dead`) at all later ones, as in a dead process."""
 
     def __init__(self, at: int, dead: bool, error: BaseException | None = None) -> None:
         self.at, self.dead, self.error, self.log = at, dead, error or OSError("no space left"), []  # type: ignore[var-annotated]
@@ -37,7 +37,7 @@ class Faulty(Files):
 
 
 def changes() -> list[str]:
-    """What saving does, in order."""
+    """Return the changes of a save, in order."""
     files = Faulty(10**6, False)
     with tempfile.TemporaryDirectory() as root:
         save(Path(root) / "c", TENSORS, files=files)
@@ -48,7 +48,7 @@ CHANGES = changes()
 
 
 def is_whole(path: Path) -> bool:
-    """True if the checkpoint is there, False if nothing is; anything else is an assertion."""
+    """Return True if the checkpoint exists, False if nothing does; fail otherwise."""
     if not path.exists() or not any(path.iterdir()):
         return False
     loaded = load(path)
@@ -58,7 +58,7 @@ def is_whole(path: Path) -> bool:
 
 
 def test_the_order_of_changes() -> None:
-    """Everything is on the disk before the rename, and the rename is the last but for the parent's own names."""
+    """Everything is synced before the rename; only the sync of the parent directory follows it."""
     assert CHANGES[:2] == ["mkdir", "mkdir"]
     assert CHANGES[-3:] == ["sync", "rename", "sync"]
     assert CHANGES.count("create") == CHANGES.count("sync") - 2 == 3
@@ -86,7 +86,7 @@ def test_a_failure_at_any_change(tmp_path: Path, at: int, dead: bool, empty: boo
         assert is_whole(target)
 
 
-def test_an_interrupt_cleans_up_and_goes_on(tmp_path: Path) -> None:
+def test_an_interrupt_removes_the_draft_and_is_raised(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path / "c", TENSORS, files=Faulty(CHANGES.index("rename"), False, KeyboardInterrupt()))
     assert list(tmp_path.iterdir()) == []
@@ -106,7 +106,7 @@ save(Path(sys.argv[1]) / "c", {"w": np.arange(6)}, files=Dying())
 """
 
 
-def test_what_a_dead_process_left_is_removed_by_the_next_saving(tmp_path: Path) -> None:
+def test_the_next_save_removes_drafts_of_dead_processes(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", DYING, str(tmp_path)], check=False).returncode == 9
     (left,) = tmp_path.iterdir()
     assert left.name.startswith(".c.saving.")
@@ -117,8 +117,8 @@ def test_what_a_dead_process_left_is_removed_by_the_next_saving(tmp_path: Path) 
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [keep.name, "d"]
 
 
-def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
-    """Until it has given it up."""
+def test_drafts_of_running_processes_are_not_removed(tmp_path: Path) -> None:
+    """A draft of a running process is removed only after the process has abandoned it."""
     writing = local_drafts.temporary_path(tmp_path / "c")
     writing.mkdir()
     with pytest.raises(CheckpointError):
@@ -128,8 +128,8 @@ def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [writing.name, "c"]
 
 
-def test_two_savings_to_one_path(tmp_path: Path) -> None:
-    """The second one finds the place taken at the very end: it fails, and the first one's checkpoint stays."""
+def test_two_concurrent_saves_to_one_path(tmp_path: Path) -> None:
+    """The second save finds the path occupied at the end and fails; the checkpoint of the first remains."""
 
     class Overtaken(Files):
         def rename(self, old: Path, new: Path) -> None:

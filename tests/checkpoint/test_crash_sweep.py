@@ -1,4 +1,4 @@
-"""A sample of scripts/crash_sweep: kills, errors and damage at any place lose nothing, and the sweep finds savings that are wrong."""
+"""A sample of scripts/crash_sweep: kills, errors and damage lose nothing, and the sweep detects wrong implementations."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ DEFECTS = {
 
 
 def python(*words: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, which may be forked: it has one thread."""
+    """Run code in a process with one thread, which may be forked."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300, env=environment, check=False)
 
 
 def sweep(*words: str) -> list[list[str]]:
-    """The rows of the table that the sweep prints, without its head."""
+    """Return the rows of the table that the sweep prints, without its header."""
     ended = python(str(ROOT / "scripts" / "crash_sweep"), *words)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     head, *rows, end = [line.split() for line in ended.stdout.splitlines() if not line.startswith("largest difference")]
@@ -61,14 +61,14 @@ def test_kills_of_processes() -> None:
     assert int(done) >= 3
 
 
-def test_runs_go_on_as_if_nothing_had_happened() -> None:
+def test_killed_runs_resume_with_the_same_results() -> None:
     ((_, done, *counts, _, _),) = sweep("--only", "resume", "--resumes", "2", "--seed", "7", "--mpi", "0")
     assert int(done) >= 3 and set(counts) == {"0"}
 
 
-def test_savings_that_are_wrong_are_found() -> None:
+def test_the_sweep_detects_wrong_implementations() -> None:
     ended = python(str(ROOT / "tests" / "checkpoint" / "crash_mutants.py"))
     assert ended.returncode == 0, ended.stderr
-    found: dict[str, str] = json.loads(ended.stdout)
-    assert set(found) == set(DEFECTS)
-    assert {defect: text for defect, text in found.items() if DEFECTS[defect] not in text} == {}
+    result: dict[str, str] = json.loads(ended.stdout)
+    assert set(result) == set(DEFECTS)
+    assert {defect: text for defect, text in result.items() if DEFECTS[defect] not in text} == {}

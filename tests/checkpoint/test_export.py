@@ -1,4 +1,4 @@
-"""Checkpoints as .npz files and legacy directories, out and in: the same numbers, whole or not at all."""
+"""Conversion of checkpoints to and from .npz files and legacy directories: the same values, atomically."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LEGACY = ["int8", "uint8", "int32", "int64", "float16", "float32", "float64"]
 
 def some(dtypes: list[str]) -> dict[str, Any]:
     random = np.random.default_rng(5)
-    made = {f"layer-{dtype}": random.integers(0, 2, (3, 2)).astype(dtype_named(dtype).numpy) for dtype in dtypes}
-    return {**made, "scalar": np.float32(0.1), "empty": np.zeros((0, 3), np.float32), "train_step": np.array([7])}
+    created = {f"layer-{dtype}": random.integers(0, 2, (3, 2)).astype(dtype_named(dtype).numpy) for dtype in dtypes}
+    return {**created, "scalar": np.float32(0.1), "empty": np.zeros((0, 3), np.float32), "train_step": np.array([7])}
 
 
 def saved(root: Path, tensors: dict[str, Any]) -> Checkpoint:
@@ -30,30 +30,30 @@ def saved(root: Path, tensors: dict[str, Any]) -> Checkpoint:
     return load(root / "c")
 
 
-def same(found: Any, tensors: dict[str, Any]) -> None:
-    assert sorted(found) == sorted(tensors)
+def same(result: Any, tensors: dict[str, Any]) -> None:
+    assert sorted(result) == sorted(tensors)
     for name, array in tensors.items():
-        assert (found[name].dtype, found[name].shape) == (np.asarray(array).dtype, np.shape(array)), name
-        assert found[name].tobytes() == np.asarray(array).tobytes(), name
+        assert (result[name].dtype, result[name].shape) == (np.asarray(array).dtype, np.shape(array)), name
+        assert result[name].tobytes() == np.asarray(array).tobytes(), name
 
 
-def test_npz_is_what_numpy_reads(tmp_path: Path) -> None:
+def test_numpy_reads_exported_npz_files(tmp_path: Path) -> None:
     tensors = some(["bool", *LEGACY])
     assert to_npz(saved(tmp_path, tensors), tmp_path / "x.npz") == []
-    with np.load(tmp_path / "x.npz") as found:
-        same(found, tensors)
+    with np.load(tmp_path / "x.npz") as result:
+        same(result, tensors)
     same(open_any(tmp_path / "x.npz"), tensors)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["c", "x.npz"]
 
 
 def test_bfloat16_becomes_float32(tmp_path: Path) -> None:
-    numbers = np.array([1.5, -2.0]).astype(dtype_named("bfloat16").numpy)
-    assert to_npz(saved(tmp_path, {"half": numbers, "n": np.arange(2)}), tmp_path / "x.npz") == ["half"]
-    with np.load(tmp_path / "x.npz") as found:
-        same(found, {"half": np.array([1.5, -2.0], np.float32), "n": np.arange(2)})
+    values = np.array([1.5, -2.0]).astype(dtype_named("bfloat16").numpy)
+    assert to_npz(saved(tmp_path, {"half": values, "n": np.arange(2)}), tmp_path / "x.npz") == ["half"]
+    with np.load(tmp_path / "x.npz") as result:
+        same(result, {"half": np.array([1.5, -2.0], np.float32), "n": np.arange(2)})
 
 
-def test_some_names_only(tmp_path: Path) -> None:
+def test_export_by_names(tmp_path: Path) -> None:
     source = saved(tmp_path, some(["float32", "int32"]))
     to_npz(source, tmp_path / "x.npz", ["layer*"])
     to_legacy(source, tmp_path / "x", ["scalar"])
@@ -82,7 +82,7 @@ def test_legacy_directories_out_and_in(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["back", "c", "old"]
 
 
-def test_legacy_variables_without_meta_have_the_types_given(tmp_path: Path) -> None:
+def test_legacy_variables_without_meta_have_the_declared_types(tmp_path: Path) -> None:
     to_legacy(saved(tmp_path, {"w": np.ones((2, 3), np.float32)}), tmp_path / "old")
     (tmp_path / "old" / "w" / "meta").unlink()
     with pytest.raises(CheckpointError, match=r'the type of tensor "w" is unknown'):
@@ -91,7 +91,7 @@ def test_legacy_variables_without_meta_have_the_types_given(tmp_path: Path) -> N
     same(load(tmp_path / "new"), {"w": np.ones((2, 3), np.float32)})
 
 
-def test_what_lies_beside_the_tensors_is_kept_between_checkpoints(tmp_path: Path) -> None:
+def test_conversion_between_checkpoints_preserves_the_json_tree(tmp_path: Path) -> None:
     to_checkpoint(saved(tmp_path, {"w": np.ones(2)}), tmp_path / "copy")
     assert load(tmp_path / "copy").extra == {"step": 3}
 
@@ -105,13 +105,13 @@ def test_what_lies_beside_the_tensors_is_kept_between_checkpoints(tmp_path: Path
         ({"flag": np.zeros(1, bool)}, r'"flag" is bool\[1\]; the legacy system has only float32, float64'),
     ],
 )
-def test_what_a_legacy_directory_cannot_hold(tmp_path: Path, tensors: dict[str, Any], text: str) -> None:
+def test_names_and_types_unsupported_by_legacy_directories_raise(tmp_path: Path, tensors: dict[str, Any], text: str) -> None:
     with pytest.raises(CheckpointError, match=text):
         to_legacy(saved(tmp_path, tensors), tmp_path / "old")
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_existing_files_are_not_replaced(tmp_path: Path) -> None:
     source = saved(tmp_path, {"w": np.zeros(2)})
     (tmp_path / "x.npz").write_text("mine")
     with pytest.raises(CheckpointError, match="this path already exists"):
@@ -123,7 +123,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     same(open_any(tmp_path / "x.npz"), {"w": np.zeros(2)})
 
 
-def test_damage_in_the_source_leaves_nothing(tmp_path: Path) -> None:
+def test_damage_in_the_source_leaves_no_file(tmp_path: Path) -> None:
     source = saved(tmp_path, {"v": np.zeros(2), "w": np.zeros(2)})
     file = source.stored["w"].file
     file.write_bytes(file.read_bytes()[:-1] + b"\x01")
@@ -133,7 +133,7 @@ def test_damage_in_the_source_leaves_nothing(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
 
 
-def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = saved(tmp_path, {"w": np.zeros(2)})
 
     def full(*_: Any) -> None:
@@ -168,7 +168,7 @@ def test_objects_are_not_read(tmp_path: Path) -> None:
 
 
 def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
-    """Ten tensors of 1 MB each, through every format."""
+    """Convert ten tensors of 1 MB each through every format."""
     source = saved(tmp_path, {f"w{i}": np.full(2**17, i, np.float64) for i in range(10)})
     peaks = {}
     for name, work in {

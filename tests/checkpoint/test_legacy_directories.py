@@ -16,7 +16,7 @@ X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 
 
 def training(devices: int, form: str = "oneflow") -> Any:
-    """A job in a session anew, its weight split over the devices."""
+    """Begin a new session with a job whose weight is split over the devices."""
     flow.clear_default_session()
     flow.config.cpu_device_num(devices)
     flow.config.checkpoint_format(form)
@@ -39,7 +39,7 @@ NAMES = [f"{name}{slot}" for name in ("w", "out-weight", "out-bias") for slot in
 
 
 @pytest.mark.parametrize("meta", [True, False], ids=["0.4", "0.2"])
-def test_training_goes_on_from_a_directory_on_another_number_of_devices(fresh: None, tmp_path: Path, meta: bool) -> None:
+def test_training_resumes_from_a_directory_on_another_number_of_devices(fresh: None, tmp_path: Path, meta: bool) -> None:
     job = training(2)
     losses = [job(X) for _ in range(2)]
     flow.train.CheckPoint().save(str(tmp_path / "old"))
@@ -58,11 +58,11 @@ def test_training_goes_on_from_a_directory_on_another_number_of_devices(fresh: N
     checkpoint = flow.train.CheckPoint()
     checkpoint.init()
     checkpoint.load(str(tmp_path / "old"))
-    found = flow.checkpoint.get(str(tmp_path / "old"))
-    assert isinstance(found, dict) and sorted(found) == sorted(NAMES)
+    result = flow.checkpoint.get(str(tmp_path / "old"))
+    assert isinstance(result, dict) and sorted(result) == sorted(NAMES)
     one = flow.checkpoint.get(str(tmp_path / "old" / "w"))
     assert not isinstance(one, dict)
-    for stored in (found["w"], one):
+    for stored in (result["w"], one):
         np.testing.assert_array_equal(stored.numpy(), weights)
         assert stored.shape == (5, 3) and stored.dtype is flow.float32 and stored.file_path == str(tmp_path / "old" / "w" / "out")
     np.testing.assert_allclose([job(X), job(X)], losses[2:], rtol=1e-5)

@@ -1,11 +1,11 @@
-"""Ranks that are processes save and load together; and what becomes of a checkpoint when the program ends."""
+"""Checkpoints of ranks that are processes, and of programs that end during a save."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from layouts import numbers, same, session_under, values
+from layouts import same, session_under, values, values_by_name
 from processes import run
 
 from jobflow.storage import sessions, store
@@ -16,9 +16,9 @@ HERE = Path(__file__).parent
 @pytest.mark.mpi
 @pytest.mark.parametrize(("ranks", "client", "layout"), [(2, "multi", "TP2"), (4, "single", "2x2")])
 def test_processes(tmp_path: Path, ranks: int, client: str, layout: str) -> None:
-    """They load what threads saved, and threads load what they save."""
+    """Processes load checkpoints of threads, and threads those of processes."""
     session = session_under("ZeRO-3")
-    expected = numbers(session)
+    expected = values_by_name(session)
     session.write(expected)
     sessions.save(session, tmp_path / "threads")
     sessions.save(session, tmp_path / "damaged")
@@ -42,7 +42,7 @@ def test_the_program_ends_after_its_last_checkpoint(tmp_path: Path) -> None:
     assert list(store.problems(tmp_path / "last")) == []
 
 
-def test_the_program_tells_that_its_last_checkpoint_failed(tmp_path: Path) -> None:
+def test_a_failed_last_checkpoint_sets_the_exit_code(tmp_path: Path) -> None:
     ended = run(HERE / "ending_saves.py", tmp_path, "full")
     assert ended.code == 1
     assert "last could not be saved (save at ending_saves.py:" in ended.err and "rank 1: [Errno 28] No space" in ended.err

@@ -1,4 +1,4 @@
-"""Checkpoints in stores of objects: in memory here, and by a server on loopback in processes of their own (remote_faults)."""
+"""Checkpoints in object stores: in memory, and on a loopback server with client processes (remote_faults)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ROOT = RemotePath("memory://runs")
 
 @pytest.fixture(autouse=True)
 def memory() -> Iterator[Any]:
-    """An empty store."""
+    """Create an empty store."""
     system = fsspec.filesystem("memory")
     yield system
     files.use(Files)
@@ -51,9 +51,9 @@ def save(path: Any, step: int = 0, **options: Any) -> None:
 
 
 def names(path: RemotePath) -> list[str]:
-    """Of the objects below, without stamps."""
-    found = (remote_drafts._STAMPED.fullmatch(name.rpartition("/")[2]) for name in path.objects())
-    return [name if match is None else match["stem"] + match["ending"] for name, match in zip(path.objects(), found, strict=True)]
+    """Return the names of the objects below a path, without stamps."""
+    result = (remote_drafts._STAMPED.fullmatch(name.rpartition("/")[2]) for name in path.objects())
+    return [name if match is None else match["stem"] + match["ending"] for name, match in zip(path.objects(), result, strict=True)]
 
 
 # ---- paths ---------------------------------------------------------------------------------------------------------------------------
@@ -68,8 +68,8 @@ def test_paths() -> None:
     assert not path.exists() and list(path.glob("*")) == [] and path.objects() == {}
 
 
-def test_who_cannot_be_asked_says_so(monkeypatch: pytest.MonkeyPatch, memory: Any) -> None:
-    """fsspec itself takes a broken connection for "there is none"; what is missing is told apart from that."""
+def test_an_unreachable_store_raises(monkeypatch: pytest.MonkeyPatch, memory: Any) -> None:
+    """A broken connection raises StoreError, although fsspec reports it as a missing object."""
     monkeypatch.setattr(type(memory), "info", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("the line is dead")))
     assert memory.exists("/runs") is False
     with pytest.raises(StoreError, match=r"memory://runs: the store returns no valid answer \(RuntimeError: the line is dead\)"):
@@ -79,7 +79,7 @@ def test_who_cannot_be_asked_says_so(monkeypatch: pytest.MonkeyPatch, memory: An
         Series(ROOT).newest_good()
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_and_unknown_protocols_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ArgumentError, match=r'foo://x at test_remote.py:\d+: the protocol "foo://" is unknown'):
         path_of("foo://x")
     for module in ("fsspec", "s3fs"):
@@ -122,8 +122,8 @@ def test_damage(memory: Any) -> None:
         assert text in " ".join(store.problems(ROOT / "c"))
 
 
-def test_what_is_not_complete_is_no_checkpoint(memory: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without its manifest; it is listed, and the next saving takes its place."""
+def test_an_incomplete_save_is_no_checkpoint(memory: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without its manifest a save is listed as unfinished, and the next save replaces it."""
     save(ROOT / "step-00000001", 1)
     save(ROOT / "step-00000002", 2)
     memory.rm_file("/runs/step-00000002/manifest.json")
@@ -137,7 +137,7 @@ def test_what_is_not_complete_is_no_checkpoint(memory: Any, capsys: pytest.Captu
     assert drafts.unfinished_in(ROOT) == [] and series.newest_good().step == 2
 
 
-def test_what_is_left_over_is_removed_unless_it_may_be_in_progress(memory: Any) -> None:
+def test_abandoned_saves_are_removed_and_running_ones_are_not(memory: Any) -> None:
     here = Owner.here()
 
     def left(step: int, owner: Owner | None, age: timedelta = timedelta()) -> str:
@@ -164,15 +164,15 @@ def test_what_is_left_over_is_removed_unless_it_may_be_in_progress(memory: Any) 
     assert not memory.exists(newest) and Series(ROOT).steps() == [8]
 
 
-def test_a_store_that_lists_only_some_objects_loses_no_checkpoint(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A listing without the manifest does not let `clean`, a save or a replacement remove the checkpoint."""
+def test_an_incomplete_listing_loses_no_checkpoint(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a listing lacks the manifest, `clean`, a save or a replacement does not remove the checkpoint."""
     save(ROOT / "step-00000001", 1)
     day = timedelta(days=1)
     for entry in memory.store.values():
         entry.modified = entry.created = datetime.now(UTC) - day
     before, find = set(memory.store), type(memory).find
     monkeypatch.setattr(
-        type(memory), "find", lambda *given, **named: {name: info for name, info in find(*given, **named).items() if "manifest" not in name}
+        type(memory), "find", lambda *values, **named: {name: info for name, info in find(*values, **named).items() if "manifest" not in name}
     )
     series = Series(ROOT)
     assert series.newest_good().step == 1
@@ -191,7 +191,7 @@ def test_a_store_that_lists_only_some_objects_loses_no_checkpoint(memory: Any, m
 
 
 def test_sessions_and_series(capsys: pytest.CaptureFixture[str]) -> None:
-    """Ranks that are threads write their parts; the last and the best are kept, and what they were is loaded by another layout."""
+    """Ranks that are threads write their parts; the last and the best are kept, and another layout loads them."""
     job = begin(2, flow.strategies.zero(3, least=2))
     session = started_session()
     series = Series(ROOT, keep_last=2, keep_best=1, best_metric="loss")
@@ -208,7 +208,7 @@ def test_sessions_and_series(capsys: pytest.CaptureFixture[str]) -> None:
     assert sessions.load(started_session(), newest.path)["step"] == 4
     same(values(started_session()), expected)
     flow.checkpoint.save("memory://runs/plain")
-    same({name: found.numpy() for name, found in flow.checkpoint.get("memory://runs/plain").items()}, expected)
+    same({name: result.numpy() for name, result in flow.checkpoint.get("memory://runs/plain").items()}, expected)
     flow.train.CheckPoint().load("memory://runs/plain")
     manager = flow.train.SimpleCheckPointManager("memory://managed")
     assert manager.latest_checkpoint() is None
@@ -218,19 +218,19 @@ def test_sessions_and_series(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class AnswerLost(Files):
-    """Rank 1 writes that its part is there, and waits in vain for an answer, until the checkpoint is complete."""
+    """Files of rank 1 whose request gets no answer until the checkpoint is complete."""
 
     def do(self, what: str, path: Any, change: Any) -> Any:
-        found = change()
+        result = change()
         if what == "put" and path.name.startswith("part-00001"):
             end = time.monotonic() + 20
             while not (path.parent / "manifest.json").exists() and time.monotonic() < end:
                 time.sleep(0.01)
             raise StoreError(f"{path}: the answer was lost")
-        return found
+        return result
 
 
-def test_what_rank_0_has_published_is_complete_whatever_another_rank_was_told() -> None:
+def test_a_published_checkpoint_is_complete_if_a_later_confirmation_is_lost() -> None:
     begin(2, flow.strategies.zero(3, least=2))
     files.use(AnswerLost)
     sessions.save(started_session(), ROOT / "c")
@@ -243,9 +243,9 @@ def test_structures_and_conversion(tmp_path: Path, capsys: pytest.CaptureFixture
     model = nn.Linear(3, 2)
     for _ in range(2):
         flow.save({"model": model.state_dict(), "epoch": 3}, "memory://runs/state")
-    found = flow.load("memory://runs/state")
-    assert found["epoch"] == 3
-    np.testing.assert_array_equal(found["model"]["weight"].numpy(), model.weight.numpy())
+    result = flow.load("memory://runs/state")
+    assert result["epoch"] == 3
+    np.testing.assert_array_equal(result["model"]["weight"].numpy(), model.weight.numpy())
     assert cli.main(["ckpt", "convert", "memory://runs/state", str(tmp_path / "w.safetensors")]) == 0
     assert cli.main(["ckpt", "convert", str(tmp_path / "w.safetensors"), "memory://runs/back"]) == 0
     assert cli.main(["ckpt", "diff", "memory://runs/state", "memory://runs/back"]) == 0
@@ -261,11 +261,11 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setenv("JOBFLOW_CACHE", str(tmp_path / "cache"))
     for name, value in {"PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}.items():
         monkeypatch.setenv(name, value)
-    with Store() as found:
-        yield found
+    with Store() as result:
+        yield result
 
 
-def test_requests_that_fail_and_clients_that_are_killed() -> None:
+def test_failed_requests_and_killed_clients_leave_complete_checkpoints() -> None:
     command = [sys.executable, str(HERE.parents[1] / "scripts" / "crash_sweep"), "--only", "store", "--stores", "4", "--seed", "4"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
     assert (ended.returncode, "store 5 " in " ".join(ended.stdout.split())) == (0, True), ended.stdout + ended.stderr
@@ -273,7 +273,7 @@ def test_requests_that_fail_and_clients_that_are_killed() -> None:
 
 @pytest.mark.mpi
 def test_processes(server: Store, tmp_path: Path) -> None:
-    """Two of them save, fail together, go on, and read data by way of one copy."""
+    """Two processes save, fail together, continue, and read data through one local copy."""
     np.save(tmp_path / "x.npy", np.arange(3, dtype=np.float32))
     putting = (
         "import sys; from jobflow.storage.remote import path_of; path_of(sys.argv[2]).ask(lambda store, name: store.put_file(sys.argv[1], name))"
@@ -284,9 +284,9 @@ def test_processes(server: Store, tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     first, second = map(json.loads, ended.stdout.splitlines())
     assert first == second
-    step, refusal, read, *problems = first
+    step, reason, read, *problems = first
     assert (step, read, problems) == (6, [2.0, 0.0], [])
-    assert "memory://steps/1 is visible to one process only, and this program has 2" in refusal
+    assert "memory://steps/1 is visible to one process only, and this program has 2" in reason
     assert len(list((tmp_path / "cache").rglob("x.npy"))) == 1
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint that another process replaces or removes while it is read is told as such, and never as damaged."""
+"""A checkpoint that another process replaces or removes during a read raises ReplacedError, never an error of damage."""
 
 from __future__ import annotations
 
@@ -41,38 +41,38 @@ def saved(path: Path, value: float) -> Path:
 @pytest.mark.parametrize("check", [True, False])
 def test_replaced(tmp_path: Path, check: bool) -> None:
     path = saved(tmp_path / "c", 1)
-    found = store.load(path, check=check)
+    result = store.load(path, check=check)
     store.save(path, {"w": np.full(4, 2, np.float32)}, replace=True)
-    with pytest.raises(flow.ReplacedError, match="replaced") as told:
-        found["w"]
-    assert str(path) in str(told.value) and "damaged" not in str(told.value)
+    with pytest.raises(flow.ReplacedError, match="replaced") as output:
+        result["w"]
+    assert str(path) in str(output.value) and "damaged" not in str(output.value)
     assert store.load(path)["w"].tolist() == [2] * 4
 
 
 def test_removed(tmp_path: Path) -> None:
     series = Series(tmp_path, keep_last=1)
-    found = store.load(saved(series.path_of(1), 1))
+    result = store.load(saved(series.path_of(1), 1))
     saved(series.path_of(2), 2)
     assert series.prune() == [1]
-    with pytest.raises(flow.ReplacedError, match="removed") as told:
-        found["w"]
-    assert str(series.path_of(1)) in str(told.value) and "damaged" not in str(told.value)
+    with pytest.raises(flow.ReplacedError, match="removed") as output:
+        result["w"]
+    assert str(series.path_of(1)) in str(output.value) and "damaged" not in str(output.value)
 
 
 def test_damage_is_still_damage(tmp_path: Path) -> None:
     path = saved(tmp_path / "c", 1)
-    found = store.load(path)
+    result = store.load(path)
     (file,) = path.glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
-    with pytest.raises(flow.CheckpointError, match="damaged") as told:
-        found["w"]
+    with pytest.raises(flow.CheckpointError, match="damaged") as output:
+        result["w"]
     file.unlink()
     with pytest.raises(flow.CheckpointError) as gone:
-        found["w"]
-    assert not isinstance(told.value, flow.ReplacedError) and not isinstance(gone.value, flow.ReplacedError)
+        result["w"]
+    assert not isinstance(output.value, flow.ReplacedError) and not isinstance(gone.value, flow.ReplacedError)
 
 
-def test_who_reads_where_another_process_saves_and_removes_always_finds_one(tmp_path: Path) -> None:
+def test_a_reader_always_finds_a_checkpoint_during_saves_and_removals(tmp_path: Path) -> None:
     series = Series(tmp_path, keep_last=1)
     store.save(series.path_of(1), {"a": np.full(200_000, 1, np.float32), "b": np.full(9, 1)}, {"step": 1})
     saver = subprocess.Popen([sys.executable, "-c", SAVER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
@@ -84,8 +84,8 @@ def test_who_reads_where_another_process_saves_and_removes_always_finds_one(tmp_
             assert newest.path is not None and newest.skipped == (), newest
             looked += 1
             try:
-                found = store.load(newest.path)
-                values = {float(found["a"].max()), float(found["a"].min()), float(found["b"][0]), float(found.extra["step"])}
+                result = store.load(newest.path)
+                values = {float(result["a"].max()), float(result["a"].min()), float(result["b"][0]), float(result.extra["step"])}
             except flow.ReplacedError:
                 continue
             except flow.CheckpointError:
@@ -102,11 +102,11 @@ def test_who_reads_where_another_process_saves_and_removes_always_finds_one(tmp_
 
 @pytest.mark.parametrize("write", [np.savez, np.savez_compressed])
 def test_archives_that_are_replaced(tmp_path: Path, write: Any) -> None:
-    """`ckpt convert` and its like read one array of an .npz file after another."""
+    """Conversions read one array of an .npz file after another."""
     write(tmp_path / "a.npz", w=np.zeros(4))
-    found = open_any(tmp_path / "a.npz")
+    result = open_any(tmp_path / "a.npz")
     write(tmp_path / "b.npz", w=np.ones(5))
     (tmp_path / "b.npz").rename(tmp_path / "a.npz")
-    with pytest.raises(flow.CheckpointError, match="replaced") as told:
-        found["w"]
-    assert str(tmp_path / "a.npz") in str(told.value) and "damaged" not in str(told.value)
+    with pytest.raises(flow.CheckpointError, match="replaced") as output:
+        result["w"]
+    assert str(tmp_path / "a.npz") in str(output.value) and "damaged" not in str(output.value)

@@ -1,4 +1,4 @@
-"""Our safetensors files and those of the library that the format has its name from: each reads what the other writes, and both refuse the same."""
+"""Files of jobflow and of the safetensors library: each reads the files of the other, and both reject the same files."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ TENSORS = {
 }
 
 
-def same(found: dict[str, Any]) -> None:
-    assert set(found) == set(TENSORS)
+def same(result: dict[str, Any]) -> None:
+    assert set(result) == set(TENSORS)
     for name, array in TENSORS.items():
-        assert (found[name].dtype, found[name].shape, found[name].tobytes()) == (array.dtype, array.shape, array.tobytes()), name
+        assert (result[name].dtype, result[name].shape, result[name].tobytes()) == (array.dtype, array.shape, array.tobytes()), name
 
 
-def test_each_reads_what_the_other_writes(tmp_path: Path) -> None:
+def test_jobflow_and_safetensors_read_files_of_each_other(tmp_path: Path) -> None:
     Files().write(tmp_path / "ours", ours.encoded({name: ours.storable(name, array) for name, array in TENSORS.items()}))
     same(safetensors.numpy.load_file(tmp_path / "ours"))
     with safetensors.safe_open(tmp_path / "ours", "numpy") as file:
         assert file.get_slice("float32 of [2, 3], ü")[1:].tolist() == [[3, 4, 5]]
     safetensors.numpy.save_file(TENSORS, tmp_path / "theirs", metadata={"format": "np"})
-    same({name: ours.read_tensor(tmp_path / "theirs", place) for name, place in ours.read_header(tmp_path / "theirs").items()})
+    same({name: ours.read_tensor(tmp_path / "theirs", location) for name, location in ours.read_header(tmp_path / "theirs").items()})
 
 
 def entry(start: Any, stop: Any, shape: Any = (2, 3), dtype: str = "F32") -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
 
 
-def file_of(header: Any, numbers: int = 24, length: int | None = None) -> bytes:
+def file_of(header: Any, values: int = 24, length: int | None = None) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(text) if length is None else length) + text + bytes(numbers)
+    return struct.pack("<Q", len(text) if length is None else length) + text + bytes(values)
 
 
 GOOD = {"a": entry(0, 24)}
@@ -78,7 +78,7 @@ HOSTILE = {
 }
 
 
-def test_both_refuse_the_same(tmp_path: Path) -> None:
+def test_jobflow_and_safetensors_reject_the_same_files(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(file_of({"__metadata__": {"a": "1"}, **GOOD}))
     assert list(ours.read_header(path)) == list(safetensors.safe_open(path, "numpy").keys()) == ["a"]

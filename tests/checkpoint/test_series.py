@@ -1,4 +1,4 @@
-"""A directory of steps: the newest that is whole, what is kept, and what is cleaned."""
+"""A directory of steps: the newest intact checkpoint, pruning, and cleaning."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add(series: Series, *steps: int, **metrics: float) -> None:
 
 
 def spoil(series: Series, step: int) -> None:
-    """Flip a bit of the numbers."""
+    """Flip a bit of the data."""
     file = series.path_of(step) / "tensors-00001.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
 
@@ -42,17 +42,17 @@ def test_steps(tmp_path: Path) -> None:
     assert store.load(series.path_of(200)).extra["step"] == 200
 
 
-def test_the_newest_that_is_whole(tmp_path: Path) -> None:
+def test_the_newest_intact_checkpoint_is_selected(tmp_path: Path) -> None:
     series = Series(tmp_path)
     add(series, 1, 2, 3, 4, 5)
     assert (series.newest_good().step, series.newest_good().skipped) == (5, ())
     spoil(series, 5)
     (series.path_of(4) / "manifest.json").unlink()
     (series.path_of(3) / "tensors-00001.safetensors").unlink()
-    found = series.newest_good()
-    assert (found.step, found.path) == (2, series.path_of(2))
-    assert [skipped.step for skipped in found.skipped] == [5, 4, 3]
-    texts = [str(skipped) for skipped in found.skipped]
+    result = series.newest_good()
+    assert (result.step, result.path) == (2, series.path_of(2))
+    assert [skipped.step for skipped in result.skipped] == [5, 4, 3]
+    texts = [str(skipped) for skipped in result.skipped]
     assert 'tensor "w" is damaged: its content, box [0:4]' in texts[0] and "is skipped" in texts[0]
     assert "manifest.json is missing" in texts[1]
     assert "tensors-00001.safetensors is missing" in texts[2]
@@ -69,10 +69,10 @@ def test_the_newest_that_is_whole(tmp_path: Path) -> None:
     st.sampled_from(["min", "max"]),
     st.sets(st.integers(0, 7)),
 )
-def test_what_is_kept(
+def test_pruning_keeps_the_last_the_best_and_the_newest_intact(
     tmp_path_factory: pytest.TempPathFactory, scores: list[Any], keep_last: int, keep_best: int, mode: Any, damaged: set[int]
 ) -> None:
-    """The last, the best (ties: the newest), and the newest that is whole; all if keep_last is 0; nothing else."""
+    """The last, the best (ties: the newest) and the newest intact checkpoint are kept; all if keep_last is 0."""
     series = Series(tmp_path_factory.mktemp("kept"), keep_last, keep_best, "loss", mode)
     for step, score in enumerate(scores):
         add(series, step, **({} if score is None else {"loss": float(score)}))
@@ -105,7 +105,7 @@ def test_checkpoints_that_cannot_be_read_are_not_pruned_or_replaced(tmp_path: Pa
     assert manifest.read_text() == newer
 
 
-def test_settings_that_make_no_sense(tmp_path: Path) -> None:
+def test_invalid_settings_raise(tmp_path: Path) -> None:
     for wrong, text in (
         ({"keep_last": -1}, "at least 0"),
         ({"keep_best": 1}, "needs best_metric"),
@@ -139,8 +139,8 @@ def test_sessions_save_into_series(tmp_path: Path) -> None:
     assert {entry.name for entry in series.directory.iterdir()} == {series.path_of(step).name for step in (1, 3, 4)}
 
 
-def test_a_program_that_went_back(tmp_path: Path) -> None:
-    """What it saves is kept though there are later steps, and takes the place of what is left of a damaged one."""
+def test_a_program_may_resume_from_an_earlier_step(tmp_path: Path) -> None:
+    """A new checkpoint is kept although there are later steps, and it replaces the rest of a damaged one."""
     begin(1)
     session = started_session()
     series = Series(tmp_path, keep_last=2)
@@ -156,7 +156,7 @@ def test_a_program_that_went_back(tmp_path: Path) -> None:
 
 
 def left_over(parent: Path, what: str = "saving", host: str | None = None, pid: int | None = None, start: str = "1") -> Path:
-    """A directory as a process of several ranks leaves it."""
+    """Create a directory as left by a process with several ranks."""
     path = parent / f".step-00000002.{what}.{host or owner.host()}.{pid or os.getpid()}-{start}.abc"
     path.mkdir()
     for name in ("tensors-00000-00001.safetensors", "tensors-00001-00001.safetensors", "part-00001.json", "failed-00002.new"):
@@ -164,8 +164,8 @@ def left_over(parent: Path, what: str = "saving", host: str | None = None, pid: 
     return path
 
 
-def test_leftovers_of_the_dead_are_removed(tmp_path: Path) -> None:
-    """Also if another process has the number now."""
+def test_drafts_of_dead_processes_are_removed(tmp_path: Path) -> None:
+    """Drafts are removed even if another process has the process id now."""
     series = Series(tmp_path)
     add(series, 1)
     left_over(tmp_path)
@@ -182,8 +182,8 @@ def test_leftovers_of_the_dead_are_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("renames", [0, 1, 2])
-def test_where_names_cannot_be_exchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int) -> None:
-    """Two renames instead; a process that dies between them loses neither the old nor the new."""
+def test_a_file_system_without_exchange_replaces_in_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int) -> None:
+    """Two renames replace a checkpoint; a process that dies between them loses neither the old nor the new one."""
     monkeypatch.setattr("jobflow.storage.file_system._exchanged", lambda a, b: False)
     series = Series(tmp_path)
     add(series, 1, 2)
@@ -202,8 +202,8 @@ def test_where_names_cannot_be_exchanged(tmp_path: Path, monkeypatch: pytest.Mon
         store.save(series.path_of(2), new, replace=True, files=Dying())
     monkeypatch.setattr("jobflow.storage.owner._status", lambda pid: ["S", "another process"])
     series.clean()
-    found = store.load(series.path_of(2))["w"].tolist()
-    assert found == ([2] * 4 if renames < 2 else [0] * 4)
+    result = store.load(series.path_of(2))["w"].tolist()
+    assert result == ([2] * 4 if renames < 2 else [0] * 4)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
     store.save(series.path_of(2), {"w": np.ones(4, np.float32)}, replace=True)
     same(dict(store.load(series.path_of(2))), {"w": np.ones(4, np.float32)})
@@ -224,11 +224,11 @@ def test_a_failing_exchange_by_three_names(tmp_path: Path, monkeypatch: pytest.M
     add(series, 2)
 
     class Failing(Files):
-        seen = 0
+        observed = 0
 
         def do(self, kind: str, path: Path, change: Any) -> Any:
-            self.seen += kind == what
-            if kind == what and self.seen == number + 1:
+            self.observed += kind == what
+            if kind == what and self.observed == number + 1:
                 raise OSError(5, "Input/output error", str(path))
             return change()
 
@@ -240,7 +240,7 @@ def test_a_failing_exchange_by_three_names(tmp_path: Path, monkeypatch: pytest.M
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000002"]
 
 
-def test_what_cannot_be_removed_is_told_and_does_not_stop_a_save(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_cannot_be_removed_are_reported_and_do_not_stop_a_save(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     left = left_over(tmp_path)
 
     class Stuck(Files):

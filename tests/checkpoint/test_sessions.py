@@ -1,4 +1,4 @@
-"""Checkpoints of sessions: any layout to any layout, by name, all or nothing, and behind the program's back."""
+"""Checkpoints of sessions: any layout to any layout, by name, atomically, and asynchronously."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from layouts import IDS, LAYOUTS, begin, numbers, same, session_under, values
+from layouts import IDS, LAYOUTS, begin, same, session_under, values, values_by_name
 
 import jobflow as flow
 from jobflow import scope
@@ -44,12 +44,12 @@ def training(devices: int = 1, strategy: Any = None, **options: Any) -> tuple[Ca
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A checkpoint of the same numbers from every layout, and these."""
+    """Save a checkpoint of the same values from every layout; return the values."""
     root, expected = tmp_path_factory.mktemp("layouts"), {}
     for name in LAYOUTS:
         with scope.using(root=scope.Root()):
             session = session_under(name)
-            expected = numbers(session)
+            expected = values_by_name(session)
             session.write(expected)
             sessions.save(session, root / name, {"step": 3})
             flow.clear_default_session()
@@ -69,15 +69,15 @@ def test_every_layout_loads_what_every_layout_saved(saved: tuple[Path, dict[str,
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_what_a_checkpoint_holds_is_the_logical_state(saved: tuple[Path, dict[str, Any]], name: str) -> None:
-    """Each box is written once, by as many ranks as there are, and plain readers see whole tensors."""
+def test_a_checkpoint_contains_the_logical_state(saved: tuple[Path, dict[str, Any]], name: str) -> None:
+    """All ranks together write each box once, and plain readers see whole tensors."""
     root, expected = saved
     same(dict(store.load(root / name)), expected)
-    found = manifest.Manifest.read(root / name / manifest.NAME)
-    assert len(found.files) == LAYOUTS[name][0], "every rank writes"
-    for tensor, entry in found.tensors.items():
+    result = manifest.Manifest.read(root / name / manifest.NAME)
+    assert len(result.files) == LAYOUTS[name][0], "every rank writes"
+    for tensor, entry in result.tensors.items():
         assert sum(manifest.volume(shard.box) for shard in entry.shards) == math.prod(entry.shape), tensor
-    assert sorted(entry.name for entry in (root / name).iterdir()) == sorted([*found.files, "manifest.json", "snapshot_done"])
+    assert sorted(entry.name for entry in (root / name).iterdir()) == sorted([*result.files, "manifest.json", "snapshot_done"])
     assert list(store.problems(root / name)) == []
 
 
@@ -91,30 +91,30 @@ def test_ranks_write_about_as_many_bytes() -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [("ZeRO-1", "TP2"), ("PP2", "ZeRO-3")])
-def test_training_goes_on_elsewhere(before: str, after: str, tmp_path: Path) -> None:
-    """With Adam and dropout: the losses are those of a run that was not interrupted."""
+def test_training_resumes_on_another_layout(before: str, after: str, tmp_path: Path) -> None:
+    """With Adam and dropout, the losses equal those of an uninterrupted run."""
     job, session = training(*LAYOUTS["one"])
     expected = [job(IDS).mean() for _ in range(6)]
     job, session = training(*LAYOUTS[before])
-    found = [job(IDS).mean() for _ in range(3)]
+    result = [job(IDS).mean() for _ in range(3)]
     sessions.save(session, tmp_path / "c")
     job, session = training(*LAYOUTS[after])
     sessions.load(session, tmp_path / "c")
     assert session.runs == {"train_job": 3}
-    found += [job(IDS).mean() for _ in range(3)]
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    result += [job(IDS).mean() for _ in range(3)]
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
 def test_large_boxes_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who needs some rows reads the blocks that have them, no others."""
+    """A reader of some rows reads the blocks with these rows only."""
     monkeypatch.setattr(parts, "BLOCK", 48)
     session = session_under("TP2")
-    expected = numbers(session)
+    expected = values_by_name(session)
     session.write(expected)
     sessions.save(session, tmp_path / "c")
-    found = store.load(tmp_path / "c")
-    same(dict(found), expected)
-    for name, stored in found.stored.items():
+    result = store.load(tmp_path / "c")
+    same(dict(result), expected)
+    for name, stored in result.stored.items():
         assert isinstance(stored, reading.StoredTensor)
         for shard in stored.shards:
             assert shard.info.nbytes <= 48
@@ -131,8 +131,8 @@ def test_large_boxes_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.Monk
         last.numpy()
 
 
-def test_elements_of_every_kind(tmp_path: Path) -> None:
-    """Half precision too; some ranks have nothing of short ones."""
+def test_every_element_type_is_saved(tmp_path: Path) -> None:
+    """Half precision is included; some ranks have no elements of short tensors."""
     kinds = [("double", 1, flow.float64), ("brain", 5, flow.bfloat16), ("half", 2, flow.float16), ("char", 4, flow.int8), ("n", 7, flow.int64)]
     flow.config.cpu_device_num(3)
 
@@ -146,7 +146,7 @@ def test_elements_of_every_kind(tmp_path: Path) -> None:
 
     job()
     session = started_session()
-    expected = numbers(session)
+    expected = values_by_name(session)
     session.write(expected)
     sessions.save(session, tmp_path / "c", asynchronous=True).wait()
     session.write({name: value * 0 for name, value in expected.items()})
@@ -158,7 +158,7 @@ def test_elements_of_every_kind(tmp_path: Path) -> None:
 # ---- what is loaded ------------------------------------------------------------------------------------------------------------------
 
 
-def test_by_patterns(tmp_path: Path) -> None:
+def test_load_by_patterns(tmp_path: Path) -> None:
     job, session = training(2)
     first = values(session)
     sessions.save(session, tmp_path / "c")
@@ -174,7 +174,7 @@ def test_by_patterns(tmp_path: Path) -> None:
         sessions.load(session, tmp_path / "c", ["table", "up-wieght"], strict=False)
 
 
-def test_strictly(tmp_path: Path) -> None:
+def test_load_with_each_strictness(tmp_path: Path) -> None:
     _, session = training()
     sessions.save(session, tmp_path / "all")
     part = {name: value for name, value in values(session).items() if not name.endswith(("-m", "-v"))}
@@ -197,7 +197,7 @@ def test_strictly(tmp_path: Path) -> None:
     same(values(session), before)
 
 
-def test_other_types_are_refused(tmp_path: Path) -> None:
+def test_other_types_raise(tmp_path: Path) -> None:
     _, session = training(width=9)
     sessions.save(session, tmp_path / "c")
     _, session = training(2)
@@ -209,7 +209,7 @@ def test_other_types_are_refused(tmp_path: Path) -> None:
 
 
 def test_legacy_directories_are_loaded(tmp_path: Path) -> None:
-    """Without `meta` too: the program knows the types."""
+    """Without `meta`, the types of the program's variables apply."""
     _, session = training(2)
     (tmp_path / "old" / "table").mkdir(parents=True)
     table = np.arange(66, dtype="<f4").reshape(11, 6)
@@ -222,7 +222,7 @@ def test_legacy_directories_are_loaded(tmp_path: Path) -> None:
 
 
 def damage(path: Path, how: str) -> tuple[str, int]:
-    """Something is wrong with the last shard of "up-weight"; its file and offset."""
+    """Damage the last shard of "up-weight"; return its file and offset."""
     stored = store.load(path).stored["up-weight"]
     assert isinstance(stored, reading.StoredTensor)
     shard = stored.shards[-1]
@@ -251,7 +251,7 @@ def damage(path: Path, how: str) -> tuple[str, int]:
         ("longer", r"no variable was changed: rank \d: .*/{file} is damaged: its tensors end at byte \d+, but the file ends at byte \d+"),
     ],
 )
-def test_damage_changes_nothing_and_is_told(tmp_path: Path, how: str, text: str) -> None:
+def test_damage_raises_and_changes_no_variable(tmp_path: Path, how: str, text: str) -> None:
     job, session = training(*LAYOUTS["TP2"])
     sessions.save(session, tmp_path / "c")
     job(IDS)
@@ -267,24 +267,24 @@ def test_damage_changes_nothing_and_is_told(tmp_path: Path, how: str, text: str)
     assert job(IDS).shape == (8,), "training can go on"
 
 
-def test_a_tensor_with_a_gap_is_refused(tmp_path: Path) -> None:
+def test_a_tensor_with_a_gap_raises(tmp_path: Path) -> None:
     _, session = training(*LAYOUTS["TP2"])
     sessions.save(session, tmp_path / "c")
     path = tmp_path / "c" / manifest.NAME
-    found = manifest.Manifest.read(path)
-    entry = found.tensors["up-weight"]
+    result = manifest.Manifest.read(path)
+    entry = result.tensors["up-weight"]
     for shards, text in (
         (entry.shards[:1], r'tensor "up-weight" has 42 elements, but its shards hold 24: \[0:4, 0:6\]'),
         ((*entry.shards, entry.shards[0]), r'tensor "up-weight" has the shards \[0:4, 0:6\] and \[0:4, 0:6\], which overlap'),
         ((), r'tensor "up-weight" has 42 elements, but its shards hold 0: there are none'),
         ((manifest.Shard(((0, 7), (0, 9)), "x", ""),), r"has a shard \[0:7, 0:9\], which exceeds its shape \[7, 6\]"),
     ):
-        path.write_text(manifest.Manifest({**found.tensors, "up-weight": manifest.Entry(entry.shape, entry.dtype, shards)}, {}, found.files).text())
+        path.write_text(manifest.Manifest({**result.tensors, "up-weight": manifest.Entry(entry.shape, entry.dtype, shards)}, {}, result.files).text())
         with pytest.raises(CheckpointError, match=text):
             sessions.load(session, tmp_path / "c")
 
 
-def test_a_checkpoint_that_is_replaced_while_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_replaced_during_a_load_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, session = training(2)
     sessions.save(session, tmp_path / "c")
     chosen = sessions._chosen
@@ -305,7 +305,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_loaded(tmp_path: Path, monkey
 
 
 class Gate(Files):
-    """Lets nobody sync a file of tensors before it is opened."""
+    """Files that block the sync of tensor files until the gate is opened."""
 
     opened: threading.Event
 
@@ -317,7 +317,7 @@ class Gate(Files):
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """What lets the writers through."""
+    """Return the gate of the writers."""
     Gate.opened = threading.Event()
     files.use(Gate)
     yield Gate.opened
@@ -325,7 +325,7 @@ def gate() -> Iterator[threading.Event]:
 
 
 @pytest.mark.parametrize("name", ["one", "TP2", "PP2"])
-def test_training_goes_on_while_it_is_saved(tmp_path: Path, gate: threading.Event, name: str) -> None:
+def test_training_continues_during_an_asynchronous_save(tmp_path: Path, gate: threading.Event, name: str) -> None:
     job, session = training(*LAYOUTS[name])
     job(IDS)
     before = values(session)
@@ -342,7 +342,7 @@ def test_training_goes_on_while_it_is_saved(tmp_path: Path, gate: threading.Even
 
 
 def test_one_save_at_a_time(tmp_path: Path, gate: threading.Event) -> None:
-    """The second waits for the first; the end of the session waits for the second."""
+    """The second save waits for the first; the end of the session waits for the second."""
     _, session = training(2)
     first = sessions.save(session, tmp_path / "1", asynchronous=True)
     threading.Timer(0.05, gate.set).start()
@@ -353,7 +353,7 @@ def test_one_save_at_a_time(tmp_path: Path, gate: threading.Event) -> None:
 
 
 class Full(Files):
-    """The disk of rank 1 is full when it writes numbers; `dumb`: there is no room for a word about it either."""
+    """Files of a full disk on rank 1; with `dumb` there is no room for the reason either."""
 
     dumb = False
 
@@ -379,7 +379,7 @@ def test_errors_are_raised_by_wait_and_once_by_the_next_save(tmp_path: Path) -> 
     assert list(store.problems(tmp_path / "2")) == []
 
 
-def test_the_end_of_a_session_raises_them(tmp_path: Path) -> None:
+def test_the_end_of_a_session_raises_errors_of_a_save(tmp_path: Path) -> None:
     _, session = training(2)
     files.use(Full)
     sessions.save(session, tmp_path / "1", asynchronous=True)
@@ -388,7 +388,7 @@ def test_the_end_of_a_session_raises_them(tmp_path: Path) -> None:
     assert session.world is None
 
 
-def test_a_full_disk_without_room_for_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_without_room_for_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Full, "dumb", True)
     files.use(Full)
     _, session = training(3)
@@ -398,10 +398,10 @@ def test_a_full_disk_without_room_for_a_word(tmp_path: Path, monkeypatch: pytest
 
 
 def test_ranks_that_have_nothing_to_write_change_nothing(tmp_path: Path) -> None:
-    """Rank 0 does not wait for them, and gives the directory its name when the others have delivered: what they changed would meet that."""
+    """Rank 0 publishes without waiting for such ranks, so their changes would conflict with the rename."""
     changed = set()
 
-    class Seen(Files):
+    class RecordedFiles(Files):
         def do(self, what: str, path: Path, change: Callable[[], T]) -> T:
             changed.add(self.rank)
             return change()
@@ -413,14 +413,14 @@ def test_ranks_that_have_nothing_to_write_change_nothing(tmp_path: Path) -> None
         return flow.get_variable("w", (2,), initializer=flow.ones_initializer())
 
     one_variable()
-    files.use(Seen)
+    files.use(RecordedFiles)
     sessions.save(started_session(), tmp_path / "c")
     assert changed == {0}
     assert list(store.problems(tmp_path / "c")) == []
 
 
 def test_a_rank_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for it, what it has written is removed as soon as it goes on, and the next save works."""
+    """Other ranks do not wait for it, its files are removed when it continues, and the next save works."""
     monkeypatch.setattr(sessions.ranks, "_POLL", 0.02)
     awake = threading.Event()
 
@@ -441,7 +441,7 @@ def test_a_rank_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert list(store.problems(tmp_path / "c")) == []
 
 
-def test_rank_0_names_who_did_not_deliver(tmp_path: Path) -> None:
+def test_rank_0_names_the_ranks_that_did_not_finish_writing(tmp_path: Path) -> None:
     draft = Folder(tmp_path / "c", tmp_path)
     with pytest.raises(CheckpointError, match=r"ranks 1, 2 have not finished writing: no new file for 0.05 s"):
         parts.gather(draft, [1, 2], 0.05)
@@ -450,7 +450,7 @@ def test_rank_0_names_who_did_not_deliver(tmp_path: Path) -> None:
         parts.gather(draft, [1, 2], 0.05)
 
 
-def test_too_little_memory_for_the_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_for_the_copies_fails_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, session = training(2)
 
     def numbers_of(state: Any, name: str, copied: bool) -> Any:
@@ -480,7 +480,7 @@ def test_extra_is_checked_before_anything_is_written(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
 
 
-def test_the_old_ways_are_the_same_checkpoints(tmp_path: Path) -> None:
+def test_legacy_functions_write_the_same_checkpoints(tmp_path: Path) -> None:
     job, session = training(2)
     job(IDS)
     flow.train.CheckPoint().save(str(tmp_path / "a"))
@@ -489,5 +489,5 @@ def test_the_old_ways_are_the_same_checkpoints(tmp_path: Path) -> None:
     for name in "abc":
         same(dict(store.load(tmp_path / name)), values(session))
         assert store.load(tmp_path / name).extra["runs"] == {"train_job": 1}
-    found = flow.checkpoint.get(str(tmp_path / "a"))["table"]
-    assert (found.shape, found.dtype) == ((11, 6), flow.float32)
+    result = flow.checkpoint.get(str(tmp_path / "a"))["table"]
+    assert (result.shape, result.dtype) == ((11, 6), flow.float32)

@@ -1,4 +1,4 @@
-"""Checkpoints as files: what is saved comes back, and damage is found."""
+"""Checkpoints as files: saved tensors are loaded unchanged, and damage is detected."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def some() -> dict[str, Any]:
 def same(loaded: Any, tensors: dict[str, Any]) -> None:
     assert list(loaded) == list(tensors)
     for name, array in tensors.items():
-        found = loaded[name]
-        assert (found.dtype, found.shape) == (np.asarray(array).dtype.newbyteorder("="), np.shape(array)), name
-        assert found.tobytes() == np.asarray(array, dtype=found.dtype, order="C").tobytes(), name
+        result = loaded[name]
+        assert (result.dtype, result.shape) == (np.asarray(array).dtype.newbyteorder("="), np.shape(array)), name
+        assert result.tobytes() == np.asarray(array, dtype=result.dtype, order="C").tobytes(), name
 
 
-def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+def test_saved_tensors_are_loaded_unchanged(tmp_path: Path) -> None:
     save(tmp_path / "snapshot_1", some(), {"seed": 7, "runs": {"job": 3}})
     loaded = load(tmp_path / "snapshot_1")
     same(loaded, some())
@@ -52,7 +52,7 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["snapshot_1"]
 
 
-def test_types_are_known_without_reading(tmp_path: Path) -> None:
+def test_types_are_available_without_reading_data(tmp_path: Path) -> None:
     save(tmp_path / "c", some())
     loaded = load(tmp_path / "c")
     assert str(loaded.stored["dense-weight"].type) == "float32[3,5]"
@@ -63,7 +63,7 @@ def test_types_are_known_without_reading(tmp_path: Path) -> None:
 
 @settings(max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=3)), max_size=6), st.integers(0, 2**32))
-def test_any_tensors_come_back(tmp_path_factory: pytest.TempPathFactory, types: list[tuple[str, list[int]]], seed: int) -> None:
+def test_random_tensors_are_loaded_unchanged(tmp_path_factory: pytest.TempPathFactory, types: list[tuple[str, list[int]]], seed: int) -> None:
     random = np.random.default_rng(seed)
     tensors = {f"t{i}": random.integers(0, 2, size=shape).astype(dtype_named(dtype).numpy) for i, (dtype, shape) in enumerate(types)}
     path = tmp_path_factory.mktemp("any") / "c"
@@ -71,7 +71,7 @@ def test_any_tensors_come_back(tmp_path_factory: pytest.TempPathFactory, types: 
     same(load(path), tensors)
 
 
-def test_arrays_of_any_order(tmp_path: Path) -> None:
+def test_arrays_of_any_memory_order_are_saved(tmp_path: Path) -> None:
     square = np.arange(12.0).reshape(3, 4)
     tensors = {"turned": square.T, "strided": square[::2, ::-1], "big": square.astype(">f8"), "fortran": np.asfortranarray(square)}
     save(tmp_path / "c", tensors)
@@ -85,8 +85,8 @@ def test_large_checkpoints_have_several_files(tmp_path: Path, monkeypatch: pytes
     tensors = {name: np.full(n, i, np.uint8) for i, (name, n) in enumerate([("a", 60), ("b", 40), ("c", 1), ("d", 500), ("e", 5)])}
     save(tmp_path / "c", tensors)
     same(load(tmp_path / "c"), tensors)
-    found = {name: stored.file.name for name, stored in load(tmp_path / "c").stored.items()}
-    assert found == {
+    result = {name: stored.file.name for name, stored in load(tmp_path / "c").stored.items()}
+    assert result == {
         "a": "tensors-00001.safetensors",
         "b": "tensors-00001.safetensors",
         "c": "tensors-00002.safetensors",
@@ -95,8 +95,8 @@ def test_large_checkpoints_have_several_files(tmp_path: Path, monkeypatch: pytes
     }
 
 
-def test_the_file_is_what_the_format_says(tmp_path: Path) -> None:
-    """Read by hand: eight bytes of length, a JSON header, and then the numbers, aligned."""
+def test_files_follow_the_safetensors_format(tmp_path: Path) -> None:
+    """Parse a file: eight bytes of length, a JSON header, and the aligned data."""
     save(tmp_path / "c", {"x": np.array([1, -2], np.int8), "y": np.array([[0.5, 2.0]], np.float32)})
     content = (tmp_path / "c" / "tensors-00001.safetensors").read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
@@ -148,7 +148,7 @@ def test_the_target_must_be_free(tmp_path: Path) -> None:
         ({}, {"x": {1: 2}}, "extra values of a checkpoint must survive JSON unchanged"),
     ],
 )
-def test_what_cannot_be_saved(tmp_path: Path, tensors: Any, extra: Any, text: str) -> None:
+def test_unsupported_values_raise(tmp_path: Path, tensors: Any, extra: Any, text: str) -> None:
     with pytest.raises(CheckpointError) as raised:
         save(tmp_path / "c", tensors, extra)
     assert text in str(raised.value)
@@ -164,8 +164,8 @@ def test_missing_names_are_suggested(tmp_path: Path) -> None:
 # ---- damage --------------------------------------------------------------------------------------------------------------------------
 
 
-def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
-    """In the manifest and in the tensors' file, whichever it is: before a number is used."""
+def test_every_flipped_bit_is_detected(tmp_path: Path) -> None:
+    """A flipped bit in the manifest or the tensors' file is detected before data is used."""
     save(tmp_path / "c", {"w": np.arange(6, dtype=np.float32), "n": np.array([3])}, {"lr": 1e-05, "note": "Ab"})
     assert list(problems(tmp_path / "c")) == []
     for name in ("manifest.json", "tensors-00001.safetensors"):
@@ -173,12 +173,12 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
         whole = file.read_bytes()
         for bit in range(0, 8 * len(whole), 5):
             file.write_bytes(whole[: bit // 8] + bytes([whole[bit // 8] ^ (1 << bit % 8)]) + whole[bit // 8 + 1 :])
-            found = list(problems(tmp_path / "c"))
-            assert found and str(tmp_path / "c") in found[0], (name, bit)
+            result = list(problems(tmp_path / "c"))
+            assert result and str(tmp_path / "c") in result[0], (name, bit)
         file.write_bytes(whole)
 
 
-def test_every_truncation_is_noticed(tmp_path: Path) -> None:
+def test_every_truncation_is_detected(tmp_path: Path) -> None:
     save(tmp_path / "c", {"w": np.arange(6, dtype=np.float32)})
     for name in ("manifest.json", "tensors-00001.safetensors"):
         file = tmp_path / "c" / name
@@ -191,7 +191,7 @@ def test_every_truncation_is_noticed(tmp_path: Path) -> None:
 
 
 def test_the_first_version_is_read(tmp_path: Path) -> None:
-    """One file per tensor and no shards."""
+    """Version 1 has one file per tensor and no shards."""
     w = np.arange(6, dtype=np.float32).reshape(2, 3)
     save(tmp_path / "c", {"w": w})
     sha = hashlib.sha256(w.tobytes()).hexdigest()
@@ -208,7 +208,7 @@ def test_the_first_version_is_read(tmp_path: Path) -> None:
         load(tmp_path / "c")
 
 
-def test_damaged_numbers_name_tensor_and_file(tmp_path: Path) -> None:
+def test_the_error_of_damaged_data_names_tensor_and_file(tmp_path: Path) -> None:
     save(tmp_path / "c", {"w": np.arange(6, dtype=np.float32)})
     file = tmp_path / "c" / "tensors-00001.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\x00")
@@ -220,7 +220,7 @@ def test_damaged_numbers_name_tensor_and_file(tmp_path: Path) -> None:
         _ = loaded["w"]
 
 
-def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
+def test_files_of_another_checkpoint_raise(tmp_path: Path) -> None:
     save(tmp_path / "a", {"w": np.zeros(3, np.float32)})
     save(tmp_path / "b", {"w": np.zeros(4, np.float32)})
     save(tmp_path / "c", {"v": np.zeros(3, np.float32)})
@@ -234,7 +234,7 @@ def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
         load(tmp_path / "a")
 
 
-def test_no_checkpoint_at_all(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_raises(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no such directory"):
         load(tmp_path / "nothing")
     with pytest.raises(RuntimeError, match=r"neither a manifest\.json nor a directory per variable"):
@@ -242,7 +242,7 @@ def test_no_checkpoint_at_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"version": 3}, {"format": "other"}])
-def test_later_formats_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_later_formats_raise(tmp_path: Path, change: dict[str, Any]) -> None:
     save(tmp_path / "c", {})
     manifest = tmp_path / "c" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **change}))
@@ -282,7 +282,7 @@ def test_legacy_files_without_meta_need_types(tmp_path: Path) -> None:
         _ = load(tmp_path / "old", {"w": TensorType((2, 2), int64)})["w"]
 
 
-def test_legacy_types_that_are_unknown(tmp_path: Path) -> None:
+def test_unknown_legacy_types_raise(tmp_path: Path) -> None:
     legacy(tmp_path / "old", "w", np.ones(1, np.float32), "shape { dim: 1 } data_type: kOFRecord")
     with pytest.raises(CheckpointError, match="the element type kOFRecord is not one of kChar, kFloat"):
         _ = load(tmp_path / "old")["w"]

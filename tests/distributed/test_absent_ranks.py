@@ -1,4 +1,4 @@
-"""Under mpiexec, a rank that waits in MPI's start names the ranks that do not come, and ends the job after JOBFLOW_JOIN_SECONDS."""
+"""Absent ranks under mpiexec: a rank in MPI's start names them, and ends the job after JOBFLOW_JOIN_SECONDS."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRESENT = [sys.executable, "-c", PROGRAM, "0"]
 
 
 def run(limit: str, *others: list[str]) -> Exited:
-    """Start rank 0 with PROGRAM, and each other rank with a command of its own."""
+    """Start rank 0 with PROGRAM, and each other rank with another command."""
     words = [word for command in others for word in (":", "-n", "1", *command)]
     with crowd() as jobs:
         jobs.start([MPIEXEC, "-n", "1", *PRESENT, *words], {"JOBFLOW_JOIN_SECONDS": limit})

@@ -1,4 +1,4 @@
-"""The first error of any rank is the one that is shown, whatever the others, or this rank on its way out, meet because of it."""
+"""The first error of any rank is shown, not the later errors that it causes on this or other ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WAYS = ["mpiexec", "launcher", "by hand"]
 
 
 def _rarely(way: str, case: str, starts: str) -> Any:
-    """tests/cli/test_failures.py starts training in other ways."""
+    """Run only with --full: tests/cli/test_failures.py covers other ways of starting."""
     return pytest.param(way, case, marks=[] if way == starts else [pytest.mark.full])
 
 
@@ -23,7 +23,7 @@ def _rarely(way: str, case: str, starts: str) -> Any:
     ("way", "case"),
     [_rarely(way, *case) for case in (("train:value:2", "by hand"), ("train:data:2", "mpiexec"), ("train:data:0", "none")) for way in WAYS],
 )
-def test_samples_that_one_rank_cannot_read(way: str, case: str, tmp_path: Path) -> None:
+def test_an_unreadable_sample_of_one_rank_is_the_first_error(way: str, case: str, tmp_path: Path) -> None:
     code, _, err = started(way, 2, str(PROGRAM), case, str(tmp_path))
     assert code == 1, err
     assert "picture 60 cannot be read" in err and "rank 1" in err, err
@@ -33,8 +33,8 @@ def test_samples_that_one_rank_cannot_read(way: str, case: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("way", "last"), [("mpiexec", "numpy"), ("launcher", "job"), ("by hand", "numpy"), pytest.param("mpiexec", "job", marks=pytest.mark.full)]
 )
-def test_what_a_rank_does_on_its_way_out_hides_nothing(way: str, last: str, tmp_path: Path) -> None:
-    """`finally` blocks of programs save and print too, which needs the others: they learn why it does not come to that."""
+def test_collectives_during_unwinding_do_not_hide_the_first_error(way: str, last: str, tmp_path: Path) -> None:
+    """`finally` blocks that save and print need the other ranks, which raise the first error instead."""
     code, _, err = started(way, 2, str(PROGRAM), f"loop:{last}", str(tmp_path))
     assert code == 1, err
     assert "rank 1 failed with ValueError: picture 60 cannot be read (at first_cause.py:" in err, err

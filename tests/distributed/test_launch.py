@@ -39,7 +39,9 @@ class TestOptions:
             (["--nproc_per_node", "2", "--master_addr", "no.such.invalid", str(PLAIN)], "MASTER_ADDR=no.such.invalid is not a name or address"),
         ],
     )
-    def test_what_cannot_be(self, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_contradictory_options_raise(
+        self, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
         assert main(arguments) == 2
         assert text in capsys.readouterr().err
@@ -50,29 +52,29 @@ class TestOptions:
             main(["--nproc_per_node", value, str(PLAIN)])
         assert f"{value!r} is not a whole number of at least 1" in capsys.readouterr().err
 
-    def test_a_port_that_is_taken(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_port_in_use_raises(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
         with socket.create_server(("127.0.0.1", 0)) as other:
             assert main(["--nproc_per_node", "2", "--master_port", str(other.getsockname()[1]), str(PLAIN)]) == 2
         assert "is in use by another program" in capsys.readouterr().err
 
-    def test_it_is_a_command_of_jobflow(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_launch_is_a_command_of_jobflow(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit, match="0"):
             jobflow(["launch", "--help"])
-        said = capsys.readouterr().out
-        assert "--nproc_per_node" in said and "two nodes with two ranks each" in said
+        output = capsys.readouterr().out
+        assert "--nproc_per_node" in output and "two nodes with two ranks each" in output
         assert jobflow(["launch", "--no_python", "nowhere"]) == 2
         assert "there is no program" in capsys.readouterr().err
 
 
 class TestOutput:
-    def test_ranks_are_told_who_they_are(self) -> None:
+    def test_ranks_receive_their_variables(self) -> None:
         ended = plain("variables", "--master_port", str(free_port()), environment={"PMI_RANK": "7"})
         common = "LOCAL_WORLD_SIZE=2 OMP_NUM_THREADS=1 PMI_RANK=None ['--more', '-m']"
         expected = [f"[rank {rank}] MASTER_ADDR=127.0.0.1 WORLD_SIZE=2 RANK={rank} LOCAL_RANK={rank} {common}" for rank in range(2)]
         assert (ended.code, ended.lines, ended.err) == (0, expected, "")
 
-    def test_threads_are_limited_and_it_is_said_once(self) -> None:
+    def test_the_thread_limit_is_reported_once(self) -> None:
         ended = plain("variables", environment={"OMP_NUM_THREADS": ""})
         assert ended.err == ""
         with crowd() as jobs:
@@ -88,7 +90,7 @@ class TestOutput:
             assert [line for line in ended.err.splitlines() if f"[rank {rank}]" in line] == [f"[rank {rank}] {rank}:{i}" for i in range(200)]
         assert len(ended.out.splitlines()) == len(ended.err.splitlines()) == 400
 
-    def test_one_rank_is_as_without_launcher(self) -> None:
+    def test_one_rank_runs_as_without_a_launcher(self) -> None:
         ended = plain("lines", ranks=1)
         assert (ended.code, ended.out.splitlines()[-1], ended.err.splitlines()[-1]) == (0, "0:199 and more", "0:199")
 
@@ -100,7 +102,7 @@ class TestOutput:
         assert module.code == 0 and "[rank 1] usage: python -m json.tool" in module.out
         assert program.lines == ["[rank 0] 0 of 2", "[rank 1] 1 of 2"]
 
-    def test_files_instead(self, tmp_path: pathlib.Path) -> None:
+    def test_output_can_be_redirected_to_files(self, tmp_path: pathlib.Path) -> None:
         options = ["--logdir", str(tmp_path / "log"), "--redirect_stdout_and_stderr"]
         ended = plain("error", *options, environment={"TURN": str(tmp_path / "turn")})
         assert ended.code == 1
@@ -108,7 +110,7 @@ class TestOutput:
         assert ended.out == "" and "still here" not in ended.err
         assert ended.err.splitlines()[-2] == "[rank 1] ValueError: no luck with 41", "the error is shown nevertheless"
 
-    def test_files_as_well(self, tmp_path: pathlib.Path) -> None:
+    def test_output_can_be_copied_to_files(self, tmp_path: pathlib.Path) -> None:
         ended = plain("lines", "--logdir", str(tmp_path))
         assert len(ended.lines) == 400
         assert (tmp_path / "rank_1" / "stdout").read_text().splitlines() == [f"1:{i} and more" for i in range(200)]
@@ -129,16 +131,16 @@ class TestEnds:
         assert lines[-2:] == ["[rank 1] ValueError: no luck with 41", "jobflow launch: rank 1 ended with exit code 1; all others were ended"]
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_signals_end_everything(self, number: signal.Signals) -> None:
+    def test_signals_end_all_processes(self, number: signal.Signals) -> None:
         with crowd() as jobs:
             launcher = jobs.start([*LAUNCH, "--nproc_per_node", "2", str(PROGRAM), "stubborn"])
             for rank in range(2):
                 jobs.await_text(0, f"[rank {rank}] ready", "out")
             launcher.send_signal(number)
-            told = time.time()
+            output = time.time()
             ended = jobs.wait()[0]
         assert ended.code == 128 + number
-        assert ended.at - told < PROMPT
+        assert ended.at - output < PROMPT
         assert ended.err.endswith(f"ended all ranks because of {number.name}\n")
 
     @pytest.mark.mpi
@@ -152,12 +154,12 @@ class TestEnds:
             jobs.wait()
 
     @pytest.mark.mpi
-    def test_a_rank_that_does_not_listen_is_ended_too(self) -> None:
+    def test_a_rank_that_ignores_signals_is_killed(self) -> None:
         ended = by_launcher("noisy", 2)
         assert ended.code == 1 and late([ended]) < PROMPT
         assert ended.err.splitlines()[-2] == "[rank 1] ValueError: no luck with 41"
 
-    def test_when_nobody_reads_any_more(self) -> None:
+    def test_a_closed_output_ends_the_launcher(self) -> None:
         with crowd() as jobs:
             command = " ".join([*LAUNCH, "--nproc_per_node", "2", "--no_python", "yes"])
             jobs.start(["sh", "-c", f"{command} | head -n 3"])

@@ -1,4 +1,4 @@
-"""Lines of several ranks."""
+"""Output lines of several ranks."""
 
 from __future__ import annotations
 

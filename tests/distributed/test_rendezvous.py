@@ -1,4 +1,4 @@
-"""What can be wrong where ranks meet, without any other process."""
+"""Errors of the rendezvous, tested without other processes."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from jobflow.runtime.world.environment import Launch
 STARTED = Launch(1, 2, "WORLD_SIZE", "127.0.0.1:17789")
 
 
-def pretended(monkeypatch: pytest.MonkeyPatch, vendor: str, initialized: bool, seen: dict[str, Any]) -> Any:
-    """An MPI library, and a membership that is ready; `seen` gets the environment at its start."""
+def pretended(monkeypatch: pytest.MonkeyPatch, vendor: str, initialized: bool, observed: dict[str, Any]) -> Any:
+    """Return a fake MPI library, and a ready membership; the first argument records the environment at MPI's start."""
     mpi = SimpleNamespace(
         get_vendor=lambda: (vendor, (5, 0, 1)),
         Is_initialized=lambda: initialized,
         THREAD_SERIALIZED=2,
-        Init_thread=lambda level: seen.update({name: os.environ[name] for name in os.environ if name.startswith("PMI_")}),
+        Init_thread=lambda level: observed.update({name: os.environ[name] for name in os.environ if name.startswith("PMI_")}),
     )
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(rc=SimpleNamespace()))  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)  # type: ignore[arg-type]
-    return SimpleNamespace(started=STARTED, ticket=4711, need=lambda: seen.update(needed=True))
+    return SimpleNamespace(started=STARTED, ticket=4711, need=lambda: observed.update(needed=True))
 
 
-def test_another_mpi_is_told_to_use_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, Any] = {}
+def test_another_mpi_library_raises_an_error_that_names_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
+    observed: dict[str, Any] = {}
     with pytest.raises(JobError, match=r"mpi4py uses Open MPI 5.0.1, which only its own mpiexec can start; run \"mpiexec -n 2 python"):
-        rendezvous.start_mpi(pretended(monkeypatch, "Open MPI", False, seen))
-    assert seen == {}, "nobody waits for a rank that cannot come"
+        rendezvous.start_mpi(pretended(monkeypatch, "Open MPI", False, observed))
+    assert observed == {}, "nobody waits for a rank that cannot come"
 
 
-def test_an_mpi_that_runs_already(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_initialized_mpi_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(JobError, match="MPI was imported before jobflow started MPI"):
         rendezvous.start_mpi(pretended(monkeypatch, "MPICH", True, {}))
 
 
-def test_variables_for_mpi_are_there_while_it_starts_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, Any] = {}
+def test_variables_for_mpi_exist_during_its_start_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    observed: dict[str, Any] = {}
     monkeypatch.setenv("PMI_FD", "3")
     monkeypatch.delenv("PMI_RANK", raising=False)
     monkeypatch.setattr(rendezvous, "_present", lambda started, ticket: ticket)
-    rendezvous.start_mpi(pretended(monkeypatch, "MPICH", False, seen))
-    assert seen == {"needed": True, "PMI_FD": "4711", "PMI_RANK": "1", "PMI_SIZE": "2"}
+    rendezvous.start_mpi(pretended(monkeypatch, "MPICH", False, observed))
+    assert observed == {"needed": True, "PMI_FD": "4711", "PMI_RANK": "1", "PMI_SIZE": "2"}
     assert os.environ["PMI_FD"] == "3" and "PMI_RANK" not in os.environ
 
 
-def test_a_process_whose_variables_came_too_late() -> None:
+def test_variables_set_after_the_import_raise() -> None:
     with pytest.raises(JobError, match="before `import jobflow`"):
         rendezvous.member()
 
@@ -69,6 +69,6 @@ def test_addresses(master: str, text: str) -> None:
         rendezvous.listen(master, b"0123456789abcdef")
 
 
-def test_it_listens_nowhere_else() -> None:
-    with rendezvous.listen("localhost:0", b"") as found:
-        assert found.getsockname()[0] == "127.0.0.1"
+def test_the_listener_binds_one_address_only() -> None:
+    with rendezvous.listen("localhost:0", b"") as result:
+        assert result.getsockname()[0] == "127.0.0.1"

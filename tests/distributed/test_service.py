@@ -1,4 +1,4 @@
-"""The service, tested as an MPI library, a rank and an unauthenticated peer use it."""
+"""The service, as used by an MPI library, a rank and an unauthenticated peer."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ class TestPmi:
         assert list(Pmi(3).answer(1, line)) == [(1, answer)]
 
     def test_no_two_worlds_have_the_same_name(self) -> None:
-        """MPICH names shared memory after it, so two worlds of one name on one machine would write over each other's."""
+        """MPICH names shared memory after the world, so two worlds with one name would overwrite each other's memory."""
         one, other = Pmi(2), Pmi(2)
         names = [next(world.answer(rank, "cmd=get_my_kvsname"))[1] for world in (one, other) for rank in range(2)]
         assert names[0] == names[1] != names[2] == names[3] and len(names[0]) < 256
 
-    def test_what_one_puts_another_gets(self) -> None:
+    def test_a_value_put_by_one_rank_is_readable_by_another(self) -> None:
         keys = Pmi(2)
         assert list(keys.answer(0, "cmd=put kvsname=jobflow key=bc[0] value=a=b c")) == [(0, "cmd=put_result rc=0 msg=success")]
         assert list(keys.answer(1, "cmd=get kvsname=jobflow key=bc[0]")) == [(1, "cmd=get_result rc=0 msg=success value=a=b c")]
 
-    def test_a_barrier_lets_all_out_when_all_are_in_and_again(self) -> None:
+    def test_a_barrier_can_be_repeated(self) -> None:
         keys = Pmi(3)
         for _ in range(2):
             assert [list(keys.answer(rank, "cmd=barrier_in")) for rank in (2, 0)] == [[], []]
@@ -74,12 +74,12 @@ class Caller:
 
 
 def about(rank: int, size: int = 2, **more: Any) -> dict[str, Any]:
-    """What a rank says of itself; on a node of its own: the service must not send signals to the process that tests."""
+    """Return the description of a rank on its own node, so that the service sends no signals to the test process."""
     return {"rank": rank, "size": size, "pid": os.getpid(), "node": "far", "host": "there", "screen": str(rank), **more}
 
 
 class Job:
-    """A service, and ranks that are all this process."""
+    """A service, with this process as all of its ranks."""
 
     def __init__(self, size: int, secret: bytes = b"") -> None:
         listener = listen("127.0.0.1:0", secret)
@@ -94,25 +94,25 @@ class Job:
         return self.callers[-1]
 
     def introduced(self, who: dict[str, Any], secret: bytes) -> tuple[Caller, dict[str, Any]]:
-        """A connection that says who it is, and the answer; the service's proof must be right."""
-        made, ours, text = self.call(), authentication.challenge(), json.dumps(who)
-        made.say({"jobflow": authentication.VERSION, "challenge": ours})
-        theirs = json.loads(made.hear())["challenge"]
-        made.say({"about": text, "proof": authentication.signature(secret, authentication.RANK, ours, theirs, text)})
-        found = json.loads(made.hear() or "{}")
-        if "ticket" in found:
-            assert found["proof"] == authentication.signature(secret, authentication.SERVICE, ours, theirs, str(found["ticket"]))
-        return made, found
+        """Return an authenticated connection and the answer, whose proof is checked."""
+        created, ours, text = self.call(), authentication.challenge(), json.dumps(who)
+        created.say({"jobflow": authentication.VERSION, "challenge": ours})
+        theirs = json.loads(created.hear())["challenge"]
+        created.say({"about": text, "proof": authentication.signature(secret, authentication.RANK, ours, theirs, text)})
+        result = json.loads(created.hear() or "{}")
+        if "ticket" in result:
+            assert result["proof"] == authentication.signature(secret, authentication.SERVICE, ours, theirs, str(result["ticket"]))
+        return created, result
 
     def rank(self, rank: int, **more: Any) -> Caller:
-        made, found = self.introduced(about(rank, self.size, **more), self.secret)
-        self.tickets[rank] = found["ticket"]
-        return made
+        created, result = self.introduced(about(rank, self.size, **more), self.secret)
+        self.tickets[rank] = result["ticket"]
+        return created
 
     def library(self, rank: int) -> Caller:
-        made = self.call()
-        made.say(f"cmd=initack pmiid={self.tickets[rank]}")
-        return made
+        created = self.call()
+        created.say(f"cmd=initack pmiid={self.tickets[rank]}")
+        return created
 
     def close(self) -> None:
         for caller in self.callers:
@@ -123,8 +123,8 @@ class Job:
 
 @pytest.fixture
 def job() -> Iterator[Job]:
-    with closing(Job(2)) as made:
-        yield made
+    with closing(Job(2)) as created:
+        yield created
 
 
 def state(caller: Caller) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def state(caller: Caller) -> dict[str, Any]:
 
 
 class TestService:
-    def test_it_says_who_is_missing_and_who_is_idle(self, job: Job) -> None:
+    def test_the_state_lists_missing_and_idle_ranks(self, job: Job) -> None:
         one = job.rank(1)
         assert state(one) == {"missing": [0], "idle": [1], "left": [], "nodes": None}
         zero = job.rank(0, node="near")
@@ -140,7 +140,7 @@ class TestService:
         one.say({"need": True})
         assert state(zero)["idle"] == [0]
 
-    def test_mpi_libraries_are_told_their_place(self, job: Job) -> None:
+    def test_mpi_libraries_receive_their_rank(self, job: Job) -> None:
         job.rank(0), job.rank(1)
         library = job.library(1)
         assert [library.hear() for _ in range(4)] == ["cmd=initack", "cmd=set size=2", "cmd=set rank=1", "cmd=set debug=0"]
@@ -148,7 +148,7 @@ class TestService:
         assert library.hear() == "cmd=appnum appnum=0"
 
     @pytest.mark.parametrize("shown", ["0", "1", "-1", "x", ""])
-    def test_a_library_that_has_no_ticket_is_not_heard(self, job: Job, shown: str) -> None:
+    def test_a_library_without_a_ticket_is_disconnected(self, job: Job, shown: str) -> None:
         job.rank(0), job.rank(1)
         library = job.call()
         library.say(f"cmd=initack pmiid={shown}")
@@ -159,7 +159,7 @@ class TestService:
         assert job.library(1).hear() == "cmd=initack"
         assert "refused" in json.loads(job.library(1).hear())
 
-    def test_a_connection_that_ends_ends_the_others(self, job: Job) -> None:
+    def test_the_end_of_one_connection_ends_all_ranks(self, job: Job) -> None:
         zero, one = job.rank(0), job.rank(1)
         one.close()
         state(zero), state(zero)
@@ -186,7 +186,7 @@ class TestService:
             pass
         assert "MPI aborted, with exit code 7" in end["end"]
 
-    def test_who_leaves_in_order_is_not_missed(self, job: Job) -> None:
+    def test_an_orderly_exit_does_not_fail_the_job(self, job: Job) -> None:
         zero, one = job.rank(0), job.rank(1)
         one.say({"leave": True})
         one.close()
@@ -197,7 +197,7 @@ class TestService:
         zero.close()
         assert job.service.wait(5) == 0
 
-    def test_the_launcher_says_what_it_saw(self, job: Job) -> None:
+    def test_the_launcher_reports_exit_codes(self, job: Job) -> None:
         zero = job.rank(0)
         state(zero)
         job.parent.sendall(b'{"gone": 1, "code": 0}\n')
@@ -208,7 +208,7 @@ class TestService:
 
 
 SECRET = b"0123456789abcdef"
-#: first lines of strangers
+#: first lines of peers
 NOISE = [
     b"GET / HTTP/1.1\r\n\r\n",
     b"\xff\xfe\n",
@@ -248,10 +248,10 @@ NOT_RANKS: list[dict[str, Any]] = [
 ]
 
 
-class TestStrangers:
+class TestUnauthenticatedPeers:
     @pytest.mark.parametrize("noise", NOISE, ids=[repr(noise[:30]) for noise in NOISE])
-    def test_noise_does_no_harm(self, job: Job, noise: bytes) -> None:
-        """Neither before all ranks are there nor when they work."""
+    def test_invalid_bytes_do_not_disturb_the_job(self, job: Job, noise: bytes) -> None:
+        """Send invalid bytes before all ranks have joined and while they work."""
         zero = job.rank(0)
         assert state(zero)["missing"] == [1]
         for _ in range(2):
@@ -267,56 +267,56 @@ class TestStrangers:
         assert state(zero)["idle"] == [1]
 
     @pytest.mark.parametrize("who", NOT_RANKS, ids=range(len(NOT_RANKS)))
-    def test_who_is_no_rank_becomes_none(self, job: Job, who: dict[str, Any]) -> None:
+    def test_a_peer_without_authentication_does_not_join(self, job: Job, who: dict[str, Any]) -> None:
         zero = job.rank(0)
         assert state(zero)["missing"] == [1]
         job.introduced(who, b"")
         job.rank(1)
         assert state(zero)["missing"] == []
 
-    @pytest.mark.parametrize("said", [{"need": 1}, {"failed": 7}, {"failed": ["x"]}, {"rank": 3}, [1], {"failed": "x" * 300_000}])
-    def test_a_rank_that_says_something_else_is_lost(self, job: Job, said: Any) -> None:
-        """It is no stranger, so its job ends; and the service tells the others."""
+    @pytest.mark.parametrize("message", [{"need": 1}, {"failed": 7}, {"failed": ["x"]}, {"rank": 3}, [1], {"failed": "x" * 300_000}])
+    def test_a_rank_that_violates_the_protocol_ends_the_job(self, job: Job, message: Any) -> None:
+        """An authenticated rank ends its job, and the service reports it to the others."""
         zero, one = job.rank(0), job.rank(1)
-        one.sock.sendall(json.dumps(said).encode() + b"\n")
+        one.sock.sendall(json.dumps(message).encode() + b"\n")
         while "end" not in (end := state(zero)):
             pass
         assert end["rank"] == 1
 
-    def test_a_wrong_secret_is_refused_late_and_the_job_goes_on(self) -> None:
+    def test_a_wrong_secret_is_rejected_after_a_delay_and_the_job_continues(self) -> None:
         with closing(Job(2, SECRET)) as job:
             zero = job.rank(0)
             state(zero)
             for wrong in (b"", b"0123456789abcdeF"):
                 began = time.monotonic()
-                found = job.introduced(about(1), wrong)[1]
-                assert "JOBFLOW_SECRET" in found["refused"] and SECRET.decode() not in found["refused"]
+                result = job.introduced(about(1), wrong)[1]
+                assert "JOBFLOW_SECRET" in result["refused"] and SECRET.decode() not in result["refused"]
                 assert time.monotonic() - began >= 0.9
             job.rank(1)
             assert state(zero)["missing"] == []
 
-    def test_who_waits_does_not_keep_others_out(self) -> None:
-        """Connections that prove nothing are bounded, and the oldest is closed for a new one."""
+    def test_waiting_peers_do_not_block_ranks(self) -> None:
+        """The number of unauthenticated connections is limited, and a new one closes the oldest."""
         with closing(Job(2, SECRET)) as job:
-            strangers = [job.call() for _ in range(200)]
+            peers = [job.call() for _ in range(200)]
             zero = job.rank(0)
             job.rank(1)
             state(zero)
             assert state(zero)["missing"] == []
-            assert strangers[0].hear() == "", "it has been closed"
+            assert peers[0].hear() == "", "it has been closed"
             entries = os.listdir(f"/proc/{job.service.pid}/fd") if os.path.isdir("/proc/self/fd") else []
             assert len(entries) < 100
 
-    def test_a_false_process_number_ends_nobody(self) -> None:
-        """Not that of an innocent process, nor that of a group; and who says it does not become a rank."""
+    def test_a_false_process_id_ends_no_process(self) -> None:
+        """A peer with the id of another process or a group does not join, and that process continues."""
         innocent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
         try:
             with closing(Job(2)) as job:
                 zero = job.rank(0)
                 for pid in (innocent.pid, -innocent.pid, 1):
-                    found, _ = job.introduced(about(1, pid=pid, node=members.node_name()), b"")
-                    told = found.hear()
-                    assert pid < 0 or f"process {pid}" in json.loads(told)["refused"]
+                    result, _ = job.introduced(about(1, pid=pid, node=members.node_name()), b"")
+                    output = result.hear()
+                    assert pid < 0 or f"process {pid}" in json.loads(output)["refused"]
                 state(zero)
                 zero.say({"failed": "no luck"})
                 assert job.service.wait(5) == 0, "it has come to where it sends signals"

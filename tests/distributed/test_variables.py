@@ -1,4 +1,4 @@
-"""What variables mean, and what is wrong with them."""
+"""The meaning of variables, and errors of wrong ones."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ PLACE = "MASTER_ADDR=127.0.0.1,MASTER_PORT=17789,RANK=1"
 OF_MPICH = {"PMI_RANK": "0", "PMI_SIZE": "4", "PMI_FD": "99999"}
 
 
-def test_one_of_several() -> None:
-    found = launched(ONE_OF_TWO)
-    assert found == Launch(1, 2, "WORLD_SIZE", "127.0.0.1:17789")
-    assert found.multi and not found.supervised
+def test_each_launcher_identifies_a_rank() -> None:
+    result = launched(ONE_OF_TWO)
+    assert result == Launch(1, 2, "WORLD_SIZE", "127.0.0.1:17789")
+    assert result.multi and not result.supervised
 
 
-def test_of_the_launcher() -> None:
-    found = launched({**ONE_OF_TWO, "JOBFLOW_LAUNCHER": "127.0.0.1:17789"})
-    assert found is not None and found.supervised
-    found = launched({**ONE_OF_TWO, "JOBFLOW_LAUNCHER": "127.0.0.1:1"})
-    assert found is not None and not found.supervised, "it is the launcher of other ranks"
+def test_variables_of_jobflow_launch_identify_a_rank() -> None:
+    result = launched({**ONE_OF_TWO, "JOBFLOW_LAUNCHER": "127.0.0.1:17789"})
+    assert result is not None and result.supervised
+    result = launched({**ONE_OF_TWO, "JOBFLOW_LAUNCHER": "127.0.0.1:1"})
+    assert result is not None and not result.supervised, "it is the launcher of other ranks"
 
 
 @pytest.mark.parametrize(
@@ -64,20 +64,20 @@ def test_which_variables_count(more: dict[str, str], expected: Launch | None) ->
         ({"RANK": ""}, "MASTER_ADDR=127.0.0.1, MASTER_PORT=17789, WORLD_SIZE=2 set but not RANK: set all four .* or unset them"),
     ],
 )
-def test_wrong_values(more: dict[str, str], text: str) -> None:
+def test_wrong_values_raise(more: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=text.replace("(", r"\(")):
         launched({**ONE_OF_TWO, **more})
 
 
 @pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"])
-def test_one_alone_and_one_lacking(name: str) -> None:
+def test_incomplete_variables_raise(name: str) -> None:
     with pytest.raises(ConfigError, match=f"^{name}=.* set but not"):
         launched({name: ONE_OF_TWO[name]})
     with pytest.raises(ConfigError, match=f"set but not {name}: set all four"):
         launched({other: value for other, value in ONE_OF_TWO.items() if other != name})
 
 
-def test_an_import_with_some_of_them_fails() -> None:
+def test_an_import_with_incomplete_variables_fails() -> None:
     ended = subprocess.run([sys.executable, "-c", "import jobflow"], env=clean({"RANK": "0"}), capture_output=True, text=True, timeout=30)
     assert ended.returncode == 1
     assert "ConfigError: RANK=0 set but not MASTER_ADDR and MASTER_PORT and WORLD_SIZE" in ended.stderr
@@ -98,6 +98,6 @@ def test_the_launcher_is_no_rank(command: list[str], expected: bool) -> None:
     assert starts_ranks(command) is expected
 
 
-def test_ranks_inherit_no_other_rank() -> None:
-    told = {**ONE_OF_TWO, "PMI_FD": "5", "OMPI_COMM_WORLD_RANK": "1", "SLURM_PROCID": "0", "JOBFLOW_RANK": "x", "MPI_LOCALRANKID": "1"}
-    assert inherited({**told, "PATH": "/bin", "SLURM_JOB_ID": "7"}) == {"PATH": "/bin", "SLURM_JOB_ID": "7"}
+def test_ranks_do_not_inherit_variables_of_another_rank() -> None:
+    output = {**ONE_OF_TWO, "PMI_FD": "5", "OMPI_COMM_WORLD_RANK": "1", "SLURM_PROCID": "0", "JOBFLOW_RANK": "x", "MPI_LOCALRANKID": "1"}
+    assert inherited({**output, "PATH": "/bin", "SLURM_JOB_ID": "7"}) == {"PATH": "/bin", "SLURM_JOB_ID": "7"}

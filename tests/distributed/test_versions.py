@@ -1,4 +1,4 @@
-"""Ranks with different versions of jobflow, NumPy or Python do not train together."""
+"""Ranks with different versions of jobflow, NumPy or Python raise instead of training together."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PYTHON, NUMPY = sys.version.split()[0], np.__version__
 
 @pytest.fixture(scope="module")
 def other_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of jobflow with one changed source file."""
+    """Return a copy of jobflow with one changed source file."""
     root = tmp_path_factory.mktemp("changed")
     shutil.copytree(ROOT / "jobflow", root / "jobflow")
     file = root / "jobflow/ops/loss.py"
@@ -46,7 +46,7 @@ def other_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(way: str, words: list[str], roots: list[Path], more: dict[str, str]) -> tuple[int, str, str]:
-    """Run PROGRAM on two ranks, each with the jobflow of its root: the largest exit code, the output and the errors."""
+    """Run PROGRAM on two ranks, each with the jobflow of its root; return the largest exit code, the output and the errors."""
     command = [sys.executable, "-P", "-c", PROGRAM, *words]
     with crowd() as jobs:
         if way == "mpiexec":
@@ -96,7 +96,7 @@ def test_another_minor_version_raises_and_another_patch_version_is_one_notice(li
     assert err.count("the versions of the ranks differ") == 1 - expected, err
 
 
-def test_ranks_of_equal_versions_compare_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_versions_print_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     own = versions.own_versions()
     versions.compare([own, {**own, "host": "other"}], 0)
     assert capsys.readouterr().err == ""

@@ -16,7 +16,7 @@ WAYS = ["mpiexec", "launcher", "by hand"]
 
 
 def run(way: str, case: str, size: int) -> tuple[list[str], list[Exited]]:
-    """The lines that ranks printed, without those prefixes that the launcher adds; and what each process left."""
+    """Return the printed lines without the prefixes of the launcher, and the outcome of each process."""
     if way == "by hand":
         ended = by_hand(case, size)
         return sorted(line for one in ended for line in one.lines), ended
@@ -25,7 +25,7 @@ def run(way: str, case: str, size: int) -> tuple[list[str], list[Exited]]:
 
 
 @pytest.mark.parametrize(("way", "size"), [("mpiexec", 2), ("launcher", 4), ("by hand", 3)])
-def test_ranks_reach_each_other(way: str, size: int) -> None:
+def test_ranks_connect(way: str, size: int) -> None:
     lines, ended = run(way, "exchange", size)
     everybody = [10 * rank for rank in range(size)]
     assert lines == [f"rank {rank} of {size}: {[everybody] * size}" for rank in range(size)], ended
@@ -33,8 +33,8 @@ def test_ranks_reach_each_other(way: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("way", ["launcher", "by hand"])
-def test_worlds_on_one_machine_do_not_meet(way: str) -> None:
-    """Several started at the same moment: each finds its own ranks."""
+def test_worlds_on_one_machine_are_independent(way: str) -> None:
+    """Several worlds started at the same time connect their own ranks only."""
     with ThreadPoolExecutor() as pool:
         for lines, ended in pool.map(lambda _: run(way, "exchange", 2), range(3)):
             assert lines == [f"rank {rank} of 2: {[[0, 10]] * 2}" for rank in range(2)], ended
@@ -48,8 +48,8 @@ def test_every_rank_calls_a_job(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["launcher", "by hand"])
-def test_positions_need_no_mpi(way: str) -> None:
-    lines, ended = run(way, "positions", 2)
+def test_rank_numbers_need_no_mpi(way: str) -> None:
+    lines, ended = run(way, "rank_numbers", 2)
     assert lines == ["rank 0 of 2: local 0, 1 nodes", "rank 1 of 2: local 1, 1 nodes"], ended
     assert all(one.code == 0 for one in ended)
 
@@ -93,36 +93,36 @@ def test_the_end_of_one_of_several_terminals_ends_all(case: str, text: str) -> N
 
 
 @pytest.mark.parametrize(("way", "length"), [("launcher", 64), ("by hand", 0)])
-def test_strangers_at_the_port_do_not_disturb(way: str, length: int) -> None:
+def test_unauthenticated_peers_do_not_disturb_the_job(way: str, length: int) -> None:
     lines, ended = run(way, "attacked", 2)
     assert lines == [f"rank {rank} of 2: secret of {length} characters" for rank in range(2)], ended
     assert [(one.code, one.err) for one in ended] == [(0, "")] * len(ended)
 
 
 class TestByHand:
-    def test_another_secret_is_refused_and_the_job_starts(self) -> None:
+    def test_another_secret_is_rejected_and_the_job_starts(self) -> None:
         port = free_port()
         with crowd() as jobs:
             for secret, rank in (("right", 0), ("wrong", 1), ("right", 1)):
-                told = {**variables(rank, 2, port), "JOBFLOW_SECRET": f"{secret} and long enough"}
-                jobs.start([sys.executable, str(PROGRAM), "exchange"], told)
+                output = {**variables(rank, 2, port), "JOBFLOW_SECRET": f"{secret} and long enough"}
+                jobs.start([sys.executable, str(PROGRAM), "exchange"], output)
                 if secret == "wrong":
                     assert jobs.jobs[1][0].wait(processes.LIMIT) == 1
             ended = jobs.wait()
         assert [one.code for one in ended] == [0, 1, 0], ended
         assert "JOBFLOW_SECRET" in ended[1].err and "long enough" not in "".join(one.err for one in ended)
 
-    def test_in_odd_order_and_with_delays(self) -> None:
+    def test_ranks_may_start_in_any_order_and_late(self) -> None:
         ended = by_hand("exchange", 3, order=[1, 2, 0], pause=0.7)
         everybody = [[0, 10, 20]] * 3
         assert [one.out for one in ended] == [f"rank {rank} of 3: {everybody}\n" for rank in range(3)], ended
         assert [(one.code, one.err) for one in ended] == [(0, "")] * 3
 
-    def test_single_client_if_the_program_says_so(self) -> None:
+    def test_a_program_can_choose_single_client(self) -> None:
         ended = by_hand("single", 2)
         assert [(one.code, one.out) for one in ended] == [(0, "rank 0 of 2: called\n"), (0, "")], ended
 
-    def test_at_a_prompt_a_mistake_ends_nothing(self) -> None:
+    def test_an_error_in_an_interactive_session_does_not_end_the_job(self) -> None:
         typed = "import jobflow\n1 / 0\nfrom jobflow.runtime.world.start import start_world\n"
         typed += "print(start_world('cpu', None, multi=True).ranks[0].comm.exchange(7))\n"
         port = free_port()
@@ -136,7 +136,7 @@ class TestByHand:
     def test_one_rank_needs_no_mpi(self) -> None:
         assert by_hand("alone", 1)[0].out == "rank 0 of 1: [[0]]\n"
 
-    def test_what_ranks_start_is_no_rank(self) -> None:
+    def test_child_processes_of_ranks_are_no_ranks(self) -> None:
         ended = by_hand("descendants", 2)
         assert [(one.code, one.err) for one in ended] == [(0, "")] * 2, ended
         assert [one.out for one in ended] == [f"0 1\nrank {rank} of 2: [[0, 10], [0, 10]]\n" for rank in range(2)]
@@ -160,23 +160,23 @@ class TestByHand:
         assert ("0.2 s for rank 1; start it" if first == 0 else f"0.2 s for RANK=0 at 127.0.0.1:{port}") in waited[0]
         assert len(waited) <= 5, "it is to be repeated sparsely"
 
-    def test_a_rank_that_runs_but_does_not_come_is_announced(self) -> None:
+    def test_an_idle_rank_is_announced(self) -> None:
         ended = by_hand("slow", 2)
         assert [one.code for one in ended] == [0, 0], ended
         assert "rank 0 of 2 has waited 0.2 s for rank 1, still running, to start a job or global tensor" in ended[0].err
 
     @pytest.mark.parametrize(
-        ("given", "texts"),
+        ("ranks", "texts"),
         [
             ([(0, 3), (1, 3), (1, 3)], ["two processes have RANK=1: pid ", "set a different RANK for each process, 0 to 2"]),
             ([(0, 3), (0, 3)], ["two processes have RANK=0: pid "]),
             ([(0, 2), (1, 3)], ["has WORLD_SIZE=2, RANK=1 (pid ", "has WORLD_SIZE=3; set the same WORLD_SIZE for every rank"]),
         ],
     )
-    def test_contradictions_end_all(self, given: list[tuple[int, int]], texts: list[str]) -> None:
+    def test_contradictory_variables_end_all_ranks(self, ranks: list[tuple[int, int]], texts: list[str]) -> None:
         port = free_port()
         with crowd() as jobs:
-            for rank, size in given:
+            for rank, size in ranks:
                 jobs.start([sys.executable, str(PROGRAM), "exchange"], variables(rank, size, port))
                 time.sleep(0.3)
             ended = jobs.wait()
@@ -184,7 +184,7 @@ class TestByHand:
         for text in texts:
             assert all(text in one.err for one in ended), ended
 
-    def test_who_comes_too_late_does_not_disturb(self) -> None:
+    def test_a_late_rank_does_not_disturb_the_job(self) -> None:
         port = free_port()
         with crowd() as jobs:
             for rank in range(2):
@@ -200,7 +200,7 @@ class TestByHand:
         assert ended[0].code == -15 and ended[1].code != 0
         assert max(one.at for one in ended) - killed < PROMPT
 
-    def test_a_port_of_another_program(self) -> None:
+    def test_a_port_of_another_program_ends_the_ranks(self) -> None:
         with processes.socket.create_server(("127.0.0.1", 0)) as other, crowd() as jobs:
             jobs.start([sys.executable, str(PROGRAM), "exchange"], variables(0, 2, other.getsockname()[1]))
             ended = jobs.wait()
@@ -209,7 +209,7 @@ class TestByHand:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_ranks_do_not_wait_for_ever_for_one_that_never_comes(first: int) -> None:
+def test_ranks_stop_waiting_for_an_absent_rank_at_the_time_limit(first: int) -> None:
     port = free_port()
     with crowd() as jobs:
         jobs.start([sys.executable, str(PROGRAM), "exchange"], variables(first, 2, port) | {"JOBFLOW_JOIN_SECONDS": "0.8"})
@@ -220,8 +220,8 @@ def test_ranks_do_not_wait_for_ever_for_one_that_never_comes(first: int) -> None
         assert text in ended.err, ended
 
 
-def test_ranks_whose_first_has_no_such_address_end_too() -> None:
-    """192.0.2.1 is nobody's; rank 0 ends at once, the other when it has waited long enough, though it is not told."""
+def test_a_wrong_address_of_rank_0_ends_all_ranks() -> None:
+    """192.0.2.1 is unassigned: rank 0 ends at once, and the other rank at its time limit."""
     with crowd() as jobs:
         for rank in range(2):
             address = {"MASTER_ADDR": "127.0.0.1" if rank else "192.0.2.1", "JOBFLOW_SECRET": "0123456789abcdef" * 2}
@@ -231,7 +231,7 @@ def test_ranks_whose_first_has_no_such_address_end_too() -> None:
     assert "not an address of this machine" in ended[0].err and "Connection refused" in ended[1].err, ended
 
 
-def test_the_time_to_wait_is_a_number() -> None:
+def test_an_invalid_time_limit_raises() -> None:
     values = ["soon", "0", "-3", "nan"]
     with crowd() as jobs:
         for wrong in values:
@@ -241,8 +241,8 @@ def test_the_time_to_wait_is_a_number() -> None:
 
 
 @pytest.mark.full
-def test_ranks_whose_first_cannot_listen_end_too() -> None:
-    """Another program holds the port, and says nothing: rank 0 ends at once, rank 1 once it has waited for an answer."""
+def test_a_failed_listener_of_rank_0_ends_all_ranks() -> None:
+    """Another program holds the port without answering: rank 0 ends at once, and rank 1 after the time limit of an answer."""
     with processes.socket.create_server(("127.0.0.1", 0)) as other, crowd() as jobs:
         for rank in range(2):
             jobs.start([sys.executable, str(PROGRAM), "exchange"], variables(rank, 2, other.getsockname()[1]))

@@ -1,4 +1,4 @@
-"""Jobs whose planned memory is compared with what they allocate, and a count of what is allocated."""
+"""Jobs whose planned memory is compared with their allocations, and a counter of allocations."""
 
 from __future__ import annotations
 
@@ -47,26 +47,26 @@ MODELS: dict[str, tuple[Callable[[Any, str], Any], tuple[Any, ...]]] = {
 
 
 class CountedZeros:
-    """`aligned_zeros`, with a list of the memory that it has allocated."""
+    """A replacement of `aligned_zeros` that lists the memory it has allocated."""
 
     def __init__(self) -> None:
-        self._made: list[weakref.ref[Any]] = []
+        self._allocated: list[weakref.ref[Any]] = []
 
     def __call__(self, nbytes: int, alignment: int = ALIGNMENT) -> Any:
         array = aligned_zeros(nbytes, alignment)
-        self._made.append(weakref.ref(array.base))
+        self._allocated.append(weakref.ref(array.base))
         return array
 
     def alive(self) -> int:
-        """The bytes that are still used."""
-        return sum(array.nbytes for reference in self._made if (array := reference()) is not None)
+        """The bytes in use."""
+        return sum(array.nbytes for reference in self._allocated if (array := reference()) is not None)
 
 
 COUNTED = CountedZeros()
 
 
 def allocated_in_windows(rank: Rank, _: None) -> int:
-    """The bytes of a rank that is a process: of its own memory, and of its parts of shared windows."""
+    """Return the bytes of a rank that is a process: its own memory, and its parts of shared windows."""
     gc.collect()
     windows = rank.comm._windows  # type: ignore[attr-defined]
     return COUNTED.alive() + (0 if windows is None else int(windows.total))

@@ -1,4 +1,4 @@
-"""Planned memory is what ranks allocate: variables, buffers, staging of collectives, scratch of kernels, windows."""
+"""Planned memory equals allocations: variables, buffers, staging of collectives, scratch of kernels, windows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def every_case() -> Iterator[Any]:
 
 
 def planned_bytes(ranks: int) -> int:
-    """Of the job that the session has compiled, over all ranks; what they have in common counts once."""
+    """Return the planned bytes of the session's job over all ranks; shared memory counts once."""
     session = current_session()
     (compiled,) = session._compiled.values()
     storage = StorageChoice(share=True, io_buffers=True)
@@ -56,7 +56,7 @@ def planned_bytes(ranks: int) -> int:
 
 @pytest.mark.parametrize(("model", "ranks", "strategy", "precision"), list(every_case()))
 @pytest.mark.usefixtures("fresh")
-def test_threads_allocate_what_is_planned(model: str, ranks: int, strategy: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_allocate_the_planned_bytes(model: str, ranks: int, strategy: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = CountedZeros()
     for module in (numpy_device, threads):
         monkeypatch.setattr(module, "aligned_zeros", counted)
@@ -82,7 +82,7 @@ PROCESSES = [
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("model", "ranks", "strategy", "precision"), PROCESSES)
-def test_processes_allocate_what_is_planned(tmp_path: Path, model: str, ranks: int, strategy: str, precision: str) -> None:
+def test_processes_allocate_the_planned_bytes(tmp_path: Path, model: str, ranks: int, strategy: str, precision: str) -> None:
     ended = run(PROGRAMS / "window_memory.py", str(tmp_path / "bytes"), model, strategy, precision, ranks=ranks, limit=120, environment=STRICT)
     assert ended.code == 0, ended.err
     for rank, (allocated, planned) in enumerate(zip(*json.loads((tmp_path / "bytes").read_text()), strict=True)):

@@ -1,4 +1,4 @@
-"""Buffers return to the pool when nothing can reach them any more, and not before."""
+"""Buffers return to the pool as soon as they are unreachable."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_free_bytes_stay_below_the_limit() -> None:
 
 
 def test_threads_never_share_a_buffer(pool: BufferPool) -> None:
-    """Each thread fills arrays with its own number and finds it unchanged, while others drop theirs."""
+    """Threads fill arrays with their numbers and find them unchanged while other threads drop theirs."""
     take, wrong, passed_on = pool.allocator(TYPE), list[int](), list[Any]()
 
     def work(number: int) -> None:
@@ -143,12 +143,12 @@ def test_pickled_arrays_are_copies(pool: BufferPool) -> None:
 
 
 def square(value: float) -> flow.Tensor:
-    """A tensor in a pooled buffer."""
+    """Return a tensor in a pooled buffer."""
     return flow.ones((SIDE, SIDE)) * value
 
 
 def churn() -> None:
-    """Take and overwrite the buffers that are free."""
+    """Allocate and overwrite the free buffers."""
     for _ in range(4):
         tensors = [square(-7.0) + 0.0 for _ in range(6)]
         del tensors
@@ -182,7 +182,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_values_survive_while_they_can_be_reached(name: str) -> None:
+def test_reachable_values_survive(name: str) -> None:
     value = PROGRAMS[name]()
     churn()
     array = value.numpy() if isinstance(value, flow.Tensor) else value
@@ -196,8 +196,8 @@ def test_values_in_a_suspended_generator_survive() -> None:
     assert (next(generator).numpy() == 5.0).all()
 
 
-def test_gradients_survive_and_are_not_those_of_another_step() -> None:
-    """Gradients that a program keeps, saved values of a retained graph, and gradients that accumulate."""
+def test_gradients_survive_later_steps() -> None:
+    """Gradients held by a program, saved values of a retained graph, and accumulated gradients survive."""
     w = flow.ones((SIDE, SIDE)).requires_grad_()
     held = []
     for step in range(1, 4):

@@ -29,7 +29,7 @@ def test_all_laws(world: ThreadsWorld) -> None:
         world.call(law, [argument] * world.size)
 
 
-def test_abort_wakes_everybody_and_the_world_is_usable_after_a_reset(world: ThreadsWorld) -> None:
+def test_an_abort_ends_all_waits_and_the_world_is_usable_after_a_reset(world: ThreadsWorld) -> None:
     for _ in range(3):
         results = world.call(contract.abort_wakes)
         assert world.size == 1 or results == ["woken"] * (world.size - 1) + ["gave up"]
@@ -43,8 +43,8 @@ def test_abort_wakes_everybody_and_the_world_is_usable_after_a_reset(world: Thre
         world.call(contract.transfers_and_sums, [(50_000, "private")] * world.size)
 
 
-def test_an_aborted_step_leaves_twin_buffers_in_step(world: ThreadsWorld) -> None:
-    """A rank that failed before a small all_reduce, and one that failed inside it, go on with the same buffer."""
+def test_all_ranks_use_the_same_twin_buffer_after_an_aborted_step(world: ThreadsWorld) -> None:
+    """A rank that failed before a small all_reduce, and one that failed inside it, resume with the same buffer."""
 
     def prepare(rank: Any, argument: None) -> None:
         source, target = np.zeros(4), np.zeros(4)
@@ -86,7 +86,7 @@ def test_calls_before_seal_are_an_error(world: ThreadsWorld) -> None:
         ((0, 1), 3, 4, "its counts need"),
     ],
 )
-def test_bind_refuses_what_cannot_be(ranks: tuple[int, ...], source: int, target: int, text: str) -> None:
+def test_bind_raises_for_invalid_arguments(ranks: tuple[int, ...], source: int, target: int, text: str) -> None:
     world = ThreadsWorld([CpuDevice(), CpuDevice()])
     try:
         with pytest.raises(PlanError, match=text):

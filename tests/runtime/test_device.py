@@ -1,4 +1,4 @@
-"""Devices: alignment, scratch, and what the GPU needs where there is none."""
+"""Devices: alignment, scratch, and the checks of GPUs on machines without one."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class TestCpu:
 
 class TestCudaWithoutGpu:
     @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
-    def test_none_is_available_and_a_device_is_refused(self) -> None:
+    def test_without_a_gpu_a_device_raises(self) -> None:
         assert cuda.available() == 0
         with pytest.raises(PlacementError, match="gpu 0 does not exist: this machine has 0"):
             cuda.CudaDevice(0)
@@ -76,7 +76,7 @@ class TestCudaWithoutGpu:
 
 
 class FakeGpu(CpuDevice):
-    """A host device that must be spoken to as a GPU: its copies are counted."""
+    """A host device with the interface of a GPU, which counts its copies."""
 
     tag = "gpu"
     identity = "one for all"
@@ -98,7 +98,7 @@ class FakeGpu(CpuDevice):
 
 
 class FakeNccl:
-    """Stands in for `cupy.cuda.nccl` where only arguments are looked at."""
+    """A replacement of `cupy.cuda.nccl` for tests of arguments."""
 
     NCCL_UINT8, NCCL_FLOAT32, NCCL_MAX, NCCL_SUM = "u8", "f32", "max", "sum"
 
@@ -125,7 +125,7 @@ def receives(*pieces: tuple[int, int]) -> list[Any]:
 
 
 class TestGpuCommunicators:
-    def test_ranks_that_share_a_gpu_go_through_the_host_and_keep_the_laws(self) -> None:
+    def test_ranks_that_share_a_gpu_communicate_through_the_host(self) -> None:
         devices = [FakeGpu() for _ in range(3)]
         world = ThreadsWorld(devices)
         try:
@@ -153,7 +153,7 @@ class TestGpuCommunicators:
         ],
     )
     def test_arguments_of_nccl_calls(self, kind: str, counts: tuple[int, ...], receives: tuple[int, ...], expected: list[Any]) -> None:
-        """Rank 1 of two, on stream 9."""
+        """The communicator is that of rank 1 of two, on stream 9."""
         comm = NcclCommunicator.__new__(NcclCommunicator)
         comm._me, comm._nccl = 1, FakeNccl()
         comm._device = type("Device", (), {"stream": type("Stream", (), {"ptr": 9})()})()

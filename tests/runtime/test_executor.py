@@ -1,4 +1,4 @@
-"""A bound plan: steps, and what is left when one fails."""
+"""A bound plan: its steps, and its state after a failed step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sound() -> Iterator[None]:
 
 
 class Fragile(Op):
-    """y = x, unless this rank is to fail."""
+    """An operation y = x that fails on the chosen rank."""
 
     start: int = 0
     abstract: ClassVar[bool] = True
@@ -58,7 +58,7 @@ def fragile(x: Any, name: str | None = None) -> Any:
 
 
 def model(tracer: Tracer) -> Any:
-    """The loss depends on x w, the gradient of w on what comes after."""
+    """Return a plan in which the loss depends on x w, and the gradient of w on the rest."""
     w = variable(tracer, "w", 3, 2, dtype=float64)
     return reduce_sum(
         multiply(fragile(matmul(tracer.input("x", TensorType((4, 3), float64)), w), name="layer"), tracer.input("y", TensorType((4, 2), float64)))
@@ -74,17 +74,17 @@ def differentiable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bound(world: Any, n: int) -> Bound:
-    made = Bound(world, distribute(trace(model, first(n), train=True)))
-    made.write({"w": W})
-    return made
+    created = Bound(world, distribute(trace(model, first(n), train=True)))
+    created.write({"w": W})
+    return created
 
 
 # -------------------------------------------------------------------- failures
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
-def test_a_failed_step_leaves_the_variables(n: int, differentiable: None) -> None:
-    """Rank 0 fails, before or after the others have met it; the step after it is as if nothing had happened."""
+def test_a_failed_step_does_not_change_variables(n: int, differentiable: None) -> None:
+    """Rank 0 fails before or after a collective; the next step runs as if nothing had happened."""
     with world_of(n) as world:
         job = bound(world, n)
         FAILING.add(0)
@@ -99,8 +99,8 @@ def test_a_failed_step_leaves_the_variables(n: int, differentiable: None) -> Non
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_a_rank_that_fails_last_holds_the_others(n: int) -> None:
-    """Nothing is communicated behind the failing op, so the other ranks have finished their bodies when it fails."""
+def test_a_late_failure_of_one_rank_stops_the_updates_of_all_ranks(n: int) -> None:
+    """No communication follows the failing operation, so the other ranks have finished their bodies before."""
 
     def body(tracer: Tracer) -> Any:
         w = variable(tracer, "w", 12, dtype=float64, trainable=False)
@@ -124,7 +124,7 @@ def test_a_rank_that_fails_last_holds_the_others(n: int) -> None:
             np.testing.assert_array_equal(world.ranks[rank].memory["state"].read("w"), np.ones(12))
 
 
-def test_jobflows_own_errors_keep_their_kind(differentiable: None) -> None:
+def test_errors_of_jobflow_keep_their_type(differentiable: None) -> None:
     with world_of(1) as world:
         job = bound(world, 1)
         FAILING.add(0)
@@ -133,7 +133,7 @@ def test_jobflows_own_errors_keep_their_kind(differentiable: None) -> None:
             job.run(x=X, y=Y)
 
 
-def test_interrupts_are_not_dressed_up(differentiable: None) -> None:
+def test_interrupts_are_raised_unchanged(differentiable: None) -> None:
     with world_of(1) as world:
         job = bound(world, 1)
         FAILING.add(0)
@@ -146,8 +146,8 @@ def test_interrupts_are_not_dressed_up(differentiable: None) -> None:
 # -------------------------------------------------------------------- steps
 
 
-def test_ranks_meet_before_they_write_only_where_they_must(differentiable: None) -> None:
-    """Data parallel training ends its body in an all_reduce; a prediction writes nothing."""
+def test_ranks_synchronize_before_updates_only_if_necessary(differentiable: None) -> None:
+    """Data-parallel training ends its body in an all_reduce; a prediction writes nothing."""
 
     def forward(tracer: Tracer) -> Any:
         return relu(tracer.input("x", type_(4)))
@@ -163,11 +163,11 @@ def test_ranks_meet_before_they_write_only_where_they_must(differentiable: None)
     for body, train, meets in [(forward, False, False), (dense, True, False), (assigns, False, True)]:
         with world_of(2) as world:
             Bound(world, distribute(trace(body, first(2), train=train)))
-            found = [executor.meet is not None for rank in world.ranks for executor in rank.memory["executors"].values()]
-            assert found == [meets, meets], body
+            result = [executor.meet is not None for rank in world.ranks for executor in rank.memory["executors"].values()]
+            assert result == [meets, meets], body
 
 
-def test_every_call_knows_its_instruction() -> None:
+def test_every_call_has_an_instruction() -> None:
     with world_of(2) as world:
         Bound(world, distribute(trace(lambda t: relu(matmul(t.input("x", type_(4, 3)), variable(t, "w", 3, 2))), first(2), train=True)))
         for rank in world.ranks:
@@ -183,14 +183,14 @@ def test_results_are_copies() -> None:
         assert (one[0], two[0]) == (1, 2)
 
 
-def test_arguments_may_be_strided_and_of_another_kind() -> None:
+def test_arguments_may_be_strided_and_of_another_type() -> None:
     with world_of(2) as world:
         job = Bound(world, distribute(trace(lambda t: relu(t.input("x", type_(4, 3))), first(2))))
         x = np.arange(24).reshape(3, 8).T[::2]
         np.testing.assert_array_equal(job.run(x=x)[0], x)
 
 
-def test_numbers_out_of_range_are_no_warnings() -> None:
+def test_overflow_does_not_warn() -> None:
     with world_of(1) as world:
         job = Bound(world, distribute(trace(lambda t: multiply(t.input("x", type_(2)), t.input("y", type_(2))))))
         big = np.full(2, 3e38, np.float32)

@@ -29,7 +29,7 @@ def case(name: str, ranks: int = 2, limit: float = 30.0) -> Exited:
 @pytest.mark.mpi
 @pytest.mark.parametrize(("ranks", "how", "laws"), HOW)
 def test_laws(ranks: int, how: str, laws: int) -> None:
-    """All cases of the laws on two threads and with --full, else fewer pairs of sizes and places."""
+    """Run all cases on two threads and with --full, otherwise fewer pairs of sizes and places."""
     ended = run(PROGRAMS / "comm_laws.py", how, *(["pairs"] if laws < 213 else []), ranks=ranks, limit=300, environment=STRICT)
     assert ended.code == 0, ended.err
     assert ended.out.strip() == f"{laws} laws hold on {ranks} ranks"
@@ -52,7 +52,7 @@ class TestCalls:
             ("machines", "avx2\n"),
         ],
     )
-    def test_it_works_and_prints_once(self, name: str, out: str, ranks: int) -> None:
+    def test_a_program_works_and_prints_once(self, name: str, out: str, ranks: int) -> None:
         ended = case(name, ranks)
         assert (ended.code, ended.err) == (0, ""), ended
         assert ended.out == out
@@ -68,20 +68,20 @@ class TestCalls:
         assert ended.code == 3
         assert "Traceback" not in ended.err
 
-    def test_too_little_shared_memory_is_noticed_once_per_rank_and_works(self) -> None:
+    def test_too_little_shared_memory_prints_one_notice_and_works(self) -> None:
         ended = case("little_memory")
         assert (ended.code, ended.out) == (0, "without shared memory\n"), ended.err
         assert 1 <= ended.err.count("too little shared memory") <= 20
 
     @pytest.mark.parametrize("name", ["abort", "abort_in_messages"])
     @pytest.mark.parametrize("ranks", RANKS)
-    def test_abort_wakes_everybody(self, name: str, ranks: int) -> None:
+    def test_an_abort_ends_all_waits(self, name: str, ranks: int) -> None:
         ended = case(name, ranks)
         assert ended.code == 1, ended.err
         assert sorted(ended.out.splitlines()) == ["gave up"] + ["woken"] * (ranks - 1)
 
     @pytest.mark.parametrize("name", ["stall", "stall_in_messages"])
-    def test_a_stall_says_who_waits_where_for_whom(self, name: str) -> None:
+    def test_the_notice_of_a_long_wait_lists_the_ranks(self, name: str) -> None:
         ended = case(name)
         assert (ended.code, ended.out) == (0, "came through\n"), ended.err
         lines = [line for line in ended.err.splitlines() if "rank 0 has waited 0.4 s in" in line and line.endswith("for ranks [1]")]
@@ -152,7 +152,7 @@ class TestEnds:
             ("part_by_order", "do different things, and wait for each other without end:"),
         ],
     )
-    def test_ranks_that_part_end_the_job(self, name: str, text: str, ranks: int) -> None:
+    def test_diverged_ranks_end_the_job(self, name: str, text: str, ranks: int) -> None:
         ended = case(name, ranks)
         assert ended.code == 1, ended
         assert 0 < ended.late < PROMPT, ended

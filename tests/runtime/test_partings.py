@@ -1,4 +1,4 @@
-"""Ranks that do different things are all told, on threads and on processes; those that do the same are not."""
+"""Diverging ranks raise, on threads and on processes; ranks that run the same operations do not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = [case.__name__ for case in partings.CASES]
 
 
 def check(case: partings.Case, texts: list[str]) -> None:
-    """Those that must be told are told the same."""
+    """Check that all ranks concerned raise the same error."""
     expected = partings.CASES[case](len(texts))
     assert {rank for rank, text in enumerate(texts) if text} == expected
     assert len({text for text in texts if text}) == bool(expected), texts
@@ -38,8 +38,8 @@ def world(request: pytest.FixtureRequest) -> Iterator[ThreadsWorld]:
     world.close()
 
 
-def test_on_threads_everybody_concerned_is_told_and_the_world_is_usable_after_a_reset(world: ThreadsWorld) -> None:
-    """One after another in one world; the last does everything right."""
+def test_all_diverged_threads_raise_and_the_world_is_usable_after_a_reset(world: ThreadsWorld) -> None:
+    """Run the cases one after another in one world; the last one has no error."""
     for case in partings.CASES:
         began = time.monotonic()
         texts = world.call(lambda rank, argument: case(rank))  # noqa: B023 - called at once
@@ -60,18 +60,18 @@ class TestOnProcesses:
             *(pytest.param(name, ranks, how, marks=pytest.mark.full) for name in NAMES for ranks, how in MORE),
         ],
     )
-    def test_everybody_concerned_is_told(self, name: str, ranks: int, how: str) -> None:
+    def test_all_diverged_processes_raise(self, name: str, ranks: int, how: str) -> None:
         case = getattr(partings, name)
-        ended = run(PROGRAMS / "parting.py", name, how, ranks=ranks, environment=STRICT)
-        said = {rank: (took, text) for rank, took, text in map(ast.literal_eval, ended.out.splitlines())}
-        assert sorted(said) == list(range(ranks)), ended
-        check(case, [said[rank][1] for rank in range(ranks)])
-        assert name == "slow_but_right" or max(took for took, _ in said.values()) < 1.5, said
+        ended = run(PROGRAMS / "diverging.py", name, how, ranks=ranks, environment=STRICT)
+        output = {rank: (took, text) for rank, took, text in map(ast.literal_eval, ended.out.splitlines())}
+        assert sorted(output) == list(range(ranks)), ended
+        check(case, [output[rank][1] for rank in range(ranks)])
+        assert name == "slow_but_right" or max(took for took, _ in output.values()) < 1.5, output
         assert ended.code == bool(partings.CASES[case](ranks))
 
 
 class TestThreads:
-    def test_a_rank_that_has_ended_is_not_waited_for(self) -> None:
+    def test_waiting_for_an_ended_rank_raises(self) -> None:
         world = ThreadsWorld([CpuDevice() for _ in range(3)])
 
         def command(rank: Rank, argument: None) -> None:
@@ -92,7 +92,7 @@ class TestThreads:
         finally:
             world.close()
 
-    def test_an_error_reaches_those_who_wait_in_groups(self) -> None:
+    def test_an_error_ends_waits_in_groups(self) -> None:
         world = ThreadsWorld([CpuDevice() for _ in range(3)])
 
         def command(rank: Rank, argument: None) -> None:
@@ -108,7 +108,9 @@ class TestThreads:
         finally:
             world.close()
 
-    def test_a_stall_says_what_the_others_wait_in(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_notice_of_a_long_wait_lists_the_waits_of_other_ranks(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         monkeypatch.setattr(comm_threads, "PATIENCE", 0.2)
         world = ThreadsWorld([CpuDevice() for _ in range(3)])
 
@@ -123,21 +125,24 @@ class TestThreads:
             world.call(command)
         finally:
             world.close()
-        said = "rank 0 has waited 0.2 s in collective 1 of ranks [0, 1, 2]: numpy() at train.py:12 for ranks [1, 2]"
-        assert f"{said}; rank 1 waits for rank 2 in collective 1 of ranks [1, 2]: relu at train.py:15" in capsys.readouterr().err
+        output = "rank 0 has waited 0.2 s in collective 1 of ranks [0, 1, 2]: numpy() at train.py:12 for ranks [1, 2]"
+        assert f"{output}; rank 1 waits for rank 2 in collective 1 of ranks [1, 2]: relu at train.py:15" in capsys.readouterr().err
 
 
 class TestTexts:
-    def test_stuck_are_those_that_wait_for_each_other_and_those_that_wait_for_them(self) -> None:
+    def test_stuck_ranks_are_cycles_and_the_ranks_that_wait_for_them(self) -> None:
         assert stuck({}) == []
         assert stuck({0: [1], 1: [2]}) == []
         assert stuck({0: [1], 1: [0]}) == [0, 1]
         assert stuck({0: [1, 5], 1: [2], 2: [0], 3: [2, 9], 4: [8], 6: [4]}) == [0, 1, 2, 3]
         assert stuck({0: [], 1: [0]}) == []
 
-    def test_a_difference_has_each_rank_and_what_it_does(self) -> None:
-        told = [Arrival(7, "numpy() of float32[4,6] cpu[0-1]:S(0) at train.py:12"), Arrival(8, "to_global of float32[4,6] S(0) -> B at train.py:15")]
-        assert divergence(17, (0, 1), told).text == (
+    def test_a_divergence_lists_the_operation_of_each_rank(self) -> None:
+        output = [
+            Arrival(7, "numpy() of float32[4,6] cpu[0-1]:S(0) at train.py:12"),
+            Arrival(8, "to_global of float32[4,6] S(0) -> B at train.py:15"),
+        ]
+        assert divergence(17, (0, 1), output).text == (
             "ranks 0 and 1 do different things at collective 17 of ranks [0, 1]:\n"
             "  rank 0: numpy() of float32[4,6] cpu[0-1]:S(0) at train.py:12\n"
             "  rank 1: to_global of float32[4,6] S(0) -> B at train.py:15"
@@ -146,23 +151,23 @@ class TestTexts:
             "ranks 0 and 2 do different things at collective 2 of ranks [3, 0, 2, 1]:\n  ranks 0, 1: b\n  ranks 2, 3: a"
         )
 
-    def test_a_difference_that_does_not_show_in_words_shows_in_numbers(self) -> None:
+    def test_a_divergence_of_equal_descriptions_lists_digests(self) -> None:
         assert divergence(1, (0, 1), [Arrival(1, "sum"), Arrival(255, "sum")]).text.endswith(
             "\n  rank 0: sum (digest 0x0000000000000001)\n  rank 1: sum (digest 0x00000000000000ff)"
         )
 
-    def test_a_standstill_says_who_waits_where_for_whom(self) -> None:
-        found = deadlock({1: StuckRank("a barrier", [0, 2]), 0: StuckRank("an exchange", [1])})
-        assert found.first is None and found.text == (
+    def test_a_deadlock_lists_all_waits(self) -> None:
+        result = deadlock({1: StuckRank("a barrier", [0, 2]), 0: StuckRank("an exchange", [1])})
+        assert result.first is None and result.text == (
             "ranks 0 and 1 do different things, and wait for each other without end:\n"
             "  rank 0 waits for rank 1 in an exchange\n  rank 1 waits for ranks 0 and 2 in a barrier"
         )
 
-    def test_an_error_of_one_rank_is_named_first(self) -> None:
+    def test_a_divergence_starts_with_the_error_of_the_first_rank(self) -> None:
         error = "ValueError: no luck (at train.py:3)"
-        for found in (
+        for result in (
             deadlock({0: StuckRank("an exchange", [1]), 1: StuckRank("a barrier", [0], error)}),
             divergence(3, (0, 1), [Arrival(1, "a step"), Arrival(2, "a save", error)]),
         ):
-            assert found.first == 1 and found.text.startswith(f"rank 1 failed with {error}; ranks 0 and 1 "), found
-            assert found.text.count(error) == 1
+            assert result.first == 1 and result.text.startswith(f"rank 1 failed with {error}; ranks 0 and 1 "), result
+            assert result.text.count(error) == 1

@@ -1,4 +1,4 @@
-"""Profiled steps are steps: variables are afterwards what as many calls would have made of them, on all ranks."""
+"""Profiled steps equal ordinary steps: they leave the same variables on all ranks."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_variables_are_those_of_as_many_steps(fresh: None, ranks: int, share: bo
     compiled = session.compiled(train.job, ((6, 3),))
     bound = train.job.signature.bind((ones,), ranks)
     assert session.world is not None
-    found = session.world.call(Profile(compiled.number), compiled.feeds(compiled.arguments(bound, 1)))
+    result = session.world.call(Profile(compiled.number), compiled.feeds(compiled.arguments(bound, 1)))
     assert train(ones) == -1.5 * (1 + 1 + STEPS)
-    for rows in found:
+    for rows in result:
         assert any(row.kernel == "matmul" and row.where.startswith("test_profile.py:") for row in rows)
         assert all(0 <= row.seconds < 1 and row.calls >= 1 for row in rows)

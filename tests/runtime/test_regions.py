@@ -1,4 +1,4 @@
-"""Allocations are found by address, whoever collects arrays meanwhile."""
+"""Lookup of allocations by address, while arrays are collected in any thread."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def test_arrays_that_another_thread_collects_are_forgotten_in_order() -> None:
     thread = threading.Thread(target=collect)
     thread.start()
     try:
-        kept: list[tuple[MemoryRange, np.ndarray]] = []  # type: ignore[type-arg]
+        remaining: list[tuple[MemoryRange, np.ndarray]] = []  # type: ignore[type-arg]
         for number in range(3000):
             array = np.zeros(8 + number % 64, np.uint8)
-            place = MemoryRange(number, 0, array.nbytes)
-            regions.add(place, array)
+            location = MemoryRange(number, 0, array.nbytes)
+            regions.add(location, array)
             if number % 4:
                 dropped.append(array)
             else:
-                kept.append((place, array))
-            for known, mine in kept[-3:]:
+                remaining.append((location, array))
+            for known, mine in remaining[-3:]:
                 assert regions.locate(mine) == known
                 assert regions.locate(mine[3:5]) == known._replace(offset=3, nbytes=2)
     finally:

@@ -47,7 +47,7 @@ LIMIT = 60
 
 
 def trained(way: str, width: int, limit: str = "", size: str = "") -> tuple[int, str, str]:
-    """Train on two ranks, with `limit` MiB for tensors, or in a private /dev/shm of `size` MiB: exit code, output and errors."""
+    """Train on two ranks, with `limit` MiB for tensors or a private /dev/shm of `size` MiB; return exit code, output and errors."""
     words = [sys.executable, "-c", PROGRAM, str(width)]
     if way == "mpiexec":
         words = mpiexec.ranks(mpiexec.find() or "mpiexec", 2, words)
@@ -57,15 +57,15 @@ def trained(way: str, width: int, limit: str = "", size: str = "") -> tuple[int,
         words = ["unshare", "-Urm", "sh", "-c", f'mount -t tmpfs -o size={size}m shm /dev/shm && exec "$@"', "sh", *words]
     root = str(Path(__file__).parents[2])
     environment = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "OMP_NUM_THREADS": "1", "PYTHONPATH": root, shared_memory.LIMIT: limit}
-    found = finished(words, LIMIT, env=environment, stderr=subprocess.STDOUT)
-    lines = found.stdout.splitlines()
+    result = finished(words, LIMIT, env=environment, stderr=subprocess.STDOUT)
+    lines = result.stdout.splitlines()
     losses = [line.split("] ")[-1] for line in lines if line.split("] ")[-1].count(".") == 3 and "MiB" not in line]
-    return found.returncode, "\n".join(losses), found.stdout
+    return result.returncode, "\n".join(losses), result.stdout
 
 
 @cache
 def expected(width: int) -> list[float]:
-    """The losses with enough shared memory."""
+    """Return the losses with enough shared memory."""
     code, out, err = trained("mpiexec", width)
     assert code == 0 and shared_memory.LIMIT not in err, err
     return [float(word) for word in out.split()]
@@ -73,7 +73,7 @@ def expected(width: int) -> list[float]:
 
 @cache
 def namespaces() -> bool:
-    """True if this user may mount a private /dev/shm."""
+    """Return True if this user may mount a private /dev/shm."""
     if shutil.which("unshare") is None:
         return False
     return (

@@ -1,4 +1,4 @@
-"""Variables of a rank: where they lie, their first values, and what other ranks hold."""
+"""Variables of a rank: their layout in buffers, their initial values, and their shards."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def declared(name: str, *shape: int, sbp: Sbp = B, dtype: DType = float32, place
 
 
 def state(*variables: Variable, rank: int = 0) -> State:
-    made = State(rank, device := CpuDevice(), SoloCommunicator(device))
-    made.initialize(made.declare(variables))
-    return made
+    created = State(rank, device := CpuDevice(), SoloCommunicator(device))
+    created.initialize(created.declare(variables))
+    return created
 
 
-def test_variables_of_a_group_lie_end_to_end() -> None:
+def test_variables_of_a_group_are_contiguous() -> None:
     slots = state(declared("a", 3), declared("b", 20), declared("c", 1)).slots
     assert [(slot.buffer, slot.offset) for slot in slots.values()] == [
         ("state/0:parameter", 0),
@@ -38,7 +38,7 @@ def test_variables_of_a_group_lie_end_to_end() -> None:
     ]
 
 
-def test_groups_and_element_types_lie_apart() -> None:
+def test_groups_and_element_types_have_separate_buffers() -> None:
     slots = state(declared("a", 3), declared("b", 3, dtype=float64), declared("c", 3, group="momentum"), declared("d", 3)).slots
     assert {name: slot.buffer for name, slot in slots.items()} == {
         "a": "state/0:parameter", "b": "state/1:parameter", "c": "state/2:momentum", "d": "state/0:parameter",
@@ -46,28 +46,28 @@ def test_groups_and_element_types_lie_apart() -> None:
     assert slots["d"].offset == 64
 
 
-def test_later_declarations_leave_earlier_ones() -> None:
-    made = state(declared("a", 3))
-    made.write("a", np.arange(3))
-    made.initialize(made.declare([declared("a", 3), declared("b", 3)]))
-    np.testing.assert_array_equal(made.read("a"), [0, 1, 2])
-    assert made.slots["b"].buffer == "state/1:parameter"
+def test_later_declarations_do_not_change_earlier_ones() -> None:
+    created = state(declared("a", 3))
+    created.write("a", np.arange(3))
+    created.initialize(created.declare([declared("a", 3), declared("b", 3)]))
+    np.testing.assert_array_equal(created.read("a"), [0, 1, 2])
+    assert created.slots["b"].buffer == "state/1:parameter"
 
 
-def test_a_rank_holds_its_part() -> None:
+def test_a_rank_holds_its_shard() -> None:
     variable = declared("w", 5, 2, sbp=S(0))
     assert [state(variable, rank=rank).array("w").shape for rank in (0, 1)] == [(3, 2), (2, 2)]
     assert state(declared("w", 5, placement=on(1))).slots == {}
 
 
-def test_parts_may_be_empty() -> None:
-    made = state(declared("w", 1, sbp=S(0)), declared("v", 4), rank=1)
-    assert made.read("w").shape == (0,)
-    assert made.slots["v"].offset == ALIGNMENT
-    np.testing.assert_array_equal(made.read("v"), np.full(4, 7))
+def test_shards_may_be_empty() -> None:
+    created = state(declared("w", 1, sbp=S(0)), declared("v", 4), rank=1)
+    assert created.read("w").shape == (0,)
+    assert created.slots["v"].offset == ALIGNMENT
+    np.testing.assert_array_equal(created.read("v"), np.full(4, 7))
 
 
-def test_first_values_do_not_depend_on_the_cut() -> None:
+def test_initial_values_do_not_depend_on_the_layout() -> None:
     def whole(sbp: Any, n: int, initializer: Any) -> Any:
         variable = Variable("w", TensorType((7, 3), float64), initializer, first(n), (sbp,))
         return variable.layout.assemble([state(variable, rank=rank).read("w") for rank in range(n)], variable.type)
@@ -79,23 +79,23 @@ def test_first_values_do_not_depend_on_the_cut() -> None:
 
 def test_an_initializer_runs_again() -> None:
     variable = Variable("w", TensorType((4,), float32), Arange((4,), float32, 1.0, 2.0), first(2), (S(0),))
-    made = state(variable, rank=1)
-    made.write("w", np.zeros(2))
-    made.initialize(["w"])
-    np.testing.assert_array_equal(made.read("w"), [5, 7])
+    created = state(variable, rank=1)
+    created.write("w", np.zeros(2))
+    created.initialize(["w"])
+    np.testing.assert_array_equal(created.read("w"), [5, 7])
 
 
 def test_reading_copies_and_writing_overwrites() -> None:
-    made = state(declared("w", 3))
-    before = made.read("w")
-    made.write("w", np.arange(3.0))
+    created = state(declared("w", 3))
+    before = created.read("w")
+    created.write("w", np.arange(3.0))
     np.testing.assert_array_equal(before, [7, 7, 7])
-    np.testing.assert_array_equal(made.array("w"), [0, 1, 2])
+    np.testing.assert_array_equal(created.array("w"), [0, 1, 2])
 
 
 def test_explained_and_real_storage_agree() -> None:
     variables = [declared("a", 3), declared("b", 5, 2, sbp=S(0)), declared("c", 3, dtype=float64, group="scalar")]
     for rank in (0, 1):
         slots, sizes = place_variables(variables, rank)
-        made = state(*variables, rank=rank)
-        assert (slots, sizes) == (made.slots, {name: buffer.size for name, buffer in made.buffers.items()})
+        created = state(*variables, rank=rank)
+        assert (slots, sizes) == (created.slots, {name: buffer.size for name, buffer in created.buffers.items()})

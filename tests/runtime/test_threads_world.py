@@ -140,7 +140,7 @@ def test_a_world_that_is_dropped_ends_its_threads() -> None:
     assert threading.active_count() == before
 
 
-def test_arguments_and_results_are_not_kept() -> None:
+def test_arguments_and_results_are_released() -> None:
     class Big:
         alive = 0
 
@@ -240,13 +240,13 @@ class TestBlas:
         finally:
             blas.limit(before)
 
-    def test_openblas_is_found_without_threadpoolctl(self) -> None:
+    def test_openblas_is_detected_without_threadpoolctl(self) -> None:
         knob = blas._from_openblas()
         if knob is None:
             pytest.skip("this NumPy does not bring OpenBLAS")
         assert blas._has_effect(knob)
 
-    def test_a_library_that_does_not_listen_is_noticed(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_library_that_ignores_the_limit_is_reported(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         stuck = blas.Knob(lambda: 8, lambda threads: None)
         assert not blas._has_effect(stuck)
         monkeypatch.setattr(blas, "_knob", lambda: None)

@@ -1,4 +1,4 @@
-"""Programs for ranks that are started in all ways: `cases.py CASE`."""
+"""Programs for ranks started in every way: `cases.py CASE`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def say(text: str) -> None:
 
 
 def accident() -> None:
-    """Say when what must end the job happens."""
+    """Print the time of the event that must end the job."""
     print(f"accident {time.time()}", file=sys.stderr, flush=True)
 
 
@@ -38,7 +38,7 @@ def world() -> World:
 
 
 def swap(rank: Rank, argument: None) -> list[int]:
-    return [int(found) for found in rank.comm.exchange(rank.index * 10)]
+    return [int(result) for result in rank.comm.exchange(rank.index * 10)]
 
 
 def exchange() -> None:
@@ -46,7 +46,7 @@ def exchange() -> None:
 
 
 def job() -> None:
-    """Every rank calls the job with the whole array; the default client where no mpiexec started it."""
+    """Call the job on every rank with the whole array; the default client of ranks without mpiexec."""
     if "PMI_RANK" in os.environ:
         flow.env.client("multi")
 
@@ -58,7 +58,7 @@ def job() -> None:
 
 
 def single() -> None:
-    """Rank 0 calls, the others serve, if the program says so."""
+    """Call on rank 0 while the others serve, as chosen by the program."""
     flow.env.client("single")
 
     @flow.global_function()
@@ -69,20 +69,20 @@ def single() -> None:
     say("called")
 
 
-def positions() -> None:
-    """What needs no MPI does not load it, nor does the end."""
+def rank_numbers() -> None:
+    """Read rank numbers without loading MPI, also at the end of the program."""
     say(f"local {distributed.get_local_rank()}, {distributed.get_node_size()} nodes")
     assert "mpi4py" not in sys.modules
 
 
 def alone() -> None:
-    """With WORLD_SIZE=1 there is no MPI."""
+    """Run with WORLD_SIZE=1, without MPI."""
     say(str(world().call(swap)))
     assert "mpi4py" not in sys.modules
 
 
 def descendants() -> None:
-    """What a rank starts inherits its variables and is no rank."""
+    """Start a child process, which inherits the variables of a rank and is not a rank."""
     code = "from jobflow import distributed; print(distributed.get_rank(), distributed.get_world_size(), flush=True)"
     subprocess.run([sys.executable, "-c", code], check=True)
     child = os.fork()
@@ -98,7 +98,7 @@ def announce() -> None:
 
 
 def slow() -> None:
-    """Rank 1 has come but does not need the others for a while."""
+    """Join on rank 1, but do not need the others for a while."""
     rendezvous.PATIENCE = 0.2
     if me == 1:
         time.sleep(1.5)
@@ -130,7 +130,7 @@ def fail(how: str) -> None:
 
 
 def together(how: str) -> None:
-    """Rank 1 fails while the others wait for it."""
+    """Fail on rank 1 while the others wait for it."""
     ranks = world()
     ranks.call(swap)
     if me == 1:
@@ -139,7 +139,7 @@ def together(how: str) -> None:
 
 
 def asleep(how: str) -> None:
-    """Rank 1 fails while the others do something of their own."""
+    """Fail on rank 1 while the others do not communicate."""
     world().call(swap)
     if me == 1:
         fail(how)
@@ -147,7 +147,7 @@ def asleep(how: str) -> None:
 
 
 def early(how: str) -> None:
-    """Rank 1 fails before the ranks need each other; rank 0 waits in their start."""
+    """Fail on rank 1 before the start of MPI, in which rank 0 waits."""
     if me == 1:
         if "MASTER_ADDR" in os.environ:
             rendezvous.member().nodes()  # all have come: of a process that dies before, nobody can know
@@ -161,7 +161,7 @@ def everywhere() -> None:
 
 
 def noisy() -> None:
-    """Rank 1's traceback is not the last thing that is printed."""
+    """Print output after the traceback of rank 1."""
     world().call(swap)
     if me == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -174,7 +174,7 @@ def noisy() -> None:
 
 
 def attacked() -> None:
-    """Strangers speak to the service while the ranks work; rank 1 writes to the terminal as ever."""
+    """Connect unauthenticated peers to the service while the ranks work; rank 1 prints as usual."""
     ranks = world()
     ranks.call(swap)
     where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -189,7 +189,7 @@ def attacked() -> None:
 
 
 def stubborn() -> None:
-    """A rank that ignores SIGTERM, and started something that does too."""
+    """Ignore SIGTERM, in a rank and its child process."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(30)"])
     print("ready", flush=True)

@@ -1,4 +1,4 @@
-"""Rank 1 meets an error of its own, while rank 0 goes on: `first_cause.py CASE DIRECTORY`."""
+"""A program in which rank 1 fails while rank 0 continues: `first_cause.py CASE DIRECTORY`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def train(directory: str, kind: str, prefetch: int) -> int:
 
 
 def loop(last: str) -> None:
-    """Training by hand, which on its way out does something that needs all ranks."""
+    """Train in a loop whose `finally` block calls a collective."""
     flow.env.client("multi")
     x = flow.ones(4, 4, placement=flow.placement("cpu", ranks=[0, 1]), sbp=flow.sbp.split(0))
 

@@ -1,4 +1,4 @@
-"""A program that knows nothing of jobflow: `plain.py CASE`."""
+"""A program without jobflow: `plain.py CASE`."""
 
 import os
 import pathlib
@@ -33,11 +33,11 @@ elif case == "late":
     if rank == 0:
         import signal
 
-        def told(number: int, frame: object) -> None:
+        def report(number: int, frame: object) -> None:
             print("told to end", file=sys.stderr)
             os._exit(0)
 
-        signal.signal(signal.SIGTERM, told)
+        signal.signal(signal.SIGTERM, report)
         pathlib.Path(os.environ["TURN"]).touch()
         time.sleep(20)
     wait_for_rank_0()

@@ -1,6 +1,6 @@
-"""What every communicator must do; run by `test_comm_laws.py` on threads, and by the programs under mpiexec.
+"""Laws of all communicators; run by `test_comm_laws.py` on threads, and by the programs under mpiexec.
 
-Each law is a command for a world (`law(rank, argument)`), and compares with NumPy on data that every rank can make of all ranks.
+Each law is a command for a world (`law(rank, argument)`), and compares with NumPy on data that every rank can generate for all ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PLACES = ("shared", "private", "in place")
 
 
 def groups(size: int) -> Iterator[tuple[int, ...]]:
-    """Every group of ranks (of more than three: all pairs, and one of each larger size), the whole world backwards too."""
+    """Return every group of ranks, and the whole world in reverse; of more than three ranks, all pairs and one group of each larger size."""
     for n in range(1 if size <= 3 else 2, size + 1):
         every = itertools.combinations(range(size), n)
         yield from every if size <= 3 or n == 2 else itertools.islice(every, 1, 2) if n < size else every
@@ -36,20 +36,20 @@ def groups(size: int) -> Iterator[tuple[int, ...]]:
 
 @lru_cache(maxsize=32)
 def data(rank: int, step: int, count: int, dtype: str) -> np.ndarray[Any, Any]:
-    """What a rank has in a step: small numbers, so that sums are exact in every type."""
-    found = ((np.arange(count) * (rank + 2) + 3 * rank + 7 * step) % 13).astype(dtype)
-    found.flags.writeable = False
-    return found
+    """Return the data of a rank in a step: small numbers, so that sums are exact in every type."""
+    result = ((np.arange(count) * (rank + 2) + 3 * rank + 7 * step) % 13).astype(dtype)
+    result.flags.writeable = False
+    return result
 
 
-def check_same(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:
-    """As assert_array_equal does; that takes ten times as long."""
-    if not np.array_equal(found, expected):
-        np.testing.assert_array_equal(found, expected)
+def check_same(result: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:
+    """Compare as assert_array_equal does, in a tenth of the time."""
+    if not np.array_equal(result, expected):
+        np.testing.assert_array_equal(result, expected)
 
 
 def uneven(total: int, n: int, shift: int = 0) -> list[int]:
-    """`total` as n counts that differ, with a zero among them."""
+    """Split `total` into n different counts, with a zero among them."""
     weights = [(i + shift) % n for i in range(n)]
     counts = [total * w // max(sum(weights), 1) for w in weights]
     counts[-1] += total - sum(counts)
@@ -62,23 +62,23 @@ def run(calls: list[Call]) -> None:
 
 
 class Arrays:
-    """Makes the arrays of one operation at one of the PLACES."""
+    """A factory of the arrays of one operation, at one of the PLACES."""
 
-    def __init__(self, rank: Rank, place: str) -> None:
+    def __init__(self, rank: Rank, location: str) -> None:
         self.rank = rank
-        self.place = place
+        self.location = location
 
     def make(self, count: int, dtype: str) -> np.ndarray[Any, Any]:
         nbytes = count * np.dtype(dtype).itemsize
-        raw = np.zeros(nbytes, np.uint8) if self.place == "private" else self.rank.comm.allocate(nbytes)
+        raw = np.zeros(nbytes, np.uint8) if self.location == "private" else self.rank.comm.allocate(nbytes)
         return raw.view(dtype)
 
 
 def all_reduce(rank: Rank, case: tuple[int, str, str, Reduction]) -> None:
-    total, dtype, place, reduce = case
+    total, dtype, location, reduce = case
     for ranks in groups(rank.size):
-        source = Arrays(rank, place).make(total, dtype)
-        target = source if place == "in place" else Arrays(rank, place).make(total, dtype)
+        source = Arrays(rank, location).make(total, dtype)
+        target = source if location == "in place" else Arrays(rank, location).make(total, dtype)
         calls = rank.comm.bind_all_reduce(ranks, source, target, reduce, name="law") if rank.index in ranks else []
         rank.comm.seal()
         for step in range(3 if calls else 0):
@@ -89,18 +89,18 @@ def all_reduce(rank: Rank, case: tuple[int, str, str, Reduction]) -> None:
 
 
 def all_gather(rank: Rank, case: tuple[int, str, str]) -> None:
-    total, dtype, place = case
+    total, dtype, location = case
     for ranks in groups(rank.size):
         counts = uneven(total, len(ranks))
-        target = Arrays(rank, place).make(total, dtype)
+        target = Arrays(rank, location).make(total, dtype)
         calls: list[Call] = []
         if rank.index in ranks:
             me = ranks.index(rank.index)
             start = sum(counts[:me])
-            source = target[start : start + counts[me]] if place == "in place" else Arrays(rank, place).make(counts[me], dtype)
+            source = target[start : start + counts[me]] if location == "in place" else Arrays(rank, location).make(counts[me], dtype)
             calls = rank.comm.bind_all_gather(ranks, source, target, counts)
-        elif place == "shared":
-            Arrays(rank, place).make(0, dtype)  # allocating is collective
+        elif location == "shared":
+            Arrays(rank, location).make(0, dtype)  # allocating is collective
         rank.comm.seal()
         for step in range(3 if calls else 0):
             target[:] = 0
@@ -110,18 +110,18 @@ def all_gather(rank: Rank, case: tuple[int, str, str]) -> None:
 
 
 def reduce_scatter(rank: Rank, case: tuple[int, str, str, Reduction]) -> None:
-    total, dtype, place, reduce = case
+    total, dtype, location, reduce = case
     for ranks in groups(rank.size):
         counts = uneven(total, len(ranks), 1)
-        source = Arrays(rank, place).make(total, dtype)
+        source = Arrays(rank, location).make(total, dtype)
         calls: list[Call] = []
         if rank.index in ranks:
             me = ranks.index(rank.index)
             piece = slice(sum(counts[:me]), sum(counts[: me + 1]))
-            target = source[piece] if place == "in place" else Arrays(rank, place).make(counts[me], dtype)
+            target = source[piece] if location == "in place" else Arrays(rank, location).make(counts[me], dtype)
             calls = rank.comm.bind_reduce_scatter(ranks, source, target, counts, reduce)
-        elif place == "shared":
-            Arrays(rank, place).make(0, dtype)
+        elif location == "shared":
+            Arrays(rank, location).make(0, dtype)
         rank.comm.seal()
         for step in range(3 if calls else 0):
             source[:] = data(rank.index, step, total, dtype)
@@ -131,10 +131,10 @@ def reduce_scatter(rank: Rank, case: tuple[int, str, str, Reduction]) -> None:
 
 
 def no_number(rank: Rank, case: tuple[str, str, Reduction]) -> None:
-    """What is not a number on one rank is none in the extremes of all, on every rank."""
-    dtype, place, reduce = case
+    """A NaN on one rank is a NaN in the extremes of all, on every rank."""
+    dtype, location, reduce = case
     for ranks in groups(rank.size):
-        source, target = (Arrays(rank, place).make(37 if rank.index in ranks else 0, dtype) for _ in range(2))
+        source, target = (Arrays(rank, location).make(37 if rank.index in ranks else 0, dtype) for _ in range(2))
         calls = rank.comm.bind_all_reduce(ranks, source, target, reduce) if rank.index in ranks else []
         rank.comm.seal()
         for step, r in enumerate(ranks if calls else ()):
@@ -146,20 +146,20 @@ def no_number(rank: Rank, case: tuple[str, str, Reduction]) -> None:
 
 
 def all_to_all(rank: Rank, case: tuple[int, str, str]) -> None:
-    total, dtype, place = case
+    total, dtype, location = case
     for ranks in groups(rank.size):
         n = len(ranks)
         table = [uneven(total + 3 * i, n, i) for i in range(n)]
         me = ranks.index(rank.index) if rank.index in ranks else None
         counts = [] if me is None else table[me]
         receives = [] if me is None else [row[me] for row in table]
-        source = Arrays(rank, place).make(sum(counts), dtype)
-        target = Arrays(rank, place).make(sum(receives), dtype)
-        if place == "in place" and me is not None:  # two windows on the same memory
-            both = Arrays(rank, place).make(max(sum(counts), sum(receives)), dtype)
+        source = Arrays(rank, location).make(sum(counts), dtype)
+        target = Arrays(rank, location).make(sum(receives), dtype)
+        if location == "in place" and me is not None:  # two windows on the same memory
+            both = Arrays(rank, location).make(max(sum(counts), sum(receives)), dtype)
             source, target = both[: sum(counts)], both[: sum(receives)]
-        elif place == "in place":
-            Arrays(rank, place).make(0, dtype)
+        elif location == "in place":
+            Arrays(rank, location).make(0, dtype)
         calls = [] if me is None else rank.comm.bind_all_to_all(ranks, source, target, counts, receives)
         rank.comm.seal()
         for step in range(3 if calls else 0):
@@ -173,13 +173,13 @@ def all_to_all(rank: Rank, case: tuple[int, str, str]) -> None:
 
 
 def transfer(rank: Rank, case: tuple[int, str, str]) -> None:
-    """Every pair in both directions, bound in one go and run three times: all are posted before any is waited for."""
-    total, dtype, place = case
+    """Transfer between every pair in both directions, bound together and run three times; all start before any wait."""
+    total, dtype, location = case
     posts: list[Call] = []
     waits: list[Call] = []
     sent, got = [], []
     for a, b in itertools.permutations(range(rank.size), 2):
-        array = Arrays(rank, place).make(total, dtype)
+        array = Arrays(rank, location).make(total, dtype)
         if rank.index == a:
             ends = rank.comm.bind_send(b, array, name=f"{a} to {b}")
             sent.append(array)
@@ -202,12 +202,12 @@ def transfer(rank: Rank, case: tuple[int, str, str]) -> None:
 
 
 def transfers_and_sums(rank: Rank, case: tuple[int, str]) -> None:
-    """A rank posts a send and a receive, sums with its neighbour meanwhile, and only then waits; several are under way at once."""
-    total, place = case
+    """Start a send and a receive, sum with a neighbour, and then wait; several transfers overlap."""
+    total, location = case
     if rank.size == 1:
         return
     right, left = (rank.index + 1) % rank.size, (rank.index - 1) % rank.size
-    sent, got = ([Arrays(rank, place).make(total, "float32") for _ in range(3)] for _ in range(2))
+    sent, got = ([Arrays(rank, location).make(total, "float32") for _ in range(3)] for _ in range(2))
     both = [rank.comm.allocate(4 * total).view("float32") for _ in range(2)]
     receives = [rank.comm.bind_receive(left, array) for array in got]
     sums = rank.comm.bind_all_reduce(range(rank.size), both[0], both[1], SUM)
@@ -234,7 +234,7 @@ LATE = 6
 
 
 def no_race(rank: Rank, steps: int) -> None:
-    """Sources are overwritten as soon as the call returns, with new numbers at every step; one rank after another is late."""
+    """Overwrite sources as soon as the call returns, with new values at every step; one rank after another is late."""
     world = tuple(range(rank.size))
     sizes = (5, 3000, 40_000)
     sources = [rank.comm.allocate(4 * n).view("float32") for n in sizes]
@@ -259,7 +259,7 @@ def no_race(rank: Rank, steps: int) -> None:
 
 
 def same_bits(rank: Rank, sizes: tuple[int, ...]) -> None:
-    """Sums that depend on their order come out alike on all ranks."""
+    """Compare the bits of order-dependent sums on all ranks."""
     world = tuple(range(rank.size))
     for n in sizes:
         source = rank.comm.allocate(4 * n).view("float32")
@@ -282,7 +282,7 @@ def exchange(rank: Rank, argument: None) -> None:
 
 
 def counting(rank: Rank, total: int) -> None:
-    """What a rank hands to others is counted once per run, in exact bytes, also when the operation is long forgotten."""
+    """Check that traffic is counted once per run, in exact bytes, even for dead operations."""
     world, n, me = tuple(range(rank.size)), rank.size, rank.index
     pieces = uneven(total, n)
     before = rank.comm.sent()
@@ -319,7 +319,7 @@ def counting(rank: Rank, total: int) -> None:
 
 
 def disagreement(rank: Rank, argument: None) -> None:
-    """What the ranks bound is compared before it runs; every rank is told."""
+    """Check that the bound operations of ranks are compared before they run, and that every rank raises."""
     if rank.size == 1:
         return
     world = tuple(range(rank.size))
@@ -338,9 +338,9 @@ def disagreement(rank: Rank, argument: None) -> None:
 
 
 def abort_wakes(rank: Rank, argument: None) -> str:
-    """The last rank gives up; the others, who wait for it in different ways, all hear of it, now and later.
+    """Abort on the last rank while the others wait for it in different operations; all raise, now and later.
 
-    It may give up while they are still on their way out of `seal`: then they hear of it there.
+    The abort may come while they leave `seal`; then they raise there.
     """
     if rank.size == 1:
         return ""
@@ -368,7 +368,7 @@ def abort_wakes(rank: Rank, argument: None) -> str:
 
 
 def abort_wakes_transfers(rank: Rank, argument: None) -> str:
-    """The first rank gives up before it sends, or takes what was sent; who waits for either hears of it."""
+    """Abort on the first rank before it sends or receives; ranks that wait for either raise."""
     if rank.size == 1:
         return ""
     array = rank.comm.allocate(4 * 10_000).view("float32")
@@ -388,7 +388,7 @@ def abort_wakes_transfers(rank: Rank, argument: None) -> str:
 
 
 def shapes(size: int) -> Iterator[tuple[int, ...]]:
-    """Groups that overlap, in all orders of ranks, of one rank and of all."""
+    """Return overlapping groups, in all orders of ranks, of one rank and of all."""
     if size > 1:
         yield 1, 0
     if size > 2:
@@ -400,7 +400,7 @@ def shapes(size: int) -> Iterator[tuple[int, ...]]:
 
 
 def in_groups(rank: Rank, case: tuple[Any, Any]) -> None:
-    """A law holds in groups of ranks too, while others are elsewhere."""
+    """Check a law in groups of ranks while other ranks run other operations."""
     law, argument = case
     for members in shapes(rank.size):
         if rank.index in members:
@@ -425,7 +425,7 @@ def group_of_a_group(rank: Rank, argument: None) -> None:
 
 
 def groups_in_turns(rank: Rank, steps: int) -> None:
-    """What is bound in overlapping groups runs in any order that all of their ranks keep; the world counts what they send."""
+    """Run operations of overlapping groups in any common order; the world counts their traffic."""
     bound = []
     before = rank.comm.sent().get("all_reduce", (0, 0))
     for members in shapes(rank.size):
@@ -449,27 +449,30 @@ def groups_in_turns(rank: Rank, steps: int) -> None:
 
 
 def agreeing(rank: Rank, argument: None) -> None:
-    """On any 64 bits."""
+    """Compare digests of any 64 bits."""
     for digest in (0, 1, -1, 1 << 63, (1 << 64) - 1, *range(100)):
         rank.comm.compare_digests(digest, lambda digest=digest: f"number {digest}")  # type: ignore[misc]
 
 
 def all_cases(pairs: bool = False) -> Iterator[tuple[Any, Any]]:
-    """(law, argument) for all laws that leave a communicator usable; with `pairs`, only some sizes in all places, and reductions in one type."""
-    for (number, total), place in itertools.product(enumerate(SIZES), PLACES):
-        if pairs and total not in (37, 20_001) and place != PLACES[number % len(PLACES)]:
+    """Return (law, argument) for all laws that leave a communicator usable.
+
+    With `pairs`, return only some sizes in all places, and reductions in one type.
+    """
+    for (number, total), location in itertools.product(enumerate(SIZES), PLACES):
+        if pairs and total not in (37, 20_001) and location != PLACES[number % len(PLACES)]:
             continue
-        for dtype in DTYPES if total == 37 and place == "shared" else ("float32",):
-            yield all_gather, (total, dtype, place)
-            yield all_to_all, (total, dtype, place)
-            yield transfer, (total, dtype, place)
-            for reduce in (SUM, MAX, MIN) if place == "shared" and total == 37 and not (pairs and dtype != "int32") else (SUM,):
-                yield all_reduce, (total, dtype, place, reduce)
-                yield reduce_scatter, (total, dtype, place, reduce)
-    for dtype, place, reduce in itertools.product(("float16", "float32", "float64"), ("shared", "private"), (MAX, MIN)):
-        yield no_number, (dtype, place, reduce)
-    for total, place in itertools.product(SIZES, ("shared", "private")):
-        yield transfers_and_sums, (total, place)
+        for dtype in DTYPES if total == 37 and location == "shared" else ("float32",):
+            yield all_gather, (total, dtype, location)
+            yield all_to_all, (total, dtype, location)
+            yield transfer, (total, dtype, location)
+            for reduce in (SUM, MAX, MIN) if location == "shared" and total == 37 and not (pairs and dtype != "int32") else (SUM,):
+                yield all_reduce, (total, dtype, location, reduce)
+                yield reduce_scatter, (total, dtype, location, reduce)
+    for dtype, location, reduce in itertools.product(("float16", "float32", "float64"), ("shared", "private"), (MAX, MIN)):
+        yield no_number, (dtype, location, reduce)
+    for total, location in itertools.product(SIZES, ("shared", "private")):
+        yield transfers_and_sums, (total, location)
     yield no_race, 50
     yield same_bits, (100, 20_001, 200_003)
     yield exchange, None
@@ -482,12 +485,12 @@ def all_cases(pairs: bool = False) -> Iterator[tuple[Any, Any]]:
 
 
 def _cases_in_groups() -> Iterator[tuple[Any, Any]]:
-    for total, place in ((37, "shared"), (200_003, "private"), (20_001, "in place")):
-        yield all_gather, (total, "float32", place)
-        yield all_to_all, (total, "int64", place)
-        yield transfer, (total, "float32", place)
-        yield all_reduce, (total, "float16" if total == 37 else "float32", place, SUM)
-        yield reduce_scatter, (total, "float32", place, MAX)
+    for total, location in ((37, "shared"), (200_003, "private"), (20_001, "in place")):
+        yield all_gather, (total, "float32", location)
+        yield all_to_all, (total, "int64", location)
+        yield transfer, (total, "float32", location)
+        yield all_reduce, (total, "float16" if total == 37 else "float32", location, SUM)
+        yield reduce_scatter, (total, "float32", location, MAX)
     yield transfers_and_sums, (20_001, "shared")
     yield no_race, 10
     yield same_bits, (100, 20_001)

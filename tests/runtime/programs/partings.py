@@ -1,7 +1,7 @@
-"""Ranks that do not do the same; run by `test_partings.py` on threads, and by `parting.py` under mpiexec.
+"""Diverging ranks; run by `test_partings.py` on threads, and by `diverging.py` under mpiexec.
 
-Each case is a command `case(rank)` in which some ranks wait for each other in vain, or meet for different things, and all of them
-must be told; it gives the text that this rank is told, or "" if it may go on.
+Each case is a command `case(rank)` in which ranks wait for each other in a deadlock, or call different collectives.  All of them must raise.  The
+command returns the text of this rank's error, or "" if it may continue.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jobflow.runtime.world.world import Rank
 Case = Callable[[Rank], str]
 
 
-def told(doing: Callable[[], Any]) -> str:
+def error_of(doing: Callable[[], Any]) -> str:
     try:
         doing()
     except DivergedError as error:
@@ -30,50 +30,50 @@ def told(doing: Callable[[], Any]) -> str:
 
 
 def other_op(rank: Rank) -> str:
-    """At the third collective, rank 1 does another thing; later all do the same again."""
+    """Call another operation on rank 1 at the third collective, and the same operations on all ranks later."""
     same = ("relu(x)", "x.sum()", "x.numpy()")
     for i, text in enumerate(same[:2]):
         rank.comm.compare_digests(i, lambda text=text: text)  # type: ignore[misc]
     mine = 8 if rank.index == 1 else 7
-    found = told(lambda: rank.comm.compare_digests(mine, lambda: f"{'x.to_global(B)' if mine == 8 else same[2]} at train.py:{10 + mine}"))
+    result = error_of(lambda: rank.comm.compare_digests(mine, lambda: f"{'x.to_global(B)' if mine == 8 else same[2]} at train.py:{10 + mine}"))
     for i in range(5):
         rank.comm.compare_digests(i - 2, lambda: "all the same")
-    return found
+    return result
 
 
 def other_op_in_a_group(rank: Rank) -> str:
     if rank.index not in (1, 0):
         return ""
     group = rank.comm.group((1, 0))
-    return told(lambda: group.compare_digests(rank.index, lambda: f"the op of rank {rank.index}"))
+    return error_of(lambda: group.compare_digests(rank.index, lambda: f"the op of rank {rank.index}"))
 
 
 def other_order_of_groups(rank: Rank) -> str:
-    """Rank 0 begins with a collective of the pair, all others with one of the world."""
+    """Begin with a collective of the pair on rank 0, and with one of the world on the other ranks."""
     first = rank.comm.group((1, 0)) if rank.index == 0 else rank.comm
-    return told(lambda: first.compare_digests(3, lambda: f"the op of rank {rank.index}"))
+    return error_of(lambda: first.compare_digests(3, lambda: f"the op of rank {rank.index}"))
 
 
 def ring(rank: Rank) -> str:
-    """Each rank waits for the next, all in different groups that have met before."""
+    """Wait on each rank for the next one, all in different groups that were used before."""
     n = rank.size
     pairs = [tuple(sorted({i, (i + 1) % n})) for i in range(n)]
     for pair in dict.fromkeys(pairs):
         if rank.index in pair:
             rank.comm.group(pair).compare_digests(1, lambda: "all the same")
     mine = rank.comm.group(pairs[rank.index])
-    return told(lambda: mine.compare_digests(2, lambda: f"the op of rank {rank.index}"))
+    return error_of(lambda: mine.compare_digests(2, lambda: f"the op of rank {rank.index}"))
 
 
 def agree_or_meet(rank: Rank) -> str:
-    """Rank 0 is at a barrier, rank 1 exchanges, the others agree."""
+    """Call a barrier on rank 0, an exchange on rank 1, and a digest comparison on the others."""
     rank.comm.compare_digests(1, lambda: "all the same")
     where = (rank.comm.barrier, lambda: rank.comm.exchange(1), lambda: rank.comm.compare_digests(5, lambda: "an op"))
-    return told(where[min(rank.index, 2)])
+    return error_of(where[min(rank.index, 2)])
 
 
 def sums_in_other_order(rank: Rank) -> str:
-    """Ranks 0 and 1 add up in the world and in a group, in different orders."""
+    """Sum in the world and in a group on ranks 0 and 1, in different orders."""
     calls = []
     for comm in (rank.comm.group((1, 0)) if rank.index < 2 else None, rank.comm):
         if comm is not None and rank.index < 2:
@@ -83,25 +83,25 @@ def sums_in_other_order(rank: Rank) -> str:
             comm.allocate(0)
         if comm is not None:
             comm.seal()
-    return told(lambda: [contract.run(one) for one in (calls if rank.index else calls[::-1])])
+    return error_of(lambda: [contract.run(one) for one in (calls if rank.index else calls[::-1])])
 
 
 def both_receive(rank: Rank) -> str:
-    """Ranks 0 and 1 each wait for what the other sends later; the rest waits for rank 0."""
+    """Wait on ranks 0 and 1 for data that the other sends later; the other ranks wait for rank 0."""
     peer = 1 - rank.index if rank.index < 2 else 0
     got, gave = np.zeros(9), np.ones(9)
     if rank.index < 2:
         receive, send = rank.comm.bind_receive(peer, got, name="first"), rank.comm.bind_send(peer, gave, name="second")
         others = [rank.comm.bind_send(r, gave) for r in range(2, rank.size)] if rank.index == 0 else []
         rank.comm.seal()
-        return told(lambda: contract.run([*receive.start, *receive.wait, *send.start, *(call for ends in others for call in ends.start)]))
+        return error_of(lambda: contract.run([*receive.start, *receive.wait, *send.start, *(call for ends in others for call in ends.start)]))
     receive = rank.comm.bind_receive(0, got)
     rank.comm.seal()
-    return told(lambda: contract.run([*receive.start, *receive.wait]))
+    return error_of(lambda: contract.run([*receive.start, *receive.wait]))
 
 
 def slow_but_right(rank: Rank) -> str:
-    """No alarm: ranks come late again and again, to collectives of many overlapping groups."""
+    """Arrive late repeatedly at collectives of many overlapping groups, without a false alarm."""
     order, mine = random.Random(5), random.Random(rank.index)
     groups = [ranks for ranks in contract.groups(rank.size) if len(ranks) > 1]
     for step in range(12):

@@ -1,4 +1,4 @@
-"""Programs that end in all kinds of ways: `world_cases.py CASE`, under mpiexec.  `test_mpi_world.py` says what each must do."""
+"""Programs that end in every way: `world_cases.py CASE`, under mpiexec.  `test_mpi_world.py` states the expected end of each."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ if case == "machines" and me == 1:
 
 
 def accident() -> None:
-    """Say when what must end the job happens."""
+    """Print the time of the event that must end the job."""
     print(f"accident {time.time()}", file=sys.stderr, flush=True)
 
 
 def world(**options: Any) -> MpiWorld:
-    made = MpiWorld(started, **options)  # type: ignore[arg-type]
-    if not made.is_client:
-        made.serve()
-    return made
+    created = MpiWorld(started, **options)  # type: ignore[arg-type]
+    if not created.is_client:
+        created.serve()
+    return created
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A command with an attribute: `by` times the argument's array."""
+    """A command with an attribute: multiply the argument's array by `by`."""
 
     by: int
 
@@ -70,7 +70,7 @@ def die_on(rank: Rank, who: int) -> None:
 
 
 def late(rank: Rank, seconds: float) -> None:
-    """The last rank comes late to an all_reduce, a barrier and an exchange."""
+    """Reach an all_reduce, a barrier and an exchange late on the last rank."""
     everybody = tuple(range(rank.size))
     calls = rank.comm.bind_all_reduce(everybody, np.ones(3), np.zeros(3), SUM, name="fc2.grad")
     rank.comm.seal()
@@ -135,7 +135,7 @@ def multi_exit_in_messages() -> None:
 
 
 def in_the_middle(of_rank_1: Callable[[Communicator, Communicator], Any]) -> None:
-    """All ranks have worked together, in a group too; then something happens to rank 1 while the others wait for it in different places."""
+    """Run an event on rank 1 while the others wait for it in different operations, after common work in the world and in a group."""
     comm = world(multi=True).ranks[0].comm
     pair = comm.group((1, 0)) if me < 2 else comm
     for step in range(3):
@@ -232,8 +232,8 @@ def unpicklable() -> None:
     w = world()
     try:
         w.call(lambda rank, argument: None)
-    except Exception as found:  # noqa: BLE001
-        print(f"refused: {type(found).__name__}")
+    except Exception as error:  # noqa: BLE001
+        print(f"refused: {type(error).__name__}")
     w.call(contract.exchange)
     print("still usable")
 
@@ -261,7 +261,7 @@ def exit_code() -> None:
 
 
 def segments() -> None:
-    """Say which shared memory MPICH made, before a session removes its name."""
+    """Print the shared memory of MPICH, before a session removes its name."""
     from mpi4py import MPI
 
     MPI.COMM_WORLD.Barrier()
@@ -317,14 +317,14 @@ def little_memory() -> None:
 
 
 def memory_returns() -> None:
-    """Rebinding again and again does not need more and more shared memory."""
+    """Rebind repeatedly without using more and more shared memory."""
     w = world()
     w.call(bind_often, [200] * w.size)
     print("bounded")
 
 
 def machines() -> None:
-    """Ranks on CPUs of different classes choose as the least of them would."""
+    """Choose as the least capable rank would, on CPUs of different classes."""
     w = world()
     print(*sorted(set(w.call(class_here, [None] * w.size))))
 

@@ -1,4 +1,4 @@
-"""One case of `partings`, on processes: `parting.py CASE [shared|messages|nodes]`; every rank prints what it is told, as a Python literal."""
+"""One case of `partings` on processes: `diverging.py CASE [shared|messages|nodes]`; every rank prints its error as a Python literal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that earlier commits wrote, in every way there was: each is loaded and gone on with, on one rank and on two."""
+"""Checkpoints of earlier commits in every format: each is loaded and resumed on one rank and on two."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SETS = sorted((HERE / "kept").glob("*.tar.xz"))
 
 @pytest.fixture(scope="module", params=SETS, ids=lambda path: path.name.partition(".")[0])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("kept")
+    result = tmp_path_factory.mktemp("kept")
     with tarfile.open(request.param) as archive:
-        archive.extractall(found, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # from Python 3.11.4 on
-    return found
+        archive.extractall(result, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # from Python 3.11.4 on
+    return result
 
 
 def test_every_way_is_in_every_set(folder: Path) -> None:
@@ -29,24 +29,24 @@ def test_every_way_is_in_every_set(folder: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", [name for name in WAYS if name.removesuffix(", processes") in JOBS])
-def test_jobs_go_on(name: str, ranks: int, folder: Path) -> None:
+def test_jobs_resume(name: str, ranks: int, folder: Path) -> None:
     facts(folder)[name].check(WAYS[name].begin(ranks), place(folder, name), WAYS[name].close)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", [name for name in WAYS if name.removesuffix(", processes") in TENSORS])
-def test_tensors_and_graphs_go_on(name: str, ranks: int, folder: Path) -> None:
-    way, kept = WAYS[name], facts(folder)[name]
-    on_ranks(ranks, lambda rank: kept.check(way.begin(ranks), place(folder, name), way.close))
+def test_tensors_and_graphs_resume(name: str, ranks: int, folder: Path) -> None:
+    way, remaining = WAYS[name], facts(folder)[name]
+    on_ranks(ranks, lambda rank: remaining.check(way.begin(ranks), place(folder, name), way.close))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", list(RUNS))
-def test_runs_go_on(name: str, ranks: int, folder: Path, tmp_path: Path) -> None:
+def test_runs_resume(name: str, ranks: int, folder: Path, tmp_path: Path) -> None:
     facts(folder)[name].check(RUNS[name].begin(ranks, tmp_path), place(folder, name), RUNS[name].close)
 
 
 @pytest.mark.mpi
-def test_two_processes_go_on_from_all(folder: Path) -> None:
+def test_two_processes_resume_from_all(folder: Path) -> None:
     ended = processes.run(HERE / "keeping.py", "check", folder, ranks=2)
     assert (ended.code, ended.out) == (0, "done\ndone\n"), ended.err
