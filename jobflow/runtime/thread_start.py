@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from jobflow.core.errors import JobError, user_line
 
-#: bytes of address space that a thread needs beside its stack: a memory arena of Python and the frames of its first calls
+#: bytes of address space that a thread needs in addition to its stack: a memory arena of Python and the frames of its first calls
 ROOM = 4 << 20
 #: bytes of the stack where RLIMIT_STACK sets no limit
 STACK = 8 << 20

@@ -119,7 +119,7 @@ class Opened:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """A context for reading a file; an error becomes ReplacedError if another checkpoint, or none, has taken its place."""
+        """A context for reading a file; an error becomes ReplacedError if the checkpoint was replaced or removed."""
         try:
             yield
         except (ReplacedError, StoreError):

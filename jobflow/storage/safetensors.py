@@ -65,7 +65,7 @@ def _numpy(name: str) -> np.dtype[Any]:
 def dtype_of(name: str) -> np.dtype[Any]:
     """Return the element type `name` in the machine's byte order; raise CheckpointError if the format lacks it."""
     if name not in _NAMES:
-        raise CheckpointError(f"elements of type {name!r}: the format has {', '.join(_NAMES)}")
+        raise CheckpointError(f"element type {name!r} is not supported; the format has {', '.join(_NAMES)}")
     return _numpy(name).newbyteorder("=")
 
 

@@ -1,6 +1,6 @@
 """Checkpoints of arrays in one process, as files: a directory with a manifest and safetensors files, read lazily, with hashes.
 
-A checkpoint is written as a draft, file by file, and synced to the disk.  The draft then takes the target's name in one step, so readers see
+A checkpoint is written as a draft, file by file, and synced to the disk.  The draft is then renamed to the target in one step, so readers see
 nothing or a complete checkpoint.  `sessions` does the same with many ranks.
 """
 

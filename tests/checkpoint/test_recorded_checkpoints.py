@@ -8,7 +8,7 @@ from pathlib import Path
 import processes
 import pytest
 from halfway import JOBS, RUNS, TENSORS
-from keeping import WAYS, facts, place
+from keeping import WAYS, facts, path_in
 from ranks import on_ranks
 
 HERE = Path(__file__).parent
@@ -30,20 +30,20 @@ def test_every_way_is_in_every_set(folder: Path) -> None:
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", [name for name in WAYS if name.removesuffix(", processes") in JOBS])
 def test_jobs_resume(name: str, ranks: int, folder: Path) -> None:
-    facts(folder)[name].check(WAYS[name].begin(ranks), place(folder, name), WAYS[name].close)
+    facts(folder)[name].check(WAYS[name].begin(ranks), path_in(folder, name), WAYS[name].close)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", [name for name in WAYS if name.removesuffix(", processes") in TENSORS])
 def test_tensors_and_graphs_resume(name: str, ranks: int, folder: Path) -> None:
     way, remaining = WAYS[name], facts(folder)[name]
-    on_ranks(ranks, lambda rank: remaining.check(way.begin(ranks), place(folder, name), way.close))
+    on_ranks(ranks, lambda rank: remaining.check(way.begin(ranks), path_in(folder, name), way.close))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", list(RUNS))
 def test_runs_resume(name: str, ranks: int, folder: Path, tmp_path: Path) -> None:
-    facts(folder)[name].check(RUNS[name].begin(ranks, tmp_path), place(folder, name), RUNS[name].close)
+    facts(folder)[name].check(RUNS[name].begin(ranks, tmp_path), path_in(folder, name), RUNS[name].close)
 
 
 @pytest.mark.mpi

@@ -18,7 +18,7 @@ from jobflow.runtime.device.device import Device
 def copying(source: Array, target: Array) -> list[Call]:
     """Return the calls for target = source: none if they are the same memory."""
     if source.size != target.size or source.dtype != target.dtype:
-        raise PlanError(f"{source.dtype}[{source.size}] does not fill {target.dtype}[{target.size}]")
+        raise PlanError(f"copy of {source.dtype}[{source.size}] to {target.dtype}[{target.size}]: types and sizes must be equal")
     if source.size == 0:
         return []
     if isinstance(source, np.ndarray):

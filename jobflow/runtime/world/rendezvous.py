@@ -331,8 +331,8 @@ class Membership:
         elif idle := awaited(state):
             print(f"jobflow: {self._waited(waited, listed(idle))}, still running, to start a job or global tensor", file=sys.stderr, flush=True)
 
-    def _waited(self, seconds: float, whom: str) -> str:
-        return f"rank {self.started.rank} of {self.started.size} has waited {seconds:g} s for {whom}"
+    def _waited(self, seconds: float, target: str) -> str:
+        return f"rank {self.started.rank} of {self.started.size} has waited {seconds:g} s for {target}"
 
     def _no_answer_text(self, seconds: float) -> str:
         """Return the text for a service that does not answer."""

@@ -73,12 +73,12 @@ class Pmi:
 
     def _put(self, key: str, value: str) -> None:
         if not 0 < len(key) <= KEY or len(value) > VALUE or len(self.values) >= MOST * self.size:
-            raise ValueError("a key or a value that is too long, or too many of them")
+            raise ValueError("put: the key or value is too long, or there are too many keys")
         self.values[key] = value
 
     def _barrier(self, rank: int) -> Iterator[tuple[int, str]]:
         if rank in self._inside:
-            raise ValueError("inside already")
+            raise ValueError("barrier_in: the rank is already inside the barrier")
         self._inside.append(rank)
         if len(self._inside) == self.size:
             inside, self._inside = self._inside, []
