@@ -2,32 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jobflow.core.errors import SourceLine
-
 if TYPE_CHECKING:
-    from jobflow.engine.compiled import Compiled
-    from jobflow.engine.session import Session
-
-
-class Declared(Protocol):
-    """A job from the view of its session."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def where(self) -> SourceLine: ...
-    @property
-    def ahead(self) -> bool:
-        """True if the job is compiled before its first call."""
-        ...
-
-    def declared_shapes(self, session: Session) -> Any: ...
-
-    def compile(self, session: Session, shapes: Any, number: int) -> Compiled: ...
-    def run(self, session: Session, args: tuple[Any, ...]) -> Callable[[], Any]: ...
+    pass
 
 
 class Unfinished(Protocol):

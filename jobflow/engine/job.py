@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jobflow.core.scope as scope
 from jobflow.compiler.compile import distribute, logical
@@ -27,10 +27,10 @@ from jobflow.engine.job_config import FunctionConfig
 from jobflow.engine.job_tensor import dynamic_axis, packed, value_of
 from jobflow.engine.returned import deliver
 from jobflow.engine.session import Session
-from jobflow.graph.ir import Physical, Value
+from jobflow.graph.ir import Graph, Value
 from jobflow.graph.strategy import Strategy
 from jobflow.graph.traced import Traced
-from jobflow.graph.training import ArgumentBounds, Microbatches, Optimizer, Watch
+from jobflow.graph.training import Microbatches, Optimizer
 from jobflow.ops.arithmetic import Where
 from jobflow.ops.random_tensors import RandomSource
 from jobflow.ops.row_update import RowUpdate
@@ -52,17 +52,6 @@ Trace = tuple[Traced, Results]
 Parts = tuple[tuple[ArgumentPart, ...], ...]
 #: the option for the number of microbatches
 ACCUMULATION = "train.num_gradient_accumulation_steps"
-
-
-class Version(NamedTuple):
-    """A job for the shapes of one rank's arguments; see `Compiled`."""
-
-    physical: Physical
-    results: Results
-    watches: tuple[Watch, ...]
-    bounds: tuple[ArgumentBounds, ...]
-    pieces: tuple[int, ...]
-    program: Traced
 
 
 class Job:
@@ -157,19 +146,19 @@ class Job:
 
     def compile_traces(self, session: Session, traces: Sequence[Trace], number: int) -> Compiled:
         """Return the program of the ranks from the trace for each of them."""
-        each = {id(trace): _version(trace) for trace in {id(trace): trace for trace in traces}.values()}
-        programs = [each[id(trace)].physical for trace in traces]
+        each = {id(trace): trace for trace in traces}
+        logical_of = {key: logical(program, returned_values(results)) for key, (program, results) in each.items()}
+        physical_of = {key: distribute(program.graph) for key, program in logical_of.items()}
+        programs = tuple([physical_of[id(trace)] for trace in traces])
         compare_devices(f"{self.name} at {self.where}", programs)
-        first = each[id(traces[0])]
-        parts = argument_parts(programs)
-        program = first.program
-        cut = program.microbatches
-        passes = 1 if cut is None else cut.count
+        parts, first, (program, results) = argument_parts(programs), logical_of[id(traces[0])], traces[0]
+        _note_whole_updates(program, first.graph)
+        passes = 1 if program.microbatches is None else program.microbatches.count
         fed = None if program.feed is None else Fed.of(program.feed, self.where, passes, self.parts_fed(program, parts), session.here)
-        refused = next((version.program.refused for version in each.values() if version.program.refused), "")
+        refused = next((other.refused for other, _ in each.values() if other.refused), "")
         return Compiled(
-            *(self.name, self.where, number, tuple(programs), parts, first.bounds, first.pieces),
-            *(first.results, first.watches, program.tensors, program.modes, fed, refused),
+            *(self.name, self.where, number, programs, parts, program.bounds, first.pieces),
+            *(results, first.watches, program.tensors, program.modes, fed, refused),
         )
 
     def parts_fed(self, program: Traced, parts: Parts) -> Parts | None:
@@ -350,17 +339,15 @@ def _delivered(compiled: Compiled, values: list[Any]) -> Any:
     return deliver(compiled.results, values[:count])
 
 
-def _version(trace: Trace) -> Version:
-    program, results = trace
-    program_of_all = logical(program, returned_values(results))
-    updates = program_of_all.graph.updates
+def _note_whole_updates(program: Traced, graph: Graph) -> None:
+    """Print a notice for variables whose rows are all updated although the configuration asks for single rows."""
+    updates = graph.updates
     whole = [name for name in program.lazily if name in updates and not isinstance(updates[name].node.op, RowUpdate | Where)]
     if whole:
         notice(
             f"{program}: indexed_slices_optimizer_conf names {', '.join(whole)}, of which all rows are updated: the gradient is more than "
             f"sums of rows, something else reads it, or the optimizer's formula is not one of single elements"
         )
-    return Version(distribute(program_of_all.graph), results, program_of_all.watches, program.bounds, program_of_all.pieces, program)
 
 
 def returned_values(results: Results) -> list[Value]:

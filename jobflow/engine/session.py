@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from jobflow.core.layout import Placement, first_ranks
 from jobflow.core.notices import notice
 from jobflow.core.types import Array
 from jobflow.engine.compiled import Compiled
-from jobflow.engine.expected import Declared, ProgramTensors, Unfinished
+from jobflow.engine.expected import ProgramTensors, Unfinished
 from jobflow.engine.options import ConfigOptions, EnvOptions, EnvSettings, Settings
 from jobflow.graph.graph_text import physical_text
 from jobflow.graph.ir import Variable
@@ -42,6 +42,9 @@ from jobflow.runtime.world.world import World
 from jobflow.typing.lazy import Lazy
 from jobflow.typing.signature import Bound
 
+if TYPE_CHECKING:
+    from jobflow.engine.job import Job
+
 #: Number of calls of a job in which clients compare their arguments.
 CALLS_COMPARED = 3
 
@@ -51,7 +54,7 @@ class Session:
 
     def __init__(self) -> None:
         self.settings = Settings()
-        self.jobs: dict[str, Declared] = {}
+        self.jobs: dict[str, Job] = {}
         self.variables: dict[str, Variable] = {}
         self.runs: dict[str, int] = {}
         #: variables set outside of jobs, until a job declares them
@@ -61,11 +64,11 @@ class Session:
         self.unfinished: Unfinished | None = None
         #: tensors of modules that jobs call, if any
         self.tensors: ProgramTensors | None = None
-        self._compiled: dict[tuple[Declared, Any, Any], Compiled] = {}
+        self._compiled: dict[tuple[Job, Any, Any], Compiled] = {}
         #: job -> state that its programs depend on in addition to argument shapes; see `Compiled.modes`
-        self._modes: dict[Declared, dict[int, Callable[[], Any]]] = {}
+        self._modes: dict[Job, dict[int, Callable[[], Any]]] = {}
         #: programs of redefined jobs; released at the next compilation, which is collective
-        self._replaced: list[tuple[Declared, Any, Any]] = []
+        self._replaced: list[tuple[Job, Any, Any]] = []
         self._number = 0
         #: number of compared calls by job; `runs`, in contrast, continues after a checkpoint
         self._compared: Counter[str] = Counter()
@@ -177,7 +180,7 @@ class Session:
 
     # ---------------------------------------------------------------- jobs
 
-    def register(self, job: Declared) -> None:
+    def register(self, job: Job) -> None:
         """Register a job; it replaces an earlier one with its name, whose programs are released."""
         with scope.lock():
             self.jobs[job.name] = job
@@ -201,7 +204,7 @@ class Session:
             for job in [job for job in self.jobs.values() if job.ahead]:
                 self.compiled(job, job.declared_shapes(self))
 
-    def compiled(self, job: Declared, shapes: Any) -> Compiled:
+    def compiled(self, job: Job, shapes: Any) -> Compiled:
         """Return the job compiled for arguments of these shapes and bound on every rank."""
         with scope.lock():
             program = self._compiled.pop(self._key(job, shapes), None)
@@ -213,10 +216,10 @@ class Session:
                 self._forget(job)
             return program
 
-    def _key(self, job: Declared, shapes: Any) -> tuple[Declared, Any, Any]:
+    def _key(self, job: Job, shapes: Any) -> tuple[Job, Any, Any]:
         return job, shapes, (self.settings.kernels, *[mode() for mode in self._modes.get(job, {}).values()])
 
-    def _compile(self, job: Declared, shapes: Any) -> Compiled:
+    def _compile(self, job: Job, shapes: Any) -> Compiled:
         world = self.start()
         # in a separate context, so an interruption leaves no state
         compiled = copy_context().run(job.compile, self, shapes, self._number)
@@ -241,7 +244,7 @@ class Session:
         storage = StorageChoice(share=self.settings.share_variables, io_buffers=io_buffers)
         compiled.bind(world, storage, self.target(), self.settings.cache_folder)
 
-    def _compare_programs(self, world: World, job: Declared, compiled: Compiled) -> None:
+    def _compare_programs(self, world: World, job: Job, compiled: Compiled) -> None:
         """Raise JobError unless all clients have traced the same program."""
         lines = [f"kernels: {self.target()}", *"\n".join(map(physical_text, compiled.programs)).splitlines()]
         exchange = partial(ExchangeItems, about=f"the programs of job {job.name}")
@@ -252,7 +255,7 @@ class Session:
                 f"the same script with the same settings. {difference}"
             )
 
-    def compare_arguments(self, job: Declared, arrays: Mapping[str, Sequence[Array | Lazy]]) -> None:
+    def compare_arguments(self, job: Job, arrays: Mapping[str, Sequence[Array | Lazy]]) -> None:
         """Raise ArgumentError unless all clients pass the same arguments; only the first calls are compared, because a comparison costs a message."""
         world = self.world
         if world is None or not world.multi or self._compared[job.name] >= CALLS_COMPARED:
@@ -267,7 +270,7 @@ class Session:
                     f"{world.ranks[0].index}; with multi client, every rank must pass the same whole arrays: use the same seed for random inputs"
                 )
 
-    def _forget(self, job: Declared) -> None:
+    def _forget(self, job: Job) -> None:
         """Release the programs of replaced jobs, and the least recently used programs of this job if there are too many."""
         assert self.world is not None
         mine = [key for key in self._compiled if key[0].name == job.name and key not in self._replaced]
@@ -280,11 +283,11 @@ class Session:
             dropped.release(self.world)
         self._replaced.clear()
 
-    def call(self, job: Declared, args: tuple[Any, ...]) -> Any:
+    def call(self, job: Job, args: tuple[Any, ...]) -> Any:
         """Run a job and return its result by its return annotation."""
         return self.performed(job, args)()
 
-    def performed(self, job: Declared, args: tuple[Any, ...]) -> Callable[[], Any]:
+    def performed(self, job: Job, args: tuple[Any, ...]) -> Callable[[], Any]:
         """Run a job and return a function for its result, which calls user code and must therefore be called without the lock."""
         with scope.lock():
             if self.world is None:

@@ -94,7 +94,7 @@ def sync_dynamic_resize(inputs: Tensor, size: Tensor, name: str | None = None) -
     job, rows = current_job(what), inputs.tensor_type.shape[0]
     last = ew.cast(sh.reshape(assert_bounds(size, what, low=0, high=rows, noun="size"), (1,)), int64)
     numbers = source.arange(0, rows, dtype=int64)
-    early = sh.reshape(ew.where(ew.less(numbers, last), numbers, ew.fill_like(numbers, -1)), (rows, 1))
+    early: Any = sh.reshape(ew.where(ew.less(numbers, last), numbers, ew.fill_like(numbers, -1)), (rows, 1))
     result = job.dynamic_rows(job.unique_name(f"{what}_rows"), early, 0)
     return ix.gather(inputs, sh.reshape(result, (result.tensor_type.shape[0],)), 0, name=name)
 

@@ -7,19 +7,19 @@ A full name denotes the same storage in every job of the session.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from numbers import Integral
-from typing import Any, Protocol, cast
+from typing import cast
 
 import jobflow.core.scope as scope
-from jobflow.core.errors import ArgumentError, ConfigError, DuplicateNameError, JobError, SbpError, ShapeError, SourceLine, user_line
+from jobflow.core.errors import ArgumentError, ConfigError, DuplicateNameError, JobError, SbpError, ShapeError, user_line
 from jobflow.core.layout import Sbp, Split
 from jobflow.core.types import DType, Tensor, TensorType, float32
 from jobflow.eager.parameters import described
 from jobflow.engine.distribute import Distribute, ParallelDistribution, broadcast, current_placement, mesh_sbp
+from jobflow.engine.staged_job import StagedBody
 from jobflow.expressions.philox import random_stream
 from jobflow.graph.ir import Variable
 from jobflow.legacy.initializers import Initializer, from_conf
@@ -27,50 +27,19 @@ from jobflow.legacy.job_dispatch import all_of, is_tensor, of_kinds
 from jobflow.legacy.regularizers import Regularizer
 from jobflow.ops import elementwise as ew
 from jobflow.ops.layout_ops import ToLocal
-from jobflow.ops.op import Op
 from jobflow.ops.scalar import Detach
 from jobflow.ops.source import ReadVariable
 
 
-class Job(Protocol):
-    """The protocol of the traced job for library functions."""
-
-    name: str
-    #: True in a train job
-    trainable: bool
-    seed: int
-    default_dtype: DType
-    #: "auto", "direct" or "winograd"
-    conv_algorithm: str
-
-    @property
-    def variables(self) -> Mapping[str, Variable]: ...
-    #: variable -> its value, for those read so far
-    @property
-    def reads(self) -> Mapping[str, Any]: ...
-    #: the job's function_config, if it has one
-    @property
-    def config(self) -> Any: ...
-    def apply(self, op: Op, inputs: Sequence[Tensor], name: str | None) -> tuple[Any, ...]: ...
-    def variable(self, variable: Variable) -> Tensor: ...
-    def assign(self, name: str, value: Tensor) -> None: ...
-    def run_counter(self) -> Tensor: ...
-    def summand_of_mean(self, value: Tensor, devices: int) -> Tensor: ...
-    def unique_name(self, prefix: str) -> str: ...
-    def dynamic_rows(self, name: str, padded: Any, axis: int) -> Tensor: ...
-    def updating(self, where: SourceLine) -> AbstractContextManager[None]: ...
-    def watch(self, value: Any, take: Callable[[Any], None], gradient: bool) -> None: ...
-
-
-def current_job(what: str) -> Job:
+def current_job(what: str) -> StagedBody:
     """Return the job whose body is being traced; raise JobError outside of a job."""
     interpreter = scope.current().interpreter
     if interpreter is None:
         raise JobError(f"{what} at {user_line()} was called outside a job; call it in the body of a function decorated with global_function")
-    return cast(Job, interpreter)
+    return cast(StagedBody, interpreter)
 
 
-def layer_name(job: Job, prefix: str) -> str:
+def layer_name(job: StagedBody, prefix: str) -> str:
     """Return `<prefix>_<n>` for a layer without a name: the first one that is not the prefix of a variable of this job."""
     for n in count(1):
         name = f"{prefix}_{n}"
@@ -132,13 +101,13 @@ def get_variable(
     return _in_stage(job, read)
 
 
-def _in_stage(job: Job, read: Tensor) -> Tensor:
+def _in_stage(job: StagedBody, read: Tensor) -> Tensor:
     """Return the value of a variable in the current stage of `experimental.scope.config`."""
     count, key = scope.current().buffered, variable_of(read)
     return ssp_variable_proxy(read, count)[1] if count > 1 and key is not None and job.variables[key].trainable else read
 
 
-def _fetch(job: Job, known: Variable, shape: Sequence[int] | None, reuse: bool) -> Tensor:
+def _fetch(job: StagedBody, known: Variable, shape: Sequence[int] | None, reuse: bool) -> Tensor:
     if not reuse:
         raise DuplicateNameError(
             f"variable {known.name!r} at {user_line()} exists already in this job; give the layer a name of its own, or put it in a scope.namespace"
@@ -150,7 +119,7 @@ def _fetch(job: Job, known: Variable, shape: Sequence[int] | None, reuse: bool) 
     return job.variable(known)
 
 
-def _default_initializer(job: Job, full: str) -> Initializer:
+def _default_initializer(job: StagedBody, full: str) -> Initializer:
     conf = None if job.config is None else job.config.options.get("default_initializer_conf")
     if conf is None:
         raise ConfigError(
@@ -175,7 +144,7 @@ def _storage(full: str, type: TensorType, each: ParallelDistribution | Distribut
     return sbp
 
 
-def _check_storage(job: Job, known: Variable, wish: ParallelDistribution | Distribute | None) -> None:
+def _check_storage(job: StagedBody, known: Variable, wish: ParallelDistribution | Distribute | None) -> None:
     """Raise SbpError if this job requests the variable in two layouts."""
     if wish is None:
         return

@@ -89,13 +89,15 @@ class Run:
 
 @dataclass(frozen=True)
 class ReadVariables:
-    """Return the rank's parts of variables, by name; only the first rank sends variables that every rank holds whole."""
+    """Return the rank's parts of variables, by name; without `copies` only the first rank sends variables that every rank holds whole."""
 
     names: tuple[str, ...]
+    copies: bool = False
 
     def __call__(self, rank: Rank, _: Any) -> dict[str, Array]:
         state = state_of(rank)
-        return {name: state.read(name) for name in self.names if name in state.slots and _sends(state.variables[name].layout, rank)}
+        sends = {name: self.copies or _sends(state.variables[name].layout, rank) for name in self.names if name in state.slots}
+        return {name: state.read(name) for name, send in sends.items() if send}
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,11 @@ from jobflow.engine.job import Job
 from jobflow.engine.session import Session, environment
 from jobflow.graph.ir import Graph
 from jobflow.program.client import ClientProgram, assembled
-from jobflow.program.program import StorageChoice, state_of
+from jobflow.program.commands import ReadVariables
+from jobflow.program.program import StorageChoice
 from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.launched import launched
 from jobflow.runtime.world.solo import SoloWorld
-from jobflow.runtime.world.world import Rank
 from jobflow.strategies import named
 from jobflow.tools.comparison import ROUNDING, Difference, Report, Seen, allowed, apart, by_microbatch, compare, epsilon, judged, together, whole_of
 from jobflow.tools.explain import load_job
@@ -56,17 +56,6 @@ class OneDevice(Session):
 
     def place(self, tag: str, devices: Sequence[str], hierarchy: tuple[int, ...] | None) -> Placement:
         return Placement("cpu", (0,), (1,) * len(hierarchy or (1,)))
-
-
-@dataclass(frozen=True)
-class Held:
-    """A request for a rank's parts of variables, including replicas."""
-
-    names: tuple[str, ...]
-
-    def __call__(self, rank: Rank, _: Any) -> Arrays:
-        state = state_of(rank)
-        return {name: state.read(name) for name in self.names if name in state.slots}
 
 
 # What a job does in a step ------------------------------------------------------------------------------------------
@@ -140,7 +129,7 @@ class Runner:
 
     def held(self) -> dict[str, Seen]:
         """Return the variables, whole and as stored on every rank."""
-        parts = self.session.start().call(Held(tuple(sorted(self.graph.variables))))
+        parts = self.session.start().call(ReadVariables(tuple(sorted(self.graph.variables)), copies=True))
         tensors: dict[str, Seen] = {}
         for name, variable in self.graph.variables.items():
             shards = {rank: held[name] for rank, held in enumerate(parts) if name in held}

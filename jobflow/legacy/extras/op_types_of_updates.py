@@ -28,7 +28,7 @@ from jobflow.ops.update import NewValues, rate_dtype
 
 def _values(what: str, arguments: Sequence[Tensor]) -> dict[str, Tensor]:
     """Return the written variables and their values."""
-    if scope.current().view == "mirrored" and current_job(what).placement.size > 1:  # type: ignore[attr-defined]
+    if scope.current().view == "mirrored" and current_job(what).placement.size > 1:
         raise JobError(f"{what} at {user_line()}: in the mirrored view each device would have a variable of its own; call it in the consistent view")
     names = [variable_of(x) for x in arguments]
     for name, x in zip(names, arguments, strict=True):

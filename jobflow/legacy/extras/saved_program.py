@@ -26,9 +26,9 @@ from jobflow.core.types import DType, Tensor, TensorType, dtype_named
 from jobflow.engine.distribute import current_placement
 from jobflow.engine.job import Job, returned_values
 from jobflow.engine.session import Session
+from jobflow.engine.staged_job import StagedBody
 from jobflow.graph.ir import Variable
 from jobflow.legacy.optimizer.named_tensors import name_of
-from jobflow.legacy.variables import Job as Body
 from jobflow.ops.op import Op
 from jobflow.ops.source import Constant, Input, ReadVariable
 from jobflow.storage.untrusted import shape_of
@@ -66,7 +66,7 @@ def of_job(job: Job, session: Session, outputs: Names) -> dict[str, Any]:
     return {"inputs": inputs, "nodes": nodes, "returned": arguments, "outputs": {name: number[named[lbn]] for name, lbn in outputs.items()}}
 
 
-def record(body: Body, program: Mapping[str, Any], arguments: Mapping[str, Tensor], outputs: Mapping[str, int]) -> dict[str, Tensor]:
+def record(body: StagedBody, program: Mapping[str, Any], arguments: Mapping[str, Tensor], outputs: Mapping[str, int]) -> dict[str, Tensor]:
     """Record a program in the body of a job with these arguments, and return its outputs by name."""
     values: list[Tensor] = []
     for entry in program["nodes"]:
@@ -92,7 +92,7 @@ def type_of(entry: Mapping[str, Any]) -> TensorType:
     return TensorType(shape_of(entry["shape"]), dtype_named(entry["dtype"]))
 
 
-def _variable(body: Body, op: ReadVariable) -> Tensor:
+def _variable(body: StagedBody, op: ReadVariable) -> Tensor:
     placement = current_placement("saved_model")
     first = Constant(op.shape, op.dtype, 0)
     return body.variable(Variable(op.key, TensorType(op.shape, op.dtype), first, placement, (B,) * len(placement.mesh), trainable=False))

@@ -28,6 +28,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, JobError, JobflowError, did_you_mean, user_line
 from jobflow.core.types import Tensor
 from jobflow.eager.job_recorder import recorded
+from jobflow.engine.staged_job import StagedBody
 from jobflow.functional.nn_base import composing
 from jobflow.host_pipeline.outputs import OnHost
 from jobflow.legacy.extras.op_type_attributes import unfitting
@@ -36,7 +37,7 @@ from jobflow.legacy.extras.op_types_of_gradients import OP_TYPES_OF_GRADIENTS
 from jobflow.legacy.extras.op_types_of_updates import OP_TYPES_OF_UPDATES
 from jobflow.legacy.extras.op_types_on_host import OP_TYPES_ON_HOST
 from jobflow.legacy.job_dispatch import is_tensor
-from jobflow.legacy.variables import Job, current_job
+from jobflow.legacy.variables import current_job
 from jobflow.ops.op import Op, apply
 from jobflow.typing.results import HostArgument
 
@@ -141,7 +142,7 @@ class UserOp:
                 raise
             raise type(error)(f"{self.type.word} at {user_line()}: {error}") from error
 
-    def _run(self, job: Job) -> UserOp:
+    def _run(self, job: StagedBody) -> UserOp:
         known = self.type.inputs
         ordered: list[Any] = [x for word in known or self.inputs for x in self.inputs.get(word, [None] * (known is not None and known[word] == 0))]
         attributes = {self.type.spelled.get(word, word): value for word, value in self.attributes.items()}
