@@ -8,7 +8,7 @@ Ranks survive the end of their local proxy.  So each rank has a monitor:
     the process manager ends while the rank runs        it ends the rank, and removes the names of its shared memory
     MPI's start waits for missing ranks                 it names them, and after a time limit requests exit code 1
 
-MPI's start holds the interpreter lock, so no thread of the rank could do the last.
+MPI's start holds the interpreter lock, so no thread of the rank could do the last task.
 
 The monitor is a separate program, started by `start`.  It runs isolated Python and imports the standard library only:
 

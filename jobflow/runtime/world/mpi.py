@@ -285,7 +285,7 @@ class MpiWorld:
 
     def call(self, command: Command, arguments: Sequence[Any] | None = None) -> list[Any]:
         if self._closed:
-            raise JobError("this world has been closed")
+            raise JobError("this world has been closed; create another one")
         self._rank.check_process()
         if not self.is_client:
             raise JobError(f"rank {self._rank.index} serves and cannot call commands; call them on rank 0, or on all ranks in multi-client mode")
