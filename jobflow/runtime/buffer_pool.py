@@ -24,8 +24,10 @@ from jobflow.core.types import Array, TensorType
 SMALLEST = 64 * 1024
 #: alignment of the first element in bytes: a cache line
 ALIGNMENT = 64
-#: size classes per power of two, so that at most an eighth of a buffer is unused
+#: size classes per power of two, so that at most an eighth of a buffer of the right class is unused
 STEPS = 8
+#: how many times larger than requested a free buffer may be that is used in place of a new one
+LARGER = 4
 
 
 class _PoolMemory(np.ndarray[Any, Any]):
@@ -57,13 +59,14 @@ class SizeClass:
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Return an uninitialised array in a buffer of this class."""
+        source = self
         try:
             memory = self.free.pop()
             self.pool.held -= self.nbytes
         except IndexError:
-            memory = self.pool.new(self.nbytes)
+            source, memory = self.pool.larger_or_new(self)
         lease = memory.view(Lease)
-        lease.size_class = self
+        lease.size_class = source
         return np.ndarray(shape, dtype, lease)
 
     def give(self, memory: Any) -> None:
@@ -100,6 +103,22 @@ class BufferPool:
         step = max(1, (1 << (nbytes - 1).bit_length()) // (2 * STEPS))
         size = -(-nbytes // step) * step
         return self.classes.get(size) or self.classes.setdefault(size, SizeClass(self, size))
+
+    def larger_or_new(self, size_class: SizeClass) -> tuple[SizeClass, Any]:
+        """Return a buffer and its class: a free one of a larger class if possible, else a new one.
+
+        The first pass of a program would otherwise map memory for every size class, while buffers of other classes are free.
+        """
+        nbytes = size_class.nbytes
+        for larger in sorted((each for each in list(self.classes.values()) if nbytes < each.nbytes <= LARGER * nbytes), key=lambda each: each.nbytes):
+            if larger.free:
+                try:
+                    memory = larger.free.pop()
+                except IndexError:  # another thread was faster
+                    continue
+                self.held -= larger.nbytes
+                return larger, memory
+        return size_class, self.new(nbytes)
 
     def new(self, nbytes: int) -> Any:
         """Return a new buffer; release all free buffers first if the pool is nearly full, because the sizes in use have changed."""

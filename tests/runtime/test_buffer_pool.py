@@ -230,3 +230,16 @@ def test_tensors_return_their_buffers() -> None:
     before = POOL.held
     del x
     assert POOL.held > before
+
+
+@pytest.mark.parametrize(("first", "second", "reused"), [(4, 3, True), (4, 1, True), (5, 1, False), (3, 4, False)])
+def test_a_free_buffer_of_a_larger_class_is_used_before_a_new_one(pool: BufferPool, first: int, second: int, reused: bool) -> None:
+    large = pool.array((first * SMALLEST,), np.dtype(np.uint8))
+    start = large.ctypes.data
+    del large
+    array = pool.array((second * SMALLEST,), np.dtype(np.uint8))
+    assert (array.ctypes.data == start) == reused
+    assert pool.held == free(pool) * first * SMALLEST
+    del array
+    assert free(pool) == (1 if reused else 2)
+    assert pool.held == sum(each.nbytes * len(each.free) for each in pool.classes.values())
