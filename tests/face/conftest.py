@@ -1,4 +1,4 @@
-"""A job that runs every op where it is called: functions of the face on NumPy arrays, without compiler or runtime."""
+"""A job that computes every op at its call: functions of the job API on NumPy arrays, without compiler or runtime."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jobflow.ops.source import ReadVariable
 
 @dataclass(eq=False)
 class Concrete(TensorOperators):
-    """An array that is a tensor; `node` says which op made it."""
+    """An array with the interface of a tensor; `node` is the op that computed it."""
 
     array: Any
     node: Any = None
@@ -36,7 +36,7 @@ class Concrete(TensorOperators):
 
 @dataclass
 class Immediate:
-    """What the libraries ask of a job, done at once.  `state` holds the variables' values between runs."""
+    """A job that computes each operation at once. `state` holds the variables' values between runs."""
 
     trainable: bool = False
     seed: int = 0
@@ -88,12 +88,12 @@ class Immediate:
             yield
 
     def again(self, **changes: Any) -> Immediate:
-        """The next run, with the state that this one left."""
+        """Return the job of the next run, with the state of this run."""
         return replace(self, runs=self.runs + 1, variables={}, names=[], ops=[], records=None, **changes)
 
 
 class Bench:
-    """Runs a body on arrays; `job` is the job it was run as."""
+    """A runner of bodies on arrays; `job` is the job of the last run."""
 
     job: Immediate
 
@@ -104,7 +104,7 @@ class Bench:
 
 
 def plain(result: Any) -> Any:
-    """Arrays in place of tensors, in any nesting of lists and tuples."""
+    """Replace tensors by their arrays, in any nesting of lists and tuples."""
     if isinstance(result, list | tuple):
         return type(result)(map(plain, result))
     return result.array if isinstance(result, Concrete) else result
@@ -122,7 +122,7 @@ def rng() -> np.random.Generator:
 
 @pytest.fixture
 def session() -> Iterator[None]:
-    """A session of its own."""
+    """Start a fresh session."""
     flow.clear_default_session()
     yield
     flow.clear_default_session()
@@ -130,6 +130,6 @@ def session() -> Iterator[None]:
 
 @pytest.fixture(params=[1, 2])
 def devices(request: pytest.FixtureRequest, session: None) -> int:
-    """A session on one device, and on two."""
+    """Start a session on one device, and on two."""
     flow.config.cpu_device_num(request.param)
     return request.param

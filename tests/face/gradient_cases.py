@@ -1,4 +1,4 @@
-"""Operations of which programs find the gradients by themselves, and the types that give the same."""
+"""Operations whose gradients the program derives, and the types that compute the same gradients."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from op_type_cases import IMAGE, ONES, V, W, X
 
 @dataclass
 class Case:
-    """An operation, and for each type of its gradients: its inputs "name=what", its attributes, and the input that each output belongs to.
+    """An operation and the types of its gradients: inputs "name=source", attributes, and the input that each output belongs to.
 
-    `what` is an input or an output of the operation, or d<output>: the gradient that reaches it.
+    A source is an input or an output of the operation, or d<output>: the gradient of that output.
     """
 
     word: str
@@ -38,7 +38,10 @@ def log_softmax(x: Any) -> Any:
 
 
 def convolution(n: int, last: bool = False, groups: int = 1, strides: int = 1, dilation: int = 1, transposed: bool = False) -> Case:
-    """Gradients of a convolution are two types and a sum; of a transposed one, the convolution and the gradient of a filter."""
+    """Return the gradients of a convolution: two types and a sum.
+
+    Those of a transposed convolution are the convolution and the gradient of a filter.
+    """
     c, o, size = 4, 6, (7, 5, 4)[:n]
     lead = (c, o // groups) if transposed else (o, c // groups)
     x, w, b = of(2, c, *size), of(*lead, *(3, 2, 2)[:n]), of(o)
@@ -64,9 +67,9 @@ def convolution(n: int, last: bool = False, groups: int = 1, strides: int = 1, d
     )
 
 
-def of_one(word: str, x: Any, attributes: dict[str, Any], given: str, name: str = "x", further: dict[str, Any] | None = None) -> Case:
-    """<word>_grad -> dx, with the operation's attributes."""
-    return Case(word, {name: x, **(further or {})}, attributes, {f"{word}_grad": (given, attributes, {"dx": name})})
+def of_one(word: str, x: Any, attributes: dict[str, Any], gradients: str, name: str = "x", extra_inputs: dict[str, Any] | None = None) -> Case:
+    """Return the case of a type <word>_grad with output dx and the operation's attributes."""
+    return Case(word, {name: x, **(extra_inputs or {})}, attributes, {f"{word}_grad": (gradients, attributes, {"dx": name})})
 
 
 FRAME = {"padding": [1, 2, 0, 3]}

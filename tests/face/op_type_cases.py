@@ -1,4 +1,4 @@
-"""Inputs and attributes of the published operation types, and what NumPy says of their outputs."""
+"""Inputs and attributes of the published operation types, and the outputs that NumPy computes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
     "broadcast_floor_mod": ((Y, V), {}, np.mod(Y, V)),
     **{f"broadcast_{word}": ((X, V), {}, getattr(np, word)(X, V)) for word in BROADCAST},
     "broadcast_logical_and": ((X, np.float32([0, 1] * 3)), {}, ONES * ([0, 1] * 3)),
-    **{f"scalar_{word}_by_tensor": ((X, W[:1]), {}, made) for word, made in SCALARS.items()},
+    **{f"scalar_{word}_by_tensor": ((X, W[:1]), {}, result) for word, result in SCALARS.items()},
     "add_n": (([X, Y, X],), {}, X + Y + X),
     "multiply": ((X, Y), {}, X * Y),
     "scalar_add": ((X,), {"has_float_operand": True, "float_operand": 1.5}, X + 1.5),

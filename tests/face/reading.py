@@ -1,4 +1,4 @@
-"""What tests of readers share: jobs that read, and files of tokens."""
+"""Helpers of tests of readers: jobs that read, and files of tokens."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import jobflow as flow
 import jobflow.typing as tp
 
 
-def told(body: Callable[[], Any], runs: int = 1, annotation: Any = tp.Bundle[tp.Numpy]) -> list[Any]:
-    """What a job with this body gives in so many runs."""
+def results_of_job(body: Callable[[], Any], runs: int = 1, annotation: Any = tp.Bundle[tp.Numpy]) -> list[Any]:
+    """Return the results of `runs` runs of a job with this body."""
 
     def job() -> Any:
         return body()
@@ -29,7 +29,7 @@ LENGTHS = [5, 9, 1, 12, 7, 3, 8, 11]
 
 
 def megatron(folder: Path, kind: int = 8, lengths: list[int] = LENGTHS) -> str:
-    """Files of documents whose tokens are 0, 1, 2 ... one after another."""
+    """Write files of documents whose tokens are 0, 1, 2 ... one after another; return their prefix."""
     tokens = np.arange(sum(lengths)).astype({8: np.uint16, 5: np.int64}[kind])
     places = (np.cumsum(lengths) - lengths) * tokens.itemsize
     head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, kind, len(lengths), len(lengths) + 1)

@@ -1,4 +1,4 @@
-"""flow.advanced: per-device tensors by hand; the same numbers as without, and nothing travels that need not."""
+"""flow.advanced: per-device tensors by hand have equal values, and no tensor moves without need."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RANKS = (1, 2, 3)
 
 @pytest.fixture(params=RANKS)
 def ranks(request: pytest.FixtureRequest) -> int:
-    """A fresh session on so many devices."""
+    """Start a fresh session on this number of devices."""
     count: int = request.param
     with scope.using(root=scope.Root()):
         flow.config.cpu_device_num(count)
@@ -36,7 +36,7 @@ def run(body: Callable[[object], object]) -> np.ndarray:
     return job(X)
 
 
-def test_pieces_lie_on_their_devices_and_come_back_together(ranks: int) -> None:
+def test_pieces_are_placed_on_their_devices_and_concatenated(ranks: int) -> None:
     def body(x: object) -> object:
         pieces = flow.advanced.distribute_split(x, axis=1)
         assert len(pieces) == ranks and [piece.node.placement.ranks for piece in pieces] == [(i,) for i in range(ranks)]
@@ -56,22 +56,22 @@ def test_map_works_on_each_device(ranks: int) -> None:
 
 def test_a_sequence_by_hand_moves_no_bytes_but_its_arguments(ranks: int) -> None:
     job = declare(lambda x: flow.advanced.distribute_map(x, flow.math.relu), Rows)
-    found = laid_out(job_of(job), ranks)
-    assert not [node for node in found.physical.graph.nodes if isinstance(node.op, Reroute)]
+    layouts = laid_out(job_of(job), ranks)
+    assert not [node for node in layouts.physical.graph.nodes if isinstance(node.op, Reroute)]
 
 
-def test_gradients_are_those_of_the_whole(ranks: int) -> None:
+def test_gradients_of_pieces_equal_gradients_of_the_whole(ranks: int) -> None:
     @flow.global_function(type="train")
     def job(x: Rows) -> tp.Numpy:
         w = flow.get_variable("w", (5, 4), initializer=flow.ones_initializer())
         b = flow.get_variable("b", (4,), initializer=flow.zeros_initializer())
         pieces = flow.advanced.distribute_split(x)
         weights = flow.advanced.distribute_clone(w)
-        made = []
+        parts = []
         for i, (piece, weight) in enumerate(zip(pieces, weights, strict=True)):
             with flow.scope.placement("cpu", f"0:{i}"):
-                made.append(flow.math.square(flow.matmul(piece, weight)))
-        loss = flow.math.reduce_sum(flow.advanced.distribute_concat(made) + b)
+                parts.append(flow.math.square(flow.matmul(piece, weight)))
+        loss = flow.math.reduce_sum(flow.advanced.distribute_concat(parts) + b)
         flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.001]), momentum=0).minimize(loss)
         return loss
 

@@ -1,4 +1,4 @@
-"""What is not of the kind that a parameter takes is an error of the program's line, in every function of the job face that says its kinds."""
+"""Values of the wrong kind raise an error with the program's line, in every function of the job API that declares kinds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPACES = ("math", "layers", "nn", "image", "random", "data", "quantization", "")
 
 
 def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """All functions of the job face, by their names behind `flow.`"""
+    """Yield all functions of the job API with their names behind `flow.`"""
     for space in SPACES:
         holder = getattr(flow, space) if space else flow
         for word in holder.__all__ if hasattr(holder, "__all__") else dir(holder):
@@ -35,18 +35,18 @@ def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any], str]]:
-    """Functions, what they must be given (... for a tensor), and a parameter of theirs whose kind is known."""
-    found = {}
+    """Return functions, their required arguments (... for a tensor), and the name of a parameter of known kind."""
+    cases = {}
     for word, function in functions():
-        roles, given = Roles(word, function), {}
+        roles, arguments = Roles(word, function), {}
         for each in roles.signature.parameters.values():
             if each.default is each.empty:
                 kind = roles.kinds.get(each.name)
-                fitting = [value for value in SAMPLES if kind is not None and kind.fits(value)]
+                samples = [value for value in SAMPLES if kind is not None and kind.fits(value)]
                 role = roles.by_name[each.name]
-                given[each.name] = fitting[0] if fitting else [...] if role == "tensors" else ...
-        found.update({f"{word}({name})": (function, given, name) for name in roles.kinds if name != "name"})
-    return found
+                arguments[each.name] = samples[0] if samples else [...] if role == "tensors" else ...
+        cases.update({f"{word}({name})": (function, arguments, name) for name in roles.kinds if name != "name"})
+    return cases
 
 
 #: what has words of its own for it, or takes a text that means nothing
@@ -56,7 +56,7 @@ OWN_WORDS = (
 )
 
 
-def test_every_function_refuses_what_is_no_value_of_the_kind() -> None:
+def test_every_function_rejects_values_of_the_wrong_kind() -> None:
     flow.clear_default_session()
     wrong, silent = object(), {}
     cases = {word: case for word, case in calls().items() if not any(own in word for own in OWN_WORDS)}
@@ -64,15 +64,15 @@ def test_every_function_refuses_what_is_no_value_of_the_kind() -> None:
 
     @flow.global_function()
     def job(x: tp.Numpy.Placeholder((2, 3))) -> tp.Numpy:  # type: ignore[valid-type]
-        for word, (function, given, name) in cases.items():
-            tensors = {key: x if value is ... else [x] if value == [...] else value for key, value in given.items()}
+        for word, (function, arguments, name) in cases.items():
+            tensors = {key: x if value is ... else [x] if value == [...] else value for key, value in arguments.items()}
             try:
                 function(**{**tensors, name: wrong})
                 silent[word] = "accepted"
             except flow.ArgumentError as error:
-                said = str(error)
-                if f"test_argument_kinds.py:{CALL}: {name} is <object" not in said:
-                    silent[word] = said
+                message = str(error)
+                if f"test_argument_kinds.py:{CALL}: {name} is <object" not in message:
+                    silent[word] = message
             except Exception as error:  # noqa: BLE001 - any other error is what this test is about
                 silent[word] = repr(error)
         return x
@@ -100,7 +100,7 @@ def test_kinds(annotation: str, right: tuple[Any, ...], wrong: tuple[Any, ...]) 
     assert kind is not None and [value for value in right if not kind.fits(value)] == [] and [value for value in wrong if kind.fits(value)] == []
 
 
-def test_what_an_annotation_does_not_say_is_not_judged() -> None:
+def test_kinds_without_annotation_are_not_checked() -> None:
     assert kind_of("Initializer | None") is None and kind_of("Sequence[Tensor]") is None
     assert kind_of("int | Sequence[int] | None").words == "a whole number, a sequence of whole numbers or None"  # type: ignore[union-attr]
 
@@ -131,15 +131,15 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_is_told_with_the_line(what: str) -> None:
-    body, array, said = REFUSED[what]
+def test_wrong_kinds_raise_with_the_line_inside_a_job(what: str) -> None:
+    body, array, message = REFUSED[what]
     flow.clear_default_session()
 
     @flow.global_function()
     def job(x: tp.Numpy.Placeholder(array.shape, dtype=flow.uint8 if array is PIXELS else flow.float)) -> tp.Numpy:  # type: ignore[valid-type]
         return body(x)  # type: ignore[no-any-return]
 
-    before, _, after = said.partition("{here}")
+    before, _, after = message.partition("{here}")
     with pytest.raises(flow.JobflowError, match=rf"{re.escape(before)}{r'test_argument_kinds.py:[0-9]+' if after else ''}{re.escape(after)}"):
         job(array)
 
@@ -169,15 +169,15 @@ ELSEWHERE: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("what", ELSEWHERE)
-def test_what_cannot_be_is_told_outside_of_jobs(what: str) -> None:
-    call, said = ELSEWHERE[what]
+def test_wrong_kinds_raise_with_the_line_outside_jobs(what: str) -> None:
+    call, message = ELSEWHERE[what]
     flow.clear_default_session()
 
     @flow.global_function()
     def job() -> tp.Numpy:
         return variable() * 1
 
-    before, here, after = said.partition("{here}")
+    before, here, after = message.partition("{here}")
     with pytest.raises(flow.JobflowError, match=rf"{re.escape(before)}{r'test_argument_kinds.py:[0-9]+' if here else ''}{re.escape(after)}"):
         call()
     flow.clear_default_session()

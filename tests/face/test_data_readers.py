@@ -1,4 +1,4 @@
-"""Readers of OneRec, COCO and Megatron files in the body of a job: what they give on 1 and 2 devices, and what they say of damaged files."""
+"""Readers of OneRec, COCO and Megatron files in the body of a job: batches on 1 and 2 devices, and errors of damaged files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import xxhash
 from PIL import Image
-from reading import megatron, told
+from reading import megatron, results_of_job
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -28,8 +28,8 @@ KINDS = {np.dtype(kind): number for number, kind in enumerate(("int8", "int16", 
 
 
 def example(features: dict[str, Any]) -> bytes:
-    """An example as the library of FlatBuffers writes it; what is no array is a list of texts, of which nothing is read."""
-    builder, made = flatbuffers.Builder(), []
+    """Return an example as the FlatBuffers library writes it; any value but an array is a list of texts."""
+    builder, offsets = flatbuffers.Builder(), []
     for name, array in features.items():
         if isinstance(array, np.ndarray):
             values, number = builder.CreateNumpyVector(array.reshape(-1)), KINDS[array.dtype]
@@ -47,9 +47,9 @@ def example(features: dict[str, Any]) -> bytes:
         builder.StartObject(2)
         builder.PrependUOffsetTRelativeSlot(0, word, 0)
         builder.PrependUOffsetTRelativeSlot(1, tensor, 0)
-        made.append(builder.EndObject())
-    builder.StartVector(4, len(made), 4)
-    for feature in reversed(made):
+        offsets.append(builder.EndObject())
+    builder.StartVector(4, len(offsets), 4)
+    for feature in reversed(offsets):
         builder.PrependUOffsetTRelative(feature)
     listed = builder.EndVector()
     builder.StartObject(1)
@@ -65,14 +65,14 @@ def frame(payload: bytes) -> bytes:
 
 @pytest.fixture(scope="module")
 def onerec(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Two files of four examples each."""
+    """Write two files of four examples each."""
     folder = tmp_path_factory.mktemp("onerec")
     for part in range(2):
         rows = range(4 * part, 4 * part + 4)
-        found = [
+        examples = [
             {"label": np.int64([i]), "x": np.float32([[i, 1, 2], [3, 4, 5]]), "some": np.arange(i % 3 + 1, dtype=np.int32), "t": "x"} for i in rows
         ]
-        (folder / f"{part}.onerec").write_bytes(b"".join(frame(example(each)) for each in found))
+        (folder / f"{part}.onerec").write_bytes(b"".join(frame(example(each)) for each in examples))
     return [str(folder / f"{part}.onerec") for part in range(2)]
 
 
@@ -88,7 +88,7 @@ def test_onerec(devices: int, onerec: list[str]) -> None:
             flow.data.onerec_decoder(record, "some", flow.int32, (9,), is_dynamic=True),
         ]
 
-    for run, (label, x, some, longest) in enumerate(told(body, 2)):
+    for run, (label, x, some, longest) in enumerate(results_of_job(body, 2)):
         which = np.arange(6 * run, 6 * run + 6) % 8
         assert label[:, 0].tolist() == which.tolist() == x[:, 0].tolist() and x.shape == (6, 6)
         assert some.tolist() == [[j if j <= i % 3 else 0 for j in range(4)] for i in which]
@@ -100,7 +100,7 @@ def test_onerec_shuffles_examples_or_batches(session: None, onerec: list[str]) -
         modes = [flow.data.onerec_reader(onerec, 2, True, mode, shuffle_buffer_size=3) for mode in ("instance", "batch")]
         return [flow.data.OneRecDecoder(record, "label", flow.int64, (1,)) for record in modes]
 
-    one, batches = (np.concatenate(each)[:, 0] for each in zip(*told(body, 8), strict=True))
+    one, batches = (np.concatenate(each)[:, 0] for each in zip(*results_of_job(body, 8), strict=True))
     assert one.tolist() != sorted(one) and len(set(one[:8].tolist())) > 3
     assert (batches[1::2] == batches[::2] + 1).all() and batches[::2].tolist() != [0, 2, 4, 6, 0, 2, 4, 6]
 
@@ -110,7 +110,7 @@ def test_onerec_in_the_mirrored_view(devices: int, onerec: list[str]) -> None:
         with flow.scope.mirrored_view():
             return flow.data.OneRecDecoder(flow.data.onerec_reader(onerec, 2), "label", flow.int64, (1,)) + 0
 
-    assert [each[:, 0].tolist() for each in told(body, 1, tp.ListNumpy)[0]] == [[0, 1], [2, 3]][:devices]
+    assert [each[:, 0].tolist() for each in results_of_job(body, 1, tp.ListNumpy)[0]] == [[0, 1], [2, 3]][:devices]
 
 
 WHOLE = frame(example({"label": np.int64([3])}))
@@ -132,12 +132,12 @@ DAMAGED = {
 }
 
 
-@pytest.mark.parametrize(("content", "said"), DAMAGED.values(), ids=list(DAMAGED))
-def test_damaged_onerec_files(content: bytes | None, said: str, session: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("content", "message"), DAMAGED.values(), ids=list(DAMAGED))
+def test_damaged_onerec_files(content: bytes | None, message: str, session: None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "0").write_bytes(content)
-    with pytest.raises(flow.DataError, match=said) as caught:
-        told(lambda: flow.data.OneRecDecoder(flow.data.onerec_reader([str(tmp_path / "0")], 2), "label", flow.int64, (1,)))
+    with pytest.raises(flow.DataError, match=message) as caught:
+        results_of_job(lambda: flow.data.OneRecDecoder(flow.data.onerec_reader([str(tmp_path / "0")], 2), "label", flow.int64, (1,)))
     assert str(tmp_path / "0") in str(caught.value)
 
 
@@ -149,7 +149,7 @@ def test_the_order_of_onerec_follows_the_seed_of_the_operation(session: None, on
         return flow.data.OneRecDecoder(builder.Build().InferAndTryRun().RemoteBlobList()[0], "label", flow.int64, (1,))
 
     calls = itertools.count()
-    ((first, same, other),) = told(lambda: [labels(seed) for seed in (1, 1, 2)])
+    ((first, same, other),) = results_of_job(lambda: [labels(seed) for seed in (1, 1, 2)])
     assert first.tolist() == same.tolist() != other.tolist()
 
 
@@ -160,7 +160,10 @@ SIZES = [(12, 20), (20, 12), (12, 24), (10, 30), (24, 12)]  # (height, width) of
 
 @pytest.fixture(scope="module")
 def coco(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """Five images: the fourth has no object; each other has two, the second object two polygons; the first a crowd and a box of no size too."""
+    """Write five images. The fourth has no object, every other has two, and the second object has two polygons.
+
+    The first image also has a crowd and an empty box.
+    """
     folder = tmp_path_factory.mktemp("coco")
     images, annotations = [], []
     for i, (height, width) in enumerate(SIZES):
@@ -180,7 +183,7 @@ def coco(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 def test_coco_images_and_objects_turned_and_scaled(devices: int, coco: tuple[str, str]) -> None:
-    """In the order of their ids: boxes inside the image, categories from 1; turned by a tensor of numbers, scaled, painted."""
+    """Read images in the order of their ids, with boxes inside the image and categories from 1; flip, scale and paint them."""
     det = flow.detection
 
     def body() -> Any:
@@ -207,7 +210,7 @@ def test_coco_images_and_objects_turned_and_scaled(devices: int, coco: tuple[str
             listed(small, (60, 60, 3), flow.uint8),
         ]
 
-    number, boxes, labels, masks, small_boxes, small_masks, small = told(body, 1, tp.Bundle[tp.ListNumpy])[0]
+    number, boxes, labels, masks, small_boxes, small_masks, small = results_of_job(body, 1, tp.Bundle[tp.ListNumpy])[0]
     boxes, labels, masks, small_boxes, small_masks, small = (
         [each for (each,) in every] for every in (boxes, labels, masks, small_boxes, small_masks, small)
     )
@@ -225,12 +228,12 @@ def test_coco_images_and_objects_turned_and_scaled(devices: int, coco: tuple[str
 
 
 def test_the_order_of_coco_images(session: None, coco: tuple[str, str]) -> None:
-    """Shuffled, all in each epoch, those without objects left out; a batch has images of one shape, wide or high."""
+    """Shuffle all images with objects in each epoch; a batch has images of one orientation."""
 
     def body() -> list[Any]:
         return [flow.data.coco_reader(*coco, 2, True, seed, True, name=f"coco{seed}")[1] for seed in (1, 2)]
 
-    one, two = (np.array(each) for each in zip(*told(body, 6), strict=True))
+    one, two = (np.array(each) for each in zip(*results_of_job(body, 6), strict=True))
     assert all({a, b} <= {10, 12} or {a, b} <= {11, 14} for a, b in [*one.tolist(), *two.tolist()]) and one.tolist() != two.tolist()
     assert sorted(np.unique(one, return_counts=True)[1].tolist()) == [3, 3, 3, 3]
 
@@ -266,11 +269,11 @@ WRONG_COCO = {
 }
 
 
-@pytest.mark.parametrize(("text", "said"), WRONG_COCO.values(), ids=list(WRONG_COCO))
-def test_wrong_coco_files(text: str, said: str, session: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "message"), WRONG_COCO.values(), ids=list(WRONG_COCO))
+def test_wrong_coco_files(text: str, message: str, session: None, tmp_path: Path) -> None:
     (tmp_path / "wrong.json").write_text(text)
-    with pytest.raises(flow.DataError, match=said) as caught:
-        told(
+    with pytest.raises(flow.DataError, match=message) as caught:
+        results_of_job(
             lambda: flow.image.batch_align(
                 flow.image.decode(flow.data.coco_reader(str(tmp_path / "wrong.json"), str(tmp_path), 1, name="x")[0]), (8, 8, 3), flow.uint8, 8
             )
@@ -298,36 +301,36 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("make", "kind", "said"), WRONG.values(), ids=list(WRONG))
-def test_wrong_arguments(make: Callable[[], Any], kind: type[Exception], said: str, session: None) -> None:
-    with pytest.raises(kind, match=said):
-        told(make)
+@pytest.mark.parametrize(("make", "kind", "message"), WRONG.values(), ids=list(WRONG))
+def test_wrong_arguments(make: Callable[[], Any], kind: type[Exception], message: str, session: None) -> None:
+    with pytest.raises(kind, match=message):
+        results_of_job(make)
 
 
 # By the names of their types ----------------------------------------------------------------------------------------
 
 
 def test_readers_and_images_by_type(session: None, onerec: list[str], coco: tuple[str, str], tmp_path: Path) -> None:
-    """Each type gives what the function gives of which it is the type, and none is left out."""
+    """Check that every operation type on the host returns the result of its function."""
     flow.config.cpu_device_num(2)
     prefix, kinds, det = megatron(tmp_path), record_classes(), flow.detection
     png = (Path(coco[1]) / "0.png").read_bytes()
     features = {"image": {"bytes_list": {"value": [png]}}, "label": {"int32_list": {"value": [3]}}}
     record = kinds["OFRecord"](feature={name: kinds["Feature"](**value) for name, value in features.items()}).SerializeToString()
     (tmp_path / "part-0").write_bytes((len(record).to_bytes(8, "little") + record) * 2)
-    seen: set[str] = set()
+    words: set[str] = set()
 
-    def typed(word: str, *given: Any, outputs: str = "out", count: int = 1, **attributes: Any) -> Any:
-        seen.add(word)
+    def typed(word: str, *inputs: Any, outputs: str = "out", count: int = 1, **attributes: Any) -> Any:
+        words.add(word)
         builder = flow.user_op_builder(f"{word}_by_type").Op(word)
-        for key, x in zip(op_type(word).inputs or (), given, strict=False):
+        for key, x in zip(op_type(word).inputs or (), inputs, strict=False):
             builder.Input(key, [x])
         for key in outputs.split():
             builder.Output(key, count)
         for key, value in attributes.items():
             builder.Attr(key, value)
-        made = builder.Build().InferAndTryRun().RemoteBlobList()
-        return made if len(made) > 1 else made[0]
+        blobs = builder.Build().InferAndTryRun().RemoteBlobList()
+        return blobs if len(blobs) > 1 else blobs[0]
 
     def pairs() -> Any:
         records = typed("OFRecordReader", data_dir=str(tmp_path), batch_size=2, data_part_num=1)
@@ -373,8 +376,8 @@ def test_readers_and_images_by_type(session: None, onerec: list[str], coco: tupl
         yield typed("crop_mirror_normalize_from_tensorbuffer", image, **norm), mirrored
         dense = flow.tensor_buffer_to_tensor(whole, flow.uint8, (12, 20, 3))
         yield typed("crop_mirror_normalize_from_uint8", dense, **norm), mirrored
-        made = typed("gen_tensor_buffer", shape=[2], shape_list=[[2], [2]], value_list=[1.0, 2.0])
-        first, second = typed("tensor_buffer_to_list_of_tensors", made, out_shape=[2], out_dtype=flow.float, count=2)
+        blobs = typed("gen_tensor_buffer", shape=[2], shape_list=[[2], [2]], value_list=[1.0, 2.0])
+        first, second = typed("tensor_buffer_to_list_of_tensors", blobs, out_shape=[2], out_dtype=flow.float, count=2)
         yield flow.stack([first, second]), flow.stack([flow.ones((2,), flow.float), flow.constant(2, flow.float, (2,))])
         rows = typed("tensor_to_tensor_buffer", dense, instance_dims=3)
         yield flow.tensor_buffer_to_tensor(rows, flow.uint8, (12, 20, 3)), dense
@@ -389,15 +392,15 @@ def test_readers_and_images_by_type(session: None, onerec: list[str], coco: tupl
             flow.data.megatron_gpt_mmap_data_loader(prefix, **tokens),
         )
         names = "image image_id image_size gt_bbox gt_label gt_segm gt_segm_index"
-        found = typed(
+        sample = typed(
             "COCOReader", outputs=names, annotation_file=coco[0], image_dir=coco[1], batch_size=2, shuffle_after_epoch=False, group_by_ratio=False
         )
         known = flow.data.coco_reader(*coco, 2, False, None, False, name="coco")
-        yield found[1], known[1]
+        yield sample[1], known[1]
         flip, scale = flow.constant(1, flow.int8, (2,)), flow.constant(2, flow.float, (2, 2))
-        boxes = typed("object_bbox_scale", typed("object_bbox_flip", found[3], found[2], flip), scale)
-        corners = typed("object_segmentation_polygon_scale", typed("object_segmentation_polygon_flip", found[5], found[2], flip), scale)
-        masks = typed("object_segmentation_polygon_to_mask", found[5], found[6], found[2])
+        boxes = typed("object_bbox_scale", typed("object_bbox_flip", sample[3], sample[2], flip), scale)
+        corners = typed("object_segmentation_polygon_scale", typed("object_segmentation_polygon_flip", sample[5], sample[2], flip), scale)
+        masks = typed("object_segmentation_polygon_to_mask", sample[5], sample[6], sample[2])
         like_corners = det.object_segmentation_polygon_scale(det.object_segmentation_polygon_flip(known[5], known[2], 1), scale)
         others = (
             (boxes, det.object_bbox_scale(det.object_bbox_flip(known[3], known[2], 1), scale), (2, 4), flow.float),
@@ -407,6 +410,6 @@ def test_readers_and_images_by_type(session: None, onerec: list[str], coco: tupl
         for one, other, shape, dtype in others:
             yield from zip(*(flow.tensor_buffer_to_list_of_tensors(x, shape, dtype, True) for x in (one, other)), strict=True)
 
-    for one, other in told(lambda: list(pairs()), 1, tp.Bundle[tp.ListNumpy])[0]:
+    for one, other in results_of_job(lambda: list(pairs()), 1, tp.Bundle[tp.ListNumpy])[0]:
         assert one[0].tolist() == other[0].tolist() and one[0].size
-    assert seen == {key.partition(" ")[0] for key in OP_TYPES_ON_HOST}
+    assert words == {key.partition(" ")[0] for key in OP_TYPES_ON_HOST}

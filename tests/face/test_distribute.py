@@ -1,4 +1,4 @@
-"""Wishes about layouts: singletons, what they mean, and the casts that carry them."""
+"""Distribute objects: singletons, their layouts, and the casts that apply them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TWO, GRID = Placement("cpu", (0, 1)), Placement("cpu", (0, 1, 2, 3), (2, 2))
 X = np.zeros((4, 6))
 
 
-def test_there_is_one_of_each() -> None:
+def test_each_distribute_is_a_singleton() -> None:
     assert distribute.split(1) is distribute.split(axis=1) and distribute.split(1) is not distribute.split(0)
     assert distribute.broadcast() is distribute.broadcast() and distribute.auto() is distribute.auto()
     assert repr(distribute.split(1)) == "jobflow.distribute.split(axis=1)" and repr(distribute.auto()) == "jobflow.distribute.auto()"
@@ -34,9 +34,9 @@ def test_with_distribute(run: Any) -> None:
     assert run(lambda x: distribute.with_distribute(x, distribute.auto()) is x, X, placement=TWO)
 
 
-def test_what_was_asked_can_be_read(run: Any) -> None:
-    for wish in (distribute.split(1), distribute.broadcast(), distribute.auto()):
-        assert run(lambda x, w=wish: distribute.distribute_of(distribute.with_distribute(x, w)), X, placement=TWO) is wish
+def test_distribute_of_returns_the_requested_distribute(run: Any) -> None:
+    for spec in (distribute.split(1), distribute.broadcast(), distribute.auto()):
+        assert run(lambda x, w=spec: distribute.distribute_of(distribute.with_distribute(x, w)), X, placement=TWO) is spec
 
 
 def test_parallel_cast(run: Any) -> None:

@@ -1,4 +1,4 @@
-"""Elements by index, and in order, against NumPy; in jobs on one and two devices where gradients matter."""
+"""Elements by index and sorted, against NumPy; in jobs on one and two devices where gradients matter."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ ROWS = np.random.default_rng(1).normal(size=(2, 2, 5)).astype(np.float32)
 
 
 def added(whole: Any) -> Any:
-    made = whole.copy()
-    np.add.at(made, (PAIRS[..., 0], PAIRS[..., 1]), ROWS)
-    return made
+    result = whole.copy()
+    np.add.at(result, (PAIRS[..., 0], PAIRS[..., 1]), ROWS)
+    return result
 
 
 def replaced() -> Any:
-    made = X.copy()
-    made[PAIRS[1, :, 0], PAIRS[1, :, 1]] = ROWS[1]
-    return made
+    result = X.copy()
+    result[PAIRS[1, :, 0], PAIRS[1, :, 1]] = ROWS[1]
+    return result
 
 
 CASES = {
@@ -49,11 +49,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("body", "given", "expected"), CASES.values(), ids=list(CASES))
-def test_values(body: Any, given: tuple[Any, ...], expected: Any, run: Any) -> None:
-    found = run(body, *given)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert found.dtype == expected.dtype
+@pytest.mark.parametrize(("body", "arguments", "expected"), CASES.values(), ids=list(CASES))
+def test_values(body: Any, arguments: tuple[Any, ...], expected: Any, run: Any) -> None:
+    result = run(body, *arguments)
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
+    assert result.dtype == expected.dtype
 
 
 def test_slice_update_and_margins(run: Any) -> None:
@@ -69,17 +69,17 @@ def test_slice_update_and_margins(run: Any) -> None:
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_gradients_in_a_job(devices: int) -> None:
-    """Of sum(w gather_nd(x) + scatter_nd(w) x): what is taken, or written, gets the gradient."""
+    """Compare gradients of sum(w gather_nd(x) + scatter_nd(w) x) at the gathered and the scattered elements."""
     flow.clear_default_session()
     flow.config.cpu_device_num(devices)
-    seen: dict[str, Any] = {}
+    gradients: dict[str, Any] = {}
 
     @flow.global_function(type="train")
     def job(i: tp.Numpy.Placeholder((2, 2, 2), flow.int32)) -> tp.Numpy:  # type: ignore[valid-type]
         x = flow.get_variable("x", (4, 3, 5), initializer=flow.random_normal_initializer(), random_seed=3)
         w = flow.get_variable("w", (2, 2, 5), initializer=flow.random_normal_initializer(), random_seed=4)
-        flow.watch_diff(x, lambda dx: seen.update(dx=dx.numpy()))
-        flow.watch_diff(w, lambda dw: seen.update(dw=dw.numpy()))
+        flow.watch_diff(x, lambda dx: gradients.update(dx=dx.numpy()))
+        flow.watch_diff(w, lambda dw: gradients.update(dw=dw.numpy()))
         loss = flow.math.reduce_sum(w * flow.gather_nd(x, i)) + flow.math.reduce_sum(flow.scatter_nd(i, w, (4, 3, 5)) * x)
         flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.0]), momentum=0).minimize(loss)
         return loss
@@ -88,13 +88,13 @@ def test_gradients_in_a_job(devices: int) -> None:
     x, w = (flow.get_all_variables()[name].numpy() for name in "xw")
     total = np.zeros_like(x)
     np.add.at(total, (PAIRS[..., 0], PAIRS[..., 1]), w)
-    np.testing.assert_allclose(seen["dx"], 2 * total, rtol=1e-6)
-    np.testing.assert_allclose(seen["dw"], 2 * x[PAIRS[..., 0], PAIRS[..., 1]], rtol=1e-6)
+    np.testing.assert_allclose(gradients["dx"], 2 * total, rtol=1e-6)
+    np.testing.assert_allclose(gradients["dw"], 2 * x[PAIRS[..., 0], PAIRS[..., 1]], rtol=1e-6)
     flow.clear_default_session()
 
 
 def test_one_name_for_jobs_and_tensors() -> None:
-    """Of a tensor `sort` gives values and indices; in a job, by the job's conventions, values alone."""
+    """`sort` returns values and indices of a tensor, and only values in a job."""
     flow.clear_default_session()
     assert flow.sort(flow.tensor([3.0, 1.0, 2.0]))[1].numpy().tolist() == [1, 2, 0]
     assert flow.argsort(flow.tensor([3.0, 1.0, 2.0]), descending=True).numpy().tolist() == [0, 2, 1]
@@ -122,7 +122,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("body", "given", "said"), WRONG.values(), ids=list(WRONG))
-def test_what_is_wrong_is_told(body: Any, given: tuple[Any, ...], said: str, run: Any) -> None:
-    with pytest.raises((flow.ArgumentError, flow.ShapeError, flow.DtypeError), match=said):
-        run(body, *given)
+@pytest.mark.parametrize(("body", "arguments", "message"), WRONG.values(), ids=list(WRONG))
+def test_wrong_arguments_raise(body: Any, arguments: tuple[Any, ...], message: str, run: Any) -> None:
+    with pytest.raises((flow.ArgumentError, flow.ShapeError, flow.DtypeError), match=message):
+        run(body, *arguments)

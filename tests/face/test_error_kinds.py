@@ -1,4 +1,4 @@
-"""Errors of the legacy face are of the kinds that programs were written for, with our own words."""
+"""Errors of the legacy API have the published classes and our messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def variable(**options: Any) -> Any:
 
 
 #: in the body of a predict job with an argument x of float32[4,3]: what is done -> the kind that it raised
-IN_JOBS: dict[str, tuple[type[Exception], Callable[[Any], Any]]] = {
+BODIES: dict[str, tuple[type[Exception], Callable[[Any], Any]]] = {
     "reshape to another number of elements": (AssertionError, lambda x: flow.reshape(x, (5,))),
     "reshape with two unknown axes": (AssertionError, lambda x: flow.reshape(x, (-1, -1))),
     "transpose without perm": (AssertionError, lambda x: flow.transpose(x)),
@@ -61,9 +61,9 @@ IN_JOBS: dict[str, tuple[type[Exception], Callable[[Any], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("what", IN_JOBS)
-def test_in_the_body_of_a_job(what: str) -> None:
-    kind, function = IN_JOBS[what]
+@pytest.mark.parametrize("what", BODIES)
+def test_errors_in_the_body_of_a_job(what: str) -> None:
+    kind, function = BODIES[what]
 
     @flow.global_function()
     def job(x: tp.Numpy.Placeholder((4, 3))) -> tp.Numpy:

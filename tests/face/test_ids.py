@@ -1,4 +1,4 @@
-"""Ids, samples of classes, sequence losses and quantised numbers in jobs, on several devices and in both views."""
+"""Ids, sampled classes, sequence losses and quantized values in jobs, on several devices and in both views."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def resting() -> Any:
 
 
 def fresh(devices: int, view: str = "consistent") -> Any:
-    """A session, and the configuration of its jobs."""
+    """Start a session; return the configuration of its jobs."""
     flow.clear_default_session()
     flow.config.cpu_device_num(devices)
     config = flow.function_config()
@@ -36,9 +36,9 @@ def _clear() -> Any:
 
 
 @pytest.mark.parametrize(("devices", "view"), [(1, "consistent"), (3, "consistent"), (2, "mirrored")])
-def test_ctc_is_that_of_pytorch(devices: int, view: str) -> None:
-    """Losses in all three reductions, and the gradients of logits and log-probabilities; targets as rows, and behind each other."""
-    seen: dict[str, Any] = {}
+def test_ctc_loss_equals_pytorch(devices: int, view: str) -> None:
+    """Compare losses in all three reductions and the gradients of logits and log-probabilities; targets as rows and concatenated."""
+    gradients: dict[str, Any] = {}
 
     @flow.global_function("train", fresh(devices, view))
     def job(
@@ -48,36 +48,40 @@ def test_ctc_is_that_of_pytorch(devices: int, view: str) -> None:
         x = flow.get_variable("x", (6, 3, 4), flow.float64, flow.constant_initializer(0, flow.float64))
         logs = flow.nn.logsoftmax(x)
         frames, labels = (flow.concat([flow.constant(n, flow.int32, [1]) for n in each]) for each in (FRAMES.tolist(), LABELS.tolist()))
-        flow.watch_diff(x, lambda d: seen.update(dx=d.numpy()))
-        flow.watch_diff(logs, lambda d: seen.update(dlogs=d.numpy()))
+        flow.watch_diff(x, lambda d: gradients.update(dx=d.numpy()))
+        flow.watch_diff(logs, lambda d: gradients.update(dlogs=d.numpy()))
         rows = flow.squeeze(t, [0])
-        made = {each: flow.ctc_loss(logs, rows, frames, labels, 0, each, name=each) for each in ("none", "sum", "mean")}
-        resting().minimize(made["mean"])
-        return {**made, "flat": flow.ctc_loss(logs, flow.squeeze(flat, [0]), frames, labels)}
+        losses = {each: flow.ctc_loss(logs, rows, frames, labels, 0, each, name=each) for each in ("none", "sum", "mean")}
+        resting().minimize(losses["mean"])
+        return {**losses, "flat": flow.ctc_loss(logs, flow.squeeze(flat, [0]), frames, labels)}
 
     flow.load_variables({"x": CTC["x"]})
-    made = job(TARGETS[None], FLAT[None])
+    losses = job(TARGETS[None], FLAT[None])
     copies = devices if view == "mirrored" else 1
     for word in ("none", "sum", "mean"):
-        np.testing.assert_allclose(made[word].reshape(copies, -1)[0], CTC[word].reshape(-1), rtol=1e-12)
-    np.testing.assert_allclose(made["flat"][0], CTC["mean"], rtol=1e-12)
+        np.testing.assert_allclose(losses[word].reshape(copies, -1)[0], CTC[word].reshape(-1), rtol=1e-12)
+    np.testing.assert_allclose(losses["flat"][0], CTC["mean"], rtol=1e-12)
     for word in ("dx", "dlogs"):
-        np.testing.assert_allclose(seen[word][: len(CTC[word])], copies * CTC[word] if word == "dx" else CTC[word], atol=1e-12)
+        np.testing.assert_allclose(gradients[word][: len(CTC[word])], copies * CTC[word] if word == "dx" else CTC[word], atol=1e-12)
 
 
-def test_ctc_of_what_has_no_path_and_what_is_refused(run: Any) -> None:
+def test_ctc_loss_is_infinite_without_a_path_and_checks_arguments(run: Any) -> None:
     logs, short = np.log(np.full((6, 3, 4), 0.25)), np.array([6, 3, 0])
-    assert np.isinf(run(lambda *given: flow.ctc_loss(*given, reduction="none"), logs, TARGETS, short, LABELS)).tolist() == [False, False, True]
-    assert run(lambda *given: flow.ctc_loss(*given, 0, "none", True), logs, TARGETS, short, LABELS)[2] == 0
-    for given, said in (
+    assert np.isinf(run(lambda *arguments: flow.ctc_loss(*arguments, reduction="none"), logs, TARGETS, short, LABELS)).tolist() == [
+        False,
+        False,
+        True,
+    ]
+    assert run(lambda *arguments: flow.ctc_loss(*arguments, 0, "none", True), logs, TARGETS, short, LABELS)[2] == 0
+    for arguments, message in (
         ((logs, TARGETS, FRAMES + 1, LABELS), "input length 7"),
         ((logs, TARGETS, FRAMES, LABELS + 1), "target length 4"),
         ((logs, TARGETS + 1, FRAMES, LABELS), "label 4"),
         ((logs, TARGETS[:2], FRAMES, LABELS), "log_probs"),
         ((logs, TARGETS * 1.0, FRAMES, LABELS), "integers"),
     ):
-        with pytest.raises(flow.JobflowError, match=said):
-            run(lambda *x: flow.ctc_loss(*x), *given)
+        with pytest.raises(flow.JobflowError, match=message):
+            run(lambda *x: flow.ctc_loss(*x), *arguments)
 
 
 #: the likeliest class of each frame of three samples, of which the last class, 3, is the blank
@@ -86,8 +90,8 @@ SPOKEN = np.array([[1, 1, 3, 1, 2, 2], [3, 0, 0, 3, 3, 0], [2, 2, 1, 1, 1, 3]])
 
 @pytest.mark.parametrize(("devices", "view"), [(1, "consistent"), (3, "consistent"), (2, "consistent"), (2, "mirrored")])
 def test_greedy_decoding_of_frames(devices: int, view: str) -> None:
-    """Blanks are left out, repeated classes too if asked; the sums, and their gradients, are over the frames that a sample has."""
-    seen: dict[str, Any] = {}
+    """Leave out blanks, and repeated classes on request; sums and gradients cover the frames of each sample."""
+    gradients: dict[str, Any] = {}
     scores = np.random.default_rng(4).uniform(-3, -2, (6, 3, 4))
     np.put_along_axis(scores, SPOKEN.T[:, :, None], np.random.default_rng(5).uniform(-2, -1, (6, 3, 1)), 2)
 
@@ -95,7 +99,7 @@ def test_greedy_decoding_of_frames(devices: int, view: str) -> None:
     def job() -> tp.Bundle[tp.Numpy]:
         x = flow.get_variable("x", (6, 3, 4), flow.float64, flow.constant_initializer(0, flow.float64))
         lengths = flow.concat([flow.constant(n, flow.int32, [1]) for n in (6, 6, 4)])
-        flow.watch_diff(x, lambda d: seen.update(dx=d.numpy()))
+        flow.watch_diff(x, lambda d: gradients.update(dx=d.numpy()))
         merged, total = flow.nn.ctc_greedy_decoder(x, lengths)
         every, _ = flow.nn.ctc_greedy_decoder(x, flow.cast(lengths, flow.int64), merge_repeated=False, name="every")
         resting().minimize(total * flow.constant(2.0, flow.float64, [1]))
@@ -110,13 +114,13 @@ def test_greedy_decoding_of_frames(devices: int, view: str) -> None:
     inside = np.arange(6)[:, None] < np.array([6, 6, 4])
     np.testing.assert_allclose(total, np.tile(-(scores.max(2) * inside).sum(0)[:, None], (copies, 1)), rtol=1e-12)
     slope = -2.0 * copies * (np.arange(4) == SPOKEN.T[:, :, None]) * inside[:, :, None]
-    np.testing.assert_allclose(seen["dx"][:6], slope, atol=1e-12)
+    np.testing.assert_allclose(gradients["dx"][:6], slope, atol=1e-12)
 
 
-def test_greedy_decoding_that_is_refused(run: Any) -> None:
+def test_greedy_decoding_checks_its_arguments(run: Any) -> None:
     scores, lengths = np.zeros((6, 3, 4)), np.array([6, 0, 3])
-    assert not run(lambda *given: flow.nn.ctc_greedy_decoder(*given)[1], scores, np.zeros(3, np.int64)).any()
-    for given, said in (
+    assert not run(lambda *arguments: flow.nn.ctc_greedy_decoder(*arguments)[1], scores, np.zeros(3, np.int64)).any()
+    for arguments, message in (
         ((scores, lengths + 1), "input length 7"),
         ((scores, lengths - 1), "input length -1"),
         ((scores[:, :2], lengths), r"ctc_greedy_decoder at .*test_ids.py:\d+: log_probs"),
@@ -124,19 +128,19 @@ def test_greedy_decoding_that_is_refused(run: Any) -> None:
         ((scores[:, :, :0], lengths), "no class"),
         ((scores, lengths, "no"), "merge_repeated is 'no' of type str"),
     ):
-        with pytest.raises(flow.JobflowError, match=said):
-            run(lambda x, n, given=given: flow.nn.ctc_greedy_decoder(x, n, *given[2:])[0], *given[:2])
+        with pytest.raises(flow.JobflowError, match=message):
+            run(lambda x, n, arguments=arguments: flow.nn.ctc_greedy_decoder(x, n, *arguments[2:])[0], *arguments[:2])
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_sampled_classes(devices: int) -> None:
-    """All labels are among the samples, weights are those of the samples, and others fall at every run; the gradient goes to them."""
-    seen: dict[str, Any] = {}
+    """All labels are among the samples; other samples and their weights differ in every run and receive the gradient."""
+    gradients: dict[str, Any] = {}
 
     @flow.global_function("train", fresh(devices))
     def job(label: tp.Numpy.Placeholder((6,), flow.int32)) -> tp.Bundle[tp.Numpy]:  # type: ignore[valid-type]
         w = flow.get_variable("w", (11, 3), initializer=flow.random_normal_initializer(), random_seed=1, distribute=flow.distribute.split(0))
-        flow.watch_diff(w, lambda dw: seen.update(dw=dw.numpy()))
+        flow.watch_diff(w, lambda dw: gradients.update(dw=dw.numpy()))
         mapped, sampled, weight = flow.distributed_partial_fc_sample(w, label, 8, name="fc")
         resting().minimize(flow.math.reduce_sum(weight * weight))
         return mapped, sampled, weight, w
@@ -148,7 +152,7 @@ def test_sampled_classes(devices: int) -> None:
         np.testing.assert_array_equal(weight, w[sampled])
         expected = np.zeros_like(w)
         expected[sampled] = 2 * weight
-        np.testing.assert_allclose(seen["dw"], expected, rtol=1e-6)
+        np.testing.assert_allclose(gradients["dw"], expected, rtol=1e-6)
         drawn.add(tuple(sampled))
     assert len(drawn) > 1
     if devices > 1:
@@ -158,7 +162,7 @@ def test_sampled_classes(devices: int) -> None:
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_ordinal_numbers_of_ids(devices: int) -> None:
-    """They stay from run to run; a table that is full refuses the next one, and keeps what it has."""
+    """Numbers persist between runs; a full table raises at the next id and keeps its contents."""
 
     @flow.global_function("predict", fresh(devices))
     def job(x: tp.Numpy.Placeholder((2, 2), flow.int64)) -> tp.Numpy:  # type: ignore[valid-type]
@@ -173,18 +177,18 @@ def test_ordinal_numbers_of_ids(devices: int) -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_quantised_numbers(devices: int) -> None:
-    """Scales by all schemes, for a tensor and for each row; moving ones are variables; the gradient of rounding is that of the result."""
+def test_quantized_values(devices: int) -> None:
+    """Compare the scales of all schemes, per tensor and per row; moving scales are variables, and rounding passes gradients through."""
     x = np.random.default_rng(1).normal(size=(4, 6)).astype(np.float32)
-    seen: dict[str, Any] = {}
+    gradients: dict[str, Any] = {}
     quantization = flow.quantization
 
     @flow.global_function("train", fresh(devices))
     def job(x: tp.Numpy.Placeholder((4, 6))) -> tp.Bundle[tp.Numpy]:  # type: ignore[valid-type]
         w = flow.get_variable("w", (4, 6), initializer=flow.ones_initializer())
         y = x * w
-        flow.watch_diff(y, lambda dy: seen.update(dy=dy.numpy()))
-        made = {
+        flow.watch_diff(y, lambda dy: gradients.update(dy=dy.numpy()))
+        scales = {
             "symmetric": quantization.min_max_observer(y, 8),
             "affine": quantization.min_max_observer(y, 8, "affine", per_layer_quantization=False),
             "cambricon": quantization.min_max_observer(y, 8, "symmetric", "cambricon"),
@@ -194,26 +198,26 @@ def test_quantised_numbers(devices: int) -> None:
         builder = builder.Attr("quantization_scheme", "affine").Attr("stop_update_after_iters", 5).Input("in", [y])
         for key, dtype in (("moving_max", flow.float), ("moving_min", flow.float), ("current_train_step", flow.int64)):
             builder.Input(key, [flow.get_variable(key, (1,), dtype, flow.zeros_initializer(dtype), trainable=False)])
-        made["by_type"] = builder.Output("scale").Output("zero_point").Build().InferAndTryRun().RemoteBlobList()
+        scales["by_type"] = builder.Output("scale").Output("zero_point").Build().InferAndTryRun().RemoteBlobList()
         rounded = {
-            "symmetric": quantization.fake_quantization(y, *made["symmetric"]),
-            "affine": quantization.fake_quantization(y, *made["affine"], 8, "affine"),
-            "cambricon": quantization.fake_quantization(y, *made["cambricon"], 8, "symmetric", "cambricon"),
+            "symmetric": quantization.fake_quantization(y, *scales["symmetric"]),
+            "affine": quantization.fake_quantization(y, *scales["affine"], 8, "affine"),
+            "cambricon": quantization.fake_quantization(y, *scales["cambricon"], 8, "symmetric", "cambricon"),
         }
         resting().minimize(rounded["affine"])
-        return made, rounded
+        return scales, rounded
 
-    made, rounded = job(x)
+    scales, rounded = job(x)
     top, low, high = np.abs(x).max(), x.min(1), x.max(1)
-    np.testing.assert_allclose(made["symmetric"][0], [top / 127], rtol=1e-6)
+    np.testing.assert_allclose(scales["symmetric"][0], [top / 127], rtol=1e-6)
     scale = (high - low) / 255
-    np.testing.assert_allclose(made["affine"][0], scale, rtol=1e-6)
-    np.testing.assert_array_equal(made["affine"][1], -np.rint(low / scale))
-    np.testing.assert_array_equal(made["cambricon"][0], [np.floor(np.log2(top)) - 6])
-    for word, step in (("symmetric", top / 127), ("affine", scale.max()), ("cambricon", 2 ** made["cambricon"][0][0])):
+    np.testing.assert_allclose(scales["affine"][0], scale, rtol=1e-6)
+    np.testing.assert_array_equal(scales["affine"][1], -np.rint(low / scale))
+    np.testing.assert_array_equal(scales["cambricon"][0], [np.floor(np.log2(top)) - 6])
+    for word, step in (("symmetric", top / 127), ("affine", scale.max()), ("cambricon", 2 ** scales["cambricon"][0][0])):
         assert np.abs(rounded[word] - x).max() <= 0.51 * step + (word == "cambricon") * step, word
-    np.testing.assert_array_equal(seen["dy"], np.ones_like(x))
-    np.testing.assert_allclose(made["moving"][0], [(x.max() - x.min()) / 255], rtol=1e-6)
+    np.testing.assert_array_equal(gradients["dy"], np.ones_like(x))
+    np.testing.assert_allclose(scales["moving"][0], [(x.max() - x.min()) / 255], rtol=1e-6)
     again, _ = job(2 * x)
     np.testing.assert_allclose(again["moving"][0], [1.5 * (x.max() - x.min()) / 255], rtol=1e-6)
     assert [again["by_type"][i].tolist() for i in (0, 1)] == [again["moving"][i].tolist() for i in (0, 1)]
@@ -221,8 +225,8 @@ def test_quantised_numbers(devices: int) -> None:
 
 
 @pytest.mark.parametrize(("devices", "options"), [(1, {}), (2, {"symmetric": False, "per_channel_weight_quantization": True})])
-def test_training_for_eight_bits(devices: int, options: dict[str, bool]) -> None:
-    """Products take rounded numbers: weights by their own scale, others by that of the runs; slopes are those of what was rounded."""
+def test_quantization_aware_training(devices: int, options: dict[str, bool]) -> None:
+    """Products take rounded values: weights by their own scale, inputs by the scale of the runs; gradients use the rounded values."""
     rng = np.random.default_rng(2)
     x, w = rng.normal(size=(4, 6)).astype(np.float32), rng.normal(size=(3, 6)).astype(np.float32)
     config = fresh(devices)
@@ -268,8 +272,8 @@ def test_training_for_eight_bits(devices: int, options: dict[str, bool]) -> None
     np.testing.assert_allclose(predict(x), rounded(x, *(1.5 * each for each in largest)) @ by_row.T, rtol=1e-4, atol=1e-5)
 
 
-def test_eight_bits_of_a_part_of_the_layers() -> None:
-    """A predict job that computes some of the layers, in another order, has the averages of these."""
+def test_quantization_of_some_layers() -> None:
+    """A predict job with some of the layers, in another order, uses their moving averages."""
     x = np.random.default_rng(3).normal(size=(4, 6)).astype(np.float32)
     config = fresh(1)
     config.enable_qat()
@@ -293,7 +297,7 @@ def test_eight_bits_of_a_part_of_the_layers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "value", "said"),
+    ("word", "value", "message"),
     [
         ("target_backend", "cambrikon", 'one of cambricon, tensorrt, ; got .cambrikon.; did you mean "cambricon"'),
         ("moving_min_max_stop_update_after_iters", 0, "at least 1; got 0"),
@@ -301,15 +305,15 @@ def test_eight_bits_of_a_part_of_the_layers() -> None:
         ("moving_min_max_momentum", float("nan"), "at least 0; got nan"),
     ],
 )
-def test_options_of_eight_bits_that_are_none(word: str, value: Any, said: str) -> None:
-    with pytest.raises(flow.ConfigError, match=said):
+def test_quantization_options_check_their_values(word: str, value: Any, message: str) -> None:
+    with pytest.raises(flow.ConfigError, match=message):
         getattr(flow.function_config().qat, word)(value)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("devices", [1, 2])
-def test_eight_bits_of_one_number(devices: int, symmetric: bool) -> None:
-    """What is 0, or one number everywhere, has a scale that says so: a layer that begins with zeros, or an input of ones."""
+def test_quantization_of_constant_tensors(devices: int, symmetric: bool) -> None:
+    """Check scales of a layer that begins with zeros and of an input of ones."""
     config = fresh(devices)
     config.enable_qat()
     config.qat.symmetric(symmetric)
@@ -337,7 +341,7 @@ def test_eight_bits_of_one_number(devices: int, symmetric: bool) -> None:
 
 
 def test_assignments_of_experimental() -> None:
-    """Parts of variables, and whole ones, are written at the end of the run."""
+    """Slices of variables, and whole variables, are written at the end of the run."""
 
     @flow.global_function("predict", fresh(2))
     def job(x: tp.Numpy.Placeholder((2, 3))) -> tp.Numpy:  # type: ignore[valid-type]
@@ -357,8 +361,8 @@ def test_assignments_of_experimental() -> None:
 
 
 @pytest.mark.parametrize(("devices", "view"), [(1, "consistent"), (2, "consistent"), (2, "mirrored")])
-def test_as_many_rows_as_a_size_says(devices: int, view: str) -> None:
-    """Of the consistent view one size, of the mirrored one that of each device; also where the job computes it."""
+def test_a_size_selects_the_number_of_rows(devices: int, view: str) -> None:
+    """The consistent view takes one size, the mirrored view one per device; the job may compute it."""
 
     @flow.global_function("predict", fresh(devices, view))
     def job(x: tp.Numpy.Placeholder((8, 3)), n: tp.Numpy.Placeholder((devices if view == "mirrored" else 1,), flow.int32)) -> tp.Bundle[tp.ListNumpy]:  # type: ignore[valid-type]
@@ -370,8 +374,8 @@ def test_as_many_rows_as_a_size_says(devices: int, view: str) -> None:
     x = np.arange(1.0, 25, dtype=np.float32).reshape(8, 3)
     for sizes in ([1, 3], [0, 2]) if view == "mirrored" else ([1], [7]):
         some, later = job(x, np.int32(sizes))
-        for found, rows, size in zip(some, np.split(x, len(sizes)), sizes, strict=True):
-            np.testing.assert_array_equal(found, 2 * rows[: size + 1])
+        for part, rows, size in zip(some, np.split(x, len(sizes)), sizes, strict=True):
+            np.testing.assert_array_equal(part, 2 * rows[: size + 1])
         assert [len(each) for each in later] == [1] * len(sizes) and later[0].tolist() == [x[0].tolist()]
     with pytest.raises(flow.ArgumentError, match=r"size 10 .*is outside"):
         job(x, np.int32([9] * len(sizes)))
@@ -382,8 +386,8 @@ def test_a_reshape_with_an_open_axis(run: Any) -> None:
     assert run(lambda x: flow.dynamic_reshape(x, [-1, 4]), x).shape == (3, 4)
 
 
-def test_a_transposed_convolution_as_pytorch_says_it(run: Any) -> None:
-    """The adjoint of the convolution; of the published sizes."""
+def test_transposed_convolution_takes_pytorch_arguments(run: Any) -> None:
+    """Return the adjoint of the convolution in the published sizes."""
     rng = np.random.default_rng(0)
     x, w, image = rng.normal(size=(2, 3, 4, 5)), rng.normal(size=(3, 2, 3, 3)), rng.normal(size=(2, 2, 8, 9))
     y = run(lambda x, w: flow.nn.torch_conv2d_transpose(x, w, [1, 0], [2, 2], [2, 2]), x, w)
@@ -393,8 +397,8 @@ def test_a_transposed_convolution_as_pytorch_says_it(run: Any) -> None:
 
 
 @pytest.mark.parametrize(("devices", "view"), [(1, "consistent"), (2, "mirrored")])
-def test_training_on_what_is_found(devices: int, view: str) -> None:
-    """The loss is the mean over the rows that a run selects by what it computes; one of none moves nothing."""
+def test_training_on_rows_of_data_dependent_shape(devices: int, view: str) -> None:
+    """The loss is the mean over the selected rows; a run without rows changes no variable."""
 
     @flow.global_function("train", fresh(devices, view))
     def job(x: tp.Numpy.Placeholder((8, 3))) -> tp.ListNumpy:  # type: ignore[valid-type]
@@ -413,7 +417,7 @@ def test_training_on_what_is_found(devices: int, view: str) -> None:
         np.testing.assert_allclose(flow.get_all_variables()["w"].numpy(), w, rtol=1e-5)
 
 
-def test_what_has_shapes_of_a_run_is_not_exported(tmp_path: Path) -> None:
+def test_jobs_with_data_dependent_shapes_are_not_exported(tmp_path: Path) -> None:
     @flow.global_function("predict", fresh(1))
     def job(x: tp.Numpy.Placeholder((4, 3))) -> tp.Numpy:  # type: ignore[valid-type]
         return flow.gather_nd(x, flow.argwhere(x))
@@ -427,36 +431,36 @@ def test_what_has_shapes_of_a_run_is_not_exported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("devices", "view"), [(1, "consistent"), (2, "consistent"), (2, "mirrored")])
-def test_positions_as_many_as_are_found(devices: int, view: str) -> None:
-    """As results, watched, and computed with: positions among what was found, of values that the job computes."""
-    seen: list[Any] = []
+def test_argwhere_and_nonzero_have_data_dependent_shapes(devices: int, view: str) -> None:
+    """Return, watch and compute with indices of values that the job computes."""
+    index_arrays: list[Any] = []
     words: list[str] = []
 
     @flow.global_function("predict", fresh(devices, view))
     def job(x: tp.Numpy.Placeholder((4, 3))):  # type: ignore[no-untyped-def,valid-type]
         places = flow.argwhere(x, dtype=flow.int64)
-        flow.watch(places, lambda found: seen.append(found.numpy()))
+        flow.watch(places, lambda selected: index_arrays.append(selected.numpy()))
         words.append(f"{places.is_dynamic} {places.shape}")
         w = flow.get_variable("w", (1,), initializer=flow.constant_initializer(2))
-        found = flow.gather_nd(x, flow.argwhere(x * w))
-        large = flow.gather_nd(found, flow.argwhere(flow.math.greater(found, 0.5)))
-        beside = flow.where(flow.cast(x, flow.int32)), flow.where(flow.math.greater(x, 0), x, x)
-        return places, flow.nonzero(x), *beside, large + 1.0
+        selected = flow.gather_nd(x, flow.argwhere(x * w))
+        large = flow.gather_nd(selected, flow.argwhere(flow.math.greater(selected, 0.5)))
+        others = flow.where(flow.cast(x, flow.int32)), flow.where(flow.math.greater(x, 0), x, x)
+        return places, flow.nonzero(x), *others, large + 1.0
 
     x = np.zeros((4, 3), np.float32)
     for number in (0, 1, 4, 11):
         x.reshape(-1)[: number + 1 : 2] = number
         places, columns, alone, same, large = job(x).get()
         parts = np.split(x, devices) if view == "mirrored" else [x]
-        for found, wanted in zip(places.numpy_list(), parts, strict=True):
-            np.testing.assert_array_equal(found, np.argwhere(wanted))
-        for found, wanted in zip(columns.numpy_list(), parts, strict=True):
-            np.testing.assert_array_equal(found, np.stack(np.nonzero(wanted)))
-        np.testing.assert_array_equal(seen[-1], np.concatenate([np.argwhere(part) for part in parts]))
-        np.testing.assert_array_equal(alone.numpy(), seen[-1])
+        for selected, expected in zip(places.numpy_list(), parts, strict=True):
+            np.testing.assert_array_equal(selected, np.argwhere(expected))
+        for selected, expected in zip(columns.numpy_list(), parts, strict=True):
+            np.testing.assert_array_equal(selected, np.stack(np.nonzero(expected)))
+        np.testing.assert_array_equal(index_arrays[-1], np.concatenate([np.argwhere(part) for part in parts]))
+        np.testing.assert_array_equal(alone.numpy(), index_arrays[-1])
         np.testing.assert_array_equal(same.numpy(), x)
-        for found, wanted in zip(large.numpy_list(), parts, strict=True):
-            np.testing.assert_array_equal(found, wanted[wanted > 0.5] + 1)
+        for selected, expected in zip(large.numpy_list(), parts, strict=True):
+            np.testing.assert_array_equal(selected, expected[expected > 0.5] + 1)
     assert (
         set(words) == {f"True {(12 // (devices if view == 'mirrored' else 1), 2)}"}
         and places.numpy().dtype == np.int64

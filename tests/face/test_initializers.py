@@ -1,4 +1,4 @@
-"""First values: distributions, fans and gains; regularizers; variables and how they are stored."""
+"""Initial values: distributions, fans and gains; regularizers; variables and their storage."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_kaiming(nonlinearity: str, gain: float) -> None:
     assert abs(y.std() / (gain / math.sqrt(sum(fans) / 2)) - 1) < 0.02
 
 
-def test_wrong_words_are_named_with_what_is_legal() -> None:
+def test_wrong_words_raise_with_the_legal_ones() -> None:
     with pytest.raises(ConfigError, match=r'"fan_in"'):
         initializers.variance_scaling_initializer(mode="fan_inn")
     with pytest.raises(ConfigError, match="random_uniform"):
@@ -130,7 +130,7 @@ def test_regularizers() -> None:
 # Variables ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_variable_is_declared_with_all_that_was_said(run: Any) -> None:
+def test_a_variable_is_declared_with_all_options(run: Any) -> None:
     def body() -> Any:
         with scope.using(namespace=("a", "b")):
             return get_variable("w", [4, 2], float64, initializers.ones_initializer(), regularizers.l1_l2(0.1, 0.2), False, random_seed=5)
@@ -169,7 +169,7 @@ def test_reuse(run: Any) -> None:
         run(lambda: body(shape=(4,)))
 
 
-def test_what_a_variable_needs(run: Any) -> None:
+def test_get_variable_checks_its_arguments(run: Any) -> None:
     with pytest.raises(ConfigError, match=r"'w'.*initializer"):
         run(lambda: get_variable("w", (3,)))
     config = function_config()

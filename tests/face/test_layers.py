@@ -1,4 +1,4 @@
-"""Layers: what they compute, which variables they make, how they are named, and how batch norm keeps its statistics."""
+"""Layers: results, variables, names, and the statistics of batch norm."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def namespace(name: str) -> Any:
 
 
 def traced(body: Callable[..., Any], *shapes: tuple[int, ...], train: bool = True, mirrored: bool = False) -> Tracer:
-    """The tracer after a job of two devices with inputs of these shapes."""
+    """Return the tracer after a job of two devices with inputs of these shapes."""
     tracer = Tracer("job", TWO, trainable=train)
     job = JobBody(tracer)
     with scope.using(interpreter=job, placement=TWO, view="mirrored" if mirrored else "consistent"):
@@ -84,7 +84,7 @@ def test_dense_split_over_devices() -> None:
         ((2, 3), {"model_distribute": "split"}, "model_distribute 'split'"),
     ],
 )
-def test_dense_says_what_is_wrong(shape: Any, options: Any, message: str, run: Any) -> None:
+def test_dense_checks_its_arguments(shape: Any, options: Any, message: str, run: Any) -> None:
     with pytest.raises(ValueError, match=rf'dense at test_layers\.py:\d+ \(layer "fc"\): .*{message}'):
         run(lambda t: layers.dense(t, 2, name="fc", **options), np.zeros(shape))
 
@@ -152,7 +152,7 @@ def test_conv_layouts_and_names(run: Any) -> None:
         ({"data_format": "NHW"}, "NCHW or NHWC"),
     ],
 )
-def test_conv_says_what_is_wrong(options: Any, message: str, run: Any) -> None:
+def test_conv_checks_its_arguments(options: Any, message: str, run: Any) -> None:
     with pytest.raises(ValueError, match=rf'conv2d at test_layers\.py:\d+ \(layer "c"\).*{message}'):
         run(lambda t: layers.conv2d(t, 4, name="c", **options), np.zeros((2, 4, 4, 4)))
 

@@ -1,4 +1,4 @@
-"""What programs rely on that no signature shows: scopes on other devices, variables that train jobs share."""
+"""Behaviour beyond signatures: scopes on other devices, variables that train jobs share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def rate() -> Any:
 
 
 def test_data_on_the_cpu_and_the_net_on_the_gpu_in_the_mirrored_view(capfd: pytest.CaptureFixture[str]) -> None:
-    """Scopes on the same ranks: each device's tensors stay where they are."""
+    """Scopes on the same ranks leave each device's tensors in place."""
     flow.config.gpu_device_num(2)
     config = flow.function_config()
     config.default_logical_view(flow.scope.mirrored_view())
@@ -40,7 +40,7 @@ def test_data_on_the_cpu_and_the_net_on_the_gpu_in_the_mirrored_view(capfd: pyte
 
 
 def test_train_jobs_share_variables_and_slots() -> None:
-    """As of a generator and a discriminator: each trains what the other only reads, and a third job trains both."""
+    """Train a generator and a discriminator: each job trains variables that the other reads, and a third job trains both."""
 
     def loss_of(x: Any, trained: str, optimizer: Any) -> Any:
         g, d = (flow.get_variable(name, (3,), initializer=flow.ones_initializer(), trainable=name in trained) for name in "gd")
@@ -72,13 +72,13 @@ def test_train_jobs_share_variables_and_slots() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "layout"), [({}, "B"), ({"mode": "non_distributed"}, "S(0)"), ({"mode": "distributed_split", "threshold": 65}, "B")]
+    ("options", "layout"), [({}, "B"), ({"mode": "non_distributed"}, "S(0)"), ({"mode": "distributed_split", "threshold": 65}, "B")]
 )
-def test_what_optimizers_remember_is_spread_over_the_ranks(asked: dict[str, Any], layout: str) -> None:
-    """The numbers are the same; variables of fewer elements than the threshold stay whole."""
+def test_optimizer_states_are_split_over_the_ranks(options: dict[str, Any], layout: str) -> None:
+    """Values do not change; variables with fewer elements than the threshold stay whole."""
     flow.config.cpu_device_num(2)
     config = flow.function_config()
-    for option, value in {"threshold": 64, **asked}.items():
+    for option, value in {"threshold": 64, **options}.items():
         getattr(config.train, f"optimizer_placement_optimization_{option}")(value)
 
     @flow.global_function(type="train", function_config=config)
@@ -94,7 +94,7 @@ def test_what_optimizers_remember_is_spread_over_the_ranks(asked: dict[str, Any]
 
 @pytest.mark.parametrize("view", [flow.scope.consistent_view(), flow.scope.mirrored_view()])
 def test_a_batch_that_the_body_draws_passes_several_times(view: Any) -> None:
-    """As of synthetic data: each microbatch draws rows of its own, and variables are updated once."""
+    """Train on synthetic data: each microbatch draws its own rows, and variables are updated once."""
     flow.config.cpu_device_num(2)
     config = flow.function_config()
     config.default_logical_view(view)

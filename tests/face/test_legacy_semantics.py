@@ -1,4 +1,7 @@
-"""What functions and jobs of the job face compute where the published framework has rules of its own: the same on every device and in both views."""
+"""Functions and jobs of the job API where the published framework has special rules.
+
+The results are equal on every device and in both views.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +48,9 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
         def job(*_: Any) -> None: ...
 
         names = [f"a{i}" for i in range(len(arrays))]
-        told = {"body": body, "Given": tp.Bundle[tp.Numpy], **{f"P{name}": each for name, each in zip(names, declared, strict=True)}}
-        exec(f"def job({', '.join(f'{n}: P{n}' for n in names)}) -> Given:\n    return body({', '.join(names)})", told)
-        return flow.global_function(type, config)(told["job"])(*arrays)
+        namespace = {"body": body, "Given": tp.Bundle[tp.Numpy], **{f"P{name}": each for name, each in zip(names, declared, strict=True)}}
+        exec(f"def job({', '.join(f'{n}: P{n}' for n in names)}) -> Given:\n    return body({', '.join(names)})", namespace)
+        return flow.global_function(type, config)(namespace["job"])(*arrays)
 
     run.devices, run.mirrored = devices, mirrored  # type: ignore[attr-defined]
     yield run
@@ -55,16 +58,16 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
 
 
 def slopes(run: Run, f: Callable[..., Any], x: Any, *others: Any) -> Any:
-    """The gradient of the sum of f(x), as a watch sees it."""
-    seen: list[Any] = []
+    """Return the gradient of the sum of f(x) from a watch."""
+    gradients: list[Any] = []
 
     def body(x: Any, *others: Any) -> Any:
         x = x * row((x.shape[-1],))
-        flow.watch_diff(x, lambda gradient: seen.append(gradient.numpy()))
+        flow.watch_diff(x, lambda gradient: gradients.append(gradient.numpy()))
         return minimize(f(x, *others))
 
     run(body, x, *others, type="train")
-    return seen[0]
+    return gradients[0]
 
 
 AT_BOUNDS = np.float32([[0, 6, 3], [-3, -4, 7], [3, -3, 1], [0, 6, 5]])
@@ -104,13 +107,13 @@ def test_gradients_at_bounds(run: Run, f: Callable[..., Any], expected: Callable
 @pytest.mark.parametrize("kind", ["double", "int32"])
 def test_labels_of_another_type(run: Run, kind: str) -> None:
     labels = np.int32([[0, 1, 1], [1, 0, 0], [2, 0, 0], [0, 0, 1]])
-    found = slopes(run, lambda x, y: nn.sigmoid_cross_entropy_with_logits(flow.cast(y, getattr(flow, kind)), x), X, labels)
-    np.testing.assert_allclose(found, 1 / (1 + np.exp(-X)) - labels, atol=1e-6)
+    result = slopes(run, lambda x, y: nn.sigmoid_cross_entropy_with_logits(flow.cast(y, getattr(flow, kind)), x), X, labels)
+    np.testing.assert_allclose(result, 1 / (1 + np.exp(-X)) - labels, atol=1e-6)
 
 
 @pytest.mark.parametrize("axes", [[1], [2], [1, 2]])
-def test_sums_of_what_is_the_same_everywhere(run: Run, axes: list[int]) -> None:
-    """No element is read, and rows are as long as those of the tensor that is filled."""
+def test_sums_of_replicated_values(run: Run, axes: list[int]) -> None:
+    """No element is read, and rows have the length of the filled tensor's rows."""
     x = np.zeros((4, 5, 60), np.float32)
     total, spread = run(lambda x: (math.reduce_sum(flow.ones_like(x), axes), flow.broadcast_like(math.reduce_sum(x + 1, axes, True), x)), x)
     count = np.prod([x.shape[axis] for axis in axes])
@@ -120,18 +123,18 @@ def test_sums_of_what_is_the_same_everywhere(run: Run, axes: list[int]) -> None:
 
 def test_the_gradient_of_a_cross_entropy_takes_labels_for_distributions(run: Run) -> None:
     labels = np.float32([[0.2, 0.2, 0.1], [1, 0, 0], [2, 0, 0], [0, 0, 1]])
-    found = slopes(run, lambda x, y: nn.softmax_cross_entropy_with_logits(labels=y, logits=x), X, labels)
-    np.testing.assert_allclose(found, np.exp(X) / np.exp(X).sum(1, keepdims=True) - labels, atol=1e-6)
+    result = slopes(run, lambda x, y: nn.softmax_cross_entropy_with_logits(labels=y, logits=x), X, labels)
+    np.testing.assert_allclose(result, np.exp(X) / np.exp(X).sum(1, keepdims=True) - labels, atol=1e-6)
 
 
 def test_reductions_over_no_axes(run: Run) -> None:
     same = [math.reduce_sum, math.reduce_mean, math.reduce_min, math.reduce_max, math.reduce_prod, math.reduce_logsumexp]
-    for found in run(lambda x: [f(x, axis=[]) for f in same], X):
-        np.testing.assert_array_equal(found, X)
+    for result in run(lambda x: [f(x, axis=[]) for f in same], X):
+        np.testing.assert_array_equal(result, X)
     variance, deviation, norm = run(lambda x: [f(x, axis=[]) for f in (math.reduce_variance, math.reduce_std, math.reduce_euclidean_norm)], X)
     assert not variance.any() and not deviation.any() and (norm == abs(X)).all()
-    for found in run(lambda i: [math.reduce_any(i, axis=[]), math.reduce_all(i, axis=[]), math.reduce_sum(i, axis=[])], WHOLE)[:2]:
-        assert found.dtype == np.int8 and (found == (WHOLE != 0)).all()
+    for result in run(lambda i: [math.reduce_any(i, axis=[]), math.reduce_all(i, axis=[]), math.reduce_sum(i, axis=[])], WHOLE)[:2]:
+        assert result.dtype == np.int8 and (result == (WHOLE != 0)).all()
 
 
 def test_a_single_element_has_shape_1(run: Run) -> None:
@@ -142,8 +145,8 @@ def test_a_single_element_has_shape_1(run: Run) -> None:
         losses = [nn.softmax_cross_entropy_with_logits(flat, flat), nn.sparse_softmax_cross_entropy_with_logits(one * 0, flat)]
         return [math.argmax(flat), flow.squeeze(math.reduce_sum(x, None, True)), *means, *losses]
 
-    for found in run(body, X, WHOLE):
-        assert found.shape == (run.devices if run.mirrored else 1,)  # type: ignore[attr-defined]
+    for result in run(body, X, WHOLE):
+        assert result.shape == (run.devices if run.mirrored else 1,)  # type: ignore[attr-defined]
 
 
 def test_quotients_of_integers_lose_their_fraction(run: Run) -> None:
@@ -156,7 +159,7 @@ def test_quotients_of_integers_lose_their_fraction(run: Run) -> None:
     assert sevenths.tolist() == [[1, -1, 0], [3, 0, -7], [7, 7, 7], [0, 0, 3]]
 
 
-def test_numbers_beside_tensors_take_their_type(run: Run) -> None:
+def test_scalars_take_the_type_of_the_tensor_operand(run: Run) -> None:
     squares, filled = run(lambda x, i: [math.squared_difference(x, 1), flow.masked_fill(i, i, 2.5)], X, WHOLE)
     assert squares.tolist() == ((X - 1) ** 2).tolist() and (filled == np.where(WHOLE, 2, WHOLE)).all()
     for wrong in (lambda i: flow.masked_fill(i, i, float("inf")), lambda i: i / 2.5):
@@ -200,7 +203,7 @@ def test_minimize_trains_in_a_predict_job_too(run: Run) -> None:
     np.testing.assert_allclose(flow.get_all_variables()["w"].numpy(), 1 - 0.1 * X.sum(0) / 12, rtol=1e-6)
 
 
-def test_where_a_tensor_is(run: Run) -> None:
+def test_device_of_a_tensor(run: Run) -> None:
     def body(x: Any) -> Any:
         assert x.parallel_conf == ("cpu[0-1]" if run.devices == 2 else "cpu[0]")  # type: ignore[attr-defined]
         return x + 0
@@ -221,7 +224,7 @@ def test_gather_with_leading_axes_of_a_batch(run: Run) -> None:
 
 
 def per_device(devices: int, body: Callable[..., Any], type: str = "predict") -> Callable[..., Any]:
-    """A job of the mirrored view on one array [4,3] per device."""
+    """Run a job of the mirrored view on one array [4,3] per device."""
     flow.clear_default_session()
     flow.config.cpu_device_num(devices)
     config = flow.function_config()
@@ -234,22 +237,22 @@ def per_device(devices: int, body: Callable[..., Any], type: str = "predict") ->
     return lambda *shapes: job([np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for shape in shapes])
 
 
-def test_a_body_sees_what_is_declared_and_computes_what_is_passed() -> None:
-    seen = set()
+def test_a_body_has_declared_shapes_and_computes_passed_arrays() -> None:
+    shapes_in_body = set()
 
     def body(x: Any) -> list[Any]:
         row = flow.reshape(x, (x.shape[0], -1))  # in a shape, a size is that of the call
-        seen.add((x.shape, (x * 2).shape, flow.flatten(x).shape, row.shape, 2 * x.shape[0], x.is_dynamic))
+        shapes_in_body.add((x.shape, (x * 2).shape, flow.flatten(x).shape, row.shape, 2 * x.shape[0], x.is_dynamic))
         return [x / x.shape[0], row, flow.constant(1, flow.float, x.shape) + x, flow.cast_to_static_shape(x)]
 
     job = per_device(2, body)
     for shapes in (((4, 3), (4, 3)), ((3, 3), (1, 3)), ((6, 2), (0, 3)), ((4, 1), (12, 1))):
         quarters, rows, more, static = job(*shapes)
-        for shape, *found in zip(shapes, quarters, rows, more, static, strict=True):
+        for shape, *columns in zip(shapes, quarters, rows, more, static, strict=True):
             x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-            for each, wanted in zip(found, (x / 4, x, x + 1, x), strict=True):
-                np.testing.assert_array_equal(each, wanted)
-    assert seen == {((4, 3), (4, 3), (12,), (4, 3), 8, True)}
+            for each, expected in zip(columns, (x / 4, x, x + 1, x), strict=True):
+                np.testing.assert_array_equal(each, expected)
+    assert shapes_in_body == {((4, 3), (4, 3), (12,), (4, 3), 8, True)}
 
 
 def test_lengths_that_vary_are_limited_together() -> None:
@@ -269,7 +272,7 @@ def test_lengths_that_vary_are_limited_together() -> None:
 
 
 def test_dynamic_losses_are_means_over_the_samples_of_all_devices() -> None:
-    """Of one that is not, over its elements: those of an array for all devices, and those of a shape said to be the same."""
+    """The mean of a static loss is over its elements, also for shared arrays and for shapes declared equal."""
     for shapes in (((4, 3), (4, 3)), ((3, 3), (1, 3)), ((2, 3), (0, 3)), ((4, 2), (6, 2))):
         total = np.float32(0)
         for shape in shapes:
@@ -282,7 +285,7 @@ def test_dynamic_losses_are_means_over_the_samples_of_all_devices() -> None:
     np.testing.assert_allclose(flow.get_all_variables()["w"].numpy(), 1 - 0.1 * 132 / 24, rtol=1e-5)
 
 
-def test_programs_for_shapes_are_kept_and_forgotten() -> None:
+def test_programs_per_shape_are_cached_and_evicted() -> None:
     traced = []
     job = per_device(1, lambda x: [traced.append(1), x + 1][1:])
     flow.config.compiled_shapes(2)
@@ -291,16 +294,16 @@ def test_programs_for_shapes_are_kept_and_forgotten() -> None:
     assert len(traced) == 4  # 4, 3, 2, and 4 again, which was the longest unused when 2 came
 
 
-def test_numbers_that_fill_integers_lose_their_fraction(run: Run) -> None:
-    """A bound of clip_by_value, too; in arithmetic such a number is refused."""
-    made = run(lambda x: [flow.constant(-2.5, flow.int32, (2,)), flow.constant_like(x, 5.5), math.clip_by_value(x, -1.5, 2.5)], WHOLE)
-    assert [a.dtype for a in made] == [np.int32] * 3
-    assert set(made[0]) == {-2}
-    for given, expected in zip(made[1:], (np.full_like(WHOLE, 5), WHOLE.clip(-1, 2)), strict=True):
-        np.testing.assert_array_equal(given, expected)
+def test_fill_values_of_integers_lose_their_fraction(run: Run) -> None:
+    """Bounds of clip_by_value lose it too; arithmetic raises for such a number."""
+    filled = run(lambda x: [flow.constant(-2.5, flow.int32, (2,)), flow.constant_like(x, 5.5), math.clip_by_value(x, -1.5, 2.5)], WHOLE)
+    assert [a.dtype for a in filled] == [np.int32] * 3
+    assert set(filled[0]) == {-2}
+    for array, expected in zip(filled[1:], (np.full_like(WHOLE, 5), WHOLE.clip(-1, 2)), strict=True):
+        np.testing.assert_array_equal(array, expected)
 
 
 def test_a_tensor_is_true(run: Run) -> None:
-    """Programs ask `if bias:` where they mean whether there is one."""
-    (made,) = run(lambda x: [x + 1 if x else x], X)
-    np.testing.assert_array_equal(made, X + 1)
+    """Programs write `if bias:` to test that a bias exists."""
+    (selected,) = run(lambda x: [x + 1 if x else x], X)
+    np.testing.assert_array_equal(selected, X + 1)

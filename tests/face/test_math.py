@@ -1,4 +1,4 @@
-"""flow.math against NumPy formulas, and the legacy conventions about numbers, shapes and element types."""
+"""flow.math against NumPy formulas, and the legacy conventions about scalars, shapes and element types."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_numbers_take_the_element_type_of_the_tensor(word: str, dtype: Any, run:
     np.testing.assert_allclose(right, getattr(np, word)(x, 0.5), rtol=1e-6)
 
 
-def test_integers_beside_numbers(run: Any) -> None:
+def test_integers_with_python_scalars(run: Any) -> None:
     y = run(lambda t: math.subtract(math.multiply(t, 3), 1), np.array([1, 2], np.int32))
     assert y.dtype == np.int32 and y.tolist() == [2, 5]
     with pytest.raises(TypeError, match=r"0\.5"):
@@ -46,7 +46,7 @@ def test_mod_has_the_sign_of_the_divisor(run: Any) -> None:
     assert run(math.mod, [5.0, -5.0, 5.0], [3.0, 3.0, -3.0]).tolist() == [2, 1, -1]
 
 
-def test_two_numbers_are_an_error_with_both(run: Any) -> None:
+def test_two_scalars_raise_with_both_values(run: Any) -> None:
     with pytest.raises(ArgumentError, match=r"add at test_math\.py:\d+.*1 and 2"):
         run(lambda: math.add(1, 2))
 
@@ -56,7 +56,7 @@ def test_pow(run: Any) -> None:
     np.testing.assert_allclose(run(math.pow, [2.0, 3.0], [3.0, 0.5]), [8, 3**0.5])
 
 
-def test_xdivy_and_xlogy_are_zero_where_x_is(run: Any) -> None:
+def test_xdivy_and_xlogy_are_zero_for_zero_x(run: Any) -> None:
     assert run(math.xdivy, [0.0, 3.0], [0.0, 2.0]).tolist() == [0, 1.5]
     np.testing.assert_allclose(run(math.xlogy, [0.0, 3.0], [0.0, 2.0]), [0, 3 * np.log(2)])
 
@@ -98,7 +98,7 @@ def test_clip(word: str, run: Any) -> None:
 
 
 @pytest.mark.parametrize("word", ["reduce_sum", "reduce_max", "reduce_min", "reduce_prod"])
-def test_no_axes_leave_the_tensor_as_it_is(word: str, run: Any) -> None:
+def test_reductions_over_no_axes_return_the_tensor(word: str, run: Any) -> None:
     assert run(lambda t: getattr(math, word)(t, []) is t, [1.0, 2.0])
 
 
@@ -164,7 +164,7 @@ def test_in_top_k(run: Any) -> None:
     assert y.dtype == np.int8 and y.tolist() == [1, 1, 0]
 
 
-def test_counting_what_is_not_finite(run: Any) -> None:
+def test_count_not_finite(run: Any) -> None:
     x, y = [1.0, np.inf, np.nan, -np.inf], [np.nan]
     count = run(math.count_not_finite, x)
     assert count.dtype == np.int64 and count.tolist() == [3]

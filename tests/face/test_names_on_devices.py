@@ -1,4 +1,4 @@
-"""Functions of jobs by name, forward and backward, in both views, on more devices than the rows divide into equally."""
+"""Functions of jobs by name, forward and backward, in both views, on rows that do not divide by the devices."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ROWS = 5
 
 
 class Whole(tuple[Any]):
-    """An input that every device of the mirrored view has as a whole."""
+    """An input that every device of the mirrored view receives as a whole."""
 
 
 def real(*shape: int) -> Array:
-    """No numbers that are equal, nor near 0."""
+    """Return distinct values that are not near 0."""
     return ((R.permutation(int(np.prod(shape))) + 0.5) / np.prod(shape) * 2 + 0.25).reshape(shape).astype(np.float32)
 
 
@@ -35,15 +35,15 @@ def softmax(x: Array, axis: int = -1) -> Array:
 
 
 def sums(data: Array, ids: Array, count: int, axis: int = 0) -> Array:
-    made = np.zeros((count, *np.moveaxis(data, axis, 0).shape[1:]), data.dtype)
-    np.add.at(made, ids, np.moveaxis(data, axis, 0))
-    return np.moveaxis(made, 0, axis)
+    result = np.zeros((count, *np.moveaxis(data, axis, 0).shape[1:]), data.dtype)
+    np.add.at(result, ids, np.moveaxis(data, axis, 0))
+    return np.moveaxis(result, 0, axis)
 
 
 def placed(x: Array, index: Array, updates: Array, add: bool) -> Array:
-    made = x.copy()
-    (np.add.at if add else np.ndarray.__setitem__)(made, tuple(np.moveaxis(index, -1, 0)), updates)
-    return made
+    result = x.copy()
+    (np.add.at if add else np.ndarray.__setitem__)(result, tuple(np.moveaxis(index, -1, 0)), updates)
+    return result
 
 
 def shuffled(x: Array, h: int, w: int) -> Array:
@@ -65,9 +65,9 @@ def padded(x: Array, left: int, right: int, top: int, bottom: int, mode: Any) ->
 
 
 def with_part(x: Array, update: Array) -> Array:
-    made = x.copy()
-    made[:, 1:4:2] = update
-    return made
+    result = x.copy()
+    result[:, 1:4:2] = update
+    return result
 
 
 math, nn = flow.math, flow.nn
@@ -134,42 +134,42 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], Any]] = {
 
 
 def slopes(reference: Callable[..., Any], inputs: list[Array], at: int) -> Array:
-    """Of the sum of the squares of what NumPy says, by differences."""
+    """Return the gradient of the sum of squares of the NumPy result, by differences."""
     moved = [x.astype(float) if x.dtype.kind == "f" else x for x in inputs]
-    made, h = np.zeros(inputs[at].shape), 1e-6
-    for place in np.ndindex(*made.shape):
+    result, h = np.zeros(inputs[at].shape), 1e-6
+    for index in np.ndindex(*result.shape):
         ends = []
         for step in (h, -2 * h):
-            moved[at][place] += step
+            moved[at][index] += step
             ends.append(float(np.square(reference(*moved)).sum()))
-        moved[at][place] += h
-        made[place] = (ends[0] - ends[1]) / (2 * h)
-    return made
+        moved[at][index] += h
+        result[index] = (ends[0] - ends[1]) / (2 * h)
+    return result
 
 
 @pytest.mark.parametrize("view", ["consistent", "mirrored"])
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_and_gradients(name: str, view: str, fresh: None) -> None:
-    function, reference, given = CASES[name]
+    function, reference, operands = CASES[name]
     devices = (4, 2)[list(CASES).index(name) % 2]
     flow.config.cpu_device_num(devices)
     config = flow.function_config()
     config.default_logical_view(getattr(flow.scope, f"{view}_view")())
-    wholes = [x[0] if isinstance(x, Whole) else x for x in given]
-    parts = [[x[0]] * devices if isinstance(x, Whole) else np.array_split(x, devices) for x in given]
+    wholes = [x[0] if isinstance(x, Whole) else x for x in operands]
+    parts = [[x[0]] * devices if isinstance(x, Whole) else np.array_split(x, devices) for x in operands]
     rows = [[x] for x in wholes] if view == "consistent" else parts
     kind = tp.Numpy if view == "consistent" else tp.ListNumpy
     types = {np.dtype(d.numpy): d for d in (flow.float32, flow.int8, flow.int32, flow.int64)}
     declared = tuple(kind.Placeholder(x[0].shape, dtype=types[x[0].dtype]) for x in rows)
     trained = [i for i, x in enumerate(wholes) if x.dtype == np.float32]
-    found: dict[int, Any] = {}
+    gradients: dict[int, Any] = {}
 
     @flow.global_function(type="train" if trained else "predict", function_config=config)
     def job(inputs: tuple[declared]):  # type: ignore[no-untyped-def, valid-type]
         tensors = list(inputs)
         for i in trained:
             tensors[i] = tensors[i] + flow.get_variable(f"zero{i}", (1,), initializer=flow.zeros_initializer())
-            flow.watch_diff(tensors[i], lambda slope, i=i: found.update({i: slope.numpy_list() if view == "mirrored" else [slope.numpy()]}))
+            flow.watch_diff(tensors[i], lambda slope, i=i: gradients.update({i: slope.numpy_list() if view == "mirrored" else [slope.numpy()]}))
         y = function(*tensors)
         if trained and y.dtype is flow.float32:
             flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.1]), momentum=0).minimize(flow.math.reduce_sum(flow.math.square(y)))
@@ -177,11 +177,11 @@ def test_numbers_and_gradients(name: str, view: str, fresh: None) -> None:
             flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.1]), momentum=0).minimize(flow.math.reduce_sum(tensors[trained[0]]))
         return y
 
-    made = job(tuple(x[0] if view == "consistent" else list(x) for x in rows)).get()
-    for device, y in enumerate([made.numpy()] if view == "consistent" else made.numpy_list()):
+    results = job(tuple(x[0] if view == "consistent" else list(x) for x in rows)).get()
+    for device, y in enumerate([results.numpy()] if view == "consistent" else results.numpy_list()):
         inputs = [x[device] for x in rows]
         want = reference(*inputs)
         assert y.shape == want.shape
         np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-5)
         for i in trained if y.dtype == np.float32 else ():
-            np.testing.assert_allclose(found[i][device], slopes(reference, inputs, i), rtol=2e-3, atol=2e-3, err_msg=f"input {i}")
+            np.testing.assert_allclose(gradients[i][device], slopes(reference, inputs, i), rtol=2e-3, atol=2e-3, err_msg=f"input {i}")

@@ -1,4 +1,4 @@
-"""flow.nn against hand-written NumPy formulas."""
+"""flow.nn against NumPy formulas."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_dropout_depends_on_seed_name_and_run(run: Any) -> None:
     assert (first != run(in_a_namespace, np.ones((8, 8)), trainable=True)).any() and run.job.names == ["block-drop"]
 
 
-def test_dropout_says_what_it_needs(run: Any) -> None:
+def test_dropout_checks_its_arguments(run: Any) -> None:
     x = np.ones((2, 2))
     for arguments, message in (((1.0,), "rate 1.0"), ((0.5, (2, 1)), "noise_shape")):
         with pytest.raises(AssertionError, match=message):
@@ -150,7 +150,7 @@ def pads(size: int, kernel: int, stride: int, dilation: int, padding: Any, axis:
 
 
 def windows(x: Any, kernel: Any, strides: Any, padding: Any, dilations: Any = (1, 1), fill: float = 0.0) -> Any:
-    """[n, c, oh, ow, kh, kw]: the elements that each output position sees."""
+    """Return [n, c, oh, ow, kh, kw]: the input window of each output position."""
     around = [pads(x.shape[2 + a], kernel[a], strides[a], dilations[a], padding, 2 + a) for a in (0, 1)]
     wide = np.pad(x, [(0, 0), (0, 0), *around], constant_values=fill)
     sizes = [(wide.shape[2 + a] - (kernel[a] - 1) * dilations[a] - 1) // strides[a] + 1 for a in (0, 1)]
@@ -171,13 +171,13 @@ EXPLICIT = [0, 0, (1, 2), 1]
 @pytest.mark.parametrize("strides", [(1, 1), (2, 3)])
 def test_conv2d(padding: Any, strides: Any, run: Any, rng: Any) -> None:
     x, w = rng.standard_normal((2, 3, 7, 8)), rng.standard_normal((4, 3, 2, 3))
-    wanted = conv(x, w, strides, padding.upper() if isinstance(padding, str) else padding)
+    expected = conv(x, w, strides, padding.upper() if isinstance(padding, str) else padding)
     y = run(lambda x, w: nn.conv2d(x, w, list(strides), padding, name="c"), x, w)
-    np.testing.assert_allclose(y, wanted, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(y, expected, rtol=1e-9, atol=1e-9)
     assert run.job.names == ["c"]
     last = [0, (1, 2), 1, 0] if padding is EXPLICIT else padding
     z = run(lambda x, w: nn.conv2d(x, w, list(strides), last, "NHWC"), x.transpose(0, 2, 3, 1), w.transpose(0, 2, 3, 1))
-    np.testing.assert_allclose(z.transpose(0, 3, 1, 2), wanted, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(z.transpose(0, 3, 1, 2), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_same_pads_below_and_compat_above(run: Any) -> None:
@@ -201,8 +201,8 @@ def test_dilations_and_groups(run: Any, rng: Any) -> None:
 
 def test_conv1d_and_conv3d(run: Any, rng: Any) -> None:
     x, w = rng.standard_normal((2, 3, 9)), rng.standard_normal((4, 3, 3))
-    wanted = conv(x[:, :, None], w[:, :, None], (1, 2), "SAME")[:, :, 0]
-    np.testing.assert_allclose(run(lambda x, w: nn.conv1d(x, w, 2, "SAME"), x, w), wanted, rtol=1e-9, atol=1e-9)
+    expected = conv(x[:, :, None], w[:, :, None], (1, 2), "SAME")[:, :, 0]
+    np.testing.assert_allclose(run(lambda x, w: nn.conv1d(x, w, 2, "SAME"), x, w), expected, rtol=1e-9, atol=1e-9)
     deep, kernel = rng.standard_normal((1, 2, 3, 5, 5)), rng.standard_normal((3, 2, 1, 2, 2))
     slices = [conv(deep[:, :, d], kernel[:, :, 0], (1, 1), "VALID") for d in range(3)]
     y = run(lambda x, w: nn.conv3d(x, w, 1, "VALID", "NDHWC"), deep.transpose(0, 2, 3, 4, 1), kernel.transpose(0, 2, 3, 4, 1))
@@ -240,8 +240,8 @@ def test_conv2d_transpose_checks_the_output_shape(run: Any) -> None:
 def test_pools(padding: Any, run: Any, rng: Any) -> None:
     x = rng.standard_normal((2, 3, 7, 8))
     tall = windows(x, (2, 3), (2, 2), padding, fill=-np.inf).max((-1, -2))
-    seen = windows(np.ones_like(x), (2, 3), (2, 2), padding).sum((-1, -2))
-    mean = windows(x, (2, 3), (2, 2), padding).sum((-1, -2)) / seen
+    counts = windows(np.ones_like(x), (2, 3), (2, 2), padding).sum((-1, -2))
+    mean = windows(x, (2, 3), (2, 2), padding).sum((-1, -2)) / counts
     np.testing.assert_allclose(run(lambda t: nn.max_pool2d(t, [2, 3], 2, padding, name="p"), x), tall)
     np.testing.assert_allclose(run(lambda t: nn.avg_pool2d(t, [2, 3], 2, padding, "NCHW"), x), mean, rtol=1e-9)
     if isinstance(padding, str):
@@ -259,7 +259,7 @@ def test_ceil_mode_keeps_a_last_window(run: Any) -> None:
 
 
 @pytest.mark.parametrize("pool", [nn.max_pool1d, nn.avg_pool1d])
-def test_pools_of_one_axis_were_never_there(pool: Any, run: Any) -> None:
+def test_pools_of_one_axis_do_not_exist(pool: Any, run: Any) -> None:
     with pytest.raises(NotImplementedError, match="expand_dims"):
         run(lambda t: pool(t, 2, 2, "VALID"), np.zeros((1, 2, 4)))
 
@@ -281,8 +281,8 @@ def test_wrong_arguments_of_convolutions(arguments: Any, message: str, run: Any)
 
 def test_pixel_shuffle(run: Any, rng: Any) -> None:
     x = rng.standard_normal((2, 12, 3, 2))
-    wanted = x.reshape(2, 2, 2, 3, 3, 2).transpose(0, 1, 4, 2, 5, 3).reshape(2, 2, 6, 6)
-    np.testing.assert_array_equal(run(lambda t: nn.PixelShufflev2(t, 2, 3), x), wanted)
+    expected = x.reshape(2, 2, 2, 3, 3, 2).transpose(0, 1, 4, 2, 5, 3).reshape(2, 2, 6, 6)
+    np.testing.assert_array_equal(run(lambda t: nn.PixelShufflev2(t, 2, 3), x), expected)
     assert run(lambda t: nn.PixelShuffle(t, 2), x).shape == (2, 3, 6, 4)
     with pytest.raises(ShapeError, match="multiple"):
         run(lambda t: nn.PixelShuffle(t, 5), x)
@@ -303,7 +303,7 @@ def test_moments(run: Any, rng: Any) -> None:
     assert run(lambda t: nn.moments(t, [0, 1, 2]), x)[0].shape == (1,) and run(lambda t: nn.moments(t, [1], True), x)[0].shape == (3, 1, 5)
 
 
-def test_batch_normalization_with_given_statistics(run: Any, rng: Any) -> None:
+def test_batch_normalization_with_passed_statistics(run: Any, rng: Any) -> None:
     x, (mean, offset, scale), variance = rng.standard_normal((2, 3, 4)), rng.standard_normal((3, 3)), rng.uniform(0.5, 2, 3)
     plain = (x - mean[:, None]) / np.sqrt(variance + 1e-5)[:, None]
     np.testing.assert_allclose(run(nn.batch_normalization, x, mean, variance), plain)
@@ -347,22 +347,22 @@ def test_group_and_instance_norm(run: Any, rng: Any) -> None:
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.int8])
 def test_sparse_softmax_cross_entropy(dtype: Any, run: Any, rng: Any) -> None:
     x, labels = rng.standard_normal((5, 3)), np.array([0, 2, 1, 1, 0], dtype)
-    wanted = -np.log(soft(x)[np.arange(5), labels])
-    for given in (labels, labels[:, None]):
-        y = run(lambda z, t: nn.sparse_softmax_cross_entropy_with_logits(z, t, name="loss"), given, x)
-        np.testing.assert_allclose(y, wanted)
+    expected = -np.log(soft(x)[np.arange(5), labels])
+    for targets in (labels, labels[:, None]):
+        y = run(lambda z, t: nn.sparse_softmax_cross_entropy_with_logits(z, t, name="loss"), targets, x)
+        np.testing.assert_allclose(y, expected)
         assert run.job.names == ["loss"]
-    np.testing.assert_allclose(run(nn.distributed_sparse_softmax_cross_entropy_with_logits, labels, x), wanted)
-    np.testing.assert_allclose(run(nn.sparse_cross_entropy, labels, soft(x)), wanted)
+    np.testing.assert_allclose(run(nn.distributed_sparse_softmax_cross_entropy_with_logits, labels, x), expected)
+    np.testing.assert_allclose(run(nn.sparse_cross_entropy, labels, soft(x)), expected)
 
     def class_split(labels: Any, logits: Any) -> Any:
         return nn.sparse_softmax_cross_entropy_with_logits(labels, with_distribute(logits, split(1)))
 
-    np.testing.assert_allclose(run(class_split, labels, x), wanted)
+    np.testing.assert_allclose(run(class_split, labels, x), expected)
     assert any(isinstance(op, SplitCrossEntropy) for op in run.job.ops)
 
 
-def test_labels_that_do_not_fit(run: Any) -> None:
+def test_labels_of_the_wrong_shape_raise(run: Any) -> None:
     loss = nn.sparse_softmax_cross_entropy_with_logits
     with pytest.raises(ShapeError, match=r"labels int32\[4\] .*\[5\] or \[5, 1\].*float64\[5,3\]"):
         run(loss, np.zeros(4, np.int32), np.zeros((5, 3)))
@@ -374,8 +374,8 @@ def test_dense_cross_entropies(run: Any, rng: Any) -> None:
     x, t = rng.standard_normal((4, 3)), soft(rng.standard_normal((4, 3)))
     np.testing.assert_allclose(run(nn.softmax_cross_entropy_with_logits, t, x), -(t * np.log(soft(x))).sum(1))
     hard = (x > 0.3).astype(np.int32)
-    wanted = -(hard * np.log(sigmoid(x)) + (1 - hard) * np.log(1 - sigmoid(x)))
-    np.testing.assert_allclose(run(nn.sigmoid_cross_entropy_with_logits, hard, x), wanted)
+    expected = -(hard * np.log(sigmoid(x)) + (1 - hard) * np.log(1 - sigmoid(x)))
+    np.testing.assert_allclose(run(nn.sigmoid_cross_entropy_with_logits, hard, x), expected)
     with pytest.raises(ShapeError, match="labels"):
         run(nn.softmax_cross_entropy_with_logits, t[:, :2], x)
     with pytest.raises(ShapeError, match="labels"):
@@ -405,12 +405,12 @@ LOSSES: dict[str, tuple[int, Any]] = {
 def test_reduced_losses(word: str, run: Any, rng: Any) -> None:
     count, formula = LOSSES[word]
     tensors = rng.standard_normal((count, 4, 3))
-    loss, wanted = getattr(nn, word), formula(*tensors)
-    np.testing.assert_allclose(run(lambda *t: loss(*t, reduction="none", name="l"), *tensors), wanted, rtol=1e-9)
+    loss, expected = getattr(nn, word), formula(*tensors)
+    np.testing.assert_allclose(run(lambda *t: loss(*t, reduction="none", name="l"), *tensors), expected, rtol=1e-9)
     assert run.job.names == ["l"]
-    np.testing.assert_allclose(run(lambda *t: loss(*t, name="l"), *tensors), [wanted.mean()], rtol=1e-9)
+    np.testing.assert_allclose(run(lambda *t: loss(*t, name="l"), *tensors), [expected.mean()], rtol=1e-9)
     assert run.job.names == ["l"]
-    np.testing.assert_allclose(run(lambda *t: loss(*t, reduction="sum"), *tensors), [wanted.sum()], rtol=1e-9)
+    np.testing.assert_allclose(run(lambda *t: loss(*t, reduction="sum"), *tensors), [expected.sum()], rtol=1e-9)
     with pytest.raises(ConfigError, match=f'{word} at .*did you mean "mean"'):
         run(lambda *t: loss(*t, reduction="meen"), *tensors)
 
@@ -418,8 +418,8 @@ def test_reduced_losses(word: str, run: Any, rng: Any) -> None:
 def test_options_of_losses(run: Any, rng: Any) -> None:
     x, t, w = rng.standard_normal((4, 3)), rng.uniform(0, 1, (4, 3)), rng.uniform(0, 2, (4, 3))
     p, pos = sigmoid(x), rng.uniform(0.5, 2, 3)
-    wanted = w * -(t * np.log(p) + (1 - t) * np.log(1 - p))
-    np.testing.assert_allclose(run(lambda x, t, w: nn.BCELoss(x, t, w, "none"), p, t, w), wanted)
+    expected = w * -(t * np.log(p) + (1 - t) * np.log(1 - p))
+    np.testing.assert_allclose(run(lambda x, t, w: nn.BCELoss(x, t, w, "none"), p, t, w), expected)
     np.testing.assert_allclose(run(nn.BCEWithLogitsLoss, x, t, w, pos), [(w * logistic(x, t, pos)).mean()])
     np.testing.assert_allclose(run(lambda x, t: nn.KLDivLoss(x, t, True, "none"), x, np.log(t)), t * (np.log(t) - x))
     ranking = run(lambda a, b, t: nn.MarginRankingLoss(a, b, t, 0.5, "none"), x, w, np.sign(t - 0.5))

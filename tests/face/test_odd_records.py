@@ -1,4 +1,4 @@
-"""Records with odd numbers and images: what a job reads is the right value, or an error that names the feature and the value."""
+"""Records with unusual values and images: a job reads the right value, or raises with the feature and the value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jobflow.data.ofrecord import record_classes
 
 
 def read(folder: Path, feature: dict[str, Any], body: Callable[[Any], Any]) -> Any:
-    """What a job makes of two equal records with a feature "x"."""
+    """Return the results of a job that reads two equal records with a feature "x"."""
     kinds = record_classes()
     record = kinds["OFRecord"](feature={"x": kinds["Feature"](**feature)}).SerializeToString()
     (folder / "part-0").write_bytes((len(record).to_bytes(8, "little") + record) * 2)
@@ -41,7 +41,7 @@ def read(folder: Path, feature: dict[str, Any], body: Callable[[Any], Any]) -> A
         ({"bytes_list": {"value": [bytes([255])]}}, "uint8", [255]),
     ],
 )
-def test_numbers_of_records_are_converted_exactly_or_refused(fresh: None, feature: Any, dtype: str, expected: Any, tmp_path: Path) -> None:
+def test_values_of_records_are_converted_exactly_or_raise(fresh: None, feature: Any, dtype: str, expected: Any, tmp_path: Path) -> None:
     size = len(next(iter(feature.values()))["value"])
 
     def body(record: Any) -> Any:
@@ -61,7 +61,7 @@ def encoded(image: Any, kind: str, **options: Any) -> bytes:
 
 
 def test_images_of_records_are_upright_and_have_the_upper_bits(fresh: None, tmp_path: Path) -> None:
-    """As OpenCV reads them for OneFlow."""
+    """Compare with OpenCV, which decodes for OneFlow."""
     deep = np.array([[0, 255, 256], [512, 40000, 65535]], np.uint16)
     turned = Image.Exif()
     turned[0x0112] = 6
@@ -77,11 +77,11 @@ def test_images_of_records_are_upright_and_have_the_upper_bits(fresh: None, tmp_
             image = flow.data.OFRecordImageDecoder(record, "x", color_space="RGB")
             return flow.image.Resize(image, target_size=size)[0]
 
-        found = read(tmp_path / name, {"bytes_list": {"value": [content]}}, body)
-        np.testing.assert_array_equal(found[0], expected)
+        result = read(tmp_path / name, {"bytes_list": {"value": [content]}}, body)
+        np.testing.assert_array_equal(result[0], expected)
 
 
-def test_images_of_records_whose_range_is_unknown_are_refused(fresh: None, tmp_path: Path) -> None:
+def test_images_of_records_of_unknown_range_raise(fresh: None, tmp_path: Path) -> None:
     content = encoded(Image.fromarray(np.zeros((2, 2), np.float32)), "TIFF")
 
     def body(record: Any) -> Any:

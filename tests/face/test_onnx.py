@@ -57,7 +57,7 @@ CASES: dict[str, tuple[Callable[..., Any], Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_file_computes_what_the_job_does(fresh: None, tmp_path: Path, case: str) -> None:
+def test_an_exported_file_computes_the_results_of_the_job(fresh: None, tmp_path: Path, case: str) -> None:
     function, argument = CASES[case]
     job = flow.global_function()(function)
     expected = job(argument)
@@ -67,14 +67,14 @@ def test_a_file_computes_what_the_job_does(fresh: None, tmp_path: Path, case: st
         flow.checkpoint.save(saved)
     flow.onnx.export(job, saved, file, external_data=case == "attention")
     model = onnx.load(file)
-    (taken,) = model.graph.input
-    outputs = ReferenceEvaluator(model).run(None, {taken.name: argument})
-    for name, result, wanted in zip(model.graph.output, outputs, expected if isinstance(expected, tuple) else (expected,), strict=True):
-        assert result.dtype == wanted.dtype and name.name.startswith("output")
-        np.testing.assert_allclose(result, wanted, rtol=2e-5, atol=1e-6)
+    (graph_input,) = model.graph.input
+    outputs = ReferenceEvaluator(model).run(None, {graph_input.name: argument})
+    for name, result, reference in zip(model.graph.output, outputs, expected if isinstance(expected, tuple) else (expected,), strict=True):
+        assert result.dtype == reference.dtype and name.name.startswith("output")
+        np.testing.assert_allclose(result, reference, rtol=2e-5, atol=1e-6)
 
 
-def test_what_cannot_be_exported(fresh: None, tmp_path: Path) -> None:
+def test_jobs_that_cannot_be_exported_raise(fresh: None, tmp_path: Path) -> None:
     file = str(tmp_path / "net.onnx")
 
     @flow.global_function("train")
@@ -88,7 +88,7 @@ def test_what_cannot_be_exported(fresh: None, tmp_path: Path) -> None:
         return flow.sort(flow.layers.dense(x, 1, name="w", kernel_initializer=UNIFORM))
 
     @flow.global_function()
-    def drawing(x: Matrix) -> tp.Numpy:
+    def sampled(x: Matrix) -> tp.Numpy:
         return flow.random.bernoulli(x, name="coins")
 
     with pytest.raises(JobError, match="is a train job; export a predict job"):
@@ -96,7 +96,7 @@ def test_what_cannot_be_exported(fresh: None, tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"sort at test_onnx.py:\d+: nothing in ONNX is known for it"):
         flow.onnx.export(sorting, "", file)
     with pytest.raises(JobError, match="draws random numbers, or reads its batches from files"):
-        flow.onnx.export(drawing, "", file)
+        flow.onnx.export(sampled, "", file)
     with pytest.raises(ArgumentError, match="opset is 19; 18 is written"):
         flow.onnx.export(sorting, "", file, opset=19)
     flow.checkpoint.save(str(tmp_path / "other"), {"other": np.zeros(1)})

@@ -1,4 +1,4 @@
-"""Calls as published programs make them: seeds, integers, sizes beyond an axis, layouts that are left open."""
+"""Calls of published programs: seeds, integers, sizes beyond an axis, open layouts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def train(loss: Any, rate: float = 1.0) -> Any:
 
 
 def run(body: Callable[..., Any], *arrays: Any, type: str = "predict", config: Any = None) -> Any:
-    """What a job with this body returns for these arrays."""
+    """Return the results of a job with this body for these arrays."""
     declared = [tp.Numpy.Placeholder(a.shape, flow.int32 if a.dtype.kind == "i" else flow.float) for a in arrays]
     names = [f"a{i}" for i in range(len(arrays))]
-    given = {"body": body, "Given": tp.Bundle[tp.Numpy], **{f"P{name}": each for name, each in zip(names, declared, strict=True)}}
-    exec(f"def job({', '.join(f'{n}: P{n}' for n in names)}) -> Given:\n    return body({', '.join(names)})", given)
-    return flow.global_function(type, config)(given["job"])(*arrays)
+    namespace = {"body": body, "Given": tp.Bundle[tp.Numpy], **{f"P{name}": each for name, each in zip(names, declared, strict=True)}}
+    exec(f"def job({', '.join(f'{n}: P{n}' for n in names)}) -> Given:\n    return body({', '.join(names)})", namespace)
+    return flow.global_function(type, config)(namespace["job"])(*arrays)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_published_calls_give_the_published_values(fresh: None, what: str) -> No
 
 
 def test_the_loss_scale_follows_its_schedule(fresh: None) -> None:
-    """It doubles after two finite steps and halves, but not below 1, after one that is not."""
+    """Double after two finite steps; halve after a step that is not finite, but not below 1."""
 
     def body(bad: Any) -> Any:
         scale = flow.get_variable("scale", (1,), initializer=flow.constant_initializer(2.0), trainable=False)
@@ -164,13 +164,13 @@ def test_the_loss_scale_follows_its_schedule(fresh: None) -> None:
 
 
 def per_device(body: Callable[..., Any], *declared: Any) -> Callable[..., Any]:
-    """A mirrored job on one device."""
+    """Return a mirrored job on one device."""
     config = flow.function_config()
     config.default_logical_view(flow.scope.mirrored_view())
     names = [f"a{i}" for i in range(len(declared))]
-    given = {"body": body, "Given": tp.ListNumpy, **{f"P{n}": tp.ListNumpy.Placeholder(*each) for n, each in zip(names, declared, strict=True)}}
-    exec(f"def job({', '.join(f'{n}: P{n}' for n in names)}) -> Given:\n    return body({', '.join(names)})", given)
-    return lambda *arrays: flow.global_function(function_config=config)(given["job"])(*([a] for a in arrays))[0]
+    namespace = {"body": body, "Given": tp.ListNumpy, **{f"P{n}": tp.ListNumpy.Placeholder(*each) for n, each in zip(names, declared, strict=True)}}
+    exec(f"def job({', '.join(f'{n}: P{n}' for n in names)}) -> Given:\n    return body({', '.join(names)})", namespace)
+    return lambda *arrays: flow.global_function(function_config=config)(namespace["job"])(*([a] for a in arrays))[0]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Readers and decoders in the body of a job: the samples that files hold, in a known order, the same on any number of devices."""
+"""Readers and decoders in the body of a job: samples of files in a known order, equal on any number of devices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NUMBERS = np.random.default_rng(1).normal(size=(COUNT, 6)).astype(np.float32)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two part files of six records each; sample i has label i, i + 1 numbers in "ragged", and an image of 16 x (20 + i)."""
+    """Write two part files of six records: sample i has label i, i + 1 numbers in "ragged", and an image of 16 x (20 + i)."""
     path, kinds = tmp_path_factory.mktemp("records"), record_classes()
     for part in range(2):
         with open(path / f"part-{part:05d}", "wb") as file:
@@ -55,42 +55,42 @@ def reader(folder: str, batch: int = 4, **more: Any) -> Any:
     return flow.data.ofrecord_reader(folder, batch_size=batch, data_part_num=2, part_name_suffix_length=5, **more)
 
 
-def told(body: Callable[[], Any], runs: int = 1) -> list[Any]:
-    """What a job with this body gives in so many runs."""
+def results_of_job(body: Callable[[], Any], runs: int = 1) -> list[Any]:
+    """Return the results of `runs` runs of a job with this body."""
 
     @flow.global_function()
     def job() -> tp.Bundle[tp.Numpy]:
         return body()
 
-    found = [job() for _ in range(runs)]
-    return found if runs > 1 else found[0]
+    results = [job() for _ in range(runs)]
+    return results if runs > 1 else results[0]
 
 
 def test_images_labels_and_numbers(devices: int, folder: str) -> None:
-    """As usual: an augmented image, its label; batches go on across the end of an epoch."""
+    """Read an augmented image and its label; batches continue across the end of an epoch."""
     mean, std = [123.0, 116.0, 103.0], [58.0, 57.0, 57.0]
 
     def body() -> list[Any]:
         record = reader(folder)
         label = flow.data.OFRecordRawDecoder(record, "label", shape=(), dtype=flow.int64)
-        numbers = flow.data.OFRecordRawDecoder(record, "numbers", shape=(2, 3), dtype=flow.float)
+        values = flow.data.OFRecordRawDecoder(record, "numbers", shape=(2, 3), dtype=flow.float)
         image, scale, size = flow.image.Resize(flow.data.OFRecordImageDecoder(record, "image", "RGB"), target_size=(20, 16))
         assert image.shape == (4, 16, 20, 3) and image.dtype is flow.uint8 and size is None
         mirror = flow.cast(flow.math.mod(label, flow.constant(2, flow.int64, (1,))), flow.int8)
         y = flow.image.CropMirrorNormalize(image, mirror, "RGB", crop_h=8, crop_w=10, crop_pos_x=1.0, mean=mean, std=std)
-        return [label, numbers, y, scale]
+        return [label, values, y, scale]
 
-    for run, (label, numbers, y, scale) in enumerate(told(body, runs=4)):
+    for run, (label, values, y, scale) in enumerate(results_of_job(body, runs=4)):
         which = (np.arange(4) + 4 * run) % COUNT
         assert label.tolist() == which.tolist() and (scale == 1).all()
-        np.testing.assert_array_equal(numbers, NUMBERS[which].reshape(4, 2, 3))
+        np.testing.assert_array_equal(values, NUMBERS[which].reshape(4, 2, 3))
         part = IMAGES[which][:, 4:12, 10:]
         part[which % 2 == 1] = part[which % 2 == 1][:, :, ::-1]
         np.testing.assert_allclose(y, ((part - np.float32(mean)) / np.float32(std)).transpose(0, 3, 1, 2), rtol=1e-5, atol=1e-6)
 
 
-def test_images_turned_by_what_the_job_computes_of_their_labels(devices: int, folder: str) -> None:
-    """Images are of the records whose labels say so, on the same run, also where nothing else takes the labels."""
+def test_images_flipped_by_computed_labels(devices: int, folder: str) -> None:
+    """Images belong to the records whose labels select them in the same run, also without other uses of the labels."""
 
     def body() -> list[Any]:
         record = reader(folder)
@@ -100,12 +100,12 @@ def test_images_turned_by_what_the_job_computes_of_their_labels(devices: int, fo
         images = flow.image.flip(flow.data.OFRecordImageDecoder(record, "image", "RGB"), codes)
         return [flow.tensor_buffer_to_tensor(images, flow.uint8, (16, 20, 3))]
 
-    for run, (images,) in enumerate(told(body, runs=4)):
+    for run, (images,) in enumerate(results_of_job(body, runs=4)):
         for image, i in zip(images, (np.arange(4) + 4 * run) % COUNT, strict=True):
             np.testing.assert_array_equal(image, IMAGES[i][:, ::-1] if i > 5 else IMAGES[i])
 
 
-def test_rows_of_one_shape_from_features_that_have_several(session: None, folder: str) -> None:
+def test_features_of_several_shapes_become_rows_of_one_shape(session: None, folder: str) -> None:
     def body() -> list[Any]:
         record = reader(folder)
         wider = flow.data.OFRecordImageDecoder(record, "wider")
@@ -120,8 +120,8 @@ def test_rows_of_one_shape_from_features_that_have_several(session: None, folder
             flow.tensor_buffer_to_tensor(flow.image.flip(flow.data.OFRecordImageDecoder(record, "image"), 1), flow.uint8, (16, 20, 3)),
         ]
 
-    ragged, signed, aligned, size, scale, small, flipped = told(body)
-    assert ragged.tolist() == [[0, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 1, 2, 0, 0], [0, 1, 2, 3, 0]]
+    uneven, signed, aligned, size, scale, small, flipped = results_of_job(body)
+    assert uneven.tolist() == [[0, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 1, 2, 0, 0], [0, 1, 2, 3, 0]]
     assert signed.tolist() == [[-1, i] for i in range(4)]
     assert aligned.shape == (4, 16, 32, 3) and not aligned[0, :, 20:].any()
     np.testing.assert_array_equal(aligned[:, :, :20], IMAGES[:4, :, :, ::-1])
@@ -131,12 +131,12 @@ def test_rows_of_one_shape_from_features_that_have_several(session: None, folder
     np.testing.assert_array_equal(flipped, IMAGES[:4, :, ::-1, ::-1])
 
 
-def test_random_crops_are_of_the_seed_and_the_sample(devices: int, folder: str) -> None:
+def test_random_crops_depend_on_seed_and_sample(devices: int, folder: str) -> None:
     def body() -> Any:
         content = flow.data.OFRecordBytesDecoder(reader(folder), "image")
         return flow.data.image_decoder_random_crop_resize(content, target_width=6, target_height=5, seed=7, name="crop")
 
-    first, second = told(body, runs=2)
+    first, second = results_of_job(body, runs=2)
     assert first.shape == (4, 5, 6, 3) and first.std() > 0 and (first != second).any()
     assert (int(first.sum()), int(second.sum())) == (45457, 45833)  # by Pillow 12
 
@@ -147,20 +147,20 @@ def test_the_old_call_and_the_old_spellings(session: None, folder: str, capsys: 
     def body() -> list[Any]:
         norm = data.NormByChannelPreprocessor((10.0, 20.0, 30.0), (2.0, 4.0, 5.0), "channels_first")
         codec = data.ImageCodec([data.ImageResizePreprocessor(20, 16), data.ImagePreprocessor("bgr2rgb")])
-        wanted = (data.BlobConf("image", (16, 20, 3), flow.float, codec, [norm]), data.BlobConf("label", (1,), flow.int32, data.RawCodec()))
-        images, labels = data.decode_ofrecord(folder, wanted, batch_size=3, data_part_num=2, part_name_suffix_length=5)
+        blobs = (data.BlobConf("image", (16, 20, 3), flow.float, codec, [norm]), data.BlobConf("label", (1,), flow.int32, data.RawCodec()))
+        images, labels = data.decode_ofrecord(folder, blobs, batch_size=3, data_part_num=2, part_name_suffix_length=5)
         old = flow.image.Resize(
             data.OFRecordImageDecoder(reader(folder, 3), "image", "GRAY"), resize_x=20, resize_y=16, channels=1, color_space="GRAY"
         )
         return [images, labels, old]
 
-    images, labels, old = told(body)
+    images, labels, old = results_of_job(body)
     np.testing.assert_allclose(images, ((IMAGES[:3] - np.float32([10, 20, 30])) / np.float32([2, 4, 5])).transpose(0, 3, 1, 2), rtol=1e-5)
     assert labels.tolist() == [[0], [1], [2]] and old.shape == (3, 16, 20, 1) and "old" in capsys.readouterr().err
 
 
 def test_microbatches_are_batches_of_the_reader(devices: int, folder: str) -> None:
-    """A job that accumulates gradients over two batches does what a job with batches of twice the size does."""
+    """Accumulating gradients over two batches equals a job with batches of twice the size."""
     losses = []
     for batch, microbatches in ((2, 2), (4, 1)):
         flow.clear_default_session()
@@ -207,10 +207,10 @@ def constants(rows: int) -> Any:
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
 @pytest.mark.parametrize("what", MICROBATCHES)
-def test_what_microbatches_read_and_are_passed(session: None, devices: int, what: str, folder: str) -> None:
+def test_microbatches_of_records_and_arguments(session: None, devices: int, what: str, folder: str) -> None:
     """Two microbatches of four have the rows, and the coins, of one batch of eight."""
     length, make = MICROBATCHES[what]
-    given = np.random.default_rng(0).normal(size=(length, 16, 20, 3)).astype(np.float32)
+    images = np.random.default_rng(0).normal(size=(length, 16, 20, 3)).astype(np.float32)
     results = []
     for microbatches in (2, 1):
         flow.clear_default_session()
@@ -219,19 +219,19 @@ def test_what_microbatches_read_and_are_passed(session: None, devices: int, what
         config.train.num_gradient_accumulation_steps(microbatches)
 
         @flow.global_function("train", config)
-        def job(x: tp.Numpy.Placeholder(given.shape)) -> tp.Numpy:  # type: ignore[valid-type]
+        def job(x: tp.Numpy.Placeholder(images.shape)) -> tp.Numpy:  # type: ignore[valid-type]
             w = flow.get_variable("w", (3,), initializer=flow.ones_initializer())
             loss = flow.math.reduce_mean(make(x, 8 // microbatches, folder) * w, axis=[2, 3])  # noqa: B023
             flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [1e-3]), momentum=0).minimize(loss)
             return loss
 
-        results.append([*[job(given * (1 + run)) for run in range(3)], flow.get_all_variables()["w"].numpy()])
+        results.append([*[job(images * (1 + run)) for run in range(3)], flow.get_all_variables()["w"].numpy()])
     for parts, whole in zip(*results, strict=True):
         np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("length", "make", "said"),
+    ("length", "make", "message"),
     [
         (
             1,
@@ -241,7 +241,7 @@ def test_what_microbatches_read_and_are_passed(session: None, devices: int, what
         (4, lambda x, folder: flipped(4, folder), r"those of its arguments have 2 rows, and what it reads has 4; read as many rows"),
     ],
 )
-def test_what_microbatches_do_not_read(session: None, length: int, make: Callable[..., Any], said: str, folder: str) -> None:
+def test_unsupported_readers_in_microbatches_raise(session: None, length: int, make: Callable[..., Any], message: str, folder: str) -> None:
     config = flow.function_config()
     config.train.num_gradient_accumulation_steps(2)
 
@@ -252,24 +252,24 @@ def test_what_microbatches_do_not_read(session: None, length: int, make: Callabl
         flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [1e-3]), momentum=0).minimize(loss)
         return loss
 
-    with pytest.raises(flow.JobError, match=said):
+    with pytest.raises(flow.JobError, match=message):
         job(np.ones(length, np.float32))
 
 
 def test_records_are_decoded_ahead_of_the_runs(session: None, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a job has run once, other threads decode what its next runs take, before any is asked for."""
+    """After the first run of a job, other threads decode the records of its next runs."""
     read, decoded, plain = threading.Semaphore(0), list[tuple[int, str]](), Decoded.of
 
-    def counted(stage: Decoded, place: Any, *values: Any) -> Any:
-        decoded.append((place.number, threading.current_thread().name))
+    def counted(stage: Decoded, run: Any, *values: Any) -> Any:
+        decoded.append((run.number, threading.current_thread().name))
         read.release()
-        return plain(stage, place, *values)
+        return plain(stage, run, *values)
 
     monkeypatch.setattr(Decoded, "of", counted)
-    told(lambda: flow.image.Resize(flow.data.OFRecordImageDecoder(reader(folder), "image"), target_size=(4, 4))[0])
+    results_of_job(lambda: flow.image.Resize(flow.data.OFRecordImageDecoder(reader(folder), "image"), target_size=(4, 4))[0])
     assert all(read.acquire(timeout=60) for _ in range(4 * (1 + PREFETCH)))
-    numbers, threads = zip(*decoded, strict=True)
-    assert sorted(numbers) == list(range(4 * (1 + PREFETCH))) and all(thread.startswith("reader-") for thread in threads)
+    run_numbers, threads = zip(*decoded, strict=True)
+    assert sorted(run_numbers) == list(range(4 * (1 + PREFETCH))) and all(thread.startswith("reader-") for thread in threads)
 
 
 def test_the_mirrored_view_has_a_batch_on_each_device(devices: int, folder: str) -> None:
@@ -301,7 +301,7 @@ def test_random_numbers_are_other_ones_in_each_run(session: None) -> None:
         normal = flow.random_normal_initializer(mean=5, stddev=0.1)
         return [flow.data.decode_random((50,), flow.float, batch_size=2), flow.data.decode_random((50,), flow.float, 2, normal, name="n")]
 
-    (first, near), (second, _) = told(body, runs=2)
+    (first, near), (second, _) = results_of_job(body, runs=2)
     assert first.shape == (2, 50) and (first != second).any() and first.min() >= 0 and first.max() < 1 and abs(near.mean() - 5) < 0.1
 
 
@@ -319,11 +319,11 @@ def test_the_order_of_records(options: dict[str, Any], expected: list[int], fold
 
 
 def order(folder: str, count: int, **options: Any) -> list[int]:
-    """The labels of the first records."""
+    """Return the labels of the first records."""
     files = RecordFiles(PartFiles(Path(folder), 2, suffix_length=5), **options)
     batches = files.batches(count)
     kind = record_classes()["OFRecord"]
-    return [kind.FromString(files.record(place)).feature["label"].int32_list.value[0] for place in next(batches)]
+    return [kind.FromString(files.record(position)).feature["label"].int32_list.value[0] for position in next(batches)]
 
 
 def test_a_buffer_shuffles_within_its_length(folder: str) -> None:
@@ -407,16 +407,16 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("make", "said"), WRONG.values(), ids=list(WRONG))
-def test_what_is_wrong_is_told(make: Callable[[str], Any], said: str, session: None, folder: str) -> None:
+@pytest.mark.parametrize(("make", "message"), WRONG.values(), ids=list(WRONG))
+def test_wrong_arguments_raise(make: Callable[[str], Any], message: str, session: None, folder: str) -> None:
     def body() -> Any:
-        made = make(folder)
-        if getattr(made, "kind", "") == "records":
-            return flow.data.OFRecordRawDecoder(made, "label", (), flow.int32)
-        return flow.tensor_buffer_to_tensor(made, flow.uint8, (16, 20, 3)) if hasattr(made, "kind") else made
+        value = make(folder)
+        if getattr(value, "kind", "") == "records":
+            return flow.data.OFRecordRawDecoder(value, "label", (), flow.int32)
+        return flow.tensor_buffer_to_tensor(value, flow.uint8, (16, 20, 3)) if hasattr(value, "kind") else value
 
-    with pytest.raises((flow.ArgumentError, flow.errors.DataError), match=said):
-        told(body)
+    with pytest.raises((flow.ArgumentError, flow.errors.DataError), match=message):
+        results_of_job(body)
 
 
 def test_a_reader_needs_a_job(folder: str) -> None:

@@ -1,4 +1,4 @@
-"""Predict jobs saved with their variables, and run from the files by a session of their own."""
+"""Predict jobs saved with their variables, and run from the files in a separate session."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def jobs() -> tuple[Any, Any, dict[str, str]]:
 
 @pytest.fixture
 def saved(fresh: None, tmp_path: Path) -> tuple[Path, Any]:
-    """A folder with a model, and what its job gives."""
+    """Save a model to a folder; return the folder and the job's result."""
     training, predicting, names = jobs()
     training(IMAGES)
     expected = predicting(IMAGES)
@@ -59,7 +59,7 @@ def saved(fresh: None, tmp_path: Path) -> tuple[Path, Any]:
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_saved_job_gives_what_it_gave(saved: tuple[Path, Any], devices: int) -> None:
+def test_a_saved_job_returns_equal_results(saved: tuple[Path, Any], devices: int) -> None:
     folder, expected = saved
     option = flow.serving.SessionOption()
     option.device_num = devices
@@ -107,7 +107,7 @@ def test_batches_of_another_size(fresh: None, tmp_path: Path) -> None:
         assert outputs["output_0"].tolist() == [[2] * 3] * 2 and outputs["output_1"].tolist() == [3, 3]
 
 
-def test_what_cannot_be_saved(fresh: None, tmp_path: Path) -> None:
+def test_jobs_that_cannot_be_saved_raise(fresh: None, tmp_path: Path) -> None:
     training, predicting, _ = jobs()
     builder = flow.saved_model.ModelBuilder(str(tmp_path))
     with pytest.raises(JobError, match="there is no job in the model"):
@@ -126,7 +126,7 @@ def test_what_cannot_be_saved(fresh: None, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_that_are_no_models(saved: tuple[Path, Any]) -> None:
+def test_files_that_are_no_models_raise(saved: tuple[Path, Any]) -> None:
     folder, session = saved[0], flow.serving.InferenceSession()
     with pytest.raises(CheckpointError, match=r"has no version 3; there are \[2\]"):
         session.load_saved_model(str(folder), 3)

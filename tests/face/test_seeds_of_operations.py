@@ -1,4 +1,4 @@
-"""A law of everything that takes a seed: equal seeds give equal numbers, different seeds different ones."""
+"""Seeds of operations: equal seeds give equal numbers, different seeds different ones."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ ALIASES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def files(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Records and images, whose pixels are all different."""
+    """Write records and images whose pixels are all different."""
     pillow = pytest.importorskip("PIL.Image")
     FOLDER[0] = folder = tmp_path_factory.mktemp("seeds")
     matches, images = b"", []
@@ -136,7 +136,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def taking(word: str) -> set[str]:
-    """The public functions with this parameter, by the last part of their names."""
+    """Return the public functions with this parameter, by the last part of their names."""
     lines = NAMES.read_text().splitlines()
     return {matches[1].rpartition(".")[2] for line in lines if (matches := re.match(rf"\*?\s+jobflow\.(\S+?)\((.*\b)?{word}\b", line))}
 
@@ -158,7 +158,7 @@ def test_every_function_with_a_seed_is_in_the_table() -> None:
 
 @pytest.fixture(scope="module")
 def drawn() -> dict[str, list[Any]]:
-    """The results of all functions and types with the seeds 1, 1 and 2, of one job."""
+    """Return the results of all functions and types with the seeds 1, 1 and 2 in one job."""
     flow.clear_default_session()
     names = [*JOBS, *(f"type {word}" for word in TYPES)]
 

@@ -1,4 +1,4 @@
-"""Names of the legacy face that belong to no family: what each gives, or says."""
+"""Names of the legacy API outside of families: their results and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_of_the_installation(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_cases_of_a_folder(tmp_path: Path) -> None:
-    """The file that asks for them is none of them."""
+    """The calling file is not among them."""
     (tmp_path / "test_one.py").write_text("def test_here(case): case.ran = 1\ntest_there = lambda case: None\ntest_there.num_nodes_required = 2\n")
     asks = "import os\nimport jobflow as flow\nflow.unittest.register_test_cases(globals(), os.path.dirname(__file__), lambda nodes: nodes == 1)\n"
     (tmp_path / "test_all.py").write_text(asks)
@@ -51,11 +51,11 @@ def test_of_processes_and_tensors(fresh: None) -> None:
 
 
 def test_modules_by_name(fresh: None) -> None:
-    made: list[int] = []
+    calls: list[int] = []
 
     def create() -> list[int]:
-        made.append(1)
-        return made
+        calls.append(1)
+        return calls
 
     @flow.global_function()
     def job(x: tp.Numpy.Placeholder((2,))) -> tp.Numpy:
@@ -65,7 +65,7 @@ def test_modules_by_name(fresh: None) -> None:
         return x
 
     job(np.ones(2, np.float32))
-    assert len(made) == 1
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -98,7 +98,7 @@ def test_gradients_of_earlier_weights_are_those_of_the_weights(fresh: None) -> N
 
 
 def test_stages_read_weights_of_earlier_runs(fresh: None) -> None:
-    """Stage 1 of 4 those of two runs ago; nothing but what is trained."""
+    """Stage 1 of 4 reads the weights of two runs ago, for trainable variables only."""
 
     @flow.global_function("train")
     def job() -> tp.Numpy:
@@ -126,8 +126,8 @@ def test_the_axis_of_the_samples(fresh: None) -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_tensors_of_the_devices_one_by_one(fresh: None, devices: int) -> None:
-    """In the mirrored view; each is a logical tensor, with which the consistent view computes, and which has a gradient."""
+def test_tensors_of_the_devices_can_be_indexed(fresh: None, devices: int) -> None:
+    """Items in the mirrored view are logical tensors with gradients, and the consistent view computes with them."""
     flow.config.cpu_device_num(devices)
 
     @flow.global_function("train")
@@ -155,13 +155,13 @@ DEFINITIONS += [(flow.FixedTensorDef((4, 3), flow.int8), False), (flow.MirroredT
 
 
 @pytest.mark.parametrize(("declared", "is_dynamic"), DEFINITIONS)
-def test_what_is_declared_of_an_argument(declared: Any, is_dynamic: bool) -> None:
+def test_declared_properties_of_an_argument(declared: Any, is_dynamic: bool) -> None:
     assert (declared.shape, declared.dtype, declared.is_dynamic) == ((4, 3), flow.int8, is_dynamic)
     with pytest.raises(AttributeError, match=r'has shape, dtype and is_dynamic, no "with_distribute"; the tensor that the body is given has more'):
         _ = declared.with_distribute
 
 
-def test_what_is_no_variable_has_no_earlier_value(fresh: None) -> None:
+def test_earlier_values_need_a_variable(fresh: None) -> None:
     job = declare(lambda x: flow.experimental.ssp_variable_proxy(x)[1], tp.Numpy.Placeholder((2,)))
     with pytest.raises(ArgumentError, match=r"ssp_variable_proxy at .* is computed; pass what get_variable returned"):
         job(np.ones(2, np.float32))

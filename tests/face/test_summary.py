@@ -1,4 +1,4 @@
-"""`flow.summary`: files of events, read back by a parser of this file's own."""
+"""`flow.summary`: files of events, parsed by an independent parser."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ import jobflow as flow
 import jobflow.typing as tp
 from jobflow.core.errors import ArgumentError, JobError
 
-Step = tp.Numpy.Placeholder((1,), dtype=flow.int64)
+StepNumber = tp.Numpy.Placeholder((1,), dtype=flow.int64)
 Word = tp.ListNumpy.Placeholder((40,), dtype=flow.int8)
 
 
 def crc32c(content: bytes) -> int:
-    """Castagnoli's checksum, bit by bit."""
+    """Return Castagnoli's checksum, computed bit by bit."""
     crc = 0xFFFFFFFF
     for byte in content:
         crc ^= byte
@@ -35,7 +35,7 @@ def crc32c(content: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-def checked(content: bytes, masked: int) -> bytes:
+def payload_of(content: bytes, masked: int) -> bytes:
     crc = crc32c(content)
     assert masked == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
     return content
@@ -50,17 +50,17 @@ def values(folder: Path) -> dict[tuple[str, int], Any]:
 
 
 def records(folder: Path) -> Iterator[bytes]:
-    """The contents of those of the one file in a folder: length, its checksum, content, its checksum."""
+    """Yield the contents of the records of the one file in a folder: length, checksum, content, checksum."""
     (file,) = folder.glob("events.*")
     content = memoryview(file.read_bytes())
     while content:
-        (length,) = struct.unpack("<Q", checked(bytes(content[:8]), struct.unpack("<I", content[8:12])[0]))
-        yield checked(bytes(content[12 : 12 + length]), struct.unpack("<I", content[12 + length : 16 + length])[0])
+        (length,) = struct.unpack("<Q", payload_of(bytes(content[:8]), struct.unpack("<I", content[8:12])[0]))
+        yield payload_of(bytes(content[12 : 12 + length]), struct.unpack("<I", content[12 + length : 16 + length])[0])
         content = content[16 + length :]
 
 
 def number_at(content: bytes, at: int) -> tuple[int, int]:
-    """A number of protobuf, seven bits in each byte from the lowest on, and what comes after it."""
+    """Return a protobuf varint (seven bits per byte, lowest first) and the offset after it."""
     value = shift = 0
     while True:
         value |= (content[at] & 127) << shift
@@ -70,23 +70,23 @@ def number_at(content: bytes, at: int) -> tuple[int, int]:
 
 
 def fields(content: bytes) -> dict[int, Any]:
-    """A message of protobuf as it lies there: by number of the field a whole number, 4 or 8 bytes, or those of what is in it."""
-    found, at = dict[int, Any](), 0
+    """Parse a protobuf message: by field number an integer, 4 or 8 bytes, or the bytes of a nested message."""
+    records, at = dict[int, Any](), 0
     while at < len(content):
         key, at = number_at(content, at)
         kind = key & 7
         if kind == 0:
-            found[key >> 3], at = number_at(content, at)
+            records[key >> 3], at = number_at(content, at)
             continue
         length, at = number_at(content, at) if kind == 2 else ({1: 8, 5: 4}[kind], at)
-        found[key >> 3], at = content[at : at + length], at + length
-    return found
+        records[key >> 3], at = content[at : at + length], at + length
+    return records
 
 
-def test_bytes_of_events_are_those_of_the_format(fresh: None, tmp_path: Path) -> None:
-    """Without the classes that wrote them: event {wall_time=1, step=2, file_version=3, summary=5}, summary {value=1 {tag=1, simple_value=2}}."""
+def test_bytes_of_events_match_the_format(fresh: None, tmp_path: Path) -> None:
+    """Parse without protobuf classes: event {wall_time=1, step=2, file_version=3, summary=5}, summary {value=1 {tag=1, simple_value=2}}."""
     begin = declare(lambda: flow.summary.create_summary_writer(str(tmp_path)), name="begin", gives=None)
-    note = declare(lambda x, step: flow.summary.scalar(x, step, "loss"), tp.Numpy.Placeholder((1,)), Step, name="note", gives=None)
+    note = declare(lambda x, step: flow.summary.scalar(x, step, "loss"), tp.Numpy.Placeholder((1,)), StepNumber, name="note", gives=None)
     end = declare(lambda: flow.summary.flush_summary_writer(), name="end", gives=None)
     begin()
     for step in (0, 300):
@@ -104,7 +104,7 @@ def bytes_of(text: str) -> Any:
     return np.frombuffer(text.encode(), np.int8)
 
 
-def test_what_jobs_write_is_read_back(fresh: None, tmp_path: Path) -> None:
+def test_summaries_of_jobs_can_be_read(fresh: None, tmp_path: Path) -> None:
     @flow.global_function()
     def begin() -> None:
         flow.summary.create_summary_writer(str(tmp_path))
@@ -114,7 +114,9 @@ def test_what_jobs_write_is_read_back(fresh: None, tmp_path: Path) -> None:
         flow.summary.flush_summary_writer()
 
     @flow.global_function()
-    def note(x: tp.Numpy.Placeholder((1,)), many: tp.Numpy.Placeholder((9,)), step: Step, tag: tp.Numpy.Placeholder((4,), dtype=flow.int8)) -> None:
+    def note(
+        x: tp.Numpy.Placeholder((1,)), many: tp.Numpy.Placeholder((9,)), step: StepNumber, tag: tp.Numpy.Placeholder((4,), dtype=flow.int8)
+    ) -> None:
         flow.summary.scalar(x * 2, step, tag)
         flow.summary.scalar(x, step, "named")
         flow.summary.histogram(many, step, "spread")
@@ -125,7 +127,7 @@ def test_what_jobs_write_is_read_back(fresh: None, tmp_path: Path) -> None:
         flow.summary.image(y)
 
     @flow.global_function()
-    def message(content: tp.ListNumpy.Placeholder((4000,), dtype=flow.int8), step: Step) -> None:
+    def message(content: tp.ListNumpy.Placeholder((4000,), dtype=flow.int8), step: StepNumber) -> None:
         flow.summary.pb(content, step)
 
     x = np.ones(1, np.float32)
@@ -141,18 +143,18 @@ def test_what_jobs_write_is_read_back(fresh: None, tmp_path: Path) -> None:
     end()
 
     assert next(events(tmp_path)).file_version == "brain.Event:2"  # type: ignore[attr-defined]
-    found = values(tmp_path)
-    assert [found["loss", step].simple_value for step in range(3)] == [0, 2, 4] and found["named", 2].simple_value == 2
-    histogram = found["spread", 1].histo
+    records = values(tmp_path)
+    assert [records["loss", step].simple_value for step in range(3)] == [0, 2, 4] and records["named", 2].simple_value == 2
+    histogram = records["spread", 1].histo
     assert (histogram.num, histogram.min, histogram.max, histogram.sum, sum(histogram.bucket)) == (9, 0, 8, 36, 9)
     for i in range(2):
-        image = found[f"pictures/{i}", 3].image
+        image = records[f"pictures/{i}", 3].image
         with Image.open(BytesIO(image.encoded_image_string)) as shown:
             assert (image.height, image.width) == (3, 5) and np.array_equal(np.asarray(shown)[..., :3], pictures[i])
-    assert (found["image", 0].image.height, found["image", 0].image.width) == (2, 2)
-    text = found["lines/text_summary", 7]
+    assert (records["image", 0].image.height, records["image", 0].image.width) == (2, 2)
+    text = records["lines/text_summary", 7]
     assert list(text.tensor.string_val) == [b"one", b"two"] and text.metadata.plugin_data.plugin_name == "text"
-    check_hparams(found)
+    check_hparams(records)
 
 
 HPARAMS: Any = {
@@ -165,15 +167,15 @@ HPARAMS: Any = {
 }
 
 
-def check_hparams(found: dict[tuple[str, int], Any]) -> None:
-    each = [HParamsPluginData.FromString(found[f"_hparams_/{tag}", 0].metadata.plugin_data.content) for tag in ("experiment", "session_start_info")]
+def check_hparams(records: dict[tuple[str, int], Any]) -> None:
+    each = [HParamsPluginData.FromString(records[f"_hparams_/{tag}", 0].metadata.plugin_data.content) for tag in ("experiment", "session_start_info")]
     infos = {info.name: info for info in each[0].experiment.hparam_infos}
     assert list(infos) == ["rate", "layers", "optimizer", "magic", "dropout"]
     assert (infos["layers"].domain_interval.min_value, infos["layers"].domain_interval.max_value) == (2, 7)
     assert [value.string_value for value in infos["optimizer"].domain_discrete.values] == ["adam", "sgd"]
-    given = each[1].session_start_info.hparams
-    assert (given["rate"].number_value, given["optimizer"].string_value, given["magic"].bool_value) == (0.02, "adam", True)
-    assert [info.name.tag for info in each[0].experiment.metric_infos] == ["accuracy"] and found["accuracy", 0].simple_value == 0.75
+    session = each[1].session_start_info.hparams
+    assert (session["rate"].number_value, session["optimizer"].string_value, session["magic"].bool_value) == (0.02, "adam", True)
+    assert [info.name.tag for info in each[0].experiment.metric_infos] == ["accuracy"] and records["accuracy", 0].simple_value == 0.75
 
 
 def test_graphs_and_projections(fresh: None, tmp_path: Path) -> None:
@@ -206,6 +208,6 @@ def test_graphs_and_projections(fresh: None, tmp_path: Path) -> None:
         (lambda: flow.summary.text([]), r"\[\] is not a text or a list of texts"),
     ],
 )
-def test_what_cannot_be_written(make: Any, text: str) -> None:
+def test_wrong_summaries_raise(make: Any, text: str) -> None:
     with pytest.raises(ArgumentError, match=text):
         make()

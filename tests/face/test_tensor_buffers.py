@@ -1,4 +1,4 @@
-"""Tensor buffers and tensor lists: arrays of different shapes as arguments and results of jobs, and what is done to images among them."""
+"""Tensor buffers and tensor lists: arrays of different shapes as arguments and results of jobs, and operations on images."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def mirrored() -> Any:
 
 
 def test_lists_of_images_as_arguments_and_results(devices: int) -> None:
-    """Each is resized, turned where the run's coins say so, and comes back in its own shape; and in one tensor, from each of two runs."""
+    """Resize each image and flip it by the run's coins.
+
+    The images return as a list in their shapes, and as one tensor.
+    """
 
     @flow.global_function(function_config=mirrored())
     def job(lists: LISTS) -> tuple[tp.ListListNumpy, tp.ListNumpy, tp.ListNumpy, tp.ListNumpy]:  # type: ignore[valid-type]
@@ -46,17 +49,17 @@ def test_lists_of_images_as_arguments_and_results(devices: int) -> None:
         whole = flow.concat([whole, whole * 2], axis=3)
         return flow.tensor_buffer_to_tensor_list(images, (12, 12, 3), flow.float), size, whole, flow.cast(flip, flow.float)
 
-    seen = set()
+    all_flips = set()
     for _ in range(3):
-        found, size, whole, flips = job(IMAGES[:devices])
-        for own, given, sizes, each, flip in zip(found, IMAGES, size, whole, flips, strict=False):
-            for array, image, turned in zip(own, given, flip, strict=True):
+        result, size, whole, flips = job(IMAGES[:devices])
+        for own, own_images, sizes, each, flip in zip(result, IMAGES, size, whole, flips, strict=False):
+            for array, image, turned in zip(own, own_images, flip, strict=True):
                 np.testing.assert_array_equal(array, image[:, :, ::-1] if turned else image)
-            widths = [round(5 * image.shape[2] / image.shape[1]) for image in given]
+            widths = [round(5 * image.shape[2] / image.shape[1]) for image in own_images]
             assert [w for w, _ in sizes] == widths and each.shape == (2, 6, max(widths) + max(widths) % 2, 6)
             assert (each[:, 5:] == 0).all() and (each[:, :5, :5] < 0).all() and (each[..., 3:] == 2 * each[..., :3]).all()
-            seen |= set(flip.tolist())
-    assert seen == {0.0, 1.0}
+            all_flips |= set(flip.tolist())
+    assert all_flips == {0.0, 1.0}
 
 
 def test_lists_are_split_and_read_without_annotation(devices: int) -> None:
@@ -72,7 +75,7 @@ def test_lists_are_split_and_read_without_annotation(devices: int) -> None:
 
 
 def test_the_instances_of_tensors(devices: int) -> None:
-    """Also of such as depend on variables, where the job itself does what is asked for."""
+    """Also for tensors that depend on variables, where the job itself computes the result."""
 
     @flow.global_function()
     def job(x: tp.Numpy.Placeholder((4, 6, 8, 3))) -> tp.Bundle[tp.ListNumpy]:  # type: ignore[valid-type]
@@ -98,7 +101,7 @@ def test_the_instances_of_tensors(devices: int) -> None:
 
 
 def test_plain_sizes_are_widths_and_heights(devices: int) -> None:
-    """Boxes and polygons in images of 40 x 30 and 20 x 50: sizes as the run's argument, as a constant and as what the job computes."""
+    """Scale boxes and polygons in images of 40 x 30 and 20 x 50: sizes as an argument, a constant and a computed tensor."""
 
     @flow.global_function(function_config=mirrored())
     def job(
@@ -133,7 +136,7 @@ def test_plain_sizes_are_widths_and_heights(devices: int) -> None:
 
 @pytest.mark.parametrize("view", ["consistent", "mirrored"])
 def test_images_that_the_job_computes(devices: int, view: str) -> None:
-    """Turned where the job says so, resized, computed with and turned again, by the variables that each run begins with; and trained behind it."""
+    """Flip by computed values, resize, compute with and flip again by variables of each run; train on the result."""
     config = mirrored() if view == "mirrored" else flow.function_config()
     placeholder: Any = (tp.ListNumpy if view == "mirrored" else tp.Numpy).Placeholder((4, 6, 8, 3))
 
@@ -166,9 +169,9 @@ def test_images_that_the_job_computes(devices: int, view: str) -> None:
     rng, v = np.random.default_rng(0), np.full(3, 3.0)
     for run in range(3):
         xs = [rng.normal(size=(4, 6, 8, 3)).astype(np.float32) for _ in range(devices if view == "mirrored" else 1)]
-        found = job(xs if view == "mirrored" else xs[0])
+        rows = job(xs if view == "mirrored" else xs[0])
         images = [np.stack([image[:, ::-1] if image.sum() > 0 else image for image in x * np.float32(2 + run)]) for x in xs]
-        for image, *device in zip(images, *found, strict=True):
+        for image, *device in zip(images, *rows, strict=True):
             whole, small, one, boxes, loss = device
             np.testing.assert_allclose(whole, image, rtol=1e-6)
             assert small.shape == (4, 4, 8, 3) and (small[:, :, 5:] == 0).all() and np.isin(small[:, :, :5], whole).all()
@@ -179,14 +182,14 @@ def test_images_that_the_job_computes(devices: int, view: str) -> None:
         np.testing.assert_allclose(flow.get_all_variables()["v"].numpy(), v, rtol=1e-4)
 
 
-def test_buffers_of_what_only_a_run_knows(devices: int) -> None:
-    """Of as many rows as it finds, and of tensors that the host has made; in eager jobs too."""
+def test_buffers_of_computed_tensors(devices: int) -> None:
+    """Take tensors of data-dependent shape and tensors of the host; also in eager jobs."""
 
     def body(x: Any) -> list[Any]:
         rows = flow.gather_nd(x, flow.argwhere(flow.math.reduce_sum(x, axis=[1, 2, 3]) > 0))
-        made = flow.tensor_buffer_to_tensor(flow.image.normalize(buffers((2, 2, 3), (2, 2, 3)), [0.5], [0.0]), flow.float, (2, 2, 3))
-        found = [flow.image.flip(flow.tensor_to_tensor_buffer(each, 3), 1) for each in (rows, made + 1)]
-        return [flow.tensor_buffer_to_tensor(each, flow.float, (2, 2, 3)) for each in found]
+        normalized = flow.tensor_buffer_to_tensor(flow.image.normalize(buffers((2, 2, 3), (2, 2, 3)), [0.5], [0.0]), flow.float, (2, 2, 3))
+        flipped = [flow.image.flip(flow.tensor_to_tensor_buffer(each, 3), 1) for each in (rows, normalized + 1)]
+        return [flow.tensor_buffer_to_tensor(each, flow.float, (2, 2, 3)) for each in flipped]
 
     def check() -> None:
         @flow.global_function()
@@ -196,9 +199,9 @@ def test_buffers_of_what_only_a_run_knows(devices: int) -> None:
         for count in (3, 5, 0, 3):
             x = np.full((6, 2, 2, 3), -1, np.float32)
             x[:count] = np.random.default_rng(count).random((count, 2, 2, 3), np.float32)
-            rows, made = job(x)
+            rows, normalized = job(x)
             np.testing.assert_array_equal(rows, x[:count, :, ::-1])
-            assert made.shape == (2, 2, 2, 3) and (made == 3).all()
+            assert normalized.shape == (2, 2, 2, 3) and (normalized == 3).all()
 
     check()
     flow.clear_default_session()
@@ -208,8 +211,8 @@ def test_buffers_of_what_only_a_run_knows(devices: int) -> None:
     flow.enable_eager_execution(False)
 
 
-def test_what_the_host_computes_has_no_gradient(session: None) -> None:
-    """Nor is it computed for parts of a batch, and each device has as many rows."""
+def test_host_operations_have_no_gradient(session: None) -> None:
+    """They raise in microbatches too, and each device must have equally many rows."""
 
     def run(parts: int, trainable: bool) -> None:
         flow.clear_default_session()
@@ -243,23 +246,26 @@ def test_what_the_host_computes_has_no_gradient(session: None) -> None:
         uneven([np.ones((2, 2, 3), np.float32), np.ones((4, 2, 3), np.float32)])
 
 
-def test_made_buffers_and_decoded_images(devices: int) -> None:
+def test_generated_buffers_and_decoded_images(devices: int) -> None:
     pixels, content = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3), io.BytesIO()
     Image.fromarray(pixels).save(content, "PNG")
     file = np.frombuffer(content.getvalue(), np.int8)
 
     @flow.global_function(function_config=mirrored())
     def job(x: tp.ListListNumpy.Placeholder((1, 900), flow.int8)) -> tp.Bundle[tp.ListNumpy]:  # type: ignore[valid-type]
-        made = flow.gen_tensor_buffer([2], [(2, 1), (1, 2)], [0.0, 1.0])
+        buffers = flow.gen_tensor_buffer([2], [(2, 1), (1, 2)], [0.0, 1.0])
         images = flow.image.decode(flow.tensor_list_to_tensor_buffer(x), flow.int32, "RGB")
-        return [*flow.tensor_buffer_to_list_of_tensors(made, (9, 9), flow.float, True), flow.tensor_buffer_to_tensor(images, flow.int32, (4, 5, 3))]
+        return [
+            *flow.tensor_buffer_to_list_of_tensors(buffers, (9, 9), flow.float, True),
+            flow.tensor_buffer_to_tensor(images, flow.int32, (4, 5, 3)),
+        ]
 
     for first, second, image in zip(*job([[file[None]]] * devices), strict=True):
         assert first.tolist() == [[0], [0]] and second.tolist() == [[1, 1]] and (image == pixels).all()
 
 
 def test_arrays_of_any_shape_are_computed_with_and_trained_on(devices: int) -> None:
-    """The loss is the mean over the samples of all devices, however many each has; and the program sees what is declared."""
+    """The loss is the mean over the samples of all devices, for any number per device; the body has the declared shapes."""
 
     @flow.global_function("train", mirrored())
     def job(x: LISTS) -> tuple[tp.ListNumpy, tp.ListNumpy]:  # type: ignore[valid-type]
@@ -272,10 +278,10 @@ def test_arrays_of_any_shape_are_computed_with_and_trained_on(devices: int) -> N
 
     w = np.ones(3)
     for cut in (12, 7):
-        given = [[image[:, :cut], image] for image, _ in IMAGES[:devices]]
-        losses, seconds = job(given)
-        rows = [np.concatenate([a[0], b[0]]) for a, b in given]
-        for loss, row, second, (_, image) in zip(losses, rows, seconds, given, strict=True):
+        images = [[image[:, :cut], image] for image, _ in IMAGES[:devices]]
+        losses, seconds = job(images)
+        rows = [np.concatenate([a[0], b[0]]) for a, b in images]
+        for loss, row, second, (_, image) in zip(losses, rows, seconds, images, strict=True):
             np.testing.assert_allclose(loss, (row * w).sum((1, 2)), rtol=1e-5)
             np.testing.assert_array_equal(second, image[0])
         w = w - 0.5 * sum(row.sum((0, 1)) for row in rows) / sum(map(len, rows))
@@ -323,21 +329,21 @@ WRONG: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize(("make", "kind", "said"), WRONG.values(), ids=list(WRONG))
-def test_what_is_wrong_is_told(make: Callable[..., Any], kind: type[Exception], said: str) -> None:
+@pytest.mark.parametrize(("make", "kind", "message"), WRONG.values(), ids=list(WRONG))
+def test_wrong_arguments_raise(make: Callable[..., Any], kind: type[Exception], message: str) -> None:
     flow.clear_default_session()
 
     @flow.global_function()
     def job(x: tp.Numpy.Placeholder((2, 2, 2, 3))) -> tp.Bundle[tp.ListNumpy]:  # type: ignore[valid-type]
-        made = make(x)
-        return flow.tensor_buffer_to_tensor(made, flow.float, (2, 2, 3)) if hasattr(made, "stage") else made
+        output = make(x)
+        return flow.tensor_buffer_to_tensor(output, flow.float, (2, 2, 3)) if hasattr(output, "stage") else output
 
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=message):
         job(np.ones((2, 2, 2, 3), np.float32))
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "message"),
     [
         (IMAGES, "the job runs on 1 device"),
         ([IMAGES[0][0]], "Pass a list of 2 arrays"),
@@ -348,13 +354,13 @@ def test_what_is_wrong_is_told(make: Callable[..., Any], kind: type[Exception], 
         ([["a", "b"]], r"x\[0\]\[0\]"),
     ],
 )
-def test_wrong_lists_are_told(given: Any, said: str) -> None:
+def test_wrong_lists_raise(arguments: Any, message: str) -> None:
     flow.clear_default_session()
 
     @flow.global_function()
     def job(x: LISTS) -> tp.ListListNumpy:  # type: ignore[valid-type]
         return flow.tensor_buffer_to_tensor_list(flow.tensor_list_to_tensor_buffer(x), (12, 12, 3), flow.float)
 
-    with pytest.raises(flow.ArgumentError, match=said):
-        job(given)
+    with pytest.raises(flow.ArgumentError, match=message):
+        job(arguments)
     assert len(job(IMAGES[:1])[0]) == 2  # an error does not end the job

@@ -1,4 +1,4 @@
-"""Parts of a batch that pass through the body of a job one after another: unpack, repeat, pack, acc."""
+"""Slices of a batch that pass through the body of a job one after another: unpack, repeat, pack, acc."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 @pytest.mark.parametrize("view", ["consistent", "mirrored"])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_batch_in_parts(devices: int, view: str) -> None:
-    """The product, its sum over the steps, and the gradient of a variable that is repeated; dropout draws anew at each step."""
+    """Compare the product, its sum over the steps and the gradient of a repeated variable; dropout differs at each step."""
     flow.clear_default_session()
     flow.config.cpu_device_num(devices)
     config = flow.function_config()
     config.default_logical_view(flow.scope.consistent_view() if view == "consistent" else flow.scope.mirrored_view())
-    seen: dict[str, Any] = {}
+    gradients: dict[str, Any] = {}
 
     @flow.global_function("train", config)
     def job(x: tp.Numpy.Placeholder(X.shape)) -> tp.Bundle[tp.Numpy]:  # type: ignore[valid-type]
         w = flow.get_variable("w", (3, 2), initializer=flow.random_normal_initializer(), random_seed=1)
-        flow.watch_diff(w, lambda dw: seen.update(dw=dw.numpy()))
+        flow.watch_diff(w, lambda dw: gradients.update(dw=dw.numpy()))
         y = flow.matmul(flow.unpack(x, 4), flow.repeat(w, 4), name="product")
         loss = flow.pack(flow.math.reduce_sum(y * y, axis=1), 4)
         flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.0]), momentum=0).minimize(loss)
@@ -41,13 +41,13 @@ def test_a_batch_in_parts(devices: int, view: str) -> None:
     np.testing.assert_allclose(total, np.concatenate([(part @ w).reshape(4, -1, 2).sum(0) for part in ours]), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(repeated, np.concatenate([part.reshape(2, -1, 3).repeat(2, 0).reshape(-1, 3) for part in ours]))
     np.testing.assert_allclose(loss, (expected**2).sum(1), rtol=1e-4)
-    np.testing.assert_allclose(seen["dw"], 2 * X.T @ X @ w, rtol=1e-4)
+    np.testing.assert_allclose(gradients["dw"], 2 * X.T @ X @ w, rtol=1e-4)
     assert (dropped[:4] != dropped[4:]).any()
     flow.clear_default_session()
 
 
 def test_a_loss_of_steps_counts_once_for_each() -> None:
-    """The gradient of the sum of the steps' means."""
+    """Compare with the gradient of the sum of the steps' means."""
     flow.clear_default_session()
 
     @flow.global_function("train")
@@ -72,8 +72,8 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("body", "said"), WRONG.values(), ids=list(WRONG))
-def test_what_is_wrong_is_told(body: Any, said: str) -> None:
+@pytest.mark.parametrize(("body", "message"), WRONG.values(), ids=list(WRONG))
+def test_wrong_arguments_raise(body: Any, message: str) -> None:
     flow.clear_default_session()
 
     @flow.global_function()
@@ -81,6 +81,6 @@ def test_what_is_wrong_is_told(body: Any, said: str) -> None:
         body(x)
         return x
 
-    with pytest.raises(flow.JobflowError, match=said):
+    with pytest.raises(flow.JobflowError, match=message):
         job(X)
     flow.clear_default_session()

@@ -1,4 +1,4 @@
-"""Readers of Megatron's files in the body of a job: what they give, where they go on, and what they say of damaged files."""
+"""Readers of Megatron's files in the body of a job: samples, resumption, and errors of damaged files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reading import LENGTHS, megatron, told
+from reading import LENGTHS, megatron, results_of_job
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -16,7 +16,7 @@ from jobflow.legacy.extras.megatron import TokenFiles
 
 
 def test_megatron_tokens(devices: int, tmp_path: Path) -> None:
-    """Without shuffling sample k begins at token 10 k; after num_samples samples they begin anew."""
+    """Without shuffling sample k begins at token 10 k; the samples restart after num_samples."""
     prefix = megatron(tmp_path)
 
     def body() -> Any:
@@ -25,15 +25,15 @@ def test_megatron_tokens(devices: int, tmp_path: Path) -> None:
             y = flow.data.MegatronGPTMMapDataLoader(prefix, 10, num_samples=7, batch_size=1, shuffle=False) + 0
         return [x, y]
 
-    for run, (x, y) in enumerate(told(body, 2, tp.Bundle[tp.ListNumpy])):
+    for run, (x, y) in enumerate(results_of_job(body, 2, tp.Bundle[tp.ListNumpy])):
         first = 10 * (np.arange(4 * run, 4 * run + 4) % 7)
         assert (x[0] == (first[:, None] + np.arange(11)) % sum(LENGTHS)).all() and x[0].dtype == np.int32
         assert [each[0, 0] for each in y] == [10 * ((devices * run + i) % 7) for i in range(devices)]
 
 
 @pytest.mark.parametrize("load", [lambda path: flow.load_variables(flow.checkpoint.get(path)), lambda path: flow.train.CheckPoint().load(path)])
-def test_megatron_goes_on_from_saved_progress(devices: int, load: Callable[[str], None], tmp_path: Path) -> None:
-    """After a checkpoint of the older format, if that is asked for; else from the beginning.  Accumulation takes several batches in a run."""
+def test_megatron_resumes_from_saved_progress(devices: int, load: Callable[[str], None], tmp_path: Path) -> None:
+    """Resume from a checkpoint of the older format on request, else start at the beginning. Accumulation reads several batches per run."""
     prefix = megatron(tmp_path)
 
     def reading(goes_on: bool, passes: int) -> Any:
@@ -66,7 +66,10 @@ def test_megatron_goes_on_from_saved_progress(devices: int, load: Callable[[str]
 
 
 def test_megatron_shuffles_documents_and_samples(tmp_path: Path) -> None:
-    """Each sample is a run of tokens of the shuffled documents; each epoch has all; splits have documents of their own."""
+    """Check that each sample is a run of tokens of the shuffled documents.
+
+    Each epoch has all samples, and the splits share no documents.
+    """
     prefix = megatron(tmp_path, 5)
     files = TokenFiles(prefix, 6, 18, shuffle=True, seed=3)
     files.check()
@@ -95,13 +98,13 @@ WRONG_TOKENS = {
 }
 
 
-@pytest.mark.parametrize(("damage", "said"), WRONG_TOKENS.values(), ids=list(WRONG_TOKENS))
-def test_damaged_token_files(damage: Callable[[bytes, bytes], tuple[bytes, bytes | None]], said: str, session: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("damage", "message"), WRONG_TOKENS.values(), ids=list(WRONG_TOKENS))
+def test_damaged_token_files(damage: Callable[[bytes, bytes], tuple[bytes, bytes | None]], message: str, session: None, tmp_path: Path) -> None:
     prefix = megatron(tmp_path)
     files = [tmp_path / "text.bin", tmp_path / "text.idx"]
     for file, content in zip(files, damage(files[0].read_bytes(), files[1].read_bytes()), strict=True):
         file.unlink()
         if content is not None:
             file.write_bytes(content)
-    with pytest.raises(flow.DataError, match=said):
-        told(lambda: flow.data.megatron_gpt_mmap_data_loader(prefix, 64, num_samples=7, batch_size=1))
+    with pytest.raises(flow.DataError, match=message):
+        results_of_job(lambda: flow.data.megatron_gpt_mmap_data_loader(prefix, 64, num_samples=7, batch_size=1))

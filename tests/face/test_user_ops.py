@@ -1,4 +1,4 @@
-"""Operations by the names of their types: every published one, the programs' own, and what is wrong told."""
+"""Operations by the names of their types: published types, the programs' own types, and errors."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from jobflow.legacy.extras.user_ops import op_type
 from jobflow.ops.pointwise import Unary
 
 
-def built(word: str, given: Any, attributes: dict[str, Any], name: str) -> list[Any]:
-    """The first outputs of an operation, as many as NumPy gave."""
+def built(word: str, inputs: Any, attributes: dict[str, Any], name: str) -> list[Any]:
+    """Return the first outputs of an operation, as many as the NumPy reference has."""
 
     kind = op_type(word)
     assert kind.inputs is not None and kind.outputs is not None
     builder = flow.user_op_builder(name).Op(word)
-    for key, tensors in zip(kind.inputs, given, strict=False):
+    for key, tensors in zip(kind.inputs, inputs, strict=False):
         builder.Input(key, tensors if isinstance(tensors, list) else [tensors])
     expected = CASES[word][2]
     if kind.outputs[0].endswith("*"):
@@ -45,7 +45,7 @@ def test_every_type_has_a_case() -> None:
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
-    """What all of them give in one job on two devices."""
+    """Return the outputs of all types from one job on two devices."""
     flow.clear_default_session()
     flow.config.cpu_device_num(2)
     arrays: list[Any] = []
@@ -56,28 +56,28 @@ def results() -> dict[str, Any]:
         arrays.append(x)
         return len(arrays) - 1
 
-    places = {word: tuple(map(number, given)) for word, (given, _, _) in CASES.items()}
-    taken: Any = tuple[tuple(tp.Numpy.Placeholder(x.shape, dtype_of(x.dtype)) for x in arrays)]  # type: ignore[misc]
+    places = {word: tuple(map(number, samples)) for word, (samples, _, _) in CASES.items()}
+    argument_type: Any = tuple[tuple(tp.Numpy.Placeholder(x.shape, dtype_of(x.dtype)) for x in arrays)]  # type: ignore[misc]
 
-    def job(given: Any) -> tp.Bundle[tp.Numpy]:  # type: ignore[type-var]
-        made = {}
+    def job(samples: Any) -> tp.Bundle[tp.Numpy]:  # type: ignore[type-var]
+        outputs_by_type = {}
         for word, (_, attributes, _) in CASES.items():
             with flow.scope.placement("cpu", "0:0-1"):
-                tensors = [[given[i] for i in at] if isinstance(at, list) else given[at] for at in places[word]]
-                made[word] = built(word, tensors, attributes, f"{word}_op")
-        return made
+                tensors = [[samples[i] for i in at] if isinstance(at, list) else samples[at] for at in places[word]]
+                outputs_by_type[word] = built(word, tensors, attributes, f"{word}_op")
+        return outputs_by_type
 
-    job.__annotations__["given"] = taken
-    found: dict[str, Any] = flow.global_function()(job)(tuple(arrays))
+    job.__annotations__["samples"] = argument_type
+    arrays_by_type: dict[str, Any] = flow.global_function()(job)(tuple(arrays))
     flow.clear_default_session()
-    return found
+    return arrays_by_type
 
 
 @pytest.mark.parametrize("word", [word for word, case in CASES.items() if case[2] is not None])
 def test_values(word: str, results: dict[str, Any]) -> None:
     expected = CASES[word][2]
-    for made, wanted in zip(results[word], expected if isinstance(expected, tuple) else (expected,), strict=True):
-        np.testing.assert_allclose(made, wanted, rtol=2e-5, atol=2e-5)
+    for result, reference in zip(results[word], expected if isinstance(expected, tuple) else (expected,), strict=True):
+        np.testing.assert_allclose(result, reference, rtol=2e-5, atol=2e-5)
 
 
 class Squareplus(Unary):
@@ -90,7 +90,7 @@ class Squareplus(Unary):
 
 
 def test_a_class_of_the_program_and_modules(run: Any) -> None:
-    """By its name; builders of modules make several operations, and `builtin_op` a function of tensors."""
+    """Find it by name; builders of modules make several operations, and `builtin_op` makes a function of tensors."""
 
     def body(x: Any, y: Any) -> Any:
         plus = flow.consistent_user_op_module_builder("add_n").InputSize("in", 2).Output("out").CheckAndComplete()
@@ -123,8 +123,8 @@ def sliced(x: Any, start: Any) -> Any:
 
 def stepped(x: Any, **more: Any) -> Any:
     builder = op("sgd_update").Input("model", [flow.get_variable("w", (4, 6), initializer=flow.ones_initializer())]).Input("model_diff", [x])
-    for word, given in more.items():
-        builder.Input(word, [given])
+    for word, tensor in more.items():
+        builder.Input(word, [tensor])
     return builder.Build().InferAndTryRun()
 
 
@@ -197,14 +197,14 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("body", "said"), WRONG.values(), ids=list(WRONG))
-def test_what_is_wrong_is_told(body: Any, said: str, run: Any) -> None:
-    with pytest.raises(flow.JobflowError, match=said):
+@pytest.mark.parametrize(("body", "message"), WRONG.values(), ids=list(WRONG))
+def test_wrong_arguments_raise(body: Any, message: str, run: Any) -> None:
+    with pytest.raises(flow.JobflowError, match=message):
         run(body, X)
 
 
 def test_a_plugin_of_python_kernels(tmp_path: Any) -> None:
-    """A folder with an interface and kernels, as `custom_op_module` reads it."""
+    """Read a folder with an interface and kernels by `custom_op_module`."""
     folder = tmp_path / "user_sigmoid"
     folder.mkdir()
     call = 'return flow.user_op_builder("s").Op("user_sigmoid_forward").Input("x", [x]).Output("y").Build().InferAndTryRun().SoleOutputBlob()'
@@ -212,18 +212,18 @@ def test_a_plugin_of_python_kernels(tmp_path: Any) -> None:
     kernels = "import numpy as np\n\n\ndef forward(args):\n    return 1 / (1 + np.exp(-args[0]))\n\n\ndef backward(args):\n    y, dy = args\n"
     (folder / "user_sigmoid_py_kernel.py").write_text(kernels + "    return y * (1 - y) * dy\n")
     plugin = flow.experimental.custom_op_module("user_sigmoid", str(tmp_path)).py_api().cpp_def().py_kernel().build_load()
-    seen: dict[str, Any] = {}
+    gradients: dict[str, Any] = {}
     flow.clear_default_session()
 
     @flow.global_function("train")
     def job() -> tp.Numpy:
         x = flow.get_variable("x", (3,), initializer=flow.constant_initializer(0.5))
-        flow.watch_diff(x, lambda dx: seen.update(dx=dx.numpy()))
+        flow.watch_diff(x, lambda dx: gradients.update(dx=dx.numpy()))
         y = plugin.api.user_sigmoid_forward(x)
         flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.1]), momentum=0).minimize(y)
         return y
 
     y = job()
     np.testing.assert_allclose(y, [1 / (1 + math.exp(-0.5))] * 3, rtol=1e-6)
-    np.testing.assert_allclose(seen["dx"], y * (1 - y), rtol=1e-6)
+    np.testing.assert_allclose(gradients["dx"], y * (1 - y), rtol=1e-6)
     flow.clear_default_session()

@@ -1,4 +1,4 @@
-"""What layers and casts mean does not depend on the number of devices."""
+"""Layers and casts compute equal results on any number of devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ normal = flow.random_normal_initializer(stddev=0.1)
 
 
 def network(images: Any, labels: Any) -> Any:
-    """A convolution, both norms, dropout, and an output layer whose classes are split over the devices."""
+    """Apply a convolution, both norms, dropout, and an output layer whose classes are split over the devices."""
     x = flow.layers.conv2d(images, 4, 3, padding="SAME", activation=flow.nn.relu, name="conv")
     x = flow.layers.batch_normalization(x, axis=1, momentum=0.5, name="bn")
     x = flow.flatten(flow.nn.avg_pool2d(x, 3, 2, "SAME"), 1)
@@ -31,7 +31,7 @@ def network(images: Any, labels: Any) -> Any:
 
 
 def train(devices: int, steps: int = 4) -> tuple[list[Any], dict[str, Any], Any]:
-    """Losses of a train job, the variables after it, and what a predict job then says."""
+    """Return the losses of a train job, the variables after it, and the result of a predict job."""
     flow.clear_default_session()
     flow.config.cpu_device_num(devices)
 
