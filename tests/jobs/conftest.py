@@ -11,7 +11,7 @@ import jobflow as flow
 
 @pytest.fixture(params=[1, 2], ids=["solo", "threads"])
 def devices(request: pytest.FixtureRequest, fresh: None) -> int:
-    """A fresh session on one device, and on two."""
+    """Start a fresh session on one device, and on two."""
     count: int = request.param
     flow.config.cpu_device_num(count)
     return count
@@ -19,7 +19,7 @@ def devices(request: pytest.FixtureRequest, fresh: None) -> int:
 
 @pytest.fixture
 def on(fresh: None) -> Callable[[int], None]:
-    """Begin a session anew, on so many devices."""
+    """Return a function that starts a fresh session on a number of devices."""
 
     def begin(count: int) -> None:
         flow.clear_default_session()

@@ -1,4 +1,4 @@
-"""Small data, shapes and optimizers that the tests of this folder share, and how a message reads."""
+"""Small data, shapes and optimizers for the tests of this folder, and the text of error messages."""
 
 import inspect
 import linecache
@@ -34,12 +34,12 @@ def normal() -> Any:
 
 
 def values() -> dict[str, Any]:
-    """All variables now."""
+    """Return the current values of all variables."""
     return {name: variable.numpy() for name, variable in flow.get_all_variables().items()}
 
 
-def told(error: BaseException) -> str:
-    """The message and its notes; every "file.py:line" of this folder as «the code that stands there»."""
+def message_of(error: BaseException) -> str:
+    """Return the message and its notes; replace each "file.py:line" of this folder by «the code of that line»."""
     text = "\n".join([str(error), *getattr(error, "__notes__", ())])
 
     def code(match: re.Match[str]) -> str:
@@ -50,12 +50,12 @@ def told(error: BaseException) -> str:
 
 
 def declare(body: Callable[..., Any], *arguments: Any, gives: Any = tp.Numpy, type: str = "predict", config: Any = None, name: str = "job") -> Job:
-    """A job of this body, whose parameters are annotated with `arguments`, and its results with `gives`."""
+    """Declare a job with this body, whose parameters are annotated with `arguments`, and its results with `gives`."""
 
-    def job(*given: Any) -> Any:
-        return body(*given)
+    def job(*annotation: Any) -> Any:
+        return body(*annotation)
 
     annotated = zip(inspect.signature(body).parameters.values(), arguments, strict=True)
     job.__name__ = name
-    vars(job)["__signature__"] = inspect.Signature([each.replace(annotation=given) for each, given in annotated], return_annotation=gives)
+    vars(job)["__signature__"] = inspect.Signature([each.replace(annotation=annotation) for each, annotation in annotated], return_annotation=gives)
     return flow.global_function(type, config)(job)

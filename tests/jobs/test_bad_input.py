@@ -1,6 +1,6 @@
-"""Wrong arguments are told in one sentence that names the job, the lines, what was expected and what was given; the session lives on.
+"""Wrong arguments raise with the job, the line, the expected and the actual value; the session continues.
 
-In the texts below «code» stands for the "file.py:line" of that code: the message must point at it.
+In the texts below «code» means the "file.py:line" of that code: the message must point at it.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parts import Job, Rows, X, Y, constant, declare, told
+from parts import Job, Rows, X, Y, constant, declare, message_of
 from processes import run
 
 import jobflow as flow
@@ -114,7 +114,7 @@ def test_wrong_argument(devices: int, name: str, when: str) -> None:
     before = train_job(X, Y) if when == "later" else None
     with pytest.raises(ArgumentError) as caught:
         call(train_job, images, labels)
-    assert told(caught.value) == f'train_job({argument}=...) at {CALLED}: argument "{argument}" {text}'
+    assert message_of(caught.value) == f'train_job({argument}=...) at {CALLED}: argument "{argument}" {text}'
     assert isinstance(caught.value, AssertionError), "the legacy kind"
     after = train_job(X, Y)
     assert after.shape == (4,) and np.isfinite(after).all()
@@ -123,13 +123,13 @@ def test_wrong_argument(devices: int, name: str, when: str) -> None:
         assert int(flow.get_all_variables()["System-Train-TrainStep-train_job"].numpy().item()) == 2
 
 
-@pytest.mark.parametrize(("given", "count"), [((X,), 1), ((X, Y, Y), 3), ((), 0)])
-def test_wrong_number_of_arguments(devices: int, given: tuple[Any, ...], count: int) -> None:
+@pytest.mark.parametrize(("arguments", "count"), [((X,), 1), ((X, Y, Y), 3), ((), 0)])
+def test_wrong_number_of_arguments(devices: int, arguments: tuple[Any, ...], count: int) -> None:
     train_job = declare_train_job()
     with pytest.raises(ArgumentError) as caught:
-        call(train_job, *given)
+        call(train_job, *arguments)
     declared = '«@flow.global_function(type="train")»'
-    assert told(caught.value) == (
+    assert message_of(caught.value) == (
         f"train_job(...) at {CALLED}: wrong number of arguments, {count}; the job takes 2 (images, labels) ({declared}). Pass them by position."
     )
     assert train_job(X, Y).shape == (4,)
@@ -150,7 +150,7 @@ LISTED = "float32[4,6] per device («def twice(rows: tp.ListNumpy.Placeholder((4
 
 
 @pytest.mark.parametrize(
-    ("given", "path", "text"),
+    ("make_value", "path", "text"),
     [
         (
             lambda n: X,
@@ -174,14 +174,14 @@ LISTED = "float32[4,6] per device («def twice(rows: tp.ListNumpy.Placeholder((4
     ],
     ids=["an array", "too many", "none", "too long", "too few axes", "texts"],
 )
-def test_wrong_list(devices: int, given: Callable[[int], Any], path: str, text: str) -> None:
+def test_wrong_list(devices: int, make_value: Callable[[int], Any], path: str, text: str) -> None:
     twice = declare_mirrored()
     with pytest.raises(ArgumentError) as caught:
-        call(twice, given(devices))
+        call(twice, make_value(devices))
     filled = text.replace("{n}", str(devices)).replace("{more}", str(devices + 1)).replace("{last}", str(devices - 1))
     plural = filled.replace("on 1 devices", "on 1 device")
     where = path.replace("{last}", str(devices - 1))
-    assert told(caught.value) == f'twice(rows=...) at {CALLED}: argument "{where}" {plural}'
+    assert message_of(caught.value) == f'twice(rows=...) at {CALLED}: argument "{where}" {plural}'
     assert [a.shape for a in twice([X] * devices)] == [(4, 6)] * devices
 
 
@@ -192,7 +192,7 @@ def test_annotations_as_texts_point_at_their_function(devices: int) -> None:
 
     with pytest.raises(ArgumentError) as caught:
         call(job, X[:1])
-    assert told(caught.value) == (
+    assert message_of(caught.value) == (
         f'job(x=...) at {CALLED}: argument "x" is float32[1,6]; the job declares float32[4,6] («@flow.global_function()»). '
         "Pass 4 rows, or declare the placeholder with 1."
     )
@@ -217,13 +217,13 @@ def test_strided_arguments_are_as_good_as_dense_ones(devices: int) -> None:
 
 def test_arguments_may_be_changed_after_the_call(devices: int) -> None:
     same = declare(lambda x: flow.identity(x), Rows, name="same")
-    given = X.copy()
-    found = same(given)
-    given[:] = 7
-    np.testing.assert_array_equal(found, X)
-    again = same(given)
-    np.testing.assert_array_equal(found, X)
-    assert again is not found and (again == 7).all()
+    argument = X.copy()
+    result = same(argument)
+    argument[:] = 7
+    np.testing.assert_array_equal(result, X)
+    again = same(argument)
+    np.testing.assert_array_equal(result, X)
+    assert again is not result and (again == 7).all()
 
 
 def test_numbers_of_another_type_are_converted(devices: int) -> None:
@@ -237,9 +237,9 @@ def test_numbers_of_another_type_are_converted(devices: int) -> None:
 
 def test_nan_is_a_number_like_others(devices: int) -> None:
     doubled = declare(lambda x: x + x, Rows, name="doubled")
-    given = X.copy()
-    given[1, 2], given[3, 0] = np.nan, np.inf
-    np.testing.assert_array_equal(doubled(given), given + given)
+    argument = X.copy()
+    argument[1, 2], argument[3, 0] = np.nan, np.inf
+    np.testing.assert_array_equal(doubled(argument), argument + argument)
 
 
 def test_nan_in_a_train_job_shows_in_its_loss(devices: int) -> None:
@@ -250,7 +250,7 @@ def test_nan_in_a_train_job_shows_in_its_loss(devices: int) -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_fewer_rows_than_devices(on: Callable[[int], None], count: int) -> None:
-    found = []
+    losses = []
     for n in (1, count):
         on(n)
 
@@ -261,16 +261,16 @@ def test_fewer_rows_than_devices(on: Callable[[int], None], count: int) -> None:
             flow.optimizer.SGD(constant(0.5), momentum=0).minimize(loss)
             return loss
 
-        found.append([float(one_row(X[:1], Y[:1]).item()) for _ in range(5)])
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
-    assert found[0][4] < found[0][0]
+        losses.append([float(one_row(X[:1], Y[:1]).item()) for _ in range(5)])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+    assert losses[0][4] < losses[0][0]
 
 
 # -------------------------------------------------------------------- callbacks
 
 
 class Refused(Exception):
-    """What a program raises itself."""
+    """An exception of the program."""
 
 
 def test_callback_that_raises(devices: int) -> None:
@@ -281,9 +281,9 @@ def test_callback_that_raises(devices: int) -> None:
 
     with pytest.raises(Refused, match=r"\(4, 6\)"):
         job(X)(refuse)
-    found: list[Any] = []
-    job(X)(found.append)
-    np.testing.assert_array_equal(found[0], X + 1)
+    results: list[Any] = []
+    job(X)(results.append)
+    np.testing.assert_array_equal(results[0], X + 1)
 
 
 def test_async_callback_that_raises(devices: int) -> None:
@@ -305,7 +305,7 @@ def test_async_callback_that_raises(devices: int) -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("client", ["single", "multi"])
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
-def test_ranks_survive_what_the_client_refuses(client: str, ranks: int) -> None:
+def test_ranks_survive_errors_of_the_client(client: str, ranks: int) -> None:
     ended = run(PROGRAMS / "refused.py", client, ranks=ranks)
     assert (ended.code, ended.err) == (0, ""), ended.err
     assert ended.out.splitlines() == ["refused 7 times, trained 8 steps"] * (1 if client == "single" else ranks)

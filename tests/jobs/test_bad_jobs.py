@@ -1,6 +1,6 @@
-"""Jobs that cannot be are told in one sentence that names the job and the line; the session lives on.
+"""Invalid jobs raise with the job and the line; the session continues.
 
-Those that tests/wrong has are not here again.  In the texts below «code» stands for the "file.py:line" of that code: the message must point at it.
+Cases of tests/wrong are not repeated. In the texts below «code» means the "file.py:line" of that code: the message must point at it.
 """
 
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parts import Rows, X, constant, told
+from parts import Rows, X, constant, message_of
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -98,7 +98,7 @@ def test_wrong_body(devices: int, name: str) -> None:
         with pytest.raises(kind) as caught:
             run_body(body)
         assert type(caught.value) is kind
-        assert told(caught.value) == text
+        assert message_of(caught.value) == text
     np.testing.assert_array_equal(run_body(lambda x: x + 1), X + 1)  # a job of this name takes the place of the wrong one
 
 
@@ -107,7 +107,7 @@ def test_unknown_device(on: Callable[[int], None], count: int, there: str) -> No
     on(count)
     with pytest.raises(PlacementError) as caught:
         run_body(no_such_device)
-    assert told(caught.value) == (
+    assert message_of(caught.value) == (
         "placement('gpu', ['0:7']) at «with flow.scope.placement(\"gpu\", \"0:7\")»: device 7 does not exist; "
         f"there {there}: set config.gpu_device_num or config.cpu_device_num before the first job call" + TRACED
     )
@@ -194,7 +194,7 @@ def test_wrong_training(devices: int, name: str) -> None:
         config.set(option, value)
     with pytest.raises(JobError) as caught:
         run_body(body, "train", config)
-    assert told(caught.value) == text
+    assert message_of(caught.value) == text
     flow.clear_default_session()
     np.testing.assert_array_equal(run_body(lambda x: x + 1), X + 1)
 
@@ -217,7 +217,7 @@ def test_function_without_call_parentheses(fresh: None) -> None:
         def job(x: tp.Numpy.Placeholder((4, 6))) -> tp.Numpy:
             return x
 
-    assert told(caught.value) == (
+    assert message_of(caught.value) == (
         "global_function at «@flow.global_function  # type: ignore[arg-type]» needs call parentheses: "
         'write @global_function() or @global_function(type="train")'
     )
@@ -226,5 +226,6 @@ def test_function_without_call_parentheses(fresh: None) -> None:
 def test_variables_before_there_is_a_job(devices: int) -> None:
     with pytest.raises(JobError) as caught:
         flow.get_all_variables()
-    assert told(caught.value) == "at «flow.get_all_variables()»: there is no job yet; declare one with @global_function before variables are used"
+    text = "at «flow.get_all_variables()»: there is no job yet; declare one with @global_function before variables are used"
+    assert message_of(caught.value) == text
     np.testing.assert_array_equal(run_body(lambda x: x + 1), X + 1)

@@ -1,4 +1,4 @@
-"""Layouts that cannot be: the message names the op, its layer and line, shapes, how things lie, who asked, what is legal, and what would work."""
+"""Invalid layouts: the message names the op, its layer and line, shapes and layouts, the source of the request, and legal changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ split, broadcast = flow.distribute.split, flow.distribute.broadcast
 
 
 def refused(body: Callable[[Any], Any], error: type[Exception] = flow.errors.SbpError) -> str:
-    """The message with which a job of this body ends."""
+    """Return the error message of a job with this body."""
     job = declare(body, Rows)
     with pytest.raises(error) as caught:
         job(X)
@@ -47,12 +47,12 @@ def test_a_hint_that_no_signature_satisfies() -> None:
     )
 
 
-def test_the_same_by_a_cast() -> None:
+def test_a_cast_that_no_signature_satisfies() -> None:
     message = refused(lambda x: flow.math.argmax(flow.parallel_cast(x, distribute=split(1)), name="best"))
     matches(message, rf"requested as S\(1\) by parallel_cast at {HERE}", r"distribute\.split\(0\)")
 
 
-def test_the_change_that_it_proposes_works() -> None:
+def test_the_proposed_change_works() -> None:
     job = declare(lambda x: flow.math.argmax(x.with_distribute(split(0))), Rows)
     np.testing.assert_array_equal(job(X), X.argmax(-1))
 
@@ -75,7 +75,7 @@ def test_partial_into_a_nonlinear_op() -> None:
     )
 
 
-def test_partial_into_a_linear_op_is_kept() -> None:
+def test_partial_into_a_linear_op_stays_partial() -> None:
     job = declare(lambda x: flow.hierarchical_parallel_cast(x, ["P"]) * 2.0, Rows)
     np.testing.assert_allclose(job(X), 2 * X, rtol=1e-6)
 

@@ -1,4 +1,4 @@
-"""Eager jobs: the body runs at every call, tensors have numbers in it, and all numbers are those of a job that is not eager."""
+"""Eager jobs: the body runs at every call, its tensors have values, and results equal compiled jobs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def eager(devices: int) -> int:
     return devices
 
 
-def steps(count: int, seen: list[Any]) -> list[Any]:
-    """What so many steps of a small net with dropout give; `seen` gets the gradient of its result."""
+def steps(count: int, gradients: list[Any]) -> list[Any]:
+    """Run `count` steps of a small net with dropout; append the gradient of its result to `gradients`."""
 
     def note(value: tp.Numpy) -> None:
-        seen.append(value)
+        gradients.append(value)
 
     @flow.global_function(type="train")
     def net(x: tp.Numpy.Placeholder((4, 3)), y: tp.Numpy.Placeholder((4,), dtype=flow.int32)) -> tp.Numpy:
@@ -43,37 +43,37 @@ def steps(count: int, seen: list[Any]) -> list[Any]:
     return [net(X, Y) for _ in range(count)]
 
 
-def test_the_same_numbers_as_of_a_compiled_job(devices: int) -> None:
+def test_eager_jobs_compute_the_values_of_compiled_jobs(devices: int) -> None:
     runs = []
     for eager in (False, True):
         flow.clear_default_session()
         flow.config.cpu_device_num(devices)
         flow.enable_eager_execution(eager)
         assert flow.eager_execution_enabled() is eager
-        seen: list[Any] = []
-        losses = steps(3, seen)
-        runs.append([*losses, *seen, *[variable.numpy() for variable in flow.get_all_variables().values()]])
+        gradients: list[Any] = []
+        losses = steps(3, gradients)
+        runs.append([*losses, *gradients, *[variable.numpy() for variable in flow.get_all_variables().values()]])
     assert len(runs[0]) == 3 + 3 + 13
     for compiled, at_once in zip(*runs, strict=True):
         np.testing.assert_array_equal(compiled, at_once)
 
 
-def test_the_body_may_look_at_numbers_and_go_by_them(eager: int) -> None:
-    told: list[Any] = []
+def test_the_body_may_branch_on_values(eager: int) -> None:
+    events: list[Any] = []
 
     def show(value: tp.Numpy) -> None:
-        told.append(value.sum())
+        events.append(value.sum())
 
     @flow.global_function()
     def job(x: tp.Numpy.Placeholder((2, 2))) -> tp.Numpy:
         total = flow.math.reduce_sum(x)
         flow.watch(total, show)
-        told.append("after it")
+        events.append("after it")
         return x / total if total.numpy().item() > 1 else x
 
     for x in (np.ones((2, 2), np.float32), np.full((2, 2), 0.1, np.float32), np.full((2, 2), 2, np.float32)):
         np.testing.assert_array_equal(job(x), x / x.sum() if x.sum() > 1 else x)
-    assert told[0] == 4 and told[1::2] == ["after it"] * 3
+    assert events[0] == 4 and events[1::2] == ["after it"] * 3
 
 
 def test_jobs_of_one_name_may_be_declared_again_and_share_variables(eager: int) -> None:
@@ -93,20 +93,20 @@ def test_jobs_of_one_name_may_be_declared_again_and_share_variables(eager: int) 
 def test_tensors_of_devices_have_one_array_each(fresh: None) -> None:
     flow.config.cpu_device_num(2)
     flow.enable_eager_execution()
-    seen: list[Any] = []
+    arrays: list[Any] = []
 
     @flow.global_function()
     def job(x: tp.ListNumpy.Placeholder((2, 2))) -> tp.ListNumpy:
-        seen.append((x * 2).numpy_list())
+        arrays.append((x * 2).numpy_list())
         return x
 
     job([np.ones((2, 2), np.float32), np.zeros((2, 2), np.float32)])
-    assert [part.sum() for part in seen[0]] == [8, 0]
+    assert [part.sum() for part in arrays[0]] == [8, 0]
     with pytest.raises(JobError, match=r"numbers of .* are of devices whose arguments differ in length; return it"):
         job([np.ones((2, 2), np.float32), np.zeros((1, 2), np.float32)])
 
 
-def test_what_eager_jobs_refuse(eager: int) -> None:
+def test_eager_jobs_raise_for_unsupported_features(eager: int) -> None:
     job = declare(lambda x: x, tp.Numpy.Placeholder((2,)))
     with pytest.raises(ArgumentError, match=r'argument "x" is float64\[2\].*An eager job converts nothing: pass x.astype\(np.float32\)'):
         job(np.ones(2))

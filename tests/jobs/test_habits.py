@@ -1,4 +1,4 @@
-"""Programs in the habits of the legacy documentation give the same numbers on one device, on threads and on ranks."""
+"""Programs in the style of the legacy documentation have equal results on one device, on threads and on ranks."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 @functools.cache
 def reference(name: str) -> list[Any]:
-    """What one device computes."""
+    """Return the results of one device."""
     return habits.run(name, 1)
 
 
-def check(name: str, found: list[Any]) -> None:
+def check(name: str, results: list[Any]) -> None:
     expected = reference(name)
-    assert len(found) == len(expected) > 0
-    for ours, theirs in zip(found, expected, strict=True):
+    assert len(results) == len(expected) > 0
+    for ours, theirs in zip(results, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", habits.PROGRAMS)
 def test_numbers_are_those_of_the_declared_types(name: str) -> None:
-    found = reference(name)
-    assert {array.dtype for array in found} <= {np.dtype(kind) for kind in (np.float64, np.int32, np.int64, np.int8)}
-    assert all(np.isfinite(array).all() for array in found)
+    results = reference(name)
+    assert {array.dtype for array in results} <= {np.dtype(kind) for kind in (np.float64, np.int32, np.int64, np.int8)}
+    assert all(np.isfinite(array).all() for array in results)
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4])
 @pytest.mark.parametrize("name", habits.PROGRAMS)
 def test_threads(name: str, devices: int) -> None:
-    found = habits.run(name, devices)
-    check(name, found)
-    assert [array.dtype for array in found] == [array.dtype for array in reference(name)]
+    results = habits.run(name, devices)
+    check(name, results)
+    assert [array.dtype for array in results] == [array.dtype for array in reference(name)]
 
 
 @pytest.mark.mpi
@@ -50,7 +50,7 @@ def test_threads(name: str, devices: int) -> None:
 def test_ranks(ranks: int, tmp_path: Path) -> None:
     ended = run(PROGRAMS / "habits.py", str(tmp_path / "out.json"), ranks=ranks)
     assert (ended.code, ended.out) == (0, ""), ended.err
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert list(found) == list(habits.PROGRAMS)
-    for name, arrays in found.items():
+    results = json.loads((tmp_path / "out.json").read_text())
+    assert list(results) == list(habits.PROGRAMS)
+    for name, arrays in results.items():
         check(name, arrays)

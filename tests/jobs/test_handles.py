@@ -1,4 +1,4 @@
-"""What the body of a job may ask of its tensors: names, wishes about layouts, comparisons, the scope it is in, and old spellings."""
+"""Tensors in the body of a job: names, distribute constraints, comparisons, the current scope, and old spellings."""
 
 import copy
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from jobflow.tools import explain
 
 
 def ask(question: Callable[[Any], Any], x: Any = X) -> Any:
-    """What `question` answers about the argument of a job, in its body."""
+    """Return the value of `question` for the argument of a job, in its body."""
     answers = []
 
     @flow.global_function()
@@ -29,7 +29,7 @@ def ask(question: Callable[[Any], Any], x: Any = X) -> Any:
 
 
 class TestHandles:
-    def test_wishes(self, devices: int) -> None:
+    def test_distribute_specs(self, devices: int) -> None:
         split, broadcast = flow.distribute.split, flow.distribute.broadcast()
         assert ask(lambda x: (x.distribute, x.split_axis)) == (flow.distribute.auto(), flow.INVALID_SPLIT_AXIS)
         assert ask(lambda x: x.with_distribute(split(1)).split_axis) == 1
@@ -37,7 +37,7 @@ class TestHandles:
         assert ask(lambda x: x.with_broadcast_distribute().distribute is broadcast)
         assert ask(lambda x: x.with_distribute(flow.distribute.auto()) is x)
 
-    def test_a_wish_is_granted(self, on: Begin) -> None:
+    def test_the_requested_distribute_is_applied(self, on: Begin) -> None:
         on(2)
         job = declare(lambda x: flow.math.relu(x.with_distribute(flow.distribute.split(1)), name="positive"), Rows)
         np.testing.assert_array_equal(job(X), np.maximum(X, 0))
@@ -45,12 +45,12 @@ class TestHandles:
         (line,) = (line for line in text.splitlines() if "%positive:" in line)
         assert "S(1)" in line
 
-    def test_a_gradient_comes_back_as_asked(self, on: Begin) -> None:
-        def train(wish: Callable[[Any], Any]) -> tuple[Any, str]:
+    def test_gradient_distribute_is_applied(self, on: Begin) -> None:
+        def train(constrain: Callable[[Any], Any]) -> tuple[Any, str]:
             @flow.global_function(type="train")
             def job(x: Rows) -> tp.Numpy:
                 w = flow.get_variable("w", (6, 4), initializer=flow.ones_initializer())
-                y = wish(flow.matmul(x, w))
+                y = constrain(flow.matmul(x, w))
                 flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.5]), momentum=0).minimize(y * y)
                 return w
 
@@ -60,8 +60,8 @@ class TestHandles:
         on(2)
         free, _ = train(lambda y: y)
         on(2)
-        asked, text = train(lambda y: y.with_gradient_distribute(flow.distribute.split(1)))
-        np.testing.assert_allclose(asked, free, rtol=1e-6)
+        constrained, text = train(lambda y: y.with_gradient_distribute(flow.distribute.split(1)))
+        np.testing.assert_allclose(constrained, free, rtol=1e-6)
         assert "ToLayout(S(1))" in text
 
     def test_names(self, fresh: None) -> None:
@@ -104,7 +104,7 @@ def test_handles_can_be_copied(fresh: None) -> None:
 
 
 class TestComparisons:
-    """The legacy system has no bool: what compares gives int8."""
+    """Comparisons return int8, because the legacy system has no bool."""
 
     @pytest.mark.parametrize("word", CASES)
     def test_operators(self, devices: int, word: str) -> None:
@@ -115,19 +115,19 @@ class TestComparisons:
         def job(x: tp.Numpy.Placeholder((4,)), y: tp.Numpy.Placeholder((4,))) -> tp.Bundle[tp.Numpy]:
             return [written(x, y), written(x, 3), written(2.0, x), flow.cast(written(x, y), flow.float)]
 
-        found = job(x, y)
-        assert [a.dtype for a in found] == [np.int8, np.int8, np.int8, np.float32]
-        for a, b in zip(found, (expected(x, y), expected(x, 3), expected(2, x), expected(x, y)), strict=True):
+        results = job(x, y)
+        assert [a.dtype for a in results] == [np.int8, np.int8, np.int8, np.float32]
+        for a, b in zip(results, (expected(x, y), expected(x, 3), expected(2, x), expected(x, y)), strict=True):
             np.testing.assert_array_equal(a, b)
 
     def test_where_takes_them(self, devices: int) -> None:
         job = declare(lambda x: flow.where(x > 0, x, flow.zeros_like(x)), Rows)
         np.testing.assert_array_equal(job(X), np.maximum(X, 0))
 
-    def test_beside_other_things_identity_is_compared(self, fresh: None) -> None:
+    def test_comparisons_with_other_objects_compare_identity(self, fresh: None) -> None:
         assert ask(lambda x: (x == x.shape, x != "x", x == None, {x: 1}[x])) == (False, True, False, 1)  # noqa: E711
 
-    def test_truth_is_not_known(self, fresh: None) -> None:
+    def test_the_truth_of_a_tensor_raises(self, fresh: None) -> None:
         with pytest.raises(JobError, match=r"the truth value of a int8\[4,6\] tensor is not known"):
             ask(lambda x: x in (x * 2, x))
 
@@ -138,14 +138,14 @@ class TestComparisons:
 
 class TestScope:
     def test_devices(self, devices: int) -> None:
-        def found(x: Any) -> Any:
+        def current(x: Any) -> Any:
             here = flow.current_scope().device_parallel_desc_symbol
             with flow.scope.placement("cpu", "0:0"):
                 inner = flow.scope.current_scope().device_parallel_desc_symbol
             return here.device_tag, here.parallel_num, here.machine_id2device_id_list, here.parallel_conf, inner.parallel_num
 
         ids = list(range(devices))
-        assert ask(found) == ("cpu", devices, {0: ids}, f"cpu[{'0-1' if devices == 2 else '0'}]", 1)
+        assert ask(current) == ("cpu", devices, {0: ids}, f"cpu[{'0-1' if devices == 2 else '0'}]", 1)
         with pytest.raises(JobError, match=r"current_scope at .* outside a job"):
             flow.current_scope()
 
@@ -190,7 +190,7 @@ class TestSmallNames:
         assert "is the old name of scope.namespace" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
-        ("arguments", "said"),
+        ("arguments", "message"),
         [
             (("cpu", None), "machine_device_ids is a text such as .*, not None"),
             (("cpu", []), "or a list of such texts or of ranks, not ."),
@@ -201,8 +201,8 @@ class TestSmallNames:
             (("cpu", "0:0-1", "2"), "hierarchy must be a shape"),
         ],
     )
-    def test_placements_that_are_none(self, fresh: None, arguments: Any, said: str) -> None:
-        with pytest.raises(PlacementError, match=said):
+    def test_invalid_placements_raise(self, fresh: None, arguments: Any, message: str) -> None:
+        with pytest.raises(PlacementError, match=message):
             flow.scope.placement(*arguments)
 
     def test_placements_and_views(self, fresh: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,8 +210,8 @@ class TestSmallNames:
         assert repr(flow.fixed_placement("cpu", "0:0", (1, 1))) == repr(flow.scope.placement("cpu", "0:0", (1, 1)))
         assert flow.distribute.consistent_strategy().view == "consistent" and flow.distribute.mirrored_strategy().view == "mirrored"
         assert flow.distribute.consistent_strategy_enabled() and not flow.distribute.mirrored_strategy_enabled()
-        said = capsys.readouterr().err
-        assert said.count("is the old name of") == 4 and said.count("are old names of scope.placement") == 1
+        notices = capsys.readouterr().err
+        assert notices.count("is the old name of") == 4 and notices.count("are old names of scope.placement") == 1
 
     def test_workers_are_not_started(self, fresh: None, capsys: pytest.CaptureFixture[str]) -> None:
         flow.deprecated.init_worker(scp_binary=True, use_uuid=True)

@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of what a step writes: a program that catches it has the numbers of whole steps, and goes on."""
+"""Ctrl-C while a step writes variables: a program that catches it has the values of whole steps, and continues."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS = 3
 
 @pytest.fixture(autouse=True)
 def hears() -> Iterator[None]:
-    """As in a program in a terminal: what a shell starts in the background ignores Ctrl-C."""
+    """Install Python's handler, as in a terminal: processes that a shell starts in the background ignore Ctrl-C."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -35,7 +35,7 @@ def interrupt() -> None:
 
 
 def in_the_epilogue(executor: Any) -> None:
-    """Ctrl-C comes when it has written something."""
+    """Interrupt after the first write."""
     executor.epilogue.insert(1, (interrupt, ()))
 
 
@@ -73,14 +73,14 @@ def by_tensors(interrupted: bool) -> list[Any]:
         optimizer._step = updates  # type: ignore[method-assign]
     model(flow.tensor(X)).square().sum().backward()
     many(optimizer.step, interrupted)
-    return [p.detach().numpy() for p in model.parameters()] + [kept["step"] for kept in optimizer.state.values()]
+    return [p.detach().numpy() for p in model.parameters()] + [state["step"] for state in optimizer.state.values()]
 
 
 def by_graph(interrupted: bool) -> list[Any]:
     flow.manual_seed(1)
     model = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5), nn.Linear(5, 2))
 
-    class Step(nn.Graph):
+    class TrainGraph(nn.Graph):
         def __init__(self) -> None:
             super().__init__()
             self.model = model
@@ -91,7 +91,7 @@ def by_graph(interrupted: bool) -> list[Any]:
             loss.backward()
             return loss
 
-    step = Step()
+    step = TrainGraph()
     step(flow.tensor(X))
     if interrupted:
         in_the_epilogue(step._bound.executor)  # type: ignore[union-attr]
@@ -110,11 +110,11 @@ def many(step: Callable[[], Any], interrupted: bool) -> None:
 
 @pytest.mark.parametrize("way", [by_job, partial(by_job, devices=2), by_tensors, by_graph], ids=["job", "two devices", "tensors", "graph"])
 def test_steps_are_whole(way: Callable[[bool], list[Any]], fresh: None) -> None:
-    for expected, found in zip(way(False), way(True), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for expected, result in zip(way(False), way(True), strict=True):
+        np.testing.assert_array_equal(result, expected)
 
 
-def test_who_does_not_want_to_wait_presses_it_again() -> None:
+def test_a_second_interrupt_stops_the_step() -> None:
     handler, heard = signal.getsignal(signal.SIGINT), list[str]()
     with pytest.raises(KeyboardInterrupt), held():
         interrupt()
@@ -128,8 +128,8 @@ def test_who_does_not_want_to_wait_presses_it_again() -> None:
     assert heard == ["goes on"] and signal.getsignal(signal.SIGINT) is handler
 
 
-def test_ranks_on_threads_can_be_interrupted_again_and_again(fresh: None) -> None:
-    """Where nothing is written they stop at once, and can be called afterwards."""
+def test_ranks_on_threads_can_be_interrupted_repeatedly(fresh: None) -> None:
+    """Ranks stop at once if nothing is written, and can be called afterwards."""
     flow.config.cpu_device_num(2)
     world = current_session().start()
 

@@ -1,4 +1,4 @@
-"""`flow.config.kernels`: who computes, from the next call on, in jobs and in graphs."""
+"""`flow.config.kernels`: the kernels of jobs and graphs from the next call on."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def make_job(more: float = 1.0) -> Any:
 
 
 def targets() -> list[str]:
-    """The targets of the programs that are compiled, and how many regions each has."""
+    """Return the targets of the compiled programs, and the number of regions of each."""
     world = current_session().world
     assert world is not None
-    found = []
+    regions_by_target = []
     for executor in executors_of(world.ranks[0]).values():
         regions = sum(isinstance(getattr(i, "op", None), Region) for i in executor.plan.instructions)
-        found.append(f"{executor.target}: {regions}")
-    return found
+        regions_by_target.append(f"{executor.target}: {regions}")
+    return regions_by_target
 
 
 def test_a_change_compiles_a_job_anew() -> None:
@@ -73,7 +73,7 @@ def test_a_change_compiles_a_graph_anew() -> None:
     np.testing.assert_allclose(second, first, rtol=1e-6)
 
 
-def test_a_tier_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tier_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llvmlite", None)
     with pytest.raises(
         ConfigError, match=r'config.kernels\(.llvm.\) at .* needs llvmlite: pip install "jobflow-sbp\[jit\]"; "numpy" needs nothing more'
@@ -83,7 +83,7 @@ def test_a_tier_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
         flow.config.kernels("lvm")
 
 
-def test_auto_does_without_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_skips_tiers_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [target.cpu_tier(setting) for setting in ("auto", "llvm", "numpy")] == ["llvm", "llvm", "numpy"]
     monkeypatch.setattr(target, "find_spec", lambda name: None)
     assert [target.cpu_tier(setting) for setting in ("auto", "llvm", "numpy")] == ["numpy", "llvm", "numpy"]
@@ -96,7 +96,7 @@ def test_auto_does_without_what_is_not_installed(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("fresh")
-def test_the_environment_says_who_computes_where_the_program_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_selects_kernels_unless_the_program_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBFLOW_KERNELS", "reference")
     make_job()(X)
     assert targets() == ["cpu, reference: 0"]
@@ -106,19 +106,19 @@ def test_the_environment_says_who_computes_where_the_program_does_not(monkeypatc
 
 
 @pytest.mark.usefixtures("fresh")
-def test_compiled_loops_are_kept_where_the_program_says(tmp_path: Path) -> None:
+def test_compiled_loops_are_cached_in_the_configured_folder(tmp_path: Path) -> None:
     flow.config.cache_folder(str(tmp_path))
     flow.config.kernels("llvm")
     job = make_job(0.1875)
     job(X)
-    (kept,) = (tmp_path / "loops").iterdir()
-    assert kept.suffix == ".code"
+    (cached,) = (tmp_path / "loops").iterdir()
+    assert cached.suffix == ".code"
     flow.clear_default_session()
     make_job()(X)
     assert cache_folder("loops") != tmp_path / "loops", "the next session says nothing"
 
 
-def test_explain_says_who_computes_and_why_nobody_else() -> None:
+def test_explain_names_the_kernel_and_why_others_refuse() -> None:
     job = make_job()
     flow.config.kernels("llvm")
     head, _, row, *_ = explain(job_of(job), stages=("kernels",)).splitlines()[1:]

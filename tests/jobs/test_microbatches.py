@@ -1,4 +1,4 @@
-"""Gradient accumulation gives the numbers of the whole batch, on any number of devices, with less memory."""
+"""Gradient accumulation has the results of the whole batch, on any number of devices, with less memory."""
 
 from __future__ import annotations
 
@@ -60,30 +60,30 @@ def variables() -> dict[str, Any]:
 
 
 def curve(count: int, loss: Any = per_row, optimizer: Any = clipped_adam, model: Any = net) -> Curve:
-    """The losses of every step, and the variables after the last."""
+    """Return the losses of every step, and the final variables."""
 
     @flow.global_function("train", steps(count))
     def job(x: tp.Numpy.Placeholder((ROWS, WIDTH), flow.float64), y: tp.Numpy.Placeholder((ROWS,), flow.int32)) -> tp.Numpy:
-        found = loss(y, model(x))
-        optimizer().minimize(found)
-        return found
+        loss_value = loss(y, model(x))
+        optimizer().minimize(loss_value)
+        return loss_value
 
     return [job(x, y) for x, y in batches()], variables()
 
 
-def same(found: Any, expected: Any) -> None:
-    assert found.keys() == expected.keys()
+def same(results: Any, expected: Any) -> None:
+    assert results.keys() == expected.keys()
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=DOUBLE, atol=DOUBLE, err_msg=name)
+        np.testing.assert_allclose(results[name], value, rtol=DOUBLE, atol=DOUBLE, err_msg=name)
 
 
 def check(on: On, devices: int, count: int, run: Callable[..., Curve] = curve, **options: Any) -> None:
-    """In so many parts, on so many devices, there are the losses and the variables of the whole batch on one."""
+    """Compare losses and variables of `count` microbatches on several devices with the whole batch on one."""
     on(1)
     losses, expected = run(1, **options)
     on(devices)
-    found, after = run(count, **options)
-    np.testing.assert_allclose(found, losses, rtol=DOUBLE, atol=DOUBLE)
+    result, after = run(count, **options)
+    np.testing.assert_allclose(result, losses, rtol=DOUBLE, atol=DOUBLE)
     same(after, expected)
 
 
@@ -92,26 +92,26 @@ def check(on: On, devices: int, count: int, run: Callable[..., Curve] = curve, *
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 10])
-def test_losses_and_variables_are_those_of_the_whole_batch(on: On, devices: int, count: int) -> None:
+def test_losses_and_variables_equal_the_whole_batch(on: On, devices: int, count: int) -> None:
     check(on, devices, count)
 
 
-def test_the_losses_move(on: On) -> None:
+def test_the_losses_change(on: On) -> None:
     on(1)
     assert np.ptp(np.mean(curve(1)[0], axis=1)) > 0.1
 
 
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("count", [2, 3])
-def test_a_loss_that_the_program_has_averaged_weighs_its_rows(on: On, devices: int, count: int) -> None:
+def test_a_mean_loss_is_weighted_by_the_rows_of_its_microbatch(on: On, devices: int, count: int) -> None:
     on(1)
     losses, expected = curve(1, mean)
     on(devices)
-    found, after = curve(count, mean)
+    result, after = curve(count, mean)
     same(after, expected)
-    assert found[0].shape == (count,)  # one value per microbatch
+    assert result[0].shape == (count,)  # one value per microbatch
     sizes = [len(part) for part in np.array_split(np.arange(ROWS), count)]
-    np.testing.assert_allclose(np.average(found, axis=1, weights=sizes), np.ravel(losses), rtol=DOUBLE)
+    np.testing.assert_allclose(np.average(result, axis=1, weights=sizes), np.ravel(losses), rtol=DOUBLE)
 
 
 def test_the_old_form_of_the_configuration(on: On) -> None:
@@ -132,8 +132,8 @@ def test_the_old_form_of_the_configuration(on: On) -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_products_that_add_to_what_earlier_microbatches_left(on: On, devices: int) -> None:
-    """Weights so large that a gradient is not added but computed onto the sum."""
+def test_products_accumulate_onto_earlier_microbatches(on: On, devices: int) -> None:
+    """Use weights so large that a product accumulates into the sum directly."""
 
     def model(x: Any) -> Any:
         wide = dense(x, 256, "first", activation=flow.math.tanh)
@@ -146,8 +146,8 @@ def test_products_that_add_to_what_earlier_microbatches_left(on: On, devices: in
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_random_numbers_are_those_of_the_whole_batch(on: On, devices: int) -> None:
-    """Where the first axis is the batch's, or a multiple of it; what no row decides is drawn once."""
+def test_random_numbers_equal_the_whole_batch(on: On, devices: int) -> None:
+    """The first axis is the batch's or a multiple of it; numbers without a row axis are drawn once."""
 
     def model(x: Any) -> Any:
         rows, width = x.shape
@@ -160,7 +160,7 @@ def test_random_numbers_are_those_of_the_whole_batch(on: On, devices: int) -> No
         check(on, devices, count, model=model)
 
 
-def test_where_the_batch_is_not_the_first_axis_microbatches_draw_their_own(on: On) -> None:
+def test_microbatches_draw_their_own_numbers_if_the_batch_is_not_the_first_axis(on: On) -> None:
     on(1)
 
     @flow.global_function("train", steps(2))
@@ -178,7 +178,7 @@ def test_where_the_batch_is_not_the_first_axis_microbatches_draw_their_own(on: O
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_moving_statistics_pass_from_microbatch_to_microbatch(on: On, devices: int) -> None:
-    """Written by hand: three microbatches of 4, 3 and 3 rows, each normalised by its own statistics."""
+    """Compare with a hand-written reference: microbatches of 4, 3 and 3 rows, each normalized by its own statistics."""
 
     def model(x: Any) -> Any:
         return dense(flow.layers.batch_normalization(x, axis=1, momentum=0.7, name="bn"), CLASSES, "output")
@@ -195,17 +195,17 @@ def test_moving_statistics_pass_from_microbatch_to_microbatch(on: On, devices: i
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_an_assigned_variable_is_seen_by_the_next_microbatch(on: On, devices: int) -> None:
+def test_the_next_microbatch_reads_an_assigned_variable(on: On, devices: int) -> None:
     on(devices)
 
     @flow.global_function("train", steps(3))
     def job(x: tp.Numpy.Placeholder((7, 2), flow.float64)) -> tuple[tp.Numpy, tp.Numpy]:
-        seen = flow.get_variable("seen", (1,), flow.float64, flow.zeros_initializer(), trainable=False)
+        microbatch_count = flow.get_variable("seen", (1,), flow.float64, flow.zeros_initializer(), trainable=False)
         w = flow.get_variable("w", (1,), flow.float64, flow.ones_initializer())
-        flow.assign(seen, seen + float(x.shape[0]))
+        flow.assign(microbatch_count, microbatch_count + float(x.shape[0]))
         loss = flow.math.reduce_sum(x, axis=[1]) * w
         flow.optimizer.SGD(constant(0.1)).minimize(loss)
-        return loss + 0.0 * flow.math.reduce_sum(loss) + seen, seen
+        return loss + 0.0 * flow.math.reduce_sum(loss) + microbatch_count, microbatch_count
 
     x = np.zeros((7, 2))
     rows, before = job(x)
@@ -221,13 +221,13 @@ def test_an_assigned_variable_is_seen_by_the_next_microbatch(on: On, devices: in
 
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("count", [2, 3])
-def test_results_and_watches_are_those_of_the_whole_batch(on: On, devices: int, count: int) -> None:
+def test_results_and_watches_equal_the_whole_batch(on: On, devices: int, count: int) -> None:
     def run(count: int) -> tuple[dict[str, Any], tuple[Any, ...]]:
-        seen: dict[str, Any] = {}
+        watched: dict[str, Any] = {}
 
         def into(key: str) -> Any:
             def show(value: tp.Numpy) -> None:
-                seen[key] = value
+                watched[key] = value
 
             return show
 
@@ -246,13 +246,13 @@ def test_results_and_watches_are_those_of_the_whole_batch(on: On, devices: int, 
             flow.optimizer.SGD(constant(0.1)).minimize(loss)
             return flow.nn.softmax(logits), w, flow.math.reduce_max(logits)
 
-        return seen, job(*batches()[0])
+        return watched, job(*batches()[0])
 
     on(1)
-    seen, (probabilities, w, largest) = run(1)
+    watched, (probabilities, w, largest) = run(1)
     on(devices)
-    found, results = run(count)
-    same(found, seen)
+    watched_results, results = run(count)
+    same(watched_results, watched)
     np.testing.assert_allclose(results[0], probabilities, rtol=DOUBLE)
     np.testing.assert_allclose(results[1], w, rtol=DOUBLE)
     assert results[2].shape == (count,) and results[2].max() == pytest.approx(largest.item())
@@ -264,13 +264,13 @@ def test_results_and_watches_are_those_of_the_whole_batch(on: On, devices: int, 
 def mirrored(count: int, parts: list[int], loss: Any = per_row, model: Any = net) -> Curve:
     @flow.global_function("train", steps(count))
     def job(x: tp.ListNumpy.Placeholder((max(parts), WIDTH), flow.float64), y: tp.ListNumpy.Placeholder((max(parts),), flow.int32)) -> tp.ListNumpy:
-        found = loss(y, model(x))
-        flow.optimizer.SGD(constant(0.5)).minimize(found)
-        return found
+        loss_value = loss(y, model(x))
+        flow.optimizer.SGD(constant(0.5)).minimize(loss_value)
+        return loss_value
 
     cuts = np.cumsum(parts)[:-1]
-    given = [(np.split(x, cuts), np.split(y, cuts)) for x, y in batches(sum(parts))]
-    return [job(x, y) for x, y in given], variables()
+    arguments = [(np.split(x, cuts), np.split(y, cuts)) for x, y in batches(sum(parts))]
+    return [job(x, y) for x, y in arguments], variables()
 
 
 @pytest.mark.parametrize("parts", [[ROWS], [5, 5], [5, 5, 5]])
@@ -279,40 +279,40 @@ def test_each_device_cuts_its_own_rows(on: On, parts: list[int], count: int) -> 
     on(len(parts))
     losses, expected = mirrored(1, parts)
     on(len(parts))
-    found, after = mirrored(count, parts)
-    np.testing.assert_allclose(np.array(found), np.array(losses), rtol=DOUBLE, atol=DOUBLE)
+    result, after = mirrored(count, parts)
+    np.testing.assert_allclose(np.array(result), np.array(losses), rtol=DOUBLE, atol=DOUBLE)
     same(after, expected)
 
 
 def test_devices_share_each_microbatch_of_an_array_for_all(on: On) -> None:
-    """Dropout and gradients, as a watch sees them, are those of the whole batch."""
+    """Dropout and watched gradients equal those of the whole batch."""
     x = np.arange(1.0, 25).reshape(8, 3)
 
     def run(devices: int, count: int) -> Any:
         on(devices)
-        config, seen = steps(count), []
+        config, gradients = steps(count), []
         config.default_logical_view(flow.scope.mirrored_view())
 
         @flow.global_function("train", config)
         def job(x: tp.Numpy.Placeholder((8, 3), flow.float64)) -> tp.Numpy:
             y = x * flow.get_variable("w", (3,), flow.float64, flow.ones_initializer())
-            flow.watch_diff(y, lambda gradient: seen.append(gradient.numpy()))
+            flow.watch_diff(y, lambda gradient: gradients.append(gradient.numpy()))
             dropped = flow.nn.dropout(y, 0.5)
             flow.optimizer.SGD(constant(0.1), momentum=0).minimize(flow.math.reduce_sum(dropped, 1))
             return dropped
 
         rows = job(x)
-        order = np.argsort(rows.sum(1) + seen[0].sum(1), kind="stable")  # devices' results lie behind each other, microbatches within
-        return rows[order], seen[0][order], variables()["w"]
+        order = np.argsort(rows.sum(1) + gradients[0].sum(1), kind="stable")  # devices' results lie behind each other, microbatches within
+        return rows[order], gradients[0][order], variables()["w"]
 
     expected = run(1, 1)
-    for found, wanted in zip(run(2, 2), expected, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=DOUBLE)
+    for result, reference in zip(run(2, 2), expected, strict=True):
+        np.testing.assert_allclose(result, reference, rtol=DOUBLE)
 
 
 @pytest.mark.parametrize("loss", [per_row, mean])
 def test_devices_with_different_numbers_of_rows(on: On, loss: Any) -> None:
-    """Their dropout differs from that of the whole batch, so there is none."""
+    """There is no dropout here, because it differs from the whole batch."""
 
     def model(x: Any) -> Any:
         return dense(dense(x, 16, "hidden", activation=flow.math.tanh), CLASSES, "output")
@@ -320,11 +320,11 @@ def test_devices_with_different_numbers_of_rows(on: On, loss: Any) -> None:
     on(2)
     losses, expected = mirrored(1, [4, 6], loss, model)
     on(2)
-    found, after = mirrored(3, [4, 6], loss, model)
+    result, after = mirrored(3, [4, 6], loss, model)
     same(after, expected)
     if loss is per_row:
-        for step, wanted in zip(found, losses, strict=True):
-            for device, array in zip(step, wanted, strict=True):
+        for step, reference in zip(result, losses, strict=True):
+            for device, array in zip(step, reference, strict=True):
                 np.testing.assert_allclose(device, array, rtol=DOUBLE, atol=DOUBLE)
 
 
@@ -338,7 +338,7 @@ def test_microbatches_of_one_row_on_one_of_unlike_devices(on: On) -> None:
 
 
 def plain_job(count: int, rows: int = 512) -> Any:
-    """Activations much larger than parameters."""
+    """Declare a job with activations much larger than parameters."""
 
     @flow.global_function("train", steps(count))
     def job(x: tp.Numpy.Placeholder((rows, 64), flow.float64), y: tp.Numpy.Placeholder((rows,), flow.int32)) -> tp.Numpy:
@@ -419,16 +419,16 @@ WRONG: dict[str, tuple[Callable[..., Any], int, list[tuple[int, ...]], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_cannot_be_divided(on: On, name: str) -> None:
-    body, count, shapes, said = WRONG[name]
+def test_batches_that_cannot_be_divided_raise(on: On, name: str) -> None:
+    body, count, shapes, message = WRONG[name]
     on(1)
     arguments = [tp.Numpy.Placeholder(shape, flow.float64) for shape in shapes]
     job = declare(body, *arguments, gives=tp.Bundle[tp.Numpy], type="train", config=steps(count))
-    with pytest.raises(ArgumentError if "reshape" in said else JobError, match=said):
+    with pytest.raises(ArgumentError if "reshape" in message else JobError, match=message):
         job(*map(np.ones, shapes))
 
 
-def test_arguments_that_belong_to_no_row_go_whole(on: On) -> None:
+def test_arguments_without_a_row_axis_are_passed_whole(on: On) -> None:
     on(2)
 
     @flow.global_function("train", steps(3))
@@ -456,7 +456,7 @@ def test_predict_jobs_pass_the_batch_whole(on: On) -> None:
     assert lengths == [6]
 
 
-def test_labels_out_of_range_are_told_by_the_argument(on: On) -> None:
+def test_labels_out_of_range_raise_with_the_argument(on: On) -> None:
     on(1)
 
     @flow.global_function("train", steps(2))

@@ -1,4 +1,4 @@
-"""Devices of the mirrored view with different numbers of rows: one without rows has weight zero; under mpiexec the numbers of threads."""
+"""Devices of the mirrored view with different numbers of rows: weight zero without rows; equal results under mpiexec and on threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules with buffers in mirrored jobs: a buffer becomes the mean over devices, or the first device's value if it is not of floats."""
+"""Modules with buffers in mirrored jobs: float buffers become the mean over devices, others the first device's value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LENGTHS = ((4, 4), (4, 3), (5, 2, 3))
 
 
 def mirrored(model: Callable[[Any], Any], guarded: bool = False, parts: int = 1) -> Any:
-    """A train job of the mirrored view."""
+    """Declare a train job of the mirrored view."""
     config = flow.function_config()
     config.default_logical_view(flow.scope.mirrored_view())
     if parts > 1:

@@ -1,4 +1,4 @@
-"""Mistakes that are easily made in the body of a job, where tensors look like arrays: what is said about them, and where."""
+"""Common mistakes in the body of a job, where tensors look like arrays: their messages and lines."""
 
 import os
 import subprocess
@@ -82,7 +82,7 @@ def test_numbers_beyond_the_element_type_are_infinite(fresh: None) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_variable_becomes_an_argument_and_another_variable(on: Callable[[int], None], count: int) -> None:
-    """What a variable takes may be an argument, or a variable that is stored otherwise: both keep their places."""
+    """Assign an argument, or a variable in another storage: both keep their placement."""
     on(count)
 
     @flow.global_function()
@@ -97,23 +97,23 @@ def test_a_variable_becomes_an_argument_and_another_variable(on: Callable[[int],
 
     expected = [np.ones_like(X), np.zeros_like(X), np.zeros_like(X)]
     for number in range(4):
-        *found, given = job(X + number)
-        np.testing.assert_array_equal(given, X + np.float32(number))
-        for one, other in zip(found, expected, strict=True):
+        *results, last = job(X + number)
+        np.testing.assert_array_equal(last, X + np.float32(number))
+        for one, other in zip(results, expected, strict=True):
             np.testing.assert_array_equal(one, other)
-        expected = [given, *expected[:2]]
+        expected = [last, *expected[:2]]
 
 
 def test_a_tensor_of_another_job(fresh: None) -> None:
-    kept = []
+    tensors = []
 
     @flow.global_function()
     def first(x: tp.Numpy.Placeholder((4, 6))) -> tp.Numpy:
-        kept.append(flow.math.exp(x, name="e"))
+        tensors.append(flow.math.exp(x, name="e"))
         return x
 
     first(X)
-    for use in (lambda x: x + kept[0], lambda x: kept[0]):
+    for use in (lambda x: x + tensors[0], lambda x: tensors[0]):
 
         @flow.global_function()
         def second(x: tp.Numpy.Placeholder((4, 6))) -> tp.Numpy:
@@ -123,7 +123,7 @@ def test_a_tensor_of_another_job(fresh: None) -> None:
             second(X)
 
 
-def test_results_that_must_be_got(fresh: None) -> None:
+def test_futures_used_as_arrays_raise(fresh: None) -> None:
     @flow.global_function()
     def job(x: tp.Numpy.Placeholder((4, 6))):  # type: ignore[no-untyped-def]
         return x, x
@@ -161,7 +161,7 @@ def test_options_of_the_optimizer_name_their_line(fresh: None) -> None:
     ],
     ids=["clear", "get", "load", "checkpoint", "declare"],
 )
-def test_what_jobs_must_not_do(fresh: None, act: Callable[[], Any], what: str) -> None:
+def test_unsupported_calls_inside_a_job_raise(fresh: None, act: Callable[[], Any], what: str) -> None:
     wrong = [True]
 
     @flow.global_function()
@@ -184,7 +184,7 @@ def test_ranks_that_serve_end_whatever_the_program_catches(fresh: None) -> None:
 
 @pytest.mark.parametrize("program", ["flow.zeross", "job(flow)(np.ones(3, np.float32))"])
 def test_one_hint_is_enough(program: str) -> None:
-    """Python prints hints of its own behind messages of attributes that are missing."""
+    """Python appends its own hints to messages about missing attributes."""
     lines = [
         "import numpy as np, jobflow as flow, jobflow.typing as tp",
         "def job(flow):",
@@ -199,6 +199,6 @@ def test_one_hint_is_enough(program: str) -> None:
 
 
 def test_a_program_whose_name_is_no_text_in_the_encoding_of_the_system() -> None:
-    """As in a folder of another system: its lines are told, and written to what takes texts only."""
+    """A folder from another system: the message names its lines and can be written to a text stream."""
     line = str(SourceLine(os.fsdecode(b"/data/j\xf6rg/j\xf6b.py"), 3))
     assert line == "j\N{REPLACEMENT CHARACTER}b.py:3" and str(SourceLine("/data/jörg/jöb.py", 3)) == "jöb.py:3"

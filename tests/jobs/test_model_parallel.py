@@ -1,4 +1,4 @@
-"""Layers split over the devices in the words of the legacy face: nothing large is put together, and the numbers are those of one device."""
+"""Layers split over devices in the legacy API: no large tensor is gathered, and results equal one device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def variable(name: str, *shape: int, **more: Any) -> Any:
 
 
 def columns_by_model_distribute(x: Any, labels: Any) -> Any:
-    """A dense layer whose units are split, and the loss over split classes."""
+    """Split the units of a dense layer, and the classes of the loss."""
     logits = flow.layers.dense(x, WIDE, kernel_initializer=normal, model_distribute=split(0), name="out")
     return flow.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
 
@@ -40,17 +40,17 @@ def columns_by_hint(x: Any, labels: Any) -> Any:
 
 
 def columns_then_rows(x: Any, labels: Any) -> Any:
-    """Two layers as in tensor parallelism: between them nothing travels."""
+    """Apply two layers with tensor parallelism, without communication between them."""
     h = flow.layers.dense(x, WIDE, activation=flow.math.tanh, kernel_initializer=normal, model_distribute=split(0), name="up")
     y = flow.matmul(h, variable("down", WIDE, 4, distribute=split(0)))
     return flow.math.reduce_mean(flow.math.square(y))
 
 
 def vocabulary(x: Any, labels: Any) -> Any:
-    """A table of rows that is split by rows, looked up and used for scores."""
+    """Split a table by rows; use it for lookups and for scores."""
     table = variable("table", WIDE, INSIDE, distribute=split(0))
-    found = flow.gather(table, labels)
-    return flow.nn.sparse_softmax_cross_entropy_with_logits(labels, flow.matmul(found + x, table, transpose_b=True))
+    embedded = flow.gather(table, labels)
+    return flow.nn.sparse_softmax_cross_entropy_with_logits(labels, flow.matmul(embedded + x, table, transpose_b=True))
 
 
 def layer_norm_over_what_is_split(x: Any, labels: Any) -> Any:
@@ -69,7 +69,7 @@ MODELS = [
 
 
 def train(model: Callable[[Any, Any], Any], hierarchy: tuple[int, ...] | None = None) -> tuple[list[Any], dict[str, Any]]:
-    """Losses of three steps, and the variables after them."""
+    """Return the losses of three steps, and the variables after them."""
     devices = f"0:0-{int(np.prod(hierarchy)) - 1}" if hierarchy else None
     config = flow.function_config()
     config.default_data_type(flow.float64)
@@ -90,15 +90,15 @@ def train(model: Callable[[Any, Any], Any], hierarchy: tuple[int, ...] | None = 
 
 
 def put_together() -> list[str]:
-    """The large tensors of which the compiled job undoes a split."""
-    found = []
+    """Return the large tensors that the compiled job gathers."""
+    copies = []
     for compiled in current_session()._compiled.values():
         for node in compiled.programs[0].graph.nodes:
             if isinstance(node.op, Reroute) and any(
                 isinstance(a, Split) and b == B for a, b in zip(node.op.source.sbp, node.op.target.sbp, strict=True)
             ):
-                found += [f"{value.name} {value.tensor_type} {node.op}" for value in node.inputs if value.tensor_type.nbytes >= LARGE]
-    return found
+                copies += [f"{value.name} {value.tensor_type} {node.op}" for value in node.inputs if value.tensor_type.nbytes >= LARGE]
+    return copies
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
@@ -107,15 +107,15 @@ def test_split_layers_train_as_whole_ones(on: Callable[[int], None], model: Call
     losses, state = train(model)
     for devices in (2, 3, 4):
         on(devices)
-        ours, found = train(model)
+        ours, variables = train(model)
         assert put_together() == [], f"on {devices} devices"
         np.testing.assert_allclose(ours, losses, rtol=1e-10, atol=1e-12, err_msg=f"{devices} devices")
-        for name, value in found.items():
+        for name, value in variables.items():
             np.testing.assert_allclose(value, state[name], rtol=1e-9, atol=1e-12, err_msg=f"{name} on {devices} devices")
 
 
 def hybrid(x: Any, labels: Any) -> Any:
-    """Samples along the outer mesh dimension, units and classes along the inner one."""
+    """Split samples along the outer mesh dimension, units and classes along the inner one."""
     x = flow.hierarchical_parallel_cast(x, ["S(0)", "B"])
     w = variable("w", WIDE, INSIDE, parallel_distribution=["B", "S(0)"])
     h = flow.nn.bias_add(flow.matmul(x, w, transpose_b=True), variable("b", WIDE, parallel_distribution=["B", "S(0)"]))
@@ -127,10 +127,10 @@ def test_samples_and_classes_on_a_mesh(on: Callable[[int], None]) -> None:
     on(1)
     losses, state = train(hybrid_on_one_dimension)
     on(4)
-    ours, found = train(hybrid, (2, 2))
+    ours, variables = train(hybrid, (2, 2))
     assert put_together() == []
     np.testing.assert_allclose(ours, losses, rtol=1e-10)
-    for name, value in found.items():
+    for name, value in variables.items():
         np.testing.assert_allclose(value, state[name], rtol=1e-9, atol=1e-12, err_msg=name)
 
 

@@ -1,4 +1,4 @@
-"""Jobs in mixed precision, tensors of two-byte floats, and regions that are made again, as programs use them."""
+"""Jobs in mixed precision, tensors of two-byte floats, and rematerialization regions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Wrap = Callable[[Any], Any]
 
 
 def trained(ranks: int, *, wrap: Wrap = lambda block: block, each: int = 1, steps: int = 4, **options: Any) -> tuple[Any, dict[str, Any], Any]:
-    """Losses, variables, and the job, of four blocks, some in each call of what `wrap` makes."""
+    """Return losses, variables and the job of four blocks, grouped into calls of functions from `wrap`."""
     flow.clear_default_session()
     flow.config.cpu_device_num(ranks)
     config = flow.function_config()
@@ -63,8 +63,8 @@ def trained(ranks: int, *, wrap: Wrap = lambda block: block, each: int = 1, step
 def test_training_in_half_precision_follows_float32(ranks: int, half: str) -> None:
     plain, _, _ = trained(1)
     mixed, variables, _ = trained(ranks, mixed_precision=HALVES[half])
-    apart = np.abs(mixed.mean(axis=1) - plain.mean(axis=1)).max()
-    assert 0 < apart < {"float16": 4e-3, "bfloat16": 3e-2}[half]
+    difference = np.abs(mixed.mean(axis=1) - plain.mean(axis=1)).max()
+    assert 0 < difference < {"float16": 4e-3, "bfloat16": 3e-2}[half]
     assert mixed.dtype == np.float32 and {a.dtype.name for a in variables.values()} == {"float32", "int64"}
 
 
@@ -78,20 +78,20 @@ def test_the_legacy_switch_means_float16() -> None:
 
 def test_predict_jobs_and_watches() -> None:
     flow.config.cpu_device_num(2)
-    config, seen = flow.function_config(), []
+    config, watched = flow.function_config(), []
     config.mixed_precision(flow.bfloat16)
 
     @flow.global_function(function_config=config)
     def job(x: tp.Numpy.Placeholder((4, 6))) -> tuple[tp.Numpy, tp.Numpy]:
         w = flow.get_variable("w", (6, 3), initializer=normal())
         y = flow.math.relu(flow.matmul(x, w))
-        flow.watch(y, lambda value: seen.append(value.numpy()))
+        flow.watch(y, lambda value: watched.append(value.numpy()))
         return y, flow.matmul(y, w, transpose_b=True)
 
     x = RANDOM.normal(size=(4, 6)).astype(np.float32)
     y, z = job(x)
     w = values()["w"]
-    assert y.dtype == z.dtype == np.float32 and np.array_equal(seen[0], y)
+    assert y.dtype == z.dtype == np.float32 and np.array_equal(watched[0], y)
     expected = np.maximum(x @ w, 0)
     assert 0 < np.abs(y - expected).max() < 2e-2
     assert np.array_equal(y, y.astype(flow.bfloat16.numpy).astype(np.float32)), "a product in half precision, shown in float32"
@@ -140,7 +140,7 @@ def test_float32_arrays_for_arguments_of_two_bytes_are_rounded() -> None:
     assert job(np.array([1.0, 1.001], np.float32)).astype(float).tolist() == [1.0, 1.0]
 
 
-def test_two_kinds_of_floats_do_not_mix_by_themselves() -> None:
+def test_two_kinds_of_floats_do_not_mix_implicitly() -> None:
     job = declare(lambda x, y: flow.matmul(x, y), tp.Numpy.Placeholder((2, 2), dtype=flow.bfloat16), tp.Numpy.Placeholder((2, 2)))
     with pytest.raises(DtypeError, match="cast"):
         job(X[:2, :2].astype(flow.bfloat16.numpy), X[:2, :2])
@@ -149,16 +149,16 @@ def test_two_kinds_of_floats_do_not_mix_by_themselves() -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_ranks_of_mpi(ranks: int, tmp_path: Path) -> None:
-    """Half precision, a dynamic scale with a skipped step, and regions, under mpiexec as on one device."""
+    """Compare half precision, a dynamic scale with a skipped step, and regions under mpiexec with one device."""
     out = tmp_path / "found.npz"
     ended = run(PROGRAMS / "precision.py", str(out), ranks=ranks)
     assert ended.code == 0, ended.err
     import precision
 
-    found, expected = np.load(out), precision.run(1)
-    assert found["scale"][0] == expected["scale"][0] == 128.0 and found["step"][0] == expected["step"][0] == 4
-    np.testing.assert_allclose(found["losses"], expected["losses"], rtol=3e-2)
-    assert np.isfinite(found["weight"]).all()
+    results, expected = np.load(out), precision.run(1)
+    assert results["scale"][0] == expected["scale"][0] == 128.0 and results["step"][0] == expected["step"][0] == 4
+    np.testing.assert_allclose(results["losses"], expected["losses"], rtol=3e-2)
+    assert np.isfinite(results["weight"]).all()
 
 
 # ---- regions ---------------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ ACCUMULATED, HALF = {"train__num_gradient_accumulation_steps": 4}, {"mixed_preci
     ],
     ids=str,
 )
-def test_regions_change_no_bit(options: dict[str, Any], ranks: int) -> None:
+def test_rematerialization_regions_change_no_bit(options: dict[str, Any], ranks: int) -> None:
     losses, variables, _ = trained(ranks, **options)
     for each, wrap in ((1, flow.checkpointed), (2, entered)):
         others, weights, _ = trained(ranks, wrap=wrap, each=each, **options)
@@ -217,7 +217,7 @@ def test_regions_take_less_memory(ranks: int) -> None:
     assert arena(flow.checkpointed) < 0.75 * arena(lambda block: block)
 
 
-def test_a_checkpointed_function_is_itself_otherwise() -> None:
+def test_a_checkpointed_function_keeps_its_attributes() -> None:
     def block(x: int, y: int = 2) -> int:
         """Adds."""
         return x + y

@@ -1,4 +1,4 @@
-"""A program gives the same losses on one device, on threads and on ranks, whoever drives them."""
+"""A program has equal losses on one device, on threads and on ranks, for any client."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 @functools.cache
 def reference(name: str) -> tuple[float, ...]:
-    """The curve of one device."""
+    """Return the curve of one device."""
     return tuple(curves.run(name, 1))
 
 
@@ -46,7 +46,7 @@ SEVERAL = {name: i % 2 == 0 for i, name in enumerate(curves.PROGRAMS)}
 
 @functools.cache
 def started(ranks: int, client: str, full: bool) -> tuple[Exited, list[dict[str, list[float]]]]:
-    """All curves from one start of mpiexec, one set of them per client; what a failed start left is kept too."""
+    """Return all curves from one start of mpiexec, one set per client; the output of a failed start is cached too."""
     chosen = [name for name in curves.PROGRAMS if full or SEVERAL[name] == (client == "multi")]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "curves.json"
@@ -55,23 +55,23 @@ def started(ranks: int, client: str, full: bool) -> tuple[Exited, list[dict[str,
 
 
 def of_ranks(ranks: int, client: str, name: str, full: bool) -> list[list[float]]:
-    """The curve that every client saw."""
-    ended, found = started(ranks, client, full)
+    """Return the curve of every client."""
+    ended, all_curves = started(ranks, client, full)
     assert (ended.code, ended.out) == (0, ""), ended.err
-    assert len(found) == (1 if client == "single" else ranks)
-    return [curves[name] for curves in found]
+    assert len(all_curves) == (1 if client == "single" else ranks)
+    return [curves[name] for curves in all_curves]
 
 
-def check(name: str, found: list[float]) -> None:
+def check(name: str, losses: list[float]) -> None:
     expected = reference(name)
-    assert len(found) == curves.STEPS
+    assert len(losses) == curves.STEPS
     single = name not in curves.DOUBLE
-    np.testing.assert_allclose(found, expected, rtol=SINGLE if single else DOUBLE, atol=LAST_PLACE if single else 0)
+    np.testing.assert_allclose(losses, expected, rtol=SINGLE if single else DOUBLE, atol=LAST_PLACE if single else 0)
 
 
 @pytest.mark.parametrize("name", curves.PROGRAMS)
-def test_the_curve_moves(name: str) -> None:
-    """What the other tests compare is not a constant, and the model learns from batch to batch."""
+def test_the_curve_is_not_constant(name: str) -> None:
+    """Check that the model learns from batch to batch, so that the other tests compare something."""
     curve = np.array(reference(name))
     assert np.isfinite(curve).all() and len(set(curve)) == curves.STEPS
     if name not in curves.SLOW:
@@ -87,7 +87,7 @@ def test_threads(name: str, devices: int) -> None:
 @pytest.mark.parametrize("name", [name if i % 8 == 5 else pytest.param(name, marks=pytest.mark.full) for i, name in enumerate(curves.PROGRAMS)])
 @pytest.mark.parametrize("tier", ["numpy", "reference"])
 def test_tiers_of_kernels(name: str, tier: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the other tests compare was computed by compiled loops."""
+    """Check that the other tests run compiled loops."""
     assert target_of("cpu").tiers[0] == "llvm"
     reference(name)
     monkeypatch.setenv(environment.KERNELS, tier)
@@ -98,7 +98,7 @@ def test_tiers_of_kernels(name: str, tier: str, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("cpu", machine_class.CLASSES)
 def test_classes_of_machines(cpu: machine_class.MachineClass, tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    """In a process of its own, which uses this CPU as one of the class."""
+    """Run in a separate process, which treats this CPU as one of the class."""
     if machine_class.CLASSES.index(cpu) > machine_class.CLASSES.index(machine_class.own_class()):
         pytest.skip(f"this CPU is {machine_class.own_class()}")
     out, names = tmp_path / "curves.json", [*curves.PROGRAMS] if pytestconfig.getoption("--full") else BY_CLASS
@@ -106,14 +106,14 @@ def test_classes_of_machines(cpu: machine_class.MachineClass, tmp_path: Path, py
     subprocess.run(
         [sys.executable, PROGRAMS / "curves.py", out, "single", *names], env={**os.environ, **alone, machine_class.SETTING: cpu}, check=True
     )
-    found = json.loads(out.read_text())
-    assert [*found] == names
+    results = json.loads(out.read_text())
+    assert [*results] == names
     for name in names:
-        check(name, found[name])
+        check(name, results[name])
 
 
 def _by_turns(several: bool) -> list[Any]:
-    """All programs, of which only the clients' own run without --full."""
+    """Return all programs; without --full only the clients' own run."""
     return [name if mine == several else pytest.param(name, marks=pytest.mark.full) for name, mine in SEVERAL.items()]
 
 
@@ -121,8 +121,8 @@ def _by_turns(several: bool) -> list[Any]:
 @pytest.mark.parametrize("name", _by_turns(several=False))
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_ranks(name: str, ranks: int, pytestconfig: pytest.Config) -> None:
-    (found,) = of_ranks(ranks, "single", name, full=pytestconfig.getoption("--full"))
-    check(name, found)
+    (losses,) = of_ranks(ranks, "single", name, full=pytestconfig.getoption("--full"))
+    check(name, losses)
 
 
 @pytest.mark.mpi
@@ -134,13 +134,13 @@ def test_multi_client(name: str, ranks: int, pytestconfig: pytest.Config) -> Non
     assert all(other == first for other in others), "clients were told different losses"
 
 
-def test_ragged_parts_weigh_their_rows() -> None:
-    """Devices with more rows count for more: the curve is that of the rows in one batch, and equal weights would give another one."""
-    np.testing.assert_allclose(reference("ragged_lenet"), reference("mirrored_lenet"), rtol=0, atol=0)
-    check("ragged_lenet", curves.run("ragged_lenet", 4))
+def test_uneven_parts_are_weighted_by_their_rows() -> None:
+    """The curve equals the curve of one batch; equal weights per device would change it."""
+    np.testing.assert_allclose(reference("uneven_lenet"), reference("mirrored_lenet"), rtol=0, atol=0)
+    check("uneven_lenet", curves.run("uneven_lenet", 4))
 
 
 def test_runs_are_repeatable() -> None:
-    """The same program twice: the same bits, on threads too."""
+    """Run the same program twice: the bits are equal, on threads too."""
     for devices in (1, 3):
         assert curves.run("gpt", devices) == curves.run("gpt", devices)

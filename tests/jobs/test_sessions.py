@@ -14,7 +14,7 @@ from jobflow.core.errors import JobError
 
 
 def declare_net(rate: float = 0.1) -> Callable[..., Any]:
-    """A train job with all that a checkpoint must carry: a split layer, slots, moving statistics, a schedule and dropout, in float64."""
+    """Declare a train job with all checkpoint contents: split layer, slots, moving statistics, schedule and dropout, in float64."""
 
     @flow.global_function(type="train")
     def train_job(x: tp.Numpy.Placeholder((4, 6), dtype=flow.float64), y: Labels) -> tp.Numpy:
@@ -32,7 +32,7 @@ def declare_net(rate: float = 0.1) -> Callable[..., Any]:
 
 class TestCheckPoint:
     @pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (1, 2), (3, 1), (2, 4)])
-    def test_training_goes_on_where_it_was(self, on: Begin, tmp_path: Path, before: int, after: int) -> None:
+    def test_training_resumes_from_a_checkpoint(self, on: Begin, tmp_path: Path, before: int, after: int) -> None:
         on(1)
         job = declare_net()
         expected = [job(X, Y).mean() for _ in range(10)]
@@ -42,21 +42,21 @@ class TestCheckPoint:
         job = declare_net()
         check_point = flow.train.CheckPoint()
         check_point.init()
-        found = [job(X, Y).mean() for _ in range(5)]
+        losses = [job(X, Y).mean() for _ in range(5)]
         check_point.save(str(tmp_path / "five"))
         assert (tmp_path / "five" / "snapshot_done").exists()
 
         on(after)
         job = declare_net()
         flow.train.CheckPoint().load(str(tmp_path / "five"))
-        found += [job(X, Y).mean() for _ in range(5)]
-        np.testing.assert_allclose(found, expected, rtol=1e-9)
+        losses += [job(X, Y).mean() for _ in range(5)]
+        np.testing.assert_allclose(losses, expected, rtol=1e-9)
         now = values()
         assert list(now) == list(at_the_end)
         for name, value in now.items():
             np.testing.assert_allclose(value, at_the_end[name], rtol=1e-9, atol=1e-9, err_msg=name)
 
-    def test_loading_in_the_middle_takes_back_what_came_after(self, devices: int, tmp_path: Path) -> None:
+    def test_loading_reverts_later_steps(self, devices: int, tmp_path: Path) -> None:
         job = declare_net()
         check_point = flow.train.CheckPoint()
         for _ in range(2):
@@ -68,7 +68,7 @@ class TestCheckPoint:
         assert once == again
 
     def test_a_path_that_exists_is_never_replaced(self, devices: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """The first free name takes its place, and a notice names it; an empty directory is free."""
+        """Save to the first free name and print a notice with it; an empty directory is free."""
         job, check_point = declare_net(), flow.train.CheckPoint()
         (tmp_path / "a").mkdir()
         (tmp_path / "a-3").write_text("kept")
@@ -82,7 +82,7 @@ class TestCheckPoint:
         notices = [line for line in capsys.readouterr().err.splitlines() if "already exists" in line]
         assert [Path(line.rpartition("is written to ")[2]).name for line in notices] == ["a-2", "a-4", "a-5"]
 
-    def test_init_gives_first_values_again_only_in_the_old_way(self, on: Begin, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_init_resets_variables_only_in_the_old_form(self, on: Begin, capsys: pytest.CaptureFixture[str]) -> None:
         for legacy in (False, True):
             on(2)
             flow.config.enable_legacy_model_io(legacy)
@@ -108,9 +108,9 @@ class TestCheckPoint:
         manager.save()
         listed = manager.list_checkpoints()
         assert len(listed) == 2 and listed == sorted(listed) and manager.latest_checkpoint() == listed[-1]
-        found = flow.checkpoint.get(str(tmp_path / "all" / listed[-1]))
+        loaded = flow.checkpoint.get(str(tmp_path / "all" / listed[-1]))
         for name, value in values().items():
-            np.testing.assert_array_equal(found[name].numpy(), value)
+            np.testing.assert_array_equal(loaded[name].numpy(), value)
 
     def test_saving_some_variables(self, devices: int, tmp_path: Path) -> None:
         declare_net()
@@ -120,7 +120,7 @@ class TestCheckPoint:
 
 
 class TestSessions:
-    def test_a_later_job_of_the_same_name_takes_the_place(self, devices: int) -> None:
+    def test_a_later_job_of_the_same_name_replaces_the_first(self, devices: int) -> None:
         def times(factor: int) -> Job:
             return declare(lambda x: x * factor, Rows)
 
@@ -136,9 +136,9 @@ class TestSessions:
             return flow.layers.dense(x, 2, kernel_initializer=normal(), name="fc")
 
         early = declare(model, Rows, name="early")
-        found = early(X)
+        result = early(X)
         late = declare(lambda x: model(x) + flow.get_variable("more", (2,), initializer=flow.constant_initializer(5)), Rows, name="late")
-        np.testing.assert_allclose(late(X), found + 5, rtol=1e-6)
+        np.testing.assert_allclose(late(X), result + 5, rtol=1e-6)
         assert list(values()) == ["fc-weight", "fc-bias", "more"]
 
     def test_one_name_is_one_tensor(self, devices: int) -> None:
@@ -149,7 +149,7 @@ class TestSessions:
             large(X)
         np.testing.assert_array_equal(small(X), X)
 
-    def test_clearing_forgets_jobs_variables_and_settings(self, fresh: None) -> None:
+    def test_clearing_drops_jobs_variables_and_settings(self, fresh: None) -> None:
         flow.config.cpu_device_num(2)
         job = declare_net()
         job(X, Y)
@@ -162,29 +162,29 @@ class TestSessions:
         np.testing.assert_allclose(first.mean(), 1.09, atol=0.6)
         assert values()["System-Train-TrainStep-train_job"].tolist() == [1]
 
-    def test_settings_after_the_start_change_nothing_and_say_so(self, devices: int, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_settings_after_the_start_have_no_effect_and_print_a_notice(self, devices: int, capsys: pytest.CaptureFixture[str]) -> None:
         job = declare_net()
         assert flow.config.gpu_device_num(0) is True
         job(X, Y)
         assert flow.config.cpu_device_num(7) is False
         assert flow.config.enable_debug_mode(True) is False
         assert flow.env.client("multi") is False
-        said = capsys.readouterr().err
+        notice = capsys.readouterr().err
         for option in ("config.cpu_device_num(7)", "config.enable_debug_mode(True)", "env.client('multi')"):
-            assert said.count(option) == 1 and "comes too late and has no effect: call it before the first job runs" in said
+            assert notice.count(option) == 1 and "comes too late and has no effect: call it before the first job runs" in notice
         assert job(X, Y).shape == (4,)
 
     def test_the_seed_changes_everything_random(self, fresh: None) -> None:
-        found = []
+        losses = []
         for seed in (0, 1, 1):
             flow.clear_default_session()
             flow.config.seed(seed)
             job = declare_net()
-            found.append([job(X, Y).mean() for _ in range(3)])
-        assert found[1] == found[2] != found[0]
+            losses.append([job(X, Y).mean() for _ in range(3)])
+        assert losses[1] == losses[2] != losses[0]
 
     def test_sync_and_many_shapes(self, on: Begin) -> None:
-        """Lists of other lengths are other programs; the oldest are forgotten, and come back."""
+        """Lists of other lengths are other programs; the oldest are evicted and compiled again."""
         on(2)
         config = flow.function_config()
         config.default_logical_view(flow.scope.mirrored_view())

@@ -1,4 +1,4 @@
-"""Arguments and results that go through memory which the ranks have in common."""
+"""Arguments and results in memory that the ranks share."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def test_split_whole_and_counted(on: Begin) -> None:
 def test_one_array_per_device(on: Begin) -> None:
     on(2)
     job = declare(lambda x: x + 1, tp.ListNumpy.Placeholder((4, 6)), gives=tp.ListNumpy)
-    found = job([X, -X])
-    np.testing.assert_array_equal(found[0], X + 1)
-    np.testing.assert_array_equal(found[1], 1 - X)
+    results = job([X, -X])
+    np.testing.assert_array_equal(results[0], X + 1)
+    np.testing.assert_array_equal(results[1], 1 - X)
     assert has_io_buffers(compiled(job, [X, -X]).number)
-    ragged = job([X, X[:1]])
-    assert [a.shape for a in ragged] == [(4, 6), (1, 6)]
+    uneven = job([X, X[:1]])
+    assert [a.shape for a in uneven] == [(4, 6), (1, 6)]
     assert not has_io_buffers(compiled(job, [X, X[:1]]).number)
 
 
-def test_an_argument_is_not_changed_where_it_lies(on: Begin) -> None:
+def test_an_argument_is_not_changed_in_place(on: Begin) -> None:
     on(2)
 
     @flow.global_function()
@@ -65,14 +65,14 @@ def test_arguments_may_be_handed_to_each_rank(on: Begin) -> None:
     on(2)
     job = declare(lambda x: x * 3, Rows)
     job(X)
-    session, found = current_session(), compiled(job, X)
+    session, program = current_session(), compiled(job, X)
     assert session.world is not None
     bound = job_of(job).signature.bind((X - 1,), 2)
-    (value,) = found.outputs(found.run_on_ranks(session.world, found.feeds(found.arguments(bound, 5))))
+    (value,) = program.outputs(program.run_on_ranks(session.world, program.feeds(program.arguments(bound, 5))))
     np.testing.assert_array_equal(value, (X - 1) * 3)
 
 
-def test_one_rank_has_none(on: Begin) -> None:
+def test_one_rank_has_no_shared_buffers(on: Begin) -> None:
     on(1)
     job = declare(lambda x: x * 3, Rows)
     np.testing.assert_array_equal(job(X), X * 3)

@@ -1,4 +1,4 @@
-"""Large tables, whole or split, on one device and several, in both views: trained by the rows that were read, with the numbers of dense gradients."""
+"""Large tables, whole or split, on one and several devices, in both views: updates by rows equal dense gradients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 def train(
     optimizer: str, view: str = "consistent", distribute: Any = None, configured: Callable[[Any], Any] | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """Losses of three steps, and the variables after them; `distribute` is one for a mesh of one dimension, or several."""
+    """Return the losses of three steps and the variables after them; `distribute` is one for a mesh of one dimension, or several."""
     config = flow.function_config()
     if configured is not None:
         configured(config)
@@ -42,8 +42,8 @@ def train(
     @flow.global_function(type="train", function_config=config)
     def job(ids: tp.Numpy.Placeholder(IDS.shape, dtype=flow.int32)) -> tp.Numpy:  # type: ignore[valid-type]
         normal = flow.random_normal_initializer()
-        laid = {"parallel_distribution": distribute} if isinstance(distribute, list) else {"distribute": distribute or broadcast()}
-        table = flow.get_variable("table", (SIZE, WIDTH), dtype=flow.float64, initializer=normal, **laid)
+        layout = {"parallel_distribution": distribute} if isinstance(distribute, list) else {"distribute": distribute or broadcast()}
+        table = flow.get_variable("table", (SIZE, WIDTH), dtype=flow.float64, initializer=normal, **layout)
         loss = flow.math.square(flow.gather(table, ids) - 1.0)
         OPTIMIZERS[optimizer]().minimize(loss)
         return loss
@@ -53,29 +53,29 @@ def train(
 
 
 def by_rows() -> int:
-    """How many updates by rows the compiled job has."""
+    """Return the number of updates by rows in the compiled job."""
     ops = [node.op for compiled in current_session()._compiled.values() for node in compiled.programs[0].graph.nodes]
     return sum(isinstance(op, RowUpdate) for op in ops)
 
 
-def same(made: tuple[Any, dict[str, Any]], expected: tuple[Any, dict[str, Any]], what: str) -> None:
+def same(results: tuple[Any, dict[str, Any]], expected: tuple[Any, dict[str, Any]], what: str) -> None:
     assert by_rows() == 1, what
-    np.testing.assert_allclose(made[0], expected[0], rtol=1e-10, err_msg=what)
-    assert made[1].keys() == expected[1].keys()
-    for name, value in made[1].items():
+    np.testing.assert_allclose(results[0], expected[0], rtol=1e-10, err_msg=what)
+    assert results[1].keys() == expected[1].keys()
+    for name, value in results[1].items():
         np.testing.assert_allclose(value, expected[1][name], rtol=1e-9, atol=1e-12, err_msg=f"{name}: {what}")
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_numbers_are_those_of_dense_gradients(on: Begin, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_updates_equal_dense_gradients(on: Begin, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     on(1)
     with monkeypatch.context() as patch:
         patch.setattr(row_updates, "LEAST", SIZE * WIDTH + 1)
         losses, dense = train(optimizer)
         assert not by_rows()
-    ways = [(1, "consistent", None), *((n, view, None) for n in (2, 4) for view in ("consistent", "mirrored"))]
-    ways += [(n, "consistent", split(axis)) for n, axis in ((2, 0), (4, 0), (2, 1))]
-    for devices, view, distribute in ways:
+    layouts = [(1, "consistent", None), *((n, view, None) for n in (2, 4) for view in ("consistent", "mirrored"))]
+    layouts += [(n, "consistent", split(axis)) for n, axis in ((2, 0), (4, 0), (2, 1))]
+    for devices, view, distribute in layouts:
         on(devices)
         same(train(optimizer, view, distribute), (losses, dense), f"{devices} devices, {view}, {distribute}")
 
@@ -88,11 +88,14 @@ LAZY: dict[str, Callable[[], Any]] = {
 
 
 def train_lazily(optimizer: str, view: str = "consistent", distribute: Any = None) -> dict[str, Any]:
-    """The variables after two steps of a job that has rows alone which a step does not read; view "ragged" with parts of different lengths."""
+    """Return the variables after two steps of a job with rows that a step does not read.
+
+    In view "uneven" the parts have different lengths.
+    """
     config = flow.function_config()
     config.indexed_slices_optimizer_conf({"include_op_names": {"op_name": ["table"]}})
     config.default_logical_view(flow.scope.consistent_view() if view == "consistent" else flow.scope.mirrored_view())
-    declared = tp.ListNumpy if view == "ragged" else tp.Numpy
+    declared = tp.ListNumpy if view == "uneven" else tp.Numpy
 
     @flow.global_function(type="train", function_config=config)
     def job(ids: declared.Placeholder((4, 2), dtype=flow.int32)) -> tp.Numpy:  # type: ignore[name-defined]
@@ -103,26 +106,26 @@ def train_lazily(optimizer: str, view: str = "consistent", distribute: Any = Non
 
     for step in range(2):
         ids = np.array([[1, 5], [1, 2], [7, 1], [2, 9]], np.int32) + step
-        job(np.split(ids, [3]) if view == "ragged" else ids)
+        job(np.split(ids, [3]) if view == "uneven" else ids)
     return {name: value.numpy() for name, value in flow.get_all_variables().items()}
 
 
 @pytest.mark.parametrize("optimizer", LAZY)
-def test_rows_that_a_step_did_not_read_keep_their_values(on: Begin, optimizer: str) -> None:
+def test_rows_without_reads_do_not_change(on: Begin, optimizer: str) -> None:
     on(1)
     expected = train_lazily(optimizer)
     untouched = [0, 4, 11]
     first = sorted(set(range(12)) - set(untouched))
     slots = {name: value for name, value in expected.items() if name.startswith("table-")}
     assert slots and all((value[untouched] == 0).all() and (value[first] != 0).all() for value in slots.values())
-    for devices, view, distribute in ((2, "consistent", None), (2, "consistent", split(0)), (2, "mirrored", None), (2, "ragged", None)):
+    for devices, view, distribute in ((2, "consistent", None), (2, "consistent", split(0)), (2, "mirrored", None), (2, "uneven", None)):
         on(devices)
-        found = train_lazily(optimizer, view, distribute)
+        variables = train_lazily(optimizer, view, distribute)
         for name, value in expected.items():
-            np.testing.assert_allclose(found[name], value, rtol=1e-12, err_msg=f"{name}: {view}, {distribute}")
+            np.testing.assert_allclose(variables[name], value, rtol=1e-12, err_msg=f"{name}: {view}, {distribute}")
 
 
-def test_a_lazy_update_that_is_not_one_of_rows_is_told(on: Begin, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lazy_update_of_a_dense_gradient_prints_a_notice(on: Begin, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     on(1)
     monkeypatch.setitem(LAZY, "lamb", lambda: flow.optimizer.LAMB(constant(0.1)))
     train_lazily("lamb")

@@ -1,4 +1,4 @@
-"""Layouts, meshes and placements of whole programs: tensors arrive as they left, on threads and among processes."""
+"""Layouts, meshes and placements of whole programs: tensors do not change, on threads and between processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables of jobs: their names, what training does to them, and who sees it."""
+"""Variables of jobs: names, updates, and readers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -72,7 +72,7 @@ class TestNames:
 
 
 class TestVariables:
-    def test_a_returned_variable_is_as_it_was_before_the_update(self, devices: int) -> None:
+    def test_a_returned_variable_has_its_value_before_the_update(self, devices: int) -> None:
         @flow.global_function(type="train")
         def job(x: Rows) -> tuple[tp.Numpy, tp.Numpy, tp.Numpy]:
             w = flow.get_variable("w", (6,), initializer=flow.constant_initializer(1.0))
@@ -88,7 +88,7 @@ class TestVariables:
             np.testing.assert_allclose(loss, X @ w, atol=1e-5)
         np.testing.assert_allclose(values()["w"], 1 - 3 * step, atol=1e-6)
 
-    def test_predict_jobs_see_what_train_jobs_learned(self, devices: int) -> None:
+    def test_predict_jobs_read_trained_variables(self, devices: int) -> None:
         def model(x: Any) -> Any:
             return flow.layers.dense(x, 3, kernel_initializer=normal(), name="fc")
 
@@ -109,7 +109,7 @@ class TestVariables:
         assert list(now) == ["fc-weight", "fc-bias", "System-Train-TrainStep-train_job"]
 
     def test_variables_that_are_not_trained(self, devices: int) -> None:
-        """`trainable` is the wish of a job, not a property of the variable."""
+        """`trainable` is an option of a job, not a property of the variable."""
 
         def model(x: Any, first: bool) -> Any:
             hidden = flow.layers.dense(x, 3, kernel_initializer=normal(), trainable=first, name="first")
@@ -135,7 +135,7 @@ class TestVariables:
             assert {name.partition("-")[0] for name in moved} == {changed, "System"}
 
     def test_the_first_values_do_not_depend_on_the_devices(self, on: Begin) -> None:
-        found = []
+        variables = []
         for count in (1, 2, 3):
             on(count)
 
@@ -144,13 +144,13 @@ class TestVariables:
                 hidden = flow.layers.dense(x, 7, kernel_initializer=normal(), model_distribute=flow.distribute.split(0), name="a")
                 return flow.layers.dense(hidden, 2, kernel_initializer=flow.xavier_uniform_initializer(), name="b")
 
-            found.append(values())
-        for other in found[1:]:
-            assert list(other) == list(found[0])
+            variables.append(values())
+        for other in variables[1:]:
+            assert list(other) == list(variables[0])
             for name, value in other.items():
-                np.testing.assert_array_equal(value, found[0][name])
+                np.testing.assert_array_equal(value, variables[0][name])
 
-    def test_values_of_another_model_are_told_and_left(self, devices: int, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_values_of_another_model_print_a_notice_and_are_skipped(self, devices: int, capsys: pytest.CaptureFixture[str]) -> None:
         declare(lambda x: flow.layers.dense(x, 3, kernel_initializer=flow.ones_initializer(), name="fc"), Rows)
         flow.load_variables({"of another model": np.zeros(3)})
         assert (values()["fc-weight"] == 1).all()
@@ -167,18 +167,18 @@ class TestVariables:
         np.testing.assert_array_equal(values()["fc-weight"], weight)
 
     @pytest.mark.parametrize(
-        ("given", "text"),
+        ("variables", "text"),
         [
             ({"fc-weight": np.zeros((6, 3), np.float32)}, r'variable "fc-weight" is float32\[3,6\] but the value is float32\[6, 3\]'),
             ({"fc-bias": np.ones(3, np.float32), "fc-weight": np.zeros((3, 6))}, r'variable "fc-weight" is float32\[3,6\] but the value is float64'),
             ({"fc-bias": np.ones(3, np.float32), "fc-wieght": np.zeros(3)}, r'there is no variable "fc-wieght"; did you mean "fc-weight"\?'),
         ],
     )
-    def test_load_variables_all_or_none(self, devices: int, given: dict[str, Any], text: str) -> None:
+    def test_load_variables_all_or_none(self, devices: int, variables: dict[str, Any], text: str) -> None:
         job = declare(lambda x: flow.layers.dense(x, 3, kernel_initializer=normal(), name="fc"), Rows)
         before = values()
         with pytest.raises(CheckpointError, match=text):
-            flow.load_variables(given, ignore_mismatch=False)
+            flow.load_variables(variables, ignore_mismatch=False)
         after = values()
         for name, value in before.items():
             np.testing.assert_array_equal(after[name], value)
@@ -186,10 +186,10 @@ class TestVariables:
 
 
 class TestTraining:
-    """One step of known arithmetic."""
+    """One training step with a known result."""
 
     def step(self, optimizer: Any, losses: Callable[[Any], Any], **options: Any) -> Any:
-        """w after one step; it begins as 1, 2, ..., 6."""
+        """Return w after one step; its initial value is 1, 2, ..., 6."""
         first = np.arange(1, 7, dtype=np.float32)
 
         @flow.global_function(type="train")
@@ -219,18 +219,18 @@ class TestTraining:
 
     def test_regularizers_add_to_the_gradient(self, devices: int) -> None:
         w = np.arange(1, 7)
-        found = self.step(sgd(), lambda x: flow.math.reduce_sum(x, axis=1), regularizer=flow.regularizers.l1_l2(0.1, 0.01))
-        np.testing.assert_allclose(found, -0.5 * (X.mean(0) + 0.1 + 0.01 * w), atol=1e-6)
+        weights = self.step(sgd(), lambda x: flow.math.reduce_sum(x, axis=1), regularizer=flow.regularizers.l1_l2(0.1, 0.01))
+        np.testing.assert_allclose(weights, -0.5 * (X.mean(0) + 0.1 + 0.01 * w), atol=1e-6)
 
     def test_clipping_by_global_norm(self, devices: int) -> None:
         clip = flow.optimizer.grad_clipping.by_global_norm(0.1)
         gradient = X.mean(0)
-        found = self.step(sgd(grad_clipping=clip), lambda x: flow.math.reduce_sum(x, axis=1))
-        np.testing.assert_allclose(found, -0.5 * gradient * 0.1 / np.linalg.norm(gradient), atol=1e-6)
+        weights = self.step(sgd(grad_clipping=clip), lambda x: flow.math.reduce_sum(x, axis=1))
+        np.testing.assert_allclose(weights, -0.5 * gradient * 0.1 / np.linalg.norm(gradient), atol=1e-6)
 
     def test_loss_scale_changes_nothing(self, devices: int) -> None:
-        found = self.step(sgd(loss_scale_factor=1024.0), lambda x: flow.math.reduce_sum(x, axis=1))
-        np.testing.assert_allclose(found, -0.5 * X.mean(0), atol=1e-6)
+        weights = self.step(sgd(loss_scale_factor=1024.0), lambda x: flow.math.reduce_sum(x, axis=1))
+        np.testing.assert_allclose(weights, -0.5 * X.mean(0), atol=1e-6)
 
     def test_schedules_count_the_runs_of_their_job(self, devices: int) -> None:
         warmup = flow.optimizer.warmup.linear(2, 0.5)
@@ -242,14 +242,14 @@ class TestTraining:
             flow.optimizer.SGD(schedule, momentum=0).minimize(flow.math.reduce_sum(x * 0 + w, axis=1) / 6)
             return w
 
-        seen = [float(job(X).item()) for _ in range(7)]
-        np.testing.assert_allclose(-np.diff(seen), [0.5, 0.75, 1, 1, 0.25, 0.25], rtol=1e-6)
+        weights = [float(job(X).item()) for _ in range(7)]
+        np.testing.assert_allclose(-np.diff(weights), [0.5, 0.75, 1, 1, 0.25, 0.25], rtol=1e-6)
 
 
 class TestFailure:
     @pytest.mark.parametrize("count", [1, 2, 3])
-    def test_a_step_that_fails_on_the_way_leaves_no_trace(self, on: Begin, count: int) -> None:
-        """Labels that are computed are checked where they are used: on one device, in the middle of a step."""
+    def test_a_failed_step_changes_no_variable(self, on: Begin, count: int) -> None:
+        """Labels that are computed are checked at their use: on one device, in the middle of a step."""
         on(count)
 
         @flow.global_function(type="train")
@@ -284,44 +284,44 @@ class TestDropout:
         predict_job = declare(lambda x: flow.nn.dropout(x, rate=0.25), tp.Numpy.Placeholder((40, 50)), name="predict_job")
         ones = np.ones((40, 50), np.float32)
         first, second = train_job(ones), train_job(ones)
-        for found in (first, second):
-            assert set(np.unique(found)) == {np.float32(0), np.float32(1 / 0.75)}
-            assert abs(found.mean() - 1) < 0.06
+        for masks in (first, second):
+            assert set(np.unique(masks)) == {np.float32(0), np.float32(1 / 0.75)}
+            assert abs(masks.mean() - 1) < 0.06
         assert (first != second).mean() > 0.2
         np.testing.assert_array_equal(predict_job(ones), ones)
 
 
 class TestCopies:
-    """In the mirrored view every device has its own copy of a variable, though what all hold whole is stored once otherwise."""
+    """In the mirrored view every device has a copy of a variable; otherwise a replicated variable is stored once."""
 
     @staticmethod
     def declared(*names: str) -> dict[str, Any]:
-        """These jobs, declared one after another."""
+        """Return these jobs, declared one after another."""
         mirrored = flow.function_config()
         mirrored.default_logical_view(flow.scope.mirrored_view())
 
-        def kept() -> Any:
+        def declared_variable() -> Any:
             return flow.get_variable("kept", (2,), initializer=flow.zeros_initializer(), trainable=False)
 
         def keep(x: tp.ListNumpy.Placeholder((2,))) -> tp.ListNumpy:
-            before = kept()
+            before = declared_variable()
             flow.assign(before, x)
             return before + x
 
         def show() -> tp.Numpy:
-            return kept() + 0.0
+            return declared_variable() + 0.0
 
         bodies: dict[str, tuple[Any, Any]] = {"keep": (keep, mirrored), "show": (show, None)}
         return {name: flow.global_function(function_config=bodies[name][1])(bodies[name][0]) for name in names}
 
-    def test_each_device_keeps_what_it_was_assigned(self, on: Begin) -> None:
+    def test_each_device_keeps_its_assigned_value(self, on: Begin) -> None:
         on(2)
         keep = self.declared("keep", "show")["keep"]
-        given = [np.array([1, 1], np.float32), np.array([2, 5], np.float32)]
-        assert [x.tolist() for x in keep(given)] == [[1, 1], [2, 5]]
-        assert [x.tolist() for x in keep(given)] == [[2, 2], [4, 10]]
+        values = [np.array([1, 1], np.float32), np.array([2, 5], np.float32)]
+        assert [x.tolist() for x in keep(values)] == [[1, 1], [2, 5]]
+        assert [x.tolist() for x in keep(values)] == [[2, 2], [4, 10]]
 
-    def test_not_if_they_had_one_copy_before(self, on: Begin) -> None:
+    def test_variables_stored_once_reject_per_device_values(self, on: Begin) -> None:
         on(2)
         keep = self.declared("show", "keep")["keep"]
         says = r"job keep, test_variables.py:\d+: assigns each device's own tensor to variable 'kept'.*declare this job before that one, or call"

@@ -1,4 +1,4 @@
-"""watch and watch_diff: functions of the program see tensors, and gradients, of every run before the call returns."""
+"""watch and watch_diff: functions of the program receive tensors and gradients of every run before the call returns."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ import jobflow.typing as tp
 from jobflow.core.errors import JobError
 
 
-class Seen:
-    """Remembers what it is shown."""
+class Watched:
+    """A record of the values that watches receive."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -28,56 +28,56 @@ class Seen:
 
 
 def test_values_are_shown_before_the_call_returns(devices: int) -> None:
-    seen = Seen()
+    watched = Watched()
 
     @flow.global_function()
     def job(x: Rows) -> tp.Numpy:
         y = x * 2
-        flow.watch(y, seen.array)
-        flow.watch(x, seen.object)
-        flow.watch(flow.math.reduce_sum(y), seen.arrays)
+        flow.watch(y, watched.array)
+        flow.watch(x, watched.object)
+        flow.watch(flow.math.reduce_sum(y), watched.arrays)
         return y + 1
 
     for run in (1, 2):
         result = job(X * run)
-        array, of_x, total = seen.values[-3:]
-        assert len(seen.values) == 3 * run and type(array) is np.ndarray
+        array, of_x, total = watched.values[-3:]
+        assert len(watched.values) == 3 * run and type(array) is np.ndarray
         np.testing.assert_array_equal(array + 1, result)
         np.testing.assert_array_equal(of_x.numpy(), X * run)
         assert len(total) == 1 and total[0].shape == (1,)
 
 
 def test_a_watched_tensor_may_be_returned_too(devices: int) -> None:
-    seen = Seen()
+    watched = Watched()
 
     @flow.global_function()
     def job(x: Rows) -> tuple[tp.Numpy, tp.Numpy]:
-        flow.watch(x, seen.array)
+        flow.watch(x, watched.array)
         return x, x
 
-    for array in (*job(X), *seen.values):
+    for array in (*job(X), *watched.values):
         np.testing.assert_array_equal(array, X)
 
 
-def test_a_variable_is_shown_as_the_run_found_it(devices: int) -> None:
-    seen = Seen()
+def test_a_watch_gets_a_variable_before_its_update(devices: int) -> None:
+    watched = Watched()
 
     @flow.global_function(type="train")
     def job(x: Rows) -> None:
         w = flow.get_variable("w", (6, 1), initializer=flow.ones_initializer())
-        flow.watch(w, seen.array)
+        flow.watch(w, watched.array)
         sgd().minimize(flow.matmul(x, w))
 
     job(X)
     job(X)
-    first, second = seen.values
+    first, second = watched.values
     assert (first == 1).all()
     np.testing.assert_allclose(second, 1 - 0.5 * X.mean(0, keepdims=True).T, rtol=1e-5)
 
 
-def train(x: Any, per_device: bool, scale: float, penalty: float) -> tuple[Seen, Seen, Seen, Seen]:
-    """One run of y = x w, loss y^2; what is seen of the gradients of y, w, the loss and x."""
-    seen = Seen(), Seen(), Seen(), Seen()
+def train(x: Any, per_device: bool, scale: float, penalty: float) -> tuple[Watched, Watched, Watched, Watched]:
+    """Run y = x w with loss y^2 once; return the watched gradients of y, w, the loss and x."""
+    watched = Watched(), Watched(), Watched(), Watched()
     of = (tp.ListNumpy if per_device else tp.Numpy).Placeholder((4, 6))
 
     @flow.global_function(type="train")
@@ -86,17 +86,17 @@ def train(x: Any, per_device: bool, scale: float, penalty: float) -> tuple[Seen,
         w = flow.get_variable("w", (6, 1), initializer=flow.ones_initializer(), regularizer=regularizer)
         y = flow.matmul(x, w)
         loss = y * y
-        flow.watch_diff(y, seen[0].array)
-        flow.watch_diff(w, seen[1].array)
-        flow.watch_diff(loss, seen[2].arrays)
-        flow.watch_diff(x, seen[3].array)
+        flow.watch_diff(y, watched[0].array)
+        flow.watch_diff(w, watched[1].array)
+        flow.watch_diff(loss, watched[2].arrays)
+        flow.watch_diff(x, watched[3].array)
         sgd(loss_scale_factor=scale, grad_clipping=flow.optimizer.grad_clipping.by_global_norm(1e-3)).minimize(loss)
 
     job(x)
-    return seen
+    return watched
 
 
-def test_gradients_are_those_of_the_sum_of_the_loss(devices: int) -> None:
+def test_watched_gradients_are_of_the_sum_of_the_loss(devices: int) -> None:
     of_y, of_w, of_loss, of_x = train(X, per_device=False, scale=4.0, penalty=10.0)
     y = X.sum(1, keepdims=True)
     np.testing.assert_allclose(of_y.values[0], 4 * 2 * y, rtol=1e-5)
@@ -106,16 +106,16 @@ def test_gradients_are_those_of_the_sum_of_the_loss(devices: int) -> None:
 
 
 def test_gradients_are_exact_where_the_number_of_elements_is_none_of_two(devices: int) -> None:
-    seen = Seen()
+    watched = Watched()
 
     @flow.global_function(type="train")
     def job() -> None:
         w = flow.get_variable("w", (243,), initializer=flow.ones_initializer())
-        flow.watch_diff(w, seen.array)
+        flow.watch_diff(w, watched.array)
         sgd().minimize(w * 3.0)
 
     job()
-    np.testing.assert_array_equal(seen.values[0], np.full(243, 3, np.float32))
+    np.testing.assert_array_equal(watched.values[0], np.full(243, 3, np.float32))
     np.testing.assert_allclose(flow.get_all_variables()["w"].numpy(), np.full(243, 1 - 1.5 / 243), rtol=1e-6)
 
 
@@ -130,16 +130,16 @@ def test_in_the_mirrored_view(on: Begin, rows: tuple[int, int]) -> None:
     np.testing.assert_allclose(of_w.values[0], X.T @ (2 * y), rtol=1e-5)
 
 
-def test_gradients_are_not_looked_for_in_predict_jobs(devices: int) -> None:
-    seen = Seen()
+def test_predict_jobs_have_no_gradients_to_watch(devices: int) -> None:
+    watched = Watched()
 
     @flow.global_function()
     def job(x: Rows) -> tp.Numpy:
-        flow.watch_diff(x, seen.array)
+        flow.watch_diff(x, watched.array)
         return x
 
     job(X)
-    assert seen.values == []
+    assert watched.values == []
 
 
 def test_a_text_is_printed_before_the_value(fresh: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +152,7 @@ def test_a_text_is_printed_before_the_value(fresh: None, capsys: pytest.CaptureF
     assert capsys.readouterr().out == "of x\n[1. 2.]\n[2. 4.]\n"
 
 
-def test_what_cannot_be_watched(fresh: None) -> None:
+def test_objects_that_cannot_be_watched_raise(fresh: None) -> None:
     def declare(*watched: Any) -> Any:
         @flow.global_function()
         def job(x: Rows) -> tp.Numpy:
@@ -186,7 +186,7 @@ def test_what_cannot_be_watched(fresh: None) -> None:
         wrong(x)
 
 
-def test_a_function_that_raises_is_told_and_the_session_lives_on(devices: int) -> None:
+def test_a_raising_watch_is_reported_and_the_session_continues(devices: int) -> None:
     calls = []
 
     def fail(x: tp.Numpy) -> None:

@@ -1,4 +1,4 @@
-"""How a program on ranks ends: it prints once, and whatever goes wrong anywhere ends all of it at once, with one message."""
+"""Endings of a program on ranks: it prints once, and any failure ends all ranks at once with one message."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Ending:
 
 
 def alive(pid: int) -> bool:
-    """True if there is such a process, and it is more than a dead one nobody has asked about."""
+    """True if the process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -42,7 +42,7 @@ def alive(pid: int) -> bool:
 
 
 def end(case: str, folder: Path, ranks: int) -> Ending:
-    """Run the case; when its launcher has ended, none of its ranks may be left."""
+    """Run the case; after the launcher has exited, no rank may be left."""
     ended = run(PROGRAMS / "endings.py", case, str(folder), ranks=ranks, limit=60)
     now = time.time()
     event = folder / "event"
@@ -102,14 +102,14 @@ def test_a_killed_rank_ends_the_job(tmp_path: Path, case: str, ranks: int) -> No
 
 
 @pytest.mark.parametrize(("case", "ranks"), [("exit_early", 2), ("multi_exit", 4), FULL("exit_early", 4), FULL("multi_exit", 2)])
-def test_a_rank_that_leaves_early_ends_the_job(tmp_path: Path, case: str, ranks: int) -> None:
+def test_a_rank_that_exits_early_ends_the_job(tmp_path: Path, case: str, ranks: int) -> None:
     ending = end(case, tmp_path, ranks)
     assert ending.code != 0
     assert ending.late < PROMPT
     assert ending.err.count("rank 1: ended its script while rank") == 1, ending.err
 
 
-def test_the_exit_code_of_the_program_is_that_of_the_job(tmp_path: Path) -> None:
+def test_the_exit_code_of_the_program_is_the_exit_code_of_the_job(tmp_path: Path) -> None:
     ending = end("exit", tmp_path, 2)
     assert ending.code == 3
     assert ending.out == ["begin", "five steps"] and "Traceback" not in ending.err
@@ -117,9 +117,9 @@ def test_the_exit_code_of_the_program_is_that_of_the_job(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
-def test_clients_that_pass_different_arguments_are_told(tmp_path: Path, ranks: int) -> None:
+def test_clients_that_pass_different_arguments_raise(tmp_path: Path, ranks: int) -> None:
     ending = end("multi_other_arguments", tmp_path, ranks)
     assert ending.code == 1
     assert ending.late < PROMPT
-    told = re.findall(r'train_job\(labels=...\) at endings\.py:\d+: argument "labels" of rank (\d) differs from that of rank (\d)', ending.err)
-    assert len(told) == 1 and "1" in told[0], ending.err
+    pairs = re.findall(r'train_job\(labels=...\) at endings\.py:\d+: argument "labels" of rank (\d) differs from that of rank (\d)', ending.err)
+    assert len(pairs) == 1 and "1" in pairs[0], ending.err

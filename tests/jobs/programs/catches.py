@@ -1,4 +1,4 @@
-"""Under mpiexec: a program that catches everything around the calls of its jobs, in two sessions; only rank 0 goes on behind them."""
+"""A program under mpiexec that catches everything around its job calls, in two sessions; only rank 0 continues after them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Training programs whose loss curves must not depend on the number of devices, nor on what carries the ranks.
+"""Training programs whose loss curves must not depend on the number of devices, nor on the transport.
 
     mpiexec -n 2 python curves.py OUT single|multi NAME...      runs these and writes {program: curve} to OUT (multi: OUT.<rank>)
 
-A program takes the number of devices and gives one number per step.
+A program takes the number of devices and returns one number per step.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def add(name: str, program: Program, double: bool = False) -> None:
 
 
 def batches(size: int = BATCH, seed: int = 0, dtype: Any = np.float32) -> Iterator[tuple[Any, Any]]:
-    """Noisy pictures [n,1,12,12] of ten classes, and their labels."""
+    """Yield noisy pictures [n,1,12,12] of ten classes, and their labels."""
     random = np.random.RandomState(seed)
     pictures = random.randn(CLASSES, 1, SIDE, SIDE)
     for _ in range(STEPS):
@@ -91,7 +91,7 @@ def mlp(images: Any, **options: Any) -> Any:
 
 
 def wide_mlp(images: Any) -> Any:
-    """Products that are large enough for matrix registers, also on a quarter of 256 rows."""
+    """Use products large enough for matrix registers, also on a quarter of 256 rows."""
     first = dense(flat(images), 512, "first", activation=flow.math.tanh)
     return dense(dense(first, 512, "second", activation=flow.math.tanh), CLASSES, "output")
 
@@ -109,7 +109,7 @@ def lenet(images: Any) -> Any:
 
 
 def train(model: Callable[[Any], Any], optimizer: Callable[[], Any], size: int = BATCH, double: bool = False, config: Any = None) -> list[float]:
-    """The loss curve of a classifier in the consistent view."""
+    """Return the loss curve of a classifier in the consistent view."""
     flow.config.conv_algorithm("direct")
 
     @flow.global_function(type="train", function_config=config)
@@ -142,7 +142,7 @@ add("wide_mlp", lambda devices: train(wide_mlp, sgd(0.005), size=256))
 
 
 def in_mirrored_view(model: Callable[[Any], Any], parts: Sequence[int], config: Any = None) -> list[float]:
-    """The loss curve where device i has the next parts[i] rows of each batch."""
+    """Return the loss curve if device i has the next parts[i] rows of each batch."""
     flow.config.conv_algorithm("direct")
     config = config or flow.function_config()
     config.default_logical_view(flow.scope.mirrored_view())
@@ -171,12 +171,12 @@ def mirrored_lenet(devices: int) -> list[float]:
 
 
 #: how 24 rows lie on the devices
-RAGGED = {1: [24], 2: [17, 7], 3: [5, 13, 6], 4: [10, 1, 9, 4]}
+UNEVEN_ROWS = {1: [24], 2: [17, 7], 3: [5, 13, 6], 4: [10, 1, 9, 4]}
 
 
 @program
-def ragged_lenet(devices: int) -> list[float]:
-    return in_mirrored_view(lenet, RAGGED[devices])
+def uneven_lenet(devices: int) -> list[float]:
+    return in_mirrored_view(lenet, UNEVEN_ROWS[devices])
 
 
 def microbatches(count: int) -> Any:
@@ -253,8 +253,8 @@ def gpt(devices: int) -> list[float]:
         text: tp.Numpy.Placeholder((batch, length), dtype=flow.int32), following: tp.Numpy.Placeholder((batch, length), dtype=flow.int32)
     ) -> tp.Numpy:
         table = flow.get_variable("words", (words, width), initializer=weights())
-        positions = flow.get_variable("positions", (length, width), initializer=weights())
-        x = flow.reshape(flow.gather(table, text) + flow.reshape(positions, [1, length, width]), [batch * length, width])
+        encoding = flow.get_variable("positions", (length, width), initializer=weights())
+        x = flow.reshape(flow.gather(table, text) + flow.reshape(encoding, [1, length, width]), [batch * length, width])
         for index in range(2):
             x = block(x, f"block{index}")
         loss = softmax_loss(flow.reshape(following, [batch * length]), dense(flow.layers.layer_norm(x, name="norm"), words, "head"))
@@ -271,7 +271,7 @@ def gpt(devices: int) -> list[float]:
 
 
 def batch_norm_net(images: Any, activation: Any = flow.math.tanh) -> Any:
-    """Smooth by default: statistics of the whole batch differ in the last bit, which a ReLU near 0 may magnify."""
+    """Use a smooth activation by default: statistics differ in the last bit, and a ReLU near 0 may magnify that."""
     conv = flow.layers.conv2d(images, 6, 3, padding="SAME", use_bias=False, kernel_initializer=weights(), name="conv")
     normed = activation(flow.layers.batch_normalization(conv, axis=1, momentum=0.8, name="bn1"))
     hidden = dense(flat(flow.nn.avg_pool2d(normed, ksize=2, strides=2, padding="SAME", name="pool")), 16, "hidden")
@@ -290,7 +290,7 @@ add("layer_norm", lambda devices: train(layer_norm_net, sgd(0.05)))
 
 @program
 def moving_statistics(devices: int) -> list[float]:
-    """A predict job after every step, on the variables and moving statistics of the train job."""
+    """Run a predict job after every step, on the variables and moving statistics of the train job."""
 
     @flow.global_function(type="train")
     def train_job(images: images_of(), labels: labels_of()) -> tp.Numpy:
@@ -303,11 +303,11 @@ def moving_statistics(devices: int) -> list[float]:
         return flow.nn.softmax(batch_norm_net(images))
 
     flow.config.conv_algorithm("direct")
-    found = []
+    scores = []
     for images, labels in batches():
         train_job(images, labels)
-        found.append(float(np.mean(predict_job(images[:5])[np.arange(5), labels[:5]], dtype=np.float64)))
-    return found
+        scores.append(float(np.mean(predict_job(images[:5])[np.arange(5), labels[:5]], dtype=np.float64)))
+    return scores
 
 
 # -------------------------------------------------------------------- optimizers, gradients, schedules
@@ -380,7 +380,7 @@ add("regularized", lambda devices: train(regularized, sgd(0.1), double=True), do
 
 @program
 def several_losses(devices: int) -> list[float]:
-    """Two losses of the batch's size, and both of their means in the curve."""
+    """Train two losses of the batch's size; the curve has both means."""
 
     @flow.global_function(type="train")
     def train_job(images: images_of(), labels: labels_of()) -> tuple[tp.Numpy, tp.Numpy]:
@@ -395,12 +395,12 @@ def several_losses(devices: int) -> list[float]:
 
 @program
 def mean_loss(devices: int) -> list[float]:
-    """A loss of one number, of sigmoid cross entropy over all classes."""
+    """Train a scalar loss: sigmoid cross entropy over all classes."""
 
     @flow.global_function(type="train")
     def train_job(images: images_of(), labels: labels_of()) -> tp.Numpy:
-        wanted = flow.one_hot(labels, CLASSES, dtype=flow.float)
-        loss = flow.math.reduce_mean(flow.nn.sigmoid_cross_entropy_with_logits(wanted, mlp(images)))
+        targets = flow.one_hot(labels, CLASSES, dtype=flow.float)
+        loss = flow.math.reduce_mean(flow.nn.sigmoid_cross_entropy_with_logits(targets, mlp(images)))
         flow.optimizer.Adam(constant(0.005)).minimize(loss)
         return loss
 
@@ -450,7 +450,7 @@ def on_the_last_device(devices: int) -> list[float]:
 
 @program
 def saved_and_loaded(devices: int) -> list[float]:
-    """Ten steps, a checkpoint, steps that are taken back by loading it, and ten more."""
+    """Run ten steps, save, run steps that loading reverts, and run ten more."""
     folder = FOLDERS[-1] / "saved_and_loaded"
 
     @flow.global_function(type="train")
@@ -461,20 +461,20 @@ def saved_and_loaded(devices: int) -> list[float]:
         flow.optimizer.Adam(flow.optimizer.CosineScheduler(0.01, 15), do_bias_correction=True).minimize(loss)
         return loss
 
-    given = list(batches())
-    found = curve(train_job(images, labels) for images, labels in given[:10])
+    all_batches = list(batches())
+    losses = curve(train_job(images, labels) for images, labels in all_batches[:10])
     check_point = flow.train.CheckPoint()
     check_point.save(str(folder))
-    curve(train_job(images, labels) for images, labels in given[3:7])
+    curve(train_job(images, labels) for images, labels in all_batches[3:7])
     check_point.load(str(folder))
-    return found + curve(train_job(images, labels) for images, labels in given[10:])
+    return losses + curve(train_job(images, labels) for images, labels in all_batches[10:])
 
 
 # -------------------------------------------------------------------- running
 
 
 def run(name: str, devices: int, folder: Path | None = None) -> list[float]:
-    """One curve, in a session of its own; what it saves goes to `folder`, or is forgotten."""
+    """Return one curve from a fresh session; checkpoints go to `folder`, or to a temporary directory."""
     flow.clear_default_session()
     flow.config.gpu_device_num(devices)
     with tempfile.TemporaryDirectory() as own:

@@ -1,6 +1,6 @@
-"""Training programs that end in all kinds of ways: `endings.py CASE FOLDER` under mpiexec; `test_worlds.py` says what each must do.
+"""Training programs with all kinds of endings: `endings.py CASE FOLDER` under mpiexec; `test_worlds.py` has the expectations.
 
-Every rank writes its process id to FOLDER/pid.<rank>; the moment of the accident goes to FOLDER/event.
+Every rank writes its process id to FOLDER/pid.<rank>; the time of the failure goes to FOLDER/event.
 """
 
 from __future__ import annotations

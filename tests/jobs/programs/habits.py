@@ -1,8 +1,8 @@
-"""Programs in the habits of the legacy documentation and benchmarks: what they compute must not depend on the devices.
+"""Programs in the style of the legacy documentation and benchmarks: their results must not depend on the devices.
 
     mpiexec -n 2 python habits.py OUT      runs all of them and writes {program: [numbers]} to OUT
 
-A program takes the number of devices and yields arrays, all of them of float64 or whole numbers.
+A program takes the number of devices and yields arrays, all of them of float64 or integers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def normal(deviation: float = 0.2) -> Any:
 
 
 def steps(count: int = 4) -> Iterator[np.random.RandomState]:
-    """A source of random numbers for each step."""
+    """Yield a random generator for each step."""
     random = np.random.RandomState(7)
     for _ in range(count):
         yield random
@@ -55,7 +55,7 @@ def pictures(random: np.random.RandomState, size: int = BATCH) -> tuple[Any, Any
 
 @program
 def two_players(devices: int) -> Iterator[Any]:
-    """Two train jobs share variables; what one trains the other reads with trainable=False."""
+    """Share variables between two train jobs; each reads the other's variables with trainable=False."""
 
     def generator(noise: Any, trainable: bool) -> Any:
         h = flow.layers.dense(noise, 8, kernel_initializer=normal(), trainable=trainable, name="g_fc1")
@@ -72,10 +72,10 @@ def two_players(devices: int) -> Iterator[Any]:
 
     @flow.global_function(type="train", function_config=config)
     def train_generator(noise: of(BATCH, 3), ones: of(BATCH, 1)):  # type: ignore[no-untyped-def,valid-type]
-        made = generator(noise, True)
-        loss = flow.nn.sigmoid_cross_entropy_with_logits(ones, discriminator(made, False), name="g_loss")
+        generated = generator(noise, True)
+        loss = flow.nn.sigmoid_cross_entropy_with_logits(ones, discriminator(generated, False), name="g_loss")
         flow.optimizer.SGD(constant(0.1), momentum=0).minimize(loss)
-        return loss, made
+        return loss, generated
 
     @flow.global_function(type="train", function_config=config)
     def train_discriminator(noise: of(BATCH, 3), images: of(BATCH, 4), ones: of(BATCH, 1)):  # type: ignore[no-untyped-def,valid-type]
@@ -95,24 +95,24 @@ def two_players(devices: int) -> Iterator[Any]:
 
 @program
 def wide_and_deep(devices: int) -> Iterator[Any]:
-    """Tables split along rows and along columns, wishes on what is looked up, metrics in a callback."""
+    """Split tables along rows and columns, constrain the layouts of lookups, and compute metrics in a callback."""
 
     def looked_up(name: str, ids: Any, width: int, axis: int) -> Any:
         table = flow.get_variable(
             name, (30, width), flow.float64, initializer=flow.random_uniform_initializer(-0.1, 0.1), distribute=flow.distribute.split(axis)
         )
-        found = flow.gather(params=table, indices=ids)
-        found = flow.parallel_cast(found, distribute=flow.distribute.split(0), gradient_distribute=flow.distribute.broadcast())
-        return flow.reshape(found, shape=(-1, found.shape[-1] * found.shape[-2]))
+        embedded = flow.gather(params=table, indices=ids)
+        embedded = flow.parallel_cast(embedded, distribute=flow.distribute.split(0), gradient_distribute=flow.distribute.broadcast())
+        return flow.reshape(embedded, shape=(-1, embedded.shape[-1] * embedded.shape[-2]))
 
     @flow.global_function(type="train")
     def train_job(
         labels: of(BATCH, 1, dtype=flow.int32),  # type: ignore[valid-type]
-        numbers: of(BATCH, 3),  # type: ignore[valid-type]
+        features: of(BATCH, 3),  # type: ignore[valid-type]
         wide: of(BATCH, 2, dtype=flow.int64),  # type: ignore[valid-type]
         deep: of(BATCH, 4, dtype=flow.int64),  # type: ignore[valid-type]
     ) -> tp.Callback[tp.Numpy]:
-        h = flow.concat([looked_up("deep_table", deep, 4, 1), numbers], axis=1)
+        h = flow.concat([looked_up("deep_table", deep, 4, 1), features], axis=1)
         for i in range(2):
             h = flow.layers.dense(h, 8, activation=flow.math.relu, kernel_initializer=flow.glorot_uniform_initializer(), name=f"fc{i}")
         score = flow.layers.dense(h, 1, kernel_initializer=flow.glorot_uniform_initializer(), name="score")
@@ -132,7 +132,7 @@ def wide_and_deep(devices: int) -> Iterator[Any]:
 
 @program
 def channels_last(devices: int) -> Iterator[Any]:
-    """Convolutions written out with get_variable, channels last, an inner branch, and weights under names of their own."""
+    """Write convolutions with get_variable, channels last, an inner branch, and named weights."""
 
     def convolved(name: str, x: Any, filters: int, size: int = 3) -> Any:
         shape = (filters, size, size, x.shape[3])
@@ -162,7 +162,7 @@ def channels_last(devices: int) -> Iterator[Any]:
 
 @program
 def old_spelling(devices: int) -> Iterator[Any]:
-    """The configuration trains, arguments are default values, and the result is a dict of futures."""
+    """Train by configuration, with default values as argument types and a dict of futures as result."""
     config = flow.FunctionConfig()
     config.default_data_type(flow.float64)
     config.default_distribute_strategy(flow.distribute.consistent_strategy())
@@ -186,21 +186,21 @@ def old_spelling(devices: int) -> Iterator[Any]:
         correct = flow.math.argmax(logits) == flow.reshape(labels, (BATCH,))
         return {"loss": loss, "predictions": flow.nn.softmax(logits), "correct": correct}
 
-    found: list[Any] = []
+    outputs: list[Any] = []
     for random in steps():
         images, labels = pictures(random)
-        TrainNet(images, labels.reshape(-1, 1)).async_get(lambda out: found.extend(out[key].numpy() for key in sorted(out)))
-    yield from found
+        TrainNet(images, labels.reshape(-1, 1)).async_get(lambda out: outputs.extend(out[key].numpy() for key in sorted(out)))
+    yield from outputs
 
 
 @program
-def wishes(devices: int) -> Iterator[Any]:
-    """A layer split over the devices by hand, with wishes about tensors and about their gradients; gradients are watched."""
+def distribute_specs(devices: int) -> Iterator[Any]:
+    """Split a layer over the devices by hand, with constraints on tensors and gradients; watch gradients."""
     split, broadcast = flow.distribute.split, flow.distribute.broadcast()
-    seen: list[Any] = []
+    values: list[Any] = []
 
     def keep(value: tp.Numpy) -> None:
-        seen.append(value)
+        values.append(value)
 
     @flow.global_function(type="train")
     def train_job(images: of(BATCH, 1, 8, 8), labels: of(BATCH, dtype=flow.int32)) -> tp.Numpy:  # type: ignore[valid-type]
@@ -218,12 +218,12 @@ def wishes(devices: int) -> Iterator[Any]:
 
     for random in steps():
         yield train_job(*pictures(random))
-    yield from seen
+    yield from values
 
 
 @program
 def stations(devices: int) -> Iterator[Any]:
-    """Layers on single devices and on some of them, by hand; a job that lives on the last device alone."""
+    """Place layers on single devices and on some of them by hand; place one job on the last device alone."""
     last = f"0:{devices - 1}"
 
     @flow.global_function(type="train")
@@ -252,7 +252,7 @@ def stations(devices: int) -> Iterator[Any]:
 
 @program
 def assignments(devices: int) -> Iterator[Any]:
-    """Variables that take arguments, each other and what is computed, stored whole and split."""
+    """Assign arguments, variables and computed tensors to variables that are stored whole or split."""
 
     @flow.global_function()
     def job(x: of(5, 3)) -> tp.Bundle[tp.Numpy]:  # type: ignore[valid-type]
@@ -265,13 +265,13 @@ def assignments(devices: int) -> Iterator[Any]:
         return {"whole": whole, "split": [split], "total": (total, x)}
 
     for random in steps():
-        found = job(random.randn(5, 3))
-        yield from (found["whole"], found["split"][0], *found["total"])
+        results = job(random.randn(5, 3))
+        yield from (results["whole"], results["split"][0], *results["total"])
 
 
 @program
 def tensors(devices: int) -> Iterator[Any]:
-    """Many small functions in one predict job."""
+    """Call many small functions in one predict job."""
 
     @flow.global_function()
     def job(x: of(6, 4), y: of(6, 4), i: of(6, dtype=flow.int32)) -> tp.Bundle[tp.Numpy]:  # type: ignore[valid-type]
@@ -294,7 +294,7 @@ def tensors(devices: int) -> Iterator[Any]:
 
 
 def run(name: str, devices: int) -> list[Any]:
-    """What a program yields, in a session of its own."""
+    """Return the arrays of a program from a fresh session."""
     flow.clear_default_session()
     flow.config.gpu_device_num(devices)
     try:
@@ -308,8 +308,8 @@ def main(out: str) -> None:
 
     started = launched()
     assert started is not None, "this is for mpiexec"
-    found = {name: [array.tolist() for array in run(name, started.size)] for name in PROGRAMS}
-    Path(out).write_text(json.dumps(found))
+    results = {name: [array.tolist() for array in run(name, started.size)] for name in PROGRAMS}
+    Path(out).write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Mirrored train jobs whose devices have different numbers of rows, and a checkpoint path that exists: `python mirrored.py FOLDER`."""
+"""Mirrored train jobs whose devices have different numbers of rows, and an existing checkpoint path: `python mirrored.py FOLDER`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def train_job(model: Any, reduction: str, microbatches: int = 1) -> Any:
 
 
 def batch(lengths: tuple[int, ...]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Rows that do not depend on how they are divided."""
+    """Return rows that do not depend on their division."""
     rows = sum(lengths)
     x, y = np.random.default_rng(0).random((rows, 6), np.float32), (np.arange(rows) % 4).astype(np.int32)
     ends = np.cumsum(lengths)[:-1]
@@ -75,7 +75,7 @@ def batch(lengths: tuple[int, ...]) -> tuple[list[np.ndarray], list[np.ndarray]]
 
 
 def trained(name: str, lengths: tuple[int, ...], reduction: str = "mean", devices: int | None = None) -> dict[str, np.ndarray]:
-    """The variables after some steps with so many rows for each device; a new session."""
+    """Return the variables after some steps with these numbers of rows per device, in a fresh session."""
     flow.clear_default_session()
     if devices is not None:
         flow.config.cpu_device_num(devices)
@@ -93,7 +93,7 @@ CASES = [("batch norm", (4, 4)), ("batch norm", (4, 3)), ("buffers", (3, 4)), ("
 
 
 def run(folder: Path, devices: int | None = None) -> dict[str, np.ndarray]:
-    """The variables of all cases; saves two checkpoints to one path."""
+    """Return the variables of all cases; save two checkpoints to one path."""
     variables: dict[str, np.ndarray] = {}
     for name, lengths in CASES:
         variables |= {f"{name} {lengths} {key}": value for key, value in trained(name, lengths, devices=devices).items()}

@@ -1,8 +1,8 @@
-"""The fourth document's model of two stages - data parallel, then model parallel - as a training program.
+"""A model of two stages - data parallel, then model parallel - as a training program.
 
     mpiexec -n 4 python mixed.py OUT WAY ...      trains it in these of `WAYS` and writes {way: losses and weights} to OUT
 
-On one rank both stages are there, and nothing is split.
+One rank runs both stages, and nothing is split.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROWS, STEPS = 8, 6
 
 @dataclass(frozen=True)
 class Way:
-    """How it is trained."""
+    """Options of a training run."""
 
     graph: bool = False
     #: how the batch goes in, and how what is to come out
@@ -50,7 +50,7 @@ WAYS |= {f"{name}, clipped": Way(way.graph, way.x, way.y, way.parts, way.schedul
 
 
 class Stage(nn.Module):
-    """x w, as in the document, and bent."""
+    """A product x w and a nonlinearity."""
 
     def __init__(self, w: Any, placement: Any, sbp: Any) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Stage(nn.Module):
 
 
 class Model(nn.Module):
-    """The first stage on the first half of the ranks, with copies of its weight; the second on the others, in columns."""
+    """The first stage on the first half of the ranks with copies of its weight, the second on the others, split by columns."""
 
     def __init__(self, ranks: int) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Train(nn.Graph):
 
 
 def train(ranks: int, way: Way) -> dict[str, Any]:
-    """The loss of every step, and the weights in the end."""
+    """Return the loss of every step, and the final weights."""
     model = Model(ranks)
     optimizer: Any = flow.optim.AdamW(model.parameters(), lr=0.1)
     if way.clip is not None:
@@ -110,12 +110,12 @@ def train(ranks: int, way: Way) -> dict[str, Any]:
         x = random.standard_normal((ROWS, 5))
         y = np.sin(2 * x[:, :3])
         if graph is not None:
-            losses.append(float(graph(laid(x, model.places[0], way.x), laid(y, model.places[1], way.y)).numpy().mean()))
+            losses.append(float(graph(tensor_of(x, model.places[0], way.x), tensor_of(y, model.places[1], way.y)).numpy().mean()))
             continue
         optimizer.zero_grad()
         total = 0.0
         for part_x, part_y in zip(np.split(x, way.parts), np.split(y, way.parts), strict=True):
-            loss = distance(model(laid(part_x, model.places[0], way.x)), laid(part_y, model.places[1], way.y)) / way.parts
+            loss = distance(model(tensor_of(part_x, model.places[0], way.x)), tensor_of(part_y, model.places[1], way.y)) / way.parts
             loss.backward()
             total += loss.item()
         optimizer.clip_grad()
@@ -125,14 +125,14 @@ def train(ranks: int, way: Way) -> dict[str, Any]:
     return {"losses": losses, "weights": [p.numpy().tolist() for p in model.parameters()]}
 
 
-def laid(array: Any, placement: Any, sbp: Any) -> Any:
+def tensor_of(array: Any, placement: Any, sbp: Any) -> Any:
     return flow.tensor(array, dtype=flow.float64, placement=placement, sbp=sbp)
 
 
 def main() -> None:
     out, *names = sys.argv[1:]
-    found = {name: train(flow.env.get_world_size(), WAYS[name]) for name in names}
-    Path(f"{out}.{flow.env.get_rank()}").write_text(json.dumps(found))
+    results = {name: train(flow.env.get_world_size(), WAYS[name]) for name in names}
+    Path(f"{out}.{flow.env.get_rank()}").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

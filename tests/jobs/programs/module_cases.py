@@ -1,4 +1,4 @@
-"""Modules in the bodies of jobs: every case gives numbers that are the same on one device, on threads, and as one of several clients."""
+"""Modules in the bodies of jobs: every case has equal results on one device, on threads, and as one of several clients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def case(function: Case) -> Case:
 
 
 class Net(nn.Module):
-    """A bit of everything: batch statistics, truth, indices, methods, functions by name."""
+    """A module with batch statistics, truth values, indices, methods, and functions by name."""
 
     def __init__(self, drop: float = 0.0) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def predict_job(model: Any, name: str = "predict") -> Any:
     return flow.global_function()(function)
 
 
-def made(drop: float = 0.0) -> Net:
+def net(drop: float = 0.0) -> Net:
     flow.manual_seed(1)
     return Net(drop)
 
@@ -83,7 +83,7 @@ def at_once(model: Any) -> Any:
 
 
 def error_of(function: Callable[..., Any], *arguments: Any) -> str:
-    """The message of what goes wrong, without lines."""
+    """Return the error message of the call, without lines."""
     try:
         function(*arguments)
     except Exception as error:  # noqa: BLE001 - compared by the test
@@ -96,7 +96,7 @@ def error_of(function: Callable[..., Any], *arguments: Any) -> str:
 
 @case
 def trains_as_at_once_does() -> dict[str, Any]:
-    model = made()
+    model = net()
     other, job = copy.deepcopy(model), train_job(model)
     optimizer = flow.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
     losses = []
@@ -114,8 +114,8 @@ def trains_as_at_once_does() -> dict[str, Any]:
 
 
 @case
-def a_step_is_seen_by_tensors_by_variables_and_by_a_graph() -> dict[str, Any]:
-    model = made()
+def a_step_updates_tensors_variables_and_a_graph() -> dict[str, Any]:
+    model = net()
     job, before = train_job(model), state(model)
 
     class Graph(nn.Graph):
@@ -127,7 +127,7 @@ def a_step_is_seen_by_tensors_by_variables_and_by_a_graph() -> dict[str, Any]:
             return self.model(x)
 
     model.eval()
-    graph, found = Graph(), {}
+    graph, results = Graph(), {}
     for step in range(3):
         model.train()
         job(X, Y)
@@ -138,13 +138,13 @@ def a_step_is_seen_by_tensors_by_variables_and_by_a_graph() -> dict[str, Any]:
             if name in after:
                 np.testing.assert_array_equal(variable.numpy(), after[name])
         np.testing.assert_allclose(graph(flow.tensor(X)).numpy(), at_once(model), rtol=1e-5, atol=1e-6)
-        found[f"scores{step}"], before = at_once(model), after
-    return found
+        results[f"scores{step}"], before = at_once(model), after
+    return results
 
 
 @case
-def a_graph_and_a_job_train_in_turn() -> dict[str, Any]:
-    model = made()
+def a_graph_and_a_job_train_alternately() -> dict[str, Any]:
+    model = net()
     other, job = copy.deepcopy(model), train_job(model, momentum=0.0)
     optimizer, others = flow.optim.SGD(model.parameters(), lr=0.1), flow.optim.SGD(other.parameters(), lr=0.1)
 
@@ -172,7 +172,7 @@ def a_graph_and_a_job_train_in_turn() -> dict[str, Any]:
 
 @case
 def two_jobs_use_one_module() -> dict[str, Any]:
-    model = made()
+    model = net()
     train, predict = train_job(model), predict_job(model)
     losses = [train(X, Y).item() for _ in range(3)]
     model.eval()
@@ -183,22 +183,22 @@ def two_jobs_use_one_module() -> dict[str, Any]:
 
 @case
 def the_mode_counts_at_every_call() -> dict[str, Any]:
-    model, found = made(0.5), {}
+    model, results = net(0.5), {}
     predict = predict_job(model)
     for mode in ("train", "eval", "train", "eval"):
         getattr(model, mode)()
         tracked = model.bn.num_batches_tracked.item()
-        found[f"{mode}{len(found)}"] = predict(X)
+        results[f"{mode}{len(results)}"] = predict(X)
         assert model.bn.num_batches_tracked.item() == tracked + (mode == "train")
         if mode == "eval":
-            np.testing.assert_allclose(found[f"eval{len(found) - 1}"], at_once(model), rtol=1e-5, atol=1e-6)
-    assert not np.array_equal(found["train0"], found["train2"])
-    return found
+            np.testing.assert_allclose(results[f"eval{len(results) - 1}"], at_once(model), rtol=1e-5, atol=1e-6)
+    assert not np.array_equal(results["train0"], results["train2"])
+    return results
 
 
 @case
 def frozen_and_replaced_parts_count_too() -> dict[str, Any]:
-    model = made()
+    model = net()
     job, before = train_job(model), state(model)
     model.fc1.requires_grad_(False)
     losses = [job(X, Y).item() for _ in range(2)]
@@ -232,7 +232,7 @@ def weights_are_shared_inside() -> dict[str, Any]:
 
 @case
 def an_eager_optimizer_steps_between_runs() -> dict[str, Any]:
-    model = made()
+    model = net()
     other, job = copy.deepcopy(model), train_job(model, momentum=0.0)
     for step in range(4):
         for each in (other,) if step % 2 else (model, other):
@@ -249,8 +249,8 @@ def an_eager_optimizer_steps_between_runs() -> dict[str, Any]:
 
 @case
 def states_are_loaded_between_runs() -> dict[str, Any]:
-    model = made()
-    job, first = train_job(model, momentum=0.0), state(made())
+    model = net()
+    job, first = train_job(model, momentum=0.0), state(net())
     losses = [job(X, Y).item() for _ in range(2)]
     model.load_state_dict({name: flow.tensor(x) for name, x in first.items()})
     losses += [job(X, Y).item() for _ in range(2)]
@@ -265,7 +265,7 @@ def states_are_loaded_between_runs() -> dict[str, Any]:
 
 @case
 def checkpoints_of_jobs_have_modules() -> dict[str, Any]:
-    model = made()
+    model = net()
     job = train_job(model)
     losses = [job(X, Y).item() for _ in range(2)]
     folder = Path(os.environ.get("MODULE_CASES", tempfile.mkdtemp()), "saved")
@@ -286,7 +286,7 @@ def checkpoints_of_jobs_have_modules() -> dict[str, Any]:
 
 @case
 def first_values_are_those_of_the_module() -> dict[str, Any]:
-    model = made()
+    model = net()
     job = train_job(model)
     flow.train.CheckPoint().init()
     return {"loss": job(X, Y).item(), **state(model)}
@@ -294,14 +294,14 @@ def first_values_are_those_of_the_module() -> dict[str, Any]:
 
 @case
 def a_module_outlives_a_session() -> dict[str, Any]:
-    model = made()
+    model = net()
     losses = [train_job(model, momentum=0.0)(X, Y).item()]
     devices = flow.config.cpu_device_num
-    kept = state(model)
+    saved_state = state(model)
     flow.clear_default_session()
     devices(int(os.environ.get("MODULE_DEVICES", "1")))
     for name, x in state(model).items():
-        np.testing.assert_array_equal(x, kept[name])
+        np.testing.assert_array_equal(x, saved_state[name])
     losses += [train_job(model, momentum=0.0)(X, Y).item() for _ in range(2)]
     return {"losses": losses, **state(model)}
 
@@ -319,11 +319,11 @@ def buffers_are_assigned_in_forward() -> dict[str, Any]:
             return (x - self.mean) * self.scale
 
     model, other = Centred(), Centred()
-    job, kept = predict_job(model), model.mean
+    job, mean = predict_job(model), model.mean
     for _ in range(3):
         np.testing.assert_allclose(job(X), at_once(other), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(model.mean.numpy(), other.mean.numpy(), rtol=1e-5, atol=1e-6)
-    assert model.mean is kept
+    assert model.mean is mean
     return state(model)
 
 
@@ -332,8 +332,8 @@ def buffers_are_assigned_in_forward() -> dict[str, Any]:
 
 @case
 def a_strategy_splits_parameters() -> dict[str, Any]:
-    """Local tensors show what lies in pieces, where one process has all of them."""
-    model = made()
+    """Check that local tensors have the shards; one process has all of them."""
+    model = net()
     config = flow.function_config()
     config.strategy(flow.strategies.zero(3, least=8))
     job = train_job(model, config)
@@ -344,17 +344,17 @@ def a_strategy_splits_parameters() -> dict[str, Any]:
         model.to_global(flow.placement("cpu", [0, 1]), flow.sbp.broadcast)
         job = train_job(model, config)
     losses = [job(X, Y).item() for _ in range(3)]
-    found = state(model)
+    weights = state(model)
     with flow.no_grad():
         model.fc1.weight.mul_(0.5)
     losses.append(job(X, Y).item())
-    return {"losses": losses, **found, "again": model.fc1.weight.numpy()}
+    return {"losses": losses, **weights, "again": model.fc1.weight.numpy()}
 
 
 @case
-def copies_are_kept_equal() -> dict[str, Any]:
+def copies_stay_equal() -> dict[str, Any]:
     flow.config.share_variables(False)
-    model = made()
+    model = net()
     job = train_job(model)
     losses = [job(X, Y).item() for _ in range(2)]
     with flow.no_grad():
@@ -391,7 +391,7 @@ def _named(model: Any, name: str) -> Callable[[Any], Any]:
 
 @case
 def every_device_for_itself() -> dict[str, Any]:
-    """In the mirrored view; equal parts, so that the mean of means is the mean."""
+    """Train in the mirrored view on equal parts, so that the mean of means is the mean."""
     flow.manual_seed(2)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
     config = flow.function_config()
@@ -411,7 +411,7 @@ def every_device_for_itself() -> dict[str, Any]:
 
 @case
 def names_are_those_of_states_behind_namespaces() -> dict[str, Any]:
-    one, two = made(), made()
+    one, two = net(), net()
 
     @flow.global_function()
     def both(x: Inputs) -> tp.Numpy:  # type: ignore[valid-type]
@@ -423,12 +423,12 @@ def names_are_those_of_states_behind_namespaces() -> dict[str, Any]:
     one.eval(), two.eval()
 
     @flow.global_function()
-    def apart(x: Inputs) -> tp.Numpy:  # type: ignore[valid-type]
+    def separated(x: Inputs) -> tp.Numpy:  # type: ignore[valid-type]
         with flow.scope.namespace("teacher"):
             other = two(x)
         return one(x) + other
 
-    scores = apart(X)
+    scores = separated(X)
     np.testing.assert_allclose(scores, at_once(one) + at_once(two), rtol=1e-5, atol=1e-6)
     names = [name for name in flow.get_all_variables() if name.endswith("fc1.weight")]
     return {"says": says, "scores": scores, "names": " ".join(sorted(names))}
@@ -462,20 +462,20 @@ def structures_go_in_and_come_out() -> dict[str, Any]:
             super().__init__()
             self.scale = nn.Parameter(flow.full((6,), 2.0))
 
-        def forward(self, given: Any, *, plus: Any = None) -> Any:
+        def forward(self, inputs: Any, *, plus: Any = None) -> Any:
             with flow.no_grad():
-                fixed = given["x"][0] * self.scale
-            return {"sum": fixed + plus, "parts": [given["x"][0].mean(0), None], "scale": self.scale, "number": 3}
+                fixed = inputs["x"][0] * self.scale
+            return {"sum": fixed + plus, "parts": [inputs["x"][0].mean(0), None], "scale": self.scale, "number": 3}
 
     pair = Pair()
 
     @flow.global_function(type="train")
     def job(x: Inputs) -> tp.Numpy:  # type: ignore[valid-type]
-        found = pair({"x": (x, 1)}, plus=x)
-        assert found["number"] == 3 and found["parts"][1] is None
-        loss = flow.math.reduce_mean(found["sum"]) + flow.math.reduce_sum(found["scale"])
+        structure = pair({"x": (x, 1)}, plus=x)
+        assert structure["number"] == 3 and structure["parts"][1] is None
+        loss = flow.math.reduce_mean(structure["sum"]) + flow.math.reduce_sum(structure["scale"])
         flow.optimizer.SGD(rate(), momentum=0).minimize(loss)
-        return flow.concat([found["sum"], flow.expand_dims(found["parts"][0], 0)], axis=0)
+        return flow.concat([structure["sum"], flow.expand_dims(structure["parts"][0], 0)], axis=0)
 
     out = job(X)
     np.testing.assert_allclose(out, np.concatenate([3 * X, X.mean(0)[None]]), rtol=1e-5, atol=1e-6)
@@ -485,10 +485,10 @@ def structures_go_in_and_come_out() -> dict[str, Any]:
 
 @case
 def forward_hooks_run_when_a_job_is_traced() -> dict[str, Any]:
-    model, seen = made().eval(), []
-    hook = model.fc1.register_forward_hook(lambda module, inputs, output: seen.append(output.shape) or output * 2)
+    model, shapes = net().eval(), []
+    hook = model.fc1.register_forward_hook(lambda module, inputs, output: shapes.append(output.shape) or output * 2)
     scores = predict_job(model)(X)
-    assert set(seen) == {flow.Size([ROWS, 8])}
+    assert set(shapes) == {flow.Size([ROWS, 8])}
     np.testing.assert_allclose(scores, at_once(model), rtol=1e-5, atol=1e-6)
     hook.remove()
     return {"scores": scores}

@@ -1,7 +1,8 @@
 """Modules in the bodies of jobs of several clients.
 
-`mpiexec -n 2 python module_clients.py FOLDER N` runs every Nth case, and what only several clients can do; each rank writes what its cases gave
-to FOLDER/<rank>.npz.
+`mpiexec -n 2 python module_clients.py FOLDER N` runs every Nth case and the cases of several clients.
+
+Each rank writes its results to FOLDER/<rank>.npz.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from jobflow import nn
 
 
 def _expected(build: Callable[[], Any]) -> list[Any]:
-    """Losses and parameters of a module trained at once, on each rank alone."""
+    """Return losses and parameters of a module trained eagerly on each rank alone."""
     flow.manual_seed(1)
     model = build()
     optimizer, losses = flow.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), []
@@ -35,9 +36,9 @@ def _expected(build: Callable[[], Any]) -> list[Any]:
     return [losses, *state(model).values()]
 
 
-def _check(found: list[Any], expected: list[Any]) -> None:
-    for mine, wanted in zip(found, expected, strict=True):
-        np.testing.assert_allclose(mine, wanted, rtol=2e-5, atol=1e-6)
+def _check(results: list[Any], expected: list[Any]) -> None:
+    for mine, reference in zip(results, expected, strict=True):
+        np.testing.assert_allclose(mine, reference, rtol=2e-5, atol=1e-6)
 
 
 def _dense() -> Any:
@@ -45,7 +46,7 @@ def _dense() -> Any:
 
 
 def parameters_lie_as_they_are_placed(rank: int) -> None:
-    """Split along either axis, on some ranks only, as copies; seen by tensors on all ranks afterwards."""
+    """Split parameters along either axis, place them on some ranks only, or copy them; read them as tensors on all ranks afterwards."""
     expected, all_of, last = _expected(_dense), flow.placement("cpu", [0, 1]), flow.placement("cpu", [1])
     for first, second in (((all_of, flow.sbp.split(0)), (all_of, flow.sbp.split(1))), ((all_of, flow.sbp.broadcast), (last, flow.sbp.broadcast))):
         flow.manual_seed(1)
@@ -98,14 +99,14 @@ def ranks_write_the_same_to_local_parameters(rank: int) -> None:
 TOGETHER = (parameters_lie_as_they_are_placed, the_first_ranks_numbers_count_where_local_modules_differ, ranks_write_the_same_to_local_parameters)
 
 if __name__ == "__main__":
-    out, given = Path(sys.argv[1]), {}
+    out, results = Path(sys.argv[1]), {}
     os.environ |= {"MODULE_CASES": str(out), "MODULE_CLIENTS": "2", "MODULE_DEVICES": "2"}
     flow.manual_seed(0)
     rank = flow.env.get_rank()
     for word, function in list(CASES.items())[:: int(sys.argv[2])]:
-        given |= {f"{word}/{name}": value for name, value in function().items()}
+        results |= {f"{word}/{name}": value for name, value in function().items()}
         flow.clear_default_session()
     for check in TOGETHER:
         check(rank)
         flow.clear_default_session()
-    np.savez(out / f"{rank}.npz", **given)
+    np.savez(out / f"{rank}.npz", **results)

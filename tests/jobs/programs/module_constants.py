@@ -1,4 +1,4 @@
-"""Arrays of the program in modules that jobs call."""
+"""The program's arrays in modules that jobs call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jobflow import nn
 
 @case
 def arrays_of_the_program_are_constants() -> dict[str, Any]:
-    """Made in forward, or in the body itself: of numbers, and of arrays, which ranks may store in part."""
+    """Create tensors from numbers and arrays in forward, or in the body itself; ranks may store shards of them."""
 
     class Scaled(nn.Module):
         def forward(self, x: Any) -> Any:

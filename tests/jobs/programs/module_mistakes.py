@@ -1,4 +1,4 @@
-"""What modules in the bodies of jobs cannot do, and the errors that say so."""
+"""Unsupported uses of modules in the bodies of jobs, and their errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from module_cases import Inputs, X, Y, case, error_of, made, predict_job, train_job
+from module_cases import Inputs, X, Y, case, error_of, net, predict_job, train_job
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -17,7 +17,7 @@ OTHER = nn.Linear(6, 6)
 
 
 class Wrong(nn.Module):
-    """Does in forward what cannot be done there."""
+    """A module whose forward does something unsupported."""
 
     def __init__(self, what: Callable[[Any, Any], Any]) -> None:
         super().__init__()
@@ -43,10 +43,10 @@ WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
 
 @case
 def what_cannot_be_is_an_error() -> dict[str, Any]:
-    found = {}
+    messages = {}
     for word, (what, fact) in WRONG.items():
-        found[word] = error_of(predict_job(Wrong(what)), X)
-        assert fact in found[word], found[word]
+        messages[word] = error_of(predict_job(Wrong(what)), X)
+        assert fact in messages[word], messages[word]
         flow.clear_default_session()
         flow.config.cpu_device_num(int(os.environ.get("MODULE_DEVICES", "1")))
 
@@ -54,18 +54,18 @@ def what_cannot_be_is_an_error() -> dict[str, Any]:
     def inside(x: Inputs) -> tp.Numpy:  # type: ignore[valid-type]
         return nn.Linear(6, 6)(x)
 
-    found["made inside"] = error_of(inside, X)
-    assert "create modules outside of the body of a job" in found["made inside"], found["made inside"]
-    model = made()
+    messages["made inside"] = error_of(inside, X)
+    assert "create modules outside of the body of a job" in messages["made inside"], messages["made inside"]
+    model = net()
     job = train_job(model)
     handle = model.fc1.register_full_backward_hook(lambda *_: None)
-    found["backward hook"] = error_of(job, X, Y)
+    messages["backward hook"] = error_of(job, X, Y)
     handle.remove()
     hook = model.fc1.weight.register_hook(lambda gradient: gradient)
-    found["hook of a parameter"] = error_of(job, X, Y)
+    messages["hook of a parameter"] = error_of(job, X, Y)
     hook.remove()
     job(X, Y)
     model.double()
-    found["another type"] = error_of(job, X, Y)
-    assert "local when a job was compiled for it and is float64" in found["another type"], found["another type"]
-    return found
+    messages["another type"] = error_of(job, X, Y)
+    assert "local when a job was compiled for it and is float64" in messages["another type"], messages["another type"]
+    return messages

@@ -1,9 +1,10 @@
-"""Models in stages, in float64: their losses and variables must not depend on the ranks, on the microbatches, nor on the schedule.
+"""Models in stages, in float64: losses and variables must not depend on ranks, microbatches or schedule.
 
     mpiexec -n 2 python pipelines.py OUT NAME SCHEDULE ...      runs these on these ranks and writes {name schedule: numbers} to OUT
 
-A program is a model over rows of words, and the groups of ranks of its stages; a run of it gives the losses of each step and,
-behind them, a sum over every variable.
+A program is a model over rows of words, and the groups of ranks of its stages.
+
+A run returns the losses of each step and a sum over every variable.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def straight(x: Any, at: Callable[[int], Any]) -> Any:
 
 @model
 def skips(x: Any, at: Callable[[int], Any]) -> Any:
-    """The first stage's result is read by the last, and the second's by the fourth."""
+    """Let the last stage read the first stage's result, and the fourth stage read the second's."""
     with at(0):
         first = flow.math.tanh(dense(x, WIDTH, "first"))
     with at(1):
@@ -72,7 +73,7 @@ def skips(x: Any, at: Callable[[int], Any]) -> Any:
 
 @model
 def tied(x: Any, at: Callable[[int], Any]) -> Any:
-    """The table of words, which the first stage reads, is the last one's weights."""
+    """Tie the embedding of the first stage to the weights of the last stage."""
     for stage in range(3):
         with at(stage):
             x = flow.math.tanh(dense(x, WIDTH, f"layer{stage}"))
@@ -82,7 +83,7 @@ def tied(x: Any, at: Callable[[int], Any]) -> Any:
 
 @model
 def transformer(x: Any, at: Callable[[int], Any]) -> Any:
-    """A block of attention and a wide layer in each stage."""
+    """Use a block of attention and a wide layer in each stage."""
     for stage in range(4):
         with at(stage):
             x = x + attention(flow.layers.layer_norm(x, name=f"norm{stage}"), f"block{stage}")
@@ -103,7 +104,7 @@ def attention(x: Any, name: str) -> Any:
 
 @model
 def there_and_back(x: Any, at: Callable[[int], Any]) -> Any:
-    """The first ranks run the last layer too."""
+    """Run the last layer on the first ranks too."""
     for stage in range(3):
         with at(stage):
             x = flow.math.tanh(dense(x, WIDTH, f"layer{stage}"))
@@ -146,7 +147,7 @@ def train(name: str, groups: Sequence[str], microbatches: int, schedule: str | N
 
 
 def on_ranks(size: int, schedule: str, name: str, microbatches: int = 4) -> list[float]:
-    """One group of each rank."""
+    """Train with one rank per group."""
     return train(name, [f"0:{rank}" for rank in range(size)], microbatches, schedule)
 
 
@@ -155,5 +156,5 @@ if __name__ == "__main__":
 
     ranks = mpi4py.MPI.COMM_WORLD.Get_size()
     out, *words = sys.argv[1:]
-    found = {f"{name} {schedule}": on_ranks(ranks, schedule, name) for name, schedule in zip(words[::2], words[1::2], strict=True)}
-    Path(out).write_text(json.dumps(found))
+    results = {f"{name} {schedule}": on_ranks(ranks, schedule, name) for name, schedule in zip(words[::2], words[1::2], strict=True)}
+    Path(out).write_text(json.dumps(results))

@@ -1,4 +1,4 @@
-"""Trains in half precision with a dynamic loss scale and regions; writes what came out, on rank 0.  Arguments: the file."""
+"""A program in half precision with a dynamic loss scale and regions; rank 0 writes the results to the file of its argument."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jobflow.typing as tp
 
 
 def run(devices: int | None = None) -> dict[str, Any]:
-    """Five steps, the third of which meets an infinity."""
+    """Run five steps, the third of which has an infinity."""
     if devices is not None:
         flow.clear_default_session()
         flow.config.cpu_device_num(devices)
@@ -37,12 +37,12 @@ def run(devices: int | None = None) -> dict[str, Any]:
         return loss
 
     losses = [train(bad if i == 2 else x, y) for i in range(5)]
-    found = {name: stored.numpy() for name, stored in flow.get_all_variables().items()}
+    variables = {name: stored.numpy() for name, stored in flow.get_all_variables().items()}
     return {
         "losses": np.array([losses[i] for i in (0, 1, 3, 4)]),
-        "weight": found["weight"],
-        "scale": found["System-Train-DynamicLossScale-train-LossScale"],
-        "step": found["System-Train-TrainStep-train"],
+        "weight": variables["weight"],
+        "scale": variables["System-Train-DynamicLossScale-train-LossScale"],
+        "step": variables["System-Train-TrainStep-train"],
     }
 
 

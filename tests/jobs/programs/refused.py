@@ -1,4 +1,4 @@
-"""Under mpiexec: wrong arguments and wrong bodies are refused before any rank begins, and caught, and the next call works."""
+"""Wrong arguments and bodies under mpiexec raise before any rank begins; the program catches them and calls again."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Tensors of a program travel through random layouts, meshes and placements, and must arrive as they left.
+"""Tensors pass through random layouts, meshes and placements and must not change.
 
-mpiexec -n 4 python travels.py SEED       prints what was compared
+mpiexec -n 4 python travels.py SEED       prints the comparisons
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PLACES: list[tuple[Any, tuple[int, ...] | None]] = [
 
 
 def travel(x: Any, stops: int, chance: random.Random) -> Any:
-    """x, after it was held in `stops` layouts one after another."""
+    """Return x after conversion to each of the layouts in `stops`."""
     for _ in range(stops):
         devices, hierarchy = chance.choice(PLACES)
         with flow.scope.placement("cpu", devices, hierarchy):
@@ -38,7 +38,7 @@ def travel(x: Any, stops: int, chance: random.Random) -> Any:
 
 
 def main(seed: int) -> int:
-    """How many arrays arrived."""
+    """Return the number of arrays that arrived."""
     flow.config.cpu_device_num(4)
     chance = random.Random(seed)
 

@@ -1,7 +1,8 @@
-"""One small model and its training in three ways: tensors at once, `nn.Graph`, and a job function.
+"""One small model and its training by three APIs: eager tensors, `nn.Graph`, and a job function.
 
-All three begin with the same weights and see the same batches; a run gives the loss of every step and the weights in the end.
-`Case` says how each face spells an optimizer.
+All three start from the same weights and train on the same batches.
+
+A run returns the loss of every step and the final weights. `Case` has the optimizer of each API.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Run = tuple[list[float], list[Any]]
 
 @dataclass(frozen=True)
 class Case:
-    """An optimizer as both faces write it."""
+    """An optimizer in the spelling of each API."""
 
     #: parameters -> (optimizer, schedule or None)
     tensors: Callable[[Sequence[Any]], tuple[Any, Any]]
@@ -39,8 +40,8 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Lies:
-    """Where things lie: the mesh of ranks, then S/B per mesh dimension."""
+class Sharding:
+    """A mesh of ranks and S/B per mesh dimension."""
 
     mesh: tuple[int, ...]
     x: tuple[Any, ...] = (S0,)
@@ -53,13 +54,13 @@ class Lies:
 
 
 def first() -> list[Any]:
-    """The weights to begin with."""
+    """Return the initial weights."""
     draw = np.random.RandomState(3).standard_normal
     return [0.4 * draw((HIDDEN, INSIDE)), 0.1 * draw(HIDDEN), 0.4 * draw((CLASSES, HIDDEN)), 0.1 * draw(CLASSES)]
 
 
 def batches(steps: int) -> list[tuple[Any, Any]]:
-    """Rows around a centre for each class, and their classes."""
+    """Return rows around a centre for each class, and their classes."""
     random = np.random.RandomState(5)
     centres = random.standard_normal((CLASSES, INSIDE))
     labels = random.randint(0, CLASSES, (steps, ROWS)).astype(np.int32)
@@ -69,21 +70,21 @@ def batches(steps: int) -> list[tuple[Any, Any]]:
 # ---------------------------------------------------------------- tensors
 
 
-def model_of(lies: Lies | None, dtype: Any) -> Any:
-    """Two dense layers with the first weights, local or laid out."""
+def model_of(sharding: Sharding | None, dtype: Any) -> Any:
+    """Return two dense layers with the initial weights, local or sharded."""
     model = nn.Sequential(nn.Linear(INSIDE, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES))
     for layer, (w, b) in zip((model[0], model[2]), (first()[:2], first()[2:]), strict=True):
-        layer.weight = nn.Parameter(laid(w, lies and Lies(lies.mesh, lies.weight), dtype))
-        layer.bias = nn.Parameter(laid(b, lies and Lies(lies.mesh, lies.bias), dtype))
+        layer.weight = nn.Parameter(tensor_of(w, sharding and Sharding(sharding.mesh, sharding.weight), dtype))
+        layer.bias = nn.Parameter(tensor_of(b, sharding and Sharding(sharding.mesh, sharding.bias), dtype))
     return model
 
 
-def laid(array: Any, lies: Lies | None, dtype: Any) -> Any:
-    """An array, as a batch lies; of one axis, split only along that."""
-    if lies is None:
+def tensor_of(array: Any, sharding: Sharding | None, dtype: Any) -> Any:
+    """Return the array as a tensor in the layout of a batch; a tensor of one axis is split only along that axis."""
+    if sharding is None:
         return flow.tensor(array, dtype=dtype)
-    sbp = lies.x if array.ndim > 1 else tuple(B if s == S1 else s for s in lies.x)
-    return flow.tensor(array, dtype=dtype, placement=lies.placement, sbp=sbp)
+    sbp = sharding.x if array.ndim > 1 else tuple(B if s == S1 else s for s in sharding.x)
+    return flow.tensor(array, dtype=dtype, placement=sharding.placement, sbp=sbp)
 
 
 def weights(model: Any) -> list[Any]:
@@ -91,14 +92,14 @@ def weights(model: Any) -> list[Any]:
 
 
 class AtOnce:
-    """The training step, op by op."""
+    """The eager training step."""
 
     def __init__(self, case: Case, model: Any) -> None:
         self.case, self.model = case, model
         self.optimizer, self.schedule = case.tensors(list(model.parameters()))
 
     def __call__(self, *parts: Any) -> Any:
-        """The loss of a batch, given as x, y, or as several of them, one after another."""
+        """Return the loss of a batch x, y, or of several batches one after another."""
         self.optimizer.zero_grad()
         total = sum(self._gradients(*parts[i : i + 2]) for i in range(0, len(parts), 2))
         self.optimizer.clip_grad()
@@ -123,17 +124,17 @@ class AtOnce:
             self.schedule.load_state_dict(saved["schedule"])
 
 
-def at_once(case: Case, lies: Lies | None, steps: int, dtype: Any = flow.float64) -> Run:
-    model = model_of(lies, dtype)
+def at_once(case: Case, sharding: Sharding | None, steps: int, dtype: Any = flow.float64) -> Run:
+    model = model_of(sharding, dtype)
     training, losses = AtOnce(case, model), []
     for x, y in batches(steps):
         cut = zip(np.split(x, case.parts), np.split(y, case.parts), strict=True)
-        losses.append(training(*(t for a, b in cut for t in (laid(a, lies, dtype), laid(b, lies, flow.int32)))).item())
+        losses.append(training(*(t for a, b in cut for t in (tensor_of(a, sharding, dtype), tensor_of(b, sharding, flow.int32)))).item())
     return losses, weights(model)
 
 
 class Trained(nn.Graph):
-    """The step as a graph."""
+    """The training step as a graph."""
 
     def __init__(self, case: Case, model: Any) -> None:
         super().__init__()
@@ -148,30 +149,30 @@ class Trained(nn.Graph):
         return loss
 
 
-def as_graph(case: Case, lies: Lies | None, steps: int, dtype: Any = flow.float64) -> Run:
-    model = model_of(lies, dtype)
+def as_graph(case: Case, sharding: Sharding | None, steps: int, dtype: Any = flow.float64) -> Run:
+    model = model_of(sharding, dtype)
     graph = Trained(case, model)
-    losses = [float(graph(laid(x, lies, dtype), laid(y, lies, flow.int32)).numpy().mean()) for x, y in batches(steps)]
+    losses = [float(graph(tensor_of(x, sharding, dtype), tensor_of(y, sharding, flow.int32)).numpy().mean()) for x, y in batches(steps)]
     return losses, weights(model)
 
 
 def each_its_own(case: Case, rank: int, ranks: int, steps: int) -> Run:
-    """A local model on each rank, with its rows of every batch; its losses."""
+    """Train a local model on each rank with its rows of every batch; return its losses."""
     model = model_of(None, flow.float64)
     training, losses = AtOnce(case, nn.parallel.DistributedDataParallel(model)), []
     for x, y in batches(steps):
         mine = [np.split(a, ranks)[rank] for a in (x, y)]
-        losses.append(training(laid(mine[0], None, flow.float64), laid(mine[1], None, flow.int32)).item())
+        losses.append(training(tensor_of(mine[0], None, flow.float64), tensor_of(mine[1], None, flow.int32)).item())
     return losses, weights(model)
 
 
 # ---------------------------------------------------------------- the job
 
 
-def dense(x: Any, name: str, units: int, case: Case, lies: Lies | None) -> Any:
-    """x w^T + b, w being (units, inputs): what `layers.dense` makes, but for layouts that it does not offer."""
+def dense(x: Any, name: str, units: int, case: Case, sharding: Sharding | None) -> Any:
+    """Return x w^T + b for w of shape (units, inputs), like `layers.dense`, in layouts that it does not offer."""
     l2 = flow.regularizers.l2(case.l2) if case.l2 else None
-    if lies is None:
+    if sharding is None:
         zeros = flow.zeros_initializer()
         return flow.layers.dense(x, units, kernel_initializer=zeros, kernel_regularizer=l2, bias_regularizer=l2, name=name)
 
@@ -179,7 +180,7 @@ def dense(x: Any, name: str, units: int, case: Case, lies: Lies | None) -> Any:
         options = {"dtype": x.dtype, "initializer": flow.zeros_initializer(), "regularizer": l2}
         return flow.get_variable(f"{name}-{suffix}", shape, parallel_distribution=[word(s) for s in sbp], **options)
 
-    w, b = variable("weight", (units, x.shape[1]), lies.weight), variable("bias", (units,), lies.bias)
+    w, b = variable("weight", (units, x.shape[1]), sharding.weight), variable("bias", (units,), sharding.bias)
     return flow.nn.bias_add(flow.matmul(x, w, transpose_b=True), b)
 
 
@@ -187,32 +188,32 @@ def word(sbp: Any) -> str:
     return "B" if sbp == B else "S(0)" if sbp == S0 else "S(1)"
 
 
-def as_job(case: Case, lies: Lies | None, steps: int, dtype: Any = flow.float64) -> Run:
-    """On the devices that there are; `lies` None leaves layouts to the compiler."""
+def as_job(case: Case, sharding: Sharding | None, steps: int, dtype: Any = flow.float64) -> Run:
+    """Train as a job on all devices; `sharding` None leaves layouts to the compiler."""
     config = flow.function_config()
     config.default_data_type(dtype)
     config.train.num_gradient_accumulation_steps(case.parts)
-    if lies is not None and len(lies.mesh) > 1:
-        config.default_placement_scope(flow.scope.placement("cpu", f"0:0-{int(np.prod(lies.mesh)) - 1}", lies.mesh))
+    if sharding is not None and len(sharding.mesh) > 1:
+        config.default_placement_scope(flow.scope.placement("cpu", f"0:0-{int(np.prod(sharding.mesh)) - 1}", sharding.mesh))
 
     @flow.global_function("train", config)
     def job(x: tp.Numpy.Placeholder((ROWS, INSIDE), dtype), y: tp.Numpy.Placeholder((ROWS,), flow.int32)) -> tp.Numpy:  # type: ignore[valid-type]
-        if lies is not None:
-            x = flow.hierarchical_parallel_cast(x, [word(s) for s in lies.x])
-        hidden = flow.math.tanh(dense(x, "hidden", HIDDEN, case, lies))
-        loss = flow.nn.sparse_softmax_cross_entropy_with_logits(y, dense(hidden, "output", CLASSES, case, lies)) * case.times
+        if sharding is not None:
+            x = flow.hierarchical_parallel_cast(x, [word(s) for s in sharding.x])
+        hidden = flow.math.tanh(dense(x, "hidden", HIDDEN, case, sharding))
+        loss = flow.nn.sparse_softmax_cross_entropy_with_logits(y, dense(hidden, "output", CLASSES, case, sharding)) * case.times
         case.job().minimize(loss)
         return loss
 
     real = np.float64 if dtype is flow.float64 else np.float32
     flow.load_variables({name: w.astype(real) for name, w in zip(NAMES, first(), strict=True)}, ignore_mismatch=False)
     losses = [float(np.mean(job(x.astype(real), y), dtype=np.float64)) for x, y in batches(steps)]
-    found = flow.get_all_variables()
-    return losses, [found[name].numpy() for name in NAMES]
+    variables = flow.get_all_variables()
+    return losses, [variables[name].numpy() for name in NAMES]
 
 
 def mirrored(case: Case, devices: int, steps: int) -> Run:
-    """The job in the mirrored view: every device has its rows of every batch."""
+    """Train as a job in the mirrored view: every device has its rows of every batch."""
     config = flow.function_config()
     config.default_data_type(flow.float64)
     config.default_logical_view(flow.scope.mirrored_view())
@@ -230,5 +231,5 @@ def mirrored(case: Case, devices: int, steps: int) -> Run:
 
     flow.load_variables(dict(zip(NAMES, first(), strict=True)), ignore_mismatch=False)
     losses = [float(np.mean(job(np.split(x, devices), np.split(y, devices)))) for x, y in batches(steps)]
-    found = flow.get_all_variables()
-    return losses, [found[name].numpy() for name in NAMES]
+    variables = flow.get_all_variables()
+    return losses, [variables[name].numpy() for name in NAMES]

@@ -1,4 +1,4 @@
-"""What calls of job functions take and give back, and the older ways to declare them."""
+"""Arguments and results of job calls, and the older declarations."""
 
 import typing
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from jobflow.core.errors import JobError
 class TestResults:
     def test_numpy(self, devices: int) -> None:
         job = declare(lambda x: x * 2, Rows)
-        found = job(X)
-        assert type(found) is np.ndarray and found.dtype == np.float32
-        np.testing.assert_array_equal(found, X * 2)
+        result = job(X)
+        assert type(result) is np.ndarray and result.dtype == np.float32
+        np.testing.assert_array_equal(result, X * 2)
 
     def test_results_of_two_calls_do_not_share_memory(self, devices: int) -> None:
         job = declare(lambda x: x * 2, Rows)
@@ -54,8 +54,8 @@ class TestResults:
         one, two, three = job(X)
         np.testing.assert_array_equal(one, X)
         assert type(two) is list and type(three) is dict and list(three) == ["three", "four"]
-        for found, add in zip([*two, *three.values()], (1, 2, 3, 4), strict=True):
-            np.testing.assert_array_equal(found, X + np.float32(add))
+        for result, add in zip([*two, *three.values()], (1, 2, 3, 4), strict=True):
+            np.testing.assert_array_equal(result, X + np.float32(add))
 
     def test_builtin_containers(self, devices: int) -> None:
         job = declare(lambda x: (x, x + 1), Rows, gives=tuple[tp.Numpy, tp.ListNumpy])
@@ -72,34 +72,34 @@ class TestResults:
 
     def test_bundle(self, devices: int) -> None:
         job = declare(lambda x: {"a": (x, [x + 1]), "b": x + 2}, Rows, gives=tp.Bundle[tp.Numpy])
-        found = job(X)
-        assert type(found["a"]) is tuple and type(found["a"][1]) is list
-        np.testing.assert_array_equal(found["a"][1][0], X + 1)
-        np.testing.assert_array_equal(found["b"], X + 2)
+        result = job(X)
+        assert type(result["a"]) is tuple and type(result["a"][1]) is list
+        np.testing.assert_array_equal(result["a"][1][0], X + 1)
+        np.testing.assert_array_equal(result["b"], X + 2)
 
     def test_callback(self, devices: int) -> None:
         job = declare(lambda x: (x, x * 3), Rows, gives=tp.Callback[tuple[tp.Numpy, tp.Numpy]])
-        seen: list[Any] = []
+        results: list[Any] = []
         for k in range(3):
-            job(X + k)(seen.append)
-        for k, (same, thrice) in enumerate(seen):
+            job(X + k)(results.append)
+        for k, (same, thrice) in enumerate(results):
             np.testing.assert_array_equal(same, X + k)
             np.testing.assert_array_equal(thrice, (X + k) * np.float32(3))
-        assert len(seen) == 3
+        assert len(results) == 3
 
     def test_future(self, devices: int) -> None:
         @flow.global_function()
         def job(x: Rows):  # type: ignore[no-untyped-def]
             return {"pair": (x, x * 2), "mean": flow.math.reduce_mean(x)}
 
-        found = job(X).get()
-        one, two = found["pair"]
+        results = job(X).get()
+        one, two = results["pair"]
         np.testing.assert_array_equal(one.numpy(), X)
         np.testing.assert_array_equal(np.array(two), X * 2)
         np.testing.assert_array_equal(two.ndarray(), X * 2)
         np.testing.assert_allclose(two + one, X * 3)
         assert two.mean() == (X * 2).mean() and len(two) == 4 and two[1, 2] == X[1, 2] * 2
-        assert found["mean"].numpy().shape == (1,), "the legacy face has no tensors without axes"
+        assert results["mean"].numpy().shape == (1,), "the legacy face has no tensors without axes"
         assert isinstance(one == one, bool), "comparison is that of the object"
         handed: list[Any] = []
         job(X).async_get(handed.append)
@@ -125,7 +125,7 @@ class TestResults:
 
     @pytest.mark.parametrize("count", [1, 2, 3])
     def test_partial_values_are_summed(self, on: Begin, count: int) -> None:
-        """A sum over the rows, which lie on several devices, is the sum of the devices' sums."""
+        """Sum over rows on several devices: the result is the sum of the devices' sums."""
         on(count)
         job = declare(lambda x: (flow.math.reduce_sum(x, axis=0), flow.matmul(x, x, transpose_a=True)), Rows, gives=tuple[tp.Numpy, tp.Numpy])
         total, product = job(X)
@@ -151,8 +151,8 @@ class TestResults:
         pieces = [X[: i + 1] + i for i in range(count)]
         listed, whole = job(pieces)
         assert len(listed) == count
-        for found, piece in zip(listed, pieces, strict=True):
-            np.testing.assert_allclose(found, piece.sum(1), atol=1e-5)
+        for result, piece in zip(listed, pieces, strict=True):
+            np.testing.assert_allclose(result, piece.sum(1), atol=1e-5)
         np.testing.assert_array_equal(whole, np.concatenate(pieces) + 1)
 
     def test_views_may_change_inside_a_job(self, on: Begin) -> None:
@@ -165,9 +165,9 @@ class TestResults:
             return mine, mine + 0
 
         listed, whole = job(X)
-        found = np.concatenate(listed)
-        assert found.shape == whole.shape and found.shape[1] == 6
-        np.testing.assert_array_equal(found, whole)
+        result = np.concatenate(listed)
+        assert result.shape == whole.shape and result.shape[1] == 6
+        np.testing.assert_array_equal(result, whole)
 
 
 class TestArguments:
@@ -208,10 +208,10 @@ class TestArguments:
     def test_a_job_keeps_its_name_and_documentation(self, fresh: None) -> None:
         @flow.global_function()
         def documented(x: Rows) -> tp.Numpy:
-            """What it does."""
+            """Doubles its argument."""
             return x
 
-        assert (documented.__name__, documented.__doc__) == ("documented", "What it does.")
+        assert (documented.__name__, documented.__doc__) == ("documented", "Doubles its argument.")
 
 
 class TestOldSpellings:
@@ -232,9 +232,9 @@ class TestOldSpellings:
 
         job(X)
         assert values()["fc-bias"].tolist() == ([-0.5] if trains else [0.0])
-        said = capsys.readouterr().err
-        assert said.count("global_function(config) is the old form; write global_function(type, config)") == 1
-        assert "default_distribute_strategy" in said
+        message = capsys.readouterr().err
+        assert message.count("global_function(config) is the old form; write global_function(type, config)") == 1
+        assert "default_distribute_strategy" in message
 
     def test_one_configuration_for_two_jobs(self, devices: int) -> None:
         config = flow.function_config()

@@ -1,11 +1,11 @@
-"""What both faces can be told alike: optimizers, schedules, clipping, accumulation; docs/jobs_and_tensors.md lists them in words."""
+"""Options that all training APIs share: optimizers, schedules, clipping, accumulation; docs/jobs_and_tensors.md lists them."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from faces import Case
+from training_apis import Case
 
 import jobflow as flow
 from jobflow import optim
@@ -21,7 +21,7 @@ def constant(rate: float, warmup: Any = None) -> Any:
 
 
 def plain(kind: Any, *arguments: Any, **options: Any) -> Any:
-    """Parameters -> an optimizer without schedule."""
+    """Return a function of parameters that creates an optimizer without schedule."""
     return lambda params: (kind(params, *arguments, **options), None)
 
 
@@ -30,7 +30,7 @@ def clipped(params: Any) -> Any:
 
 
 def two(params: Any) -> Any:
-    """Groups with options of their own."""
+    """Return parameter groups with separate options."""
     return optim.SGD([{"params": params[:2], "lr": 0.5}, {"params": params[2:], "momentum": 0.9}], 0.1), None
 
 
@@ -71,13 +71,13 @@ OPTIMIZERS: dict[str, Case] = {
 
 
 def scheduled(kind: Any, *arguments: Any, **options: Any) -> Any:
-    """Parameters -> SGD at the rate 0.5 to begin with, and its schedule."""
+    """Return a function of parameters that creates SGD with the initial rate 0.5, and its schedule."""
 
-    def made(params: Any) -> Any:
+    def create(params: Any) -> Any:
         optimizer = optim.SGD(params, 0.5)
         return optimizer, kind(optimizer, *arguments, **options)
 
-    return made
+    return create
 
 
 def sgd(schedule: Any) -> Any:
@@ -114,7 +114,7 @@ ALIKE = OPTIMIZERS | SCHEDULES | CLIPPING | ACCUMULATION
 #: what comes near, and is not the same
 DIFFERENT: dict[str, Case] = {
     "momentum, scheduled": Case(
-        lambda params: (made := optim.SGD(params, 0.1, momentum=0.9), rates.StepLR(made, 3, 0.5)),
+        lambda params: (optimizer := optim.SGD(params, 0.1, momentum=0.9), rates.StepLR(optimizer, 3, 0.5)),
         lambda: jobs.SGD(jobs.ExponentialScheduler(0.1, 3, 0.5, staircase=True)),
     ),
     # in the first step the epsilons are as different as the correction of v

@@ -1,6 +1,6 @@
-"""The same model trained with tensors at once, as nn.Graph and as a job function: where formulas coincide, so do the numbers.
+"""One model trained eagerly, as nn.Graph and as a job function: equal formulas have equal results.
 
-Ranks are threads.  What is compared is in programs/face_cases.py, and in words in docs/jobs_and_tensors.md.
+Ranks are threads. programs/api_cases.py has the comparisons, and docs/jobs_and_tensors.md describes them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,27 @@ from typing import Any
 import mixed
 import numpy as np
 import pytest
-from face_cases import ALIKE, DIFFERENT, SCHEDULES
-from faces import S0, S1, AtOnce, B, Case, Lies, Run, Trained, as_graph, as_job, at_once, batches, each_its_own, laid, mirrored, model_of
+from api_cases import ALIKE, DIFFERENT, SCHEDULES
 from processes import run
 from ranks import on_ranks
+from training_apis import (
+    S0,
+    S1,
+    AtOnce,
+    B,
+    Case,
+    Run,
+    Sharding,
+    Trained,
+    as_graph,
+    as_job,
+    at_once,
+    batches,
+    each_its_own,
+    mirrored,
+    model_of,
+    tensor_of,
+)
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -29,60 +46,60 @@ Begin = Callable[[int], None]
 
 STEPS = 6
 LAYOUTS = {
-    "1": Lies((1,)),
-    "2, weights B": Lies((2,)),
-    "2, weights S(0)": Lies((2,), (B,), (S0,), (S0,)),
-    "2, weights S(1)": Lies((2,), weight=(S1,)),
-    "4, weights B": Lies((4,)),
-    "2x2": Lies((2, 2), (S0, B), (B, S0), (B, S0)),
+    "1": Sharding((1,)),
+    "2, weights B": Sharding((2,)),
+    "2, weights S(0)": Sharding((2,), (B,), (S0,), (S0,)),
+    "2, weights S(1)": Sharding((2,), weight=(S1,)),
+    "4, weights B": Sharding((4,)),
+    "2x2": Sharding((2, 2), (S0, B), (B, S0), (B, S0)),
 }
 #: every case runs in one layout of two ranks and of four, or on one rank; which, takes turns
 TURNS = [("2, weights B", "2x2"), ("2, weights S(0)", "4, weights B"), ("2, weights S(1)", "1")]
 
 
 def turn(i: int, name: str) -> tuple[str, ...]:
-    """The layouts of a case; schedules, to which layouts are all the same, run on two ranks."""
+    """Return the layouts of a case; schedules do not depend on layouts and run on two ranks."""
     return TURNS[i % 3][:1] if name in SCHEDULES else TURNS[i % 3]
 
 
-def ranks_of(lies: Lies) -> int:
-    return int(np.prod(lies.mesh))
+def ranks_of(sharding: Sharding) -> int:
+    return int(np.prod(sharding.mesh))
 
 
 @functools.cache
 def reference(name: str) -> Run:
-    """Tensors at once, local, on one rank, in float64."""
+    """Train eagerly with local tensors on one rank, in float64."""
     return on_ranks(1, lambda rank: at_once(ALIKE[name], None, STEPS))[0]
 
 
-def same(found: Run, expected: Run, close: float) -> None:
-    np.testing.assert_allclose(found[0], expected[0], rtol=close, atol=close / 100)
-    for a, b in zip(found[1], expected[1], strict=True):
+def same(run: Run, expected: Run, close: float) -> None:
+    np.testing.assert_allclose(run[0], expected[0], rtol=close, atol=close / 100)
+    for a, b in zip(run[1], expected[1], strict=True):
         np.testing.assert_allclose(a, b, rtol=close, atol=close)
 
 
-def all_three(on: Begin, case: Case, lies: Lies, expected: Run, steps: int = STEPS, dtype: Any = flow.float64, close: float = 1e-9) -> None:
-    n = ranks_of(lies)
+def all_three(on: Begin, case: Case, sharding: Sharding, expected: Run, steps: int = STEPS, dtype: Any = flow.float64, close: float = 1e-9) -> None:
+    n = ranks_of(sharding)
     for way in (at_once, as_graph):
-        for found in on_ranks(n, lambda rank, way=way: way(case, lies, steps, dtype)):
-            same(found, expected, close)
+        for result in on_ranks(n, lambda rank, way=way: way(case, sharding, steps, dtype)):
+            same(result, expected, close)
     on(n)
-    same(as_job(case, lies, steps, dtype), expected, close)
+    same(as_job(case, sharding, steps, dtype), expected, close)
 
 
 @pytest.mark.parametrize(("name", "layout"), [(name, layout) for i, name in enumerate(ALIKE) for layout in turn(i, name)])
-def test_faces_agree_in_float64(on: Begin, name: str, layout: str) -> None:
+def test_all_apis_are_equal_in_float64(on: Begin, name: str, layout: str) -> None:
     losses = reference(name)[0]
     assert len(set(losses)) == STEPS and losses[-1] < losses[0], "it learns"
     all_three(on, ALIKE[name], LAYOUTS[layout], reference(name))
 
 
 UNEVEN = {
-    "3": Lies((3,), (B,), (S0,), (S0,)),
-    "more ranks than classes": Lies((5,), (S0,), (S0,), (B,)),
-    "features": Lies((5,), (S1,), (S1,), (S0,)),
-    "3x2": Lies((3, 2), (S0, B), (B, S1), (B, S0)),
-    "twice along one axis": Lies((2, 2), (S0, S0), (S0, S0), (S0, S0)),
+    "3": Sharding((3,), (B,), (S0,), (S0,)),
+    "more ranks than classes": Sharding((5,), (S0,), (S0,), (B,)),
+    "features": Sharding((5,), (S1,), (S1,), (S0,)),
+    "3x2": Sharding((3, 2), (S0, B), (B, S1), (B, S0)),
+    "twice along one axis": Sharding((2, 2), (S0, S0), (S0, S0), (S0, S0)),
 }
 
 
@@ -95,13 +112,13 @@ def test_sizes_that_do_not_divide(on: Begin, name: str, layout: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", [pytest.param("momentum, constant rate", marks=pytest.mark.full), "adam, eps nothing"])
-def test_faces_agree_in_float32(on: Begin, name: str, layout: str) -> None:
+def test_all_apis_are_equal_in_float32(on: Begin, name: str, layout: str) -> None:
     long = on_ranks(1, lambda rank: at_once(ALIKE[name], None, 2 * STEPS))[0]
     all_three(on, ALIKE[name], LAYOUTS[layout], long, 2 * STEPS, flow.float32, 1e-5)
 
 
 def test_layers_of_jobs_are_modules(on: Begin) -> None:
-    """`layers.dense`, whose weight is (units, inputs) as that of nn.Linear is, where the compiler chooses all layouts."""
+    """`layers.dense` has weights of shape (units, inputs) like nn.Linear; the compiler chooses all layouts."""
     for n in (1, 2, 4):
         on(n)
         same(as_job(ALIKE["momentum, constant rate"], None, STEPS), reference("momentum, constant rate"), 1e-9)
@@ -110,9 +127,9 @@ def test_layers_of_jobs_are_modules(on: Begin) -> None:
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize("name", ["momentum, constant rate", "adam, uncorrected"])
 def test_local_modules_train_as_jobs_in_the_mirrored_view(on: Begin, name: str, n: int) -> None:
-    found = on_ranks(n, lambda rank: each_its_own(ALIKE[name], rank, n, STEPS))
-    for _, own in found:
-        same((list(np.mean([losses for losses, _ in found], axis=0)), own), reference(name), 1e-9)
+    runs = on_ranks(n, lambda rank: each_its_own(ALIKE[name], rank, n, STEPS))
+    for _, own in runs:
+        same((list(np.mean([losses for losses, _ in runs], axis=0)), own), reference(name), 1e-9)
     on(n)
     same(mirrored(ALIKE[name], n, STEPS), reference(name), 1e-9)
 
@@ -121,7 +138,7 @@ def test_local_modules_train_as_jobs_in_the_mirrored_view(on: Begin, name: str, 
 
 
 def losses(on: Begin, name: str) -> tuple[Any, Any]:
-    """Of tensors and of the job, on one rank."""
+    """Return the losses of eager tensors and of the job, on one rank."""
     on(1)
     case = DIFFERENT[name]
     return np.array(on_ranks(1, lambda rank: at_once(case, None, STEPS))[0][0]), np.array(as_job(case, None, STEPS)[0])
@@ -130,14 +147,14 @@ def losses(on: Begin, name: str) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("name", "steps"), [("momentum, scheduled", 3), ("adam, eps", 1), ("adamw, corrected", 1), ("rmsprop, eps", 0), ("lamb, decay", 0)]
 )
-def test_they_differ_where_the_page_says_so(on: Begin, name: str, steps: int) -> None:
-    """They are equal for as many steps as the difference does not matter, or can be made up for, and not after."""
+def test_documented_differences_between_the_apis(on: Begin, name: str, steps: int) -> None:
+    """Results are equal until the difference takes effect, or with a compensation, and differ after that."""
     tensors, job = losses(on, name)
     np.testing.assert_allclose(job[: steps + 1], tensors[: steps + 1], rtol=1e-9)
     assert (abs(job - tensors)[steps + 1 :] > 1e-6 * tensors[steps + 1 :]).all()
 
 
-def test_clipping_differs_by_what_is_added_to_the_norm(on: Begin) -> None:
+def test_clipping_differs_by_the_epsilon_of_the_norm(on: Begin) -> None:
     tensors, job = losses(on, "clipping, small norms")
     np.testing.assert_allclose(job, tensors, rtol=1e-4)
     assert abs(job / tensors - 1).max() > 1e-8
@@ -148,7 +165,7 @@ def test_clipping_differs_by_what_is_added_to_the_norm(on: Begin) -> None:
 
 @functools.cache
 def alone(clip: float | None) -> dict[str, Any]:
-    """The mixed model trained on one rank, without parts."""
+    """Train the mixed model on one rank, without microbatches."""
     return on_ranks(1, mixed_on, mixed.Way(clip=clip))[0]
 
 
@@ -156,19 +173,19 @@ def mixed_on(rank: int, way: mixed.Way, ranks: int = 1) -> dict[str, Any]:
     return mixed.train(ranks, way)
 
 
-def check_mixed(found: dict[str, Any], way: mixed.Way) -> None:
+def check_mixed(results: dict[str, Any], way: mixed.Way) -> None:
     expected = alone(way.clip)
     assert min(expected["losses"]) < 0.8 * expected["losses"][0], "it learns"
-    np.testing.assert_allclose(found["losses"], expected["losses"], rtol=1e-9)
-    for a, b in zip(found["weights"], expected["weights"], strict=True):
+    np.testing.assert_allclose(results["losses"], expected["losses"], rtol=1e-9)
+    for a, b in zip(results["weights"], expected["weights"], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize("name", mixed.WAYS)
 def test_two_stages_train_as_one_process(name: str, ranks: int) -> None:
-    for found in on_ranks(ranks, mixed_on, mixed.WAYS[name], ranks):
-        check_mixed(found, mixed.WAYS[name])
+    for results in on_ranks(ranks, mixed_on, mixed.WAYS[name], ranks):
+        check_mixed(results, mixed.WAYS[name])
 
 
 @pytest.mark.mpi
@@ -177,10 +194,10 @@ def test_two_stages_on_four_processes(tmp_path: Path) -> None:
     ended = run(PROGRAMS / "mixed.py", str(tmp_path / "out"), *names, ranks=4)
     assert (ended.code, ended.out) == (0, ""), ended.err
     for rank in range(4):
-        given = json.loads((tmp_path / f"out.{rank}").read_text())
-        assert list(given) == names
-        for name, found in given.items():
-            check_mixed(found, mixed.WAYS[name])
+        by_name = json.loads((tmp_path / f"out.{rank}").read_text())
+        assert list(by_name) == names
+        for name, results in by_name.items():
+            check_mixed(results, mixed.WAYS[name])
 
 
 # ---------------------------------------------------------------- saving, switches, seeds
@@ -189,13 +206,15 @@ def test_two_stages_on_four_processes(tmp_path: Path) -> None:
 Steps = tuple[int, int]
 
 
-def continued(rank: int, name: str, lies: Lies, steps: Steps, source: Path | None, target: Path, graph: bool) -> list[float]:
-    """The losses of the steps from one to another, from what is saved in `source` on, and what there is then saved in `target`."""
-    model, case = model_of(lies, flow.float64), ALIKE[name]
+def continued(rank: int, name: str, sharding: Sharding, steps: Steps, source: Path | None, target: Path, graph: bool) -> list[float]:
+    """Return the losses of a range of steps that resumes from `source` and saves to `target`."""
+    model, case = model_of(sharding, flow.float64), ALIKE[name]
     training = Trained(case, model) if graph else AtOnce(case, model)
     if source is not None:
         training.load_state_dict(flow.load(source, global_src_rank=0))
-    losses = [float(training(laid(x, lies, flow.float64), laid(y, lies, flow.int32)).item()) for x, y in batches(STEPS)[slice(*steps)]]
+    losses = [
+        float(training(tensor_of(x, sharding, flow.float64), tensor_of(y, sharding, flow.int32)).item()) for x, y in batches(STEPS)[slice(*steps)]
+    ]
     flow.save(training.state_dict(), target, global_dst_rank=0)
     return losses
 
@@ -209,54 +228,56 @@ SAVED = ["momentum, constant rate", "adam, decay as l2", "rmsprop, eps nothing"]
 def test_saved_on_two_ranks_and_continued_on_four_and_on_one(name: str, graph: bool, tmp_path: Path) -> None:
     source: Path | None = None
     for layout, steps in (("2, weights S(0)", (0, 4)), ("2x2", (4, 7)), ("1", (7, STEPS))):
-        lies, target = LAYOUTS[layout], tmp_path / layout
-        for losses in on_ranks(ranks_of(lies), continued, name, lies, steps, source, target, graph):
+        sharding, target = LAYOUTS[layout], tmp_path / layout
+        for losses in on_ranks(ranks_of(sharding), continued, name, sharding, steps, source, target, graph):
             np.testing.assert_allclose(losses, reference(name)[0][slice(*steps)], rtol=1e-9)
         source = target
 
 
 @pytest.mark.parametrize("off", [flow.no_grad, lambda: flow.set_grad_enabled(False)], ids=["no_grad", "set_grad_enabled"])
-def test_looking_on_without_gradients_changes_nothing(off: Callable[[], Any]) -> None:
+def test_evaluation_without_gradients_changes_nothing(off: Callable[[], Any]) -> None:
     def program(rank: int) -> list[float]:
-        lies = LAYOUTS["2, weights S(1)"]
-        model = model_of(lies, flow.float64)
+        sharding = LAYOUTS["2, weights S(1)"]
+        model = model_of(sharding, flow.float64)
         training = AtOnce(ALIKE["momentum, constant rate"], model)
         losses = []
         for x, y in batches(STEPS):
             with off():
-                seen = model(laid(x, lies, flow.float64))
-                assert not seen.requires_grad and seen.grad_fn is None
+                scores = model(tensor_of(x, sharding, flow.float64))
+                assert not scores.requires_grad and scores.grad_fn is None
                 with flow.set_grad_enabled(True):
-                    assert model(laid(x, lies, flow.float64)).requires_grad
-            losses.append(float(training(laid(x, lies, flow.float64), laid(y, lies, flow.int32)).item()))
+                    assert model(tensor_of(x, sharding, flow.float64)).requires_grad
+            losses.append(float(training(tensor_of(x, sharding, flow.float64), tensor_of(y, sharding, flow.int32)).item()))
         return losses
 
-    for found in on_ranks(2, program):
-        np.testing.assert_allclose(found, reference("momentum, constant rate")[0], rtol=1e-9)
+    for rank_losses in on_ranks(2, program):
+        np.testing.assert_allclose(rank_losses, reference("momentum, constant rate")[0], rtol=1e-9)
 
 
 def test_gradients_can_be_switched_off_for_good() -> None:
     def program(rank: int) -> tuple[bool, bool]:
         model = model_of(None, flow.float64)
         flow.set_grad_enabled(False)
-        without = model(laid(batches(1)[0][0], None, flow.float64)).requires_grad
+        without = model(tensor_of(batches(1)[0][0], None, flow.float64)).requires_grad
         flow.set_grad_enabled(True)
-        return without, model(laid(batches(1)[0][0], None, flow.float64)).requires_grad
+        return without, model(tensor_of(batches(1)[0][0], None, flow.float64)).requires_grad
 
     assert on_ranks(2, program) == [(False, True)] * 2
 
 
-def dropping(rank: int, lies: Lies, graph: bool, seed: int, name: str = "momentum, constant rate") -> list[float]:
-    """The losses of a model with dropout, twice after the same seed."""
-    found = []
+def dropping(rank: int, sharding: Sharding, graph: bool, seed: int, name: str = "momentum, constant rate") -> list[float]:
+    """Return the losses of a model with dropout, twice with the same seed."""
+    losses = []
     for _ in range(2):
         flow.manual_seed(seed)
-        model = model_of(lies, flow.float64)
+        model = model_of(sharding, flow.float64)
         model = flow.nn.Sequential(*model, flow.nn.Dropout(0.4))
         training = Trained(ALIKE[name], model) if graph else AtOnce(ALIKE[name], model)
-        found.append([float(training(laid(x, lies, flow.float64), laid(y, lies, flow.int32)).numpy().mean()) for x, y in batches(4)])
-    assert found[0] == found[1]
-    return found[0]
+        losses.append(
+            [float(training(tensor_of(x, sharding, flow.float64), tensor_of(y, sharding, flow.int32)).numpy().mean()) for x, y in batches(4)]
+        )
+    assert losses[0] == losses[1]
+    return losses[0]
 
 
 def test_the_seed_decides_dropout_whatever_the_layout() -> None:
@@ -264,8 +285,8 @@ def test_the_seed_decides_dropout_whatever_the_layout() -> None:
     assert expected != on_ranks(1, dropping, LAYOUTS["1"], False, 4)[0]
     for layout in ("2, weights B", "2, weights S(1)", "2x2"):
         for graph in (False, True):
-            for found in on_ranks(ranks_of(LAYOUTS[layout]), dropping, LAYOUTS[layout], graph, 3):
-                np.testing.assert_allclose(found, expected, rtol=1e-9)
+            for losses in on_ranks(ranks_of(LAYOUTS[layout]), dropping, LAYOUTS[layout], graph, 3):
+                np.testing.assert_allclose(losses, expected, rtol=1e-9)
     (in_parts,) = on_ranks(1, dropping, LAYOUTS["1"], True, 3, "accumulation")
     np.testing.assert_allclose(in_parts, expected, rtol=1e-9, err_msg="the rows of a batch that passes in parts are dropped as in one piece")
 
@@ -275,18 +296,18 @@ def test_the_seed_decides_dropout_whatever_the_layout() -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_batch_norm(on: Begin, n: int) -> None:
-    """With the same epsilon, and momentum 1 - momentum, the same numbers and the same statistics of the whole batch, however it is split."""
+    """With equal epsilon, and momentum 1 - momentum, results and batch statistics are equal for every split."""
     x, target = np.random.RandomState(0).standard_normal((2, 12, 5))
-    lies = Lies((n,))
+    sharding = Sharding((n,))
 
     def program(rank: int) -> Any:
         model = flow.nn.BatchNorm1d(5, eps=1e-3, momentum=0.1, dtype=flow.float64)
-        model.to_global(lies.placement, B)
+        model.to_global(sharding.placement, B)
         optimizer = flow.optim.SGD(model.parameters(), 0.5)
         losses = []
         for _ in range(3):
             optimizer.zero_grad()
-            loss = flow.nn.functional.mse_loss(model(laid(x, lies, flow.float64)), laid(target, lies, flow.float64))
+            loss = flow.nn.functional.mse_loss(model(tensor_of(x, sharding, flow.float64)), tensor_of(target, sharding, flow.float64))
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
@@ -298,15 +319,15 @@ def test_batch_norm(on: Begin, n: int) -> None:
 
     @flow.global_function("train", config)
     def job(x: tp.Numpy.Placeholder((12, 5), flow.float64), y: tp.Numpy.Placeholder((12, 5), flow.float64)) -> tp.Numpy:  # type: ignore[valid-type]
-        made = flow.layers.batch_normalization(x, axis=1, momentum=0.9, epsilon=1e-3, name="bn")
-        loss = flow.math.square(made - y)
+        normalized = flow.layers.batch_normalization(x, axis=1, momentum=0.9, epsilon=1e-3, name="bn")
+        loss = flow.math.square(normalized - y)
         flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.5]), momentum=0).minimize(loss)
         return loss
 
     losses = [job(x, target).mean() for _ in range(3)]
     own = {name: variable.numpy() for name, variable in flow.get_all_variables().items()}
-    for found, weight, bias, mean, var in on_ranks(n, program):
-        np.testing.assert_allclose(losses, found, rtol=1e-9)
+    for reference, weight, bias, mean, var in on_ranks(n, program):
+        np.testing.assert_allclose(losses, reference, rtol=1e-9)
         np.testing.assert_allclose(own["bn-gamma"], weight, rtol=1e-9)
         np.testing.assert_allclose(own["bn-beta"], bias, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(own["bn-moving_mean"], mean, rtol=1e-9)

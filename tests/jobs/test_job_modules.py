@@ -1,4 +1,4 @@
-"""`nn.Module` in the bodies of jobs: the same numbers on one device, on threads, and on two ranks that are clients."""
+"""`nn.Module` in the bodies of jobs: equal results on one device, on threads, and on two client ranks."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ PROGRAMS = Path(__file__).with_name("programs")
 
 
 @cache
-def given(case: str, devices: int) -> dict[str, Any]:
-    """What a case gives in one process."""
+def results_of(case: str, devices: int) -> dict[str, Any]:
+    """Return the results of a case in one process."""
     with scope.using(root=scope.Root()), pytest.MonkeyPatch.context() as patch:
         patch.setenv("MODULE_DEVICES", str(devices))
         flow.config.cpu_device_num(devices)
-        found = CASES[case]()
+        results = CASES[case]()
         flow.clear_default_session()
-    return found
+    return results
 
 
-def compare(found: Any, expected: Any, name: str) -> None:
+def compare(result: Any, expected: Any, name: str) -> None:
     if isinstance(expected, str):
-        assert str(found) == expected, name
+        assert str(result) == expected, name
     else:
-        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-6, err_msg=name)
+        np.testing.assert_allclose(result, expected, rtol=2e-4, atol=2e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("case", list(CASES))
 def test_one_and_two_devices(case: str) -> None:
-    one, two = given(case, 1), given(case, 2)
+    one, two = results_of(case, 1), results_of(case, 2)
     assert one.keys() == two.keys()
     for name, expected in one.items():
         compare(two[name], expected, name)
@@ -52,14 +52,14 @@ def test_two_clients(every: int, tmp_path: Path) -> None:
     ended = run(PROGRAMS / "module_clients.py", str(tmp_path), str(every), ranks=2)
     assert ended.code == 0, ended.err
     for rank in range(2):
-        found = dict(np.load(tmp_path / f"{rank}.npz"))
+        results = dict(np.load(tmp_path / f"{rank}.npz"))
         for case in list(CASES)[::every]:
-            for name, expected in given(case, 1).items():
-                compare(found[f"{case}/{name}"], expected, f"{case}, {name}, rank {rank}")
+            for name, expected in results_of(case, 1).items():
+                compare(results[f"{case}/{name}"], expected, f"{case}, {name}, rank {rank}")
 
 
 class Scaled(flow.nn.Module):
-    """x times a number, and what else a module may do to its parameter: look it up, and read it without a gradient."""
+    """A product of x and a parameter, which forward also looks up and reads without a gradient."""
 
     def __init__(self) -> None:
         super().__init__()
