@@ -1,4 +1,4 @@
-"""Builders and samples of somebody who makes mistakes; tests name them by their lines."""
+"""Builders and samples with mistakes; tests name them by their lines."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def counts(images: Any, labels: Any = None) -> dict[str, Any]:
 
 
 def watches(images: Any, labels: Any = None) -> dict[str, Any]:
-    flow.watch(images, seen)
+    flow.watch(images, on_images)
     return plain(images, labels)
 
 
-def seen(images: tp.Numpy) -> None:
+def on_images(images: tp.Numpy) -> None:
     raise LookupError("nobody there")  # line of watches
 
 
 class Torn:
-    """200 samples, of which one cannot be read, or has a label that there is not."""
+    """A data set of 200 samples, one of which cannot be read or has an invalid label."""
 
     def __init__(self, torn: int | None, label: int | None) -> None:
         self.torn, self.label = torn, label

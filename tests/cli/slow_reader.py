@@ -1,4 +1,4 @@
-"""A reader that takes long for one sample, and builders for it; what takes long is said soon here."""
+"""A reader that is slow for one sample, and builders for it; notices come early here."""
 
 from __future__ import annotations
 

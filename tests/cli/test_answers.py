@@ -1,4 +1,4 @@
-"""What a newcomer writes instead of what is meant: the answer names the line, and what would work."""
+"""Mistakes of beginners: the message names the line and a correction."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_settings(file: Path, setting: str, facts: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "check", str(file), "--set", setting]) == 2
-    told = capfd.readouterr().err
-    assert not [fact for fact in facts if fact not in told], told
+    output = capfd.readouterr().err
+    assert not [fact for fact in facts if fact not in output], output
 
 
 def test_null_in_a_file(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -68,8 +68,8 @@ def test_null_in_a_file(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
     alone.write_text(CONFIG.replace("{name: adam, lr: 0.01}", "null"))
     for written, line in ((above, 2), (alone, 6)):
         assert main(["config", "check", str(written)]) == 2
-        told = capfd.readouterr().err
-        assert f"{written.name}:{line}:" in told and "optimizer: {name: " in told and "adamw" in told
+        output = capfd.readouterr().err
+        assert f"{written.name}:{line}:" in output and "optimizer: {name: " in output and "adamw" in output
 
 
 @pytest.mark.parametrize("key", ["checkpoint.best_metric", "evaluation.early_stopping.metric"])
@@ -87,8 +87,8 @@ def test_a_metric_that_the_model_does_not_give(file: Path, key: str, capfd: pyte
 def test_a_warm_up_longer_than_the_run(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
     longer = [str(file), "--set", "optimizer.warmup_steps=100"]
     assert main(["train", *longer]) == 0
-    told = capfd.readouterr().err
-    assert "optimizer.warmup_steps is 100" in told and "3 steps" in told and "0.01" in told
+    output = capfd.readouterr().err
+    assert "optimizer.warmup_steps is 100" in output and "3 steps" in output and "0.01" in output
     assert main(["train", *longer, "--dry-run"]) == 0
     assert "optimizer.warmup_steps is 100" in capfd.readouterr().out
 
@@ -124,9 +124,9 @@ def test_a_setting_in_place_of_a_file(file: Path, capfd: pytest.CaptureFixture[s
 def test_defaults_of_builders_are_shown(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "show", str(file), "--set", "model.arguments.units=3"]) == 0
     shown = capfd.readouterr().out
-    found = re.findall(r"^ +(?:# )?(units|rate|shape|activation): (.*?) +# (.*)$", shown, re.MULTILINE)
+    defaults = re.findall(r"^ +(?:# )?(units|rate|shape|activation): (.*?) +# (.*)$", shown, re.MULTILINE)
     builder = "default of own_answers:net"
-    assert found == [("units", "3", "--set model.arguments.units=3"), ("rate", "0.25", builder), ("shape", "[1, 2]", builder)]
+    assert defaults == [("units", "3", "--set model.arguments.units=3"), ("rate", "0.25", builder), ("shape", "[1, 2]", builder)]
     assert yaml.safe_load(shown)["model"]["arguments"] == {"units": 3}, "as comments: a run that was begun without them goes on"
     file.write_text(shown)
     assert main(["config", "check", str(file)]) == 0, "what is shown is a configuration"

@@ -1,4 +1,4 @@
-"""`jobflow ckpt`: what it prints, and its exit codes."""
+"""`jobflow ckpt`: output and exit codes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_ls_is_a_table_by_step(series: Path, capsys: pytest.CaptureFixture[str])
     ]
 
 
-def test_ls_tells_what_is_damaged_and_what_is_unfinished(series: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_shows_damaged_and_unfinished_checkpoints(series: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damage(series / "step-3")
     (series / "step-20" / "manifest.json").write_text("{}")
     (series / ".step-21.saving.host.1.abc").mkdir()
@@ -155,15 +155,15 @@ def test_show_lists_the_shards_of_several_ranks(tmp_path: Path, capsys: pytest.C
     job()
     flow.checkpoint.save(str(tmp_path / "c"))
     assert main(["ckpt", "show", str(tmp_path / "c")]) == 0
-    found = rows(capsys.readouterr().out)
-    assert ["split", "float32[5,3]", "60", "cpu[0-1]:S(0)", "2", "shards"] in found
-    assert ["[0:3,", "0:3]", "tensors-00000-00001.safetensors"] in found and ["[3:5,", "0:3]", "tensors-00001-00001.safetensors"] in found
+    table = rows(capsys.readouterr().out)
+    assert ["split", "float32[5,3]", "60", "cpu[0-1]:S(0)", "2", "shards"] in table
+    assert ["[0:3,", "0:3]", "tensors-00000-00001.safetensors"] in table and ["[3:5,", "0:3]", "tensors-00001-00001.safetensors"] in table
     for target in ("w.npz", "old"):
         assert main(["ckpt", "convert", str(tmp_path / "c"), str(tmp_path / target)]) == 0
         assert main(["ckpt", "diff", str(tmp_path / "c"), str(tmp_path / target)]) == 0
 
 
-def test_whatever_lies_beside_the_tensors_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_extra_fields_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(tmp_path / "c", {"w": np.zeros(1)}, {"step": "last", "layout": "free", "metrics": [1, None], "on": True})
     save(tmp_path / "d", {"w": np.zeros(1)}, {"step": 3})
     assert main(["ckpt", "ls", str(tmp_path)]) == 0 and main(["ckpt", "show", str(tmp_path / "c")]) == 0
@@ -174,7 +174,7 @@ def test_whatever_lies_beside_the_tensors_is_shown(tmp_path: Path, capsys: pytes
 def test_a_checkpoint_that_a_training_removes_or_replaces_meanwhile_is_not_damaged(
     command: str, series: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As a training does between the look at the manifest and that at the numbers."""
+    """A training does so between the reads of the manifest and of the tensors."""
     opened = reading.Opened.check
 
     def late(self: reading.Opened) -> None:
@@ -187,5 +187,5 @@ def test_a_checkpoint_that_a_training_removes_or_replaces_meanwhile_is_not_damag
 
     monkeypatch.setattr(reading.Opened, "check", late)
     assert main(["ckpt", command, str(series)]) == 0
-    told = capsys.readouterr().out
-    assert "amaged" not in told and "DAMAGED" not in told and "whole" in next(line for line in told.splitlines() if "step-20" in line)
+    output = capsys.readouterr().out
+    assert "amaged" not in output and "DAMAGED" not in output and "whole" in next(line for line in output.splitlines() if "step-20" in line)

@@ -1,4 +1,4 @@
-"""The command line as a whole: help, wrong words, exit codes, and that it is quick."""
+"""The command line as a whole: help, wrong arguments, exit codes, and start time."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ ROOT = Path(__file__).parents[2]
 
 
 def example_words(text: str) -> list[list[str]]:
-    """The words after `jobflow` of every example that stands on a line of its own, without comments and redirections."""
-    found = re.findall(r"^ +(?:mpiexec -n \d+ |srun )?jobflow +(.+?)(?:  +#?.*| >.*)?$", text, re.MULTILINE)
-    return [shlex.split(line, comments=True) for line in found]
+    """Return the arguments of every example on a separate line, without comments and redirections."""
+    lines = re.findall(r"^ +(?:mpiexec -n \d+ |srun )?jobflow +(.+?)(?:  +#?.*| >.*)?$", text, re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in lines]
 
 
 def below(command: Command) -> argparse.ArgumentParser:
-    """The parser of a command."""
+    """Return the parser of a command."""
     commands = next(action for action in parser([command])._actions if isinstance(action, argparse._SubParsersAction))
     return commands.choices[command.name]
 
 
 def fails(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """Let `jobflow version` raise `error`, on a line of its own module."""
+    """Let `jobflow version` raise `error` on a line of its own module."""
     module = importlib.import_module("jobflow.cli.version_command")
     own = {"__name__": module.__name__, "error": error}
     exec(compile("def run(given):\n    raise error", str(module.__file__), "exec"), own)
@@ -48,11 +48,11 @@ class TestHelp:
     def test_the_first_page_has_all_commands_by_groups_and_all_exit_codes(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit, match="0"):
             main(["--help"])
-        said = capsys.readouterr().out
-        assert [line.split()[0] for line in said.splitlines() if line.startswith("  ") and line.split()[0] in COMMANDS] == list(COMMANDS)
-        assert all(f"\n{title}:\n" in said for title in GROUPS)
-        assert all(f"  {code:<4} {meaning}" in said for code, meaning in CODES.items())
-        assert max(map(len, said.splitlines())) < 100
+        output = capsys.readouterr().out
+        assert [line.split()[0] for line in output.splitlines() if line.startswith("  ") and line.split()[0] in COMMANDS] == list(COMMANDS)
+        assert all(f"\n{title}:\n" in output for title in GROUPS)
+        assert all(f"  {code:<4} {meaning}" in output for code, meaning in CODES.items())
+        assert max(map(len, output.splitlines())) < 100
 
     @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
     def test_each_command_has_a_description_and_examples_that_it_can_read(self, command: Command) -> None:
@@ -60,7 +60,7 @@ class TestHelp:
         assert into.description and into.epilog and into.epilog.startswith("examples:\n")
         assert f"usage: jobflow {command.name} [-h]" in into.format_help()
         read = [parser([command]).parse_args(words) for words in example_words(into.epilog)]
-        assert read and all(given.command == command.name for given in read)
+        assert read and all(arguments.command == command.name for arguments in read)
 
     def test_named_files_exist(self) -> None:
         texts = [parser(()).format_help(), *(epilog for command in COMMANDS.values() if (epilog := below(command).epilog))]
@@ -76,7 +76,7 @@ class TestHelp:
         outcome = importlib.import_module("jobflow.trainer.watching")
         assert {code for code, _, _ in outcome.ENDS.values()} == set(CODES) - {1, 2, 141}
 
-    def test_no_word_is_a_page_of_help_and_a_wrong_command_line(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_no_arguments_print_help_and_exit_with_the_usage_code(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([]) == 2
         assert "train and predict:" in capsys.readouterr().out
 
@@ -122,20 +122,20 @@ class TestErrors:
         assert "'0' is not a whole number of at least 1" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
-        ("words", "said"),
+        ("words", "message"),
         [
             (["verify", "x.py:job", "--devics", "2"], 'jobflow verify: error: there is no --devics; did you mean "--devices"?'),
             (["config", "show", "x.yaml", "--jsom"], 'jobflow config: error: there is no --jsom; did you mean "--json"?'),
             (["version", "more"], "jobflow version: error: there is no more here"),
         ],
     )
-    def test_an_unknown_option(self, words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_an_unknown_option(self, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit, match="2"):
             main(words)
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
     @pytest.mark.parametrize(
-        ("error", "code", "said"),
+        ("error", "code", "message"),
         [
             (ConfigError("wrong"), 2, "ConfigError: wrong\n"),
             (JobError("cannot be"), 1, "JobError: cannot be\n"),
@@ -148,34 +148,34 @@ class TestErrors:
         ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
     )
     def test_codes_and_one_line(
-        self, error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+        self, error: BaseException, code: int, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("JOBFLOW_TRACEBACK", raising=False)
         fails(monkeypatch, error)
         assert main(["version"]) == code
-        assert capsys.readouterr().err == said
+        assert capsys.readouterr().err == message
 
     @pytest.mark.parametrize("words", [["--traceback", "version"], ["version", "--traceback"], ["version"]])
-    def test_a_traceback_where_it_is_asked_for(self, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_traceback_is_printed_on_request(self, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("JOBFLOW_TRACEBACK", "0" if "--traceback" in words else "1")
         fails(monkeypatch, JobError("cannot be"))
         assert main(words) == 1
-        said = capsys.readouterr().err
-        assert said.startswith("Traceback") and said.endswith("JobError: cannot be\n")
+        output = capsys.readouterr().err
+        assert output.startswith("Traceback") and output.endswith("JobError: cannot be\n")
 
     @pytest.mark.parametrize("error", [ModuleNotFoundError("no", name="mine"), ZeroDivisionError("a defect"), OSError("of no file")])
-    def test_what_is_no_error_of_jobflow_passes(self, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_other_exceptions_propagate(self, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
         fails(monkeypatch, error)
         with pytest.raises(type(error)):
             main(["version"])
 
-    def test_nobody_reads(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_closed_output_ends_quietly(self, monkeypatch: pytest.MonkeyPatch) -> None:
         dropped: list[bool] = []
         monkeypatch.setattr(cli, "drop_output", lambda: dropped.append(True))
         fails(monkeypatch, BrokenPipeError(32, "Broken pipe"))
         assert main(["version"]) == 141 and dropped
 
-    def test_nobody_reads_a_real_pipe(self) -> None:
+    def test_a_closed_pipe_ends_quietly(self) -> None:
         reads, writes = os.pipe()
         os.close(reads)
         words = [sys.executable, "-m", "jobflow", "run", "--help"]
@@ -191,7 +191,7 @@ class TestErrors:
 
 @pytest.fixture
 def run_ranks() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`jobflow` on two ranks."""
+    """Run `jobflow` on two ranks."""
     mpiexec = importlib.import_module("jobflow.distributed.mpiexec")
     path = mpiexec.find() or "mpiexec"
 

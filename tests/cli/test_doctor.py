@@ -1,4 +1,4 @@
-"""`jobflow doctor`: once as it is, and what it says of machines that are not well."""
+"""`jobflow doctor`: one run on this machine, and findings for machines with problems."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Disk = namedtuple("Disk", "f_frsize f_blocks f_bavail")
 
 
 def only(findings: list[Finding]) -> Finding:
-    (found,) = findings
-    return found
+    (finding,) = findings
+    return finding
 
 
 class TestCommand:
@@ -34,18 +34,18 @@ class TestCommand:
     def test_this_machine(self, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         code = main(["doctor", "--json"])
-        said = json.loads(capsys.readouterr().out)
-        findings = {entry["name"]: entry for entry in said["findings"]}
+        report = json.loads(capsys.readouterr().out)
+        findings = {entry["name"]: entry for entry in report["findings"]}
         assert {"Python", "NumPy", "BLAS", "jobflow", "cores", "MPI", "GPU", "disk", "packages"} <= set(findings)
         assert findings["jobflow"]["status"] == OK, findings["jobflow"]["text"]
         assert findings["NumPy"]["status"] == OK and findings["disk"]["status"] in (OK, NOTE)
-        assert code == (0 if said["healthy"] else 1) and said["healthy"] == all(e["status"] != PROBLEM for e in said["findings"])
-        assert all(e["status"] == OK or e["fix"] or e["command"] for e in said["findings"]), "a note or a problem says what helps"
+        assert code == (0 if report["healthy"] else 1) and report["healthy"] == all(e["status"] != PROBLEM for e in report["findings"])
+        assert all(e["status"] == OK or e["fix"] or e["command"] for e in report["findings"]), "a note or a problem says what helps"
         assert list(tmp_path.iterdir()) == []
 
     def test_lines_and_exit_code(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        made = [Finding("a", OK, "fine"), Finding("b", NOTE, "slow", "", "try this"), Finding("c", PROBLEM, "broken", "do that", "so")]
-        monkeypatch.setattr("jobflow.cli.doctor_command.checks", lambda: (lambda: iter(made),))
+        findings = [Finding("a", OK, "fine"), Finding("b", NOTE, "slow", "", "try this"), Finding("c", PROBLEM, "broken", "do that", "so")]
+        monkeypatch.setattr("jobflow.cli.doctor_command.checks", lambda: (lambda: iter(findings),))
         assert main(["doctor"]) == 1
         lines = capsys.readouterr().out.splitlines()
         assert lines[0] == "OK       a          fine" and lines[2].strip() == "fix: try this" and lines[-1] == "1 problem, 1 note"
@@ -62,9 +62,9 @@ class TestCommand:
         _, second = libraries.kernels()
         assert second.status == NOTE and "is writable by other users" in second.text
         (tmp_path / "loops").chmod(0o700)
-        for said in ("2 files", "no files"):
+        for text in ("2 files", "no files"):
             assert main(["doctor", "--clear-cache"]) == 0
-            assert capsys.readouterr().out == f"{said} removed from {tmp_path}/loops\n"
+            assert capsys.readouterr().out == f"{text} removed from {tmp_path}/loops\n"
 
     def test_not_under_mpiexec(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PMI_RANK", "0")
@@ -74,7 +74,7 @@ class TestCommand:
 
 
 class TestChild:
-    def test_one_that_hangs_is_ended_with_what_it_started(self, tmp_path: Path) -> None:
+    def test_a_hanging_launcher_is_ended_with_its_children(self, tmp_path: Path) -> None:
         note = tmp_path / "pid"
         begun = time.monotonic()
         answer = child.ask(["/bin/sh", "-c", f"sleep 600 & echo $! > {note}; wait"], limit=0.3)
@@ -119,7 +119,7 @@ class TestRanks:
         mpiexec.flavour.cache_clear()
         return tmp_path / "mpiexec"
 
-    def made(self, path: Path, script: str) -> str:
+    def launcher_script(self, path: Path, script: str) -> str:
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
         return str(path)
@@ -127,26 +127,26 @@ class TestRanks:
     def test_it_hangs(self, launcher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(mpiexec, "PATIENCE", 0.2)
         monkeypatch.setattr(ranks, "LIMIT", 0.2)
-        found = ranks.started(self.made(launcher, "exec sleep 600"), "MPICH")
-        assert found.status == PROBLEM and "did not end within 0.2 s" in found.text and found.command.startswith(str(launcher))
+        finding = ranks.started(self.launcher_script(launcher, "exec sleep 600"), "MPICH")
+        assert finding.status == PROBLEM and "did not end within 0.2 s" in finding.text and finding.command.startswith(str(launcher))
 
     def test_it_is_of_another_kind(self, launcher: Path) -> None:
-        found = ranks.started(self.made(launcher, "echo 'mpiexec (OpenRTE) 4.1.4'"), "MPICH")
-        assert found.status == PROBLEM and "is of Open MPI, but mpi4py uses MPICH" in found.text
+        finding = ranks.started(self.launcher_script(launcher, "echo 'mpiexec (OpenRTE) 4.1.4'"), "MPICH")
+        assert finding.status == PROBLEM and "is of Open MPI, but mpi4py uses MPICH" in finding.text
 
     def test_its_ranks_are_alone(self, launcher: Path) -> None:
-        found = ranks.started(self.made(launcher, "echo '{\"ranks\": 1}'"), "MPICH")
-        assert found.status == PROBLEM and "do not know each other" in found.text
+        finding = ranks.started(self.launcher_script(launcher, "echo '{\"ranks\": 1}'"), "MPICH")
+        assert finding.status == PROBLEM and "do not know each other" in finding.text
 
     def test_it_says_why(self, launcher: Path) -> None:
-        found = ranks.started(self.made(launcher, "echo 'not enough slots' >&2; exit 1"), "Open MPI")
-        assert found.status == PROBLEM and found.text.endswith("failed: it ended with exit code 1: not enough slots")
+        finding = ranks.started(self.launcher_script(launcher, "echo 'not enough slots' >&2; exit 1"), "Open MPI")
+        assert finding.status == PROBLEM and finding.text.endswith("failed: it ended with exit code 1: not enough slots")
 
     def test_it_refuses_root(self, launcher: Path) -> None:
-        said = "mpirun has detected an attempt to run as root.\\nadd the --allow-run-as-root option, or set\\n  OMPI_ALLOW_RUN_AS_ROOT=1\\n-----"
-        found = ranks.started(self.made(launcher, f"printf '{said}' >&2; exit 1"), "Open MPI")
-        assert found.status == PROBLEM and "root" in found.text and "--allow-run-as-root" in found.text
-        assert "OMPI_ALLOW_RUN_AS_ROOT=1" in found.command and "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1" in found.command
+        output = "mpirun has detected an attempt to run as root.\\nadd the --allow-run-as-root option, or set\\n  OMPI_ALLOW_RUN_AS_ROOT=1\\n-----"
+        finding = ranks.started(self.launcher_script(launcher, f"printf '{output}' >&2; exit 1"), "Open MPI")
+        assert finding.status == PROBLEM and "root" in finding.text and "--allow-run-as-root" in finding.text
+        assert "OMPI_ALLOW_RUN_AS_ROOT=1" in finding.command and "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1" in finding.command
 
     @pytest.mark.parametrize(
         ("shared", "status", "words"),
@@ -155,16 +155,16 @@ class TestRanks:
     def test_speeds(self, shared: float, status: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
         answer = Answer({"ranks": 2, "latency": 2e-6, "messages": 3e9, "shared": shared, "trouble": "why"})
         monkeypatch.setattr(ranks, "ask", lambda *_, **__: answer)
-        found = ranks.launched("MPICH", True)
-        assert found.status == status and "2 us, messages 3.0 GB/s" in found.text and words in found.text
+        finding = ranks.launched("MPICH", True)
+        assert finding.status == status and "2 us, messages 3.0 GB/s" in finding.text and words in finding.text
 
     def test_no_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ranks, "ask", lambda *_, **__: Answer({}, "it ended"))
-        found = only(list(ranks.mpi()))
-        assert found.status == PROBLEM and found.command == 'pip install "jobflow-sbp[mpi]"'
+        finding = only(list(ranks.mpi()))
+        assert finding.status == PROBLEM and finding.command == 'pip install "jobflow-sbp[mpi]"'
 
     @pytest.mark.parametrize(
-        ("said", "kind"),
+        ("output", "kind"),
         [
             ("mpiexec (OpenRTE) 4.1.4", "Open MPI"),
             ("mpiexec (Open MPI) 5.0.3", "Open MPI"),
@@ -173,8 +173,8 @@ class TestRanks:
             ("something", ""),
         ],
     )
-    def test_kinds(self, said: str, kind: str) -> None:
-        assert mpiexec.kind(said) == kind
+    def test_kinds(self, output: str, kind: str) -> None:
+        assert mpiexec.kind(output) == kind
 
 
 #: what the probe says of a GPU that works
@@ -210,20 +210,20 @@ class TestMachine:
     @pytest.mark.parametrize(("free", "status"), [(16 << 20, PROBLEM), (64 << 20, NOTE), (8 << 30, OK)])
     def test_shared_memory(self, free: int, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "statvfs", lambda path: Disk(1, max(free, 64 << 20), free))
-        found = only(list(machine.shared_memory()))
-        assert found.status == status and (status == OK or "--shm-size" in found.fix)
+        finding = only(list(machine.shared_memory()))
+        assert finding.status == status and (status == OK or "--shm-size" in finding.fix)
 
     def test_a_limit_of_shared_memory_is_a_note(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "statvfs", lambda path: Disk(1, 8 << 30, 8 << 30))
         monkeypatch.setenv("JOBFLOW_SHARED_MIB", "64")
-        found = only(list(machine.shared_memory()))
-        assert found.status == NOTE and "of which JOBFLOW_SHARED_MIB allows 0.06 GiB" in found.text
+        finding = only(list(machine.shared_memory()))
+        assert finding.status == NOTE and "of which JOBFLOW_SHARED_MIB allows 0.06 GiB" in finding.text
 
     def test_a_container_with_less_time_than_cores(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "cpu.max").write_text("50000 100000\n")
         monkeypatch.setattr(machine, "CONTROL_GROUPS", tmp_path)
-        found = only(list(machine.cores()))
-        assert found.status == NOTE and "gets the time of only 0.5" in found.text
+        finding = only(list(machine.cores()))
+        assert finding.status == NOTE and "gets the time of only 0.5" in finding.text
         (tmp_path / "cpu.max").write_text("max 100000\n")
         assert machine.quota() is None
 
@@ -255,8 +255,8 @@ class TestMachine:
     )
     def test_disk(self, answer: Answer, status: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(machine, "ask", lambda command: answer)
-        found = only(list(machine.disk()))
-        assert found.status == status and words in found.text
+        finding = only(list(machine.disk()))
+        assert finding.status == status and words in finding.text
 
 
 class TestLibraries:

@@ -1,4 +1,4 @@
-"""Mistakes in somebody's builder, reader or callback: their own lines, and what would work; jobflow's lines only where they are asked for."""
+"""Mistakes in a user's builder, reader or callback: the message names the user's lines; jobflow's lines appear only on request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logging: {every_steps: 2, progress: plain, report: false}
 
 
 def line(name: str) -> int:
-    """The line of failing.py that is marked so."""
+    """Return the line of failing.py with this mark."""
     return next(i for i, text in enumerate(LINES, 1) if text.endswith(f"# line of {name}"))
 
 
@@ -40,19 +40,22 @@ Trained = Callable[..., str]
 
 @pytest.fixture
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Trained:
-    """What `jobflow train` says of a run that fails: the console script on ranks, if their launcher is given, or `apart`; else its function."""
+    """Return a function that runs a failing `jobflow train` and returns its output.
+
+    It runs the console script on ranks, or if `separate`; else the function of the command.
+    """
     monkeypatch.syspath_prepend(HERE)
 
-    def told(*settings: str, ranks: tuple[object, ...] = (), more: tuple[str, ...] = (), apart: bool = False) -> str:
+    def training_output(*settings: str, ranks: tuple[object, ...] = (), more: tuple[str, ...] = (), separate: bool = False) -> str:
         (tmp_path / "run.yaml").write_text(CONFIG)
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         words = [str(tmp_path / "run.yaml"), "--output", str(tmp_path / "out"), *(word for setting in settings for word in ("--set", setting)), *more]
-        if ranks or apart:
+        if ranks or separate:
             return from_outside(["train", *words], ranks)
         assert main(["train", *words]) in (1, 2)
         return capfd.readouterr().err
 
-    return told
+    return training_output
 
 
 def from_outside(words: list[str], ranks: tuple[object, ...]) -> str:
@@ -64,29 +67,29 @@ def from_outside(words: list[str], ranks: tuple[object, ...]) -> str:
     return done.err
 
 
-def own(told: str) -> bool:
-    """Whether jobflow's own lines are shown."""
-    return f"{ROOT}/jobflow/" in told
+def own(output: str) -> bool:
+    """Return True if the output has lines of jobflow."""
+    return f"{ROOT}/jobflow/" in output
 
 
-@pytest.mark.parametrize(("file", "seen"), [("scripts/train.py", "train.py:3"), ("bin/jobflow", None)], ids=["script", "installed"])
-def test_only_the_installed_command_is_not_the_users(file: str, seen: str | None) -> None:
+@pytest.mark.parametrize(("file", "shown"), [("scripts/train.py", "train.py:3"), ("bin/jobflow", None)], ids=["script", "installed"])
+def test_only_the_installed_command_is_not_the_users(file: str, shown: str | None) -> None:
     names = {"__name__": "__main__", "user_line": user_line}
     exec(compile("from jobflow.cli import main\n\nline = user_line()\n", file, "exec"), names)
     line = str(names["line"])
-    assert line.startswith(Path(__file__).name) if seen is None else line == seen
+    assert line.startswith(Path(__file__).name) if shown is None else line == shown
 
 
 def test_lines_of_builders_come_first(trained: Trained) -> None:
-    told = trained("model.builder=failing:deep", apart=True)
-    assert f'failing.py", line {line("deep")}, in wrong' in told and "in deep" in told and "KeyError: 'lss'" in told and not own(told)
-    told = trained("model.builder=failing:deep", more=("--traceback",))
-    assert f'failing.py", line {line("deep")}, in wrong' in told and own(told)
+    output = trained("model.builder=failing:deep", apart=True)
+    assert f'failing.py", line {line("deep")}, in wrong' in output and "in deep" in output and "KeyError: 'lss'" in output and not own(output)
+    output = trained("model.builder=failing:deep", more=("--traceback",))
+    assert f'failing.py", line {line("deep")}, in wrong' in output and own(output)
 
 
 def test_lines_of_callbacks_come_first(trained: Trained) -> None:
-    told = trained("model.builder=failing:watches")
-    assert f'failing.py", line {line("watches")}, in seen' in told and "LookupError: nobody there" in told and not own(told)
+    output = trained("model.builder=failing:watches")
+    assert f'failing.py", line {line("watches")}, in on_images' in output and "LookupError: nobody there" in output and not own(output)
 
 
 @pytest.mark.parametrize(
@@ -98,19 +101,19 @@ def test_lines_of_callbacks_come_first(trained: Trained) -> None:
         ("asks", ("truth", "where(")),
     ],
 )
-def test_builders_that_cannot_be(trained: Trained, builder: str, facts: tuple[str, ...]) -> None:
-    told = trained(f"model.builder=failing:{builder}")
-    place = "failing.py:" if builder == "forgetful" else f"failing.py:{line(builder)}"
-    assert place in told and not own(told) and not [fact for fact in facts if fact not in told], told
+def test_invalid_builders_raise_with_their_line(trained: Trained, builder: str, facts: tuple[str, ...]) -> None:
+    output = trained(f"model.builder=failing:{builder}")
+    where = "failing.py:" if builder == "forgetful" else f"failing.py:{line(builder)}"
+    assert where in output and not own(output) and not [fact for fact in facts if fact not in output], output
 
 
-def test_a_number_of_samples_that_is_written_in_a_builder_is_told_before_the_first_step(trained: Trained, tmp_path: Path) -> None:
+def test_a_fixed_batch_size_in_a_builder_raises_before_the_first_step(trained: Trained, tmp_path: Path) -> None:
     for more in ((), ("--dry-run",)):
-        told = trained("model.builder=failing:counts", "data.train.split=test", more=more)  # 297 samples: the last batch has 47
-        assert "batches of 50 samples" in told and "one of 47" in told and "x.shape[0]" in told and f"failing.py:{line('counts')}" in told
+        output = trained("model.builder=failing:counts", "data.train.split=test", more=more)  # 297 samples: the last batch has 47
+        assert "batches of 50 samples" in output and "one of 47" in output and "x.shape[0]" in output and f"failing.py:{line('counts')}" in output
     validation = "data.validation={reader: digits, split: validation, edge: 8}"
-    told = trained("model.builder=failing:counts", validation, "data.evaluation_batch_size=40")
-    assert "one of 40" in told and "evaluation" in told
+    output = trained("model.builder=failing:counts", validation, "data.evaluation_batch_size=40")
+    assert "one of 40" in output and "evaluation" in output
     assert not (tmp_path / "out" / "metrics.jsonl").exists()
 
 
@@ -128,7 +131,7 @@ def without_arguments(reader: str) -> tuple[str, ...]:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("how", ["alone", "launch", pytest.param("mpiexec", marks=pytest.mark.full)])
-def test_the_sample_is_named_however_ranks_were_started(trained: Trained, tmp_path: Path, how: str) -> None:
+def test_the_sample_is_named_for_every_launcher(trained: Trained, tmp_path: Path, how: str) -> None:
     broken = tmp_path / "pictures"
     Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     for number in range(100):
@@ -150,12 +153,12 @@ def test_the_sample_is_named_however_ranks_were_started(trained: Trained, tmp_pa
         READER.format("torn", "{label: 77}"): ('"labels"', "10 at [27]", "0 to 9", 'reader "python"', "failing:torn", "sample 77", "failing.py:"),
     }
     for reader, facts in list(cases.items())[: 3 if how == "alone" else 1]:
-        told = trained(*without_arguments(reader), ranks=LAUNCHERS[how])
-        assert not [fact for fact in facts if fact not in told], told
-        assert how == "alone" or re.search(r"rank [01]", told), told
-        assert not own(told), told
+        output = trained(*without_arguments(reader), ranks=LAUNCHERS[how])
+        assert not [fact for fact in facts if fact not in output], output
+        assert how == "alone" or re.search(r"rank [01]", output), output
+        assert not own(output), output
 
 
 def test_streams_name_epoch_and_sample(trained: Trained) -> None:
-    told = trained(*without_arguments(READER.format("stream", "{}")))
-    assert "failing:stream: epoch 0, sample 60" in told and f"line {line('stream')}, in stream" in told and not own(told)
+    output = trained(*without_arguments(READER.format("stream", "{}")))
+    assert "failing:stream: epoch 0, sample 60" in output and f"line {line('stream')}, in stream" in output and not own(output)

@@ -1,6 +1,6 @@
-"""Files that somebody gives us: what is nested, endless, a pipe or not as large as it says is told, and never a traceback or a hang.
+"""Hostile files: nested, endless, pipes, or of a wrong size; the command reports them without a traceback or a hang.
 
-Everything goes through the command line in a process of its own, with little memory and little time.
+Everything runs through the command line in a separate process, with little memory and little time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ for words in json.load(sys.stdin):
 
 
 class Ended(NamedTuple):
-    """How a command ended."""
+    """The outcome of a command."""
 
     code: int
     out: str
@@ -53,7 +53,7 @@ class Ended(NamedTuple):
 
 
 def commands(commands: Sequence[Sequence[object]], **variables: str) -> list[Ended]:
-    """Commands in a process of their own, which none of them may bring down."""
+    """Run commands in one separate process, which none of them may crash."""
     done = subprocess.run(
         [sys.executable, "-c", RUNNER],
         input=json.dumps([[str(word) for word in words] for words in commands]),
@@ -64,21 +64,21 @@ def commands(commands: Sequence[Sequence[object]], **variables: str) -> list[End
         check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY)),
     )
-    found = [Ended(*json.loads(line)) for line in done.stdout.splitlines()]
-    assert len(found) == len(commands), f"{commands[len(found)]} ended all: {done.stderr[-3000:]}"
-    return found
+    endings = [Ended(*json.loads(line)) for line in done.stdout.splitlines()]
+    assert len(endings) == len(commands), f"{commands[len(endings)]} ended all: {done.stderr[-3000:]}"
+    return endings
 
 
 def jobflow(*words: object, **variables: str) -> Ended:
-    """A command in a process of its own."""
+    """Run a command in a separate process."""
     return commands([words], **variables)[0]
 
 
-def told(done: Ended, code: int, *facts: str) -> None:
-    """The command ended with this code, and said these things."""
-    said = done.out + done.err
-    assert done.code == code, said[-3000:]
-    assert not [fact for fact in facts if fact not in said], said[-3000:]
+def check_output(done: Ended, code: int, *facts: str) -> None:
+    """Check that the command exited with this code and printed these texts."""
+    output = done.out + done.err
+    assert done.code == code, output[-3000:]
+    assert not [fact for fact in facts if fact not in output], output[-3000:]
 
 
 # -------------------------------------------------------------------- checkpoints
@@ -91,7 +91,7 @@ def good(tmp_path: Path) -> Path:
 
 
 def rewritten(checkpoint: Path, change: Callable[[Any], None]) -> None:
-    """The manifest changed, and signed anew, so that only what it says can be wrong."""
+    """Change the manifest and sign it again, so that only its contents can be wrong."""
     file = checkpoint / "manifest.json"
     body = json.loads(file.read_text())
     del body["sha256"]
@@ -119,8 +119,8 @@ def header(checkpoint: Path, text: bytes, length: int | None = None) -> None:
 
 
 def tensors_of(checkpoint: Path) -> Path:
-    (found,) = checkpoint.glob("*.safetensors")
-    return found
+    (file,) = checkpoint.glob("*.safetensors")
+    return file
 
 
 HUGE = b'{"w":{"dtype":"F32","shape":[1000000000000,1000000000],"data_offsets":[0,4000000000000000000000]}}'
@@ -152,10 +152,10 @@ def test_damaged_checkpoints_are_named(good: Path) -> None:
         shutil.copytree(good, folders[-1])
         damage(folders[-1])
     listed, *verified = commands([["ckpt", "ls", good.parent], *(["ckpt", "verify", folder] for folder in folders)])
-    told(listed, 0, "whole")
+    check_output(listed, 0, "whole")
     assert listed.out.count("damaged: /") == len(DAMAGES), listed.out
     for done, folder, what in zip(verified, folders, DAMAGES, strict=True):
-        told(done, 1, f"{folder}: DAMAGED")
+        check_output(done, 1, f"{folder}: DAMAGED")
         assert len(done.out) < 2000, what
 
 
@@ -164,7 +164,7 @@ VALUES: tuple[Any, ...] = (None, True, -1, 10**30, 1e400, 0.5, "x", "../x", "", 
 
 
 def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The paths of all values of a tree."""
+    """Yield the paths of all values of a tree."""
     if path:
         yield path
     for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
@@ -172,7 +172,7 @@ def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def test_no_value_of_a_manifest_breaks_verify(good: Path) -> None:
-    """Every value of a manifest, and of a header, in turn replaced by what does not belong there: told in one run of the command."""
+    """Replace every value of a manifest and of a header by an invalid one; check all in one run of the command."""
     body = json.loads((good / "manifest.json").read_text())
     everywhere = [path for path in places(body) if path[0] not in ("sha256", "extra", "format")]
     assert len(everywhere) > 15
@@ -183,7 +183,7 @@ def test_no_value_of_a_manifest_breaks_verify(good: Path) -> None:
         shutil.copy(good / "manifest.json", copy)
         rewritten(copy, lambda body, path=path, value=value: put(body, path, value))
     done = jobflow("ckpt", "verify", good.parent)
-    told(done, 1, "step-00000001: whole")
+    check_output(done, 1, "step-00000001: whole")
     lines = [line for line in done.out.splitlines() if line.startswith(str(good.parent))]
     wrong = [line for line in lines if "DAMAGED" not in line]
     assert len(lines) == number + 2 and [Path(line.partition(":")[0]).name for line in wrong] == ["step-00000001"], wrong
@@ -195,22 +195,22 @@ def put(tree: Any, path: tuple[Any, ...], value: Any) -> None:
     tree[path[-1]] = value
 
 
-def test_resume_passes_over_what_is_hostile(tmp_path: Path) -> None:
+def test_resume_skips_hostile_checkpoints(tmp_path: Path) -> None:
     words = ["train", configuration(tmp_path), "--set", f"output={tmp_path / 'out'}"]
-    told(jobflow(*words), 0)
+    check_output(jobflow(*words), 0)
     saved = tmp_path / "out" / "checkpoints"
     (newest,) = saved.iterdir()
     for step, damage in enumerate((nested, lambda c: pipe(tensors_of(c)), lambda c: header(c, b"[" * DEEP), lambda c: pipe(c / "manifest.json")), 5):
         shutil.copytree(newest, saved / f"step-{step:08d}")
         damage(saved / f"step-{step:08d}")
     done = jobflow(*words, "--set", "training.steps=3")
-    told(done, 0, "step-00000005", "step-00000008", "is skipped")
+    check_output(done, 0, "step-00000005", "step-00000008", "is skipped")
     assert "step 3" in done.out
 
 
-def test_what_lies_beside_the_tensors_may_be_anything(tmp_path: Path) -> None:
+def test_extra_fields_may_have_any_value(tmp_path: Path) -> None:
     words = ["train", configuration(tmp_path), "--set", f"output={tmp_path / 'out'}", "--set", "training.steps=3"]
-    told(jobflow(*words, "--set", "training.steps=2"), 0)
+    check_output(jobflow(*words, "--set", "training.steps=2"), 0)
     (saved,) = (tmp_path / "out" / "checkpoints").iterdir()
     extra = json.loads((saved / "manifest.json").read_text())["extra"]
     changed = [(key, value) for key in ("position", "metrics", "trainer", "config", "runs", "step") for value in ([], "x", None)]
@@ -226,11 +226,11 @@ def test_what_lies_beside_the_tensors_may_be_anything(tmp_path: Path) -> None:
 
 
 def rewritten_as_written(checkpoint: Path, extra: dict[str, Any]) -> None:
-    """The manifest as the package itself would have written it, with something else beside the tensors."""
+    """Write the manifest as the package would, with other extra fields."""
     from jobflow.storage.manifest import Manifest
 
-    found = Manifest.read(checkpoint / "manifest.json")
-    (checkpoint / "manifest.json").write_text(Manifest(found.tensors, extra, found.files).text())
+    manifest = Manifest.read(checkpoint / "manifest.json")
+    (checkpoint / "manifest.json").write_text(Manifest(manifest.tensors, extra, manifest.files).text())
 
 
 # -------------------------------------------------------------------- data
@@ -247,7 +247,7 @@ logging: {{report: false, progress: plain}}
 
 
 def configuration(folder: Path, data: str | None = None) -> Path:
-    """A run on the samples that a reader gives."""
+    """Write a configuration that trains on the samples of a reader."""
     if data is None:
         np.savez(folder / "samples.npz", x=np.ones((4, 3), np.float32), labels=np.ones((4, 1), np.float32))
         data = f"{{reader: numpy, path: {folder / 'samples.npz'}}}"
@@ -268,7 +268,7 @@ def npz(content: bytes, packed: bool = True) -> bytes:
 
 
 def png(width: int, height: int) -> bytes:
-    """A picture of these sides whose content is missing."""
+    """Return a picture of this size without content."""
     import zlib
 
     def chunk(kind: bytes, data: bytes) -> bytes:
@@ -279,7 +279,7 @@ def png(width: int, height: int) -> bytes:
 
 
 ZEROS = bytes(2**20)
-#: file, content, the reader's other arguments, and what is told
+#: file, content, the reader's other arguments, and the expected message
 FILES: dict[str, tuple[str, bytes, str, tuple[str, ...]]] = {
     "an npy beyond the file": ("a.npy", npy("(4611686018427387904,)"), "", ("numpy", "a.npy", "needs")),
     "an npy whose size overflows": ("a.npy", npy("(4294967296, 4294967296, 4)"), "", ("a.npy", "damaged")),
@@ -342,7 +342,7 @@ def test_files_of_samples(tmp_path: Path) -> None:
 
 
 def training(folder: Path, reader: str, path: Path, more: str) -> list[object]:
-    """The words that train on the samples of a reader."""
+    """Return the arguments that train on the samples of a reader."""
     data = f"{{reader: {reader}, path: {path}{', ' + more if more else ''}}}"
     return ["train", configuration(folder, data), "--set", f"output={folder / 'out'}"]
 
@@ -355,11 +355,11 @@ def test_pipes_are_no_samples(tmp_path: Path) -> None:
         os.mkfifo(tmp_path / reader / "f.npy")
         runs.append(training(tmp_path / reader, reader, tmp_path / reader if reader == "idx" else tmp_path / reader / "f.npy", more))
     for done, reader in zip(commands(runs), kinds, strict=True):
-        told(done, 1, f'reader "{reader}"', "f.npy")
+        check_output(done, 1, f'reader "{reader}"', "f.npy")
 
 
 def test_pipes_among_samples_are_named(tmp_path: Path) -> None:
-    """Left out, they would leave out samples without a word."""
+    """Skipping them would silently drop samples."""
     names = {"text": "f.txt", "ofrecord": "part-0", "images": "zero/f.png"}
     runs = []
     for reader, name in names.items():
@@ -368,19 +368,19 @@ def test_pipes_among_samples_are_named(tmp_path: Path) -> None:
         os.mkfifo(pipe)
         runs.append(training(tmp_path / reader, reader, tmp_path / reader / "samples", ""))
     for done, (reader, name) in zip(commands(runs), names.items(), strict=True):
-        told(done, 1, f'reader "{reader}"', Path(name).name, "a pipe")
+        check_output(done, 1, f'reader "{reader}"', Path(name).name, "a pipe")
 
 
 def test_a_limit_can_be_raised(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "a.npz", x=np.ones((100_000, 4), np.float32), labels=np.ones((100_000, 1), np.float32))
     file = configuration(tmp_path, f"{{reader: numpy, path: {tmp_path / 'a.npz'}}}")
     words = ["train", file, "--set", f"output={tmp_path / 'out'}"]
-    told(jobflow(*words, JOBFLOW_MAX_UNPACKED="1M"), 1, "a.npz", "1,600,1", "JOBFLOW_MAX_UNPACKED")
-    told(jobflow(*words, JOBFLOW_MAX_UNPACKED="2 MiB"), 0)
+    check_output(jobflow(*words, JOBFLOW_MAX_UNPACKED="1M"), 1, "a.npz", "1,600,1", "JOBFLOW_MAX_UNPACKED")
+    check_output(jobflow(*words, JOBFLOW_MAX_UNPACKED="2 MiB"), 0)
 
 
 def test_a_limit_is_a_size(tmp_path: Path) -> None:
-    told(jobflow("config", "check", configuration(tmp_path), JOBFLOW_MAX_CONFIGURATION="much"), 2, "JOBFLOW_MAX_CONFIGURATION", "'much'")
+    check_output(jobflow("config", "check", configuration(tmp_path), JOBFLOW_MAX_CONFIGURATION="much"), 2, "JOBFLOW_MAX_CONFIGURATION", "'much'")
 
 
 # -------------------------------------------------------------------- configurations

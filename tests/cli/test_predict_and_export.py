@@ -1,4 +1,4 @@
-"""Predictions for files that lack the labels, as tables with the names of classes; and tensors in files of other kinds."""
+"""Predictions for files without labels, as tables with class names; and tensors in other file formats."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ output: {output}
 
 
 def table(path: Path, rows: int, seed: int, kinds: bool = True) -> Any:
-    """A table of leaves, whose kind follows from their length; what kind each is."""
+    """Return a table of leaves, whose kind follows from their length, and the kind of each."""
     random = np.random.default_rng(seed)
     kind = random.integers(0, 3, rows)
     length, width = 4.0 * kind + random.normal(0, 0.1, rows), random.normal(size=rows)
@@ -56,7 +56,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("kinds", [True, False])
-def test_a_label_that_is_a_category_need_not_be_there(run: Path, tmp_path: Path, kinds: bool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_categorical_label_is_optional(run: Path, tmp_path: Path, kinds: bool, capfd: pytest.CaptureFixture[str]) -> None:
     kind = table(tmp_path / "new.csv", 40, 1, kinds=kinds)
     words = ["predict", str(run), "--input", str(tmp_path / "new.csv"), "--output"]
     assert main([*words, str(tmp_path / "scores.csv")]) == 0
@@ -69,8 +69,8 @@ def test_a_label_that_is_a_category_need_not_be_there(run: Path, tmp_path: Path,
     assert np.allclose(np.sum(shares, axis=1), 1, atol=1e-6) and np.min(shares) >= 0
     assert [row["class"] for row in read(tmp_path / "shares.csv")] == [row["class"] for row in rows]
     assert main([*words, str(tmp_path / "scores.npz")]) == 0
-    with np.load(tmp_path / "scores.npz") as found:
-        assert found["classes"].tolist() == list(KINDS) and found["scores"].shape == (40, 3)
+    with np.load(tmp_path / "scores.npz") as arrays:
+        assert arrays["classes"].tolist() == list(KINDS) and arrays["scores"].shape == (40, 3)
 
 
 def test_one_sample_is_one(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +80,7 @@ def test_one_sample_is_one(run: Path, tmp_path: Path, capfd: pytest.CaptureFixtu
 
 
 def test_categories_of_other_files_are_those_of_training(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A file that has only some of the kinds: its own alphabet would be another."""
+    """A file with only some of the kinds must not define its own categories."""
     (tmp_path / "test.csv").write_text("length,width,kind\n" + "8.0,0.1,cedar\n8.1,0.2,cedar\n4.0,0.3,beech\n")
     test = f"data.test={{reader: csv, path: {tmp_path / 'test.csv'}, fields: {{x: [length, width], labels: kind}}, categories: [kind]}}"
     assert main(["eval", str(run), "--set", test]) == 0
@@ -90,8 +90,8 @@ def test_categories_of_other_files_are_those_of_training(run: Path, tmp_path: Pa
 def test_the_wrong_shape_is_named(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     np.savez(tmp_path / "wide.npz", x=np.zeros((5, 20), np.float32))
     assert main(["predict", str(run), "--input", str(tmp_path / "wide.npz"), "--output", str(tmp_path / "s.npz")]) == 1
-    told = capfd.readouterr().err
-    assert "wide.npz" in told and '"x"' in told and "float32[20]" in told and "float32[2]" in told and "trained" in told
+    output = capfd.readouterr().err
+    assert "wide.npz" in output and '"x"' in output and "float32[20]" in output and "float32[2]" in output and "trained" in output
     np.savez(tmp_path / "double.npz", x=np.zeros((5, 2)))
     assert main(["predict", str(run), "--input", str(tmp_path / "double.npz"), "--output", str(tmp_path / "s.npz")]) == 1
     assert "float64[2]" in capfd.readouterr().err
@@ -124,12 +124,12 @@ def test_safetensors_out_and_in(run: Path, tmp_path: Path, capfd: pytest.Capture
     assert b'"dtype":"F32"' in header
 
 
-def test_files_that_nobody_writes_are_refused(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_files_of_unsupported_types_raise(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     checkpoint = str(sorted((run.parent / "out" / "checkpoints").iterdir())[-1])
     for action in ("convert", "export"):
         assert main(["ckpt", action, checkpoint, str(tmp_path / "y.onnx")]) == 1
-        told = capfd.readouterr().err
-        assert "y.onnx" in told and ".npz" in told and ".safetensors" in told
+        output = capfd.readouterr().err
+        assert "y.onnx" in output and ".npz" in output and ".safetensors" in output
     assert not (tmp_path / "y.onnx").exists()
     assert main(["ckpt", "convert", checkpoint, str(tmp_path / "snapshot.v2"), "--to", "legacy"]) == 0
 

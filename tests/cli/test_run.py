@@ -1,4 +1,4 @@
-"""`jobflow run`: what it becomes, and that devices, exit codes and signals reach the program."""
+"""`jobflow run`: the process that it becomes; devices, exit codes and signals reach the program."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def script(tmp_path: Path) -> Path:
 
 
 class Became(BaseException):
-    """What `os.execve` was given."""
+    """The arguments of a call of `os.execve`."""
 
     def __init__(self, words: list[str], environment: dict[str, str]) -> None:
         self.words, self.environment = words, environment
@@ -52,7 +52,7 @@ class Became(BaseException):
 
 @pytest.fixture
 def becomes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Became]:
-    """Run a command that would replace this process; what it would become."""
+    """Run a command that would replace this process; return the arguments of the new process."""
 
     def become(path: str, words: list[str], environment: dict[str, str]) -> None:
         assert path == words[0]
@@ -70,9 +70,9 @@ def becomes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Became]:
 
 class TestBecomes:
     def test_devices(self, becomes: Callable[..., Became], script: Path) -> None:
-        found = becomes("--devices", "3", str(script), "--devices", "9")
-        assert found.words == [sys.executable, str(script), "--devices", "9"]
-        assert found.environment["JOBFLOW_DEVICES"] == "3"
+        process = becomes("--devices", "3", str(script), "--devices", "9")
+        assert process.words == [sys.executable, str(script), "--devices", "9"]
+        assert process.environment["JOBFLOW_DEVICES"] == "3"
 
     def test_as_the_program_says(self, becomes: Callable[..., Became], script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("JOBFLOW_DEVICES", raising=False)
@@ -83,21 +83,21 @@ class TestBecomes:
         monkeypatch.setattr(mpiexec, "flavour", lambda path: "MPICH")
         assert becomes("--ranks", "2", str(script), "x").words == ["/mpi/bin/mpiexec", "-n", "2", sys.executable, str(script), "x"]
         monkeypatch.setattr(mpiexec, "flavour", lambda path: "Open MPI")
-        found = becomes("--ranks", "4", "-m", "package.train", "-v")
-        assert found.words == ["/mpi/bin/mpiexec", "--oversubscribe", "-n", "4", sys.executable, "-m", "package.train", "-v"]
+        process = becomes("--ranks", "4", "-m", "package.train", "-v")
+        assert process.words == ["/mpi/bin/mpiexec", "--oversubscribe", "-n", "4", sys.executable, "-m", "package.train", "-v"]
 
     def test_ranks_without_mpiexec(self, script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         monkeypatch.setattr(mpiexec, "find", lambda: None)
         started: list[list[str]] = []
-        monkeypatch.setattr(launch, "run", lambda given: started.append(launch.command_line(given)) or given.nproc_per_node)
+        monkeypatch.setattr(launch, "run", lambda options: started.append(launch.command_line(options)) or options.nproc_per_node)
         assert main(["run", "--ranks", "2", str(script), "x"]) == 2
         assert started == [[sys.executable, "-u", str(script), "x"]] and "there is no mpiexec" in capsys.readouterr().err
 
 
 class TestRefuses:
-    def test_what_is_not_there(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_missing_programs_raise(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["run", "--devices", "2", "package.train"]) == 2
-        assert "there is no script 'package.train'" in (said := capsys.readouterr().err) and "write -m" in said
+        assert "there is no script 'package.train'" in (output := capsys.readouterr().err) and "write -m" in output
 
     def test_both(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit, match="2"):

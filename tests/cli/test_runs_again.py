@@ -1,4 +1,4 @@
-"""A run and its directory: one training at a time, going on, what is complete stays as it is, and one number for one thing."""
+"""A run and its directory: one training at a time, resuming, finished runs, and consistent numbers."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ logging: {every_steps: 2, progress: plain}
 
 @pytest.fixture
 def words(tmp_path: Path) -> list[str]:
-    """The command that trains."""
+    """Return the command that trains."""
     (tmp_path / "run.yaml").write_text(CONFIG)
     return ["train", str(tmp_path / "run.yaml"), "--output", str(tmp_path / "out")]
 
 
 @pytest.fixture
 def without_report(words: list[str]) -> list[str]:
-    """The same without a report, which takes ten times as long as the training."""
+    """Return the command without a report, which takes ten times as long as the training."""
     return [*words, "--set", "logging.report=false"]
 
 
@@ -62,14 +62,12 @@ def test_a_run_that_is_complete_stays_as_it_is(words: list[str], tmp_path: Path,
         assert files(tmp_path / "out") == before
 
 
-def test_a_run_that_goes_on_says_what_is_left_and_keeps_what_was_measured(
-    words: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resumed_run_prints_the_remaining_steps_and_keeps_metrics(words: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for settings in ((), ("--set", "logging.jsonl=false")):
-        place = ["--output", str(tmp_path / f"{len(settings)}")]
-        assert main([*words, *place, *settings, "--set", "training.steps=5"]) == 0
+        output_options = ["--output", str(tmp_path / f"{len(settings)}")]
+        assert main([*words, *output_options, *settings, "--set", "training.steps=5"]) == 0
         capfd.readouterr()
-        assert main([*words, *place, *settings]) == 0
+        assert main([*words, *output_options, *settings]) == 0
         out = capfd.readouterr().out
         assert "1 step of 50 samples on 1 rank" in out and "going on from step 5" in out
         page = (tmp_path / f"{len(settings)}" / "report.html").read_text()
@@ -81,13 +79,13 @@ def test_a_run_that_goes_on_says_what_is_left_and_keeps_what_was_measured(
         assert [row["step"] for row in rows if row["train/loss"]] == ["1", "2", "4", "5", "6"]
 
 
-def test_what_was_kept_nowhere_is_told(words: list[str], tmp_path: Path) -> None:
+def test_the_report_names_steps_without_saved_metrics(words: list[str], tmp_path: Path) -> None:
     nothing = ["--set", "logging.jsonl=false", "--set", "logging.csv=false"]
     assert main([*words, *nothing, "--set", "training.steps=5"]) == 0 == main([*words, *nothing])
     assert "steps 1 to 5 measured was kept nowhere" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_an_evaluation_that_was_left_out_is_made_once(without_report: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_skipped_evaluation_runs_once(without_report: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     each = ["--set", "checkpoint.every_steps=3", "--set", "checkpoint.every_epochs=null", "--set", "evaluation.every_epochs=4"]
     assert main([*without_report, *each]) == 0
     shorter = [*without_report, *each, "--set", "training.steps=3", "--resume", str(tmp_path / "out" / "checkpoints" / "step-00000003")]
@@ -100,7 +98,10 @@ def test_an_evaluation_that_was_left_out_is_made_once(without_report: list[str],
 
 
 def test_one_number_for_one_thing(words: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The training loss of a step on the screen, in all files, in the report and in the summary; metrics with the same digits in all commands."""
+    """Compare the training loss of a step on the screen, in all files, in the report and in the summary.
+
+    Metrics have the same digits in all commands.
+    """
     assert main(words) == 0
     out = capfd.readouterr().out
     written = {
@@ -135,15 +136,15 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
-def test_the_second_training_in_a_directory_is_refused(without_report: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_second_training_in_a_directory_raises(without_report: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lock = tmp_path / "out" / "train.lock"
     with start(without_report, "--set", "training.steps=1000000") as first:
         try:
             wait_for(lock, first)
             for second in ([], ["--resume", "never"], ["--output", str(tmp_path / "out" / ".." / "out")]):
                 assert main([*without_report, *second]) == 2
-                told = capfd.readouterr().err
-                assert f"process {first.pid} on {os.uname().nodename}" in told and str(tmp_path) in told and "--output" in told
+                notices = capfd.readouterr().err
+                assert f"process {first.pid} on {os.uname().nodename}" in notices and str(tmp_path) in notices and "--output" in notices
             elsewhere = ["--output", str(tmp_path / "other"), "--set", f"checkpoint.directory={tmp_path / 'out' / 'checkpoints'}"]
             assert main([*without_report, *elsewhere]) == 2, "another output, but the checkpoints would lie among those of the run that goes on"
             assert not (tmp_path / "out-1").exists() and not (tmp_path / "out" / "checkpoints-1").exists()
@@ -151,8 +152,8 @@ def test_the_second_training_in_a_directory_is_refused(without_report: list[str]
             first.wait(LIMIT)
             assert lock.exists()
             assert main([*without_report, "--resume", "never"]) == 0
-            told = capfd.readouterr().err
-            assert f"process {first.pid}" in told and "has ended" in told and not lock.exists()
+            notices = capfd.readouterr().err
+            assert f"process {first.pid}" in notices and "has ended" in notices and not lock.exists()
         finally:
             first.kill()
 
@@ -182,8 +183,8 @@ def test_locks_of_other_machines(without_report: list[str], tmp_path: Path, capf
     for content in (text, "nonsense", "[" * 100_000):
         lock.write_text(content)
         assert main(without_report) == 2
-        told = capfd.readouterr().err
-        assert str(lock) in told and "remove" in told and ("process 7 on elsewhere" in told) == (content == text)
+        notices = capfd.readouterr().err
+        assert str(lock) in notices and "remove" in notices and ("process 7 on elsewhere" in notices) == (content == text)
     lock.write_text(text)
     os.utime(lock, (time.time() - 1000,) * 2)
     assert main(without_report) == 0

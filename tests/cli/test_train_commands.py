@@ -1,4 +1,4 @@
-"""jobflow train, eval and predict: options, what is printed, exit codes."""
+"""jobflow train, eval and predict: options, output, exit codes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ logging: {every_steps: 2, progress: plain}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("commands")
-    (found / "run.yaml").write_text(CONFIG)
-    return found
+    directory = tmp_path_factory.mktemp("commands")
+    (directory / "run.yaml").write_text(CONFIG)
+    return directory
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def run(folder: Path) -> list[str]:
     return words
 
 
-def test_what_a_run_leaves(run: list[str], folder: Path) -> None:
+def test_files_of_a_run(run: list[str], folder: Path) -> None:
     lines = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 4, 6]
     assert {"metrics.csv", "report.html", "curves.png", "checkpoints"} <= {path.name for path in (folder / "out").iterdir()}
@@ -65,8 +65,8 @@ def test_dry_run_and_profile(run: list[str], folder: Path, capfd: pytest.Capture
 def test_eval(run: list[str], folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     checkpoint = str(folder / "out" / "checkpoints" / "step-00000006")
     assert main(["eval", *run, "--json", "--checkpoint", checkpoint, "--devices", "2"]) == 0
-    found = json.loads(capfd.readouterr().out)
-    assert found["step"] == 6 and found["samples"] == 297 and 0 < found["test/accuracy"] <= 1
+    result = json.loads(capfd.readouterr().out)
+    assert result["step"] == 6 and result["samples"] == 297 and 0 < result["test/accuracy"] <= 1
     assert main(["eval", *run, "--on", "train", "--checkpoint", checkpoint]) == 0
     assert "train/loss" in capfd.readouterr().out
     assert main(["eval", *run, "--on", "validation"]) == 2
@@ -86,7 +86,7 @@ def test_times(text: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "-5", "soon", "1x", "inf", "nan", "::"])
-def test_what_is_no_time(text: str) -> None:
+def test_invalid_times_raise(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"is not a (positive )?time"):
         seconds(text)
 

@@ -19,12 +19,12 @@ from jobflow.core.version import __version__
 class TestVersion:
     def test_lines_and_json(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["version", "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert set(found) == {"jobflow", "Python", "platform", "NumPy", "BLAS", "mpi4py", "MPI", "CuPy"}
-        assert found["jobflow"] == __version__ and found["NumPy"] == np.__version__ and found["Python"].startswith(platform.python_version())
+        versions = json.loads(capsys.readouterr().out)
+        assert set(versions) == {"jobflow", "Python", "platform", "NumPy", "BLAS", "mpi4py", "MPI", "CuPy"}
+        assert versions["jobflow"] == __version__ and versions["NumPy"] == np.__version__ and versions["Python"].startswith(platform.python_version())
         assert main(["version"]) == 0
         lines = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
-        assert lines == {name: version or "not installed" for name, version in found.items()}
+        assert lines == {name: version or "not installed" for name, version in versions.items()}
 
 
 class TestCompletion:
@@ -32,10 +32,10 @@ class TestCompletion:
     def test_a_script_names_all_commands(self, shell: str, capsys: pytest.CaptureFixture[str]) -> None:
         pytest.importorskip("shtab")
         assert main(["completion", shell]) == 0
-        said = capsys.readouterr().out
-        assert all(name in said for name in COMMANDS)
+        script = capsys.readouterr().out
+        assert all(name in script for name in COMMANDS)
         if shell != "tcsh" and shutil.which(shell):
-            subprocess.run([shell, "-n"], input=said, text=True, check=True)
+            subprocess.run([shell, "-n"], input=script, text=True, check=True)
 
     def test_bash_completes(self, capsys: pytest.CaptureFixture[str]) -> None:
         pytest.importorskip("shtab")

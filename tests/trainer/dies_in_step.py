@@ -1,4 +1,4 @@
-"""`dies_in_step.py RANK CONFIGURATION SETTINGS`: `jobflow train`, whose process of that rank ends in its sixth step, with exit code 0."""
+"""`dies_in_step.py RANK CONFIGURATION SETTINGS`: `jobflow train`; the process of that rank exits in its sixth step with code 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples of which one is NaN in the first field, but only when it is read for the first time."""
+"""Samples with one NaN in the first field, at the first read only."""
 
 from __future__ import annotations
 

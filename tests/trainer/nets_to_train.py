@@ -8,7 +8,7 @@ import jobflow as flow
 
 
 def plain(x: Any, labels: Any = None, *, units: int = 4) -> dict[str, Any]:
-    """One layer; the loss of each sample and whether it is right."""
+    """Return the loss and the correctness of each sample, from one layer."""
     scores = flow.layers.dense(x, units, kernel_initializer=flow.random_normal_initializer(stddev=0.3), name="scores")
     if labels is None:
         return {"scores": scores}
@@ -18,7 +18,7 @@ def plain(x: Any, labels: Any = None, *, units: int = 4) -> dict[str, Any]:
 
 
 def reduced(x: Any, labels: Any = None) -> dict[str, Any]:
-    """The same, but means over the batch, and a metric with several numbers for each sample."""
+    """Return the same as means over the batch, and a metric with several numbers per sample."""
     outputs = plain(x, labels)
     if labels is None:
         return outputs
@@ -26,7 +26,7 @@ def reduced(x: Any, labels: Any = None) -> dict[str, Any]:
 
 
 def summed(x: Any, labels: Any = None) -> dict[str, Any]:
-    """The same, but a sum over the batch of 26 samples."""
+    """Return the same as a sum over the batch of 26 samples."""
     outputs = plain(x, labels)
     if labels is None:
         return outputs
@@ -34,13 +34,13 @@ def summed(x: Any, labels: Any = None) -> dict[str, Any]:
 
 
 def rooted(x: Any, labels: Any = None) -> dict[str, Any]:
-    """The same, but a root over the batch."""
+    """Return the same as a root over the batch."""
     outputs = plain(x, labels)
     return outputs if labels is None else {"loss": flow.math.sqrt(flow.math.reduce_mean(outputs["loss"]))}
 
 
 def steep(x: Any, labels: Any = None) -> dict[str, Any]:
-    """The gradient of a square root is infinite once its variable is 0, where the loss is not."""
+    """Return a finite loss whose gradient, of a square root, is infinite once its variable is 0."""
     outputs = plain(x, labels)
     if labels is None:
         return outputs
@@ -50,7 +50,7 @@ def steep(x: Any, labels: Any = None) -> dict[str, Any]:
 
 
 def exploding(x: Any, labels: Any = None) -> dict[str, Any]:
-    """The loss itself becomes infinite."""
+    """Return a loss that becomes infinite."""
     outputs = plain(x, labels)
     if labels is None:
         return outputs
@@ -60,7 +60,7 @@ def exploding(x: Any, labels: Any = None) -> dict[str, Any]:
 
 
 def nameless(x: Any, labels: Any = None) -> Any:
-    """What no builder returns."""
+    """Return a value that no builder may return."""
     return plain(x, labels)["loss"]
 
 
@@ -80,7 +80,7 @@ REDUCED = {
 
 
 def measured(x: Any, labels: Any = None, *, kind: str) -> dict[str, Any]:
-    """A loss per sample, and a metric that is reduced over the batch."""
+    """Return a loss per sample, and a metric reduced over the batch."""
     outputs = plain(x, labels)
     return outputs if labels is None else {"loss": outputs["loss"], "metric": REDUCED[kind](outputs["loss"])}
 
@@ -115,7 +115,7 @@ class Counting(flow.nn.Module):
 
 
 class Changing(flow.nn.Module):
-    """A module whose program is an attribute of its class, as if its code changed between two runs."""
+    """A module whose program is a class attribute, as if its code changed between two runs."""
 
     function = "relu"
     extra = False
@@ -145,7 +145,7 @@ class Large(flow.nn.Module):
 
 
 class Scores(flow.nn.Module):
-    """A module whose parameters are arguments of the configuration; of its scores the configuration makes a loss."""
+    """A module whose parameters are arguments of the configuration; the configuration adds the loss."""
 
     def __init__(self, units: int = 12, drop: float = 0.25) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class Scores(flow.nn.Module):
 
 
 class Named(Scores):
-    """One that takes fields by name, and measures itself."""
+    """A module that takes fields by name and returns metrics."""
 
     def forward(self, x: Any, labels: Any = None) -> dict[str, Any]:
         scores = self.layers(x)
@@ -168,17 +168,17 @@ class Named(Scores):
 
 
 def scores(units: int = 12) -> flow.nn.Module:
-    """A function that says that it returns a module."""
+    """Return a module, as annotated."""
     return Scores(units)
 
 
 def no_module(units: int = 12) -> flow.nn.Module:
-    """One that does not do what it says."""
+    """Return no module, against the annotation."""
     return units  # type: ignore[return-value]
 
 
 def unnamed(tokens: Any, targets: Any = None) -> dict[str, Any]:
-    """Scores of the next token under another name."""
+    """Return scores of the next token under another name."""
     table = flow.get_variable("table", (128, 128), initializer=flow.zeros_initializer())
     logits = flow.gather(table, tokens)
     return {"logits": logits} if targets is None else {"loss": flow.nn.sparse_softmax_cross_entropy_with_logits(targets, logits, name="loss")}

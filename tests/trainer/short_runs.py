@@ -42,7 +42,7 @@ def samples(count: int, seed: int) -> dict[str, Any]:
 
 
 def write_config(folder: Path, text: str = CONFIG, count: int = SAMPLES) -> Path:
-    """The configuration and its data in a folder."""
+    """Write the configuration and its data to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed, name in enumerate(("train", "validation")):
         np.savez(folder / f"{name}.npz", **samples(count, seed))
@@ -55,14 +55,14 @@ def loaded(file: Path, output: Path, *settings: str) -> Loaded:
     return load(file, (f"output={output}", *settings))
 
 
-class Seen(Watcher):
-    """What a run told, and which samples each step had."""
+class Recorder(Watcher):
+    """A callback that records the events of a run, and the samples of each step."""
 
     def __init__(self) -> None:
         self.info: RunInfo | None = None
         self.steps: dict[int, StepReport] = {}
         self.evaluations: dict[int, EvaluationReport] = {}
-        self.numbers: dict[int, list[int]] = {}
+        self.sample_numbers: dict[int, list[int]] = {}
         self.saves: list[str] = []
         self.events: list[str] = []
 
@@ -91,30 +91,30 @@ class Seen(Watcher):
 
     @contextmanager
     def numbering(self) -> Iterator[None]:
-        """Note which samples each step has."""
+        """Record the samples of each step."""
         inner = Loop._account
 
         def account(loop: Loop, batch: Batch, *rest: Any) -> None:
             inner(loop, batch, *rest)
-            self.numbers[loop.progress.step] = batch.numbers.tolist()
+            self.sample_numbers[loop.progress.step] = batch.numbers.tolist()
 
         with mock.patch.object(Loop, "_account", account):
             yield
 
 
-def run(config: Loaded, *more: Watcher, resume: str | None = None, **options: Any) -> tuple[Outcome, Seen]:
-    """Train, and what was seen of it."""
-    seen = Seen()
-    with seen.numbering():
-        return train(config, resume=resume, callbacks=(seen, *more), **options), seen
+def run(config: Loaded, *more: Watcher, resume: str | None = None, **options: Any) -> tuple[Outcome, Recorder]:
+    """Train; return the outcome and its recorder."""
+    recorder = Recorder()
+    with recorder.numbering():
+        return train(config, resume=resume, callbacks=(recorder, *more), **options), recorder
 
 
-def check_same(seen: Seen, other: Seen, steps: Sequence[int], close: float = 1e-6) -> None:
-    """Both had the same samples and losses in these steps, and measured the same."""
+def check_same(recorder: Recorder, other: Recorder, steps: Sequence[int], close: float = 1e-6) -> None:
+    """Check that both runs had the same samples, losses and evaluations in these steps."""
     for step in steps:
-        assert seen.numbers[step] == other.numbers[step], step
-        np.testing.assert_allclose(seen.losses[step], other.losses[step], rtol=close, err_msg=f"step {step}")
-        assert seen.steps[step].rate == other.steps[step].rate
+        assert recorder.sample_numbers[step] == other.sample_numbers[step], step
+        np.testing.assert_allclose(recorder.losses[step], other.losses[step], rtol=close, err_msg=f"step {step}")
+        assert recorder.steps[step].rate == other.steps[step].rate
         if step in other.evaluations:
             for name, value in other.evaluations[step].metrics.items():
-                np.testing.assert_allclose(seen.evaluations[step].metrics[name], value, rtol=close, err_msg=f"{name} after step {step}")
+                np.testing.assert_allclose(recorder.evaluations[step].metrics[name], value, rtol=close, err_msg=f"{name} after step {step}")

@@ -1,4 +1,4 @@
-"""The fingerprint of a model's program: what changes it, what does not, and what a run that resumes does then."""
+"""The fingerprint of a model's program: changes that alter it, and resuming with another fingerprint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODULE = CONFIG.replace(LISTED, 'model: {builder: "nets_to_train:Changing"}\n')
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three steps of a module, and its configuration."""
+    """Run three steps of a module; return its configuration."""
     folder = tmp_path_factory.mktemp("stopped")
     file = write_config(folder, MODULE)
     run(loaded(file, folder / "out", "training.steps=3", "optimizer.schedule.steps=9"))
@@ -29,11 +29,11 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def resumed(folder: Path, out: Path, *settings: str, **options: Any) -> int:
-    """Continue a copy of the run; the step from which it continued."""
+    """Continue a copy of the run; return its first step."""
     shutil.copytree(folder / "out" / "checkpoints", out / "checkpoints")
-    _, seen = run(loaded(folder / "run.yaml", out, "training.steps=4", "optimizer.schedule.steps=9", *settings), **options)
-    assert seen.info is not None
-    return seen.info.first_step
+    _, recorder = run(loaded(folder / "run.yaml", out, "training.steps=4", "optimizer.schedule.steps=9", *settings), **options)
+    assert recorder.info is not None
+    return recorder.info.first_step
 
 
 def fingerprint(text: str, folder: Path, *settings: str) -> Fingerprint | None:
@@ -84,8 +84,8 @@ def test_a_run_does_not_resume_with_another_program(
 
 @pytest.mark.parametrize("saved", [None, {"version": 1, "program": "a"}])
 def test_a_checkpoint_without_a_comparable_fingerprint_is_resumed_with_a_notice(saved: Any) -> None:
-    told = Fingerprint("b").check(Path("step-00000003"), saved, False)
-    assert "does not show if the model's program changed" in told and "training resumes" in told
+    notice = Fingerprint("b").check(Path("step-00000003"), saved, False)
+    assert "does not show if the model's program changed" in notice and "training resumes" in notice
 
 
 def test_checkpoints_hold_the_fingerprint(stopped: Path) -> None:

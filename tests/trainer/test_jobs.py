@@ -27,7 +27,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_hand(scores: Any, labels: Any) -> tuple[float, float]:
-    """The mean loss and accuracy of all samples, in float64."""
+    """Return the mean loss and accuracy of all samples, in float64."""
     wide = scores.astype(np.float64)
     losses = np.log(np.exp(wide).sum(axis=1)) - wide[np.arange(len(labels)), labels]
     return float(losses.mean()), float((wide.argmax(axis=1) == labels).mean())
@@ -76,17 +76,17 @@ def test_a_step_of_parts_of_unequal_length_is_that_of_the_whole(file: Path, tmp_
             ("mirrored", ("strategy.view=mirrored", "strategy.devices=3")),
             ("parts", ("strategy.accumulation=2", "strategy.devices=2")),
         ):
-            _, seen = run(loaded(file, tmp_path / net / name, *settings, *how))
-            np.testing.assert_allclose([*seen.losses.values()], [*whole.losses.values()], rtol=2e-6)
+            _, recorder = run(loaded(file, tmp_path / net / name, *settings, *how))
+            np.testing.assert_allclose([*recorder.losses.values()], [*whole.losses.values()], rtol=2e-6)
 
 
 def test_a_sum_over_the_batch_is_the_same_with_any_split(file: Path, tmp_path: Path) -> None:
     settings = ("model.builder=nets_to_train:summed", "data.batch_size=26", "training.steps=3", "optimizer.lr=0.3")
     _, whole = run(loaded(file, tmp_path / "whole", *settings))
-    ways = {"parts": ("accumulation=2",), "pipeline": ("devices=2", "pipeline=2", "microbatches=13")}
-    for name, how in ways.items():
-        _, seen = run(loaded(file, tmp_path / name, *settings, *(f"strategy.{setting}" for setting in how)))
-        np.testing.assert_allclose([*seen.losses.values()], [*whole.losses.values()], rtol=2e-6)
+    modes = {"parts": ("accumulation=2",), "pipeline": ("devices=2", "pipeline=2", "microbatches=13")}
+    for name, how in modes.items():
+        _, recorder = run(loaded(file, tmp_path / name, *settings, *(f"strategy.{setting}" for setting in how)))
+        np.testing.assert_allclose([*recorder.losses.values()], [*whole.losses.values()], rtol=2e-6)
 
 
 @pytest.mark.parametrize("in_file", [True, False])
@@ -113,7 +113,7 @@ def test_a_batch_shorter_than_its_microbatches_has_fewer(file: Path) -> None:
         assert two.mirrored(2) and not two.mirrored(1)
 
 
-def test_measuring_again_gives_the_same(file: Path) -> None:
+def test_a_second_evaluation_has_equal_results(file: Path) -> None:
     with prepared(loaded(file, file.parent / "out")) as run_:
         batches = batches_of(run_, run_.samples["validation"])
         first, second = (measure(run_, batches, "validation") for _ in range(2))
@@ -146,12 +146,12 @@ data:
 def test_every_layer_can_be_listed(tmp_path: Path) -> None:
     rest = CONFIG[CONFIG.index("optimizer:") :].replace("evaluation: {every_epochs: 1}\n", "").replace("steps: 9", "steps: 2")
     write_config(tmp_path, LAYERS + rest)
-    _, seen = run(loaded(tmp_path / "run.yaml", tmp_path))
-    assert all(np.isfinite(loss) and 1.5 < loss < 4 for loss in seen.losses.values())
+    _, recorder = run(loaded(tmp_path / "run.yaml", tmp_path))
+    assert all(np.isfinite(loss) and 1.5 < loss < 4 for loss in recorder.losses.values())
     pooled = LAYERS[: LAYERS.index("    - reshape")] + "    - global_avg_pool2d: {}\n    - dense: {units: 10}\n" + LAYERS[LAYERS.index("data:") :]
     write_config(tmp_path, pooled + rest)
-    _, seen = run(loaded(tmp_path / "run.yaml", tmp_path / "pooled"))
-    assert len(seen.losses) == 2
+    _, recorder = run(loaded(tmp_path / "run.yaml", tmp_path / "pooled"))
+    assert len(recorder.losses) == 2
 
 
 def test_tables_and_squares(tmp_path: Path) -> None:
@@ -168,8 +168,8 @@ training: {steps: 60}
 checkpoint: {every_steps: 60}
 """.replace("words.npz", str(tmp_path / "words.npz"))
     (tmp_path / "run.yaml").write_text(text)
-    _, seen = run(loaded(tmp_path / "run.yaml", tmp_path))
-    assert seen.losses[60] < 0.05 * seen.losses[1] and not seen.steps[1].metrics
+    _, recorder = run(loaded(tmp_path / "run.yaml", tmp_path))
+    assert recorder.losses[60] < 0.05 * recorder.losses[1] and not recorder.steps[1].metrics
 
 
 OPTIMIZERS: list[tuple[str, Any]] = [
@@ -193,9 +193,9 @@ OPTIMIZERS: list[tuple[str, Any]] = [
 @pytest.mark.parametrize("text, expected", OPTIMIZERS, ids=[text for text, _ in OPTIMIZERS])
 def test_optimizers(text: str, expected: Any, tmp_path: Path) -> None:
     write_config(tmp_path, PLAIN.replace(PLAIN[PLAIN.index("optimizer:") : PLAIN.index("training:")], f"optimizer: {text}\n"))
-    found: Any = optimizer_from(load(tmp_path / "run.yaml").config, 9)
-    assert found.loss_scale_policy == opt.loss_scale.halt_where_not_finite()
-    assert {**vars(found), "loss_scale_policy": None} == vars(expected) and type(found) is type(expected)
+    optimizer: Any = optimizer_from(load(tmp_path / "run.yaml").config, 9)
+    assert optimizer.loss_scale_policy == opt.loss_scale.halt_where_not_finite()
+    assert {**vars(optimizer), "loss_scale_policy": None} == vars(expected) and type(optimizer) is type(expected)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Metrics as files: whole lines, no line twice, whatever happened to the run before."""
+"""Metrics as files: whole lines, no duplicates, also after interrupted runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_lines_are_whole(tmp_path: Path) -> None:
     lines.close()
 
 
-def test_json_goes_on_behind_the_checkpoint(tmp_path: Path) -> None:
+def test_json_resumes_after_the_checkpoint(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     first = JsonLines(file)
     first.started(info(tmp_path))
@@ -60,19 +60,19 @@ def test_json_goes_on_behind_the_checkpoint(tmp_path: Path) -> None:
     again.step(info(tmp_path, first_step=3), step(4))
     again.saved(info(tmp_path), tmp_path)
     again.closed(info(tmp_path))
-    found = records(file)
-    assert [(one["step"], one["epoch"]) for one in found] == [(1, 0), (2, 0), (3, 0), (3, 1), (4, 1)]
-    assert found[0] == {
+    written = records(file)
+    assert [(one["step"], one["epoch"]) for one in written] == [(1, 0), (2, 0), (3, 0), (3, 1), (4, 1)]
+    assert written[0] == {
         "step": 1, "epoch": 0, "train/loss": 1.0, "train/accuracy": 0.5, "rate": 0.1, "seconds": 0.5, "samples_per_second": 20.0,
     }  # fmt: skip
-    assert found[3]["validation/loss"] is None
+    assert written[3]["validation/loss"] is None
     fresh = JsonLines(file)
     fresh.started(info(tmp_path))
     fresh.closed(info(tmp_path))
     assert not records(file), "a run that begins anew begins with an empty file"
 
 
-def test_only_so_many_steps_are_written(tmp_path: Path) -> None:
+def test_steps_are_written_at_the_interval(tmp_path: Path) -> None:
     run = info(tmp_path, steps=11)
     lines = JsonLines(tmp_path / "metrics.jsonl", every=4)
     lines.started(run)
@@ -90,14 +90,14 @@ def test_a_table_grows_columns(tmp_path: Path) -> None:
     table.evaluated(run, EvaluationReport(1, 0, {"validation/loss": 2.5}))
     table.step(run, step(2, **{"odd, name": 3.0}))
     table.closed(run)
-    found = list(csv.DictReader(file.read_text().splitlines()))
-    assert [row["validation/loss"] for row in found] == ["", "2.5", ""] and found[2]["train/odd, name"] == "3.0"
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    assert [row["validation/loss"] for row in rows] == ["", "2.5", ""] and rows[2]["train/odd, name"] == "3.0"
     again = Table(file)
     again.started(info(tmp_path, first_step=1))
     again.step(run, step(2))
     again.closed(run)
-    found = list(csv.DictReader(file.read_text().splitlines()))
-    assert [row["step"] for row in found] == ["1", "1", "2"] and found[1]["validation/loss"] == "2.5"
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    assert [row["step"] for row in rows] == ["1", "1", "2"] and rows[1]["validation/loss"] == "2.5"
 
 
 def test_a_resumed_run_leaves_the_files_of_one_that_was_not(tmp_path: Path) -> None:
@@ -172,6 +172,6 @@ def test_an_output_folder_that_is_removed_during_training_is_created_again(
     with open(out / "metrics.csv") as file:
         assert [row["step"] for row in csv.DictReader(file) if row["train/loss"]] == ["4", "5", "6", "7", "8", "9"]
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [f"step-{step:08d}" for step in range(4, 10)]
-    told = capfd.readouterr().err
-    assert "metrics.jsonl was removed during training; it is created again, without the records before step 4" in told
-    assert f"{lock.NAME} was removed during training" in told
+    notices = capfd.readouterr().err
+    assert "metrics.jsonl was removed during training; it is created again, without the records before step 4" in notices
+    assert f"{lock.NAME} was removed during training" in notices

@@ -1,4 +1,4 @@
-"""`flow.model`: models with steps of their own, trained by `fit`."""
+"""`flow.model`: models with custom steps, trained by `fit`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Drawn(flow.model.DataModule):
 
 
 class Functions(flow.model.Model):
-    """Of functions of jobs."""
+    """A model whose steps use functions of jobs."""
 
     rates = (0.5,)
 
@@ -48,7 +48,7 @@ class Functions(flow.model.Model):
 
 
 class Modules(Functions):
-    """Of modules, with their parameters."""
+    """A model whose steps use modules with parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Twice(Functions):
 
 
 class Numbered(Functions):
-    """With steps that want all there is, as models of 0.4 have them."""
+    """A model whose steps take all optional arguments, as in OneFlow 0.4."""
 
     def training_step(self, batch: Any, optimizer_idx: int) -> Any:
         assert optimizer_idx == 0
@@ -135,7 +135,7 @@ def test_a_step_takes_the_number_of_its_optimizer_or_none(fresh: None, kind: Any
     assert [optimizer for _, optimizer, _ in notes.training] == [0] * 4 and notes.training[-1][2] < notes.training[0][2]
 
 
-def test_batches_may_be_made_in_the_job(fresh: None) -> None:
+def test_batches_may_be_computed_in_the_job(fresh: None) -> None:
     notes = Notes()
     Functions().fit(None, configured(flow.model.ValidationConfig, Drawn()), callbacks=notes, max_steps=10)
     assert notes.validation == [(9, (8, 2))]
@@ -157,6 +157,6 @@ class Wrong(flow.model.NumpyDataModule):
         (lambda: flow.model.CheckpointConfig().config_save("x", 0), ArgumentError, "the interval is 0; it is a number of steps, at least 1"),
     ],
 )
-def test_what_cannot_be_fitted(fresh: None, call: Any, kind: Any, text: str) -> None:
+def test_wrong_arguments_of_fit_raise(fresh: None, call: Any, kind: Any, text: str) -> None:
     with pytest.raises(kind, match=text):
         call()

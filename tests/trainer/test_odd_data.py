@@ -1,4 +1,4 @@
-"""Training on data that no model can learn from: the error names the file, the sample and the rank."""
+"""Training on invalid data: the error names the file, the sample and the rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from processes import run_command, under_mpiexec
-from short_runs import CONFIG, SAMPLES, Seen, loaded, run, samples, write_config
+from short_runs import CONFIG, SAMPLES, Recorder, loaded, run, samples, write_config
 from test_processes_that_train import PATHS
 
 from jobflow.core.errors import ArgumentError, ShapeError
@@ -27,19 +27,19 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("runs")
-    write_config(found)
-    (found / "module.yaml").write_text(write_config(found / "module", MODULE).read_text())
-    return found
+    directory = tmp_path_factory.mktemp("runs")
+    write_config(directory)
+    (directory / "module.yaml").write_text(write_config(directory / "module", MODULE).read_text())
+    return directory
 
 
 def started(folder: Path, output: Path, data: dict[str, Any], *settings: str, model: str = "run") -> Any:
-    """One epoch on some data."""
+    """Train one epoch on some data."""
     output.mkdir(parents=True, exist_ok=True)
     np.savez(output / "odd.npz", **data)
     paths = [f"data.{split}.path={output / 'odd.npz'}" for split in ("train", "validation")]
-    outcome, seen = run(loaded(folder / f"{model}.yaml", output, *paths, "training.steps=4", *settings))
-    assert isinstance(seen, Seen)
+    outcome, recorder = run(loaded(folder / f"{model}.yaml", output, *paths, "training.steps=4", *settings))
+    assert isinstance(recorder, Recorder)
     return outcome
 
 
@@ -50,9 +50,9 @@ def changed(change: Callable[[Any], Any]) -> dict[str, Any]:
 
 def with_value(value: float, dtype: Any) -> Callable[[Any], Any]:
     def change(labels: Any) -> Any:
-        found = labels.astype(dtype)
-        found[5] = value
-        return found
+        changed = labels.astype(dtype)
+        changed[5] = value
+        return changed
 
     return change
 
@@ -113,7 +113,7 @@ def test_nan_in_data_names_file_sample_and_rank(strategy: str, sample: int, rank
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("sample", "rank"), [(14, 1), pytest.param(2, 0, marks=pytest.mark.full)])
-def test_the_batch_with_nan_is_kept_and_not_read_again(sample: int, rank: int, folder: Path, tmp_path: Path) -> None:
+def test_the_batch_with_nan_is_not_read_twice(sample: int, rank: int, folder: Path, tmp_path: Path) -> None:
     config = (
         (folder / "run.yaml")
         .read_text()

@@ -1,4 +1,4 @@
-"""What a checkpoint says of samples in files, and text that it writes."""
+"""Predictions of a checkpoint for samples in files, and generated text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     return config
 
 
-def test_files_give_what_the_configurations_samples_give(trained: Loaded, tmp_path: Path) -> None:
+def test_files_and_configured_samples_have_equal_predictions(trained: Loaded, tmp_path: Path) -> None:
     known = predict(trained, "validation", tmp_path / "known.npz")
     assert known.samples == SAMPLES and known.outputs["scores"].shape == (SAMPLES, 4)
     np.testing.assert_array_equal(np.load(tmp_path / "known.npz")["scores"], known.outputs["scores"])
@@ -64,7 +64,7 @@ def test_tables_name_classes() -> None:
     assert list(rows({"scores": np.array([0.5])}, [])) == [["scores"], [0.5]]
 
 
-def test_what_cannot_be_predicted(trained: Loaded, tmp_path: Path) -> None:
+def test_wrong_inputs_of_predict_raise(trained: Loaded, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"predictions are written as \.npz or \.csv"):
         predict(trained, "train", tmp_path / "scores.txt")
     with pytest.raises(ArgumentError, match=r"there is no such file; or say one of train, validation, test"):
@@ -80,7 +80,7 @@ def test_what_cannot_be_predicted(trained: Loaded, tmp_path: Path) -> None:
         generate(trained, "a", 3)
 
 
-def test_measuring_needs_a_checkpoint(trained: Loaded, tmp_path: Path) -> None:
+def test_evaluation_needs_a_checkpoint(trained: Loaded, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no checkpoint in"):
         evaluate(loaded(Path(trained.files[0]), tmp_path))
     with pytest.raises(ConfigError, match=r"data\.test: the configuration has no such samples"):
@@ -91,13 +91,13 @@ def test_measuring_needs_a_checkpoint(trained: Loaded, tmp_path: Path) -> None:
     assert evaluate(trained).metrics == reports[1].metrics and evaluate(trained, steps).metrics == reports[1].metrics
 
 
-def test_a_model_of_text_goes_on_with_a_prompt(tmp_path: Path) -> None:
+def test_a_text_model_continues_a_prompt(tmp_path: Path) -> None:
     words = "abcdefgh "
     (tmp_path / "here.txt").write_text(words * 60)
     (tmp_path / "run.yaml").write_text(TEXT.replace("here.txt", str(tmp_path / "here.txt")))
     config = loaded(tmp_path / "run.yaml", tmp_path / "out")
-    _, seen = run(config)
-    assert seen.losses[60] < 0.3 < 3 < seen.losses[1]
+    _, recorder = run(config)
+    assert recorder.losses[60] < 0.3 < 3 < recorder.losses[1]
     pieces: list[str] = []
     text = generate(config, "abc", 12, temperature=0.0, say=pieces.append)
     assert text == "defgh abcdef" == "".join(pieces) and len(pieces) == 12
@@ -106,7 +106,7 @@ def test_a_model_of_text_goes_on_with_a_prompt(tmp_path: Path) -> None:
     assert generate(config, "ab", 5, top_k=1, seed=9) == "cdefg"
 
 
-def test_a_model_of_text_without_scores_is_refused(tmp_path: Path) -> None:
+def test_a_text_model_without_scores_raises(tmp_path: Path) -> None:
     (tmp_path / "here.txt").write_text("abcdefgh " * 60)
     model = TEXT[TEXT.index("model:") : TEXT.index("data:")]
     changed = TEXT.replace(model, 'model: {builder: "nets_to_train:unnamed"}\n').replace("steps: 60", "steps: 1")

@@ -1,4 +1,4 @@
-"""Training in processes of their own: ranks under mpiexec, and Ctrl-C from outside."""
+"""Training in separate processes: ranks under mpiexec, and Ctrl-C from outside."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PATHS = {"PYTHONPATH": os.pathsep.join([str(processes.ROOT), str(Path(__file__).
 
 
 @pytest.mark.mpi
-def test_two_ranks_stop_together_and_one_goes_on(tmp_path: Path) -> None:
+def test_two_ranks_stop_together_and_one_resumes(tmp_path: Path) -> None:
     file = write_config(tmp_path, CONFIG.replace("every_steps: 1, keep_last: 99", "every_steps: 100"))
-    program = Path(__file__).with_name("told_by_rank_one.py")
+    program = Path(__file__).with_name("stopped_by_rank_one.py")
     done = processes.run(program, file, f"output={tmp_path / 'ranks'}", ranks=2, environment=PATHS)
     assert done.code == 75, done.out + done.err
     assert done.out.split("\n")[:2] == ["SIGTERM was sent to rank 1"] * 2, "both ranks are clients, and both know"
@@ -43,11 +43,11 @@ def test_ctrl_c_from_outside(tmp_path: Path) -> None:
                 assert process.poll() is None and time.monotonic() < deadline
                 time.sleep(0.02)
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=LIMIT)
+            _, stderr = process.communicate(timeout=LIMIT)
         finally:
             process.kill()
-    assert process.returncode == 130, said
-    assert "finishing the step and saving" in said and "SIGINT was sent" in said
+    assert process.returncode == 130, stderr
+    assert "finishing the step and saving" in stderr and "SIGINT was sent" in stderr
     (saved,) = (output / "checkpoints").iterdir()
     last = (output / "metrics.jsonl").read_text().splitlines()[-1]
     assert f'"step": {int(saved.name[5:])},' in last, "the checkpoint is of the last step that was done"
@@ -56,8 +56,11 @@ def test_ctrl_c_from_outside(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ranks", "dies"), [(0, 0), pytest.param(2, 0, marks=[pytest.mark.mpi, pytest.mark.full]), pytest.param(2, 1, marks=pytest.mark.mpi)]
 )
-def test_what_ends_without_a_word_is_unfinished(tmp_path: Path, ranks: int, dies: int) -> None:
-    """By its exit code, if a process is left that can give one; by its report and by `ckpt ls` always, and no more once it is finished."""
+def test_a_run_that_exits_silently_is_unfinished(tmp_path: Path, ranks: int, dies: int) -> None:
+    """The exit code shows it if a process is left to return one.
+
+    The report and `ckpt ls` always show it, until the run is finished.
+    """
     text = CONFIG.replace("report: false", "report: true").replace("evaluation: {every_epochs: 1}", "evaluation: {every_steps: 100}")
     file, output = write_config(tmp_path, text.replace("every_steps: 1, keep_last: 99", "every_steps: 2")), tmp_path / "out"
     program = Path(__file__).with_name("dies_in_step.py")

@@ -1,4 +1,4 @@
-"""Going on: from any step, on any number of ranks, as if nothing had happened; and when that is refused."""
+"""Resuming: from any step, on any number of ranks, with equal results; and the errors when it is impossible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import fsspec
 import pytest
-from short_runs import Seen, check_same, loaded, run, write_config
+from short_runs import Recorder, check_same, loaded, run, write_config
 
 from jobflow.core.errors import CheckpointError, ConfigError
 from jobflow.storage import sessions
@@ -29,18 +29,18 @@ STEPS = 9
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome, Seen]:
-    """A run of all steps that saved after each, and its configuration."""
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome, Recorder]:
+    """Run all steps and save after each; return its configuration."""
     folder = tmp_path_factory.mktemp("whole")
     file = write_config(folder)
-    outcome, seen = run(loaded(file, folder / "out"))
+    outcome, recorder = run(loaded(file, folder / "out"))
     assert (outcome.step, outcome.stopped, outcome.exit_code) == (STEPS, "end", 0)
-    return folder, outcome, seen
+    return folder, outcome, recorder
 
 
 @pytest.mark.parametrize("step", range(1, STEPS))
-def test_a_run_goes_on_from_any_step_as_if_it_had_not_stopped(step: int, whole: tuple[Path, Outcome, Seen], tmp_path: Path) -> None:
-    folder, outcome, seen = whole
+def test_a_run_resumes_from_any_step_with_equal_results(step: int, whole: tuple[Path, Outcome, Recorder], tmp_path: Path) -> None:
+    folder, outcome, recorder = whole
     name = f"step-{step:08d}"
     shutil.copytree(folder / "out" / "checkpoints" / name, tmp_path / "checkpoints" / name)
     how = random.Random(step).choice(
@@ -50,16 +50,16 @@ def test_a_run_goes_on_from_any_step_as_if_it_had_not_stopped(step: int, whole: 
     assert rest.info is not None and rest.info.first_step == step
     assert rest.info.resumed_from == tmp_path / "checkpoints" / name
     assert sorted(rest.steps) == list(range(step + 1, STEPS + 1))
-    check_same(rest, seen, list(rest.steps))
+    check_same(rest, recorder, list(rest.steps))
     assert again.metrics == pytest.approx(outcome.metrics, rel=1e-6)
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])
-def test_a_checkpoint_that_goes_while_it_is_read_is_looked_for_again(
-    how: str, whole: tuple[Path, Outcome, Seen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_checkpoint_that_is_removed_during_reading_is_replaced_by_the_newest(
+    how: str, whole: tuple[Path, Outcome, Recorder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another training, which saves and tidies up, owns the directory that --resume names."""
-    folder, _, seen = whole
+    """Another training saves to the directory of --resume and removes old checkpoints."""
+    folder, _, recorder = whole
     theirs = tmp_path / "theirs"
     for step in (3, 6):
         shutil.copytree(folder / "out" / "checkpoints" / f"step-{step:08d}", theirs / f"step-{step:08d}")
@@ -79,29 +79,29 @@ def test_a_checkpoint_that_goes_while_it_is_read_is_looked_for_again(
         3,
         theirs / ("step-00000003" if how == "removed" else "step-00000006"),
     )
-    check_same(rest, seen, list(rest.steps))
+    check_same(rest, recorder, list(rest.steps))
     assert "step-00000006" in capsys.readouterr().err
 
 
-def test_epochs_are_all_samples_each_once_in_another_order(whole: tuple[Path, Outcome, Seen]) -> None:
-    _, _, seen = whole
-    epochs = [[number for step in steps for number in seen.numbers[step]] for steps in (range(1, 5), range(5, 9))]
-    assert [len(seen.numbers[step]) for step in range(1, 5)] == [8, 8, 8, 2]
+def test_each_epoch_has_all_samples_in_another_order(whole: tuple[Path, Outcome, Recorder]) -> None:
+    _, _, recorder = whole
+    epochs = [[number for step in steps for number in recorder.sample_numbers[step]] for steps in (range(1, 5), range(5, 9))]
+    assert [len(recorder.sample_numbers[step]) for step in range(1, 5)] == [8, 8, 8, 2]
     assert all(sorted(epoch) == list(range(26)) for epoch in epochs) and epochs[0] != epochs[1]
-    assert [seen.steps[step].epoch for step in (1, 4, 5, 9)] == [0, 0, 1, 2]
+    assert [recorder.steps[step].epoch for step in (1, 4, 5, 9)] == [0, 0, 1, 2]
 
 
-def test_a_run_that_is_done_is_not_done_again(whole: tuple[Path, Outcome, Seen]) -> None:
+def test_a_finished_run_does_not_run_again(whole: tuple[Path, Outcome, Recorder]) -> None:
     folder, outcome, _ = whole
-    again, seen = run(loaded(folder / "run.yaml", folder / "out"))
-    assert not seen.steps and not seen.saves and not seen.events, "nothing that a run has left is touched"
+    again, recorder = run(loaded(folder / "run.yaml", folder / "out"))
+    assert not recorder.steps and not recorder.saves and not recorder.events, "nothing that a run has left is touched"
     assert (again.step, again.stopped, again.metrics, again.saved) == (STEPS, "end", outcome.metrics, outcome.saved)
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_set_aside(
-    whole: tuple[Path, Outcome, Seen], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_a_damaged_checkpoint_is_skipped_and_set_aside(
+    whole: tuple[Path, Outcome, Recorder], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder, _, seen = whole
+    folder, _, recorder = whole
     for step in (6, 7):
         name = f"step-{step:08d}"
         shutil.copytree(folder / "out" / "checkpoints" / name, tmp_path / "checkpoints" / name)
@@ -109,15 +109,15 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside(
     broken.write_bytes(broken.read_bytes()[:-3] + b"abc")
     _, rest = run(loaded(folder / "run.yaml", tmp_path))
     assert rest.info is not None and rest.info.first_step == 6
-    check_same(rest, seen, [7, 8, 9])
-    said = capfd.readouterr().err
-    assert "step-00000007 is skipped" in said and broken.name in said
-    assert "training goes on from step 6; checkpoints of later steps are now in" in said
+    check_same(rest, recorder, [7, 8, 9])
+    notices = capfd.readouterr().err
+    assert "step-00000007 is skipped" in notices and broken.name in notices
+    assert "training goes on from step 6; checkpoints of later steps are now in" in notices
     assert [path.name for path in (tmp_path / "checkpoints-1").iterdir()] == ["step-00000007"]
 
 
-def test_the_checkpoint_that_is_asked_for_must_be_good(whole: tuple[Path, Outcome, Seen], tmp_path: Path) -> None:
-    folder, _, seen = whole
+def test_a_named_checkpoint_must_not_be_damaged(whole: tuple[Path, Outcome, Recorder], tmp_path: Path) -> None:
+    folder, _, recorder = whole
     file = folder / "run.yaml"
     with pytest.raises(CheckpointError, match="there is no such directory"):
         run(loaded(file, tmp_path), resume=str(tmp_path / "nowhere"))
@@ -125,7 +125,7 @@ def test_the_checkpoint_that_is_asked_for_must_be_good(whole: tuple[Path, Outcom
     with pytest.raises(CheckpointError, match="it has no complete checkpoint"):
         run(loaded(file, tmp_path), resume=str(tmp_path / "empty"))
     _, rest = run(loaded(file, tmp_path), resume=str(folder / "out" / "checkpoints" / "step-00000005"))
-    check_same(rest, seen, [6, 7, 8, 9])
+    check_same(rest, recorder, [6, 7, 8, 9])
     copy = tmp_path / "copy"
     shutil.copytree(folder / "out" / "checkpoints" / "step-00000005", copy)
     broken = next(copy.glob("*.safetensors"))
@@ -134,11 +134,11 @@ def test_the_checkpoint_that_is_asked_for_must_be_good(whole: tuple[Path, Outcom
         run(loaded(file, tmp_path), resume=str(copy))
 
 
-def test_never_sets_the_checkpoints_aside(whole: tuple[Path, Outcome, Seen], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    folder, _, seen = whole
+def test_never_sets_the_checkpoints_aside(whole: tuple[Path, Outcome, Recorder], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder, _, recorder = whole
     shutil.copytree(folder / "out" / "checkpoints", tmp_path / "checkpoints")
     _, rest = run(loaded(folder / "run.yaml", tmp_path, "training.steps=2", "optimizer.schedule.steps=9"), resume="never")
-    check_same(rest, seen, [1, 2])
+    check_same(rest, recorder, [1, 2])
     assert len(list((tmp_path / "checkpoints-1").iterdir())) == STEPS and len(list((tmp_path / "checkpoints").iterdir())) == 2
     assert "checkpoints of an earlier run are now in" in capfd.readouterr().err
 
@@ -173,9 +173,9 @@ def dangling(checkpoint: Path) -> None:
     ids=["newer format", "missing file", "no manifest", "misnamed", "dangling link"],
 )
 def test_a_run_whose_checkpoints_cannot_be_read_does_not_start_anew(
-    spoil: Callable[[Path], None], reason: str, whole: tuple[Path, Outcome, Seen], tmp_path: Path
+    spoil: Callable[[Path], None], reason: str, whole: tuple[Path, Outcome, Recorder], tmp_path: Path
 ) -> None:
-    """The error lists each checkpoint; `--resume never` renames them, and nothing else touches them."""
+    """The error lists each checkpoint; only `--resume never` renames them."""
     folder, _, _ = whole
     name = "step-00000003"
     shutil.copytree(folder / "out" / "checkpoints" / name, tmp_path / "checkpoints" / name)
@@ -190,7 +190,7 @@ def test_a_run_whose_checkpoints_cannot_be_read_does_not_start_anew(
 
 
 def test_a_header_over_the_limit_is_not_a_missing_checkpoint(
-    whole: tuple[Path, Outcome, Seen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: tuple[Path, Outcome, Recorder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _, _ = whole
     shutil.copytree(folder / "out" / "checkpoints" / "step-00000003", tmp_path / "checkpoints" / "step-00000003")
@@ -199,7 +199,7 @@ def test_a_header_over_the_limit_is_not_a_missing_checkpoint(
         run(loaded(folder / "run.yaml", tmp_path))
 
 
-def test_another_model_data_seed_or_batch_is_refused(whole: tuple[Path, Outcome, Seen]) -> None:
+def test_resuming_with_another_model_data_seed_or_batch_raises(whole: tuple[Path, Outcome, Recorder]) -> None:
     folder, _, _ = whole
     settings = ("seed=6", "data.batch_size=13", "model.layers.1.dropout.rate=0.5", "data.train.path=" + str(folder / "validation.npz"))
     with pytest.raises(ConfigError) as caught:
@@ -209,23 +209,23 @@ def test_another_model_data_seed_or_batch_is_refused(whole: tuple[Path, Outcome,
         assert line in text
     assert "--resume never" in text
     changed = ("optimizer.lr=0.01", "training.steps=10", "evaluation.every_epochs=2", "strategy.accumulation=2", "data.evaluation_batch_size=5")
-    outcome, seen = run(loaded(folder / "run.yaml", folder / "out", *changed))
-    assert outcome.step == 10 and list(seen.steps) == [10]
+    outcome, recorder = run(loaded(folder / "run.yaml", folder / "out", *changed))
+    assert outcome.step == 10 and list(recorder.steps) == [10]
 
 
-def test_what_differs_is_named_by_its_key() -> None:
+def test_differences_are_named_by_their_keys() -> None:
     before, now = {"a": {"b": 1, "c": [1, 2]}, "d": None}, {"a": {"b": 2, "c": [1, 2]}, "d": None, "e": True}
     assert differences("m", before, now, {}) == ["m.a.b: it was 1, it is 2", "m.e: it was null, it is true"]
     assert differences("m", before, before, {}) == []
 
 
-def test_checkpoints_of_others_are_refused_with_the_reason(tmp_path: Path) -> None:
+def test_checkpoints_of_other_runs_raise_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"was not saved by the trainer.*position"):
         Progress.of({"step": 3}, tmp_path)
 
 
 class Others:
-    """A world in which rank 1 has read something of its own."""
+    """A world in which rank 1 has another configuration."""
 
     multi = True
 
@@ -239,7 +239,7 @@ class Others:
         return [command.item, {**command.item, **self.other} if self.other else command.item]
 
 
-def test_ranks_must_have_read_the_same() -> None:
+def test_ranks_must_read_equal_configurations() -> None:
     same: Any = Others()
     check_alike(same, {"configuration": "a", "data.train": "b"})
     for name in ("configuration", "data.train"):
@@ -248,22 +248,22 @@ def test_ranks_must_have_read_the_same() -> None:
             check_alike(others, {"configuration": "a", "data.train": "b"})
 
 
-def test_different_configurations_of_ranks_are_listed_with_keys_values_and_origins(tmp_path: Path) -> None:
+def test_different_configurations_of_ranks_are_listed_with_keys_values_and_sources(tmp_path: Path) -> None:
     file = write_config(tmp_path)
     mine, other = (load(file, [f"optimizer.lr={rate}", f"output={tmp_path}"]) for rate in (0.1, 0.2))
     world: Any = Others()
     check_configurations(world, mine)
-    world.call = lambda command: [command.item, (other.plain, {key: str(origin) for key, origin in other.origins.items()})]
+    world.call = lambda command: [command.item, (other.plain, {key: str(source) for key, source in other.origins.items()})]
     expected = r"optimizer\.lr: rank 0 has 0\.1 \(--set optimizer\.lr=0\.1.*\), rank 1 has 0\.2 \(--set optimizer\.lr=0\.2"
     with pytest.raises(ConfigError, match=expected):
         check_configurations(world, mine)
 
 
-def test_a_run_whose_checkpoints_are_in_a_store(
-    whole: tuple[Path, Outcome, Seen], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_run_with_checkpoints_in_an_object_store(
+    whole: tuple[Path, Outcome, Recorder], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It saves, goes on, is measured and listed, and sets aside what it must not mix with its own."""
-    folder, _, seen = whole
+    """Save, resume, evaluate and list, and set aside checkpoints of another run."""
+    folder, _, recorder = whole
     memory = fsspec.filesystem("memory")
     settings = ("checkpoint.directory=memory://run/checkpoints", "checkpoint.asynchronous=true", "logging.report=true", "strategy.devices=2")
     file = folder / "run.yaml"
@@ -271,7 +271,7 @@ def test_a_run_whose_checkpoints_are_in_a_store(
     assert first.saved == RemotePath("memory://run/checkpoints/step-00000009")
     assert {name.split("/")[3] for name in memory.store} == {f"step-{step:08d}" for step in (6, 7, 8, 9)}
     _, rest = run(loaded(file, tmp_path, *settings), resume="memory://run/checkpoints/step-00000006")
-    check_same(rest, seen, [7, 8, 9])
+    check_same(rest, recorder, [7, 8, 9])
     assert "checkpoints of later steps are now in memory://run/checkpoints-1" in capsys.readouterr().err
     assert {name.split("/")[3] for name in memory.store if "checkpoints-1/" in name} == {f"step-{step:08d}" for step in (7, 8, 9)}
     assert evaluate(loaded(file, tmp_path, *settings), place="validation").step == STEPS
@@ -289,18 +289,21 @@ def test_a_run_whose_checkpoints_are_in_a_store(
 
 
 def check_locks(memory: Any, train: Callable[[], Any], capsys: pytest.CaptureFixture[str]) -> None:
-    """A second training is refused while the first one lives, which is seen here, and elsewhere by the time of its lock; none leaves one."""
-    place = "/run/checkpoints/train.lock.a"
+    """A second training raises while the first one runs.
+
+    The process shows that on this machine, the time of its lock on others; no lock is left behind.
+    """
+    path = "/run/checkpoints/train.lock.a"
     here = {**asdict(Owner.here()), "since": "noon", "token": "a"}
     for owner, named in (
         (here, f"process {here['pid']} on "),
         ({**here, "host": "elsewhere", "pid": 7}, "process 7 on elsewhere"),
         ("?", "cannot be read"),
     ):
-        memory.pipe_file(place, json.dumps(owner).encode())
+        memory.pipe_file(path, json.dumps(owner).encode())
         with pytest.raises(ConfigError, match=rf"memory://run/checkpoints is in use: .*{named}.*give another checkpoint.directory"):
             train()
-        assert [name for name in memory.store if "lock" in name] == [place]
-    memory.store[place].modified = memory.store[place].created = memory.store[place].created - timedelta(seconds=1000)
+        assert [name for name in memory.store if "lock" in name] == [path]
+    memory.store[path].modified = memory.store[path].created = memory.store[path].created - timedelta(seconds=1000)
     train()
     assert "was left by a process that cannot be read" in capsys.readouterr().err and not [name for name in memory.store if "lock" in name]

@@ -1,4 +1,4 @@
-"""When a run stops: early stopping, clocks of allocations, signals, and what ranks agree on."""
+"""Stopping: early stopping, clocks of allocations, signals, and the exchange between ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from jobflow.trainer.watching import AGAIN, INTERRUPTED, Outcome, RunInfo, StepR
         ("min", 0.0, [float("nan"), 3, 2, 1], None),
     ],
 )
-def test_it_stops_when_nothing_gets_better(mode: str, delta: float, values: list[float], stops: int | None) -> None:
+def test_early_stopping_without_improvement(mode: str, delta: float, values: list[float], stops: int | None) -> None:
     early = Early("validation/loss", mode, patience=2, min_delta=delta)
     assert next((i for i, value in enumerate(values, 1) if early.heed(value)), None) == stops
     other = Early("validation/loss", mode, patience=2, min_delta=delta)
@@ -50,7 +50,7 @@ def test_the_end_of_an_allocation() -> None:
     assert began is not None and -2 < time.time() - began < 24 * 3600, "else from the start of this process, to the second"
 
 
-def test_a_clock_is_up_while_there_is_time_to_save() -> None:
+def test_a_clock_ends_early_enough_to_save() -> None:
     now = [0.0]
     clock = Clock(deadline=1000.0, reserve=10.0, now=lambda: now[0])
     clock.saved(20.0)
@@ -87,19 +87,19 @@ def test_a_change_of_the_system_time_does_not_change_a_time_limit(jump: float, m
 
 
 class Together:
-    """A world in which other ranks say what the test makes them say."""
+    """A world whose other ranks send the test's requests."""
 
     multi = True
 
     def __init__(self, *others: Request) -> None:
         self.others = others
-        self.asked = 0
+        self.calls = 0
 
     def start(self) -> Together:
         return self
 
     def call(self, command: Any) -> list[Request]:
-        self.asked += 1
+        self.calls += 1
         return [command.item, *self.others]
 
 
@@ -113,31 +113,31 @@ class Together:
         ("interrupt", [Request("terminated", "rank 1"), Request()], "interrupt", "I"),
     ],
 )
-def test_what_one_rank_was_told_holds_for_all(mine: str, others: list[Request], stop: str, why: str) -> None:
+def test_a_request_of_one_rank_stops_all(mine: str, others: list[Request], stop: str, why: str) -> None:
     world: Any = Together(*others)
     assert Agreement(world, Clock(), lambda: (mine, "I" if mine else "")).ask(1) == Request(stop, why, True)
 
 
-def test_a_checkpoint_is_written_when_all_ranks_have() -> None:
+def test_a_checkpoint_is_complete_when_all_ranks_are_done() -> None:
     for one in (True, False):
         for other in (True, False):
             world: Any = Together(Request(done=other))
-            found = Agreement(world, Clock(), lambda: ("", "")).ask(1, done=one)
-            assert found is not None and found.done is (one and other)
+            decision = Agreement(world, Clock(), lambda: ("", "")).ask(1, done=one)
+            assert decision is not None and decision.done is (one and other)
 
 
-def test_ranks_are_asked_about_every_fifth_of_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_exchange_requests_every_fifth_of_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(stopping.time, "monotonic", lambda: now[0])
     world: Any = Together()
     agreement = Agreement(world, Clock(), lambda: ("", ""))
-    asked = []
+    steps_of_requests = []
     for step in range(1, 1001):
         now[0] += 0.001
         if agreement.ask(step) is not None:
-            asked.append(step)
-    gaps = np.diff(asked)
-    assert gaps[0] == 1 and 199 <= gaps.max() <= 200 and world.asked == len(asked) < 20
+            steps_of_requests.append(step)
+    gaps = np.diff(steps_of_requests)
+    assert gaps[0] == 1 and 199 <= gaps.max() <= 200 and world.calls == len(steps_of_requests) < 20
     # steps that have become slow are noticed with the next answer
     for step in range(1001, 1500):
         now[0] += 1.0
@@ -156,14 +156,14 @@ def test_the_end_of_the_time_is_a_reason_to_stop() -> None:
 
 
 class At(Watcher):
-    """Sends this process a signal after a step."""
+    """A callback that sends this process signals after a step."""
 
-    def __init__(self, step: int, *numbers: int) -> None:
-        self.when, self.numbers = step, numbers
+    def __init__(self, step: int, *signals: int) -> None:
+        self.when, self.signals = step, signals
 
     def step(self, run: RunInfo, report: StepReport) -> None:
         if report.step == self.when:
-            for number in self.numbers:
+            for number in self.signals:
                 os.kill(os.getpid(), number)
 
 
@@ -176,9 +176,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_signal_finishes_the_step_and_saves(number: int, stopped: str, code: int, file: Path, tmp_path: Path) -> None:
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     # step 4 ends an epoch: its evaluation is left for the run that goes on
-    outcome, seen = run(loaded(file, tmp_path / "a"), At(4, number))
+    outcome, recorder = run(loaded(file, tmp_path / "a"), At(4, number))
     assert (outcome.step, outcome.stopped, outcome.exit_code) == (4, stopped, code)
-    assert seen.saves == ["step-00000004"] and not seen.evaluations
+    assert recorder.saves == ["step-00000004"] and not recorder.evaluations
     assert signal.Signals(number).name in outcome.message
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
     end, rest = run(loaded(file, tmp_path / "a"))
@@ -188,7 +188,7 @@ def test_a_signal_finishes_the_step_and_saves(number: int, stopped: str, code: i
     assert end.metrics == pytest.approx(whole.metrics, rel=1e-6)
 
 
-def test_the_second_ctrl_c_leaves_at_once(file: Path, tmp_path: Path) -> None:
+def test_the_second_ctrl_c_exits_at_once(file: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(loaded(file, tmp_path), At(2, signal.SIGINT, signal.SIGINT))
     assert list((tmp_path / "checkpoints").iterdir()) == []
@@ -200,24 +200,24 @@ def test_sigterm_twice_still_saves(file: Path, tmp_path: Path) -> None:
 
 
 def test_the_time_limit_saves_in_time(file: Path, tmp_path: Path) -> None:
-    outcome, seen = run(loaded(file, tmp_path), time_limit=1e-6)
+    outcome, recorder = run(loaded(file, tmp_path), time_limit=1e-6)
     assert (outcome.step, outcome.stopped, outcome.exit_code) == (1, "terminated", AGAIN)
-    assert outcome.message == "the time is nearly up" and seen.saves == ["step-00000001"]
+    assert outcome.message == "the time is nearly up" and recorder.saves == ["step-00000001"]
 
 
 def test_other_threads_get_no_handlers() -> None:
     import threading
 
-    found: list[bool] = []
+    without_request: list[bool] = []
 
     def enter() -> None:
         with Signals() as signals:
-            found.append(signals.request == "" and signals.announced == "")
+            without_request.append(signals.request == "" and signals.announced == "")
 
     thread = threading.Thread(target=enter)
     thread.start()
     thread.join()
-    assert found == [True]
+    assert without_request == [True]
 
 
 def test_outcomes_have_exit_codes() -> None:

@@ -1,11 +1,12 @@
-"""Reads the corpus: texts with the problems that they have written behind the lines where they are.
+"""Reader of the corpus: texts with the expected problems behind their lines.
 
     === name of a case
     optimizer:
       lerning_rate: 0.1  #! 3 optimizer.lerning_rate: did you mean "lr"
 
-`#! COLUMN KEY: PART OF THE MESSAGE`; several are separated by `#!`.  `#! FILE:LINE:COLUMN KEY: PART` for another place.  Marks are cut off before
-the text is used.  `#= KEY: VALUE` in good ones: what a key has in the end, as JSON.
+`#! COLUMN KEY: PART OF THE MESSAGE`; several are separated by `#!`. `#! FILE:LINE:COLUMN KEY: PART` is for another place.
+
+The text is used without the marks. `#= KEY: VALUE` in good cases is the final value of a key, as JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _MARK = re.compile(r"(?:(\S+):(\d+):)?(\d+) (\S*): (.*)")
 
 @dataclass(frozen=True)
 class Expected:
-    """A problem: an empty file means the case itself."""
+    """An expected problem; an empty file means the case itself."""
 
     file: str
     line: int
@@ -34,7 +35,7 @@ class Expected:
 
 @dataclass
 class Case:
-    """A text, and what is wrong with it or what it says."""
+    """A text with its expected problems or values."""
 
     name: str
     lines: list[str] = field(default_factory=list)
@@ -50,17 +51,17 @@ class Case:
         plain, *values = re.split(r"\s*#=\s*", plain)
         self.lines.append(plain)
         for mark in marks:
-            found = _MARK.fullmatch(mark)
-            assert found is not None, f"{self.name}: {mark!r} is no mark"
-            file, at, column, key, part = found.groups()
+            match = _MARK.fullmatch(mark)
+            assert match is not None, f"{self.name}: {mark!r} is no mark"
+            file, at, column, key, part = match.groups()
             self.problems.append(Expected(file or "", int(at or len(self.lines)), int(column), key, part))
         for value in values:
-            key, _, told = value.partition(": ")
-            self.values[key] = json.loads(told)
+            key, _, message = value.partition(": ")
+            self.values[key] = json.loads(message)
 
 
 def cases(folder: str) -> Iterator[Case]:
-    """All cases of the files of a folder."""
+    """Return all cases of the files in a folder."""
     paths = sorted((HERE / folder).glob("*.txt"))
     assert paths, f"there are no cases in {folder}"
     for path in paths:

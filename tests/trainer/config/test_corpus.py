@@ -1,4 +1,4 @@
-"""Every broken configuration is rejected for what is wrong with it, where it is wrong; every good one is accepted as it is meant."""
+"""Broken configurations are rejected with line, column and key; good ones load with the expected values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VARIABLES = {"CORPUS_FOLDER": "somewhere", "CORPUS_NUMBER": "12"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A current folder with what the cases refer to."""
+    """Change to a folder with the files that the cases name."""
     path = tmp_path_factory.mktemp("corpus")
     shutil.copytree(HERE / "beside", path, dirs_exist_ok=True)
     (path / "corpus_torn.py").write_text("def net(:\n")
@@ -54,31 +54,33 @@ def test_there_are_enough_cases() -> None:
 
 
 @pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.name)
-def test_broken_ones_are_rejected_for_what_is_wrong(case: Case, folder: Path) -> None:
-    found = problems_of(case.text, folder)
-    places = [("" if problem.file == "case.yaml" else problem.file, problem.line, problem.column, problem.key) for problem in found]
+def test_broken_configurations_are_rejected_with_line_and_key(case: Case, folder: Path) -> None:
+    problems = problems_of(case.text, folder)
+    places = [("" if problem.file == "case.yaml" else problem.file, problem.line, problem.column, problem.key) for problem in problems]
     assert sorted(places) == sorted((wrong.file, wrong.line, wrong.column, wrong.key) for wrong in case.problems), case.text
     for wrong in case.problems:
-        told = next(problem.message for problem in found if (problem.line, problem.column, problem.key) == (wrong.line, wrong.column, wrong.key))
-        assert wrong.part in told
+        message = next(
+            problem.message for problem in problems if (problem.line, problem.column, problem.key) == (wrong.line, wrong.column, wrong.key)
+        )
+        assert wrong.part in message
 
 
 @pytest.mark.parametrize("case", GOOD, ids=lambda case: case.name)
-def test_good_ones_are_accepted_as_they_are_meant(case: Case, folder: Path) -> None:
+def test_good_configurations_load_with_the_expected_values(case: Case, folder: Path) -> None:
     (folder / "case.yaml").write_text(case.text, encoding="utf-8")
     loaded = load("case.yaml")
     for key, value in case.values.items():
-        found: Any = loaded.plain
+        actual: Any = loaded.plain
         for step in key.split("."):
-            found = found[int(step)] if isinstance(found, list) else found[step]
-        assert found == value and type(found) is type(value), key
+            actual = actual[int(step)] if isinstance(actual, list) else actual[step]
+        assert actual == value and type(actual) is type(value), key
     # what is shown is the same configuration
     (folder / "shown.yaml").write_text(show(loaded), encoding="utf-8")
     assert load("shown.yaml").plain == loaded.plain
 
 
 def _misspelt(text: str, seed: int) -> Iterator[tuple[int, str, str]]:
-    """(line, right key, the text with one letter of that key changed), for every key that stands alone on its line."""
+    """Yield (line, right key, text with one letter of the key changed) for every key alone on its line."""
     lines = text.splitlines()
     for i, line in enumerate(lines):
         key = re.match(r"(\s*(?:- )?)(\w{4,}):", line)
@@ -91,8 +93,8 @@ def _misspelt(text: str, seed: int) -> Iterator[tuple[int, str, str]]:
                 yield i + 1, word, "\n".join(changed) + "\n"
 
 
-def test_nine_of_ten_misspelt_keys_get_the_right_suggestion(folder: Path) -> None:
-    """One letter less, two exchanged, or one more, in every key of a long configuration."""
+def test_nine_of_ten_misspelled_keys_get_the_right_suggestion(folder: Path) -> None:
+    """Drop one letter, exchange two, or add one, in every key of a long configuration."""
     (folder / "case.yaml").write_text(
         "extends: good.yaml\noptimizer: {name: adamw, schedule: {name: cosine}}\nevaluation: {early_stopping: {patience: 2}}\n"
     )
@@ -100,15 +102,15 @@ def test_nine_of_ten_misspelt_keys_get_the_right_suggestion(folder: Path) -> Non
     tried = right = 0
     for seed in range(3):
         for line, key, text in _misspelt(whole, seed):
-            found = [problem for problem in problems_of(text, folder) if problem.message.startswith(("unknown key", "reader digits takes no"))]
-            assert [problem.line for problem in found] == [line], text
+            problems = [problem for problem in problems_of(text, folder) if problem.message.startswith(("unknown key", "reader digits takes no"))]
+            assert [problem.line for problem in problems] == [line], text
             tried += 1
-            right += f'did you mean "{key}"' in found[0].message
+            right += f'did you mean "{key}"' in problems[0].message
     assert tried > 120 and right / tried >= 0.9, f"{right} of {tried}"
 
 
 def test_a_cut_off_file_never_passes_for_another(folder: Path) -> None:
-    """Any beginning of a file is either rejected, or gives what the whole one gives in all keys it still has."""
+    """Any prefix of a file is rejected, or its keys have the values of the whole file."""
     text = (folder / "good.yaml").read_text(encoding="utf-8")
     whole = load("good.yaml").plain
     for end in range(0, len(text), 7):

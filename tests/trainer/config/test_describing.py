@@ -1,4 +1,4 @@
-"""What is shown, described and documented is what is loaded."""
+"""Help, schema and documentation match the configurations that load."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXAMPLES = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re
 
 @pytest.fixture
 def lenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The first example of the page, in the current folder."""
+    """Write the first example of the page to the current folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     Path("lenet.yaml").write_text(EXAMPLES[0])
@@ -81,40 +81,40 @@ def test_the_command_shows_checks_and_describes(lenet: str, capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out) == schema()
 
 
-def test_help_imports_nothing_that_takes_long() -> None:
+def test_help_imports_no_slow_module() -> None:
     heavy = "('pydantic', 'numpy', 'yaml')"
     program = "import sys; from jobflow.cli import main\ntry: main(['config', '--help'])\n"
     program += f"except SystemExit: print([name for name in {heavy} if name in sys.modules])"
-    told = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert told.splitlines()[-1] == "[]"
+    output = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert output.splitlines()[-1] == "[]"
 
 
 # -------------------------------------------------------------------- JSON Schema
 
 
-def _fits(value: Any, wanted: dict[str, Any], definitions: dict[str, Any]) -> bool:
-    """The part of JSON Schema that is used."""
-    if "$ref" in wanted:
-        return _fits(value, definitions[wanted["$ref"].rpartition("/")[2]], definitions)
-    if not all(_fits(value, part, definitions) for part in wanted.get("allOf", ())):
+def _fits(value: Any, constraint: dict[str, Any], definitions: dict[str, Any]) -> bool:
+    """Return True if the value matches the constraint, for the subset of JSON Schema in use."""
+    if "$ref" in constraint:
+        return _fits(value, definitions[constraint["$ref"].rpartition("/")[2]], definitions)
+    if not all(_fits(value, part, definitions) for part in constraint.get("allOf", ())):
         return False
-    if "anyOf" in wanted and not any(_fits(value, choice, definitions) for choice in wanted["anyOf"]):
+    if "anyOf" in constraint and not any(_fits(value, choice, definitions) for choice in constraint["anyOf"]):
         return False
-    if ("const" in wanted and value != wanted["const"]) or ("enum" in wanted and value not in wanted["enum"]):
+    if ("const" in constraint and value != constraint["const"]) or ("enum" in constraint and value not in constraint["enum"]):
         return False
     kinds = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool, "null": type(None)}
-    kind = wanted.get("type")
+    kind = constraint.get("type")
     if kind and (not isinstance(value, kinds[kind]) or (isinstance(value, bool) and kind in ("integer", "number"))):
         return False
-    if isinstance(value, str) and "pattern" in wanted and not re.search(wanted["pattern"], value):
+    if isinstance(value, str) and "pattern" in constraint and not re.search(constraint["pattern"], value):
         return False
-    if isinstance(value, int | float) and not wanted.get("minimum", value) <= value <= wanted.get("maximum", value):
+    if isinstance(value, int | float) and not constraint.get("minimum", value) <= value <= constraint.get("maximum", value):
         return False
     if isinstance(value, list):
-        return all(_fits(entry, wanted["items"], definitions) for entry in value) if "items" in wanted else True
+        return all(_fits(entry, constraint["items"], definitions) for entry in value) if "items" in constraint else True
     if isinstance(value, dict):
-        known = wanted.get("properties", {})
-        if wanted.get("additionalProperties") is False and set(value) - set(known):
+        known = constraint.get("properties", {})
+        if constraint.get("additionalProperties") is False and set(value) - set(known):
             return False
         return all(_fits(entry, known[name], definitions) for name, entry in value.items() if name in known)
     return True
@@ -140,18 +140,18 @@ def _fits(value: Any, wanted: dict[str, Any], definitions: dict[str, Any]) -> bo
         ("lr: 0.1", False),
     ],
 )
-def test_the_schema_says_what_fits(text: str, fits: bool) -> None:
-    made = schema()
+def test_the_schema_accepts_valid_values(text: str, fits: bool) -> None:
+    document = schema()
     value = yaml.safe_load(text.replace("1e-3", "0.001"))  # a text to YAML 1.1
-    assert _fits(value, made, made["$defs"]) == fits
+    assert _fits(value, document, document["$defs"]) == fits
 
 
 def test_everything_is_described() -> None:
-    made = TrainConfig.model_json_schema()
-    sections = {"the top": made, **made["$defs"]}
+    document = TrainConfig.model_json_schema()
+    sections = {"the top": document, **document["$defs"]}
     bare = [f"{name}.{key}" for name, section in sections.items() for key, one in section.get("properties", {}).items() if not one.get("description")]
     assert bare == []
     # sections that are chosen by their name are described there, layers at their kind
-    kinds = [choice.get("$ref") for kind in made["$defs"]["Layer"]["properties"].values() for choice in kind["anyOf"]]
+    kinds = [choice.get("$ref") for kind in document["$defs"]["Layer"]["properties"].values() for choice in kind["anyOf"]]
     elsewhere = [name for name, section in sections.items() if "name" in section["properties"] or f"#/$defs/{name}" in kinds]
     assert [name for name, section in sections.items() if not section.get("description") and name not in elsewhere] == []

@@ -1,4 +1,4 @@
-"""A configuration is what its files and settings say, and says where each value is from."""
+"""Loading: the merge of files and settings, and the source of each value."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_origins_lead_through_files_settings_references_and_lists(tmp_path: Path
     assert loaded.files == (file, base) and loaded.config.name == "over" and loaded.config.data.evaluation_batch_size == 32
 
 
-def test_files_are_called_as_whoever_asked_for_them_calls_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_name_files_as_the_user_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs" / "deep").mkdir(parents=True)
     Path("configs/base.yaml").write_text(GOOD)
@@ -96,7 +96,7 @@ def test_what_settings_get_wrong_is_at_the_setting(tmp_path: Path) -> None:
     ]
 
 
-def test_nothing_outside_is_looked_at_unless_it_is_wanted(tmp_path: Path) -> None:
+def test_the_environment_is_checked_only_on_request(tmp_path: Path) -> None:
     before = list(sys.path)
     file = written(tmp_path, good=GOOD.replace("jobflow.models:lenet", "nowhere:net").replace("reader: digits", "reader: rods"))
     loaded = load(file, look_outside=False)
@@ -108,7 +108,7 @@ def test_nothing_outside_is_looked_at_unless_it_is_wanted(tmp_path: Path) -> Non
     sys.path[:] = before
 
 
-def test_builders_beside_the_file_are_found_and_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_builders_in_the_folder_of_the_file_are_imported_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = list(sys.path)
     monkeypatch.setattr(sys, "path", list(before))
     (tmp_path / "net_beside_the_file.py").write_text("def net(images, labels=None, *, classes: int = 10): ...\n")
@@ -120,11 +120,11 @@ def test_builders_beside_the_file_are_found_and_come_last(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(("setting", "package"), [("strategy.precision=bfloat16", "ml_dtypes"), ("logging.tensorboard=true", "tensorboardX")])
-def test_what_needs_a_package_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, package: str) -> None:
-    file, found = written(tmp_path, good=GOOD), importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: True if name == package else found(name, *rest))
+def test_a_missing_package_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, package: str) -> None:
+    file, find_spec = written(tmp_path, good=GOOD), importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: True if name == package else find_spec(name, *rest))
     load(file, [setting])
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == package else found(name, *rest))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == package else find_spec(name, *rest))
     with pytest.raises(ConfigErrors, match=rf"needs the package {package}: pip install"):
         load(file, [setting])
 

@@ -1,4 +1,4 @@
-"""Text -> tree -> one tree: what words mean, where they stand, and what lies over what."""
+"""Parsing and merging: values, their positions, and precedence."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_paths_of_keys_with_dots() -> None:
 
 
 def test_aliases_of_aliases_make_nothing_deeper_or_larger_than_may_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each line is short; what it stands for is 60 deeper, or ten times as large, as the line before."""
+    """Write short lines whose expansion is 60 levels deeper, or ten times as large, as the line before."""
     monkeypatch.setattr(reading, "MOST", 2000)  # it takes a while to count further
     for line, reason in (("[" * 60 + "{}" + "]" * 60, "more than 64 deep"), ("[" + "{}, " * 9 + "{}]", "multiply without end")):
         lines = ["a0: &a0 " + line.replace("{}", "1"), *(f"a{i}: &a{i} " + line.replace("{}", f"*a{i - 1}") for i in range(1, 7))]
@@ -132,8 +132,8 @@ def test_aliases_of_aliases_make_nothing_deeper_or_larger_than_may_be_written(mo
             tree_of("\n".join(lines))
 
 
-def test_no_more_problems_are_told_than_anybody_reads(tmp_path: Path) -> None:
-    """Nor looked for: each might be compared to all others."""
+def test_the_number_of_reported_problems_is_limited(tmp_path: Path) -> None:
+    """Checking stops at the limit too, because each problem might be compared with all others."""
     from jobflow.trainer.config import load
 
     strange = "\n".join(f"k{i}: ${{nothing{i}}}" for i in range(250))
@@ -150,7 +150,7 @@ _BITS += ["\n  ", "{a: 1}", ".nan", "-1", "010", "? ", "<<: ", "%", "@", "\u2028
 
 
 def test_any_text_is_accepted_or_rejected(tmp_path: Path) -> None:
-    """Texts of the corpus with pieces taken out, put in, and exchanged: there is no other way to fail."""
+    """Remove, insert and exchange pieces of the corpus: no other failure occurs."""
     from jobflow.trainer.config import load
 
     rng = random.Random(5)

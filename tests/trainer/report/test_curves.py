@@ -1,4 +1,4 @@
-"""Charts: what is measured is drawn, as one picture and for pages; nothing of matplotlib's global state is touched."""
+"""Charts of measured values, as one picture and for pages; matplotlib's global state does not change."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def _settings() -> dict[str, object]:
 
 def test_a_run_leaves_a_picture_and_nothing_global_changes(tmp_path: Path) -> None:
     settings, backend = _settings(), matplotlib.get_backend(auto_select=False)
-    watcher, run = Report(), info(tmp_path / "new")
-    drive(watcher, run)
+    report, run = Report(), info(tmp_path / "new")
+    drive(report, run)
     assert [file.name for file in run.output.iterdir()] == ["report.html"]
-    end(watcher, run)
+    end(report, run)
     width, height = size_of(run.output / "curves.png")
     assert width > 1000 and height == pytest.approx((2 * HEIGHT + 0.45) * DOTS, abs=2), "loss, accuracy, learning rate, speed: two by two"
     assert "matplotlib.pyplot" not in sys.modules
     assert _settings() == settings and matplotlib.get_backend(auto_select=False) == backend
 
 
-def test_a_run_that_fails_leaves_one_too_unless_it_did_nothing(tmp_path: Path) -> None:
+def test_a_failed_run_leaves_a_picture_if_it_had_steps(tmp_path: Path) -> None:
     for last, left in ((5, True), (0, False)):
-        watcher, run = Report(), info(tmp_path / str(last))
-        watcher.started(run)
+        report, run = Report(), info(tmp_path / str(last))
+        report.started(run)
         for number in range(1, last + 1):
-            watcher.step(run, step_of(number))
-        watcher.closed(run)
+            report.step(run, step_of(number))
+        report.closed(run)
         assert (run.output / "curves.png").exists() == left
     assert curves_png(History(), tmp_path / "none.png", "nothing") is None
 
@@ -72,9 +72,9 @@ def test_without_matplotlib_a_run_ends_before_it_begins(tmp_path: Path, monkeypa
 def test_curves_of_one_quantity_are_drawn_together(tmp_path: Path) -> None:
     history = History()
     drive(history, info(tmp_path))
-    found = {name: [curve.of for curve in curves] for name, curves in history.pictures()}
-    assert found == {"loss": ["train", "validation"], "accuracy": ["train", "validation"], RATE: ["train"], SPEED: ["train"]}
-    assert list(found) == ["loss", "accuracy", RATE, SPEED]
+    names_by_picture = {name: [curve.of for curve in curves] for name, curves in history.pictures()}
+    assert names_by_picture == {"loss": ["train", "validation"], "accuracy": ["train", "validation"], RATE: ["train"], SPEED: ["train"]}
+    assert list(names_by_picture) == ["loss", "accuracy", RATE, SPEED]
 
 
 def test_a_run_that_goes_on_shows_what_was_before(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_charts_of_pages_have_text_tooltips_and_the_colours_of_the_page() -> Non
 
 
 def test_names_are_text_and_no_formulas(tmp_path: Path) -> None:
-    """matplotlib takes what stands between dollars for mathematics."""
+    """matplotlib parses text between dollar signs as mathematics."""
     line = Line()
     for step in range(3):
         line.add(step, 0.5)

@@ -1,4 +1,4 @@
-"""What the trainer makes of a configuration names the lines of that file; what a builder makes names those of the builder."""
+"""Source lines of ops: lines of the configuration for the trainer's ops, lines of the builder for its ops."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def model(images, labels=None):
 
 
 def lines(file: Path) -> dict[str, str]:
-    """Of the train job, the line of every op by the op's name."""
+    """Return the line of every op of the train job by the op's name."""
     with prepared(load(file), only=("train",)) as run:
         job = run.train(50)
         graph = job.compile(run.session, job.declared_shapes(run.session), 0).graph
@@ -48,20 +48,20 @@ def lines(file: Path) -> dict[str, str]:
 
 def test_ops_of_listed_layers_are_at_the_lines_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "listed.yaml").write_text(LISTED)
-    found = lines(tmp_path / "listed.yaml")
-    assert found["dense2-matmul"] == found["dense2-activation"] == "listed.yaml:5" and found["dense3-matmul"] == "listed.yaml:6"
-    assert found["loss"] == "listed.yaml:7" and {where for name, where in found.items() if "adam" in name} == {"listed.yaml:12"}
-    assert all(where.startswith("listed.yaml:") for where in found.values())
+    where_of = lines(tmp_path / "listed.yaml")
+    assert where_of["dense2-matmul"] == where_of["dense2-activation"] == "listed.yaml:5" and where_of["dense3-matmul"] == "listed.yaml:6"
+    assert where_of["loss"] == "listed.yaml:7" and {where for name, where in where_of.items() if "adam" in name} == {"listed.yaml:12"}
+    assert all(where.startswith("listed.yaml:") for where in where_of.values())
 
 
 def test_ops_of_builders_are_at_their_own_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_lines.py").write_text(BUILDER)
     (tmp_path / "built.yaml").write_text(LISTED.replace(LISTED[LISTED.index("  layers") : LISTED.index("data:")], "  builder: own_lines:model\n"))
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    found = lines(tmp_path / "built.yaml")
+    where_of = lines(tmp_path / "built.yaml")
     sys.modules.pop("own_lines")
-    assert {where for name, where in found.items() if name.startswith("only-matmul")} == {"own_lines.py:6"}
-    assert {where for name, where in found.items() if "adam" in name} == {"built.yaml:8"}
+    assert {where for name, where in where_of.items() if name.startswith("only-matmul")} == {"own_lines.py:6"}
+    assert {where for name, where in where_of.items() if "adam" in name} == {"built.yaml:8"}
 
 
 def test_a_line_stands_for_what_is_above_it_only() -> None:

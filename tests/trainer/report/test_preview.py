@@ -1,4 +1,4 @@
-"""A dry run says what a run will be: its figures are those of the plans that ranks then bind, and nothing starts."""
+"""Dry runs: their figures equal the plans of the ranks, and nothing starts."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ def no_world(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "start", refuse)
 
 
-def test_a_preview_knows_sizes_and_steps(tmp_path: Path, no_world: None) -> None:
-    found = preview.preview(loaded(tmp_path))
+def test_a_preview_has_sizes_and_steps(tmp_path: Path, no_world: None) -> None:
+    plan = preview.preview(loaded(tmp_path))
     weights, biases = 64 * 32 + 32 * 10, 32 + 10
-    assert found.figures.parameters == weights + biases
-    assert found.figures.operations == 2 * 52 * (2 * 64 * 32 + 3 * 32 * 10), "forward, gradients of weights, and of the inner input"
-    assert found.figures.variable_bytes == pytest.approx(3 * 4 * (weights + biases), abs=64), "with the two moments of adam, and some scalars"
-    assert found.schedule == Schedule(SAMPLES, 52, 25, 50, None)
-    assert len(found.figures.ranks) == 2 and found.figures.kinds() != []
+    assert plan.figures.parameters == weights + biases
+    assert plan.figures.operations == 2 * 52 * (2 * 64 * 32 + 3 * 32 * 10), "forward, gradients of weights, and of the inner input"
+    assert plan.figures.variable_bytes == pytest.approx(3 * 4 * (weights + biases), abs=64), "with the two moments of adam, and some scalars"
+    assert plan.schedule == Schedule(SAMPLES, 52, 25, 50, None)
+    assert len(plan.figures.ranks) == 2 and plan.figures.kinds() != []
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_text_says_all_of_it(tmp_path: Path, no_world: None) -> None:
-    found = preview.preview(loaded(tmp_path, batch=51))
-    text = found.text()
+def test_the_text_has_all_figures(tmp_path: Path, no_world: None) -> None:
+    plan = preview.preview(loaded(tmp_path, batch=51))
+    text = plan.text()
     for words in (
         "small: 2 ranks: every batch is cut for 2 ranks (data parallel)",
         "2,410",
@@ -75,22 +75,22 @@ def test_the_text_says_all_of_it(tmp_path: Path, no_world: None) -> None:
     ):
         assert words in text
     assert max(map(len, text.splitlines())) < 170
-    assert found.schedule.last == SAMPLES % 51
+    assert plan.schedule.last == SAMPLES % 51
 
 
 @pytest.mark.parametrize(
     "strategy", ["{devices: 1}", "{devices: 2}", "{devices: 2, tensor: 2}", "{devices: 2, view: mirrored}", "{devices: 4, data: 2, tensor: 2}"]
 )
-def test_figures_are_those_of_what_ranks_bind(tmp_path: Path, strategy: str) -> None:
-    given = loaded(tmp_path, strategy)
-    with prepared(given, only=("train",)) as run:
-        found = preview_of(run)
+def test_figures_equal_the_plans_of_the_ranks(tmp_path: Path, strategy: str) -> None:
+    config = loaded(tmp_path, strategy)
+    with prepared(config, only=("train",)) as run:
+        preview_plan = preview_of(run)
         job = run.train(52)
         batch = run.samples["train"].read(np.arange(52))
         run.call(job, batch)
         assert run.session.world is not None
         plans = [next(e.plan for e in executors_of(rank).values()) for rank in run.session.world.ranks]
-        for plan, figure in zip(plans, found.figures.ranks, strict=True):
+        for plan, figure in zip(plans, preview_plan.figures.ranks, strict=True):
             bound = footprint(plan)
             assert figure.traffic == planned(plan)
             for category in ("variables", "optimizer state"):
@@ -140,28 +140,33 @@ SCHEDULE = Schedule(samples=1000, batch_size=64, steps_per_epoch=16, steps=160, 
         (replace(SCHEDULE, samples=None, last=None), changed(), []),
     ],
 )
-def test_batches_that_serve_badly_are_told(
+def test_unsuitable_batch_sizes_give_warnings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: Schedule, strategy: SimpleNamespace, words: list[str]
 ) -> None:
     monkeypatch.setattr(preview, "usable_cores", lambda: range(64))
-    found = list(warnings_of(small(tmp_path).figures, schedule, strategy))
-    assert len(found) == bool(words) and all(word in found[0] for word in words)
+    warnings = list(warnings_of(small(tmp_path).figures, schedule, strategy))
+    assert len(warnings) == bool(words) and all(word in warnings[0] for word in words)
 
 
-def test_machines_and_ranks_that_serve_badly_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsuitable_machines_and_ranks_give_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preview, "usable_cores", lambda: {0})
     monkeypatch.setattr(preview, "host_memory", lambda: 1000)
     ranks = small(tmp_path).figures.ranks
     idle = replace(small(tmp_path).figures, ranks=(ranks[0], replace(ranks[1], computing=0)))
-    found = list(warnings_of(idle, SCHEDULE, changed()))
-    assert len(found) == 3 and "rank 1 compute nothing" in found[0] and "2 ranks for 1 cores" in found[1] and "this machine has 1000 B" in found[2]
+    warnings = list(warnings_of(idle, SCHEDULE, changed()))
+    assert (
+        len(warnings) == 3
+        and "rank 1 compute nothing" in warnings[0]
+        and "2 ranks for 1 cores" in warnings[1]
+        and "this machine has 1000 B" in warnings[2]
+    )
 
 
 def test_too_little_shared_memory_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preview, "usable_cores", lambda: range(64))
     monkeypatch.setenv("JOBFLOW_SHARED_MIB", "0.01")
-    (found,) = warnings_of(small(tmp_path).figures, SCHEDULE, changed())
-    assert "too little shared memory: /dev/shm has" in found and "JOBFLOW_SHARED_MIB allows 0.01 MiB" in found
+    (warning,) = warnings_of(small(tmp_path).figures, SCHEDULE, changed())
+    assert "too little shared memory: /dev/shm has" in warning and "JOBFLOW_SHARED_MIB allows 0.01 MiB" in warning
 
 
 def small(folder: Path) -> Preview:
@@ -174,6 +179,6 @@ _SMALL: list[Preview] = []
 
 
 def test_the_environment_is_named() -> None:
-    found = environment(2)
-    assert found["NumPy"] == np.__version__ and "usable of" in found["cores"] and found["ranks"] == "2 (threads)" and found["BLAS"]
+    facts = environment(2)
+    assert facts["NumPy"] == np.__version__ and "usable of" in facts["cores"] and facts["ranks"] == "2 (threads)" and facts["BLAS"]
     assert "ranks" not in environment()

@@ -1,4 +1,4 @@
-"""Progress: plain lines say how far a run is; a bar fits its terminal, and gives it back whatever happens."""
+"""Progress: plain lines have the state of the run; a bar fits its terminal and restores it in every case."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is one."""
+    """A stream whose isatty is True."""
 
     encoding = "utf-8"
 
@@ -28,9 +28,9 @@ class Terminal(io.StringIO):
 
 def shown(mode: Mode, tmp_path: Path, every: int = 50, stream: io.StringIO | None = None) -> str:
     out = stream or io.StringIO()
-    watcher, run = Progress(mode, every, out), info(tmp_path)
-    drive(watcher, run)
-    end(watcher, run)
+    progress, run = Progress(mode, every, out), info(tmp_path)
+    drive(progress, run)
+    end(progress, run)
     return out.getvalue()
 
 
@@ -46,10 +46,10 @@ def test_plain_lines_come_when_they_are_due(tmp_path: Path) -> None:
 
 def test_a_plain_line_has_the_numbers_of_its_step(tmp_path: Path) -> None:
     out = io.StringIO()
-    watcher, run = Progress("plain", 4, out), info(tmp_path, steps=8)
-    watcher.started(run)
+    progress, run = Progress("plain", 4, out), info(tmp_path, steps=8)
+    progress.started(run)
     for number in range(1, 9):
-        watcher.step(run, step_of(number, loss=float(number), metrics={}))
+        progress.step(run, step_of(number, loss=float(number), metrics={}))
     assert re.findall(r"loss ([\d.]+)", out.getvalue()) == ["1", "4", "8"]
 
 
@@ -76,9 +76,9 @@ def test_a_bar_fits_any_width(tmp_path: Path, encoding: str, monkeypatch: pytest
         monkeypatch.setenv("COLUMNS", str(width))
         stream = Terminal()
         stream.encoding = encoding
-        watcher, run = Progress("bar", stream=stream), info(tmp_path, per_epoch=20)
-        drive(watcher, run, last=30)
-        watcher.closed(run)
+        bar, run = Progress("bar", stream=stream), info(tmp_path, per_epoch=20)
+        drive(bar, run, last=30)
+        bar.closed(run)
         lines = re.split("[\r\n]+", CODES.sub("", stream.getvalue()).rstrip())
         assert all(cell_len(line) <= width for line in lines if "validation" not in line), width
         texts[width] = lines[-1]
@@ -88,38 +88,38 @@ def test_a_bar_fits_any_width(tmp_path: Path, encoding: str, monkeypatch: pytest
     assert "validation loss 0.8358, accuracy 72.1 %" in texts[200] and "lr 0.001" in texts[200]
 
 
-def test_what_is_printed_stands_above_the_bar(tmp_path: Path) -> None:
+def test_output_is_printed_above_the_bar(tmp_path: Path) -> None:
     stream, before = Terminal(), sys.stdout
-    watcher, run = Progress("bar", stream=stream), info(tmp_path)
-    drive(watcher, run, last=50)
+    progress, run = Progress("bar", stream=stream), info(tmp_path)
+    drive(progress, run, last=50)
     print("a line of the program")
-    end(watcher, run)
+    end(progress, run)
     assert sys.stdout is before
     text = CODES.sub("", stream.getvalue())
     assert "\ra line of the program\n" in text and "\rstep 40: validation loss 0.3707, accuracy 87.6 %\n" in text
     assert text.splitlines()[-1].startswith("done: step 120")
 
 
-def test_the_terminal_is_given_back_after_an_error(tmp_path: Path) -> None:
+def test_the_terminal_is_restored_after_an_error(tmp_path: Path) -> None:
     stream, before = Terminal(), sys.stdout
-    watcher, run = Progress("bar", stream=stream), info(tmp_path)
-    drive(watcher, run, last=3)
+    progress, run = Progress("bar", stream=stream), info(tmp_path)
+    drive(progress, run, last=3)
     hidden = stream.getvalue().rfind("\x1b[?25l")
-    watcher.closed(run)
-    watcher.closed(run)
+    progress.closed(run)
+    progress.closed(run)
     assert sys.stdout is before and stream.getvalue().rfind("\x1b[?25h") > hidden >= 0
     Progress("bar", stream=stream).closed(run)  # nothing had begun
 
 
-def test_the_time_left_is_that_of_the_steps_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_left_is_the_time_of_the_remaining_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(progress, "perf_counter", lambda: now[0])
     out = io.StringIO()
-    watcher, run = Progress("plain", 1, out), info(tmp_path)
-    watcher.started(run)
+    plain, run = Progress("plain", 1, out), info(tmp_path)
+    plain.started(run)
     now[0] = 100.0  # the first step compiles
     for number in range(1, 22):
-        watcher.step(run, step_of(number, seconds=100.0 if number == 1 else 2.0))
+        plain.step(run, step_of(number, seconds=100.0 if number == 1 else 2.0))
         now[0] += 2.0
     first, second, *_, last = [line for line in out.getvalue().splitlines() if line.startswith("step ")]
     assert "left" not in first and "0.16 samples/s" in first and "8 samples/s" in second
@@ -128,7 +128,7 @@ def test_the_time_left_is_that_of_the_steps_to_come(tmp_path: Path, monkeypatch:
 
 def test_a_stream_has_no_number_of_epochs(tmp_path: Path) -> None:
     out = io.StringIO()
-    watcher, run = Progress("plain", 1, out), info(tmp_path, per_epoch=0)
-    watcher.started(run)
-    watcher.step(run, step_of(1))
+    progress, run = Progress("plain", 1, out), info(tmp_path, per_epoch=0)
+    progress.started(run)
+    progress.step(run, step_of(1))
     assert "  epoch 1  " in out.getvalue()

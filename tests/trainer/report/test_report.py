@@ -1,4 +1,4 @@
-"""The page: whole, self-contained HTML that says what was run and how it went, and lies about nothing when it went wrong."""
+"""The page: self-contained HTML with the configuration and the course of a run, also after failures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VOID, CLOSED = {"meta"}, {"path", "use", "rect", "g"}
 
 
 class Reader(HTMLParser):
-    """The text of a page by section; AssertionError if tags are not closed in order, or anything outside is referred to."""
+    """A parser of a page's text by section; AssertionError for unbalanced tags and external references."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -40,13 +40,13 @@ class Reader(HTMLParser):
         assert self.open == [], self.open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        assert tag not in ("script", "link", "iframe", "img") and "src" not in given and not any(name.startswith("on") for name in given)
+        attributes = dict(attrs)
+        assert tag not in ("script", "link", "iframe", "img") and "src" not in attributes and not any(name.startswith("on") for name in attributes)
         if tag == "a":
-            assert given["href"] is not None and given["href"].startswith("#")
-            self.anchors.append(given["href"][1:])
+            assert attributes["href"] is not None and attributes["href"].startswith("#")
+            self.anchors.append(attributes["href"][1:])
         if tag == "section":
-            self._here = str(given["id"])
+            self._here = str(attributes["id"])
         if tag not in VOID:
             self.open.append(tag)
 
@@ -66,25 +66,25 @@ class Reader(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Reader]:
-    """The page of a run that ended well."""
-    said: list[str] = []
+def page_of_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Reader]:
+    """Return the page of a successful run."""
+    notices: list[str] = []
     folder = tmp_path_factory.mktemp("run")
-    watcher, run = Report(announce=said.append), info(folder / "out")
-    drive(watcher, run)
+    report, run = Report(announce=notices.append), info(folder / "out")
+    drive(report, run)
     saved = folder / "out" / "checkpoints" / "step-00000080"
     saved.mkdir(parents=True)
     (saved / "data").write_bytes(bytes(2048))
-    watcher.saved(run, folder / "out" / "checkpoints" / "step-00000040")
-    watcher.saved(run, saved)
-    end(watcher, run)
-    assert said == [f"report: {folder / 'out' / 'report.html'}"]
+    report.saved(run, folder / "out" / "checkpoints" / "step-00000040")
+    report.saved(run, saved)
+    end(report, run)
+    assert notices == [f"report: {folder / 'out' / 'report.html'}"]
     text = (folder / "out" / "report.html").read_text(encoding="utf-8")
     return text, Reader(text)
 
 
-def test_a_page_stands_alone_and_is_whole(made: tuple[str, Reader]) -> None:
-    text, page = made
+def test_a_page_stands_alone_and_is_whole(page_of_run: tuple[str, Reader]) -> None:
+    text, page = page_of_run
     assert page.anchors == [name for name in page.sections if name] == ["result", "curves", "time", "checkpoints", "configuration", "environment"]
     assert not re.search(r"(?:src|url|@import|href)\s*[=(]\s*[\"']?\s*(?:https?:)?//", text), "nothing is fetched"
     assert "prefers-color-scheme:dark" in text and 'name="viewport"' in text and "overflow-x:auto" in text
@@ -92,8 +92,8 @@ def test_a_page_stands_alone_and_is_whole(made: tuple[str, Reader]) -> None:
     assert not re.search(r"\bnan\b|\binf\b|None", text.split("</style>")[1])
 
 
-def test_result_time_and_checkpoints(made: tuple[str, Reader]) -> None:
-    _, page = made
+def test_result_time_and_checkpoints(page_of_run: tuple[str, Reader]) -> None:
+    _, page = page_of_run
     result, time = page.words("result"), page.words("time")
     assert "steps 120 of 120; 3 epochs" in result and "1,600 samples/s" in result
     assert "validation accuracy 96.5 % best 96.5 % at step 120" in result
@@ -101,8 +101,8 @@ def test_result_time_and_checkpoints(made: tuple[str, Reader]) -> None:
     assert "40 checkpoints/step-00000040 removed by retention 80 checkpoints/step-00000080 2.0 KiB" in page.words("checkpoints")
 
 
-def test_every_value_of_the_configuration_has_its_place(made: tuple[str, Reader]) -> None:
-    _, page = made
+def test_every_value_of_the_configuration_has_its_place(page_of_run: tuple[str, Reader]) -> None:
+    _, page = page_of_run
     words = page.words("configuration")
     for key, _ in leaves(PLAIN):
         assert key in words
@@ -113,8 +113,8 @@ def test_every_value_of_the_configuration_has_its_place(made: tuple[str, Reader]
     )
 
 
-def test_pictures_show_what_was_measured(made: tuple[str, Reader]) -> None:
-    text, page = made
+def test_pictures_show_what_was_measured(page_of_run: tuple[str, Reader]) -> None:
+    text, page = page_of_run
     assert all(name in page.words("curves") for name in ("loss", "accuracy", "learning rate", "samples per second", "train", "validation"))
     assert text.count("<svg") == 5 and len(re.findall(r"<title>step \d+: [\d.]+</title>", text)) == 6, (
         "four curves and the times of steps; three evaluations of two metrics"
@@ -124,26 +124,26 @@ def test_pictures_show_what_was_measured(made: tuple[str, Reader]) -> None:
 @pytest.mark.parametrize(
     ("stopped", "word"), [("early", "stopped early"), ("interrupt", "interrupted"), ("terminated", "terminated"), ("nan", "not finite")]
 )
-def test_other_ends_are_named(tmp_path: Path, stopped: str, word: str) -> None:
-    watcher, run = Report(tmp_path / "page.html"), info(tmp_path, first=45)
-    watcher.started(run)
-    end(watcher, run, stopped=stopped, message="because of this & that")
+def test_other_endings_are_named(tmp_path: Path, stopped: str, word: str) -> None:
+    report, run = Report(tmp_path / "page.html"), info(tmp_path, first=45)
+    report.started(run)
+    end(report, run, stopped=stopped, message="because of this & that")
     page = Reader((tmp_path / "page.html").read_text())
     assert word in page.words("") and "because of this & that" in page.words("result") and "45 of 120" in page.words("result")
 
 
 @pytest.mark.parametrize("last", [0, 2])
-def test_a_run_that_fails_has_a_page_that_says_why(tmp_path: Path, last: int) -> None:
-    watcher, run = Report(tmp_path / "page.html"), info(tmp_path)
+def test_the_page_of_a_failed_run_has_the_reason(tmp_path: Path, last: int) -> None:
+    report, run = Report(tmp_path / "page.html"), info(tmp_path)
     with pytest.raises(ValueError, match="disk"):
         try:
-            watcher.started(run)
+            report.started(run)
             for number in range(1, last + 1):
-                watcher.step(run, step_of(number))
+                report.step(run, step_of(number))
             raise ValueError("the <disk> is full")
         finally:
-            watcher.closed(run)
-            watcher.closed(run)
+            report.closed(run)
+            report.closed(run)
     page = Reader((tmp_path / "page.html").read_text())
     assert "failed" in page.words("") and "ValueError: the <disk> is full" in page.words("result")
     assert ("time" in page.sections) == (last > 0)
@@ -164,16 +164,16 @@ def test_the_parts_of_the_time_add_up(tmp_path: Path) -> None:
     assert parts["saving and all else"] == pytest.approx(2.0) and parts["evaluation"] == 0.05
 
 
-def test_a_page_that_cannot_be_written_fails_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unwritable_page_does_not_fail_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("no folder")
-    said: list[str] = []
+    notices: list[str] = []
     run = info(tmp_path / "file" / "out")
-    watcher = Report(announce=said.append)
-    drive(watcher, run, last=3)
-    end(watcher, run)
-    assert said == []
-    told = capsys.readouterr().err
-    assert f"jobflow: {tmp_path / 'file' / 'out' / 'report.html'} could not be written: " in told and "curves.png could not be written: " in told
+    report = Report(announce=notices.append)
+    drive(report, run, last=3)
+    end(report, run)
+    assert notices == []
+    output = capsys.readouterr().err
+    assert f"jobflow: {tmp_path / 'file' / 'out' / 'report.html'} could not be written: " in output and "curves.png could not be written: " in output
 
 
 @pytest.fixture
@@ -195,13 +195,13 @@ def traced(tmp_path: Path) -> Iterator[tuple[Any, Tracing]]:
     yield train, tracing
 
 
-def test_memory_communication_and_profile_are_those_of_the_job(tmp_path: Path, traced: tuple[Any, Tracing]) -> None:
+def test_memory_communication_and_profile_are_of_the_job(tmp_path: Path, traced: tuple[Any, Tracing]) -> None:
     train, tracing = traced
     session, job = current_session(), job_of(train)
     compiled = session.compiled(job, job.declared_shapes(session))
-    watcher, run = Report(tmp_path / "page.html", traced=lambda: tracing.traced), info(tmp_path, compiled=lambda: compiled)
-    drive(watcher, run)
-    end(watcher, run)
+    report, run = Report(tmp_path / "page.html", traced=lambda: tracing.traced), info(tmp_path, compiled=lambda: compiled)
+    drive(report, run)
+    end(report, run)
     page = Reader((tmp_path / "page.html").read_text(encoding="utf-8"))
     figures = figures_of(compiled.programs, io_buffers=True, target=session.target())
     assert size_text(figures.largest) in page.words("memory") and "optimizer state" in page.words("memory")

@@ -1,4 +1,4 @@
-"""docs/reports.md: its program runs, its options exist, and the lines it shows look like those that are printed."""
+"""docs/reports.md: its program runs, its options exist, and its lines look like the printed lines."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
 
 
-def test_the_watcher_of_the_page_watches(tmp_path: Path) -> None:
+def test_the_callback_of_the_page_runs(tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict[str, type[Watcher]] = {}
     exec(program, names)
-    watcher, run = names["Slowest"](), info(tmp_path)
-    drive(watcher, run)
-    end(watcher, run)
-    assert vars(watcher) == {"seconds": 0.01}
+    callback, run = names["Slowest"](), info(tmp_path)
+    drive(callback, run)
+    end(callback, run)
+    assert vars(callback) == {"seconds": 0.01}
 
 
 def test_categories_and_options_are_named() -> None:

@@ -1,4 +1,4 @@
-"""Traces are right by the trace event format, tell computing, communicating and waiting apart, and leave no trace in what runs."""
+"""Traces: the trace event format, separate computing, communication and waiting, and no effect on results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import processes
 import pytest
-from trace_format import checked
+from trace_format import check_trace
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -52,32 +52,32 @@ LABELS = np.arange(8) % 4
 
 
 def losses(path: Path | None, devices: int, steps: int = 8) -> tuple[list[float], Tracing | None]:
-    """Train, recorded if there is a path; another job runs in between."""
+    """Train, traced if a path is passed; another job runs in between."""
     flow.clear_default_session()
     flow.config.cpu_device_num(devices)
     train, evaluate = job()
     tracing = None if path is None else Tracing(path, first=3, steps=4)
-    found = []
+    history = []
     for step in range(1, steps + 1):
         if tracing is not None:
             tracing.before(step)
-        found.append(float(train(X, LABELS).mean()))
+        history.append(float(train(X, LABELS).mean()))
         if step in (4, 5):
             evaluate(X)
         if tracing is not None:
             tracing.after(step)
     if tracing is not None:
         tracing.close()
-    return found, tracing
+    return history, tracing
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_a_trace_of_threads_is_right(tmp_path: Path, devices: int) -> None:
     bare, _ = losses(None, devices)
-    found, tracing = losses(tmp_path / "deep" / "trace.json", devices)
-    assert found == bare, "recording changes no number"
+    traced, tracing = losses(tmp_path / "deep" / "trace.json", devices)
+    assert traced == bare, "recording changes no number"
     assert tracing is not None and tracing.traced is not None
-    slices = checked(tmp_path / "deep" / "trace.json", devices, [3, 4, 5, 6])
+    slices = check_trace(tmp_path / "deep" / "trace.json", devices, [3, 4, 5, 6])
     assert {event["cat"] for event in slices} >= ({"step", "compute", "communication"} if devices > 1 else {"step", "compute"})
     others = [event["name"] for event in slices if event["cat"] == "step" and "evaluate" in event["name"] and event["tid"] == 0]
     assert others == ["evaluate: run 1", "evaluate: run 2"]
@@ -145,7 +145,7 @@ def test_what_was_never_begun_ends_without_a_file(tmp_path: Path) -> None:
     assert tracing.traced is None and not (tmp_path / "trace.json").exists()
 
 
-def test_what_failed_on_a_rank_is_not_in_its_track(tmp_path: Path) -> None:
+def test_a_failed_step_is_not_in_the_track_of_its_rank(tmp_path: Path) -> None:
     flow.config.cpu_device_num(2)
 
     @flow.global_function()
@@ -159,15 +159,15 @@ def test_what_failed_on_a_rank_is_not_in_its_track(tmp_path: Path) -> None:
     tracing.before(1)
     check(np.ones(4, np.float32))
     executor = next(iter(executors_of(world.ranks[1]).values()))
-    kept = list(executor.body)
+    body = list(executor.body)
     executor.body[:] = [(_fail, ())]
     with pytest.raises(flow.errors.JobflowError, match="planned"):
         check(np.ones(4, np.float32))
-    executor.body[:] = kept
+    executor.body[:] = body
     check(np.ones(4, np.float32))
     tracing.after(2)
     tracing.close()
-    slices = checked(tmp_path / "trace.json", 2, None)
+    slices = check_trace(tmp_path / "trace.json", 2, None)
     assert len([event for event in slices if event["tid"] == 1 and event["cat"] == "step"]) == 2
 
 
@@ -179,15 +179,15 @@ def _offset(rank: Rank, machine: str | None) -> float:
     return offset(rank.comm, machine or "one", lambda: time.perf_counter() + AHEAD[rank.index])
 
 
-def test_clocks_of_machines_are_brought_together() -> None:
+def test_clocks_of_machines_are_aligned() -> None:
     flow.config.cpu_device_num(3)
     world = current_session().start()
-    apart = world.call(_offset, ["here", "there", "elsewhere"])
-    np.testing.assert_allclose(apart, [-ahead for ahead in AHEAD], atol=0.02)
+    offsets = world.call(_offset, ["here", "there", "elsewhere"])
+    np.testing.assert_allclose(offsets, [-ahead for ahead in AHEAD], atol=0.02)
     assert world.call(_offset) == [0.0, 0.0, 0.0], "one machine has one clock"
 
 
-def test_waits_that_are_noticed_in_pieces_are_one() -> None:
+def test_consecutive_waits_are_merged() -> None:
     assert list(joined([(0.0, 0.1), (0.1000001, 0.2), (0.5, 0.9)], stop=0.8)) == [(0.0, 0.2), (0.5, 0.8)]
     assert list(joined([], stop=1.0)) == []
 
@@ -201,7 +201,7 @@ def test_the_checker_refuses_what_is_wrong(tmp_path: Path) -> None:
         wrong["traceEvents"][last].update(change)
         (tmp_path / "wrong.json").write_text(json.dumps(wrong))
         with pytest.raises(AssertionError):
-            checked(tmp_path / "wrong.json", 2, [3, 4, 5, 6])
+            check_trace(tmp_path / "wrong.json", 2, [3, 4, 5, 6])
 
 
 @pytest.mark.mpi

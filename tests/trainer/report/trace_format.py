@@ -1,4 +1,4 @@
-"""What a trace must be: the trace event format, and the laws of ours."""
+"""Checks of a trace: the trace event format, and jobflow's rules."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ CATEGORIES = {"step", "compute", "communication", "waiting"}
 ROUNDING = 0.002
 
 
-def checked(path: Path, ranks: int, steps: list[int] | None) -> list[dict[str, Any]]:
-    """The slices of a trace file, which is right: AssertionError if it is not.
+def check_trace(path: Path, ranks: int, steps: list[int] | None) -> list[dict[str, Any]]:
+    """Return the slices of a valid trace file; raise AssertionError for an invalid one.
 
-    A JSON object with "traceEvents"; each has name, phase, process and thread; complete events a begin and a length.  One thread per rank, with a
-    name; on each, slices nest; a step holds its calls, a communication its waits.
+    A trace is a JSON object with "traceEvents"; each event has name, phase, process and thread.
+
+    Complete events have begin and length, and each rank has one named thread.
+
+    Slices nest on a thread: a step holds calls, a communication holds waits.
     """
     whole = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
     assert isinstance(whole, dict) and whole["displayTimeUnit"] in ("ms", "ns")
@@ -31,8 +34,8 @@ def checked(path: Path, ranks: int, steps: list[int] | None) -> list[dict[str, A
     for rank in range(ranks):
         own = [event for event in slices if event["tid"] == rank]
         _check_nesting(own)
-        numbers = [int(e["name"].split()[-1]) for e in own if e["cat"] == "step" and " step " in e["name"]]
-        assert steps is None or numbers == steps, (rank, numbers)
+        step_numbers = [int(e["name"].split()[-1]) for e in own if e["cat"] == "step" and " step " in e["name"]]
+        assert steps is None or step_numbers == steps, (rank, step_numbers)
     return slices
 
 
@@ -51,7 +54,7 @@ def _is_event(event: Mapping[str, Any]) -> bool:
 
 
 def _check_nesting(slices: list[dict[str, Any]]) -> None:
-    """Each slice lies within the one that was begun before and has not ended; which may be what where."""
+    """Check that each slice is inside the open slice before it, in a category that may hold it."""
     holders = {"step": None, "compute": "step", "communication": "step", "waiting": "communication"}
     open_: list[dict[str, Any]] = []
     for event in sorted(slices, key=lambda e: (e["ts"], -e["dur"], len(_holders(holders, e["cat"])))):
@@ -65,10 +68,10 @@ def _check_nesting(slices: list[dict[str, Any]]) -> None:
 
 
 def _holders(holders: Mapping[str, str | None], category: str) -> list[str]:
-    found = holders[category]
-    return [] if found is None else [found, *_holders(holders, found)]
+    holder = holders[category]
+    return [] if holder is None else [holder, *_holders(holders, holder)]
 
 
 def _inside(event: Mapping[str, Any], holder: Mapping[str, Any], holders: Mapping[str, str | None]) -> bool:
-    """An event of no length at the very end of what may hold it."""
+    """Return True for an event of length zero at the end of a slice that may hold it."""
     return holders[event["cat"]] == holder["cat"] and event["ts"] + event["dur"] <= holder["ts"] + holder["dur"] + ROUNDING

@@ -1,4 +1,4 @@
-"""A run that was not run: reports as a loop would give them."""
+"""A simulated run: reports as the loop would send them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ORIGINS = {
 
 
 @dataclass
-class Said:
+class SourcedConfig:
     """A configuration with its sources."""
 
     plain: dict[str, Any] = field(default_factory=lambda: PLAIN)
@@ -46,7 +46,7 @@ class Said:
 
 @dataclass
 class Finished:
-    """How it ended."""
+    """The outcome of a run."""
 
     step: int = 120
     epoch: int = 3
@@ -56,12 +56,18 @@ class Finished:
 
 
 def info(output: Path, *, steps: int = 120, first: int = 0, per_epoch: int = 40, compiled: Callable[[], Compiled | None] = lambda: None) -> RunInfo:
-    return RunInfo(PLAIN["name"], Said(), output, 2, steps, first, per_epoch, 40 * 16, 16, None, compiled)
+    return RunInfo(PLAIN["name"], SourcedConfig(), output, 2, steps, first, per_epoch, 40 * 16, 16, None, compiled)
 
 
 def step_of(number: int, per_epoch: int = 40, **changes: Any) -> StepReport:
-    given = {"loss": 2.0 * math.exp(-number / 20), "metrics": {"accuracy": 1 - math.exp(-number / 20)}, "seconds": 0.01, "samples": 16, "rate": 0.001}
-    return StepReport(**{"step": number, "epoch": (number - 1) // per_epoch, **given, "waited": 0.001, **changes})
+    values = {
+        "loss": 2.0 * math.exp(-number / 20),
+        "metrics": {"accuracy": 1 - math.exp(-number / 20)},
+        "seconds": 0.01,
+        "samples": 16,
+        "rate": 0.001,
+    }
+    return StepReport(**{"step": number, "epoch": (number - 1) // per_epoch, **values, "waited": 0.001, **changes})
 
 
 def evaluation_of(number: int, per_epoch: int = 40) -> EvaluationReport:
@@ -69,15 +75,15 @@ def evaluation_of(number: int, per_epoch: int = 40) -> EvaluationReport:
     return EvaluationReport(number, number // per_epoch, {"validation/loss": loss, "validation/accuracy": 1 - loss / 3}, 0.05, 64)
 
 
-def drive(watcher: Watcher, run: RunInfo, last: int | None = None) -> None:
-    """All that happens from the start to step `last`, without an end."""
-    watcher.started(run)
+def drive(callback: Watcher, run: RunInfo, last: int | None = None) -> None:
+    """Send all events from the start to step `last`, without an end."""
+    callback.started(run)
     for number in range(run.first_step + 1, (last or run.steps) + 1):
-        watcher.step(run, step_of(number))
+        callback.step(run, step_of(number))
         if number % run.steps_per_epoch == 0:
-            watcher.evaluated(run, evaluation_of(number))
+            callback.evaluated(run, evaluation_of(number))
 
 
-def end(watcher: Watcher, run: RunInfo, **outcome: Any) -> None:
-    watcher.finished(run, Finished(**outcome))
-    watcher.closed(run)
+def end(callback: Watcher, run: RunInfo, **outcome: Any) -> None:
+    callback.finished(run, Finished(**outcome))
+    callback.closed(run)

@@ -1,4 +1,4 @@
-"""Builders for the corpus: only their signatures matter."""
+"""Builders for the corpus; only their signatures matter."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Head(TypedDict):
 
 @dataclass
 class Body:
-    """As an argument."""
+    """A type of arguments."""
 
     depth: int
     width: float = 1.0
@@ -50,7 +50,7 @@ number = 3
 
 
 class Groups:
-    """A place for a builder."""
+    """A namespace with a builder."""
 
     @staticmethod
     def net(images: Any, labels: Any = None, *, classes: int = 10) -> dict[str, Any]:

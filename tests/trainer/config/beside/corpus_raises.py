@@ -1,3 +1,3 @@
-"""Cannot be imported: it raises."""
+"""A module whose import raises."""
 
 raise RuntimeError("no such data")

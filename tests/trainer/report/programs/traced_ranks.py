@@ -1,4 +1,4 @@
-"""Under mpiexec: a job is recorded by all ranks; rank 0 checks what comes out.  Arguments: the file, and "multi" if every rank is a client."""
+"""A program under mpiexec whose job all ranks trace; rank 0 checks the file. Arguments: the file, and "multi" if every rank is a client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jobflow.typing as tp
 from jobflow.trainer.chrome_trace import Tracing
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from trace_format import checked
+from trace_format import check_trace
 
 SLOW = 0.02
 MULTI = sys.argv[2] == "multi"
@@ -42,7 +42,7 @@ for step in range(1, 9):
     tracing.after(step)
 tracing.close()
 if tracing.traced is not None:
-    slices = checked(Path(sys.argv[1]), 2, [3, 4, 5, 6])
+    slices = check_trace(Path(sys.argv[1]), 2, [3, 4, 5, 6])
     waited = tracing.traced.parts()[0]["waiting"]
     assert any(event["cat"] == "waiting" for event in slices)
     assert not MULTI or waited > 3 * SLOW, waited

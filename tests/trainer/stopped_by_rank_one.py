@@ -1,4 +1,4 @@
-"""A rank of a run in which rank 1 alone is sent SIGTERM, in its third step; argument: the configuration, and settings."""
+"""A rank of a run in which only rank 1 receives SIGTERM, in its third step; arguments: the configuration, and settings."""
 
 from __future__ import annotations
 
