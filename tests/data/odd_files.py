@@ -26,44 +26,44 @@ def by_turns(*dimensions: Sequence[Any], ids: Callable[[Any], str] = str) -> lis
     needed = {tuple(k % len(values) for values in dimensions) for k in range(max(map(len, dimensions)))}
     places = product(*(range(len(values)) for values in dimensions))
     return [
-        pytest.param(*values, id="-".join(map(ids, values)), marks=[] if place in needed else [pytest.mark.full])
-        for place, values in zip(places, product(*dimensions), strict=True)
+        pytest.param(*values, id="-".join(map(ids, values)), marks=[] if index in needed else [pytest.mark.full])
+        for index, values in zip(places, product(*dimensions), strict=True)
     ]
 
 
 def opened(name: str, **arguments: Any) -> Samples:
-    found = open_reader(name, **arguments)
-    assert isinstance(found, Samples)
-    return found
+    samples = open_reader(name, **arguments)
+    assert isinstance(samples, Samples)
+    return samples
 
 
 def column(reader: str, folder: Path, values: Iterable[Any], dtype: str, name: str = "x") -> Samples:
     """Samples with one field of these values, in the type that NumPy gives them in a file, read as `dtype`."""
-    numbers, path = list(values), folder / f"odd.{reader}"
-    given: dict[str, Any] = {"path": str(path), "dtypes": {name: dtype}}
+    listed, path = list(values), folder / f"odd.{reader}"
+    options: dict[str, Any] = {"path": str(path), "dtypes": {name: dtype}}
     if reader == "numpy":
         path = folder / "odd.npz"
-        np.savez(path, **{name: np.array(numbers)})
-        return opened("numpy", **(given | {"path": str(path)}))
+        np.savez(path, **{name: np.array(listed)})
+        return opened("numpy", **(options | {"path": str(path)}))
     if reader == "parquet":
-        parquet.write_table(arrow.table({"c": arrow.array(np.array(numbers))}), path)
-        return opened("parquet", fields={name: "c"}, **given)
+        parquet.write_table(arrow.table({"c": arrow.array(np.array(listed))}), path)
+        return opened("parquet", fields={name: "c"}, **options)
     if reader == "csv":
-        path.write_text("c\n" + "".join(f"{value}\n" for value in numbers))
-        return opened("csv", fields={name: "c"}, **given)
-    path.write_bytes(records(name, numbers))
-    return opened("ofrecord", **given)
+        path.write_text("c\n" + "".join(f"{value}\n" for value in listed))
+        return opened("csv", fields={name: "c"}, **options)
+    path.write_bytes(records(name, listed))
+    return opened("ofrecord", **options)
 
 
-def records(name: str, numbers: Sequence[Any]) -> bytes:
+def records(name: str, values: Sequence[Any]) -> bytes:
     """An OFRecord file with one number in each record."""
-    found, kind = b"", "int64_list" if all(isinstance(number, int) for number in numbers) else "double_list"
-    for number in numbers:
+    framed, kind = b"", "int64_list" if all(isinstance(number, int) for number in values) else "double_list"
+    for number in values:
         message = record_classes()["OFRecord"]()
         getattr(message.feature[name], kind).value.append(number)
         content = message.SerializeToString()
-        found += struct.pack("<q", len(content)) + content
-    return found
+        framed += struct.pack("<q", len(content)) + content
+    return framed
 
 
 def idx(array: Any) -> bytes:

@@ -31,13 +31,13 @@ class Squares(Samples):
         self.seconds, self.bad = seconds, bad
         self.reads: list[list[int]] = []
 
-    def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
-        self.reads.append(numbers.tolist())
+    def rows(self, rows: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
+        self.reads.append(rows.tolist())
         time.sleep(self.seconds)
-        if self.bad in numbers:
+        if self.bad in rows:
             raise OSError(f"sample {self.bad} is torn")
-        made = {"x": np.stack([numbers**2, np.full_like(numbers, epoch)], 1).astype(np.float32), "i": numbers}
-        return {name: made[name] for name in names}
+        fields = {"x": np.stack([rows**2, np.full_like(rows, epoch)], 1).astype(np.float32), "i": rows}
+        return {name: fields[name] for name in names}
 
 
 class Counting(Stream):
@@ -50,7 +50,7 @@ class Counting(Stream):
         return ({"i": np.int64(100 * epoch + i)} for i in range(self.count))
 
 
-def taken(batches: Batches, position: Collection[int] = (0, 0), epochs: int | None = 1) -> list[tuple[Position, Position, list[int]]]:
+def positions_and_rows(batches: Batches, position: Collection[int] = (0, 0), epochs: int | None = 1) -> list[tuple[Position, Position, list[int]]]:
     with batches.start(Position(*position), epochs) as reading:
         return [(batch.position, batch.position_after, batch.arguments["i"].tolist()) for batch in reading]
 
@@ -58,35 +58,35 @@ def taken(batches: Batches, position: Collection[int] = (0, 0), epochs: int | No
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 def test_an_epoch_has_every_sample_once_in_its_order(prefetch: int) -> None:
     order = Order(1, 23)
-    found = taken(Batches(Squares(23), order, 5, prefetch=prefetch), epochs=2)
-    assert [len(numbers) for *_, numbers in found] == [5, 5, 5, 5, 3] * 2
-    assert [i for *_, numbers in found for i in numbers] == [*order.indices(0, 0, 23).tolist(), *order.indices(1, 0, 23).tolist()]
-    assert found[4][1] == Position(1, 0) and found[3][1] == Position(0, 20)
+    batches = positions_and_rows(Batches(Squares(23), order, 5, prefetch=prefetch), epochs=2)
+    assert [len(rows) for *_, rows in batches] == [5, 5, 5, 5, 3] * 2
+    assert [i for *_, rows in batches for i in rows] == [*order.indices(0, 0, 23).tolist(), *order.indices(1, 0, 23).tolist()]
+    assert batches[4][1] == Position(1, 0) and batches[3][1] == Position(0, 20)
 
 
 @settings(max_examples=20)
 @given(st.integers(1, 12), st.booleans(), st.booleans(), st.integers(12, 25))
-def test_whoever_goes_on_at_any_position_sees_the_rest(size: int, drop_last: bool, shuffle: bool, count: int) -> None:
+def test_iteration_from_any_position_yields_the_rest(size: int, drop_last: bool, shuffle: bool, count: int) -> None:
     batches = Batches(Squares(count), Order(3, count, shuffle), size, drop_last, prefetch=0)
-    whole = taken(batches, epochs=2)
+    whole = positions_and_rows(batches, epochs=2)
     for i, (position, after, _) in enumerate(whole):
-        assert taken(batches, position, 2 - position.epoch) == whole[i:]
+        assert positions_and_rows(batches, position, 2 - position.epoch) == whole[i:]
         assert after == (whole[i + 1][0] if i + 1 < len(whole) else Position(2, 0))
     assert len(whole) == 2 * len(batches)
 
 
 @pytest.mark.parametrize(("count", "drop_last"), [(1, False), *((count, drop_last) for count in (7, 8, 9, 16) for drop_last in (False, True))])
-def test_streams_go_on_at_any_position(count: int, drop_last: bool) -> None:
+def test_streams_resume_at_any_position(count: int, drop_last: bool) -> None:
     batches = Batches(Counting(count), None, 4, drop_last)
-    whole = taken(batches, epochs=2)
-    kept = count - count % 4 if drop_last else count
-    assert [i for *_, numbers in whole for i in numbers] == [100 * epoch + i for epoch in range(2) for i in range(kept)]
+    whole = positions_and_rows(batches, epochs=2)
+    last = count - count % 4 if drop_last else count
+    assert [i for *_, rows in whole for i in rows] == [100 * epoch + i for epoch in range(2) for i in range(last)]
     for i, (position, *_) in enumerate(whole):
-        assert taken(batches, position, 2 - position.epoch) == whole[i:]
+        assert positions_and_rows(batches, position, 2 - position.epoch) == whole[i:]
     assert whole[-1][1] == Position(2, 0) and sum(after.epoch > begin.epoch for begin, after, _ in whole) == 2
 
 
-def test_batches_go_on_without_end_unless_told() -> None:
+def test_batches_are_endless_without_a_number_of_epochs() -> None:
     with Batches(Squares(4), Order(0, 4), 4).start((2, 0)) as reading:
         batches = [next(reading) for _ in range(5)]
     assert [batch.position for batch in batches] == [Position(epoch, 0) for epoch in range(2, 7)]
@@ -95,7 +95,7 @@ def test_batches_go_on_without_end_unless_told() -> None:
     assert next(reading, None) is None, "a reading that was closed has no more"
 
 
-def test_a_batch_says_which_samples_it_has() -> None:
+def test_a_batch_has_the_numbers_of_its_samples() -> None:
     with Batches(Squares(10), Order(8, 10), 3, fields=["i"]).start((1, 3)) as reading:
         batch = next(reading)
     assert list(batch.arguments) == ["i"] and np.array_equal(batch.numbers, batch.arguments["i"])
@@ -103,7 +103,7 @@ def test_a_batch_says_which_samples_it_has() -> None:
         assert next(reading).numbers.tolist() == [3, 4, 5]
 
 
-def test_no_more_is_read_ahead_than_was_asked_for() -> None:
+def test_prefetching_reads_at_most_the_requested_number_of_batches() -> None:
     samples = Squares(100)
     with Batches(samples, None, 5, prefetch=3).start() as reading:
         next(reading)
@@ -137,7 +137,7 @@ def readers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("reader-")]
 
 
-def test_threads_end_when_a_reading_is_closed_and_when_it_is_forgotten() -> None:
+def test_threads_end_when_an_iterator_is_closed_or_collected() -> None:
     began = time.monotonic()
     reading = Batches(Squares(1000, seconds=0.05), None, 1, prefetch=50).start()
     next(reading)
@@ -151,7 +151,7 @@ def test_threads_end_when_a_reading_is_closed_and_when_it_is_forgotten() -> None
     assert not readers()
 
 
-def test_a_program_that_ends_does_not_wait_for_what_it_had_read_ahead() -> None:
+def test_a_program_exits_without_waiting_for_prefetched_batches() -> None:
     program = """
 import time
 from jobflow.data import Batches, samples_of
@@ -170,7 +170,7 @@ print(next(reading).arguments["x"].tolist(), flush=True)
     assert time.monotonic() - began < 10
 
 
-def test_what_does_not_fit_is_an_error() -> None:
+def test_wrong_arguments_of_batches_raise() -> None:
     ten = Squares(10)
     with pytest.raises(ArgumentError, match="batch_size is at least 1"):
         Batches(ten, None, 0)
@@ -186,7 +186,7 @@ def test_what_does_not_fit_is_an_error() -> None:
         ten.read([3, 10])
 
 
-def test_streams_have_an_order_of_their_own() -> None:
+def test_streams_ignore_the_order() -> None:
     assert order_of(Counting(3), 0, shuffle=False) is None
     assert order_of(Squares(3), 5, shuffle=True) == Order(5, 3)
     with pytest.raises(ArgumentError, match="cannot be shuffled"):
@@ -196,10 +196,10 @@ def test_streams_have_an_order_of_their_own() -> None:
     with pytest.raises(TypeError, match="a stream has no length"):
         len(Batches(Counting(3), None, 1))
     with pytest.raises(DataError, match="epoch 0 has 3 samples, so it cannot continue after 5"):
-        taken(Batches(Counting(3), None, 1), (0, 5))
+        positions_and_rows(Batches(Counting(3), None, 1), (0, 5))
     for count, drop_last, message in ((0, False, "has 0 samples"), (3, True, "do not fill a batch of 4")):
         with pytest.raises(DataError, match=message):
-            taken(Batches(Counting(count), None, 4, drop_last))
+            positions_and_rows(Batches(Counting(count), None, 4, drop_last))
 
 
 def test_a_batch_is_divided_among_devices() -> None:
@@ -211,16 +211,16 @@ def test_a_batch_is_divided_among_devices() -> None:
 def test_single_samples_and_subsets() -> None:
     some = Subset(Squares(10), [7, 3, 5])
     assert len(some) == 3 and some[1]["x"].tolist() == [9, 0] and [int(sample["i"]) for sample in some] == [7, 3, 5]
-    assert taken(Batches(some, Order(0, 3, shuffle=False), 2)) == [((0, 0), (0, 2), [7, 3]), ((0, 2), (1, 0), [5])]
+    assert positions_and_rows(Batches(some, Order(0, 3, shuffle=False), 2)) == [((0, 0), (0, 2), [7, 3]), ((0, 2), (1, 0), [5])]
 
 
 def test_real_digits_and_real_text_in_batches() -> None:
     digits = open_reader("digits", split="validation")
     assert isinstance(digits, Columns)
     with Batches(digits, Order(0, len(digits)), 64).start(epochs=1) as reading:
-        seen = [(batch.arguments["images"], batch.arguments["labels"]) for batch in reading]
-    assert sum(len(labels) for _, labels in seen) == 200 and np.bincount(np.concatenate([labels for _, labels in seen])).min() > 10
-    assert all(images.shape[1:] == (1, 28, 28) and images.dtype == np.float32 and 0.9 < images.max() <= 1 for images, _ in seen)
+        batches = [(batch.arguments["images"], batch.arguments["labels"]) for batch in reading]
+    assert sum(len(labels) for _, labels in batches) == 200 and np.bincount(np.concatenate([labels for _, labels in batches])).min() > 10
+    assert all(images.shape[1:] == (1, 28, 28) and images.dtype == np.float32 and 0.9 < images.max() <= 1 for images, _ in batches)
 
 
 # -------------------------------------------------------------------- what Python gives
@@ -236,12 +236,12 @@ def test_dicts_of_arrays_sequences_and_tuples_are_samples() -> None:
     assert samples_of(rows) is rows
 
 
-def test_what_can_be_iterated_only_once_serves_one_epoch() -> None:
+def test_an_iterator_serves_one_epoch() -> None:
     once = samples_of({"i": i} for i in range(3))
     assert isinstance(once, Stream)
-    assert taken(Batches(once, None, 2)) == [((0, 0), (0, 2), [0, 1]), ((0, 2), (1, 0), [2])]
+    assert positions_and_rows(Batches(once, None, 2)) == [((0, 0), (0, 2), [0, 1]), ((0, 2), (1, 0), [2])]
     with pytest.raises(DataError, match="one epoch only; give a function"):
-        taken(Batches(once, None, 2))
+        positions_and_rows(Batches(once, None, 2))
 
 
 @pytest.mark.parametrize(
@@ -261,22 +261,22 @@ def test_what_can_be_iterated_only_once_serves_one_epoch() -> None:
         (5, "is a int; give a dict of arrays"),
     ],
 )
-def test_what_is_wrong_with_samples_is_said(data: Any, message: str) -> None:
+def test_wrong_samples_raise(data: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        found = samples_of(data)
-        assert isinstance(found, Samples)
-        found.read(np.arange(len(found)))
+        samples = samples_of(data)
+        assert isinstance(samples, Samples)
+        samples.read(np.arange(len(samples)))
 
 
-def test_a_read_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_read_does_not_block_closing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "PATIENCE", 0.1)
     go_on = threading.Event()
 
     class Stuck(Squares):
-        def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
-            if numbers[0] >= 4:
+        def rows(self, rows: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
+            if rows[0] >= 4:
                 go_on.wait(30)
-            return super().rows(numbers, epoch, names)
+            return super().rows(rows, epoch, names)
 
     with Batches(Stuck(100), None, 4, prefetch=2).start() as reading:
         assert next(reading).size == 4

@@ -29,9 +29,9 @@ color"
 
 def table(path: Path, text: str, **arguments: Any) -> Samples:
     path.write_bytes(text.encode())
-    found = open_reader("csv", path=str(path), **arguments)
-    assert isinstance(found, Samples)
-    return found
+    samples = open_reader("csv", path=str(path), **arguments)
+    assert isinstance(samples, Samples)
+    return samples
 
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
@@ -41,19 +41,19 @@ def test_columns_are_fields(tmp_path: Path, ends: str, last: bool) -> None:
     fields = {"x": ["length", "width"], "y": "species", "first": ["length"]}
     samples = table(tmp_path / "t.csv", "\ufeff" + text, fields=fields, categories=["species"], missing=-1.0)
     assert {name: str(field) for name, field in samples.fields.items()} == {"x": "float32[2]", "y": "int32[]", "first": "float32[1]"}
-    found = samples.read([3, 0, 1, 2])
-    np.testing.assert_allclose(found["x"], [[5.0, 0.1], [5.1, 3.5], [4.9, -1], [6.2, 2.2]])
+    rows = samples.read([3, 0, 1, 2])
+    np.testing.assert_allclose(rows["x"], [[5.0, 0.1], [5.1, 3.5], [4.9, -1], [6.2, 2.2]])
     assert samples.facts == {"categories": {"species": ["setosa", f"versi{ends}color", "virginica"]}}
-    assert found["y"].tolist() == [0, 0, 2, 1] and found["first"].shape == (4, 1) and found["y"].dtype == np.int32
+    assert rows["y"].tolist() == [0, 0, 2, 1] and rows["first"].shape == (4, 1) and rows["y"].dtype == np.int32
 
 
 def test_categories_of_one_table_read_another(tmp_path: Path) -> None:
-    given = {"fields": {"x": "a"}}
-    facts = json.loads(json.dumps(table(tmp_path / "a.csv", "a\nred\ngreen\n", categories=["a"], **given).facts))
-    other = open_reader("csv", facts, path=str(tmp_path / "a.csv"), **given)
+    options = {"fields": {"x": "a"}}
+    facts = json.loads(json.dumps(table(tmp_path / "a.csv", "a\nred\ngreen\n", categories=["a"], **options).facts))
+    other = open_reader("csv", facts, path=str(tmp_path / "a.csv"), **options)
     assert isinstance(other, Samples) and other.read([0, 1])["x"].tolist() == [1, 0]
     (tmp_path / "a.csv").write_text("a\nred\ngren\n")
-    other = open_reader("csv", facts, path=str(tmp_path / "a.csv"), **given)
+    other = open_reader("csv", facts, path=str(tmp_path / "a.csv"), **options)
     assert isinstance(other, Samples)
     with pytest.raises(DataError, match=r'line 3 \(byte 6\): column "a" is "gren", which is not one of its 2 categories; did you mean "green"'):
         other.read([0, 1])
@@ -84,7 +84,7 @@ def test_integers_and_other_separators(tmp_path: Path) -> None:
         ('a\n"1\n', {"fields": {"x": "a"}}, DataError, r"line 2 \(byte 2\): a quote opens a cell here and is not closed"),
     ],
 )
-def test_what_is_wrong_with_a_table(tmp_path: Path, text: str, arguments: Any, kind: type[Exception], message: str) -> None:
+def test_wrong_tables_raise(tmp_path: Path, text: str, arguments: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         samples = table(tmp_path / "t.csv", text, **arguments)
         samples.read(np.arange(len(samples)))
@@ -104,7 +104,7 @@ CELLS = st.text(st.sampled_from('ab",\n1 '), max_size=5)
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=12), st.integers(1, 7))
-def test_rows_are_found_however_they_are_quoted(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], block: int) -> None:
+def test_rows_are_read_with_any_quoting(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], block: int) -> None:
     written = io.StringIO()
     csv.writer(written, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows([("one", "other"), *rows])
     path = tmp_path_factory.getbasetemp() / "quoted.csv"
@@ -114,7 +114,7 @@ def test_rows_are_found_however_they_are_quoted(tmp_path_factory: pytest.TempPat
         samples = CsvTable(str(path), {"x": "one", "y": "other"}, categories=["one", "other"], empty="index")
     finally:
         csv_table.BLOCK = before
-    found = samples.read(np.arange(len(rows)))
-    for name, column, place in (("x", "one", 0), ("y", "other", 1)):
+    columns = samples.read(np.arange(len(rows)))
+    for name, column, at in (("x", "one", 0), ("y", "other", 1)):
         texts = [*samples.categories[column], ""]
-        assert [texts[i] for i in found[name]] == [row[place].strip() for row in rows]
+        assert [texts[i] for i in columns[name]] == [row[at].strip() for row in rows]

@@ -10,14 +10,14 @@ import numpy as np
 from jobflow.data.documentation import PARAGRAPHS, documentation_text
 
 
-def test_it_is_the_topics_and_the_docstrings() -> None:
+def test_the_text_contains_topics_and_docstrings() -> None:
     text = documentation_text()
     assert 300_000 < len(text) < 3_000_000
     for known in (topics["assert"], "Heap queue algorithm (a.k.a. priority queue)."):
         assert known.strip().splitlines()[0] in text
 
 
-def test_what_is_held_out_is_of_the_same_kind_but_not_the_same() -> None:
+def test_held_out_text_is_similar_but_different() -> None:
     text = documentation_text()
     paragraphs = PARAGRAPHS.split(text.rstrip("\n"))
     assert len(set(paragraphs)) == len(paragraphs)

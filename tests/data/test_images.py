@@ -17,9 +17,9 @@ Image = pytest.importorskip("PIL.Image")
 
 
 def opened(path: Path, **arguments: Any) -> Samples:
-    found = open_reader("images", path=str(path), **arguments)
-    assert isinstance(found, Samples)
-    return found
+    samples = open_reader("images", path=str(path), **arguments)
+    assert isinstance(samples, Samples)
+    return samples
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +28,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("digits")
     images, labels = originals()
     for i in range(40):
-        place = root / f"digit{labels[i]}"
-        place.mkdir(exist_ok=True)
+        directory = root / f"digit{labels[i]}"
+        directory.mkdir(exist_ok=True)
         picture = np.zeros((12, 8, 3), np.uint8)
         picture[2:10] = images[i, :, :, None] * 15
-        Image.fromarray(picture).save(place / f"{i:02}.{'png' if i % 2 else 'bmp'}")
+        Image.fromarray(picture).save(directory / f"{i:02}.{'png' if i % 2 else 'bmp'}")
     (root / "digit0" / "notes.txt").write_text("no image")
     (root / ".hidden").mkdir()
     return root
@@ -43,10 +43,10 @@ def test_images_and_their_classes(folder: Path) -> None:
     assert {name: str(field) for name, field in samples.fields.items()} == {"images": "float32[1,8,8]", "labels": "int32[]"}
     assert len(samples) == 40 and samples.facts == {"classes": [f"digit{i}" for i in range(10)]}
     images, labels = originals()
-    found = samples.read(np.arange(40))
+    batch = samples.read(np.arange(40))
     order = sorted(range(40), key=lambda i: (labels[i], i))
-    assert found["labels"].tolist() == labels[order].tolist()
-    np.testing.assert_allclose(found["images"][:, 0], images[order] * 15 / 255, atol=1e-6)
+    assert batch["labels"].tolist() == labels[order].tolist()
+    np.testing.assert_allclose(batch["images"][:, 0], images[order] * 15 / 255, atol=1e-6)
     assert list(samples.read([3], fields=["labels"])) == ["labels"]
 
 
@@ -63,11 +63,11 @@ def test_images_are_scaled_to_their_shorter_side(folder: Path) -> None:
 
 
 def test_draws_are_a_function_of_seed_epoch_and_number(folder: Path) -> None:
-    given: dict[str, Any] = {"size": 8, "resize": 10, "crop": "random", "flip": True}
-    samples, whole = opened(folder, **given), np.arange(40)
+    options: dict[str, Any] = {"size": 8, "resize": 10, "crop": "random", "flip": True}
+    samples, whole = opened(folder, **options), np.arange(40)
     first = samples.read(whole, epoch=1)["images"]
-    assert np.array_equal(first[[7, 3]], opened(folder, **given).read([7, 3], epoch=1)["images"]), "whoever reads, and with whatever else"
-    for other in (samples.read(whole, epoch=2)["images"], opened(folder, **given, seed=5).read(whole, epoch=1)["images"]):
+    assert np.array_equal(first[[7, 3]], opened(folder, **options).read([7, 3], epoch=1)["images"]), "whoever reads, and with whatever else"
+    for other in (samples.read(whole, epoch=2)["images"], opened(folder, **options, seed=5).read(whole, epoch=1)["images"]):
         assert sum(np.array_equal(a, b) for a, b in zip(first, other, strict=True)) < 12
 
 
@@ -88,7 +88,7 @@ def test_classes_may_be_chosen_and_images_without_classes_read(folder: Path) -> 
     assert len(opened(folder, size=8, split="validation", validation_every=4)) == 10
 
 
-def test_what_is_wrong_with_folders(folder: Path, tmp_path: Path) -> None:
+def test_wrong_folders_raise(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "cats").mkdir()
     for arguments, kind, message in (
         ({"path": str(tmp_path / "none")}, DataError, "there is no folder .*none"),
@@ -113,7 +113,7 @@ def test_a_damaged_image_is_named(folder: Path, tmp_path: Path) -> None:
             opened(tmp_path, size=8).read([0])
 
 
-def test_without_pillow_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_pillow_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(ModuleNotFoundError, match=r'reader "images" needs pillow: pip install "jobflow-sbp\[train\]"'):
         open_reader("images", path="x")

@@ -135,21 +135,21 @@ def test_channels_last(archive: Path) -> None:
     np.testing.assert_array_equal(np.moveaxis(last, 4, 2), first)
 
 
-def test_digits_stand_in(tmp_path: Path, refused: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_digits_replace_missing_files(tmp_path: Path, refused: str, capsys: pytest.CaptureFixture[str]) -> None:
     (images, labels), (test_images, test_labels) = load_mnist(url=refused, out_dir=str(tmp_path))
     assert images.shape == (600, 100, 1, 28, 28) and test_images.shape == (100, 100, 1, 28, 28)
     assert labels.shape == (600, 100) and test_labels.shape == (100, 100)
     assert images.min() == 0 and images.max() == 1 and set(np.unique(labels)) == set(range(10))
-    said = capsys.readouterr()
-    assert said.err.count("\n") == 1 and "UCI digits" in said.err and str(tmp_path) in said.err and not said.out
+    output = capsys.readouterr()
+    assert output.err.count("\n") == 1 and "UCI digits" in output.err and str(tmp_path) in output.err and not output.out
     assert list(tmp_path.iterdir()) == []
 
 
 def test_stand_in_is_the_same_every_time() -> None:
     (images, _), (test_images, _) = like_mnist()
     assert (len(images), len(test_images)) == (TRAIN_SIZE, TEST_SIZE)
-    found = hashlib.sha256(images.tobytes() + test_images.tobytes()).hexdigest()
-    assert found == STAND_IN
+    digest = hashlib.sha256(images.tobytes() + test_images.tobytes()).hexdigest()
+    assert digest == STAND_IN
 
 
 def test_no_test_digit_is_a_shifted_train_digit() -> None:
@@ -178,13 +178,13 @@ def test_scaling_keeps_flat_images_flat_and_corners_in_place() -> None:
 def test_fetch_happens_once_for_many(tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, original = [], download._download
     monkeypatch.setattr(download, "_download", lambda *args: (opened.append(args), time.sleep(0.2), original(*args))[-1])
-    target, found = tmp_path / "copy.npz", []
-    threads = [threading.Thread(target=lambda: found.append(fetch(archive.as_uri(), target))) for _ in range(4)]
+    target, results = tmp_path / "copy.npz", []
+    threads = [threading.Thread(target=lambda: results.append(fetch(archive.as_uri(), target))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [True] * 4 and len(opened) == 1 and target.read_bytes() == archive.read_bytes()
+    assert results == [True] * 4 and len(opened) == 1 and target.read_bytes() == archive.read_bytes()
 
 
 def test_a_failed_attempt_is_not_repeated_by_those_who_waited(tmp_path: Path, refused: str) -> None:
@@ -206,7 +206,7 @@ def test_a_dead_lock_is_ignored(tmp_path: Path, archive: Path) -> None:
     assert fetch(archive.as_uri(), tmp_path / "file") is True
 
 
-def test_a_silent_server_is_given_up(tmp_path: Path) -> None:
+def test_a_silent_server_times_out(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         start = time.monotonic()
         assert fetch(f"http://127.0.0.1:{server.getsockname()[1]}/x", tmp_path / "x", patience=0.3) is False

@@ -56,7 +56,7 @@ NUMBERS: list[tuple[Any, str, Any]] = [
 
 
 @pytest.mark.parametrize(("case", "reader"), by_turns(NUMBERS, ["numpy", "csv", "parquet", "ofrecord"]))
-def test_numbers_are_converted_exactly_or_refused(case: tuple[Any, str, Any], reader: str, tmp_path: Path) -> None:
+def test_numbers_are_converted_exactly_or_raise(case: tuple[Any, str, Any], reader: str, tmp_path: Path) -> None:
     value, dtype, expected = case
     if reader == "csv" and isinstance(value, float) and math.isnan(value) and dtype == "int32":
         expected = "a missing value"  # as pandas reads nan
@@ -68,8 +68,8 @@ def test_numbers_are_converted_exactly_or_refused(case: tuple[Any, str, Any], re
     with pytest.raises(DataError, match=re.escape(expected)) as error:
         samples.read([0, 1])
     text = str(error.value)
-    place = {"numpy": "row 1", "csv": "line 3", "parquet": "row 1", "ofrecord": "record at byte"}[reader]
-    assert "odd." in text and place in text and '"x"' in text and f"{value}" in text and "sample 1" in text
+    where = {"numpy": "row 1", "csv": "line 3", "parquet": "row 1", "ofrecord": "record at byte"}[reader]
+    assert "odd." in text and where in text and '"x"' in text and f"{value}" in text and "sample 1" in text
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ def test_scales_do_not_make_numbers_infinite(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "values", [np.array([1 + 2j, 0]), np.array(["1", "2"]), np.array(["2020-01-01"], "datetime64[D]")], ids=lambda v: v.dtype.name
 )
-def test_arrays_that_are_no_numbers_are_refused(values: Any, tmp_path: Path) -> None:
+def test_arrays_that_are_no_numbers_raise(values: Any, tmp_path: Path) -> None:
     np.savez(tmp_path / "odd.npz", x=values)
     with pytest.raises(DataError, match=r'odd.npz, field "x" holds .*; convert the file to numbers'):
         opened("numpy", path=str(tmp_path / "odd.npz"), dtypes={"x": "int32"})
 
 
 @pytest.mark.parametrize(("second", "reason"), [(2**24 + 1, "rounds"), (1e300, "beyond float32")])
-def test_python_samples_keep_values_or_refuse(second: float, reason: str) -> None:
+def test_python_samples_keep_values_or_raise(second: float, reason: str) -> None:
     with pytest.raises(DataError, match=rf'sample 1, field "x" is .*{reason}.*; give all samples one type'):
         samples_of([{"x": 1.0}, {"x": second}]).read([0, 1])  # type: ignore[union-attr]
 
@@ -267,18 +267,18 @@ FIELDS = {"a": "a", "x": ["a", "b"], "k": "k"}
 
 @pytest.mark.parametrize("reader", ["csv", "parquet"])
 def test_missing_is_of_columns_of_numbers(reader: str, tmp_path: Path) -> None:
-    given = {"categories": ["k"], "empty": "index", "fields": FIELDS}
-    samples = table(reader, tmp_path, COLUMNS, missing={"a": 0, "b": -1}, **given)
-    found = samples.read([0, 1, 2])
-    assert found["x"].tolist() == [[1.5, -1], [0, 2.5], [3.5, 3.5]] and found["k"].tolist() == [1, 2, 0]
+    options = {"categories": ["k"], "empty": "index", "fields": FIELDS}
+    samples = table(reader, tmp_path, COLUMNS, missing={"a": 0, "b": -1}, **options)
+    rows = samples.read([0, 1, 2])
+    assert rows["x"].tolist() == [[1.5, -1], [0, 2.5], [3.5, 3.5]] and rows["k"].tolist() == [1, 2, 0]
     assert samples.facts == {"categories": {"k": ["blue", "red"]}}
-    assert table(reader, tmp_path, COLUMNS, missing=7, **given).read([1])["a"].tolist() == [7]
+    assert table(reader, tmp_path, COLUMNS, missing=7, **options).read([1])["a"].tolist() == [7]
     with pytest.raises(DataError, match='column "b" is empty; say with missing'):
-        table(reader, tmp_path, COLUMNS, missing={"a": 0}, **given).read([0])
+        table(reader, tmp_path, COLUMNS, missing={"a": 0}, **options).read([0])
     with pytest.raises(ArgumentError, match='missing: column "c" is not there'):
-        table(reader, tmp_path, COLUMNS, missing={"c": 0}, **given)
+        table(reader, tmp_path, COLUMNS, missing={"c": 0}, **options)
     with pytest.raises(ArgumentError, match='missing: column "k" holds categories; with empty: index'):
-        table(reader, tmp_path, COLUMNS, missing={"k": 0}, **given)
+        table(reader, tmp_path, COLUMNS, missing={"k": 0}, **options)
     with pytest.raises(ArgumentError, match="empty is 'first'"):
         table(reader, tmp_path, COLUMNS, fields=FIELDS, categories=["k"], empty="first")
 
@@ -289,8 +289,8 @@ def test_missing_is_of_columns_of_numbers(reader: str, tmp_path: Path) -> None:
 def test_empty_and_unknown_categories(reader: str, empty: str, unknown: str, missing: Any, tmp_path: Path) -> None:
     """`missing` says nothing about categories: it would turn an empty one into the first."""
     columns = {"k": ["red", None, "green", "blue"], "other": [1, 2, 3, 4]}
-    given = {"fields": {"k": "k"}, "categories": {"k": ["red", "blue"]}, "missing": missing, "empty": empty, "unknown": unknown}
-    samples = table(reader, tmp_path, columns, **given)
+    options = {"fields": {"k": "k"}, "categories": {"k": ["red", "blue"]}, "missing": missing, "empty": empty, "unknown": unknown}
+    samples = table(reader, tmp_path, columns, **options)
     assert samples.read([0, 3])["k"].tolist() == [0, 1]
     for row, choice, message in ((1, empty, 'column "k" is empty; with empty: index'), (2, unknown, '"green", which is not one of its 2 categories')):
         if choice == "error":
@@ -419,14 +419,14 @@ def test_hidden_and_system_files_are_no_samples(hidden: str, reader: str, tmp_pa
     read = FOLDERS[reader](folder)
     expected = read()
     files = [file for file in folder.rglob("*") if file.is_file()]
-    for place in {folder, *(file.parent for file in files)}:
-        (place / hidden / "inside").mkdir(parents=True)
+    for directory in {folder, *(file.parent for file in files)}:
+        (directory / hidden / "inside").mkdir(parents=True)
         for file in files:
-            (place / hidden / file.name).write_bytes(file.read_bytes())
-            (place / hidden / "inside" / file.name).write_bytes(file.read_bytes())
-            (place / f"._{file.name}").write_bytes(b"\0\5\x16\7")
+            (directory / hidden / file.name).write_bytes(file.read_bytes())
+            (directory / hidden / "inside" / file.name).write_bytes(file.read_bytes())
+            (directory / f"._{file.name}").write_bytes(b"\0\5\x16\7")
         for name in ("Thumbs.db", ".DS_Store", "desktop.ini"):
-            (place / name).write_bytes(b"no sample")
+            (directory / name).write_bytes(b"no sample")
     assert read() == expected
 
 

@@ -19,9 +19,9 @@ SEEDS, EPOCHS = st.integers(-(2**40), 2**64), st.integers(0, 2**40)
 @settings(max_examples=60)
 @given(SEEDS, EPOCHS, st.integers(0, 3000))
 def test_every_epoch_has_each_sample_once(seed: int, epoch: int, n: int) -> None:
-    found = Order(seed, n).indices(epoch, 0, n)
-    assert found.dtype == np.int64
-    assert np.array_equal(np.sort(found), np.arange(n))
+    order = Order(seed, n).indices(epoch, 0, n)
+    assert order.dtype == np.int64
+    assert np.array_equal(np.sort(order), np.arange(n))
 
 
 @pytest.mark.parametrize("n", [*range(130), 1023, 1024, 1025, 4095, 4096, 4097])
@@ -79,12 +79,12 @@ def test_all_permutations_of_three_come_up_equally_often() -> None:
     assert chi_square(drawn, 6) < 25
 
 
-def test_neighbours_in_an_order_are_strangers() -> None:
-    found = Order(11, 4096).indices(0, 0, 4096).astype(float)
+def test_neighbours_in_an_order_are_uncorrelated() -> None:
+    order = Order(11, 4096).indices(0, 0, 4096).astype(float)
     for lag in (1, 2, 64):
-        assert abs(np.corrcoef(found[:-lag], found[lag:])[0, 1]) < 0.06
-    assert abs(np.corrcoef(found, np.arange(4096))[0, 1]) < 0.06
-    assert abs(np.corrcoef(found, Order(11, 4096).indices(1, 0, 4096))[0, 1]) < 0.06
+        assert abs(np.corrcoef(order[:-lag], order[lag:])[0, 1]) < 0.06
+    assert abs(np.corrcoef(order, np.arange(4096))[0, 1]) < 0.06
+    assert abs(np.corrcoef(order, Order(11, 4096).indices(1, 0, 4096))[0, 1]) < 0.06
 
 
 def test_without_shuffling_samples_come_as_they_are() -> None:

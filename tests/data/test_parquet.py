@@ -40,34 +40,34 @@ def columns() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A table in two files, of row groups of 6, 6 and 2, and of 6."""
-    found = tmp_path_factory.mktemp("parquet")
+    directory = tmp_path_factory.mktemp("parquet")
     table = arrow.table(columns())
     for name, part in (("part-0", table.slice(0, 14)), ("sub/part-1", table.slice(14))):
-        (found / name).parent.mkdir(exist_ok=True)
-        files.write_table(part, found / f"{name}.parquet", row_group_size=6)
-    return found
+        (directory / name).parent.mkdir(exist_ok=True)
+        files.write_table(part, directory / f"{name}.parquet", row_group_size=6)
+    return directory
 
 
 def opened(path: Path, **arguments: Any) -> Samples:
-    found = open_reader("parquet", path=str(path), **arguments)
-    assert isinstance(found, Samples)
-    return found
+    samples = open_reader("parquet", path=str(path), **arguments)
+    assert isinstance(samples, Samples)
+    return samples
 
 
 def test_columns_of_all_kinds(folder: Path) -> None:
-    made: dict[str, Any] = {name: name for name in ("colour", "coded", "pair", "square", "fixed", "flag", "holes", "small")}
-    given = {"categories": ["colour", "coded"], "missing": -1, "dtypes": {"small": "int32", "half": "bfloat16"}}
-    samples = opened(folder, fields={**made, "x": ["a", "b"], "half": "b"}, **given)
+    fields: dict[str, Any] = {name: name for name in ("colour", "coded", "pair", "square", "fixed", "flag", "holes", "small")}
+    options = {"categories": ["colour", "coded"], "missing": -1, "dtypes": {"small": "int32", "half": "bfloat16"}}
+    samples = opened(folder, fields={**fields, "x": ["a", "b"], "half": "b"}, **options)
     kinds = "int32[] int32[] float64[2] int64[2,2] int32[3] bool[] int64[] int32[] float64[2] bfloat16[]"
     assert [str(field) for field in samples.fields.values()] == kinds.split() and len(samples) == ROWS
-    asked = np.array([19, 3, 3, 13, 14, 9])
-    found = samples.read(asked)
-    assert found["x"].tolist() == [[i, i / 2] for i in asked] and found["half"].astype(float).tolist() == (asked / 2).tolist()
-    assert found["pair"].tolist() == [[i, i + 0.5] for i in asked] and found["square"].tolist() == [[[i, 1], [2, 3]] for i in asked]
-    assert found["fixed"].tolist() == [[i] * 3 for i in asked] and found["flag"].tolist() == (asked % 3 == 0).tolist()
-    assert found["holes"].tolist() == [-1 if i % 5 == 4 else i for i in asked] and found["small"].tolist() == asked.tolist()
-    places = [[2, 1, 2, 0][i % 4] for i in asked]
-    assert found["colour"].tolist() == found["coded"].tolist() == places
+    rows = np.array([19, 3, 3, 13, 14, 9])
+    columns = samples.read(rows)
+    assert columns["x"].tolist() == [[i, i / 2] for i in rows] and columns["half"].astype(float).tolist() == (rows / 2).tolist()
+    assert columns["pair"].tolist() == [[i, i + 0.5] for i in rows] and columns["square"].tolist() == [[[i, 1], [2, 3]] for i in rows]
+    assert columns["fixed"].tolist() == [[i] * 3 for i in rows] and columns["flag"].tolist() == (rows % 3 == 0).tolist()
+    assert columns["holes"].tolist() == [-1 if i % 5 == 4 else i for i in rows] and columns["small"].tolist() == rows.tolist()
+    places = [[2, 1, 2, 0][i % 4] for i in rows]
+    assert columns["colour"].tolist() == columns["coded"].tolist() == places
     facts = json.loads(json.dumps(samples.facts))
     assert facts == {"categories": {name: ["blue", "green", "red"] for name in ("colour", "coded")}}
     other = open_reader("parquet", facts, path=str(folder / "part-0.parquet"), fields={"y": "colour"}, split="validation")
@@ -121,13 +121,13 @@ def test_only_the_row_groups_that_are_needed_are_read(folder: Path, monkeypatch:
         ({"fields": {"x": "text"}, "categories": ["text"], "split": "validation", "validation_every": 9}, DataError, 'row 9: column "text" is empty'),
     ],
 )
-def test_what_is_wrong_with_a_table(folder: Path, arguments: Any, kind: type[Exception], message: str) -> None:
+def test_wrong_tables_raise(folder: Path, arguments: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         samples = opened(folder, **arguments)
         samples.read(np.arange(len(samples)))
 
 
-def test_a_row_that_is_wrong_is_in_nobodys_way(folder: Path) -> None:
+def test_a_wrong_row_does_not_affect_other_rows(folder: Path) -> None:
     assert opened(folder, fields={"x": "holes", "y": "ragged"}).read([5, 2])["x"].tolist() == [5, 2]
 
 

@@ -25,9 +25,9 @@ Array = np.ndarray[Any, Any]
 
 
 def opened(name: str, /, **arguments: Any) -> Samples:
-    found = open_reader(name, **arguments)
-    assert isinstance(found, Samples)
-    return found
+    samples = open_reader(name, **arguments)
+    assert isinstance(samples, Samples)
+    return samples
 
 
 def everything(samples: Samples) -> dict[str, Array]:
@@ -43,8 +43,8 @@ def fields(samples: Samples) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_signature_is_a_schema(name: str) -> None:
-    made = READERS[name] if inspect.isfunction(READERS[name]) else READERS[name].__init__
-    hints = typing.get_type_hints(made)
+    function = READERS[name] if inspect.isfunction(READERS[name]) else READERS[name].__init__
+    hints = typing.get_type_hints(function)
     for parameter in inspect.signature(READERS[name]).parameters.values():
         assert parameter.name in hints and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         explained = READERS[name].__doc__
@@ -65,7 +65,7 @@ def test_columns_with_rows_of_different_lengths_are_refused() -> None:
         samples_of({"x": [[1], [2, 3]]})
 
 
-def test_wrong_names_are_told() -> None:
+def test_wrong_names_raise() -> None:
     with pytest.raises(ArgumentError, match=r'no reader "digit"; did you mean "digits"\? There are digits, numpy'):
         open_reader("digit")
     with pytest.raises(ArgumentError, match=r'no argument "splitt"; did you mean "split"\?'):
@@ -76,14 +76,14 @@ def test_wrong_names_are_told() -> None:
 
 @settings(max_examples=60)
 @given(st.integers(0, 500), st.integers(2, 30))
-def test_what_is_for_validation_is_not_for_training(count: int, every: int) -> None:
+def test_validation_and_training_splits_are_disjoint(count: int, every: int) -> None:
     parts = [Keep(split, count, every) for split in ("train", "validation")]  # type: ignore[arg-type]
-    numbers = [part.numbers(np.arange(len(part))).tolist() for part in parts]
-    assert sorted(numbers[0] + numbers[1]) == list(range(count)) and numbers[0] == sorted(numbers[0])
-    assert len(numbers[1]) == -(-count // every)
+    rows = [part.numbers(np.arange(len(part))).tolist() for part in parts]
+    assert sorted(rows[0] + rows[1]) == list(range(count)) and rows[0] == sorted(rows[0])
+    assert len(rows[1]) == -(-count // every)
 
 
-def test_splits_that_are_none_are_errors(tmp_path: Path) -> None:
+def test_invalid_splits_raise(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros(1))
     path = str(tmp_path / "x.npy")
     with pytest.raises(ArgumentError, match=r'split is "trian"; did you mean "train"'):
@@ -108,8 +108,8 @@ def test_readers_serve_many_threads(name: str, tmp_path: Path) -> None:
     whole, wrong = everything(samples), []
 
     def read(seed: int) -> None:
-        for numbers in np.random.RandomState(seed).randint(0, len(samples), (20, 16)):
-            if any(not np.array_equal(rows, whole[field][numbers]) for field, rows in samples.read(numbers).items()):
+        for indices in np.random.RandomState(seed).randint(0, len(samples), (20, 16)):
+            if any(not np.array_equal(rows, whole[field][indices]) for field, rows in samples.read(indices).items()):
                 wrong.append(seed)
 
     threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
@@ -153,8 +153,8 @@ def test_arrays_of_all_kinds_of_numpy_files(tmp_path: Path) -> None:
     for name in ("plain.npz", "packed.npz", "folder"):
         samples = opened("numpy", path=str(tmp_path / name), fields={"images": "x_train", "labels": "y_train"}, dtypes={"labels": "int32"})
         assert fields(samples) == {"images": "float32[3,2]", "labels": "int32[]"}
-        found = samples.read([7, 2, 2])
-        assert np.array_equal(found["images"], x[[7, 2, 2]]) and np.array_equal(found["labels"], y[[7, 2, 2]]) and found["labels"].dtype == np.int32
+        rows = samples.read([7, 2, 2])
+        assert np.array_equal(rows["images"], x[[7, 2, 2]]) and np.array_equal(rows["labels"], y[[7, 2, 2]]) and rows["labels"].dtype == np.int32
         assert samples.read([4, 5, 6])["images"].flags.owndata, "stretches too belong to the caller"
     plain = opened("numpy", path=str(tmp_path / "plain.npz"))
     assert list(plain.fields) == ["x_train", "y_train"] and fields(plain)["y_train"] == "int64[]"
@@ -225,9 +225,9 @@ def test_idx_files_of_other_numbers_and_names(tmp_path: Path) -> None:
     for code, dtype in ((9, np.int8), (11, np.int16), (12, np.int32), (13, np.float32), (14, np.float64)):
         values = np.arange(-6, 6).reshape(2, 2, 3).astype(dtype)
         (tmp_path / "a").write_bytes(idx(values, code))
-        found = everything(opened("idx", path=str(tmp_path), images="a", split="all"))["images"]
+        pixels = everything(opened("idx", path=str(tmp_path), images="a", split="all"))["images"]
         scale = np.iinfo(dtype).max if code < 13 else 1
-        assert list(found) and np.allclose(found[:, 0], values / scale, rtol=1e-6)
+        assert list(pixels) and np.allclose(pixels[:, 0], values / scale, rtol=1e-6)
     with pytest.raises(DataError, match="has no train-images-idx3-ubyte and train-labels-idx1-ubyte"):
         open_reader("idx", path=str(tmp_path))
 
@@ -311,7 +311,7 @@ def test_python_brings_a_text_along() -> None:
     assert words.count(" the ") > 2000
 
 
-def test_what_is_wrong_with_a_text(tmp_path: Path) -> None:
+def test_wrong_texts_raise(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("short")
     for arguments, kind, message in (
         (
@@ -334,22 +334,22 @@ def test_what_is_wrong_with_a_text(tmp_path: Path) -> None:
 
 def varint(value: int) -> bytes:
     value &= 2**64 - 1
-    found = b""
+    content = b""
     while value > 127:
-        found, value = found + bytes([value & 127 | 128]), value >> 7
-    return found + bytes([value])
+        content, value = content + bytes([value & 127 | 128]), value >> 7
+    return content + bytes([value])
 
 
 def varints(values: list[int]) -> bytes:
-    return sized(1, b"".join(map(varint, values)))
+    return field_of(1, b"".join(map(varint, values)))
 
 
-def sized(number: int, content: bytes) -> bytes:
+def field_of(number: int, content: bytes) -> bytes:
     return varint(number << 3 | 2) + varint(len(content)) + content
 
 
 def record(**features: tuple[int, bytes]) -> bytes:
-    return b"".join(sized(1, sized(1, name.encode()) + sized(2, sized(kind, content))) for name, (kind, content) in features.items())
+    return b"".join(field_of(1, field_of(1, name.encode()) + field_of(2, field_of(kind, content))) for name, (kind, content) in features.items())
 
 
 def framed(content: bytes) -> bytes:
@@ -360,19 +360,19 @@ def test_records_of_all_kinds(tmp_path: Path) -> None:
     x = np.random.RandomState(0).rand(12, 2, 3)
     for part in range(12):
         features = {
-            "image": (2, sized(1, x[part].astype("<f4").tobytes())),
-            "exact": (3, sized(1, x[part].astype("<f8").tobytes())),
+            "image": (2, field_of(1, x[part].astype("<f4").tobytes())),
+            "exact": (3, field_of(1, x[part].astype("<f8").tobytes())),
             "label": (4, varints([part - 6])),
             "ids": (5, varints([part << 40, -part, 127, 128])),
-            "raw": (1, sized(1, bytes([part, 200]))),
+            "raw": (1, field_of(1, bytes([part, 200]))),
         }
         (tmp_path / f"part-{part}").write_bytes(framed(record(**features)))
     samples = opened("ofrecord", path=str(tmp_path), features={"image": [2, 3], "exact": [6], "label": [], "ids": [4], "raw": [2]})
     assert fields(samples) == {"image": "float32[2,3]", "exact": "float64[6]", "label": "int32[]", "ids": "int64[4]", "raw": "uint8[2]"}
-    found = everything(samples)
-    assert np.array_equal(found["image"], x.astype(np.float32)) and np.array_equal(found["exact"], x.reshape(12, 6))
-    assert found["label"].tolist() == list(range(-6, 6)) and found["ids"].tolist() == [[i << 40, -i, 127, 128] for i in range(12)]
-    assert found["raw"].tolist() == [[i, 200] for i in range(12)]
+    columns = everything(samples)
+    assert np.array_equal(columns["image"], x.astype(np.float32)) and np.array_equal(columns["exact"], x.reshape(12, 6))
+    assert columns["label"].tolist() == list(range(-6, 6)) and columns["ids"].tolist() == [[i << 40, -i, 127, 128] for i in range(12)]
+    assert columns["raw"].tolist() == [[i, 200] for i in range(12)]
     renamed = opened("ofrecord", path=str(tmp_path), features={"image": [6]}, fields={"x": "image"}, dtypes={"x": "float64"}, split="validation")
     assert fields(renamed) == {"x": "float64[6]"} and len(renamed) == 2
     assert fields(opened("ofrecord", path=str(tmp_path / "part-3"))) == fields(samples) | {"image": "float32[6]"}
@@ -390,7 +390,7 @@ def test_numbers_that_are_not_packed(tmp_path: Path) -> None:
 
 
 def test_damaged_records(tmp_path: Path) -> None:
-    good = framed(record(x=(2, sized(1, struct.pack("<ff", 1, 2)))))
+    good = framed(record(x=(2, field_of(1, struct.pack("<ff", 1, 2)))))
     file = tmp_path / "part-0"
     for content, message in (
         (good + good[:-3], f"part-0 is damaged: the record at byte {len(good)} has {len(good) - 8} bytes, but {len(good) - 11} are left"),
@@ -401,9 +401,9 @@ def test_damaged_records(tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(DataError, match=message):
             open_reader("ofrecord", path=str(tmp_path))
-    for place, value in ((9, 120), (8, 3 << 3 | 2)):  # the length of the first feature; its number and type, which protobuf would pass over
+    for offset, value in ((9, 120), (8, 3 << 3 | 2)):  # the length of the first feature; its number and type, which protobuf would pass over
         torn = bytearray(good)
-        torn[place] = value
+        torn[offset] = value
         file.write_bytes(good + torn)
         with pytest.raises(DataError, match=f"record at byte {len(good)} is damaged: the 19 bytes from byte {len(good) + 8} on are not an OFR"):
             opened("ofrecord", path=str(tmp_path)).read([1])
@@ -441,7 +441,7 @@ def test_functions_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_files_that_are_replaced_after_they_were_opened(tmp_path: Path) -> None:
     """Who has opened a reader goes on with the file that it was: another one takes its name."""
     np.save(tmp_path / "x.npy", np.zeros((4, 2), np.float32))
-    found = open_reader("numpy", path=str(tmp_path / "x.npy"))
+    samples = open_reader("numpy", path=str(tmp_path / "x.npy"))
     np.save(tmp_path / "other.npy", np.ones((2, 2), np.float32))
     (tmp_path / "other.npy").rename(tmp_path / "x.npy")
-    assert found.read(range(4))["x"].tolist() == [[0, 0]] * 4
+    assert samples.read(range(4))["x"].tolist() == [[0, 0]] * 4

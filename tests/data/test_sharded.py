@@ -1,4 +1,4 @@
-"""Each rank reads the rows that its layout needs, and no others; the numbers are those of one process that reads all."""
+"""Ranks read only the rows that their layouts need; values equal one process that reads all."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def session() -> Iterator[Session]:
 
 
 def rows_read(samples: Noted, name: str) -> list[int]:
-    found = [number for _, number in samples.read_rows[name]]
+    rows = [number for _, number in samples.read_rows[name]]
     samples.read_rows[name].clear()
-    return found
+    return rows
 
 
 def fed(session: Session, job: Any, batch: Any, rank: int) -> dict[str, Any]:
-    """What a rank is fed of a batch, if it is the only one here."""
+    """Return the arguments of a batch for a rank that is alone in its process."""
     session.start()
     declared = job_of(job)
     arguments = tuple(batch.arguments.values())
@@ -66,10 +66,10 @@ def test_a_rank_reads_its_rows_once_and_ahead(session: Session, rank: int, prefe
         for step, batch in enumerate(reading):
             assert isinstance(batch.arguments["images"], Lazy)
             own = order.indices(step // 2, step % 2 * SIZE + rank * 2, step % 2 * SIZE + rank * 2 + 2)
-            given = fed(session, job, batch, rank)
-            assert np.array_equal(given["images"], samples.images[own]) and np.array_equal(given["labels"], samples.labels[own])
-    wanted = [(epoch, int(i)) for epoch in range(3) for start in (0, SIZE) for i in order.indices(epoch, start + rank * 2, start + rank * 2 + 2)]
-    assert sorted(samples.read_rows["images"]) == sorted(samples.read_rows["labels"]) == sorted(wanted)
+            arrays = fed(session, job, batch, rank)
+            assert np.array_equal(arrays["images"], samples.images[own]) and np.array_equal(arrays["labels"], samples.labels[own])
+    expected = [(epoch, int(i)) for epoch in range(3) for start in (0, SIZE) for i in order.indices(epoch, start + rank * 2, start + rank * 2 + 2)]
+    assert sorted(samples.read_rows["images"]) == sorted(samples.read_rows["labels"]) == sorted(expected)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_parts_of_any_layout_are_read(rows: slice | None, box: Box | None, slice
     assert rows_read(samples, "images") == list(range(slices[0].start, slices[0].stop))
 
 
-def test_what_was_asked_for_is_read_ahead() -> None:
+def test_requested_rows_are_prefetched() -> None:
     samples = Noted()
     with Batches(samples, None, 4, prefetch=2, sharded=True).start() as reading:
         batch = next(reading)
@@ -107,7 +107,7 @@ def test_what_was_asked_for_is_read_ahead() -> None:
         assert sorted(samples.read_rows["labels"]) == [(0, 14), (0, 15)], "of the fourth batch, and nothing twice"
 
 
-def test_a_second_pass_knows_what_it_will_be_asked_for() -> None:
+def test_a_second_pass_prefetches_the_rows_of_the_first() -> None:
     samples = Noted()
     batches = Batches(samples, None, SIZE, prefetch=1, sharded=True)
     for begun in range(2):
@@ -213,17 +213,17 @@ def test_mirrored_jobs_take_a_part_for_each_device(session: Session) -> None:
 def test_clients_read_their_rows_and_train_as_one(tmp_path: Path) -> None:
     ended = run(HERE / "programs" / "sharded.py", str(tmp_path), ranks=2, limit=100)
     assert ended.code != 0 and 'argument "labels" holds 7' in ended.err, ended.err
-    found = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    results = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     order = Order(3, COUNT)
     batches = [(epoch, start, min(start + SIZE, COUNT)) for epoch in range(2) for start in range(0, COUNT, SIZE)]
-    for rank, each in enumerate(found):
+    for rank, each in enumerate(results):
         halves = [(epoch, start, (start + stop) // 2) if rank == 0 else (epoch, (start + stop) // 2, stop) for epoch, start, stop in batches]
-        wanted = [[epoch, int(i)] for epoch, start, stop in halves for i in order.indices(epoch, start, stop)]
-        assert sorted(each["rows"]["images"]) == sorted(each["rows"]["labels"]) == sorted(wanted), f"rank {rank} read other rows"
+        expected = [[epoch, int(i)] for epoch, start, stop in halves for i in order.indices(epoch, start, stop)]
+        assert sorted(each["rows"]["images"]) == sorted(each["rows"]["labels"]) == sorted(expected), f"rank {rank} read other rows"
     with scope.using(root=scope.Root()):
         alone = losses_of({rows: train_job(rows) for rows in (SIZE, REST)}, Noted())
         flow.clear_default_session()
-    for each in found:
+    for each in results:
         for ours, theirs in zip(each["losses"], alone, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5)
     for rank in range(2):

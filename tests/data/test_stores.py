@@ -70,21 +70,21 @@ KINDS: dict[str, tuple[str, Callable[[Path], dict[str, Any]]]] = {
 }
 
 
-def test_what_is_in_a_store_is_read_as_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stores_and_files_have_equal_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBFLOW_CACHE", str(tmp_path / "cache"))
     memory = fsspec.filesystem("memory")
     for kind, (reader, make) in KINDS.items():
         folder = tmp_path / kind
         folder.mkdir()
-        given = make(folder)
-        name = given.pop("path", "")
+        arguments = make(folder)
+        name = arguments.pop("path", "")
         memory.put(str(folder), f"/{kind}", recursive=True)
-        here = open_reader(reader, path=str(folder / name), **given)
-        there = open_reader(reader, path=f"memory://{kind}/{name}", **given)
+        here = open_reader(reader, path=str(folder / name), **arguments)
+        there = open_reader(reader, path=f"memory://{kind}/{name}", **arguments)
         assert len(here) == len(there) > 0 and here.facts == there.facts, kind
-        numbers = np.arange(len(here))
-        for field, array in here.read(numbers).items():
-            assert there.read(numbers)[field].tobytes() == array.tobytes(), (kind, field)
+        rows = np.arange(len(here))
+        for field, array in here.read(rows).items():
+            assert there.read(rows)[field].tobytes() == array.tobytes(), (kind, field)
     memory.pipe_file("/csv/t.csv", b"a,b\n1,x\nword,y\n")
     samples = open_reader("csv", path="memory://csv/t.csv", fields={"a": "a"})
     with pytest.raises(DataError, match=r'reader "csv": memory://csv/t\.csv: line 3 .* is "word"'):

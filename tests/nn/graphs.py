@@ -1,4 +1,4 @@
-"""What the tests of nn.Graph share: a model of two stages, and how it is trained at once and as a graph."""
+"""Helpers of the tests of nn.Graph: a model of two stages, trained eagerly and as a graph."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ S1 = sbp.split(1)
 Setting = Callable[[Any], None]
 
 
-def laid(array: Any, where: placement, how: Any) -> Tensor:
+def tensor_of(array: Any, where: placement, how: Any) -> Tensor:
     """A global float32 tensor of numbers that every rank has."""
     return tensor(np.asarray(array, np.float32), placement=where, sbp=how)
 
@@ -33,7 +33,7 @@ class Stage(Module):
 
     def __init__(self, w: Any, where: placement, how: Sbp) -> None:
         super().__init__()
-        self.w = Parameter(laid(w, where, how))
+        self.w = Parameter(tensor_of(w, where, how))
 
     def forward(self, x: Tensor) -> Tensor:
         return matmul(x, self.w).tanh()
@@ -55,7 +55,7 @@ class Model(Module):
 
 
 def places(n: int) -> tuple[placement, placement]:
-    """Where the stages are on n ranks."""
+    """Return the placements of the stages on n ranks."""
     half = max(n // 2, 1)
     return placement("cpu", range(half)), placement("cpu", range(n - half, n))
 
@@ -118,7 +118,7 @@ def at_once(model: Model, optimizer: Any, schedule: Any, how: tuple[Any, Any], s
     losses = []
     for x, y in batches(steps):
         optimizer.zero_grad()
-        loss = distance(model(laid(x, model.places[0], how[0]))[1], laid(y, model.places[1], how[1]))
+        loss = distance(model(tensor_of(x, model.places[0], how[0]))[1], tensor_of(y, model.places[1], how[1]))
         loss.backward()
         clip(model, optimizer.param_groups[0]["clip_grad_max_norm"])
         optimizer.step()
@@ -139,7 +139,7 @@ def clip(model: Model, most: float | None) -> None:
 
 def as_graph(graph: Any, places: Sequence[placement], how: tuple[Any, Any], steps: int, skip: int = 0) -> list[float]:
     """The losses of calls of a graph, the mean where a call gives several."""
-    return [float(graph(laid(x, places[0], how[0]), laid(y, places[1], how[1])).numpy().mean()) for x, y in batches(steps)[skip:]]
+    return [float(graph(tensor_of(x, places[0], how[0]), tensor_of(y, places[1], how[1])).numpy().mean()) for x, y in batches(steps)[skip:]]
 
 
 def weights(model: Model) -> list[Any]:

@@ -36,11 +36,11 @@ class Case:
         return [_values(self.random(str(i)), kind, shape) for i, (kind, shape) in enumerate(self.inputs)]
 
     def weights(self, i: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        """What output i is weighed with before its sum, the loss."""
+        """Return the weights of output i in the sum that is the loss."""
         return self.random(f"out{i}").standard_normal(shape)
 
     def weights_of_gradient(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        """What the gradient of a tensor is weighed with before the gradients are differentiated."""
+        """Return the weights of a tensor's gradient in the sum that is differentiated again."""
         return self.random(f"second/{name}").standard_normal(shape)
 
     def parameter(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -272,7 +272,7 @@ class _Called:
 
 
 def _answered(nn: Any, F: Any) -> Any:
-    """What the function answers: its masks say what is seen, where modules' say what is hidden."""
+    """Call the function with inverted masks: its masks mark visible keys, and modules' masks mark hidden keys."""
     return lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, ~mask if "bool" in str(mask.dtype) else mask)
 
 
@@ -280,10 +280,10 @@ def _masked(name: str, **options: Any) -> Callable[[Any, Any], Any]:
     """Attention with masks; a blind query's answer is defined where no weights are asked for."""
 
     def call(m: Any, x: Any, y: Any, *masks: Any) -> Any:
-        given = dict(zip(options["masks"], masks, strict=True))
+        masks_by_name = dict(zip(options["masks"], masks, strict=True))
         if "blind" in name:
-            return m(x, y, y, need_weights=False, **given)[0]
-        return m(x, y, y, average_attn_weights=options.get("average", False), **given)
+            return m(x, y, y, need_weights=False, **masks_by_name)[0]
+        return m(x, y, y, average_attn_weights=options.get("average", False), **masks_by_name)
 
     return lambda nn, F: _Called(_attention()(nn, F), call)
 

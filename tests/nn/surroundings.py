@@ -38,20 +38,20 @@ Lay = Callable[[int, int], Layout] | None
 
 @cache
 def references(file: str) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
-    """What PyTorch gave, by case and name."""
-    found: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
-    with np.load(Path(__file__).parent / "references" / file) as kept:
-        numbers, at = kept["numbers"], 0
-        for name, shape in json.loads(str(kept["index"])).items():
+    """Return the results of PyTorch, by case and name."""
+    by_case: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
+    with np.load(Path(__file__).parent / "references" / file) as stored:
+        flat, at = stored["numbers"], 0
+        for name, shape in json.loads(str(stored["index"])).items():
             case, _, own = name.partition("/")
             size = int(np.prod(shape))
-            found.setdefault(case, {})[own] = numbers[at : at + size].reshape(shape)
+            by_case.setdefault(case, {})[own] = flat[at : at + size].reshape(shape)
             at += size
-    return found
+    return by_case
 
 
 def reference(case: Case, file: str = "references.npz") -> dict[str, np.ndarray[Any, Any]]:
-    """Those of one case."""
+    """Return the results of PyTorch for one case."""
     return references(file).get(case.name, {})
 
 
@@ -62,8 +62,8 @@ def lain(array: np.ndarray[Any, Any], layout: Layout | None) -> Any:
 
 def called(case: Case, inputs: Lay, weights: Lay) -> tuple[Any, list[Any], dict[str, Any], dict[str, Any], tuple[Any, ...]]:
     """The weighed sum of the outputs, the inputs, parameters and buffers, and the outputs."""
-    made = case.make(nn, F)
-    module = made.module if isinstance(made, _Called) else made
+    called_module = case.make(nn, F)
+    module = called_module.module if isinstance(called_module, _Called) else called_module
     parameters: dict[str, Any] = {}
     buffers: dict[str, Any] = {}
     if isinstance(module, Module):
@@ -72,8 +72,8 @@ def called(case: Case, inputs: Lay, weights: Lay) -> tuple[Any, list[Any], dict[
         for i, (name, p) in enumerate(parameters.items()):
             p.array[...] = case.parameter(name, tuple(p.shape))
             if weights is not None:
-                made_at = lain(np.array(p.array), weights(i, p.ndim))
-                p.layout, p.array = made_at.layout, made_at.array
+                placed = lain(np.array(p.array), weights(i, p.ndim))
+                p.layout, p.array = placed.layout, placed.array
         if weights is not None:
             for x in buffers.values():
                 whole = lain(np.array(x.array), weights(-1, 0))
@@ -81,7 +81,7 @@ def called(case: Case, inputs: Lay, weights: Lay) -> tuple[Any, list[Any], dict[
     tensors = [lain(array, None if inputs is None else inputs(i, array.ndim)) for i, array in enumerate(case.arrays())]
     for x, (kind, _) in zip(tensors, case.inputs, strict=True):
         x.requires_grad = kind in GRADIENTS
-    outputs = made(*tensors)
+    outputs = called_module(*tensors)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     weighed = [lain(case.weights(i, tuple(y.shape)), None if inputs is None else inputs(-1, 0)) for i, y in enumerate(outputs)]
     total = sum(((y * w).sum() for y, w in zip(outputs, weighed, strict=True)), start=0.0)
@@ -93,28 +93,28 @@ def run_case(case: Case, inputs: Lay = None, weights: Lay = None) -> dict[str, n
     total, tensors, parameters, buffers, outputs = called(case, inputs, weights)
     if total.requires_grad:
         total.backward()
-    found = {f"out/{i}": y for i, y in enumerate(outputs)}
-    found |= {f"input/{i}": x.grad for i, x in enumerate(tensors) if x.grad is not None}
-    found |= {f"parameter/{name}": p.grad for name, p in parameters.items() if p.grad is not None}
-    found |= {f"buffer/{name}": x for name, x in buffers.items()}
-    return {name: np.array(x.detach().numpy()) for name, x in found.items()}
+    arrays = {f"out/{i}": y for i, y in enumerate(outputs)}
+    arrays |= {f"input/{i}": x.grad for i, x in enumerate(tensors) if x.grad is not None}
+    arrays |= {f"parameter/{name}": p.grad for name, p in parameters.items() if p.grad is not None}
+    arrays |= {f"buffer/{name}": x for name, x in buffers.items()}
+    return {name: np.array(x.detach().numpy()) for name, x in arrays.items()}
 
 
 def run_twice(case: Case, inputs: Lay = None, weights: Lay = None) -> dict[str, np.ndarray[Any, Any]]:
     """Gradients of a weighed sum of the gradients."""
     total, tensors, parameters, _, _ = called(case, inputs, weights)
-    wanted = {f"input/{i}": x for i, x in enumerate(tensors) if x.requires_grad} | {f"parameter/{name}": p for name, p in parameters.items()}
-    first = grad(total, list(wanted.values()), create_graph=True)
+    differentiated = {f"input/{i}": x for i, x in enumerate(tensors) if x.requires_grad} | {f"parameter/{name}": p for name, p in parameters.items()}
+    first = grad(total, list(differentiated.values()), create_graph=True)
     whole = None if inputs is None else inputs(-1, 0)
-    weighed = [(g * lain(case.weights_of_gradient(name, tuple(g.shape)), whole)).sum() for name, g in zip(wanted, first, strict=True)]
-    second = grad(sum(weighed, start=0.0), list(wanted.values()), allow_unused=True)
-    return {name: np.zeros(tuple(x.shape)) if g is None else g.numpy() for (name, x), g in zip(wanted.items(), second, strict=True)}
+    weighed = [(g * lain(case.weights_of_gradient(name, tuple(g.shape)), whole)).sum() for name, g in zip(differentiated, first, strict=True)]
+    second = grad(sum(weighed, start=0.0), list(differentiated.values()), allow_unused=True)
+    return {name: np.zeros(tuple(x.shape)) if g is None else g.numpy() for (name, x), g in zip(differentiated.items(), second, strict=True)}
 
 
 def forward(case: Case, dtype: DType) -> tuple[Any, ...]:
     """The outputs on one rank in an element type, after a backward pass from them."""
-    made = case.make(nn, F)
-    module = made.module if isinstance(made, _Called) else made
+    called_module = case.make(nn, F)
+    module = called_module.module if isinstance(called_module, _Called) else called_module
     if isinstance(module, Module):
         module.train(case.train)
         for name, p in module.named_parameters():
@@ -123,7 +123,7 @@ def forward(case: Case, dtype: DType) -> tuple[Any, ...]:
     tensors = [tensor(array, dtype=dtype) if array.dtype.kind == "f" else tensor(array) for array in case.arrays()]
     for x, (kind, _) in zip(tensors, case.inputs, strict=True):
         x.requires_grad = kind in GRADIENTS
-    outputs = made(*tensors)
+    outputs = called_module(*tensors)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     if outputs[0].requires_grad:
         sum((y.sum() for y in outputs), start=0.0).backward()
@@ -131,10 +131,10 @@ def forward(case: Case, dtype: DType) -> tuple[Any, ...]:
     return outputs
 
 
-def check(case: Case, found: dict[str, np.ndarray[Any, Any]], how: str = "", file: str = "references.npz") -> None:
-    """What was found is what PyTorch gave."""
-    wanted = reference(case, file)
+def check(case: Case, results: dict[str, np.ndarray[Any, Any]], how: str = "", file: str = "references.npz") -> None:
+    """Compare results with those of PyTorch."""
+    expected = reference(case, file)
     tolerance = 1e-7 if case.name.startswith("Hardsigmoid") else 1e-9  # PyTorch's gradient has 1/6 as a float32
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        np.testing.assert_allclose(found[name], value, rtol=tolerance, atol=tolerance, err_msg=f"{case.name} {name} {how}")
+    assert results.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(results[name], value, rtol=tolerance, atol=tolerance, err_msg=f"{case.name} {name} {how}")

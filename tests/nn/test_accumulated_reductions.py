@@ -68,12 +68,12 @@ class Train(flow.nn.Graph):
 
 
 def step(count: int, loss: Any, result: Any) -> tuple[Any, ...]:
-    """What one step returns, and the weights after it."""
+    """Return the results of one step, and the weights after it."""
     random = np.random.default_rng(1)
     graph = Train(count, loss, result)
     x, labels = flow.tensor(random.normal(size=(ROWS, 5)).astype(np.float32)), flow.tensor(np.array([0, 1, 2, 2, 1, 1, 0, 2]))
-    given = graph(x, labels)
-    return *(tensor.numpy() for tensor in given), graph.model.to(flow.nn.Module).weight.numpy()
+    tensors = graph(x, labels)
+    return *(tensor.numpy() for tensor in tensors), graph.model.to(flow.nn.Module).weight.numpy()
 
 
 def by_turns(*dimensions: Any) -> list[Any]:
@@ -83,16 +83,16 @@ def by_turns(*dimensions: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(("loss", "result", "count"), by_turns(LOSSES, RESULTS, SPLITS))
-def test_every_reduction_gives_the_numbers_of_one_pass_or_is_refused(loss: str, result: str, count: int) -> None:
+def test_every_reduction_equals_one_pass_or_raises(loss: str, result: str, count: int) -> None:
     (lost, exact), (shown, combines) = LOSSES[loss], RESULTS[result]
     for formula, of_result, fine in ((lost, RESULTS["rows"][0], exact), (LOSSES["mean"][0], shown, combines)):
         if not fine:
             with pytest.raises(JobError, match=rf"\w+ at test_accumulated_reductions\.py:\d+: .* the {count} microbatches requested at"):
                 step(count, formula, of_result)
             continue
-        for found, value in zip(step(count, formula, of_result), step(1, formula, of_result), strict=True):
-            assert found.shape == value.shape
-            np.testing.assert_allclose(found, value, rtol=EXACT, atol=EXACT)
+        for actual, value in zip(step(count, formula, of_result), step(1, formula, of_result), strict=True):
+            assert actual.shape == value.shape
+            np.testing.assert_allclose(actual, value, rtol=EXACT, atol=EXACT)
 
 
 #: losses with a tensor that `build` creates, and whether it is the same for a microbatch as for the batch
@@ -106,7 +106,7 @@ CREATED = {
 
 
 @pytest.mark.parametrize("loss", CREATED)
-def test_tensor_that_depends_on_the_batch_length_is_right_or_refused(loss: str) -> None:
+def test_a_tensor_that_depends_on_the_batch_length_is_right_or_raises(loss: str) -> None:
     formula, same = CREATED[loss]
 
     def trained(count: int) -> tuple[float, list[list[float]]]:
@@ -114,7 +114,7 @@ def test_tensor_that_depends_on_the_batch_length_is_right_or_refused(loss: str) 
         flow.nn.init.ones_(model.weight)
         optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
 
-        class Step(flow.nn.Graph):
+        class TrainGraph(flow.nn.Graph):
             def __init__(self) -> None:
                 super().__init__()
                 self.model = model
@@ -126,7 +126,7 @@ def test_tensor_that_depends_on_the_batch_length_is_right_or_refused(loss: str) 
                 loss.backward()
                 return loss
 
-        return Step()(flow.ones(ROWS, 3)).item(), model.weight.tolist()
+        return TrainGraph()(flow.ones(ROWS, 3)).item(), model.weight.tolist()
 
     if same:
         assert trained(2)[1] == trained(1)[1]

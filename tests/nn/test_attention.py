@@ -33,7 +33,7 @@ def answered(module: Any, x: Any, y: Any, padding: Any) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("kind", ["bool", "numbers"])
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_the_weights_of_a_query_that_sees_no_key_are_zero(n: int, kind: str) -> None:
+def test_the_weights_of_a_fully_masked_query_are_zero(n: int, kind: str) -> None:
     mask = PADDING if kind == "bool" else np.where(PADDING, -np.inf, 0.25)
 
     def program(rank: int) -> None:
@@ -45,23 +45,23 @@ def test_the_weights_of_a_query_that_sees_no_key_are_zero(n: int, kind: str) -> 
         for how in LAYOUTS:
             x, y, hidden = (flow.tensor(a, placement=here, sbp=how) for a in (X, Y, mask))
             module = attention(here)
-            for found in (answered(module, x, y, hidden), graph_of(lambda *xs, m=module: answered(m, *xs))(x, y, hidden)):
-                np.testing.assert_allclose(found[0].detach().numpy(), expected.detach().numpy(), atol=1e-12, err_msg=str(how))
-                np.testing.assert_allclose(found[1].detach().numpy(), weights.detach().numpy(), atol=1e-12, err_msg=str(how))
+            for outputs in (answered(module, x, y, hidden), graph_of(lambda *xs, m=module: answered(m, *xs))(x, y, hidden)):
+                np.testing.assert_allclose(outputs[0].detach().numpy(), expected.detach().numpy(), atol=1e-12, err_msg=str(how))
+                np.testing.assert_allclose(outputs[1].detach().numpy(), weights.detach().numpy(), atol=1e-12, err_msg=str(how))
 
     on_ranks(n, program)
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_a_query_that_sees_no_key_gives_no_gradient(n: int) -> None:
-    seen = np.ones((4, 5), bool)
-    seen[1] = False
+def test_a_fully_masked_query_has_no_gradient(n: int) -> None:
+    mask_rows = np.ones((4, 5), bool)
+    mask_rows[1] = False
 
     def program(rank: int) -> None:
         here = flow.placement("cpu", range(n))
         for how in LAYOUTS:
             q, k = (flow.tensor(a, placement=here, sbp=how, requires_grad=True) for a in (X, Y))
-            mask = flow.tensor(seen, placement=here, sbp=flow.sbp.split(0))
+            mask = flow.tensor(mask_rows, placement=here, sbp=flow.sbp.split(0))
             flow.nn.functional.scaled_dot_product_attention(q, k, k, mask).square().sum().backward()
             for x in (q, k):
                 assert np.isfinite(x.grad.numpy()).all()
@@ -70,7 +70,7 @@ def test_a_query_that_sees_no_key_gives_no_gradient(n: int) -> None:
     on_ranks(n, program)
 
 
-def test_half_precision_sees_nothing_too() -> None:
+def test_a_fully_masked_query_in_half_precision() -> None:
     q = flow.ones(2, 3, 4, dtype=flow.float16)
     hidden = flow.zeros(3, 3, dtype=flow.bool)
     assert not flow.nn.functional.scaled_dot_product_attention(q, q, q, hidden).numpy().any()
@@ -87,16 +87,16 @@ def test_half_precision_sees_nothing_too() -> None:
         ({"attn_mask": np.zeros((4, 5), np.float32)}, ["attn_mask", "float32[4,5]", "float64"]),
     ],
 )
-def test_masks_that_do_not_fit_are_named(masks: dict[str, Any], facts: list[str]) -> None:
+def test_masks_of_the_wrong_shape_raise(masks: dict[str, Any], facts: list[str]) -> None:
     module = attention(None)
-    given = {name: flow.tensor(mask) for name, mask in masks.items()}
+    mask_tensors = {name: flow.tensor(mask) for name, mask in masks.items()}
     with pytest.raises((flow.ShapeError, flow.DtypeError)) as raised:
-        module(flow.tensor(X), flow.tensor(Y), flow.tensor(Y), **given)
+        module(flow.tensor(X), flow.tensor(Y), flow.tensor(Y), **mask_tensors)
     for fact in [*facts, "test_attention.py"]:
         assert fact in str(raised.value)
 
 
-def test_a_mask_that_would_stretch_the_weights_is_refused() -> None:
+def test_a_mask_that_would_broadcast_the_weights_raises() -> None:
     q = flow.ones(2, 4, 8)
     for shape in ((7, 2, 4, 4), (3, 4, 4), (4, 2), (4, 1, 4)):
         with pytest.raises(flow.ShapeError, match=r"attn_mask.*broadcast.*\[2, 4, 4\]"):
@@ -110,13 +110,13 @@ def test_axes_before_the_last_two_broadcast(n: int) -> None:
 
     def program(rank: int) -> None:
         here = flow.placement("cpu", range(n))
-        laid = [flow.tensor(a, placement=here, sbp=flow.sbp.split(0), requires_grad=True) for a in (q, k, v)]
-        found = flow.nn.functional.scaled_dot_product_attention(*laid, flow.tensor(mask, placement=here, sbp=flow.sbp.split(0)))
+        operands = [flow.tensor(a, placement=here, sbp=flow.sbp.split(0), requires_grad=True) for a in (q, k, v)]
+        result = flow.nn.functional.scaled_dot_product_attention(*operands, flow.tensor(mask, placement=here, sbp=flow.sbp.split(0)))
         scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(6) + mask
         weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-        np.testing.assert_allclose(found.detach().numpy(), weights @ v)
-        found.sum().backward()
-        np.testing.assert_allclose(laid[2].grad.numpy(), np.broadcast_to(weights.sum(-2)[..., None], (3, 4, 5, 2)).sum(0))
+        np.testing.assert_allclose(result.detach().numpy(), weights @ v)
+        result.sum().backward()
+        np.testing.assert_allclose(operands[2].grad.numpy(), np.broadcast_to(weights.sum(-2)[..., None], (3, 4, 5, 2)).sum(0))
 
     on_ranks(n, program)
 
@@ -124,6 +124,6 @@ def test_axes_before_the_last_two_broadcast(n: int) -> None:
 def test_halves_are_rounded_once() -> None:
     q, k, v = (RANDOM.standard_normal((2, 9, 16)).astype(np.float16) for _ in range(3))
     wide = flow.nn.functional.scaled_dot_product_attention(*(flow.tensor(a.astype(np.float32)) for a in (q, k, v)))
-    found = flow.nn.functional.scaled_dot_product_attention(*map(flow.tensor, (q, k, v)))
-    assert found.dtype is flow.float16
-    np.testing.assert_array_equal(found.numpy(), wide.numpy().astype(np.float16))
+    result = flow.nn.functional.scaled_dot_product_attention(*map(flow.tensor, (q, k, v)))
+    assert result.dtype is flow.float16
+    np.testing.assert_array_equal(result.numpy(), wide.numpy().astype(np.float16))

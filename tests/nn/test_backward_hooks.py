@@ -29,48 +29,48 @@ def cases(n: int) -> list[tuple[Any, dict[str, Any]]]:
     return [(linear(), {}), *((linear(here), {"placement": here, "sbp": how}) for how in (flow.sbp.split(0), flow.sbp.broadcast, flow.sbp.split(1)))]
 
 
-def seed(place: dict[str, Any]) -> Any:
-    return flow.tensor(SEED, **({**place, "sbp": flow.sbp.broadcast} if place else {}))
+def seed(options: dict[str, Any]) -> Any:
+    return flow.tensor(SEED, **({**options, "sbp": flow.sbp.broadcast} if options else {}))
 
 
 @with_ranks(1, 2)
-def test_hooks_of_a_module_see_and_change_its_gradients(n: int) -> None:
-    for module, place in cases(n):
-        x = flow.tensor(X, requires_grad=True, **place)
-        told: list[Any] = []
+def test_hooks_of_a_module_receive_and_replace_its_gradients(n: int) -> None:
+    for module, options in cases(n):
+        x = flow.tensor(X, requires_grad=True, **options)
+        events: list[Any] = []
 
-        def before(m: Any, grad_output: Any, told: Any = told) -> Any:
-            told.append(("before", m, [g.numpy() for g in grad_output]))
+        def before(m: Any, grad_output: Any, events: Any = events) -> Any:
+            events.append(("before", m, [g.numpy() for g in grad_output]))
             return (grad_output[0] * 2,)
 
-        def after(m: Any, grad_input: Any, grad_output: Any, told: Any = told) -> Any:
-            told.append(("after", m, [g.numpy() for g in grad_input], [g.numpy() for g in grad_output]))
+        def after(m: Any, grad_input: Any, grad_output: Any, events: Any = events) -> Any:
+            events.append(("after", m, [g.numpy() for g in grad_input], [g.numpy() for g in grad_output]))
             return grad_input[0] * 10
 
         first, second = module.register_full_backward_pre_hook(before), module.register_full_backward_hook(after)
-        module(x).backward(seed(place))
-        assert [each[:2] for each in told] == [("before", module), ("after", module)]
-        np.testing.assert_allclose(told[0][2][0], SEED)
-        np.testing.assert_allclose(told[1][3][0], 2 * SEED)
-        np.testing.assert_allclose(told[1][2][0], 2 * SEED @ WEIGHT)
+        module(x).backward(seed(options))
+        assert [each[:2] for each in events] == [("before", module), ("after", module)]
+        np.testing.assert_allclose(events[0][2][0], SEED)
+        np.testing.assert_allclose(events[1][3][0], 2 * SEED)
+        np.testing.assert_allclose(events[1][2][0], 2 * SEED @ WEIGHT)
         np.testing.assert_allclose(x.grad.numpy(), 20 * SEED @ WEIGHT)
         np.testing.assert_allclose(module.weight.grad.numpy(), 2 * SEED.T @ X)  # the inputs' gradient is not on its way
         first.remove()
         second.remove()
         x.grad = None
-        module(x).backward(seed(place))
-        assert len(told) == 2
+        module(x).backward(seed(options))
+        assert len(events) == 2
         np.testing.assert_allclose(x.grad.numpy(), SEED @ WEIGHT)
 
 
 @with_ranks(1, 2)
 def test_inputs_without_gradients_are_none(n: int) -> None:
-    for module, place in cases(n):
-        told: list[Any] = []
-        module.register_full_backward_hook(lambda m, i, o, told=told: told.append((i, o[0].numpy())))
-        module(flow.tensor(X, **place)).backward(seed(place))
-        assert [i for i, _ in told] == [(None,)]
-        np.testing.assert_allclose(told[0][1], SEED)
+    for module, options in cases(n):
+        events: list[Any] = []
+        module.register_full_backward_hook(lambda m, i, o, events=events: events.append((i, o[0].numpy())))
+        module(flow.tensor(X, **options)).backward(seed(options))
+        assert [i for i, _ in events] == [(None,)]
+        np.testing.assert_allclose(events[0][1], SEED)
 
 
 class Pair(flow.nn.Module):  # type: ignore[misc]
@@ -80,13 +80,13 @@ class Pair(flow.nn.Module):  # type: ignore[misc]
         return x * factor, y + x
 
 
-def test_positions_of_arguments_and_outputs_are_kept() -> None:
-    module, told = Pair(), []
-    module.register_full_backward_hook(lambda m, i, o: told.append((i, o)))
+def test_hooks_receive_gradients_in_the_order_of_arguments_and_outputs() -> None:
+    module, events = Pair(), []
+    module.register_full_backward_hook(lambda m, i, o: events.append((i, o)))
     x, y = flow.tensor(X, requires_grad=True), flow.tensor(X, requires_grad=True)
     a, _ = module(x, 3.0, y)
     a.sum().backward()
-    ((inputs, outputs),) = told
+    ((inputs, outputs),) = events
     assert [g is None for g in inputs] == [False, True, True] and [g is None for g in outputs] == [False, True]
     np.testing.assert_allclose(x.grad.numpy(), np.full_like(X, 3))
 
@@ -129,7 +129,7 @@ def test_gradients_that_do_not_fit_are_errors(hook: Any, facts: list[str]) -> No
         assert fact in str(raised.value)
 
 
-def test_where_hooks_cannot_be_called_is_an_error() -> None:
+def test_hooks_in_unsupported_places_raise() -> None:
     class Named(flow.nn.Module):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
             return {"y": x * 2}

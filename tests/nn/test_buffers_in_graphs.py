@@ -1,4 +1,4 @@
-"""What a graph writes over a buffer, from what depends on parameters, is what the same module leaves there at once, on one rank and on two."""
+"""Buffers that a graph writes from values of parameters equal eager execution, on one rank and on two."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Writing(nn.Module):
     def __init__(self, write: Callable[[Writing, Any], Any]) -> None:
         super().__init__()
         self.weight = nn.Parameter(flow.tensor([[1.0, 2.0], [3.0, 4.0]]))
-        self.register_buffer("seen", flow.ones(2))
+        self.register_buffer("total", flow.ones(2))
         self.norm = nn.BatchNorm1d(2)
         self.write = write
 
@@ -28,30 +28,30 @@ class Writing(nn.Module):
 
 
 def added(m: Writing, y: Any) -> Any:
-    m.seen.add_(y.mean(0))
+    m.total.add_(y.mean(0))
     return (y * y).mean()
 
 
 def multiplied_twice(m: Writing, y: Any) -> Any:
-    m.seen.fill_(2.0)
-    m.seen.mul_(y.mean())
-    m.seen *= y.max()
+    m.total.fill_(2.0)
+    m.total.mul_(y.mean())
+    m.total *= y.max()
     return (y * y).mean()
 
 
 def added_and_read(m: Writing, y: Any) -> Any:
-    m.seen.add_(y.mean(0))
-    return (y * m.seen).mean()
+    m.total.add_(y.mean(0))
+    return (y * m.total).mean()
 
 
 def an_item_and_read(m: Writing, y: Any) -> Any:
-    m.seen[0] = y.detach().sum()
-    return (y * y).mean() + (y * m.seen).sum()
+    m.total[0] = y.detach().sum()
+    return (y * y).mean() + (y * m.total).sum()
 
 
 def an_item_with_its_gradient(m: Writing, y: Any) -> Any:
-    m.seen[0] = y.sum()
-    return (y * m.seen).mean() + m.seen.sum()
+    m.total[0] = y.sum()
+    return (y * m.total).mean() + m.total.sum()
 
 
 def an_average_and_read(m: Writing, y: Any) -> Any:
@@ -74,7 +74,7 @@ def steps(write: Callable[[Writing, Any], Any], ranks: int, as_graph: bool, trai
     x = flow.tensor(np.arange(8, dtype=np.float32).reshape(4, 2) / 8, placement=where, sbp=flow.sbp.split(0))
     optimizer = flow.optim.SGD(module.parameters(), lr=0.01)
 
-    class Step(nn.Graph):
+    class TrainGraph(nn.Graph):
         def __init__(self) -> None:
             super().__init__()
             self.module = module
@@ -93,19 +93,19 @@ def steps(write: Callable[[Writing, Any], Any], ranks: int, as_graph: bool, trai
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-        module.seen.detach_()
+        module.total.detach_()
         return loss
 
-    step = Step() if as_graph else at_once
+    step = TrainGraph() if as_graph else at_once
     losses = [step(x).numpy() for _ in range(3)]
-    held = (module.seen, module.norm.running_mean, module.norm.running_var, module.weight)
+    held = (module.total, module.norm.running_mean, module.norm.running_var, module.weight)
     return [np.stack(losses).tolist(), *(tensor.detach().numpy().tolist() for tensor in held)]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("trains", [True, False])
 @pytest.mark.parametrize("write", CASES, ids=lambda write: write.__name__)
-def test_buffers_hold_what_they_hold_at_once(write: Callable[[Writing, Any], Any], trains: bool, ranks: int) -> None:
+def test_buffers_equal_eager_execution(write: Callable[[Writing, Any], Any], trains: bool, ranks: int) -> None:
     def program(rank: int) -> Any:
         return [steps(write, ranks, as_graph, trains) for as_graph in (False, True)]
 

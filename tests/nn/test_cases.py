@@ -16,8 +16,8 @@ from jobflow.core.types import bfloat16, float16, float32
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_on_one_rank(case: Case) -> None:
-    (found,) = on_ranks(1, lambda rank: run_case(case))
-    check(case, found)
+    (results,) = on_ranks(1, lambda rank: run_case(case))
+    check(case, results)
 
 
 _LINE = Placement("cpu", (0, 1))
@@ -60,11 +60,11 @@ LAYOUTS = {
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_on_two_ranks(case: Case) -> None:
     def program(rank: int) -> Any:
-        return {how: run_case(case, _whole if how == "sums" and numbers else inputs, weights) for how, (inputs, weights) in LAYOUTS.items()}
+        return {how: run_case(case, _whole if how == "sums" and summable else inputs, weights) for how, (inputs, weights) in LAYOUTS.items()}
 
-    numbers = case.inputs[0][0][0] not in "xpvcz"  # there is no sum of numbers of rows
-    for found in on_ranks(2, program):
-        for how, each in found.items():
+    summable = case.inputs[0][0][0] not in "xpvcz"  # there is no sum of numbers of rows
+    for results in on_ranks(2, program):
+        for how, each in results.items():
             check(case, each, how)
 
 
@@ -72,8 +72,8 @@ def test_on_two_ranks(case: Case) -> None:
 def test_second_gradients(case: Case) -> None:
     (alone,) = on_ranks(1, lambda rank: run_twice(case))
     check(case, alone, "alone", "second.npz")
-    for found in on_ranks(2, lambda rank: {how: run_twice(case, *lay) for how, lay in LAYOUTS.items() if how != "sums"}):
-        for how, each in found.items():
+    for results in on_ranks(2, lambda rank: {how: run_twice(case, *lay) for how, lay in LAYOUTS.items() if how != "sums"}):
+        for how, each in results.items():
             check(case, each, how, "second.npz")
 
 
@@ -83,8 +83,8 @@ PLAIN = [*ACTIVATIONS, *AT_ZERO, *WRITTEN, *POOLS, *LOSSES]
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in PLAIN], ids=lambda case: case.name)
 def test_on_a_mesh(case: Case) -> None:
-    for found in on_ranks(4, lambda rank: run_case(case, _on_mesh, _weights_on_mesh)):
-        check(case, found)
+    for results in on_ranks(4, lambda rank: run_case(case, _on_mesh, _weights_on_mesh)):
+        check(case, results)
 
 
 _SOME = Placement("cpu", (2, 0))
@@ -97,8 +97,8 @@ def test_on_some_of_the_ranks(case: Case) -> None:
     def split(i: int, ndim: int) -> Layout:
         return Layout(_SOME, (S(0) if ndim else B,))
 
-    for found in on_ranks(3, lambda rank: run_case(case, split, split)):
-        check(case, found)
+    for results in on_ranks(3, lambda rank: run_case(case, split, split)):
+        check(case, results)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -108,13 +108,13 @@ def test_in_other_precisions(case: Case) -> None:
     def program(rank: int) -> Any:
         return [[(y.dtype, y.detach().numpy().astype(np.float64)) for y in forward(case, dtype)] for dtype, _ in PRECISIONS]
 
-    (found,) = on_ranks(1, program)
-    for (dtype, tolerance), outputs in zip(PRECISIONS, found, strict=True):
-        for i, (made, value) in enumerate(outputs):
-            assert made is dtype
-            wanted = reference(case)[f"out/{i}"]
-            size = float(np.sqrt(np.mean(np.square(wanted)))) if wanted.size else 0.0  # sums lose as much as their terms are large
-            np.testing.assert_allclose(value, wanted, rtol=tolerance, atol=tolerance * max(1.0, size), err_msg=dtype.name)
+    (results,) = on_ranks(1, program)
+    for (dtype, tolerance), outputs in zip(PRECISIONS, results, strict=True):
+        for i, (actual_dtype, value) in enumerate(outputs):
+            assert actual_dtype is dtype
+            expected = reference(case)[f"out/{i}"]
+            size = float(np.sqrt(np.mean(np.square(expected)))) if expected.size else 0.0  # sums lose as much as their terms are large
+            np.testing.assert_allclose(value, expected, rtol=tolerance, atol=tolerance * max(1.0, size), err_msg=dtype.name)
 
 
 PRECISIONS = ((float16, 1e-2), (bfloat16, 8e-2), (float32, 1e-5))

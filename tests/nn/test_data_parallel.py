@@ -78,7 +78,7 @@ def parallel(rank: int, plan: list[dict[str, Any]], optimizer_of: Callable[[Any]
     model = Parts(seed=rank)
     freeze(model, plan[0]["frozen"])
     wrapped = DistributedDataParallel(model, **options)
-    optimizer, found = optimizer_of(list(model.parameters())), []
+    optimizer, steps = optimizer_of(list(model.parameters())), []
     for step, each in enumerate(plan):
         freeze(model, each["frozen"])
         optimizer.zero_grad(set_to_none=each["to_none"])
@@ -90,15 +90,15 @@ def parallel(rank: int, plan: list[dict[str, Any]], optimizer_of: Callable[[Any]
                     wrapped(x, uses[rank]).sum().backward()
             else:
                 (model if each["direct"] else wrapped)(x, uses[rank]).sum().backward()
-        found.append([(array(p), array(p.grad)) for p in model.parameters()])
+        steps.append([(array(p), array(p.grad)) for p in model.parameters()])
         optimizer.step()
-    return found
+    return steps
 
 
 def alone(plan: list[dict[str, Any]], optimizer_of: Callable[[Any], Any], n: int) -> Any:
     """The same training without DistributedDataParallel: the passes of all ranks, one after another, on one rank."""
     model = Parts(seed=0)
-    optimizer, found = optimizer_of(list(model.parameters())), []
+    optimizer, steps = optimizer_of(list(model.parameters())), []
     for step, each in enumerate(plan):
         freeze(model, each["frozen"])
         optimizer.zero_grad(set_to_none=each["to_none"])
@@ -107,16 +107,16 @@ def alone(plan: list[dict[str, Any]], optimizer_of: Callable[[Any], Any], n: int
                 x = rows(rank, 10 * step + i)
                 x.requires_grad = True
                 (model(x, uses).sum() / n).backward()
-        found.append([(array(p), array(p.grad)) for p in model.parameters()])
+        steps.append([(array(p), array(p.grad)) for p in model.parameters()])
         optimizer.step()
-    return found
+    return steps
 
 
 def compare(seed: int, n: int, optimizer: str, options: dict[str, Any]) -> None:
     plan, make = plan_of(seed, n), optimizers()[optimizer]
     (expected,) = on_ranks(1, lambda _: alone(plan, make, n))
-    for found in on_ranks(n, parallel, plan, make, options):
-        for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+    for steps in on_ranks(n, parallel, plan, make, options):
+        for step, (ours, theirs) in enumerate(zip(steps, expected, strict=True)):
             for (p, gradient), (q, mean) in zip(ours, theirs, strict=True):
                 assert (gradient is None) == (mean is None), f"step {step} of {plan}"
                 np.testing.assert_allclose(p, q, rtol=1e-7, atol=1e-9, err_msg=f"step {step} of {plan}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import Forward, Model, Trained, as_graph, batches, graph_of, laid, usual, weights
+from graphs import Forward, Model, Trained, as_graph, batches, graph_of, tensor_of, usual, weights
 from ranks import agree, on_ranks, with_ranks
 
 from jobflow.core.errors import DivergedError, JobError, PlacementError, RankError
@@ -59,20 +59,20 @@ def test_stages_that_form_a_cycle() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_the_model_of_two_stages_gives_what_it_gives_at_once(n: int) -> None:
+def test_the_model_of_two_stages_equals_eager_execution(n: int) -> None:
     def program(rank: int) -> Any:
         model = Model(n)
         graph = Forward(model)
         graph.model.m_stage0.to(GraphModule).set_stage(stage_id=0, placement=model.places[0])
         graph.model.m_stage1.to(GraphModule).set_stage(stage_id=1, placement=model.places[1])
-        found = []
+        pairs = []
         for x, _ in batches(2):
-            given = laid(x, model.places[0], S0)
-            found += [(a.numpy(), b.numpy(), a.layout == b.layout) for a, b in zip(graph(given), model(given), strict=True)]
-        return found
+            batch = tensor_of(x, model.places[0], S0)
+            pairs += [(a.numpy(), b.numpy(), a.layout == b.layout) for a, b in zip(graph(batch), model(batch), strict=True)]
+        return pairs
 
-    for found in on_ranks(n, program):
-        for a, b, alike in found:
+    for pairs in on_ranks(n, program):
+        for a, b, alike in pairs:
             np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)  # loops of a graph may have another tanh than single operations
             assert alike
 
@@ -94,7 +94,7 @@ class Training(Graph):
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3])
-def test_batch_statistics_and_dropout_are_those_of_training_at_once(n: int) -> None:
+def test_batch_statistics_and_dropout_equal_eager_training(n: int) -> None:
     """n = 0: local tensors."""
 
     def program(rank: int, graph: bool) -> Any:
@@ -125,11 +125,11 @@ def test_batch_statistics_and_dropout_are_those_of_training_at_once(n: int) -> N
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_random_numbers_are_new_at_every_call_and_those_of_running_at_once() -> None:
+def test_random_numbers_differ_at_every_call_and_equal_eager_execution() -> None:
     def program(rank: int) -> Any:
         here = placement("cpu", [0, 1])
         graph = graph_of(lambda x: x + randn(4, 3, placement=here, sbp=S0))
-        zeros = laid(np.zeros((4, 3)), here, S0)
+        zeros = tensor_of(np.zeros((4, 3)), here, S0)
         state().manual_seed(9)
         first = [graph(zeros).numpy() for _ in range(2)]
         state().manual_seed(9)
@@ -168,46 +168,46 @@ def test_no_gradient_goes_through_no_grad_and_detach() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 4])
-def test_modules_and_graphs_see_what_the_others_write(n: int) -> None:
+def test_modules_and_graphs_share_their_writes(n: int) -> None:
     def program(rank: int) -> Any:
         model = Model(n)
-        train, look = Trained(model, [SGD(model.parameters(), 0.1)], None, usual), Forward(model)
+        train, evaluate = Trained(model, [SGD(model.parameters(), 0.1)], None, usual), Forward(model)
         (x, _), *_ = batches(1)
-        given = laid(x, model.places[0], S0)
-        look(given)
-        found = []
+        batch = tensor_of(x, model.places[0], S0)
+        evaluate(batch)
+        results = []
         for step in range(3):
             as_graph(train, model.places, (S0, B), 1)
-            found.append((look(given)[1].numpy(), model(given)[1].numpy()))
+            results.append((evaluate(batch)[1].numpy(), model(batch)[1].numpy()))
             with no_grad():
                 if step == 1:
                     model.m_stage0.w.mul_(0.5)
-                    model.m_stage1.w.copy_(laid(np.ones((8, 3)), model.places[1], B))
-            found.append((look(given)[1].numpy(), model(given)[1].numpy()))
-        return found
+                    model.m_stage1.w.copy_(tensor_of(np.ones((8, 3)), model.places[1], B))
+            results.append((evaluate(batch)[1].numpy(), model(batch)[1].numpy()))
+        return results
 
-    for found in on_ranks(n, program):
-        for a, b in found:
+    for results in on_ranks(n, program):
+        for a, b in results:
             np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
-        assert not any(np.array_equal(found[i][0], found[i + 1][0]) for i in (1, 2, 3))
+        assert not any(np.array_equal(results[i][0], results[i + 1][0]) for i in (1, 2, 3))
 
 
 @with_ranks(1)
-def test_what_was_kept_for_a_gradient_is_missed_when_a_graph_has_written_over_it() -> None:
+def test_backward_raises_if_a_graph_overwrote_saved_tensors() -> None:
     model = Model(1)
     train = Trained(model, [SGD(model.parameters(), 0.1)], None, usual)
     ((x, _),) = batches(1)
     as_graph(train, model.places, (B, B), 1)
-    loss = mean(model(laid(x, model.places[0], B))[1])
+    loss = mean(model(tensor_of(x, model.places[0], B))[1])
     as_graph(train, model.places, (B, B), 1)
     with pytest.raises(JobError, match="overwritten"):
         loss.backward()
 
 
-def test_a_buffer_that_build_writes_holds_it_after_the_call() -> None:
+def test_a_buffer_keeps_the_value_that_build_writes() -> None:
     def program(rank: int) -> Any:
         here = placement("cpu", [0, 1])
-        count = laid([1.0, 2.0, 3.0], here, S0)
+        count = tensor_of([1.0, 2.0, 3.0], here, S0)
 
         def build(x: Tensor) -> Tensor:
             before = count + 0.0
@@ -216,8 +216,8 @@ def test_a_buffer_that_build_writes_holds_it_after_the_call() -> None:
             return before + count
 
         graph = graph_of(build)
-        found = [graph(laid([1.0, 1.0, 1.0], here, B)).tolist() for _ in range(2)]
-        return found, count.tolist()
+        lists = [graph(tensor_of([1.0, 1.0, 1.0], here, B)).tolist() for _ in range(2)]
+        return lists, count.tolist()
 
     assert agree(2, program) == ([[4.0, 7.0, 10.0], [10.0, 16.0, 22.0]], [7.0, 11.0, 15.0])
 
@@ -225,41 +225,41 @@ def test_a_buffer_that_build_writes_holds_it_after_the_call() -> None:
 def test_ranks_outside_of_a_graph_have_empty_pieces() -> None:
     def program(rank: int) -> Any:
         here = placement("cpu", [2, 1])
-        w = laid(np.arange(6.0).reshape(3, 2), here, S0)
-        y = graph_of(lambda x: x * w)(laid(np.ones((3, 2)), here, S0))
+        w = tensor_of(np.arange(6.0).reshape(3, 2), here, S0)
+        y = graph_of(lambda x: x * w)(tensor_of(np.ones((3, 2)), here, S0))
         return to_local(y).shape, y.numpy().tolist()
 
-    found = on_ranks(4, program)
-    assert [shape for shape, _ in found] == [(0, 0), (1, 2), (2, 2), (0, 0)]
-    assert all(values == np.arange(6.0).reshape(3, 2).tolist() for _, values in found)
+    pieces = on_ranks(4, program)
+    assert [shape for shape, _ in pieces] == [(0, 0), (1, 2), (2, 2), (0, 0)]
+    assert all(values == np.arange(6.0).reshape(3, 2).tolist() for _, values in pieces)
 
 
 # -------------------------------------------------------------------- what goes in and comes out
 
 
-def test_tensors_come_and_go_in_any_nesting() -> None:
+def test_arguments_and_results_may_be_nested() -> None:
     def build(a: Any, b: Any, *, c: Any) -> Any:
         return {"sum": a[0] + b["x"], "none": a[1], "all": [c, (a[0],)]}
 
     def program(rank: int) -> Any:
         here = placement("cpu", [0])
-        one, two, three = (laid([float(i)], here, B) for i in (1, 2, 3))
+        one, two, three = (tensor_of([float(i)], here, B) for i in (1, 2, 3))
         graph = graph_of(build)
         graph((one, None), {"x": two}, c=three)
-        made = graph((two, None), {"x": two}, c=one)
+        result = graph((two, None), {"x": two}, c=one)
         with pytest.raises(JobError, match="nested as in its first call"):
             graph((two, one), {"x": two}, c=one)
-        return made["sum"].item(), made["none"], made["all"][0].item(), type(made["all"][1]), made["all"][1][0].item()
+        return result["sum"].item(), result["none"], result["all"][0].item(), type(result["all"][1]), result["all"][1][0].item()
 
     assert on_ranks(1, program) == [(4.0, None, 1.0, tuple, 2.0)]
 
 
 @with_ranks(2)
-def test_other_metas_are_refused_with_what_was_expected() -> None:
+def test_other_argument_types_raise_with_the_expected_ones() -> None:
     here = placement("cpu", [0, 1])
     graph = graph_of(lambda x: x * 2.0)
-    graph(laid(np.zeros((4, 3)), here, S0))
-    for other in (laid(np.zeros((4, 3)), here, B), tensor(np.zeros((4, 3), np.float32))):
+    graph(tensor_of(np.zeros((4, 3)), here, S0))
+    for other in (tensor_of(np.zeros((4, 3)), here, B), tensor(np.zeros((4, 3), np.float32))):
         with pytest.raises(JobError, match=re.escape("input0 was expected as float32[4,3] cpu[0-1]:S(0) and is float32[")):
             graph(other)
 
@@ -277,9 +277,9 @@ def test_other_metas_are_refused_with_what_was_expected() -> None:
     ],
 )
 @with_ranks(1)
-def test_what_build_cannot_do(build: Any, message: str) -> None:
+def test_unsupported_operations_in_build_raise(build: Any, message: str) -> None:
     with pytest.raises(JobError if "together" not in message else ValueError, match=message):
-        graph_of(build)(laid(np.ones((1, 3)), placement("cpu", [0]), B))
+        graph_of(build)(tensor_of(np.ones((1, 3)), placement("cpu", [0]), B))
     assert state().building is None
 
 
@@ -290,15 +290,15 @@ def test_a_build_that_raises_on_one_rank_ends_all() -> None:
                 raise ValueError("only here")
             return x * 2.0
 
-        graph_of(build)(laid(np.ones((4, 3)), placement("cpu", [0, 1]), S0)).numpy()
+        graph_of(build)(tensor_of(np.ones((4, 3)), placement("cpu", [0, 1]), S0)).numpy()
 
     with pytest.raises(RankError, match="only here"):
         on_ranks(2, program)
 
 
-def test_ranks_that_build_different_programs_are_told() -> None:
+def test_ranks_that_build_different_programs_raise() -> None:
     def program(rank: int) -> None:
-        graph_of(lambda x: x * (2.0 + rank))(laid(np.ones((4, 3)), placement("cpu", [0, 1]), S0))
+        graph_of(lambda x: x * (2.0 + rank))(tensor_of(np.ones((4, 3)), placement("cpu", [0, 1]), S0))
 
     message = r"the first call of Plain_0\(.*(?s:.*)rank 0: .*Scale\(.*2\.0.*\n.*rank 1: .*Scale\(.*3\.0"
     with pytest.raises(DivergedError, match=message):
@@ -306,24 +306,24 @@ def test_ranks_that_build_different_programs_are_told() -> None:
 
 
 @with_ranks(2)
-def test_a_parameter_with_other_memory_gives_its_numbers_and_one_that_lies_otherwise_is_refused() -> None:
+def test_a_parameter_may_change_its_storage_but_not_its_layout() -> None:
     model = Model(2)
     graph = Forward(model)
-    given = laid(np.ones((4, 5)), model.places[0], S0)
-    graph(given)
+    batch = tensor_of(np.ones((4, 5)), model.places[0], S0)
+    graph(batch)
     model.m_stage0.w.array = model.m_stage0.w.array * 2
-    np.testing.assert_array_equal(graph(given)[1].numpy(), model(given)[1].numpy())
+    np.testing.assert_array_equal(graph(batch)[1].numpy(), model(batch)[1].numpy())
     model.to_global(placement=placement("cpu", [0, 1]), sbp=S0)
     with pytest.raises(JobError, match="when the graph was compiled and is"):
-        graph(given)
+        graph(batch)
 
 
-def test_a_local_graph_is_each_ranks_own() -> None:
+def test_each_rank_has_its_own_local_graph() -> None:
     def program(rank: int) -> Any:
         graph = graph_of(lambda x: x * float(rank + 1))
-        made = [graph(tensor(np.full(rank + 1, 2.0, np.float32))) for _ in range(2)][-1]
-        whole = laid(np.ones((4, 3)), placement("cpu", [0, 1]), S0)
-        return made.is_local, made.tolist(), graph_of(lambda x: x.sum())(whole).item()
+        result = [graph(tensor(np.full(rank + 1, 2.0, np.float32))) for _ in range(2)][-1]
+        whole = tensor_of(np.ones((4, 3)), placement("cpu", [0, 1]), S0)
+        return result.is_local, result.tolist(), graph_of(lambda x: x.sum())(whole).item()
 
     assert on_ranks(2, program) == [(True, [2.0], 12.0), (True, [4.0, 4.0], 12.0)]
 
@@ -337,7 +337,7 @@ def test_a_mesh_of_two_dimensions(x_lies: Any, k: int) -> None:
         class Layer(Module):
             def __init__(self) -> None:
                 super().__init__()
-                self.w = Parameter(laid(np.random.RandomState(0).standard_normal((6, 4)), here, weight))
+                self.w = Parameter(tensor_of(np.random.RandomState(0).standard_normal((6, 4)), here, weight))
 
             def forward(self, x: Tensor) -> Tensor:
                 return matmul(x, self.w)
@@ -357,12 +357,12 @@ def test_a_mesh_of_two_dimensions(x_lies: Any, k: int) -> None:
                 return loss, y
 
         train, draw = Train(), np.random.RandomState(1).standard_normal
-        made = [train(laid(draw((8, 6)), here, lies)) for _ in range(3)]
-        return [(float(loss.numpy().mean()), y.numpy()) for loss, y in made]
+        steps = [train(tensor_of(draw((8, 6)), here, lies)) for _ in range(3)]
+        return [(float(loss.numpy().mean()), y.numpy()) for loss, y in steps]
 
     (expected,) = on_ranks(1, program, [0], B, B, False)
-    for found in on_ranks(4, program, [[0, 1], [2, 3]], x_lies, [B, S1], True):
-        for (loss, y), (loss_expected, y_expected) in zip(found, expected, strict=True):
+    for results in on_ranks(4, program, [[0, 1], [2, 3]], x_lies, [B, S1], True):
+        for (loss, y), (loss_expected, y_expected) in zip(results, expected, strict=True):
             assert loss == pytest.approx(loss_expected, rel=1e-5)
             np.testing.assert_allclose(y, y_expected, rtol=1e-4, atol=1e-5)
 
@@ -373,8 +373,8 @@ def test_graphs_are_built_with_gradients_wherever_they_are_called_and_on_any_kin
         before = weights(model)
         with no_grad():
             as_graph(Trained(model, [SGD(model.parameters(), 0.1)], None, usual), model.places, (S0, B), 1)
-        made = graph_of(lambda x: x * 2.0)(laid(np.ones((4, 3)), here, S0))
-        return any(np.array_equal(a, b) for a, b in zip(before, weights(model), strict=True)), made.placement == here, made.sum().item()
+        result = graph_of(lambda x: x * 2.0)(tensor_of(np.ones((4, 3)), here, S0))
+        return any(np.array_equal(a, b) for a, b in zip(before, weights(model), strict=True)), result.placement == here, result.sum().item()
 
     assert on_ranks(2, program) == [(False, True, 24.0)] * 2
 
@@ -382,7 +382,7 @@ def test_graphs_are_built_with_gradients_wherever_they_are_called_and_on_any_kin
 def test_a_graph_may_take_nothing_and_give_nothing() -> None:
     def program(rank: int) -> Any:
         here = placement("cpu", [0, 1])
-        total = laid(np.zeros(3), here, S0)
+        total = tensor_of(np.zeros(3), here, S0)
         drawn = graph_of(lambda: randn(4, 3, placement=here, sbp=S0))()
         counted = graph_of(lambda: [total.add_(1.0), None][1])
         return drawn.is_global, drawn.numpy().std() > 0, counted(), counted(), total.tolist()
@@ -402,13 +402,13 @@ class Counting(Module):
         return x + self.total
 
 
-def test_a_buffer_that_build_assigns_is_held_after_the_run() -> None:
+def test_a_buffer_assigned_in_build_keeps_its_identity() -> None:
     def program(rank: int) -> Any:
         where = placement("cpu", range(2))
         x = tensor(np.arange(8, dtype=np.float32).reshape(4, 2), placement=where, sbp=sbp.split(0))
         model, other = Counting(where), Counting(where)
-        graph, kept = graph_of(model), model.total
-        found = [np.array_equal(graph(x).numpy(), other(x).numpy()) for _ in range(3)]
-        return found, np.array_equal(model.total.numpy(), other.total.numpy()), model.total is kept
+        graph, total = graph_of(model), model.total
+        equal = [np.array_equal(graph(x).numpy(), other(x).numpy()) for _ in range(3)]
+        return equal, np.array_equal(model.total.numpy(), other.total.numpy()), model.total is total
 
     assert agree(2, program) == ([True] * 3, True, True)

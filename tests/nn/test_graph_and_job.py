@@ -1,7 +1,8 @@
-"""Job functions, graphs and training at once agree where the formulas of the two faces do.
+"""Job functions, graphs and eager training are equal for equal formulas.
 
-They do for plain descent, momentum without decay at a constant rate, Adam with bias correction (but for where epsilon is added),
-clipping by the norm of all gradients (but for the 1e-6 in it), rates that fall, and batches that pass in parts.
+These are plain descent, momentum without decay at a constant rate, and Adam with bias correction except for the place of epsilon.
+
+Clipping by the norm of all gradients (except for its 1e-6), falling rates and gradient accumulation are equal too.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def as_job(case: str) -> list[float]:
     @flow.global_function(type="train", function_config=config)
     def job(x: tp.Numpy.Placeholder((ROWS, 5)), y: tp.Numpy.Placeholder((ROWS, 3))) -> tp.Numpy:  # type: ignore[valid-type]
         w0, w1 = (flow.get_variable(name, w.shape, initializer=flow.zeros_initializer()) for name, w in (("w0", W0), ("w1", W1)))
-        made = flow.math.tanh(flow.matmul(flow.math.tanh(flow.matmul(x, w0)), w1))
-        loss = flow.math.reduce_mean(flow.math.square(flow.math.subtract(made, y)))
+        prediction = flow.math.tanh(flow.matmul(flow.math.tanh(flow.matmul(x, w0)), w1))
+        loss = flow.math.reduce_mean(flow.math.square(flow.math.subtract(prediction, y)))
         optimizer().minimize(loss)
         return loss
 
@@ -127,6 +128,6 @@ def test_a_graph_trains_as_a_job_does(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "clipped"])
-def test_so_does_training_at_once(case: str) -> None:
+def test_eager_training_equals_a_job(case: str) -> None:
     for losses in on_ranks(2, trained, 2, case, False):
         np.testing.assert_allclose(losses, as_job(case), rtol=2e-5)

@@ -53,7 +53,7 @@ CASES: dict[str, tuple[list[np.ndarray], Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("k", [2, 3, pytest.param(4, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", CASES)
-def test_arguments_that_are_not_the_batch_pass_whole(name: str, k: int) -> None:
+def test_arguments_without_a_batch_axis_pass_whole(name: str, k: int) -> None:
     (loss, weights), (expected_loss, expected) = (step(count, *CASES[name]) for count in (k, 1))
     assert loss == pytest.approx(expected_loss, rel=1e-5)
     np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)

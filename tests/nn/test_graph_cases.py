@@ -19,9 +19,9 @@ from jobflow.optim import SGD
 class Once(Graph):
     """A case as a graph: the outputs, and a step if there are parameters."""
 
-    def __init__(self, made: Any, module: Any, weighed: list[Any] | None) -> None:
+    def __init__(self, call: Any, module: Any, weighed: list[Any] | None) -> None:
         super().__init__()
-        self.call, self.weighed = made, weighed
+        self.call, self.weighed = call, weighed
         if module is not None:
             self.module = module
         if weighed is not None:
@@ -38,8 +38,8 @@ class Once(Graph):
 
 def run_in_graph(case: Case, lay: Lay) -> dict[str, np.ndarray[Any, Any]]:
     """Outputs, gradients of parameters and buffers, as `record.py` names them."""
-    made = case.make(nn, F)
-    module = made.module if isinstance(made, _Called) else made if isinstance(made, Module) else None
+    called_module = case.make(nn, F)
+    module = called_module.module if isinstance(called_module, _Called) else called_module if isinstance(called_module, Module) else None
     before: dict[str, Any] = {}
     whole = None if lay is None else Layout(lay(0, 0).placement, (B,))
     if module is not None:
@@ -49,15 +49,15 @@ def run_in_graph(case: Case, lay: Lay) -> dict[str, np.ndarray[Any, Any]]:
         for name, p in module.named_parameters():
             before[name] = p.array[...] = case.parameter(name, tuple(p.shape))
     tensors = [lain(array, None if lay is None else lay(i, array.ndim)) for i, array in enumerate(case.arrays())]
-    wanted = [name for name in reference(case) if name.startswith("out/")]
+    output_names = [name for name in reference(case) if name.startswith("out/")]
     trains = bool(before) and any(name.startswith("parameter/") for name in reference(case))
-    weighed = [lain(case.weights(i, reference(case)[name].shape), whole) for i, name in enumerate(wanted)] if trains else None
-    outputs = Once(made, module, weighed)(*tensors)
-    found = {f"out/{i}": y.numpy() for i, y in enumerate(outputs)}
+    weighed = [lain(case.weights(i, reference(case)[name].shape), whole) for i, name in enumerate(output_names)] if trains else None
+    outputs = Once(called_module, module, weighed)(*tensors)
+    results = {f"out/{i}": y.numpy() for i, y in enumerate(outputs)}
     if module is not None:
-        found |= {f"parameter/{name}": before[name] - p.detach().numpy() for name, p in module.named_parameters() if trains}
-        found |= {f"buffer/{name}": x.numpy() for name, x in module.named_buffers()}
-    return found
+        results |= {f"parameter/{name}": before[name] - p.detach().numpy() for name, p in module.named_parameters() if trains}
+        results |= {f"buffer/{name}": x.numpy() for name, x in module.named_buffers()}
+    return results
 
 
 #: the mean of all batches is a number of Python
@@ -69,8 +69,8 @@ NUMBERS = {"batch_norm2d_mean"}
 def test_as_a_graph(case: Case, n: int) -> None:
     line = Placement("cpu", (0, 1))
     lay: Lay = None if n == 1 else lambda i, ndim: Layout(line, (S(0) if ndim else B,))
-    wanted = {name: x for name, x in reference(case).items() if not name.startswith("input/")}
-    for found in on_ranks(n, lambda rank: run_in_graph(case, lay)):
-        assert found.keys() == wanted.keys()
-        for name, value in wanted.items():
-            np.testing.assert_allclose(found[name], value, rtol=1e-7, atol=1e-8, err_msg=name)
+    expected = {name: x for name, x in reference(case).items() if not name.startswith("input/")}
+    for results in on_ranks(n, lambda rank: run_in_graph(case, lay)):
+        assert results.keys() == expected.keys()
+        for name, value in expected.items():
+            np.testing.assert_allclose(results[name], value, rtol=1e-7, atol=1e-8, err_msg=name)

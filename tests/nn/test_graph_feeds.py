@@ -25,13 +25,13 @@ class Model(Module):
     def __init__(self, where: placement) -> None:
         super().__init__()
         self.w = flow.nn.Parameter(flow.tensor(X[0][:WIDTH, :4], placement=where, sbp=sbp.broadcast))
-        self.kept = flow.nn.Parameter(flow.tensor(X[2], placement=where, sbp=sbp.split(0)))
+        self.scale = flow.nn.Parameter(flow.tensor(X[2], placement=where, sbp=sbp.split(0)))
 
     def forward(self, x: Any) -> Any:
         return flow.matmul(x, self.w).tanh()
 
 
-class Step(Graph):
+class TrainGraph(Graph):
     """Gives its input too, as it is and looked at otherwise."""
 
     def __init__(self, model: Model) -> None:
@@ -40,7 +40,7 @@ class Step(Graph):
         self.add_optimizer(SGD(model.parameters(), 0.1))
 
     def build(self, x: Any) -> Any:
-        loss = (self.model(x) * (x + self.model.kept).mean(1, keepdim=True)).square().mean()
+        loss = (self.model(x) * (x + self.model.scale).mean(1, keepdim=True)).square().mean()
         loss.backward()
         return loss, x.reshape(-1)[:5], x
 
@@ -48,24 +48,24 @@ class Step(Graph):
 def program(rank: int, n: int, copies: bool) -> Any:
     where = placement("cpu", range(n))
     model = Model(where)
-    step = Step(model)
+    step = TrainGraph(model)
     a, b = (flow.tensor(x, placement=where, sbp=sbp.split(0)) for x in X[:2])
     turned = flow.tensor(np.ascontiguousarray(X[1].T), placement=where, sbp=sbp.split(1)).transpose(0, 1)
-    found: list[float] = []
+    values: list[float] = []
     for x in (a, b, b, turned, None, a, None):
         if x is b:
             with flow.no_grad():
                 b.mul_(0.5)  # what was read where it lies is read anew
-        x = model.kept.detach() if x is None else x  # memory that the graph writes to
-        given = x.clone() if copies else x
-        loss, few, whole = step(given)
-        found += [loss.numpy().item(), *few.numpy().tolist(), float(whole.sum().numpy())]
+        x = model.scale.detach() if x is None else x  # memory that the graph writes to
+        argument = x.clone() if copies else x
+        loss, few, whole = step(argument)
+        values += [loss.numpy().item(), *few.numpy().tolist(), float(whole.sum().numpy())]
         with flow.no_grad():
             whole.zero_()  # what a graph gives is no window on what it took
-    return [*found, float(model.w.sum().numpy()), float(model.kept.sum().numpy())]
+    return [*values, float(model.w.sum().numpy()), float(model.scale.sum().numpy())]
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_where_an_input_lies_changes_nothing(n: int) -> None:
+def test_the_storage_of_an_input_does_not_change_results(n: int) -> None:
     plain, copied = on_ranks(n, program, n, False), on_ranks(n, program, n, True)
     assert plain == copied

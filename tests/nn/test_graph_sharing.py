@@ -1,4 +1,4 @@
-"""What all ranks of a graph hold whole lies in memory once, and is to everybody what it was: numbers that each rank reads and writes as its own."""
+"""Replicated parameters of a graph share one storage, and each rank reads and writes them like its own."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def in_place(model: Model) -> Any:
 
 
 def by_data(model: Model) -> Any:
-    kept = model.w.data
+    data = model.w.data
     model.w.data.mul_(0.5)
-    return kept.numpy().tolist()
+    return data.numpy().tolist()
 
 
 def through_views(model: Model) -> Any:
-    """A view and what it looks at show each other's numbers, also once the graph has taken them over."""
+    """A view and what it looks at show each other's flat_values, also once the graph has taken them over."""
     with flow.no_grad():
         row, detached = model.w[1], model.w.detach()
         detached.mul_(2.0)
@@ -109,35 +109,35 @@ def program(rank: int, n: int, between: Any, share: bool) -> Any:
     current_session().settings.share_variables = share
     where = placement("cpu", range(n))
     model = Model(where)
-    train, look = Train(model), Look(model)
-    seen: list[Any] = []
+    train, evaluate = Train(model), Look(model)
+    results: list[Any] = []
     for x, y in zip(X, Y, strict=True):
-        given = (flow.tensor(array, placement=where, sbp=sbp.split(0)) for array in (x, y))
-        seen.append(train(*given).numpy().tolist())
+        batch = (flow.tensor(array, placement=where, sbp=sbp.split(0)) for array in (x, y))
+        results.append(train(*batch).numpy().tolist())
         at = model.w.array.ctypes.data, model.v.array.ctypes.data
-        seen.append(between(model))
-        seen.append(look(flow.tensor(X[0], placement=where, sbp=sbp.broadcast)).numpy().tolist())
+        results.append(between(model))
+        results.append(evaluate(flow.tensor(X[0], placement=where, sbp=sbp.broadcast)).numpy().tolist())
         assert str(model.w.layout) == str(model.v.layout) == f"cpu[{f'0-{n - 1}' if n > 1 else 0}]:B"
-        seen.append([model.w.numpy().tolist(), model.v.to_local().numpy().tolist(), model.state_dict()["w"].numpy().tolist()])
-    return seen, at
+        results.append([model.w.numpy().tolist(), model.v.to_local().numpy().tolist(), model.state_dict()["w"].numpy().tolist()])
+    return results, at
 
 
-def numbers(seen: Any) -> list[float]:
+def flat_values(nested: Any) -> list[float]:
     """All of them, in order."""
-    return [n for one in seen for n in numbers(one)] if isinstance(seen, list) else [] if seen is None else [seen]
+    return [n for one in nested for n in flat_values(one)] if isinstance(nested, list) else [] if nested is None else [nested]
 
 
 @pytest.mark.parametrize("between", BETWEEN, ids=lambda f: f.__name__)
-def test_it_is_to_each_rank_as_its_own(between: Any) -> None:
-    expected = numbers(on_ranks(1, program, 1, between, True)[0][0])
+def test_shared_parameters_behave_as_private_ones(between: Any) -> None:
+    expected = flat_values(on_ranks(1, program, 1, between, True)[0][0])
     for n, share in ((2, True), (4, True), (2, False)):
         got = on_ranks(n, program, n, between, share)
-        for seen, _ in got:
-            np.testing.assert_allclose(numbers(seen), expected, rtol=2e-5, atol=2e-6)
+        for results, _ in got:
+            np.testing.assert_allclose(flat_values(results), expected, rtol=2e-5, atol=2e-6)
         assert len({at for _, at in got}) == (1 if share else n)
 
 
-def test_who_writes_alone_is_told_by_all() -> None:
+def test_a_write_on_one_rank_raises_on_all() -> None:
     def alone(rank: int) -> str:
         where = placement("cpu", range(2))
         model = Model(where)
@@ -146,9 +146,9 @@ def test_who_writes_alone_is_told_by_all() -> None:
         train(x, y)
         if rank == 0:
             model.w.to_local().data.mul_(2.0)
-        with pytest.raises(DivergedError) as told:
+        with pytest.raises(DivergedError) as caught:
             train(x, y)
-        return str(told.value)
+        return str(caught.value)
 
     first, second = on_ranks(2, alone)
     assert first == second
@@ -167,17 +167,17 @@ class Everywhere(Graph):
         return self.model(x).to_global(placement=placement("cpu", range(4)), sbp=sbp.broadcast)
 
 
-def test_graphs_on_other_ranks_take_the_numbers_over() -> None:
-    """What two ranks have in common lies elsewhere in a graph of four, and comes back when the graph of the two runs."""
+def test_graphs_on_other_ranks_read_the_shared_values() -> None:
+    """A graph of four ranks stores the values of two ranks elsewhere; the graph of the two restores them when it runs."""
 
     def program(rank: int, n: int) -> Any:
         where = placement("cpu", range(min(n, 2)))
         model = Model(where)
         train = Train(model)
-        look = Everywhere(model) if n == 4 else Look(model)
+        evaluate = Everywhere(model) if n == 4 else Look(model)
         x, y = (flow.tensor(array[0], placement=where, sbp=sbp.broadcast) for array in (X, Y))
-        return [seen for _ in range(3) for seen in (train(x, y).numpy().tolist(), look(x).numpy().tolist())]
+        return [results for _ in range(3) for results in (train(x, y).numpy().tolist(), evaluate(x).numpy().tolist())]
 
     expected = on_ranks(1, program, 1)[0]
     for got in on_ranks(4, program, 4):
-        np.testing.assert_allclose(numbers(got), numbers(expected), rtol=2e-5, atol=2e-6)
+        np.testing.assert_allclose(flat_values(got), flat_values(expected), rtol=2e-5, atol=2e-6)

@@ -95,13 +95,13 @@ def losses_of(rank: int, n: int, strategy: Any, parts: int, how: Any = S0) -> An
     where = placement("cpu", range(n))
     model = Model(where)
     train = Train(model, strategy, parts)
-    found: list[float] = []
+    losses: list[float] = []
     for x, y in BATCHES:
         loss = train(*(flow.tensor(array, placement=where, sbp=how) for array in (x, y)))
-        found.append(float(np.mean(loss.numpy())))
-    look = Look(model, strategies.data_parallel() if strategy is None else strategy)
-    seen = look(flow.tensor(BATCHES[0][0], placement=where, sbp=how)).numpy()
-    return found, [p.numpy() for p in model.parameters()], seen
+        losses.append(float(np.mean(loss.numpy())))
+    evaluate = Look(model, strategies.data_parallel() if strategy is None else strategy)
+    scores = evaluate(flow.tensor(BATCHES[0][0], placement=where, sbp=how)).numpy()
+    return losses, [p.numpy() for p in model.parameters()], scores
 
 
 @cache
@@ -132,12 +132,12 @@ def as_job(n: int, strategy: Any, parts: int) -> list[float]:
 
 
 @pytest.mark.parametrize("case", list(CASES))
-def test_the_losses_are_those_of_one_rank_and_of_the_job(case: str) -> None:
+def test_the_losses_equal_one_rank_and_the_job(case: str) -> None:
     n, strategy, parts = CASES[case]
-    losses, weights, seen = expected()
+    losses, weights, scores = expected()
     for mine, own, shown in on_ranks(n, losses_of, n, strategy, parts):
         np.testing.assert_allclose(mine, losses, rtol=2e-6)
-        for a, b in zip([*own, shown], [*weights, seen], strict=True):
+        for a, b in zip([*own, shown], [*weights, scores], strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
     np.testing.assert_allclose(as_job(n, strategy, parts), mine, rtol=2e-6)
 
@@ -168,7 +168,7 @@ def test_stages_may_be_named_by_module() -> None:
         assert places == ["cpu[0]:B", "cpu[1]:B", "cpu[1]:B"]
 
 
-def test_parameters_lie_as_the_strategy_stores_them_and_go_on_at_once() -> None:
+def test_parameters_have_the_layout_of_the_strategy_and_train_eagerly() -> None:
     """For inputs of other lengths, with random numbers and buffers, under ZeRO; the model runs at once in between."""
 
     class Noisy(Module):
@@ -199,17 +199,17 @@ def test_parameters_lie_as_the_strategy_stores_them_and_go_on_at_once() -> None:
         where = placement("cpu", range(n))
         model = Noisy(where)
         train = Graphed(model, strategy)
-        seen = []
+        results = []
         for rows in (12, 8, 12, 8):
             x = flow.tensor(BATCHES[0][0][:rows], placement=where, sbp=sbp.broadcast)
-            seen.append(float(train(x).numpy()))
-            seen.append(float(model.eval()(x).sum().numpy()))
+            results.append(float(train(x).numpy()))
+            results.append(float(model.eval()(x).sum().numpy()))
             model.train()
-        return seen, str(model.inner.w.layout), [x.numpy().tolist() for x in model.state_dict().values()]
+        return results, str(model.inner.w.layout), [x.numpy().tolist() for x in model.state_dict().values()]
 
     (one, _, final), *_ = on_ranks(1, program, 1, None)
-    for seen, layout, state in on_ranks(4, program, 4, strategies.zero(2, least=32)):
-        np.testing.assert_allclose(seen, one, rtol=2e-5)
+    for results, layout, state in on_ranks(4, program, 4, strategies.zero(2, least=32)):
+        np.testing.assert_allclose(results, one, rtol=2e-5)
         assert layout == "cpu[0-3]:S(0)"
         for a, b in zip(state, final, strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
@@ -240,9 +240,9 @@ def refused(rank: int, how: str) -> str:
     if how == "stages":
         for stage in range(3):
             getattr(train.model, f"w{stage}").to(GraphModule).set_stage(stage)
-    with pytest.raises(JobflowError) as told:
+    with pytest.raises(JobflowError) as caught:
         train.config.strategy("zero") if how == "text" else train(x, y)
-    return f"{type(told.value).__name__}: {told.value}"
+    return f"{type(caught.value).__name__}: {caught.value}"
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def refused(rank: int, how: str) -> str:
         ("text", ConfigError, "a strategy such as strategies.data_parallel() is needed; got 'zero'"),
     ],
 )
-def test_what_does_not_fit_is_told(how: str, error: type[Exception], words: str) -> None:
-    for told in on_ranks(2, refused, how):
-        assert told.startswith(f"{error.__name__}: ") and words in told
-        assert "test_graph_strategies.py:" in told or how == "stages"
+def test_invalid_strategies_raise(how: str, error: type[Exception], words: str) -> None:
+    for message in on_ranks(2, refused, how):
+        assert message.startswith(f"{error.__name__}: ") and words in message
+        assert "test_graph_strategies.py:" in message or how == "stages"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import Model, Trained, as_graph, at_once, batches, laid, usual, weights
+from graphs import Model, Trained, as_graph, at_once, batches, tensor_of, usual, weights
 from ranks import agree, on_ranks
 
 from jobflow.core.errors import CheckpointError
@@ -54,10 +54,10 @@ def trained(rank: int, n: int, optimizer: str, how: tuple[Any, Any, Any], settin
 
 
 def check(got: list[Any], optimizer: str, close: float = 2e-6) -> None:
-    losses, numbers = expected(optimizer)
+    losses, references = expected(optimizer)
     for mine, own, *_ in got:
         np.testing.assert_allclose(mine, losses, rtol=close, atol=close)
-        for a, b in zip(own, numbers, strict=True):
+        for a, b in zip(own, references, strict=True):
             np.testing.assert_allclose(a, b, rtol=10 * close, atol=10 * close)
 
 
@@ -86,25 +86,25 @@ def test_every_optimizer(n: int, optimizer: str) -> None:
 
 @pytest.mark.parametrize("how", [(S0, B, S1), (B, S0, B), (S0, S0, S0), (S1, S1, S1), (S0, S1, B)])
 @pytest.mark.parametrize("k", [2, 4])
-def test_parts_of_the_batch_pair_their_rows_however_they_lie(how: Any, k: int) -> None:
+def test_microbatches_pair_their_rows_in_every_layout(how: Any, k: int) -> None:
     check(on_ranks(4, trained, 4, "momentum", how, parts(k)), "momentum")
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("n", [1, 2, 4])
-def test_stages_work_on_parts_by_a_schedule(n: int, schedule: str) -> None:
+def test_stages_run_microbatches_by_a_schedule(n: int, schedule: str) -> None:
     check(on_ranks(n, trained, n, "adam", (S0, B, B), parts(4, schedule)), "adam")
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("k", [1, 2])
-def test_zero_keeps_parts_of_parameters(stage: int, k: int) -> None:
+def test_zero_stores_shards_of_parameters(stage: int, k: int) -> None:
     got = on_ranks(4, trained, 4, "adam", (S0, S0, S1), zero(stage, k))
     check(got, "adam")
     assert [layouts for _, _, layouts, _ in got] == [["cpu[0-1]:S(0)", "cpu[2-3]:S(1)"]] * 4
 
 
-def test_checkpointed_modules_are_computed_again() -> None:
+def test_checkpointed_modules_are_rematerialized() -> None:
     def setting(graph: Any) -> None:
         graph.model.m_stage0.to(GraphModule).activation_checkpointing = True
         parts(2)(graph)
@@ -164,7 +164,7 @@ class Both:
 
 
 @pytest.mark.parametrize("n", [2, 4])
-def test_what_one_rank_has_loaded_goes_to_the_stages_that_have_it(n: int, tmp_path: Any) -> None:
+def test_a_state_loaded_on_one_rank_is_sent_to_its_stages(n: int, tmp_path: Any) -> None:
     """Also from a rank that is none of a stage's."""
 
     def program(rank: int, steps: int, skip: int) -> Any:
@@ -173,30 +173,30 @@ def test_what_one_rank_has_loaded_goes_to_the_stages_that_have_it(n: int, tmp_pa
         graph = Trained(model, [optimizer], StepLR(optimizer, 2, 0.1), usual)
         if skip:
             graph.load_state_dict(load(tmp_path / "saved", global_src_rank=n - 1))
-        found = as_graph(graph, model.places, (S0, B), steps, skip)
+        losses = as_graph(graph, model.places, (S0, B), steps, skip)
         if steps == 2:
             save(graph.state_dict(), tmp_path / "saved", global_dst_rank=0)
-        return found
+        return losses
 
-    whole, _, found = (agree(n, program, *given) for given in ((4, 0), (2, 0), (4, 2)))
-    assert whole[2:] == found
+    whole, _, losses = (agree(n, program, *arguments) for arguments in ((4, 0), (2, 0), (4, 2)))
+    assert whole[2:] == losses
 
 
-def test_a_frozen_parameter_stays_and_the_loss_of_the_batch_comes_back() -> None:
+def test_a_frozen_parameter_does_not_change_and_the_loss_is_of_the_batch() -> None:
     def program(rank: int) -> Any:
         model = Model(2)
         model.m_stage0.w.requires_grad = False
         before = weights(model)
         graph = Trained(model, [SGD(model.parameters(), 0.1)], None, parts(4))
         ((x, y),) = batches(1)
-        loss = graph(laid(x, model.places[0], S0), laid(y, model.places[1], S0))
+        loss = graph(tensor_of(x, model.places[0], S0), tensor_of(y, model.places[1], S0))
         after = weights(model)
         return tuple(loss.shape), np.array_equal(before[0], after[0]), np.array_equal(before[1], after[1])
 
     assert agree(2, program) == ((), True, False)
 
 
-def test_saved_and_loaded_training_goes_on_as_if_nothing_had_been() -> None:
+def test_training_resumes_from_a_state_with_equal_results() -> None:
     def program(rank: int) -> Any:
         def graph_of() -> tuple[Model, Any]:
             model = Model(4)
@@ -212,14 +212,14 @@ def test_saved_and_loaded_training_goes_on_as_if_nothing_had_been() -> None:
         rates = saved["System-Train-LearningRate"]
         model, graph = graph_of()
         graph.load_state_dict(saved)
-        found = as_graph(graph, model.places, (S0, B), 4, skip=2)
+        losses = as_graph(graph, model.places, (S0, B), 4, skip=2)
         model, graph = graph_of()
         graph.load_state_dict({name: x for name, x in saved.items() if name != "System-Train-LearningRate"})
-        assert as_graph(graph, model.places, (S0, B), 4, skip=2) == found, "what was saved before there were rates in it"
+        assert as_graph(graph, model.places, (S0, B), 4, skip=2) == losses, "what was saved before there were rates in it"
         model = Model(4)
         with pytest.raises(CheckpointError, match="1 learning-rate schedules and the graph 0"):
             Trained(model, [AdamW(model.parameters(), 0.01)], None, usual).load_state_dict(saved)
-        return whole[2:], found, steps, names, rates
+        return whole[2:], losses, steps, names, rates
 
     for whole, continued, steps, names, rates in on_ranks(4, program):
         np.testing.assert_array_equal(whole, continued)

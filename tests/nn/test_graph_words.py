@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import Forward, Model, Trained, as_graph, graph_of, laid, places, usual
+from graphs import Forward, Model, Trained, as_graph, graph_of, places, tensor_of, usual
 from ranks import on_ranks, with_ranks
 
 import jobflow as flow
@@ -22,7 +22,7 @@ from jobflow.optim.optimizers import SGD
 S0, B = sbp.split(0), sbp.broadcast
 
 
-def test_a_graph_is_made_before_its_parts() -> None:
+def test_a_graph_needs_super_init_before_its_modules() -> None:
     class Early(Graph):
         def __init__(self, model: Any) -> None:
             self.model = model
@@ -53,7 +53,7 @@ def test_optimizers_need_a_loss_and_a_loss_an_optimizer() -> None:
 @with_ranks(1)
 @pytest.mark.parametrize("way", ["loss.backward", "autograd.backward", "autograd.grad"])
 @pytest.mark.parametrize("kind", ["constant", "outside"])
-def test_gradients_of_tensors_that_build_did_not_compute_are_refused(kind: str, way: str) -> None:
+def test_gradients_of_tensors_from_outside_of_build_raise(kind: str, way: str) -> None:
     model = Model(1)
     outside = flow.ones(1, requires_grad=True).sum()
 
@@ -68,7 +68,7 @@ def test_gradients_of_tensors_that_build_did_not_compute_are_refused(kind: str, 
 
 
 @with_ranks(1)
-def test_no_part_of_the_batch_is_empty() -> None:
+def test_an_empty_microbatch_raises() -> None:
     model = Model(1)
     graph = Trained(model, [SGD(model.parameters(), 0.1)], None, lambda g: g.config.set_gradient_accumulation_steps(9))
     with pytest.raises(JobError, match=re.escape("the batch has 8 rows (input0, input1), so 1 of them would be empty")):
@@ -92,7 +92,7 @@ def test_settings_are_checked() -> None:
 
 
 @with_ranks(1)
-def test_switches_without_a_meaning_here_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
+def test_switches_without_effect_are_accepted(capsys: pytest.CaptureFixture[str]) -> None:
     graph = Forward(Model(1))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -120,18 +120,18 @@ def test_state_can_be_loaded_before_the_first_call_only() -> None:
     saved = graph.state_dict()
     assert list(saved) == ["model"] and list(saved["model"]) == ["m_stage0.w", "m_stage1.w"]
     assert not graph.is_compiled
-    graph(laid(np.ones((4, 5)), model.places[0], B))
+    graph(tensor_of(np.ones((4, 5)), model.places[0], B))
     assert graph.is_compiled
     with pytest.raises(JobError, match="before its first call"):
         graph.load_state_dict(saved)
 
 
-def test_it_prints_what_it_is_before_and_after() -> None:
+def test_repr_before_and_after_compilation() -> None:
     def program(rank: int) -> Any:
         model = Model(2)
         graph = Forward(model)
         before = repr(graph)
-        graph(laid(np.ones((4, 5)), places(2)[0], S0))
+        graph(tensor_of(np.ones((4, 5)), places(2)[0], S0))
         return graph.name, before, repr(graph)
 
     for name, before, after in on_ranks(2, program):
@@ -141,11 +141,11 @@ def test_it_prints_what_it_is_before_and_after() -> None:
         assert "MatMul()(input0, model.m_stage0.w)" in after and "move[cpu[0]" in after
 
 
-def test_debug_prints_on_the_ranks_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_prints_on_the_requested_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     def program(rank: int) -> None:
         graph = graph_of(lambda x: x * 2.0)
         graph.debug(1, ranks=[1])
-        graph(laid(np.ones((4, 5)), placement("cpu", [0, 1]), S0))
+        graph(tensor_of(np.ones((4, 5)), placement("cpu", [0, 1]), S0))
 
     on_ranks(2, program)
     assert capsys.readouterr().out.count("job Plain_0 on cpu[0-1]") == 1

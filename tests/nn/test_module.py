@@ -75,14 +75,14 @@ def test_attributes_keep_their_kinds() -> None:
     with pytest.raises(AttributeError, match='did you mean "scale"'):
         _ = net.scales
     with pytest.raises(DtypeError, match="is a leaf"):
-        net.made = _computed()
+        net.parameter = _computed()
 
 
 def _computed() -> Any:
     w = nn.Parameter(ones(2))
-    made = nn.Parameter(ones(2))
-    made.node, made.index = (w * 2.0).node, 0
-    return made
+    parameter = nn.Parameter(ones(2))
+    parameter.node, parameter.index = (w * 2.0).node, 0
+    return parameter
 
 
 def test_init_must_have_run() -> None:
@@ -104,15 +104,15 @@ def test_init_must_have_run() -> None:
         nn.Module()(1)
 
 
-def test_hooks_see_and_change() -> None:
-    net, seen = nn.Linear(2, 2), []
-    before = net.register_forward_pre_hook(lambda module, inputs: (seen.append("before"), inputs[0] * 0.0)[1])
-    after = net.register_forward_hook(lambda module, inputs, output: seen.append(float(inputs[0].sum())))
-    assert np.allclose(net(ones(1, 2)).detach().numpy(), net.bias.detach().numpy()) and seen == ["before", 0.0]
+def test_hooks_receive_and_replace_tensors() -> None:
+    net, events = nn.Linear(2, 2), []
+    before = net.register_forward_pre_hook(lambda module, inputs: (events.append("before"), inputs[0] * 0.0)[1])
+    after = net.register_forward_hook(lambda module, inputs, output: events.append(float(inputs[0].sum())))
+    assert np.allclose(net(ones(1, 2)).detach().numpy(), net.bias.detach().numpy()) and events == ["before", 0.0]
     before.remove()
     after.remove()
     changed = net.register_forward_hook(lambda module, inputs, output: output * 0.0)
-    assert not net(ones(1, 2)).detach().numpy().any() and len(seen) == 2
+    assert not net(ones(1, 2)).detach().numpy().any() and len(events) == 2
     changed.remove()
 
 
@@ -140,7 +140,7 @@ def test_modes_and_types() -> None:
     assert order == ["Linear", "BatchNorm1d", "ReLU", "Linear", "Sequential", "Net"]
 
 
-def test_it_prints() -> None:
+def test_repr() -> None:
     assert repr(nn.Linear(3, 4)) == "Linear(in_features=3, out_features=4, bias=True)"
     assert repr(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Dropout(0.1)))) == (
         "Sequential(\n  (0): ReLU()\n  (1): Sequential(\n    (0): Dropout(p=0.1, inplace=False)\n  )\n)"
@@ -148,7 +148,7 @@ def test_it_prints() -> None:
     assert repr(nn.Conv2d(3, 8, 3, padding=1, bias=False)) == "Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), bias=False)"
 
 
-def test_copies_are_of_their_own() -> None:
+def test_copies_share_no_parameters() -> None:
     net = Net()
     other = copy.deepcopy(net)
     other.first.weight.array[...] = 0
@@ -174,8 +174,8 @@ def test_containers() -> None:
     keyed = nn.ModuleDict({"x": a, "y": b})
     keyed["z"] = c
     assert list(keyed) == ["x", "y", "z"] and "z" in keyed and keyed.pop("x") is a and list(keyed.keys()) == ["y", "z"]
-    numbers = nn.ParameterList([ones(2), nn.Parameter(ones(3))])
-    assert len(list(numbers.parameters())) == 2 and numbers[-1].shape == (3,) and "(0): Parameter float32[2]" in repr(numbers)
+    parameters = nn.ParameterList([ones(2), nn.Parameter(ones(3))])
+    assert len(list(parameters.parameters())) == 2 and parameters[-1].shape == (3,) and "(0): Parameter float32[2]" in repr(parameters)
     table = nn.ParameterDict({"u": ones(2)})
     table["v"] = ones(1)
     assert list(table.state_dict()) == ["u", "v"] and table.pop("u").requires_grad
@@ -184,15 +184,15 @@ def test_containers() -> None:
 # -------------------------------------------------------------------- states
 
 
-def test_a_state_is_taken_over() -> None:
+def test_load_state_dict_copies_values() -> None:
     one, other = Net(), Net()
     one(ones(3, 4))
     assert repr(other.load_state_dict(one.state_dict())) == "<All keys matched successfully>"
     for (_, x), (_, y) in zip(one.state_dict().items(), other.state_dict().items(), strict=True):
         np.testing.assert_array_equal(x.numpy(), y.numpy())
-    kept = one.state_dict()
+    saved_state = one.state_dict()
     one.scale.array[...] = 7
-    assert kept["scale"].numpy().tolist() == [7, 7] and not kept["scale"].requires_grad
+    assert saved_state["scale"].numpy().tolist() == [7, 7] and not saved_state["scale"].requires_grad
     assert one.state_dict(keep_vars=True)["scale"] is one.scale
     assert list(one.first.state_dict(prefix="a.")) == ["a.weight", "a.bias"]
 
@@ -200,15 +200,15 @@ def test_a_state_is_taken_over() -> None:
 def test_a_state_that_does_not_fit_changes_nothing() -> None:
     net = Net()
     before = net.scale.numpy().copy()
-    given = {**net.state_dict(), "scale": ones(2) * 9.0, "first.weight": ones(5, 4), "first.bias": ones(1), "nrom.bias": ones(6)}
-    del given["norm.bias"]
+    states = {**net.state_dict(), "scale": ones(2) * 9.0, "first.weight": ones(5, 4), "first.bias": ones(1), "nrom.bias": ones(6)}
+    del states["norm.bias"]
     with pytest.raises(CheckpointError) as error:
-        net.load_state_dict(given)
+        net.load_state_dict(states)
     for text in ("first.weight is float32[6,4], the state has float32[5,4]", "first.bias", "missing: norm.bias", 'did you mean "norm.bias"'):
         assert text in str(error.value)
     np.testing.assert_array_equal(net.scale.numpy(), before)
-    given |= {"first.weight": ones(6, 4), "first.bias": ones(6)}
-    assert tuple(net.load_state_dict(given, strict=False)) == (["norm.bias"], ["nrom.bias"])
+    states |= {"first.weight": ones(6, 4), "first.bias": ones(6)}
+    assert tuple(net.load_state_dict(states, strict=False)) == (["norm.bias"], ["nrom.bias"])
     assert net.scale.numpy().tolist() == [9, 9]
 
 
@@ -265,7 +265,7 @@ def test_modules_become_global() -> None:
 
 
 @with_ranks(2)
-def test_moves_that_cannot_be_say_which_part() -> None:
+def test_impossible_moves_name_the_parameter() -> None:
     here = placement("cpu", [0, 1])
     with pytest.raises(SbpError, match=r"Linear\.to_global, bias: .*split"):
         nn.Linear(4, 6).to_global(here, sbp.split(1))

@@ -1,4 +1,4 @@
-"""What must not depend on the layout: statistics of batches, first values, what is dropped, norms of gradients."""
+"""Results that must not depend on the layout: batch statistics, initial values, dropout masks, norms of gradients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _random(*shape: int) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("shape", [(8, 3, 4, 5), (5, 3, 2, 2)])
-def test_batches_have_one_statistic(shape: tuple[int, ...]) -> None:
+def test_batch_statistics_are_of_the_global_batch(shape: tuple[int, ...]) -> None:
     """Under split batches all ranks have the very same running statistics and gradients, those of one process."""
 
     def program(rank: int, ranks: int) -> Any:
@@ -44,8 +44,8 @@ def test_batches_have_one_statistic(shape: tuple[int, ...]) -> None:
             (y * y * y).sum().backward()
         net.eval()
         pieces = [x.array.tobytes() for x in (net.running_mean, net.running_var, net.weight.grad, net.bias.grad)]
-        made = [y, net.running_mean, net.running_var, net.weight.grad, net.bias.grad, net(lain(x, layout))]
-        return pieces, [np.array(x.detach().numpy()) for x in made], int(net.num_batches_tracked.item())
+        tensors = [y, net.running_mean, net.running_var, net.weight.grad, net.bias.grad, net(lain(x, layout))]
+        return pieces, [np.array(x.detach().numpy()) for x in tensors], int(net.num_batches_tracked.item())
 
     ((_, alone, count),) = on_ranks(1, program, 1)
     mean, var = alone[1:3]
@@ -56,10 +56,10 @@ def test_batches_have_one_statistic(shape: tuple[int, ...]) -> None:
     np.testing.assert_allclose(mean, expected[0], rtol=1e-12)
     np.testing.assert_allclose(var, expected[1], rtol=1e-12)
     for ranks in (2, 4):
-        found = on_ranks(ranks, program, ranks)
-        for pieces, made, each in found:
-            assert pieces == found[0][0] and each == count == 3
-            for x, y in zip(made, alone, strict=True):
+        runs = on_ranks(ranks, program, ranks)
+        for pieces, arrays, each in runs:
+            assert pieces == runs[0][0] and each == count == 3
+            for x, y in zip(arrays, alone, strict=True):
                 np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-9)
 
 
@@ -95,7 +95,7 @@ FIRST = {
 
 
 @pytest.mark.parametrize("name", FIRST)
-def test_first_values_are_the_same_everywhere(name: str) -> None:
+def test_initial_values_are_equal_in_every_layout(name: str) -> None:
     layouts = [Layout(LINE, (S(0),)), Layout(LINE, (S(1),)), Layout(LINE, (B,)), Layout(LINE, (P,)), Layout(Placement("cpu", (1,)), (B,))]
 
     def program(rank: int, layout: Layout | None) -> Any:
@@ -107,11 +107,11 @@ def test_first_values_are_the_same_everywhere(name: str) -> None:
 
     (alone,) = on_ranks(1, program, None)
     for layout in layouts:
-        for found in on_ranks(2, program, layout):
-            np.testing.assert_array_equal(found, alone)
+        for values in on_ranks(2, program, layout):
+            np.testing.assert_array_equal(values, alone)
 
 
-def test_first_values_are_as_wide_as_they_should_be() -> None:
+def test_initial_values_have_the_expected_deviation() -> None:
     def filled(fill: Any, *shape: int) -> Any:
         x = zeros(*shape)
         fill(x)
@@ -135,7 +135,7 @@ def test_first_values_are_as_wide_as_they_should_be() -> None:
     assert kernel.sum() == 2 and kernel[1, 1, 1] == 1
 
 
-def test_layers_begin_as_wide_as_usual() -> None:
+def test_layers_have_the_usual_initial_deviation() -> None:
     state().manual_seed(2)
     layer, conv, table = nn.Linear(100, 400), nn.Conv2d(8, 64, 3), nn.Embedding(500, 40, padding_idx=-1)
     for weight, bound in ((layer.weight, 0.1), (layer.bias, 0.1), (conv.weight, 1 / math.sqrt(72)), (conv.bias, 1 / math.sqrt(72))):
@@ -149,7 +149,7 @@ def test_layers_begin_as_wide_as_usual() -> None:
         init.xavier_normal_(ones(3))
 
 
-def test_a_model_begins_the_same_on_any_ranks() -> None:
+def test_a_model_has_equal_initial_values_on_any_ranks() -> None:
     def program(rank: int, ranks: int) -> Any:
         state().manual_seed(7)
         net = nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 2))
@@ -158,15 +158,15 @@ def test_a_model_begins_the_same_on_any_ranks() -> None:
         return [p.numpy() for p in net.parameters()]
 
     (alone,) = on_ranks(1, program, 1)
-    for found in on_ranks(3, program, 3):
-        for x, y in zip(found, alone, strict=True):
+    for values in on_ranks(3, program, 3):
+        for x, y in zip(values, alone, strict=True):
             np.testing.assert_array_equal(x, y)
 
 
 # -------------------------------------------------------------------- dropout
 
 
-def test_the_same_elements_are_dropped_everywhere() -> None:
+def test_dropout_masks_are_equal_in_every_layout() -> None:
     def program(rank: int, layout: Layout | None) -> Any:
         state().manual_seed(4)
         x = lain(np.ones((8, 6, 5)), layout)
@@ -180,8 +180,8 @@ def test_the_same_elements_are_dropped_everywhere() -> None:
     np.testing.assert_allclose(gradient, 3 * y)
     assert set(np.unique(wide.reshape(48, 5).std(axis=1))) == {0.0} and 0.2 < (wide == 0).mean() < 0.8
     for n, layout in ((2, Layout(LINE, (S(0),))), (2, Layout(LINE, (S(2),))), (2, Layout(LINE, (B,))), (4, Layout(MESH, (S(0), S(1))))):
-        for found in on_ranks(n, program, layout):
-            for a, b in zip(found, (y, wide, gradient, again), strict=True):
+        for results in on_ranks(n, program, layout):
+            for a, b in zip(results, (y, wide, gradient, again), strict=True):
                 np.testing.assert_array_equal(a, b)
 
 
@@ -215,7 +215,7 @@ def test_rows_of_a_table_may_be_split() -> None:
         assert not fresh[4].any() and fresh[5].all()
 
 
-def test_numbers_that_are_no_rows() -> None:
+def test_indices_that_are_no_rows_raise() -> None:
     table = nn.Embedding(5, 2)
     for wrong in (5, -1):
         with pytest.raises(ArgumentError, match=rf"row {wrong} at \[1\] is outside \[0, 5\)"):
@@ -228,7 +228,7 @@ def test_numbers_that_are_no_rows() -> None:
     assert not frozen.weight.requires_grad and frozen(tensor([1])).numpy().tolist() == [[1, 1]]
 
 
-def test_ones_at_numbers() -> None:
+def test_one_hot() -> None:
     assert F.one_hot(tensor([2, 0])).numpy().tolist() == [[0, 0, 1], [1, 0, 0]] and F.one_hot(tensor([1]), 4).shape == (1, 4)
     with pytest.raises(ArgumentError, match="outside"):
         F.one_hot(tensor([4]), 4)
@@ -257,12 +257,12 @@ def test_logits_stay_split() -> None:
     at = (np.arange(6), np.array([0, 7, 3, 4, 1, 7]))
     gradient = p.copy()
     gradient[at] -= 1
-    for loss, lies, found in on_ranks(2, program):
+    for loss, lies, result in on_ranks(2, program):
         assert loss == pytest.approx(-np.log(p[at]).mean(), rel=1e-12) and lies == (S(1),)
-        np.testing.assert_allclose(found, gradient / 6, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(result, gradient / 6, rtol=1e-9, atol=1e-12)
 
 
-def test_labels_that_are_no_classes() -> None:
+def test_labels_that_are_no_classes_raise() -> None:
     with pytest.raises(ArgumentError, match=r"label 5 at .* is outside"):
         F.cross_entropy(ones(2, 5), tensor([0, 5]))
     with pytest.raises(ShapeError, match=r"target int64\[3\] must be \[2\]"):
@@ -284,7 +284,7 @@ def _with_gradient(array: np.ndarray[Any, Any], layout: Layout | None) -> Any:
 
 
 @pytest.mark.parametrize("kind", [2.0, 1.0, 3.0, math.inf])
-def test_norms_are_of_the_whole(kind: float) -> None:
+def test_gradient_norms_are_of_all_shards(kind: float) -> None:
     """Split, partial, copied gradients on different placements make one vector."""
     arrays = [_random(6, 4), _random(5), _random(3, 3), _random(4)]
     vector = np.concatenate([a.ravel() for a in arrays])
@@ -292,12 +292,12 @@ def test_norms_are_of_the_whole(kind: float) -> None:
 
     def program(rank: int) -> Any:
         layouts = [Layout(MESH, (S(0), S(1))), Layout(LINE, (S(0),)), Layout(MESH, (P, B)), Layout(Placement("cpu", (3,)), (B,))]
-        made = [_with_gradient(a, layout) for a, layout in zip(arrays, layouts, strict=True)]
-        found = clip_grad_norm_([*made, nn.Parameter(lain(np.zeros(2), Layout(LINE, (B,))))], 1.5, kind)
-        return found.item(), [p.grad.numpy() for p in made]
+        parameters = [_with_gradient(a, layout) for a, layout in zip(arrays, layouts, strict=True)]
+        actual = clip_grad_norm_([*parameters, nn.Parameter(lain(np.zeros(2), Layout(LINE, (B,))))], 1.5, kind)
+        return actual.item(), [p.grad.numpy() for p in parameters]
 
-    for found, gradients in on_ranks(4, program):
-        assert found == pytest.approx(norm, rel=1e-9)
+    for actual, gradients in on_ranks(4, program):
+        assert actual == pytest.approx(norm, rel=1e-9)
         for a, b in zip(gradients, arrays, strict=True):
             np.testing.assert_allclose(a, b * 1.5 / (norm + 1e-6), rtol=1e-9)
 
@@ -357,6 +357,6 @@ def test_parameters_as_a_vector() -> None:
         (lambda: F.softplus([1.0]), DtypeError, "list"),
     ],
 )
-def test_errors_say_what_is_wrong(call: Any, kind: type[Exception], text: str) -> None:
+def test_errors_name_the_cause(call: Any, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text):
         call()

@@ -45,7 +45,7 @@ def trained(rank: int, ranks: int, data: tuple[Any, ...], weights: dict[str, tup
             net.get_submodule(name).to_global(sbp=list(each))
     optimizer = SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
     random = np.random.default_rng(0)
-    found = []
+    losses = []
     for _ in range(4):
         x, labels = random.standard_normal((6, 2, 4, 4)), random.integers(0, 3, 6)
         loss = F.cross_entropy(net(lain(x, lies)), lain(labels, lies))
@@ -53,10 +53,10 @@ def trained(rank: int, ranks: int, data: tuple[Any, ...], weights: dict[str, tup
         loss.backward()
         norm = clip_grad_norm_(net.parameters(), 0.7)
         optimizer.step()
-        found.append((loss.item(), norm.item()))
+        losses.append((loss.item(), norm.item()))
     net.eval()
     output = net(lain(np.ones((2, 2, 4, 4)), lies)).detach().numpy()
-    return found, output, {name: x.numpy() for name, x in net.state_dict().items()}
+    return losses, output, {name: x.numpy() for name, x in net.state_dict().items()}
 
 
 WAYS: dict[str, Any] = {

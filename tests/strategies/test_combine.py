@@ -64,7 +64,7 @@ def test_names(text: str, strategy: st.Strategy) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: st.named("zero4"), "there is no strategy 'zero4'; did you mean"),
         (lambda: st.named("data=two"), "'data=two' is not understood"),
@@ -80,7 +80,7 @@ def test_names(text: str, strategy: st.Strategy) -> None:
         (lambda: flow.function_config().strategy(), "call it with a value"),
     ],
 )
-def test_mistakes(make: Any, said: str) -> None:
+def test_mistakes(make: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make()
-    assert said in str(caught.value)
+    assert message in str(caught.value)

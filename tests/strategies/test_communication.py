@@ -1,4 +1,4 @@
-"""What the ranks tell each other under every strategy is what the textbooks say, to the byte."""
+"""Traffic between ranks under every strategy has the textbook size, to the byte."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def test_zero_3_gathers_again_what_the_backward_pass_reads() -> None:
 
 def test_every_microbatch_has_its_passes() -> None:
     """Of 3 microbatches stage 1 reduces the sum, stage 2 each, and stage 3 gathers for each pass."""
-    found = []
+    sent = []
     for stage in (1, 2, 3):
         trained.begin(RANKS)
         trained.mlp_job(st.zero(stage, least=8), microbatches=3)(*trained.mlp_batch(0))
-        found.append(trained.bytes_of_all("train_mlp"))
+        sent.append(trained.bytes_of_all("train_mlp"))
     each = parameters()
     psi, again = sum(each.values()), each["down-weight"] + each["head-weight"]
-    assert found == [part * (RANKS - 1) for part in (2 * psi, 4 * psi, 3 * (2 * psi + again))]
+    assert sent == [part * (RANKS - 1) for part in (2 * psi, 4 * psi, 3 * (2 * psi + again))]
 
 
 def test_zero_3_of_a_gpt() -> None:
@@ -77,35 +77,35 @@ def test_zero_3_of_a_gpt() -> None:
 def test_tensor_parallel_gathers_nothing_large() -> None:
     """Per block two sums of the stream forward and two backward; the head adds one; the loss's classes are split: three numbers per row."""
     trained_gpt("tp")
-    found = trained.boxings(JOB)
-    assert {boxing.kind for boxing in found} == {"all_reduce"}
-    forward = [boxing.size for boxing in found if boxing.phase == "forward"]
-    backward = [boxing.size for boxing in found if boxing.phase == "backward"]
+    redistributions = trained.boxings(JOB)
+    assert {boxing.kind for boxing in redistributions} == {"all_reduce"}
+    forward = [boxing.size for boxing in redistributions if boxing.phase == "forward"]
+    backward = [boxing.size for boxing in redistributions if boxing.phase == "backward"]
     assert sorted(forward) == sorted([STREAM] * 2 * SIZE.blocks + [ROWS] * 3)
     assert backward == [STREAM] * (2 * SIZE.blocks + 1)
-    assert not [boxing for boxing in found if boxing.phase == "update"], "no gradient is told anybody"
+    assert not [boxing for boxing in redistributions if boxing.phase == "update"], "no gradient is told anybody"
 
 
 def test_data_and_tensor_parallel_do_not_disturb_each_other() -> None:
     """On 2 x 2 ranks: the sums of tensor parallelism on half the batch, and those of data parallelism for half the parameters."""
     trained_gpt("2x2")
-    found = trained.boxings(JOB)
-    assert {boxing.kind for boxing in found} == {"all_reduce"}
-    assert len([boxing for boxing in found if boxing.phase != "update"]) == 4 * SIZE.blocks + 1 + 3
+    redistributions = trained.boxings(JOB)
+    assert {boxing.kind for boxing in redistributions} == {"all_reduce"}
+    assert len([boxing for boxing in redistributions if boxing.phase != "update"]) == 4 * SIZE.blocks + 1 + 3
     each = parameters()
     split = {name for name, variable in current_session().variables.items() if name in each and str(variable.sbp[1]) != "B"}
     held = sum(size // 2 if name in split else size for name, size in each.items())
-    sums = sum(trained.sent_by_all(boxing.node) for boxing in found if boxing.phase == "update")
+    sums = sum(trained.sent_by_all(boxing.node) for boxing in redistributions if boxing.phase == "update")
     padding = 64 * len(each) * RANKS
     assert 0 <= sums - 2 * held * (2 - 1) / 2 * RANKS <= padding, "tensors are aligned in what travels together"
 
 
 def test_pipeline_sends_the_stream() -> None:
-    """Each of the cuts is crossed once forward and once back; nothing else is sent."""
+    """Send each cut once forward and once back, and nothing else."""
     trained_gpt("pp", blocks=4)
-    found = trained.boxings(JOB)
-    assert {boxing.kind for boxing in found} == {"move"}
-    assert [boxing.size for boxing in found] == [STREAM] * 2 * (RANKS - 1)
+    redistributions = trained.boxings(JOB)
+    assert {boxing.kind for boxing in redistributions} == {"move"}
+    assert [boxing.size for boxing in redistributions] == [STREAM] * 2 * (RANKS - 1)
 
 
 def test_microbatches_of_a_pipeline_send_as_much() -> None:

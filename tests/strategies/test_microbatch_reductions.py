@@ -80,7 +80,7 @@ def by_turns(*dimensions: Any) -> list[Any]:
 
 
 def step(devices: int, strategy: Any, loss: Formula, result: Callable[[Any, Any, Any], Any]) -> tuple[Any, Any, Any]:
-    """What one step returns: the result and the loss; and the weights after it."""
+    """Return the result and the loss of one step, and the weights after it."""
     flow.clear_default_session()
     flow.config.cpu_device_num(devices)
     config = flow.function_config()
@@ -91,16 +91,16 @@ def step(devices: int, strategy: Any, loss: Formula, result: Callable[[Any, Any,
     def train(x: tp.Numpy.Placeholder((ROWS, WIDTH), flow.float64)) -> tuple[tp.Numpy, tp.Numpy]:
         w, v = (flow.get_variable(name, shape, flow.float64, flow.ones_initializer()) for name, shape in SHAPES.items())
         y = flow.matmul(m.tanh(flow.matmul(x, w)), v) + flow.slice_v2(x, [(None, None, None), (0, UNITS, 1)])
-        found = loss(y, w)
-        sgd().minimize(found)
-        return result(x, y, w), found
+        loss_value = loss(y, w)
+        sgd().minimize(loss_value)
+        return result(x, y, w), loss_value
 
     shown, lost = train(np.random.default_rng(0).normal(size=(ROWS, WIDTH)) + 0.3)
     return shown, lost, flow.get_all_variables()["w"].numpy()
 
 
 @pytest.mark.parametrize(("loss", "result", "count", "strategy"), by_turns(LOSSES, RESULTS, SPLITS, STRATEGIES))
-def test_every_reduction_gives_the_numbers_of_one_device_or_is_refused(loss: str, result: str, count: int, strategy: str) -> None:
+def test_every_reduction_equals_one_device_or_raises(loss: str, result: str, count: int, strategy: str) -> None:
     (devices, make), (lost, exact), (shown, combines) = STRATEGIES[strategy], LOSSES[loss], RESULTS[result]
     for formula, of_result, fine in ((lost, RESULTS["rows"][0], exact), (LOSSES["rows"][0], shown, combines)):
         if not fine:
@@ -108,9 +108,9 @@ def test_every_reduction_gives_the_numbers_of_one_device_or_is_refused(loss: str
                 step(devices, make(count), formula, of_result)
             continue
         expected = step(1, flow.strategies.consistent(), formula, of_result)
-        for found, value in zip(step(devices, make(count), formula, of_result), expected, strict=True):
-            assert found.shape == value.shape
-            np.testing.assert_allclose(found, value, rtol=EXACT, atol=EXACT)
+        for actual, value in zip(step(devices, make(count), formula, of_result), expected, strict=True):
+            assert actual.shape == value.shape
+            np.testing.assert_allclose(actual, value, rtol=EXACT, atol=EXACT)
 
 
 def sgd() -> Any:
@@ -159,6 +159,6 @@ def test_variables_that_a_body_assigns_change_once() -> None:
             train(np.random.default_rng(seed).normal(size=(ROWS, WIDTH)))
         return {name: value.numpy() for name, value in flow.get_all_variables().items()}
 
-    expected, found = after(1, flow.strategies.consistent()), after(2, flow.strategies.pipeline(microbatches=3))
+    expected, variables = after(1, flow.strategies.consistent()), after(2, flow.strategies.pipeline(microbatches=3))
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=EXACT, err_msg=name)
+        np.testing.assert_allclose(variables[name], value, rtol=EXACT, err_msg=name)

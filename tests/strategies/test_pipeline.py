@@ -1,4 +1,4 @@
-"""Where stages are cut, and which ranks run them."""
+"""Cuts of pipeline stages, and their ranks."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def ranks(*names: str) -> list[tuple[int, ...]]:
 
 def test_stages_are_layers_of_like_work() -> None:
     trained.mlp_curve(st.pipeline(), 3, 1)
-    found = stages("train_mlp")
-    assert [found[name] for name in ("up-matmul", "down-matmul", "head-matmul")] == [0, 1, 2]
+    stage_of = stages("train_mlp")
+    assert [stage_of[name] for name in ("up-matmul", "down-matmul", "head-matmul")] == [0, 1, 2]
     assert ranks("up-weight", "down-weight", "head-weight") == [(0,), (1,), (2,)]
     assert ranks("up-weight-m", "head-bias-v") == [(0,), (2,)], "what the optimizer remembers lies with its variable"
 
@@ -38,7 +38,7 @@ def test_stages_begin_at_names() -> None:
     assert ranks("up-weight", "down-weight", "head-weight") == [(0,), (1,), (1,)]
 
 
-def test_what_only_arguments_decide_is_done_by_who_reads_it() -> None:
+def test_operations_on_arguments_run_on_the_stages_that_read_them() -> None:
     """The words go to the first stage, the labels to the last."""
     trained.gpt_curve("pp", 2, 1)
     (compiled,) = current_session()._compiled.values()
@@ -67,7 +67,7 @@ def test_the_pipeline_may_be_the_inner_dimension() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "devices", "kind", "said"),
+    ("strategy", "devices", "kind", "message"),
     [
         (st.pipeline(stages=3), 2, ConfigError, "3 stages do not divide among 2 groups of ranks; make stages a multiple of 2"),
         (st.pipeline(cuts=["down-*", "head-*"]), 2, ConfigError, "2 cuts make 3 stages, not 2; pass 1 cuts, or set stages"),
@@ -79,7 +79,7 @@ def test_the_pipeline_may_be_the_inner_dimension() -> None:
     ],
     ids=str,
 )
-def test_mistakes(strategy: Any, devices: int, kind: type[Exception], said: str) -> None:
+def test_mistakes(strategy: Any, devices: int, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind) as caught:
         trained.mlp_curve(strategy, devices, 1)
-    assert said in str(caught.value)
+    assert message in str(caught.value)

@@ -33,9 +33,9 @@ class RandomHints(Strategy):
         def layout(value: Value) -> object:
             return draw.choice([B, B, *map(S, range(value.tensor_type.ndim)), *([P] if value.dtype.is_float else [])])
 
-        made = [value for node in program.nodes for value in node.outputs]
-        values = {value: layout(value) for value in made if draw.random() < share}
-        gradients = {value: layout(value) for value in made if draw.random() < share / 2}
+        outputs = [value for node in program.nodes for value in node.outputs]
+        values = {value: layout(value) for value in outputs if draw.random() < share}
+        gradients = {value: layout(value) for value in outputs if draw.random() < share / 2}
         stored = {name: draw.choice([B, *map(S, range(v.type.ndim))]) for name, v in program.variables.items() if draw.random() < share}
         return Hints(values=values, gradients=gradients, stored=stored, read=draw.choice([None, {}]), cuts_arguments=draw.random() < 0.6)  # type: ignore[arg-type]
 
@@ -81,7 +81,7 @@ def trained(seed: int, devices: int, strategy: Strategy | None, guarded: bool) -
 
 
 @pytest.mark.parametrize("seed", [*range(6), 39, 42, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(100, 140))])
-def test_random_hints_change_no_number(seed: int) -> None:
+def test_random_hints_change_no_value(seed: int) -> None:
     devices, guarded = 2 + seed % 2, seed % 3 == 0
     alone, ours = trained(seed, 1, None, guarded), trained(seed, devices, RandomHints(seed=seed), guarded)
     for i, (one, many) in enumerate(zip(alone, ours, strict=True)):

@@ -61,8 +61,8 @@ def expected_of_gpt() -> list[float]:
 
 @pytest.mark.parametrize("name", MLP)
 def test_mlp(name: str) -> None:
-    found = trained.mlp_curve(MLP[name], DEVICES.get(name, 4))
-    np.testing.assert_allclose(found, expected(), rtol=1e-9)
+    curve = trained.mlp_curve(MLP[name], DEVICES.get(name, 4))
+    np.testing.assert_allclose(curve, expected(), rtol=1e-9)
 
 
 @pytest.mark.parametrize("strategy", [st.zero(1, least=1), st.zero(3, least=1), st.tensor_parallel(), st.mesh(data=1, tensor=3)], ids=repr)
@@ -78,24 +78,24 @@ def test_clipping_by_global_norm(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["tp", "pp x zero", "pp x tp"])
-def test_numbers_that_an_optimizer_keeps_for_a_variable_are_where_it_is(name: str) -> None:
-    one, several = (trained.mlp_curve(*given, optimizer="LAMB") for given in ((None, 1), (MLP[name], 4)))
+def test_optimizer_scalars_are_stored_with_their_variable(name: str) -> None:
+    one, several = (trained.mlp_curve(*arguments, optimizer="LAMB") for arguments in ((None, 1), (MLP[name], 4)))
     np.testing.assert_allclose(several, one, rtol=1e-9)
 
 
 @pytest.mark.parametrize("strategy", GPT)
 def test_gpt(strategy: str) -> None:
-    found = trained.gpt_curve(strategy, 4)
-    assert found[-1] < found[0], "it does not learn"
-    np.testing.assert_allclose(found, expected_of_gpt(), rtol=1e-5)
+    curve = trained.gpt_curve(strategy, 4)
+    assert curve[-1] < curve[0], "it does not learn"
+    np.testing.assert_allclose(curve, expected_of_gpt(), rtol=1e-5)
 
 
 def test_eight_ranks_in_three_dimensions() -> None:
     np.testing.assert_allclose(trained.gpt_curve("2x2x2", 8), expected_of_gpt(), rtol=1e-5)
 
 
-def test_mirrored_bodies_speak_of_one_rank() -> None:
-    """Each of 4 ranks sees its quarter of the rows, and has a loss of its own; gradients are those of all rows."""
+def test_mirrored_bodies_compute_the_loss_of_one_rank() -> None:
+    """The 4 ranks compute the losses of their quarters of the rows; gradients are of all rows."""
     trained.begin(4)
     rows = trained.BATCH // 4
 
@@ -108,10 +108,10 @@ def test_mirrored_bodies_speak_of_one_rank() -> None:
         flow.optimizer.Adam(flow.optimizer.PiecewiseConstantScheduler([], [0.01])).minimize(loss)
         return loss
 
-    found = []
+    curve = []
     for step in range(4):
         images, labels = trained.mlp_batch(step)
         losses = job(np.split(images, 4), np.split(labels, 4))
         assert [loss.shape for loss in losses] == [(rows,)] * 4
-        found.append(float(np.mean(losses)))
-    np.testing.assert_allclose(found, expected(), rtol=1e-9)
+        curve.append(float(np.mean(losses)))
+    np.testing.assert_allclose(curve, expected(), rtol=1e-9)

@@ -33,7 +33,7 @@ def predict_job(strategy: Any) -> Any:
     return predict_mlp
 
 
-def trained_and_asked(training: Any, asking: Any, devices: int) -> Any:
+def prediction_after_training(training: Any, asking: Any, devices: int) -> Any:
     trained.begin(devices)
     train, predict = trained.mlp_job(training), predict_job(asking)
     for step in range(2):
@@ -43,8 +43,8 @@ def trained_and_asked(training: Any, asking: Any, devices: int) -> Any:
 
 @cache
 def alone() -> Any:
-    """What one device answers."""
-    return trained_and_asked(None, None, 1)
+    """Return the prediction of one device."""
+    return prediction_after_training(None, None, 1)
 
 
 def pairs() -> list[Any]:
@@ -56,18 +56,18 @@ def pairs() -> list[Any]:
 
 
 @pytest.mark.parametrize(("training", "asking"), pairs())
-def test_predict_beside_train(training: str, asking: str) -> None:
-    np.testing.assert_allclose(trained_and_asked(EACH[training], EACH[asking], 4), alone(), rtol=1e-9, atol=1e-12)
+def test_a_predict_job_shares_variables_with_a_train_job(training: str, asking: str) -> None:
+    np.testing.assert_allclose(prediction_after_training(EACH[training], EACH[asking], 4), alone(), rtol=1e-9, atol=1e-12)
 
 
-def test_first_wish_is_the_storage() -> None:
-    trained_and_asked(st.zero(1, least=1), st.tensor_parallel(), 4)
+def test_the_first_job_decides_the_storage() -> None:
+    prediction_after_training(st.zero(1, least=1), st.tensor_parallel(), 4)
     assert set(trained.stored("weight").values()) == {"S(0)"}
-    found = [(boxing.kind, boxing.size) for boxing in trained.boxings("predict_mlp")]
-    assert found == [("all_to_all", 48 * 64 * 8), ("all_reduce", trained.BATCH * 48 * 8), ("all_gather", 48 * 8)], "down-weight, its layer, down-bias"
+    sent = [(boxing.kind, boxing.size) for boxing in trained.boxings("predict_mlp")]
+    assert sent == [("all_to_all", 48 * 64 * 8), ("all_reduce", trained.BATCH * 48 * 8), ("all_gather", 48 * 8)], "down-weight, its layer, down-bias"
 
 
-def test_a_wish_of_the_program_comes_first() -> None:
+def test_a_distribute_of_the_program_overrides_the_strategy() -> None:
     trained.begin(2)
 
     @flow.global_function(function_config=trained.config_of(st.zero(1, least=1)))
@@ -80,7 +80,7 @@ def test_a_wish_of_the_program_comes_first() -> None:
 
 
 def test_zero_and_a_checkpoint() -> None:
-    """What is stored split is read and written whole."""
+    """Variables with split storage are saved and loaded whole."""
     trained.begin(4)
     job = trained.mlp_job(st.zero(3, least=1))
     first = float(job(*trained.mlp_batch(0)).mean())

@@ -16,7 +16,7 @@ from jobflow.core.errors import ConfigError
 
 
 def storage(strategy: Any, body: Any, shape: tuple[int, ...], devices: int = 2, dtype: Any = flow.float64) -> dict[str, str]:
-    """How the variables of a body over one argument are stored; the body runs, and gives what it gives on one device."""
+    """Return the storage of a body's variables; check that the body computes the result of one device."""
     results = []
     for count, each in ((1, None), (devices, strategy)):
         trained.begin(count)
@@ -25,8 +25,8 @@ def storage(strategy: Any, body: Any, shape: tuple[int, ...], devices: int = 2, 
         def job(x: tp.Numpy.Placeholder(shape, dtype=dtype)) -> tp.Numpy:
             return body(x)
 
-        given = np.arange(np.prod(shape)).reshape(shape) % 7
-        results.append(job(given.astype(dtype.numpy)))
+        argument = np.arange(np.prod(shape)).reshape(shape) % 7
+        results.append(job(argument.astype(dtype.numpy)))
     np.testing.assert_allclose(results[1], results[0], rtol=1e-9)
     return trained.stored()
 
@@ -36,27 +36,27 @@ def dense(x: Any, units: int, name: str, activation: Any = None) -> Any:
 
 
 def test_a_pair_is_split_by_columns_and_rows() -> None:
-    found = storage(st.tensor_parallel(), lambda x: flow.math.reduce_max(dense(dense(x, 8, "up", flow.nn.relu), 6, "down"), axis=1), (4, 6))
-    assert found == {"up-weight": "S(0)", "up-bias": "S(0)", "down-weight": "S(1)", "down-bias": "B"}
+    layouts = storage(st.tensor_parallel(), lambda x: flow.math.reduce_max(dense(dense(x, 8, "up", flow.nn.relu), 6, "down"), axis=1), (4, 6))
+    assert layouts == {"up-weight": "S(0)", "up-bias": "S(0)", "down-weight": "S(1)", "down-bias": "B"}
 
 
 def test_a_layer_whose_outputs_are_needed_together_stays_whole() -> None:
     """The largest of each row is not known to who has half of it."""
-    found = storage(st.tensor_parallel(), lambda x: flow.math.argmax(dense(x, 8, "only"), axis=1), (4, 6))
-    assert set(found.values()) == {"B"}
+    layouts = storage(st.tensor_parallel(), lambda x: flow.math.argmax(dense(x, 8, "only"), axis=1), (4, 6))
+    assert set(layouts.values()) == {"B"}
 
 
 def test_too_few_columns_for_the_ranks() -> None:
-    found = storage(st.tensor_parallel(), lambda x: dense(dense(x, 3, "up", flow.nn.relu), 6, "down"), (4, 6), devices=4)
-    assert found["up-weight"] == found["down-weight"].replace("S(0)", "B") == "B"
+    layouts = storage(st.tensor_parallel(), lambda x: dense(dense(x, 3, "up", flow.nn.relu), 6, "down"), (4, 6), devices=4)
+    assert layouts["up-weight"] == layouts["down-weight"].replace("S(0)", "B") == "B"
 
 
 def test_heads_that_do_not_divide_stay_together() -> None:
     """Four heads on three ranks: attention is whole, the layers behind it are split."""
     trained.gpt_curve("tp", 3, 1)
-    found = trained.stored("weight")
-    assert found["block0-qkv-weight"] == found["block0-out-weight"] == "B"
-    assert (found["block0-up-weight"], found["block0-down-weight"], found["head-weight"]) == ("S(0)", "S(1)", "S(0)")
+    layouts = trained.stored("weight")
+    assert layouts["block0-qkv-weight"] == layouts["block0-out-weight"] == "B"
+    assert (layouts["block0-up-weight"], layouts["block0-down-weight"], layouts["head-weight"]) == ("S(0)", "S(1)", "S(0)")
 
 
 def test_a_gpt_is_split_as_in_megatron() -> None:
@@ -85,8 +85,8 @@ def test_convolutions_pair_by_channels() -> None:
         second = flow.layers.conv2d(flow.nn.max_pool2d(first, 2, 2, "VALID"), 4, name="conv2", **options)
         return flow.math.reduce_max(second, axis=1)
 
-    found = storage(st.tensor_parallel(), body, (2, 3, 8, 8))
-    assert found == {"conv1-weight": "S(0)", "conv1-bias": "S(0)", "conv2-weight": "S(1)", "conv2-bias": "B"}
+    layouts = storage(st.tensor_parallel(), body, (2, 3, 8, 8))
+    assert layouts == {"conv1-weight": "S(0)", "conv1-bias": "S(0)", "conv2-weight": "S(1)", "conv2-bias": "B"}
 
 
 def looked_up(ids: Any) -> Any:
@@ -130,7 +130,7 @@ def named_gpt(strategy: st.Strategy) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "said"),
+    ("strategy", "message"),
     [
         (
             st.tensor_parallel(columns="hidden-*"),
@@ -140,7 +140,7 @@ def named_gpt(strategy: st.Strategy) -> Any:
         (st.tensor_parallel(columns="*-bias"), '"*-bias" matches variable "up-bias" float64[64], which no operation can read split in this way'),
     ],
 )
-def test_names_that_do_not_fit(strategy: st.Strategy, said: str) -> None:
+def test_names_that_do_not_fit(strategy: st.Strategy, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         trained.mlp_curve(strategy, 2, 1)
-    assert said in str(caught.value)
+    assert message in str(caught.value)

@@ -35,7 +35,7 @@ def every_rank_has_its_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plans_of(rank: Rank, _: Any) -> dict[str, Traffic]:
-    """What the plans of a rank say that one run of each sends."""
+    """Return the traffic of one run of each plan of a rank, computed from the plans."""
     return total(item for executor in executors_of(rank).values() for item in planned(executor.plan).items())
 
 
@@ -44,13 +44,13 @@ def sent_by_ranks(run: Callable[[int], Any]) -> tuple[int, set[str]]:
     run(STEPS)
     world = current_session().world
     assert world is not None
-    counted, said = world.call(Sent()), world.call(plans_of)
-    assert len(said) == N
-    for rank, (ours, theirs) in enumerate(zip(counted, said, strict=True)):
+    counted, planned = world.call(Sent()), world.call(plans_of)
+    assert len(planned) == N
+    for rank, (ours, theirs) in enumerate(zip(counted, planned, strict=True)):
         steps = {kind: Traffic(STEPS * traffic.operations, STEPS * traffic.nbytes) for kind, traffic in theirs.items()}
         assert ours == steps, f"rank {rank}"
-    each = [traffic for kinds in said for traffic in kinds.values()]
-    return sum(traffic.nbytes for traffic in each), {kind for kinds in said for kind, traffic in kinds.items() if traffic.nbytes}
+    each = [traffic for kinds in planned for traffic in kinds.values()]
+    return sum(traffic.nbytes for traffic in each), {kind for kinds in planned for kind, traffic in kinds.items() if traffic.nbytes}
 
 
 def gpt_under(strategy: str) -> Callable[[int], Any]:
@@ -97,7 +97,7 @@ def test_zero_1_and_2(stage: int) -> None:
 
 
 def test_zero_3() -> None:
-    """What the backward pass reads is gathered once more."""
+    """Gather parameters again for the backward pass."""
     sent, _ = sent_by_ranks(mlp_under(st.zero(3, least=8)))
     each = parameters()
     assert sent == (2 * sum(each.values()) + each["down-weight"] + each["head-weight"]) * (N - 1)
@@ -136,7 +136,7 @@ def test_pipeline_of_microbatches(microbatches: int) -> None:
 
 
 def test_data_and_tensor_parallel() -> None:
-    """Each pair of ranks sums its half of the batch; each other pair sums the gradients of its half of the split parameters."""
+    """Pairs of ranks sum their half of the batch; the other pairs sum gradients of their half of the split parameters."""
     sent, kinds = sent_by_ranks(gpt_under("2x2"))
     assert kinds == {"all_reduce"}
     variables = current_session().variables
@@ -154,7 +154,7 @@ def test_data_parallel_pipelines() -> None:
 
 
 def test_variables_that_are_stored_once_need_no_gathering(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rank receives its piece of the sum of the gradients: half of an all_reduce."""
+    """Ranks receive their shards of the sum of the gradients: half of an all_reduce."""
     begin = trained.begin
 
     def begin_together(devices: int) -> None:

@@ -48,8 +48,8 @@ def curve(strategy: str | None, devices: int, checkpointing: bool = False, optio
         flow.optimizer.Adam(flow.optimizer.PiecewiseConstantScheduler([], [0.01])).minimize(loss)
         return loss
 
-    given = [trained.words(step, SIZE) for step in range(3)]
-    return [float(train(words[:, :-1], words[:, 1:]).mean()) for words in given]
+    batches = [trained.words(step, SIZE) for step in range(3)]
+    return [float(train(words[:, :-1], words[:, 1:]).mean()) for words in batches]
 
 
 @functools.cache
@@ -67,16 +67,16 @@ def test_checkpointing(strategy: str) -> None:
     np.testing.assert_allclose(curve(strategy, 4, checkpointing=True), expected(), rtol=1e-5)
 
 
-def test_what_a_stage_hands_on_travels_once() -> None:
+def test_the_output_of_a_stage_is_sent_once() -> None:
     """To the next stage and back; in the second pass of a region it is where it arrived."""
 
-    def moves(checkpointing: bool) -> list[str]:
+    def point_to_point(checkpointing: bool) -> list[str]:
         curve("pp", 4, checkpointing)
         (compiled,) = current_session()._compiled.values()
         nodes = compiled.programs[0].graph.nodes
         return sorted(f"{node.inputs[0].name} {node.op}" for node in nodes if isinstance(node.op, Reroute) and node.op.name == "move")
 
-    once, again = moves(False), moves(True)
+    once, again = point_to_point(False), point_to_point(True)
     assert len(once) == len(again) > 6, f"{again} is more than {once}"
 
 
@@ -99,7 +99,7 @@ def test_half_precision(strategy: str) -> None:
 
 
 def footprints(strategy: str) -> list[Footprint]:
-    """What each of 4 ranks needs."""
+    """Return the memory of each of 4 ranks."""
     curve(strategy, 4)
     (compiled,) = current_session()._compiled.values()
     plans = []

@@ -79,8 +79,8 @@ def gpt_curve(strategy: Any, devices: int, steps: int = 3, size: gpt.Size = GPT)
     """The losses of the example in float32, on words that follow a rule."""
     begin(devices)
     job = gpt.make_train_job(size, 1e-2, strategy=named(strategy) if isinstance(strategy, str) else strategy)
-    given = [words(step, size) for step in range(steps)]
-    return [float(job(each[:, :-1], each[:, 1:]).mean()) for each in given]
+    batches = [words(step, size) for step in range(steps)]
+    return [float(job(each[:, :-1], each[:, 1:]).mean()) for each in batches]
 
 
 def words(step: int, size: gpt.Size) -> Any:
@@ -105,13 +105,13 @@ class Boxing:
 
 def boxings(job: str) -> list[Boxing]:
     """All of the job's in program order, without those that tell nobody anything."""
-    found = []
+    redistributions = []
     for compiled in current_session()._compiled.values():
         if compiled.name == job:
             for node in compiled.programs[0].graph.nodes:
                 if isinstance(node.op, Reroute) and sent_by_all(node):
-                    found.append(Boxing(node.op.name, node.phase, node))
-    return found
+                    redistributions.append(Boxing(node.op.name, node.phase, node))
+    return redistributions
 
 
 def sent_by_all(node: Node) -> int:
@@ -121,7 +121,7 @@ def sent_by_all(node: Node) -> int:
 
 
 def counted(job: str) -> dict[str, int]:
-    """How many there are of each kind."""
+    """Return the number of items of each kind."""
     return dict(Counter(boxing.kind for boxing in boxings(job)))
 
 
@@ -131,5 +131,5 @@ def bytes_of_all(job: str) -> int:
 
 
 def stored(suffix: str = "") -> dict[str, str]:
-    """How the trainable variables are stored."""
+    """Return the storage of the trainable variables."""
     return {name: ",".join(map(str, v.sbp)) for name, v in current_session().variables.items() if v.trainable and name.endswith(suffix)}

@@ -28,10 +28,10 @@ class Noted(Samples):
         self.labels = np.arange(COUNT, dtype=np.int32) % classes
         self.read_rows: dict[str, list[tuple[int, int]]] = {"images": [], "labels": []}
 
-    def rows(self, numbers: np.ndarray[Any, Any], epoch: int, names: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
+    def rows(self, rows: np.ndarray[Any, Any], epoch: int, names: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
         for name in names:
-            self.read_rows[name].extend((epoch, number) for number in numbers.tolist())
-        return {name: getattr(self, name)[numbers] for name in names}
+            self.read_rows[name].extend((epoch, number) for number in rows.tolist())
+        return {name: getattr(self, name)[rows] for name in names}
 
 
 def train_job(rows: int, name: str = "train") -> Any:
@@ -57,8 +57,8 @@ def main(folder: Path) -> None:
     flow.config.cpu_device_num(started.size)
     jobs = {rows: train_job(rows) for rows in (SIZE, REST)}
     samples = Noted()
-    found = {"losses": losses_of(jobs, samples), "rows": samples.read_rows}
-    (folder / f"rank{started.rank}.json").write_text(json.dumps(found))
+    result = {"losses": losses_of(jobs, samples), "rows": samples.read_rows}
+    (folder / f"rank{started.rank}.json").write_text(json.dumps(result))
     try:
         losses_of({SIZE: train_job(SIZE, "other")}, Noted(), seed=started.rank)
     except flow.ArgumentError as error:

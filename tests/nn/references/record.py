@@ -21,8 +21,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 def loss_of(case: Case) -> tuple[Any, list[Any], dict[str, Any], dict[str, Any], tuple[Any, ...]]:
     """The weighed sum of the outputs, the inputs, parameters and buffers, and the outputs."""
-    made = case.make(torch.nn, torch.nn.functional)
-    module = made.module if isinstance(made, _Called) else made
+    called = case.make(torch.nn, torch.nn.functional)
+    module = called.module if isinstance(called, _Called) else called
     parameters: dict[str, Any] = {}
     buffers: dict[str, Any] = {}
     if isinstance(module, torch.nn.Module):
@@ -33,7 +33,7 @@ def loss_of(case: Case) -> tuple[Any, list[Any], dict[str, Any], dict[str, Any],
     tensors = [torch.from_numpy(np.array(array)) for array in case.arrays()]
     for x, (kind, _) in zip(tensors, case.inputs, strict=True):
         x.requires_grad_(kind in GRADIENTS)
-    outputs = made(*tensors)
+    outputs = called(*tensors)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     loss = sum((y * torch.from_numpy(np.array(case.weights(i, tuple(y.shape))))).sum() for i, y in enumerate(outputs))
     return loss, tensors, parameters, buffers, outputs
@@ -42,30 +42,30 @@ def loss_of(case: Case) -> tuple[Any, list[Any], dict[str, Any], dict[str, Any],
 def recorded(case: Case) -> dict[str, Any]:
     """Outputs, gradients of inputs and parameters, and buffers after one call."""
     loss, tensors, parameters, buffers, outputs = loss_of(case)
-    found = {f"out/{i}": y for i, y in enumerate(outputs)}
+    arrays = {f"out/{i}": y for i, y in enumerate(outputs)}
     if loss.requires_grad:
         loss.backward()
-    found |= {f"input/{i}": x.grad for i, x in enumerate(tensors) if x.grad is not None}
-    found |= {f"parameter/{name}": p.grad for name, p in parameters.items() if p.grad is not None}
-    found |= {f"buffer/{name}": x for name, x in buffers.items()}
-    return {f"{case.name}/{name}": x.detach().numpy() for name, x in found.items()}
+    arrays |= {f"input/{i}": x.grad for i, x in enumerate(tensors) if x.grad is not None}
+    arrays |= {f"parameter/{name}": p.grad for name, p in parameters.items() if p.grad is not None}
+    arrays |= {f"buffer/{name}": x for name, x in buffers.items()}
+    return {f"{case.name}/{name}": x.detach().numpy() for name, x in arrays.items()}
 
 
 def recorded_twice(case: Case) -> dict[str, Any]:
     """The gradients of a weighed sum of the gradients; zeros where it does not depend on a tensor."""
     with sdpa_kernel(SDPBackend.MATH):
         loss, tensors, parameters, _, _ = loss_of(case)
-    wanted = {f"input/{i}": x for i, x in enumerate(tensors) if x.requires_grad} | {f"parameter/{name}": p for name, p in parameters.items()}
-    first = torch.autograd.grad(loss, list(wanted.values()), create_graph=True)
-    weighed = [(g * torch.from_numpy(case.weights_of_gradient(name, tuple(g.shape)))).sum() for name, g in zip(wanted, first, strict=True)]
-    second = torch.autograd.grad(sum(weighed), list(wanted.values()), allow_unused=True)
-    return {f"{case.name}/{name}": np.zeros(tuple(x.shape)) if g is None else g.numpy() for (name, x), g in zip(wanted.items(), second, strict=True)}
+    inputs = {f"input/{i}": x for i, x in enumerate(tensors) if x.requires_grad} | {f"parameter/{name}": p for name, p in parameters.items()}
+    first = torch.autograd.grad(loss, list(inputs.values()), create_graph=True)
+    weighed = [(g * torch.from_numpy(case.weights_of_gradient(name, tuple(g.shape)))).sum() for name, g in zip(inputs, first, strict=True)]
+    second = torch.autograd.grad(sum(weighed), list(inputs.values()), allow_unused=True)
+    return {f"{case.name}/{name}": np.zeros(tuple(x.shape)) if g is None else g.numpy() for (name, x), g in zip(inputs.items(), second, strict=True)}
 
 
 def write(file: str, everything: dict[str, Any]) -> None:
     index = json.dumps({name: list(x.shape) for name, x in everything.items()})
-    numbers = np.concatenate([x.astype(np.float64).ravel() for x in everything.values()])
-    np.savez_compressed(Path(__file__).with_name(file), index=np.array(index), numbers=numbers)
+    flat = np.concatenate([x.astype(np.float64).ravel() for x in everything.values()])
+    np.savez_compressed(Path(__file__).with_name(file), index=np.array(index), numbers=flat)
 
 
 def main() -> None:
