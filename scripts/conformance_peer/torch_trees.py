@@ -23,7 +23,7 @@ class Encoder:
     """Writes trees of arguments; keeps the bytes."""
 
     def __init__(self) -> None:
-        self.numbers = Bytes()
+        self.data = Bytes()
         #: of the arguments that are being written, by identity: which tensor it is; None while results are written
         self.seen: dict[int, int] | None = None
 
@@ -96,7 +96,7 @@ class Encoder:
             span = 1 + sum((n - 1) * s for n, s in zip(x.shape, strides, strict=True))
             plain_x = plain_x.as_strided((span,), (1,))
         kept = plain_x.float() if name in KEPT_AS else plain_x
-        written = {"tensor": [self.numbers.add(kept.numpy(force=True)), name, list(x.shape), strides]}
+        written = {"tensor": [self.data.add(kept.numpy(force=True)), name, list(x.shape), strides]}
         return written | {"grad": True} if x.requires_grad else written
 
 

@@ -17,7 +17,7 @@ TIES = {"sort": 1, "argsort": 1, "topk": 2, "kthvalue": 2}
 
 
 class Calls(Cases):
-    """Those of one operator."""
+    """Checks of one operator."""
 
     def of(self, case: dict[str, Any]) -> Iterator[Outcome]:
         refuses = isinstance(case["out"], dict) and "raises" in case["out"]
@@ -35,7 +35,7 @@ class Calls(Cases):
 
     def called(self, category: str, name: str, case: dict[str, Any], find: Callable[[], Any]) -> Iterator[Outcome]:
         """One way to call it: values, layout of views, gradients, second derivatives."""
-        decode = Decoder(self.numbers)
+        decode = Decoder(self.data)
         try:
             args, kwargs = decode(case["args"]), decode(case["kwargs"])
             flow.manual_seed(7)
@@ -46,41 +46,41 @@ class Calls(Cases):
         if category == "errors":
             yield self.compared(category, name, case, [f"not refused: {case['out']['message']}"])
             return
-        found = list(differences(case["out"], out, self.numbers, case.get("drawn", False), exact=case.get("exact")))
-        if found and self.entry["name"] in TIES:
-            found = list(tie_differences(case, TIES[self.entry["name"]], out, self.numbers))
-        yield self.compared(category, name, case, found)
-        if not found:
+        listed = list(differences(case["out"], out, self.data, case.get("drawn", False), exact=case.get("exact")))
+        if listed and self.entry["name"] in TIES:
+            listed = list(tie_differences(case, TIES[self.entry["name"]], out, self.data))
+        yield self.compared(category, name, case, listed)
+        if not listed:
             outs = [out] if isinstance(out, Tensor) else [y for y in out if isinstance(y, Tensor)] if isinstance(out, tuple | list) else []
             yield from self.views(name, case, outs, decode)
             if not self.lent(name):
                 yield from self.derivatives(name, case, outs, decode.leaves)
 
     def lent(self, name: str) -> bool:
-        """Whether the function is another of the same name, such as `norm` for `linalg.norm`: here with the same values, but gradients of its own."""
+        """True if the function is another of the same name, such as `norm` for `linalg.norm`: equal values, but its own gradients."""
         own = self.entry["name"]
         return "." in own and name != own and name.rpartition(".")[2] == own.rpartition(".")[2]
 
     def views(self, name: str, case: dict[str, Any], outs: list[Any], decode: Decoder) -> Iterator[Outcome]:
         if any(case["views"]):
             rows = zip(tensors_in(case["out"]), outs, case["views"], strict=True)
-            found = [text for row, own, view in rows if view for text in layout_differences(row["tensor"], own, decode.made)]
-            yield self.compared("views", name, case, found[:2])
+            listed = [text for row, own, view in rows if view for text in layout_differences(row["tensor"], own, decode.tensors)]
+            yield self.compared("views", name, case, listed[:2])
 
     def in_place(self, name: str, case: dict[str, Any]) -> Outcome:
-        decode = Decoder(self.numbers)
+        decode = Decoder(self.data)
         refuses = "raises" in case["in_place"]
         try:
             with flow.no_grad():
                 (x, *args), kwargs = decode(case["args"]), decode(case["kwargs"])
                 flow.manual_seed(7)
-                given = getattr(x, name)(*args, **kwargs)
+                result = getattr(x, name)(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - every exception is a result here
             return self.failed("in place", name, case, error, refuses)
         if refuses:
             return self.compared("in place", name, case, [f"not refused: {case['in_place']['message']}"])
         exact = case.get("exact") if case["in_place"].get("tensor", [0, 0])[1] == case["dtype"] else None
-        found = list(differences(case["in_place"], x, self.numbers, case.get("drawn", False), exact=exact))
-        if given is not x:
-            found.append("structure: another tensor than its own is returned")
-        return self.compared("in place", name, case, found)
+        listed = list(differences(case["in_place"], x, self.data, case.get("drawn", False), exact=exact))
+        if result is not x:
+            listed.append("structure: another tensor than its own is returned")
+        return self.compared("in place", name, case, listed)

@@ -26,7 +26,7 @@ DELIBERATE = re.compile(r"^\s*(raise|assert)\b")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one check of a case."""
+    """The outcome of one check of a case."""
 
     category: str
     name: str
@@ -47,10 +47,10 @@ class Unknown(Exception):
 class Decoder:
     """Builds arguments; remembers the tensors that gradients are asked of."""
 
-    def __init__(self, numbers: bytes) -> None:
-        self.numbers = numbers
+    def __init__(self, data: bytes) -> None:
+        self.data = data
         self.leaves: list[Any] = []
-        self.made: list[Any] = []
+        self.tensors: list[Any] = []
 
     def __call__(self, value: Any) -> Any:
         if isinstance(value, list):
@@ -67,18 +67,18 @@ class Decoder:
             return {self(key): self(part) for key, part in inside}
         if word == "slice":
             return slice(*(self(part) for part in inside))
-        made: dict[str, Callable[[], Any]] = {
+        makers: dict[str, Callable[[], Any]] = {
             "float": lambda: float(inside),
             "ellipsis": lambda: Ellipsis,
             "dtype": lambda: getattr(flow, inside),
             "function": lambda: resolved(inside),
-            "again": lambda: self.made[inside],
+            "again": lambda: self.tensors[inside],
             "device": lambda: flow.device(inside),
-            "array": lambda: array_of(self.numbers, inside),
+            "array": lambda: array_of(self.data, inside),
             "memory_format": lambda: self.word(inside),
             "layout": lambda: self.word(inside),
         }
-        return made[word]()
+        return makers[word]()
 
     def word(self, name: str) -> Any:
         if not hasattr(flow, name):
@@ -86,18 +86,18 @@ class Decoder:
         return getattr(flow, name)
 
     def tensor(self, value: dict[str, Any]) -> Any:
-        made = flow.from_numpy(array_of(self.numbers, value["tensor"]))
+        tensor = flow.from_numpy(array_of(self.data, value["tensor"]))
         if value["tensor"][1] == "bfloat16":
-            made = made.to(flow.bfloat16)
+            tensor = tensor.to(flow.bfloat16)
         if value.get("grad"):
-            made.requires_grad_()
-            self.leaves.append(made)
-        self.made.append(made)
-        return made
+            tensor.requires_grad_()
+            self.leaves.append(tensor)
+        self.tensors.append(tensor)
+        return tensor
 
 
 def resolved(path: str) -> Any:
-    """What users reach as flow.PATH; None if there is nothing."""
+    """Return the object flow.PATH, or None."""
     at: Any = flow
     for part in path.split("."):
         try:
@@ -127,16 +127,16 @@ def failure(error: BaseException) -> tuple[str, str]:
 
 def weighted(outputs: Sequence[Any], first: int) -> Any:
     """The sum of all elements, each with its own weight, of those that have a gradient."""
-    asked = [(i, y) for i, y in enumerate(outputs) if y.requires_grad and y.is_floating_point()]
-    parts = [(y * flow.from_numpy(np.asarray(weights(tuple(y.shape), first + i))).to(y.dtype)).sum() for i, y in asked]
+    differentiable = [(i, y) for i, y in enumerate(outputs) if y.requires_grad and y.is_floating_point()]
+    parts = [(y * flow.from_numpy(np.asarray(weights(tuple(y.shape), first + i))).to(y.dtype)).sum() for i, y in differentiable]
     return sum(parts[1:], parts[0]) if parts else None
 
 
 class Cases:
     """The cases of one recorded file."""
 
-    def __init__(self, lines: Sequence[dict[str, Any]], numbers: bytes) -> None:
-        (self.entry, *self.cases), self.numbers = lines, numbers
+    def __init__(self, lines: Sequence[dict[str, Any]], data: bytes) -> None:
+        (self.entry, *self.cases), self.data = lines, data
         variant = self.entry.get("variant")
         self.suffix = f":{variant}" if variant else ""
 
@@ -150,8 +150,8 @@ class Cases:
     def outcome(self, category: str, name: str, case: dict[str, Any], kind: str, reason: str = "") -> Outcome:
         return Outcome(category, name + self.suffix, case["dtype"], case["number"], kind, reason)
 
-    def compared(self, category: str, name: str, case: dict[str, Any], found: Sequence[str]) -> Outcome:
-        return self.outcome(category, name, case, "different" if found else "equal", "; ".join(found))
+    def compared(self, category: str, name: str, case: dict[str, Any], listed: Sequence[str]) -> Outcome:
+        return self.outcome(category, name, case, "different" if listed else "equal", "; ".join(listed))
 
     def failed(self, category: str, name: str, case: dict[str, Any], error: Exception, refuses: bool = False) -> Outcome:
         kind, reason = failure(error)
@@ -168,9 +168,9 @@ class Cases:
         except Exception as error:  # noqa: BLE001 - every exception is a result here
             yield self.failed("gradients", name, case, error)
             return
-        found = list(self.gradient_differences(case["grads"], grads))
-        yield self.compared("gradients", name, case, found)
-        if not second or found:
+        listed = list(self.gradient_differences(case["grads"], grads))
+        yield self.compared("gradients", name, case, listed)
+        if not second or listed:
             return
         try:
             # zeros that depend on nothing have no gradient
@@ -181,14 +181,14 @@ class Cases:
             return
         yield self.compared("second derivatives", name, case, list(self.gradient_differences(case["grads2"], again)))
 
-    def gradient_differences(self, wanted: Sequence[Any], given: Sequence[Any]) -> Iterator[str]:
+    def gradient_differences(self, expected: Sequence[Any], actual: Sequence[Any]) -> Iterator[str]:
         """None, where nothing depends on a tensor, is as good as zeros."""
-        for i, (want, own) in enumerate(zip(wanted, given, strict=True)):
+        for i, (want, own) in enumerate(zip(expected, actual, strict=True)):
             if want is None:
                 if own is not None and np.any(own.detach().numpy()):
                     yield f"{i}: value: a gradient where there is none"
             elif own is None:
-                if np.any(array_of(self.numbers, want["tensor"])):
+                if np.any(array_of(self.data, want["tensor"])):
                     yield f"{i}: value: no gradient"
             else:
-                yield from differences(want, own, self.numbers, where=f"{i}: ")
+                yield from differences(want, own, self.data, where=f"{i}: ")

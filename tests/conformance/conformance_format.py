@@ -1,8 +1,8 @@
-"""How recorded cases are written: one JSON line per case, and one file with the bytes of all arrays.  Read and written by both sides.
+"""The format of recorded cases, for both sides: one JSON line per case, and one file with the bytes of all arrays.
 
-What is no JSON stands as an object with one key: {"tensor": [start, dtype, shape, strides]}, {"tuple": [...]}, {"dtype": "float32"}, ...
-A tensor's bytes are those of the memory that it looks at, so that transposed and expanded arguments arrive as what they are.
-bfloat16 is kept as float32.
+Other values than JSON's are an object with one key: {"tensor": [start, dtype, shape, strides]}, {"tuple": [...]}, {"dtype": "float32"}, ...
+A tensor is stored with the memory of its strides, so that transposed and expanded arguments are restored as such.
+bfloat16 is stored as float32.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 #: of the names of dtypes that both know, those that gradients are compared in, and all others
 EXACT = "float64"
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")
-KEPT_AS = {"bfloat16": "float32"}
+STORED_AS = {"bfloat16": "float32"}
 
 
 class Bytes:
@@ -49,9 +49,9 @@ def plain(value: Any) -> Any:
 Lines = Sequence[dict[str, Any]]
 
 
-def write(path: Path, lines: Lines, numbers: Bytes) -> None:
+def write(path: Path, lines: Lines, data: Bytes) -> None:
     path.with_suffix(".jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    path.with_suffix(".bin").write_bytes(b"".join(numbers.parts))
+    path.with_suffix(".bin").write_bytes(b"".join(data.parts))
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], bytes]:
@@ -59,47 +59,47 @@ def read(path: Path) -> tuple[list[dict[str, Any]], bytes]:
     return lines, path.with_suffix(".bin").read_bytes()
 
 
-def write_kept(path: Path, kept: dict[str, list[dict[str, Any]]], numbers: Bytes) -> None:
+def write_entries(path: Path, entries: dict[str, list[dict[str, Any]]], data: Bytes) -> None:
     """All records as one file."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name, text in (("cases.json", json.dumps(kept, separators=(",", ":")).encode()), ("numbers.bin", b"".join(numbers.parts))):
+        for name, text in (("cases.json", json.dumps(entries, separators=(",", ":")).encode()), ("numbers.bin", b"".join(data.parts))):
             archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)  # the date of a ZipInfo is always the same
 
 
-def read_kept(path: Path) -> tuple[dict[str, list[dict[str, Any]]], bytes]:
+def read_entries(path: Path) -> tuple[dict[str, list[dict[str, Any]]], bytes]:
     with zipfile.ZipFile(path) as archive:
         return json.loads(archive.read("cases.json")), archive.read("numbers.bin")
 
 
-def moved(tree: Any, numbers: bytes, to: Bytes) -> Any:
+def moved(tree: Any, data: bytes, to: Bytes) -> Any:
     """A tree with its arrays elsewhere."""
     if isinstance(tree, list):
-        return [moved(part, numbers, to) for part in tree]
+        return [moved(part, data, to) for part in tree]
     if not isinstance(tree, dict):
         return tree
-    parts = {word: moved(part, numbers, to) for word, part in tree.items() if word not in ("tensor", "array")}
+    parts = {word: moved(part, data, to) for word, part in tree.items() if word not in ("tensor", "array")}
     for word in ("tensor", "array"):
         if word in tree:
             start, dtype, shape, strides = tree[word]
             span = math.prod(shape) if strides is None or 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-            memory = np.frombuffer(numbers, np.dtype(KEPT_AS.get(dtype, dtype)), span, start)
+            memory = np.frombuffer(data, np.dtype(STORED_AS.get(dtype, dtype)), span, start)
             parts = {word: [to.add(memory), dtype, shape, strides], **parts}
     return parts
 
 
-def array_of(numbers: bytes, tensor: Sequence[Any]) -> np.ndarray:
+def array_of(data: bytes, tensor: Sequence[Any]) -> np.ndarray:
     """The array that {"tensor": ...} stands for, with its strides, in memory of its own."""
     start, dtype, shape, strides = tensor
-    kind = np.dtype(KEPT_AS.get(dtype, dtype))
+    kind = np.dtype(STORED_AS.get(dtype, dtype))
     if strides is None or 0 in shape:
-        return np.frombuffer(numbers, kind, math.prod(shape), start).reshape(shape).copy()
+        return np.frombuffer(data, kind, math.prod(shape), start).reshape(shape).copy()
     span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    memory = np.frombuffer(numbers, kind, span, start).copy()
+    memory = np.frombuffer(data, kind, span, start).copy()
     return np.lib.stride_tricks.as_strided(memory, shape, [s * kind.itemsize for s in strides])
 
 
 def weights(shape: Sequence[int], number: int) -> np.ndarray:
-    """What outputs are multiplied with before they are summed, so that every element has a gradient of its own."""
+    """Return the factors of outputs in the loss, so that every element has a different gradient."""
     return np.cos(np.arange(math.prod(shape), dtype=np.float64) * 0.7 + 1.3 + number).reshape(shape)
 
 

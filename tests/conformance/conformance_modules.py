@@ -13,10 +13,10 @@ import jobflow as flow
 
 
 class Modules(Cases):
-    """Those of one module: names of its state, outputs, gradients of inputs and parameters, buffers after."""
+    """Checks of one module: names of its state, outputs, gradients of inputs and parameters, buffers after."""
 
     def of(self, case: dict[str, Any]) -> Iterator[Outcome]:
-        decode, name, refuses = Decoder(self.numbers), self.entry["name"], "state" not in case
+        decode, name, refuses = Decoder(self.data), self.entry["name"], "state" not in case
         category = "module errors" if refuses else "modules"
         try:
             module = resolved(name)(*decode(case["args"]), **decode(case["kwargs"]))
@@ -32,27 +32,27 @@ class Modules(Cases):
         if refuses:
             yield self.compared(category, name, case, [f"not refused: {case['out']['message']}"])
             return
-        found = [*differences(case["out"], out, self.numbers, case["drawn"]), *self.buffer_differences(module, case)]
-        yield self.compared(category, name, case, found)
-        if not found and "parameters" in case:
+        listed = [*differences(case["out"], out, self.data, case["drawn"]), *self.buffer_differences(module, case)]
+        yield self.compared(category, name, case, listed)
+        if not listed and "parameters" in case:
             outs = [out] if isinstance(out, Tensor) else [y for y in out if isinstance(y, Tensor)]
             parameters = dict(module.named_parameters())
             yield from self.derivatives(name, case, outs, [*decode.leaves, *(parameters[word] for word in case["parameters"])])
 
     def prepare(self, module: Any, case: dict[str, Any]) -> None:
         """With the state that was recorded."""
-        decode = Decoder(self.numbers)
+        decode = Decoder(self.data)
         module.load_state_dict({word: decode(x) for word, x in case["state"]})
         module.train(case["train"])
 
     def buffer_differences(self, module: Any, case: dict[str, Any]) -> Iterator[str]:
         own = dict(module.named_buffers())
         for word, want in case["buffers"]:
-            yield from differences(want, own.get(word), self.numbers, where=f"{word}: ")
+            yield from differences(want, own.get(word), self.data, where=f"{word}: ")
 
 
 class Optimizers(Cases):
-    """Those of one optimizer: the parameters after each step."""
+    """Checks of one optimizer: the parameters after each step."""
 
     def of(self, case: dict[str, Any]) -> Iterator[Outcome]:
         name, refuses = self.entry["name"], "raises" in case["out"]
@@ -65,10 +65,10 @@ class Optimizers(Cases):
         if refuses:
             yield self.compared(category, name, case, [f"not refused: {case['out']['message']}"])
         else:
-            yield self.compared(category, name, case, list(differences(case["out"], steps, self.numbers))[:3])
+            yield self.compared(category, name, case, list(differences(case["out"], steps, self.data))[:3])
 
     def stepped(self, case: dict[str, Any], count: int) -> list[Any]:
-        decode = Decoder(self.numbers)
+        decode = Decoder(self.data)
         params, kwargs = decode(case["params"]), decode(case["kwargs"])
         optimizer = resolved(self.entry["name"])(params, **kwargs)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -82,20 +82,20 @@ class Optimizers(Cases):
 
 
 class Schedules(Cases):
-    """Those of one schedule: the rates of two groups, step by step."""
+    """Checks of one schedule: the rates of two groups, step by step."""
 
     def of(self, case: dict[str, Any]) -> Iterator[Outcome]:
         name, refuses = self.entry["name"], "raises" in case["out"]
         category = "schedule errors" if refuses else "schedules"
         try:
-            found = self.rates(Decoder(self.numbers)(case["kwargs"]))
+            rates = self.rates(Decoder(self.data)(case["kwargs"]))
         except Exception as error:  # noqa: BLE001 - every exception is a result here
             yield self.failed(category, name, case, error, refuses)
             return
         if refuses:
             yield self.compared(category, name, case, [f"not refused: {case['out']['message']}"])
         else:
-            yield self.compared(category, name, case, list(differences(case["out"], found, self.numbers))[:3])
+            yield self.compared(category, name, case, list(differences(case["out"], rates, self.data))[:3])
 
     def rates(self, options: dict[str, Any]) -> list[list[float]]:
         groups = [{"params": [flow.zeros(2).requires_grad_()]}, {"params": [flow.zeros(3).requires_grad_()], "lr": 0.3}]
@@ -104,9 +104,9 @@ class Schedules(Cases):
             words = options["lr_lambda"]
             options["lr_lambda"] = FUNCTIONS[words] if isinstance(words, str) else [FUNCTIONS[word] for word in words]
         schedule = resolved(self.entry["name"])(optimizer, **options)
-        found = [[float(group["lr"]) for group in optimizer.param_groups]]
+        rates = [[float(group["lr"]) for group in optimizer.param_groups]]
         for step in range(SCHEDULE_STEPS):
             optimizer.step()
             schedule.step(METRICS[step]) if self.entry["name"].endswith("Plateau") else schedule.step()
-            found.append([float(group["lr"]) for group in optimizer.param_groups])
-        return found
+            rates.append([float(group["lr"]) for group in optimizer.param_groups])
+        return rates

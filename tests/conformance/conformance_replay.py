@@ -15,7 +15,7 @@ KINDS: dict[str, type[Cases]] = {"operators": Calls, "modules": Modules, "optimi
 
 def common(listing: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """The entries with those names that jobflow has too, and the names that it has not."""
-    wanted: dict[str, list[Any]] = {kind: [] for kind in KINDS}
+    available: dict[str, list[Any]] = {kind: [] for kind in KINDS}
     missing: dict[str, set[str]] = {"functions": set(), "methods": set(), "in_place": set()}
     for entry in listing["operators"]:
         has = {
@@ -26,13 +26,13 @@ def common(listing: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[str]
         for kind, names in has.items():
             missing[kind] |= set(entry[kind]) - set(names)
         if any(has.values()):
-            wanted["operators"].append(entry | has)
+            available["operators"].append(entry | has)
     for kind in ("modules", "optimizers", "schedules"):
-        wanted[kind] = [entry for entry in listing[kind] if callable(resolved(entry["name"]))]
-        missing[kind] = {entry["name"] for entry in listing[kind]} - {entry["name"] for entry in wanted[kind]}
-    return wanted, {kind: sorted(names) for kind, names in missing.items()}
+        available[kind] = [entry for entry in listing[kind] if callable(resolved(entry["name"]))]
+        missing[kind] = {entry["name"] for entry in listing[kind]} - {entry["name"] for entry in available[kind]}
+    return available, {kind: sorted(names) for kind, names in missing.items()}
 
 
-def replay_of(name: str, lines: Sequence[dict[str, Any]], numbers: bytes) -> Cases:
+def replay_of(name: str, lines: Sequence[dict[str, Any]], data: bytes) -> Cases:
     """By the kind that the record is named for."""
-    return KINDS[name.partition("-")[0]](lines, numbers)
+    return KINDS[name.partition("-")[0]](lines, data)

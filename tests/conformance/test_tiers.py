@@ -8,7 +8,7 @@ from functools import lru_cache
 import conformance_deliberate as deliberate
 import pytest
 from conformance_replay import replay_of
-from test_recorded import KEPT, NUMBERS
+from test_recorded import ENTRIES, NUMBERS
 
 from jobflow.eager import run
 from jobflow.eager.state import state
@@ -38,9 +38,9 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.usefixtures("kernels")
 def test_recorded_cases_in_a_tier(tier: str, part: int) -> None:
     wrong = []
-    names = sorted(KEPT)[part::STEP]
+    names = sorted(ENTRIES)[part::STEP]
     for name in names:
-        outcomes = deliberate.marked(list(replay_of(name, KEPT[name], NUMBERS).outcomes()))
+        outcomes = deliberate.marked(list(replay_of(name, ENTRIES[name], NUMBERS).outcomes()))
         wrong += [f"{outcome.kind}: {outcome.key}: {outcome.reason}" for outcome in outcomes if outcome.kind not in ("equal", "deliberate")]
     assert names
     assert wrong == []

@@ -1,4 +1,4 @@
-"""The drawings of layouts and boxing in README and docs, made of what the layouts of jobflow give: no number in them is written by hand."""
+"""The drawings of layouts and boxing in README and docs, generated from jobflow's layouts."""
 
 from __future__ import annotations
 

@@ -47,20 +47,20 @@ def blocks() -> Iterator[Block]:
 
 
 def _blocks_of(page: str, text: str) -> list[Block]:
-    found: list[Block] = []
+    all_blocks: list[Block] = []
     for match in FENCE.finditer(text):
         before = text[: match.start()]
         excerpt = EXCERPT.search(before)
         if OUTPUT.search(before):
-            program = max(i for i, block in enumerate(found) if block.language == "python")
-            found[program] = replace(found[program], output=match[2])
-        found.append(Block(page, before.count("\n") + 1, match[1], match[2], excerpt[1] if excerpt else None))
-    return found
+            program = max(i for i, block in enumerate(all_blocks) if block.language == "python")
+            all_blocks[program] = replace(all_blocks[program], output=match[2])
+        all_blocks.append(Block(page, before.count("\n") + 1, match[1], match[2], excerpt[1] if excerpt else None))
+    return all_blocks
 
 
 def saved(page: str) -> dict[str, str]:
     """The files that a reader of the page saves: name -> content."""
-    return {found[1]: block.text for block in blocks() if block.page == page and (found := SAVED.match(block.text))}
+    return {match[1]: block.text for block in blocks() if block.page == page and (match := SAVED.match(block.text))}
 
 
 def programs() -> list[Block]:
@@ -77,7 +77,7 @@ class Command:
 
 def commands() -> list[Command]:
     """All that can be pasted, each once, in the order of each page."""
-    found: dict[Command, None] = {}
+    listed: dict[Command, None] = {}
     for path in PAGES:
         text = path.read_text(encoding="utf-8")
         for match in re.finditer(FENCE.pattern + r"|`([^`\n]+)`", text, re.MULTILINE | re.DOTALL):
@@ -85,8 +85,8 @@ def commands() -> list[Command]:
                 lines = [match[3]] if match[3].startswith(STARTS) and not FORM.search(match[3]) else []
             else:
                 lines = shell_lines(match[2]) if match[1] == "bash" else []
-            found.update({Command(path.name, line): None for line in lines})
-    return list(found)
+            listed.update({Command(path.name, line): None for line in lines})
+    return list(listed)
 
 
 def shell_lines(text: str) -> list[str]:

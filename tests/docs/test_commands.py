@@ -1,6 +1,6 @@
-"""Every command of README and docs does what it says, in the order in which a page has them; with --full at full length.
+"""Every command of README and docs works as described, in the order of a page; with --full at full length.
 
-What a suite of minutes cannot wait for is made shorter by an option behind it; what needs a machine of another kind is listed, with the reason.
+Slow commands are shortened by an appended option. Commands for another kind of machine are listed with the reason.
 """
 
 from __future__ import annotations
@@ -91,8 +91,11 @@ def as_run(command: Command, full: bool) -> str:
 
 
 def was_before(command: Command, full: bool) -> bool:
-    """Whether it stands on a page before too: names in sentences and scripts of the repository do the same in any folder, and how a program
-    is started (`mpiexec -n 2 python script.py`) does not depend on the program."""
+    """True if an earlier page has the command too.
+
+    Names in sentences and scripts of the repository do the same in any folder. The start of a program
+    (`mpiexec -n 2 python script.py`) does not depend on the program.
+    """
     first = next(other for other in COMMANDS if other.text == command.text)
     return first != command and (not full or bool(NAMED.match(command.text) or command.text.startswith("scripts/")))
 
@@ -140,9 +143,9 @@ def test_the_first_command(tmp_path: Path) -> None:
     """With its installation, on a fresh checkout; what follows it in the README's table finds its checkpoints."""
     checkout(tmp_path)
     (first,) = [c.text for c in COMMANDS if ".[jit,mpi,train]" in c.text]
-    kept = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or name in ("PATH", "SSL_CERT_FILE")}
+    environment = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or name in ("PATH", "SSL_CERT_FILE")}
     line = f"{first} && jobflow ckpt ls runs/lenet_digits/checkpoints"
-    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env={**kept, "HOME": str(tmp_path)}, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env={**environment, "HOME": str(tmp_path)}, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "runs" / "lenet_digits" / "report.html").exists()
 

@@ -1,4 +1,4 @@
-"""What is generated in README and docs - drawings of layouts, stages of a job - is what scripts/refresh_docs writes today."""
+"""Generated parts of README and docs - drawings of layouts, stages of a job - equal the output of scripts/refresh_docs."""
 
 from __future__ import annotations
 

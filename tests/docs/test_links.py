@@ -23,8 +23,8 @@ def links(page: Path) -> list[str]:
 
 def headings(page: Path) -> set[str]:
     """The anchors of a page, as GitHub makes them."""
-    found = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in titles}
 
 
 def broken(page: Path, target: str) -> bool:

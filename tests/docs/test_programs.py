@@ -1,7 +1,7 @@
-"""Every program of README and docs runs as a reader would run it: pasted into a file of its own, in a process of its own.
+"""Every program of README and docs runs as a reader would run it: in a file and a process of its own.
 
-Alone run those of the README, those that say what they print, and those that tests/records does not run; those that speak of devices on two
-threads as well, those that speak of ranks on two ranks; and with --full all of them in every way.
+Programs of the README, programs with printed output, and programs without a record run alone. Those about devices also run on two
+threads, those about ranks on two ranks. With --full all run in every way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FOUR = ("strategies.md",)
 
 
 def reader_folder(folder: Path) -> Path:
-    """What a reader has who stands in a checkout."""
+    """Return a folder with the files of a reader in a checkout."""
     for name in ("configs", "examples", "scripts", "benchmarks"):
         (folder / name).symlink_to(ROOT / name)
     return folder
@@ -81,7 +81,7 @@ def test_all_ranks_print_the_same_numbers(tmp_path: Path) -> None:
     assert len(printed) == 2 and len(set(printed)) == 1
 
 
-def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_reported(tmp_path: Path) -> None:
     damaged = next(block for block in PROGRAMS if block.page == "checkpoints.md" and "problems" in block.text)
     assert "is damaged: its content, box" in run(damaged, tmp_path)
 
@@ -91,10 +91,10 @@ def test_a_placement_of_ranks_that_do_not_exist_says_how_to_start_them(tmp_path:
     script = tmp_path / "script.py"
     script.write_text(program)
     done = subprocess.run([sys.executable, script.name], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
-    told = done.stderr.strip().splitlines()[-1]
+    message = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1
     for fact in ("script.py:3", "rank 1 of [0, 1] does not exist", "mpiexec -n 2 python script.py", "jobflow launch --nproc_per_node 2 script.py"):
-        assert fact in told
+        assert fact in message
 
 
 def test_every_block_says_what_it_is() -> None:
@@ -104,20 +104,20 @@ def test_every_block_says_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("block", [b for b in pages.blocks() if b.excerpt], ids=str)
-def test_excerpts_stand_in_their_files(block: Block) -> None:
+def test_excerpts_are_in_their_files(block: Block) -> None:
     assert block.excerpt is not None
     lines = [line.strip() for line in (ROOT / block.excerpt).read_text(encoding="utf-8").splitlines()]
-    wanted = [line.strip() for line in block.text.splitlines() if line.strip()]
-    starts = [i for i, line in enumerate(lines) if line == wanted[0]]
-    assert any([line for line in lines[i:] if line][: len(wanted)] == wanted for i in starts), f"{block.excerpt} has other lines"
+    excerpt = [line.strip() for line in block.text.splitlines() if line.strip()]
+    starts = [i for i, line in enumerate(lines) if line == excerpt[0]]
+    assert any([line for line in lines[i:] if line][: len(excerpt)] == excerpt for i in starts), f"{block.excerpt} has other lines"
 
 
 @pytest.mark.parametrize("page", ["README.md", "configuration.md", "training.md"])
 def test_configurations_are_whole(page: str, tmp_path: Path) -> None:
-    """Those that begin with a file name are files beside each other; a part of one stands in configs/."""
-    found = [b for b in pages.blocks() if b.page == page and b.language == "yaml"]
-    assert found
-    for block in found:
+    """Configurations that begin with a file name are files in one folder; parts of one are in configs/."""
+    configurations = [b for b in pages.blocks() if b.page == page and b.language == "yaml"]
+    assert configurations
+    for block in configurations:
         first = block.text.splitlines()[0]
         (tmp_path / (first.removeprefix("# ") if first.endswith(".yaml") else "shown.yaml")).write_text(block.text, encoding="utf-8")
     files = sorted(path.name for path in tmp_path.glob("*.yaml"))

@@ -49,6 +49,6 @@ def test_the_shown_divergence_is_one() -> None:
 
 def test_every_exit_code_of_training() -> None:
     table = page("training.md").partition("| | exit code |")[2].partition("\n\n")[0]
-    found = {int(code) for code in re.findall(r"\| (\d+) \|$", table, re.MULTILINE)}
+    codes = {int(code) for code in re.findall(r"\| (\d+) \|$", table, re.MULTILINE)}
     own = {1, 2, *(code for code, _, _ in ENDS.values())}
-    assert found == own == set(CODES) - {141}
+    assert codes == own == set(CODES) - {141}

@@ -1,8 +1,8 @@
-"""Random programs of tensors: lines that PyTorch and jobflow both understand, with what came out.
+"""Random programs of tensors: lines that PyTorch and jobflow both accept, with their results.
 
-A program grows line by line.  Each line is run three times: in its element types, with float64 in place of all real ones, and in float64 with
-errors of rounding that are drawn.  How far these lie apart says how exact an answer can be; lines of which nothing is exact are not taken.
-Runs in PyTorch's own environment as well:
+A program grows line by line. Each line runs three times: in its element types, in float64, and in float64 with random
+rounding errors. The distance of the three results bounds the exactness of an answer; lines without exact results are dropped.
+It runs in PyTorch's own environment as well:
 
     python growing_tensors.py torch FIRST_SEED PROGRAMS FILE
 """
@@ -50,13 +50,13 @@ def name_of(x: Any) -> str:
     return str(x.dtype).rpartition(".")[2]
 
 
-def numbers(x: Any) -> list[Any]:
+def values_of(x: Any) -> list[Any]:
     return flat(x.detach().tolist())
 
 
-def apart(given: list[Any], exact: list[Any]) -> float:
+def distance(values: list[Any], exact: list[Any]) -> float:
     """The largest distance of two lists of numbers; infinite if they are not finite in the same places."""
-    pairs = [(float(a), float(b)) for a, b in zip(given, exact, strict=True)]
+    pairs = [(float(a), float(b)) for a, b in zip(values, exact, strict=True)]
     if any(math.isfinite(a) != math.isfinite(b) or (not math.isfinite(b) and repr(a) != repr(b)) for a, b in pairs):
         return math.inf
     return max((abs(a - b) for a, b in pairs if math.isfinite(b)), default=0.0)
@@ -105,8 +105,8 @@ class Growth:
 
     def tensor(self, fits: Any) -> str:
         """Later ones are likelier."""
-        fitting = [name for name in self.pool if fits(self.worlds[0][name])]
-        return fitting[-1 - int(len(fitting) * self.random.random() ** 2)] if fitting else self.random.choice(self.pool)
+        candidates = [name for name in self.pool if fits(self.worlds[0][name])]
+        return candidates[-1 - int(len(candidates) * self.random.random() ** 2)] if candidates else self.random.choice(self.pool)
 
     def index(self, x: Any) -> str:
         parts = []
@@ -155,15 +155,15 @@ class Growth:
 
     def filled(self, line: str) -> str:
         words = self.words(line)
-        made = ""
+        text = ""
         for i, part in enumerate(line.replace("{", "}").split("}")):
             if i % 2 and part.startswith("r:"):
                 shape = eval(part[2:], {"x": self.worlds[0][words["x"]]})
                 part = self.input(name_of(self.worlds[0][words["x"]]), [int(n) for n in shape])
             elif i % 2:
                 part = str(words[part])
-            made += part
-        return made
+            text += part
+        return text
 
     # ---------------------------------------------------------------- lines
 
@@ -188,35 +188,35 @@ class Growth:
         if x.numel() > LARGEST or (x.numel() == 0 and self.random.random() < 0.8):
             raise ValueError("too large, or empty")
         self.program.answers[name] = self.answer(*values)
-        if x.is_floating_point() and any(v != round(v) for v in numbers(rounded) if math.isfinite(v)):
+        if x.is_floating_point() and any(v != round(v) for v in values_of(rounded) if math.isfinite(v)):
             errors = [1 + self.random.uniform(-0.25, 0.25) * PLACES[name_of(x)] for _ in range(x.numel())]
             self.worlds[2][name] = rounded * leaf(self.F, ("float64", list(x.shape), errors)).detach()
         self.program.lines.append(line)
         self.pool.append(name)
 
     def answer(self, x: Any, exact: Any, rounded: Any) -> tuple[str, list[int], list[Any], float]:
-        given, wanted = numbers(x), numbers(exact)
+        values, reference = values_of(x), values_of(exact)
         if not x.shape == exact.shape == rounded.shape:
             raise ValueError("a shape that depends on rounding")
-        off, kind = max(apart(given, wanted), apart(numbers(rounded), wanted)), name_of(x)
-        largest = max((abs(float(b)) for b in wanted if math.isfinite(float(b))), default=0.0)
+        off, kind = max(distance(values, reference), distance(values_of(rounded), reference)), name_of(x)
+        largest = max((abs(float(b)) for b in reference if math.isfinite(float(b))), default=0.0)
         if kind not in PLACES:
             if off or largest > 2**53:
                 raise ValueError("depends on rounding")
-            return kind, list(x.shape), given, 0.0
-        if off > 0.05 * largest + 1e-6 or largest > 1e4 or (any(not math.isfinite(b) for b in wanted) and self.random.random() < 0.95):
+            return kind, list(x.shape), values, 0.0
+        if off > 0.05 * largest + 1e-6 or largest > 1e4 or (any(not math.isfinite(b) for b in reference) and self.random.random() < 0.95):
             raise ValueError("not exact")
-        return kind, list(x.shape), wanted, 16 * off + PLACES[kind] * largest + SMALLEST
+        return kind, list(x.shape), reference, 16 * off + PLACES[kind] * largest + SMALLEST
 
     def finish(self) -> Program:
         """Lengthen the program, and give it a loss of all that nobody reads, and its gradients."""
-        wanted = self.random.randint(5, LONGEST)
+        length = self.random.randint(5, LONGEST)
         for _ in range(6 * LONGEST):
-            if len(self.program.lines) < wanted:
+            if len(self.program.lines) < length:
                 self.grow()
         text = set(re.findall(r"\w+", " ".join(line.partition("=")[2] for line in self.program.lines)))
         ends = [name for name in self.program.answers if name not in text and self.worlds[0][name].requires_grad and self.worlds[0][name].numel()]
-        finite = [name for name in ends if all(math.isfinite(v) for v in numbers(self.worlds[1][name]))]
+        finite = [name for name in ends if all(math.isfinite(v) for v in values_of(self.worlds[1][name]))]
         if finite:
             self.end(" + ".join(f"({name}.to(F.float32).square().mean() + {name}.to(F.float32).mean())" for name in finite))
         return self.program
@@ -225,8 +225,8 @@ class Growth:
         try:
             self.take("loss", "loss = " + loss)
             leaves = [name for name, (kind, *_) in self.program.inputs.items() if kind in PLACES]
-            found = [self.F.autograd.grad(world["loss"], [world[name] for name in leaves], allow_unused=True) for world in self.worlds]
-            self.program.gradients = {name: self.answer(*three) for name, *three in zip(leaves, *found, strict=True) if three[0] is not None}
+            gradients = [self.F.autograd.grad(world["loss"], [world[name] for name in leaves], allow_unused=True) for world in self.worlds]
+            self.program.gradients = {name: self.answer(*three) for name, *three in zip(leaves, *gradients, strict=True) if three[0] is not None}
         except (ValueError, RuntimeError):  # a line whose gradient there is not, or that wrote over what a gradient needs
             self.program.gradients = {}
 
@@ -238,9 +238,9 @@ def exactly(line: str) -> str:
     return line.replace(".half()", ".double()").replace(".float()", ".double()")
 
 
-def leaf(framework: Any, given: Any, exact: bool = False, **where: Any) -> Any:
+def leaf(framework: Any, spec: Any, exact: bool = False, **where: Any) -> Any:
     """The tensor of an input, which wants a gradient if it is real."""
-    kind, shape, values = given
+    kind, shape, values = spec
     real = kind in PLACES
     array = spread(values, shape) if math.prod(shape) else framework.zeros(shape).tolist()
     return framework.tensor(array, dtype=getattr(framework, "float64" if exact and real else kind), **where).requires_grad_(real)

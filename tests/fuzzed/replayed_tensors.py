@@ -1,4 +1,4 @@
-"""Programs of tensors once more: at once, as a graph, as a job, in each tier of kernels, on ranks in random layouts; what differs, in words."""
+"""Random programs of tensors in jobflow: eager, as a graph, as a job, in each tier of kernels, on ranks in random layouts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from growing_tensors import apart, flat, leaf, numbers
+from growing_tensors import distance, flat, leaf, values_of
 from ranks import on_ranks
 
 import jobflow as flow
@@ -34,8 +34,8 @@ class Layouts:
         kinds = [flow.sbp.broadcast, *map(flow.sbp.split, range(ndim)), *[flow.sbp.partial_sum] * partial]
         return [self.random.choice(kinds) for _ in self.placement.ranks.shape]
 
-    def leaf(self, given: Any) -> Any:
-        return leaf(flow, given, placement=self.placement, sbp=self.drawn(len(given[1]), False))
+    def leaf(self, spec: Any) -> Any:
+        return leaf(flow, spec, placement=self.placement, sbp=self.drawn(len(spec[1]), False))
 
     def moved(self, x: Any) -> Any:
         """Sometimes laid out anew."""
@@ -53,13 +53,13 @@ def run(program: Any, world: dict[str, Any], moved: Callable[[Any], Any] = lambd
 
 
 def at_once(program: Any, layouts: Layouts | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What it gives, and its gradients."""
-    world = {name: layouts.leaf(given) if layouts else leaf(flow, given) for name, given in program["inputs"].items()}
+    """Return the results and gradients of eager execution."""
+    world = {name: layouts.leaf(spec) if layouts else leaf(flow, spec) for name, spec in program["inputs"].items()}
     leaves = dict(world)
-    made = run(program, world, layouts.moved if layouts else lambda x: x)
+    answers = run(program, world, layouts.moved if layouts else lambda x: x)
     xs = {name: leaves[name] for name in program["gradients"]}
-    found = flow.autograd.grad(world["loss"], list(xs.values()), allow_unused=True) if xs else []
-    return made, {name: flow.zeros_like(x) if dx is None else dx for (name, x), dx in zip(xs.items(), found, strict=True)}
+    gradients = flow.autograd.grad(world["loss"], list(xs.values()), allow_unused=True) if xs else []
+    return answers, {name: flow.zeros_like(x) if dx is None else dx for (name, x), dx in zip(xs.items(), gradients, strict=True)}
 
 
 class Held(nn.Module):  # type: ignore[misc]
@@ -68,7 +68,7 @@ class Held(nn.Module):  # type: ignore[misc]
     def __init__(self, program: Any, layouts: Layouts | None = None) -> None:
         super().__init__()
         self.program = program
-        self.at = layouts.leaf if layouts else lambda given: leaf(flow, given)
+        self.at = layouts.leaf if layouts else lambda spec: leaf(flow, spec)
         for name in program["gradients"]:
             self.register_parameter(name, nn.Parameter(self.at(program["inputs"][name]).detach()))
         self.others = [name for name in program["inputs"] if name not in program["gradients"]]
@@ -81,16 +81,16 @@ class Held(nn.Module):  # type: ignore[misc]
 
 
 def before_and_after(held: Held, step: Callable[[], list[Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a step of descent at the rate 1 gives, and by how much it lowers each parameter: the gradients."""
+    """Return the results of a step of descent at the rate 1, and the decrease of each parameter: its gradient."""
     before = {name: x.detach().clone() for name, x in held.named_parameters()}
-    made = dict(zip(held.program["answers"], step(), strict=True))
-    return made, {name: before[name] - x.detach() for name, x in held.named_parameters()}
+    answers = dict(zip(held.program["answers"], step(), strict=True))
+    return answers, {name: before[name] - x.detach() for name, x in held.named_parameters()}
 
 
 def as_graph(program: Any, layouts: Layouts | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     held = Held(program, layouts)
 
-    class Step(nn.Graph):  # type: ignore[misc]
+    class TrainGraph(nn.Graph):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.held = held
@@ -98,12 +98,12 @@ def as_graph(program: Any, layouts: Layouts | None = None) -> tuple[dict[str, An
                 self.add_optimizer(flow.optim.SGD(held.parameters(), lr=1.0))
 
         def build(self, *others: Any) -> list[Any]:
-            made: list[Any] = self.held(*others)
+            answers: list[Any] = self.held(*others)
             if program["gradients"]:
-                made[-1].backward()
-            return made
+                answers[-1].backward()
+            return answers
 
-    return before_and_after(held, lambda: Step()(*held.arguments()))
+    return before_and_after(held, lambda: TrainGraph()(*held.arguments()))
 
 
 def as_job(program: Any, devices: int = 1) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -113,10 +113,10 @@ def as_job(program: Any, devices: int = 1) -> tuple[dict[str, Any], dict[str, An
     arrays = [x.numpy() for x in held.arguments()]
 
     def job(*others: Any) -> Any:
-        made = held(*others)
+        answers = held(*others)
         if train:
-            flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [1.0]), momentum=0).minimize(made[-1])
-        return made
+            flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [1.0]), momentum=0).minimize(answers[-1])
+        return answers
 
     names = [f"x{i}" for i in range(len(arrays))]
     world: dict[str, Any] = {"job": job}
@@ -128,27 +128,27 @@ def as_job(program: Any, devices: int = 1) -> tuple[dict[str, Any], dict[str, An
     return before_and_after(held, lambda: compiled(*arrays))
 
 
-def differences(wanted: Answers, given: dict[str, Any], kind: str = "") -> Iterator[str]:
-    for name, (dtype, shape, values, tolerance) in wanted.items():
-        x = given[name]
+def differences(expected: Answers, actual: dict[str, Any], kind: str = "") -> Iterator[str]:
+    for name, (dtype, shape, values, tolerance) in expected.items():
+        x = actual[name]
         if list(x.shape) != shape:
             yield f"{kind}{name}: shape {list(x.shape)}, not {shape}"
         elif isinstance(x, flow.Tensor) and (own := str(x.dtype).rpartition(".")[2]) != dtype:
             yield f"{kind}{name}: {own}, not {dtype}"
         else:
-            own = numbers(x) if isinstance(x, flow.Tensor) else flat(x.tolist())
-            off = apart(own, values)
+            own = values_of(x) if isinstance(x, flow.Tensor) else flat(x.tolist())
+            off = distance(own, values)
             if off > tolerance:
-                at = next((i for i, (a, b) in enumerate(zip(own, values, strict=True)) if apart([a], [b]) > tolerance), 0)
+                at = next((i for i, (a, b) in enumerate(zip(own, values, strict=True)) if distance([a], [b]) > tolerance), 0)
                 yield f"{kind}{name}: off by {off:.3g}, not {tolerance:.3g}; {own[at]} at {at}, not {values[at]}"
 
 
-def compared(program: Any, way: Callable[..., Any], *given: Any) -> list[str]:
-    """What differs when it runs in this way; "refused ..." where jobflow says that it cannot."""
+def compared(program: Any, way: Callable[..., Any], *arguments: Any) -> list[str]:
+    """Return the differences of a run in this way; "refused ..." if jobflow raises an error of its own."""
     slack = {n: (d, s, v, t + 4e-7 * max(map(abs, program["inputs"][n][2]), default=0)) for n, (d, s, v, t) in program["gradients"].items()}
     try:
-        made, gradients = way(program, *given)
-        return list(differences(program["answers"], made)) + list(differences(slack, gradients, "gradient of "))
+        answers, gradients = way(program, *arguments)
+        return list(differences(program["answers"], answers)) + list(differences(slack, gradients, "gradient of "))
     except Exception as error:  # noqa: BLE001 - whatever it is, it is found
         refused = isinstance(error, JobflowError) and not isinstance(error, DivergedError | RankError)
         return [f"{'refused' if refused else 'raw'} {type(error).__name__}: {' '.join(str(error).split())[:300]}"]
@@ -175,8 +175,8 @@ def on_threads(ranks: int, way: Callable[..., Any]) -> Callable[[Any], list[str]
     """Replays on ranks, in layouts that the program's seed draws."""
 
     def replay(program: Any) -> list[str]:
-        found: list[list[str]] = on_ranks(ranks, lambda rank: compared(program, way, Layouts(program["seed"], ranks)))
-        return next(filter(None, sorted(found, key=lambda lines: any(line.startswith("raw RankError") for line in lines))), [])
+        lines_by_rank: list[list[str]] = on_ranks(ranks, lambda rank: compared(program, way, Layouts(program["seed"], ranks)))
+        return next(filter(None, sorted(lines_by_rank, key=lambda lines: any(line.startswith("raw RankError") for line in lines))), [])
 
     return replay
 

@@ -21,7 +21,7 @@ def programs() -> list[Any]:
 
 @pytest.mark.parametrize("way", ["numpy", "llvm", "reference", "graph", "job2"])
 @pytest.mark.filterwarnings("ignore")
-def test_every_way_gives_the_same(way: str, programs: list[Any]) -> None:
+def test_every_way_has_equal_results(way: str, programs: list[Any]) -> None:
     assert sum(len(program["lines"]) for program in programs) > 5 * len(programs)
-    found = [line for program in programs for line in WAYS[way](program)]
-    assert [line for line in found if not line.startswith("refused JobError")] == []
+    lines = [line for program in programs for line in WAYS[way](program)]
+    assert [line for line in lines if not line.startswith("refused JobError")] == []

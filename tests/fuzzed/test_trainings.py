@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from trainings import FACES, differences, drawn
+from trainings import RUNS_BY_API, differences, drawn
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", RUNS_BY_API)
 @pytest.mark.parametrize("seed", [2, 5, 11, 117])
 @pytest.mark.filterwarnings("ignore")
-def test_losses_do_not_depend_on_devices_and_interruptions(face: str, seed: int) -> None:
-    assert differences(drawn(seed), face) == []
+def test_losses_do_not_depend_on_devices_and_interruptions(api: str, seed: int) -> None:
+    assert differences(drawn(seed), api) == []

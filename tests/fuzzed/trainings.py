@@ -1,7 +1,7 @@
-"""Random trainings of small networks, as jobs and as graphs: on other numbers of devices, in other strategies, saved and loaded on the way.
+"""Random trainings of small networks, as jobs and as graphs: on other numbers of devices, in other strategies, with checkpoints.
 
-A training is plain data: layers, optimizer, schedule and what is set, as text.  Losses and variables are compared with those of one device
-that was not interrupted; in float64, so that nothing but rounding differs, or in half precision, where only what is far off is found.
+A training is plain data: layers, optimizer, schedule and options, as text. Losses and variables are compared with an uninterrupted
+run on one device. In float64 only rounding differs; in half precision the tolerance is wide.
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ def drawn(seed: int) -> dict[str, Any]:
 
 
 def batch(training: dict[str, Any], step: int) -> tuple[Any, Any]:
-    numbers, shape = np.random.RandomState(1000 * training["seed"] + step), (training["batch"], *BEGINNINGS[training["takes"]][0])
-    x = numbers.randint(0, WORDS, shape).astype(np.int32) if training["takes"] == "words" else numbers.randn(*shape)
-    return x, numbers.randint(0, CLASSES, training["batch"]).astype(np.int32)
+    draws, shape = np.random.RandomState(1000 * training["seed"] + step), (training["batch"], *BEGINNINGS[training["takes"]][0])
+    x = draws.randint(0, WORDS, shape).astype(np.int32) if training["takes"] == "words" else draws.randn(*shape)
+    return x, draws.randint(0, CLASSES, training["batch"]).astype(np.int32)
 
 
 # --------------------------------------------------------------------- as a job
@@ -164,8 +164,8 @@ def job_of(training: dict[str, Any], strategy: str) -> Any:
         x: tp.Numpy.Placeholder(shape, dtype=flow.int32 if training["takes"] == "words" else kind),
         labels: tp.Numpy.Placeholder(shape[:1], dtype=flow.int32),
     ) -> tp.Numpy:
-        made = flow.checkpointed(network)(x) if training["again"] else network(x)
-        loss = flow.nn.sparse_softmax_cross_entropy_with_logits(labels, made)
+        scores = flow.checkpointed(network)(x) if training["again"] else network(x)
+        loss = flow.nn.sparse_softmax_cross_entropy_with_logits(labels, scores)
         eval(optimizer, {"flow": flow}).minimize(loss)
         return loss
 
@@ -173,7 +173,10 @@ def job_of(training: dict[str, Any], strategy: str) -> Any:
 
 
 def job_curve(training: dict[str, Any], runs: list[tuple[int, str, int]]) -> tuple[list[float], dict[str, Any]]:
-    """The losses of some steps on a number of devices in a strategy, then of the next run, which loads what was saved; and the variables at last."""
+    """Return the losses of consecutive runs, and the final variables.
+
+    Each run has a number of devices and a strategy, and loads the checkpoint of the run before.
+    """
     losses: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         for i, (devices, strategy, steps) in enumerate(runs):
@@ -192,7 +195,7 @@ def job_curve(training: dict[str, Any], runs: list[tuple[int, str, int]]) -> tup
 # ------------------------------------------------------------------- as a graph
 
 
-class Step(nn.Graph):  # type: ignore[misc]
+class TrainGraph(nn.Graph):  # type: ignore[misc]
     """A step of a training: the parameters lie as the strategy says, or each linear layer as the seed draws."""
 
     def __init__(self, training: dict[str, Any], ranks: int, strategy: str) -> None:
@@ -201,13 +204,13 @@ class Step(nn.Graph):  # type: ignore[misc]
         words = vars(nn) | {"nn": nn, "Added": Added, "MeanOverWords": MeanOverWords}
         self.model = nn.Sequential(*(eval(line, words) for _, line in training["layers"]))
         self.model = self.model if training["half"] else self.model.double()
-        self.place, draw = flow.placement("cpu", list(range(ranks))), random.Random(training["seed"])
-        self.model.to_global(self.place, flow.sbp.broadcast)
+        self.placement, draw = flow.placement("cpu", list(range(ranks))), random.Random(training["seed"])
+        self.model.to_global(self.placement, flow.sbp.broadcast)
         if strategy != "laid":
             self.config.strategy(eval(strategy.format(m=training["parts"]), vars(flow.strategies)))
         for layer in self.model.modules():
             if strategy == "laid" and isinstance(layer, nn.Linear | nn.Conv2d) and draw.random() < 0.5:
-                layer.to_global(self.place, flow.sbp.split(0))
+                layer.to_global(self.placement, flow.sbp.split(0))
         clip = {} if training["clip"] is None else {"clip_grad_max_norm": training["clip"], "clip_grad_norm_type": 2.0}
         optimizer = eval(f"optim.{training['optimizer'][1]}", {"optim": flow.optim, "p": [{"params": self.model.parameters(), **clip}]})
         self.optimizer, self.schedule = optimizer, eval(training["rate"][1], {"flow": flow, "o": optimizer})
@@ -237,11 +240,11 @@ class Step(nn.Graph):  # type: ignore[misc]
             self.schedule.step()
         return loss
 
-    def given(self) -> dict[str, Any]:
-        """What is saved without a graph."""
+    def saved_tensors(self) -> dict[str, Any]:
+        """Return the states of model, optimizer and schedule."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "rate": self.schedule and self.schedule.state_dict()}
 
-    def taken(self, saved: dict[str, Any]) -> None:
+    def load(self, saved: dict[str, Any]) -> None:
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         if self.schedule is not None:
@@ -254,59 +257,62 @@ def graph_curve(training: dict[str, Any], runs: list[tuple[int, str, int]]) -> t
 
     def program(rank: int, folder: str, i: int) -> Any:
         ranks, strategy, steps = runs[i]
-        step = Step(training, ranks, "laid" if strategy == "at once" else strategy)
+        step = TrainGraph(training, ranks, "laid" if strategy == "at once" else strategy)
         if i:
             saved = flow.load(f"{folder}/{i - 1}", global_src_rank=0)
             flow.set_rng_state(flow.tensor(saved.pop("draws").numpy()))
-            step.taken(saved) if strategy == "at once" else step.load_state_dict(saved)
-        found = []
+            step.load(saved) if strategy == "at once" else step.load_state_dict(saved)
+        curve = []
         for k in range(steps):
             x, labels = batch(training, len(losses) + k)
-            given = x.astype(np.int64) if training["takes"] == "words" else x.astype(np.float32) if training["half"] else x
-            how = {"placement": step.place, "sbp": flow.sbp.split(0) if training["seed"] % 2 else flow.sbp.broadcast}
+            batch_inputs = x.astype(np.int64) if training["takes"] == "words" else x.astype(np.float32) if training["half"] else x
+            how = {"placement": step.placement, "sbp": flow.sbp.split(0) if training["seed"] % 2 else flow.sbp.broadcast}
             run = step.at_once if strategy == "at once" else step
-            found.append(float(run(flow.tensor(given, **how), flow.tensor(labels.astype(np.int64), **how)).mean().item()))
+            curve.append(float(run(flow.tensor(batch_inputs, **how), flow.tensor(labels.astype(np.int64), **how)).mean().item()))
         if i + 1 < len(runs):
-            saved = step.given() if strategy == "at once" else step.state_dict()
+            saved = step.saved_tensors() if strategy == "at once" else step.state_dict()
             flow.save(saved | {"draws": flow.get_rng_state()}, f"{folder}/{i}", global_dst_rank=0)
-        return found, {name: x.numpy() for name, x in step.model.state_dict().items()}
+        return curve, {name: x.numpy() for name, x in step.model.state_dict().items()}
 
     with tempfile.TemporaryDirectory() as folder:
         for i, (ranks, _, _) in enumerate(runs):
-            found, variables = on_ranks(ranks, program, folder, i)[0]
-            losses += found
+            curve, variables = on_ranks(ranks, program, folder, i)[0]
+            losses += curve
     return losses, variables
 
 
 # ---------------------------------------------------------------- what differs
 
 #: how trainings are run, by name, and in which strategies besides those of all
-FACES: dict[str, tuple[Callable[..., tuple[list[float], dict[str, Any]]], list[str]]] = {"job": (job_curve, []), "graph": (graph_curve, ["laid"])}
+RUNS_BY_API: dict[str, tuple[Callable[..., tuple[list[float], dict[str, Any]]], list[str]]] = {
+    "job": (job_curve, []),
+    "graph": (graph_curve, ["laid"]),
+}
 #: how far apart numbers may be
 CLOSE, CLOSE_IN_HALF = 1e-7, 5e-2
 
 
-def interrupted(training: dict[str, Any], face: str) -> list[tuple[int, str, int]]:
+def interrupted(training: dict[str, Any], api: str) -> list[tuple[int, str, int]]:
     """Devices, strategy and steps before and after a save; sometimes of a graph that is none."""
-    draw, others = random.Random(training["seed"]), FACES[face][1]
-    if face == "graph" and training["parts"] == 1 and not training["half"] and draw.random() < 0.2:
+    draw, others = random.Random(training["seed"]), RUNS_BY_API[api][1]
+    if api == "graph" and training["parts"] == 1 and not training["half"] and draw.random() < 0.2:
         return [(draw.choice([1, 2]), "at once", steps) for steps in training["steps"]]
     devices = [draw.choice([1, 2, 3, 4]) for _ in training["steps"]]
     return [(n, draw.choice(STRATEGIES[n] + others), steps) for n, steps in zip(devices, training["steps"], strict=True)]
 
 
-def differences(training: dict[str, Any], face: str) -> list[str]:
-    """How a training that is interrupted differs from one on one device that is not."""
-    curve, runs = FACES[face][0], interrupted(training, face)
+def differences(training: dict[str, Any], api: str) -> list[str]:
+    """Return the differences between an interrupted training and an uninterrupted one on one device."""
+    curve, runs = RUNS_BY_API[api][0], interrupted(training, api)
     close = CLOSE_IN_HALF if training["half"] else CLOSE
     try:
-        wanted, variables = curve(training, [(1, "consistent()", sum(training["steps"]))])
-        losses, given = curve(training, runs)
+        expected, variables = curve(training, [(1, "consistent()", sum(training["steps"]))])
+        losses, actual = curve(training, runs)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is found
         return [f"{runs}: {type(error).__name__}: {' '.join(str(error).split())[:400]}"]
-    found = [f"{runs}: losses {losses}, not {wanted}"] * (not np.allclose(losses, wanted, rtol=close, atol=close))
-    found += [f"{runs}: variables {sorted(given.keys() ^ variables.keys())}"] * (given.keys() != variables.keys())
-    for name in sorted(given.keys() & variables.keys()):
-        if not np.allclose(given[name], variables[name], rtol=10 * close, atol=10 * close):
-            found.append(f"{runs}: {name} off by {np.abs(given[name] - variables[name]).max():.3g}")
-    return found
+    listed = [f"{runs}: losses {losses}, not {expected}"] * (not np.allclose(losses, expected, rtol=close, atol=close))
+    listed += [f"{runs}: variables {sorted(actual.keys() ^ variables.keys())}"] * (actual.keys() != variables.keys())
+    for name in sorted(actual.keys() & variables.keys()):
+        if not np.allclose(actual[name], variables[name], rtol=10 * close, atol=10 * close):
+            listed.append(f"{runs}: {name} off by {np.abs(actual[name] - variables[name]).max():.3g}")
+    return listed

@@ -1,4 +1,4 @@
-"""What every communicator of GPUs must do, as commands for a world, beside the laws of tests/runtime, which are about memory of the host.
+"""Checks of every communicator of GPUs, as commands for a world; the laws of tests/runtime check host memory.
 
 `carry(rank, case)` binds every operation for every group of ranks on device memory, runs it three times, and compares with NumPy.
 """
@@ -45,8 +45,8 @@ class Bound:
         raw = self.rank.comm.allocate(count * dtype.itemsize)
         return raw.view(dtype) if count else self.rank.device.xp.empty(0, dtype)
 
-    def check(self, given: Any, expected: Any, what: str) -> None:
-        self.rank.device.upload(self.source, given)
+    def check(self, values: Any, expected: Any, what: str) -> None:
+        self.rank.device.upload(self.source, values)
         for function, arguments in self.calls:
             function(*arguments)
         self.rank.device.synchronize()

@@ -30,8 +30,10 @@ NOTICE = 'jobflow: there is no GPU: "gpu" placements run on CPU ranks'
 def curves_of(
     gpus: int | str | None, devices: int, processes: int = 1, programs: tuple[str, ...] = PROGRAMS, kernels: str = ""
 ) -> tuple[dict[str, Any], str]:
-    """What the programs gave, and what was printed on standard error; `gpus` None means those that are there,
-    "first" one of rank 0.  Pretended GPUs run array operations, where no other kernels are asked for: texts for g++ take their time."""
+    """Return the curves of the programs and their standard error; `gpus` None means the real GPUs, "first" one GPU of rank 0.
+
+    Simulated GPUs run array operations by default, because compiling kernels with g++ is slow.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "curves.json"
         launcher = under_mpiexec(processes) if processes > 1 else []

@@ -11,13 +11,13 @@ import numpy as np
 _TYPES = {0: np.float32, 1: np.float64, 2: np.float16}
 
 
-def _matrices(first: int, rows: int, columns: int, leading: int, dtype: Any, apart: int = 0, count: int = 1) -> Any:
+def _matrices(first: int, rows: int, columns: int, leading: int, dtype: Any, stride: int = 0, count: int = 1) -> Any:
     """[count, rows, columns] of elements that lie column by column, `leading` elements from one to the next."""
     assert leading >= max(rows, 1)
     size = np.dtype(dtype).itemsize
-    extent = (count - 1) * apart + (columns - 1) * leading + rows
+    extent = (count - 1) * stride + (columns - 1) * leading + rows
     memory = (ctypes.c_char * (extent * size)).from_address(first)
-    return np.ndarray((count, rows, columns), dtype, memory, 0, (apart * size, size, leading * size))
+    return np.ndarray((count, rows, columns), dtype, memory, 0, (stride * size, size, leading * size))
 
 
 def _number(address: int, dtype: Any) -> Any:

@@ -1,9 +1,8 @@
-"""CuPy for machines without a GPU: NumPy behind CuPy's names, and as strict as CuPy is.
+"""CuPy for machines without a GPU: NumPy behind CuPy's names, with CuPy's checks.
 
-What it has is what data/cupy_names.txt says that CuPy has.  Its arrays do not mix with NumPy's, live on the device that was current
-when they were made, and refuse to be used on another one.  It also notices what on a GPU would be a race: every allocation remembers
-the stream that wrote it last, and using it on another stream, before anybody waited, is an error.  `modules(gpus)` are what is to be put
-into `sys.modules`.
+It has the names of data/cupy_names.txt. Its arrays do not mix with NumPy's. They belong to the device that is current
+at their creation, and raise on another one. It also detects races: every allocation records the stream of its last
+write, and use on another stream without synchronization raises. `modules(gpus)` returns the modules for `sys.modules`.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def called(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> No
 
 
 def raw(item: Any) -> Any:
-    """What NumPy is given in place of an argument."""
+    """Return the NumPy value of an argument."""
     if isinstance(item, ndarray):
         item.memory.use(current.stream)
         return item.inner
@@ -84,11 +83,11 @@ def _room(shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
 
 
 def _new(value: np.ndarray[Any, Any]) -> ndarray:
-    made = _room(value.shape, value.dtype)
-    made[...] = value
+    copy = _room(value.shape, value.dtype)
+    copy[...] = value
     memory = Memory(current.device)
     memory.write(current.stream)
-    return ndarray._of(made, memory)
+    return ndarray._of(copy, memory)
 
 
 def _call(name: str, function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -116,8 +115,8 @@ class ufunc:
         return _call(f"cupy.{self.name}", self._function, arguments, options)
 
     def at(self, array: ndarray, indices: Any, values: Any = None) -> None:
-        taken = ADDED_AT + (EXTREMES_AT if self.name in ("maximum", "minimum") else "")
-        if array.dtype.char not in taken and not (array.dtype.char == "L" and np.dtype("L").itemsize == 8):
+        char_codes = ADDED_AT + (EXTREMES_AT if self.name in ("maximum", "minimum") else "")
+        if array.dtype.char not in char_codes and not (array.dtype.char == "L" and np.dtype("L").itemsize == 8):
             raise TypeError(f"cupy.{self.name}.at does not support {array.dtype} as data type")
         self._function.at(raw(array), raw(indices), raw(values))
         array.memory.write(current.stream)
@@ -134,7 +133,7 @@ class Flags:
 
 
 class Pointer:
-    """Where an array lies: an address in an allocation, which is one array of bytes."""
+    """The address of an array in an allocation, which is one array of bytes."""
 
     def __init__(self, address: int, whole: Any, memory: Memory) -> None:
         self.ptr, self.whole, self.memory = address, whole, memory
@@ -176,9 +175,9 @@ class ndarray:
 
     @classmethod
     def _of(cls, inner: np.ndarray[Any, Any], memory: Memory) -> ndarray:
-        made = cls.__new__(cls)
-        made.inner, made.memory = inner, memory
-        return made
+        array = cls.__new__(cls)
+        array.inner, array.memory = inner, memory
+        return array
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy array explicitly.")
@@ -221,8 +220,8 @@ class ndarray:
     def __setitem__(self, key: Any, value: Any) -> None:
         if isinstance(value, np.ndarray | list | tuple):
             raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
-        place = self[key] if not isinstance(key, ndarray) else None
-        if isinstance(value, ndarray) and place is not None and value.ndim > place.ndim:
+        target = self[key] if not isinstance(key, ndarray) else None
+        if isinstance(value, ndarray) and target is not None and value.ndim > target.ndim:
             raise ValueError("input operand has more dimensions than allowed by the axis remapping")
         self.inner[raw(key)] = raw(value)
         self.memory.write(current.stream)
@@ -347,7 +346,7 @@ def empty_pinned(shape: Any, dtype: Any = float, order: str = "C") -> Any:
 
 
 def memory_at(address: int, count: int, dtype: Any) -> np.ndarray[Any, Any]:
-    """What a pointer given to a library means."""
+    """Return the memory at a pointer that a library receives."""
     dtype = np.dtype(dtype)
     return np.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(address), dtype) if count else np.empty(0, dtype)
 
@@ -357,15 +356,15 @@ def special_functions() -> dict[str, Any]:
 
 
 def members() -> dict[str, Any]:
-    """What the module has of NumPy, by the names that CuPy has too."""
-    found = {}
+    """Return the functions and types of NumPy's module whose names CuPy has too."""
+    members_by_name = {}
     for full, parameters in NAMES.items():
         owner, name = full.split(".")
         if owner == "cupy" and name in dir(np):
             member = getattr(np, name)
             plain = not callable(member) or isinstance(member, type)
-            found[name] = member if plain else ufunc(name) if parameters[:1] == ["ufunc"] else _function(name)
-    return found
+            members_by_name[name] = member if plain else ufunc(name) if parameters[:1] == ["ufunc"] else _function(name)
+    return members_by_name
 
 
 def _as_strided(x: ndarray, *arguments: Any, **options: Any) -> ndarray:
@@ -374,10 +373,10 @@ def _as_strided(x: ndarray, *arguments: Any, **options: Any) -> ndarray:
 
 
 def modules(gpus: int) -> dict[str, types.ModuleType]:
-    """What `import cupy` finds on a machine that seems to have so many GPUs, and no NCCL."""
+    """Return the modules of `import cupy` on a simulated machine with this number of GPUs, without NCCL."""
     Gpus.count = gpus
     names = ("cupy", "cupy.cuda", "cupy.cuda.nccl", "cupyx", "cupyx.scipy", "cupyx.scipy.special", "cupy_backends.cuda.libs.nvrtc")
-    cupy, cuda, nccl, cupyx, scipy, special, nvrtc = made = [types.ModuleType(name) for name in names]
+    cupy, cuda, nccl, cupyx, scipy, special, nvrtc = all_modules = [types.ModuleType(name) for name in names]
     tricks = types.SimpleNamespace(as_strided=_as_strided)
     vars(cupy).update(members(), lib=types.SimpleNamespace(stride_tricks=tricks))
     vars(cupy).update(asarray=asarray, array=array, asnumpy=asnumpy, empty=empty, ndarray=ndarray, cuda=cuda)
@@ -388,6 +387,6 @@ def modules(gpus: int) -> dict[str, types.ModuleType]:
     vars(scipy).update(special=special)
     vars(special).update(special_functions())
     vars(nvrtc).update(getVersion=lambda: (13, 0))
-    for module in made:
+    for module in all_modules:
         module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
-    return {module.__name__: module for module in made}
+    return {module.__name__: module for module in all_modules}

@@ -1,8 +1,8 @@
-"""NCCL for machines without a GPU: ranks, be they threads or processes, pass bytes through files in a folder.
+"""NCCL for machines without a GPU: ranks on threads or processes exchange bytes through files in a folder.
 
-As strict as NCCL is: each rank of a communicator must come, and with a GPU of its own; pointers are read when a call runs: on the
-stream that is current at once, on another one (a send at once too) when somebody waits for it; calls between groupStart and
-groupEnd run together, sends first.
+It has NCCL's checks: each rank of a communicator must call, with a separate GPU. Pointers are read when a call runs.
+A call runs at once on the current stream, and at synchronization on another one (a send at once too).
+Calls between groupStart and groupEnd run together, sends first.
 """
 
 from __future__ import annotations
@@ -132,13 +132,13 @@ class Communicator:
         if stream == fake_cupy.current.stream:
             self._perform([], [get], stream)
             return
-        beside = fake_streams.Stream.all[stream].under_way
+        launches = fake_streams.Stream.all[stream].under_way
 
         def receive() -> None:
             with contextlib.suppress(Gone):
                 get()
 
-        beside.append(fake_streams.Launch(receive))
+        launches.append(fake_streams.Launch(receive))
 
     def allReduce(self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, stream: int) -> None:
         sends = [self._give(peer, sendbuf, count, datatype) for peer in range(self._size)]

@@ -21,8 +21,8 @@ class Module:
 
 def modules() -> dict[str, types.ModuleType]:
     names = ("cupy.cuda.compiler", "cupy.cuda.function", "cupy_backends.cuda.libs.nvrtc")
-    compiler, function, nvrtc = made = [types.ModuleType(name) for name in names]
+    compiler, function, nvrtc = all_modules = [types.ModuleType(name) for name in names]
     vars(compiler).update(compile_using_nvrtc=lambda text, options, architecture, name: (text.encode(), {}))
     vars(function).update(Module=Module)
     vars(nvrtc).update(getVersion=lambda: ("by g++",))
-    return {module.__name__: module for module in made}
+    return {module.__name__: module for module in all_modules}

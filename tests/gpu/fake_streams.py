@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 
 class Gpus:
-    """How many there seem to be."""
+    """The number of simulated GPUs."""
 
     count = 1
 
@@ -105,7 +105,7 @@ class Launch:
 
 
 class Event:
-    """What a stream was asked to do before a point."""
+    """The work of a stream before a point."""
 
     def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
         self._before: list[Launch] = []
@@ -123,13 +123,13 @@ class Event:
 class Stream:
     """An order of launches."""
 
-    _numbers = itertools.count(1)
+    _pointers = itertools.count(1)
     all: ClassVar[dict[int, Stream]] = {}
 
     def __init__(self, null: bool = False, non_blocking: bool = False, ptds: bool = False) -> None:
         assert non_blocking, "a blocking stream would be ordered with the legacy stream, which is not pretended here"
         self.device_id = current.device
-        self.ptr = next(self._numbers)
+        self.ptr = next(self._pointers)
         self.done = True
         self._before: list[int] = []
         self.under_way: list[Launch] = []

@@ -95,10 +95,10 @@ def bound(op: Op, device: Any, inputs: Sequence[Any], outputs: Sequence[Any], se
         function(*arguments)
 
 
-def on_host(op: Op, arrays: Sequence[Any]) -> list[Any]:
+def host_results(op: Op, arrays: Sequence[Any]) -> list[Any]:
     inputs = [a.copy() for a in arrays]
-    made = laws.empties(types_tuple(op.infer(*map(type_of, arrays))), fill=0)
-    outputs = [inputs[op.alias[i]] if i in op.alias else y for i, y in enumerate(made)]
+    results = laws.empties(types_tuple(op.infer(*map(type_of, arrays))), fill=0)
+    outputs = [inputs[op.alias[i]] if i in op.alias else y for i, y in enumerate(results)]
     with np.errstate(all="ignore"):
         bound(op, laws.Bench(), inputs, outputs)
     return outputs
@@ -109,7 +109,7 @@ def check_op(cupy: Any, cls: type[Op], setting: str = "numpy") -> None:
     if not COMPUTES:
         cupy.cuda.set_allocator(None)  # fresh stub memory is zero; reused pool memory holds stale values
     for k, (sample, arrays) in enumerate(chosen_cases(cls)):
-        expected = on_host(sample.op, arrays)
+        expected = host_results(sample.op, arrays)
         for inner, outer in (laws.ORDERS[0], laws.ORDERS[1 + (k + k // 4) % 4]):
             inputs = [put(cupy, a, inner) for a in arrays]
             outputs = [put(cupy, a, outer) for a in laws.empties(types_tuple(sample.op.infer(*map(type_of, arrays))), fill=0)]

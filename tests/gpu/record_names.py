@@ -1,8 +1,8 @@
-"""What CuPy has, written to data/cupy_names.txt: for the tests that no kernel asks for more, which run where there is no CuPy.
+"""Recorder of CuPy's names in data/cupy_names.txt, for tests of kernels on machines without CuPy.
 
     python tests/gpu/record_names.py        in an environment with cupy-cuda13x and NumPy; a GPU is not needed
 
-A line is a name, and what it may be called with: the parameters of a function, `ufunc NIN NOUT`, `type`, or nothing.
+A line is a name and its signature: the parameters of a function, `ufunc NIN NOUT`, `type`, or nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SPECIAL = ("erf", "erfc")
 def parameters(function: Any) -> list[str]:
     """Names of parameters, those that may be given by keyword; a star before the name of one that takes the rest."""
     try:
-        found = inspect.signature(function).parameters.values()
+        listed = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return written_parameters(function.__doc__ or "")
-    return [("*" if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) else "") + p.name for p in found if p.name != "self"]
+    return [("*" if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) else "") + p.name for p in listed if p.name != "self"]
 
 
 def written_parameters(text: str) -> list[str]:
@@ -61,13 +61,13 @@ def recorded() -> list[str]:
         import cupy
         import cupyx.scipy.special as special
 
-        found = [f"# CuPy {cupy.__version__}; made by record_names.py"]
-        found += lines("cupy.", cupy)
-        found += lines("ndarray.", cupy.ndarray)
-        found += lines("ufunc.", type(cupy.add))
-        found += lines("stride_tricks.", cupy.lib.stride_tricks)
-        found += [line for line in lines("special.", special) if line.split()[0][8:] in SPECIAL]
-    return found
+        text_lines = [f"# CuPy {cupy.__version__}; made by record_names.py"]
+        text_lines += lines("cupy.", cupy)
+        text_lines += lines("ndarray.", cupy.ndarray)
+        text_lines += lines("ufunc.", type(cupy.add))
+        text_lines += lines("stride_tricks.", cupy.lib.stride_tricks)
+        text_lines += [line for line in lines("special.", special) if line.split()[0][8:] in SPECIAL]
+    return text_lines
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ CASES: list[tuple[Op, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = [
     (RowsMatMul(), (2, 3, 4), (2, 3, 5), (4, 5)),
 ]
 #: how an array lies: (order of its axes in memory, room at the end of rows)
-LYING: list[tuple[Any, int]] = [
+ORDERS: list[tuple[Any, int]] = [
     (lambda n: [*range(n)], 0),
     (lambda n: [*range(n)], 3),
     (lambda n: [*range(n - 2), n - 1, n - 2], 1),
@@ -43,7 +43,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
     return sys.modules["cupy"]
 
 
-def lying(cupy: Any, shape: Sequence[int], dtype: Any, order: Any, room: int) -> Any:
+def array_in(cupy: Any, shape: Sequence[int], dtype: Any, order: Any, room: int) -> Any:
     """An array of random numbers whose axes lie in memory in this order."""
     axes = order(len(shape))
     inside = [shape[axis] for axis in axes]
@@ -52,18 +52,18 @@ def lying(cupy: Any, shape: Sequence[int], dtype: Any, order: Any, room: int) ->
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16], ids=lambda t: t.__name__)
-def test_products_write_what_numpy_gives(cupy: Any, dtype: Any) -> None:
-    taken = 0
+def test_products_equal_numpy(cupy: Any, dtype: Any) -> None:
+    count = 0
     for op, *shapes in CASES:
-        for k, how in enumerate(LYING):
-            for written in LYING[:3]:
-                a, b = (lying(cupy, shape, dtype, *LYING[(k + n) % len(LYING)]) for n, shape in enumerate(shapes[:2]))
-                y = lying(cupy, shapes[2], dtype, *written)
+        for k, how in enumerate(ORDERS):
+            for written in ORDERS[:3]:
+                a, b = (array_in(cupy, shape, dtype, *ORDERS[(k + n) % len(ORDERS)]) for n, shape in enumerate(shapes[:2]))
+                y = array_in(cupy, shapes[2], dtype, *written)
                 way = CublasProduct()
                 if way.refuses(op, [a, b], [y]) is not None:
                     assert how[1] or k or written[1] or dtype is np.float16, op
                     continue
-                taken += 1
+                count += 1
                 expected = np.empty(y.shape, np.float64)
                 op.kernel(np, a.get().astype(np.float64), b.get().astype(np.float64), expected)
                 for function, arguments in way.bind(op, None, [a, b], [y]):  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ def test_products_write_what_numpy_gives(cupy: Any, dtype: Any) -> None:
                 np.testing.assert_allclose(
                     y.get(), expected, rtol=2e-3 if dtype is np.float16 else 1e-4, atol=1e-2 if dtype is np.float16 else 1e-5, err_msg=str(op)
                 )
-    assert taken > (60 if dtype is np.float16 else 90)
+    assert count > (60 if dtype is np.float16 else 90)
 
 
 def test_what_cublas_does_not_take(cupy: Any) -> None:

@@ -93,7 +93,7 @@ class TestRunner:
         lines, _ = planted(tmp_path, "skipped", "counted")
         assert states(lines) == ["skipped FAILED", "counted ok"] and lines[-1].endswith("2 passed, 1 skipped")
 
-    def test_results_of_an_earlier_run_are_kept(self, tmp_path: Path) -> None:
+    def test_results_of_an_earlier_run_are_reused(self, tmp_path: Path) -> None:
         planted(tmp_path, "good")
         _, outcomes = planted(tmp_path, "good")
         assert len(outcomes) == 2 and (tmp_path / "part.log").read_text().count("===== good") == 2
@@ -122,8 +122,8 @@ class TestParts:
     @pytest.mark.parametrize("part", ["correct", "speed"])
     def test_the_limits_of_the_steps_fit_the_part(self, tmp_path: Path, part: str) -> None:
         steps: list[Step] = getattr(check_parts, part)(setup_of(tmp_path))
-        limits = [step.limit for step in steps if step.limit is not None]
-        assert sum(limits) <= check_parts.BUDGET[part], "a late step would take the time of a later one"
+        seconds = [step.limit for step in steps if step.limit is not None]
+        assert sum(seconds) <= check_parts.BUDGET[part], "a late step would take the time of a later one"
         assert {part: check_parts.BUDGET[part] for part in ("correct", "speed", "dry")} == {"correct": 330, "speed": 400, "dry": 180}
         assert [step.limit for step in steps[:-1]].count(None) == 0, "only the last step takes the time that is left"
 

@@ -26,7 +26,7 @@ MODULES = sorted(Path(jobflow.ops.__path__[0]).glob("*.py"))
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
-    """Those that compute on whatever array module they are given."""
+    """Return the functions that compute with an array module argument."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and (node.name == "kernel" or any(a.arg == "xp" for a in node.args.args)):
             yield node
@@ -41,7 +41,7 @@ def dotted(node: ast.AST) -> str:
 
 
 def misuse(call: ast.Call, name: str) -> str | None:
-    """What is wrong with calling CuPy's function so."""
+    """Return the error of this call of CuPy's function, or ""."""
     arguments = [a for a in call.args if not isinstance(a, ast.Starred)]
     try:
         fake_cupy.called(name, tuple(arguments), {k.arg: None for k in call.keywords if k.arg})
@@ -51,7 +51,7 @@ def misuse(call: ast.Call, name: str) -> str | None:
 
 
 def faults(text: str) -> Iterator[str]:
-    """What the kernels of a module ask for that CuPy does not have."""
+    """Yield the names in a module's kernels that CuPy does not have."""
     for function in functions(ast.parse(text)):
         for node in ast.walk(function):
             name = dotted(node) if isinstance(node, ast.Attribute) else ""
@@ -97,7 +97,7 @@ def test_kernels_ask_for_what_cupy_has(module: Path) -> None:
         "np.prod(x.shape)",
     ],
 )
-def test_what_cupy_lacks_is_found(line: str) -> None:
+def test_names_missing_in_cupy_are_reported(line: str) -> None:
     assert len(list(faults(f"def kernel(self, xp, x, y):\n    {line}"))) == 1
 
 
@@ -130,7 +130,7 @@ def test_a_product_that_gives_one_number_is_summed_in_float32(dtype: DType, cupy
 
 
 class TestThePretence:
-    """What it would be worth nothing without."""
+    """Checks of the simulation itself."""
 
     def test_arrays_do_not_mix_with_those_of_numpy(self, cupy: Any) -> None:
         x, host = cupy.ones((2, 2)), np.ones((2, 2))

@@ -23,14 +23,14 @@ from jobflow.runtime.world.threads import ThreadsWorld
 
 
 def missing(gpus: int, nccl: bool = False) -> str:
-    """What keeps tests on so many GPUs from running here; "" if nothing does."""
+    """Return the reason to skip tests on this number of GPUs, or ""."""
     if importlib.util.find_spec("cupy") is None:
         return "CuPy is not installed"
-    found = cuda.available()
-    if not found:
+    count = cuda.available()
+    if not count:
         return "CuPy is installed, but cupy.cuda.is_available() is false: there is no GPU, or no driver for CUDA"
-    if found < gpus:
-        return f"there is only {found} GPU, {gpus} are needed"
+    if count < gpus:
+        return f"there is only {count} GPU, {gpus} are needed"
     if nccl and not cuda.nccl().available:
         return "NCCL is not installed"
     return ""
@@ -104,7 +104,7 @@ def together() -> Iterator[ThreadsWorld]:
 
 
 @pytest.fixture
-def apart() -> Iterator[ThreadsWorld]:
+def one_gpu_each() -> Iterator[ThreadsWorld]:
     """A GPU for each rank."""
     yield from world_of(0, 1)
 
@@ -129,18 +129,18 @@ class TestThroughTheHost:
 class TestNccl:
     @pytest.mark.parametrize("shape", carrying.SHAPES)
     @pytest.mark.parametrize("dtype", carrying.DTYPES)
-    def test_operations(self, apart: ThreadsWorld, dtype: str, shape: str) -> None:
-        assert {type(rank.comm) for rank in apart.ranks} == {NcclCommunicator}
-        assert min(apart.call(carrying.carry, [(dtype, shape)] * 2)) > 10
+    def test_operations(self, one_gpu_each: ThreadsWorld, dtype: str, shape: str) -> None:
+        assert {type(rank.comm) for rank in one_gpu_each.ranks} == {NcclCommunicator}
+        assert min(one_gpu_each.call(carrying.carry, [(dtype, shape)] * 2)) > 10
 
-    def test_transfers(self, apart: ThreadsWorld) -> None:
-        assert apart.call(carrying.relay) == [2, 2]
+    def test_transfers(self, one_gpu_each: ThreadsWorld) -> None:
+        assert one_gpu_each.call(carrying.relay) == [2, 2]
 
-    def test_a_rank_that_fails_lets_the_others_go(self, apart: ThreadsWorld) -> None:
+    def test_a_failed_rank_releases_the_others(self, one_gpu_each: ThreadsWorld) -> None:
         with pytest.raises(RankError, match="it fails"):
-            apart.call(carrying.one_stays_away)
+            one_gpu_each.call(carrying.one_stays_away)
         with pytest.raises(JobError, match="start again with clear_default_session"):
-            apart.call(carrying.relay)
+            one_gpu_each.call(carrying.relay)
 
 
 def between(ranks: int) -> str:

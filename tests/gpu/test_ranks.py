@@ -43,9 +43,9 @@ def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def device(gpus: None) -> cuda.CudaDevice:
-    made = cuda.CudaDevice(1)
-    made.activate()
-    return made
+    cuda_device = cuda.CudaDevice(1)
+    cuda_device.activate()
+    return cuda_device
 
 
 class TestDevice:
@@ -87,7 +87,7 @@ def world_of(*devices: Device) -> Iterator[ThreadsWorld]:
 
 
 @pytest.fixture
-def apart(gpus: None) -> Iterator[ThreadsWorld]:
+def one_gpu_each(gpus: None) -> Iterator[ThreadsWorld]:
     """A GPU for each rank."""
     yield from world_of(*(cuda.CudaDevice(i) for i in range(3)))
 
@@ -107,9 +107,9 @@ def mixed(gpus: None) -> Iterator[ThreadsWorld]:
 class TestCommunicators:
     @pytest.mark.parametrize("shape", carrying.SHAPES)
     @pytest.mark.parametrize("dtype", carrying.DTYPES)
-    def test_nccl(self, apart: ThreadsWorld, dtype: str, shape: str) -> None:
-        assert {type(rank.comm) for rank in apart.ranks} == {NcclCommunicator}
-        assert min(apart.call(carrying.carry, [(dtype, shape)] * 3)) > 20
+    def test_nccl(self, one_gpu_each: ThreadsWorld, dtype: str, shape: str) -> None:
+        assert {type(rank.comm) for rank in one_gpu_each.ranks} == {NcclCommunicator}
+        assert min(one_gpu_each.call(carrying.carry, [(dtype, shape)] * 3)) > 20
 
     @pytest.mark.parametrize("shape", carrying.SHAPES)
     def test_through_the_host(self, together: ThreadsWorld, shape: str) -> None:
@@ -120,13 +120,13 @@ class TestCommunicators:
         assert [type(rank.comm) is StagedCommunicator for rank in mixed.ranks] == [True, False, True]
         assert min(mixed.call(carrying.carry, [("float32", "uneven")] * 3)) > 20
 
-    def test_groups(self, apart: ThreadsWorld, together: ThreadsWorld, mixed: ThreadsWorld) -> None:
-        for world in (apart, together, mixed):
+    def test_groups(self, one_gpu_each: ThreadsWorld, together: ThreadsWorld, mixed: ThreadsWorld) -> None:
+        for world in (one_gpu_each, together, mixed):
             world.call(carrying.in_groups)
             world.call(carrying.relay)
 
-    def test_transfers(self, apart: ThreadsWorld) -> None:
-        assert apart.call(carrying.relay) == [3, 3, 3]
+    def test_transfers(self, one_gpu_each: ThreadsWorld) -> None:
+        assert one_gpu_each.call(carrying.relay) == [3, 3, 3]
 
     def test_transfers_through_the_host(self, together: ThreadsWorld) -> None:
         assert together.call(carrying.relay) == [3, 3, 3]
@@ -138,14 +138,14 @@ class TestCommunicators:
             assert {type(rank.comm) for rank in world.ranks} == {StagedCommunicator}
         assert capsys.readouterr().err.count("NCCL is not installed") == 1
 
-    def test_a_rank_that_fails_lets_the_others_go(self, apart: ThreadsWorld) -> None:
+    def test_a_failed_rank_releases_the_others(self, one_gpu_each: ThreadsWorld) -> None:
         """They wait on their devices, where only an abort of their own reaches them; after that there is no NCCL."""
         began = time.monotonic()
         with pytest.raises(RankError, match="it fails"):
-            apart.call(carrying.one_stays_away)
+            one_gpu_each.call(carrying.one_stays_away)
         assert time.monotonic() - began < 2
         with pytest.raises(JobError, match="start a new session with clear_default_session"):
-            apart.call(carrying.relay)
+            one_gpu_each.call(carrying.relay)
 
     def test_through_the_host_a_world_outlives_a_failure(self, together: ThreadsWorld) -> None:
         with pytest.raises(RankError, match="it fails"):
@@ -156,8 +156,8 @@ class TestCommunicators:
 # Whole programs ------------------------------------------------------------------------------------------------------
 
 
-def check(name: str, found: tuple[dict[str, Any], str], world: dict[str, Any]) -> None:
-    curves, printed = found
+def check(name: str, curves_and_output: tuple[dict[str, Any], str], world: dict[str, Any]) -> None:
+    curves, printed = curves_and_output
     assert curves["world"] == world and NOTICE not in printed
     same_as_on_the_cpu(name, curves)
 
@@ -199,7 +199,7 @@ TURNS = {2: PROGRAMS[::2], 1: PROGRAMS[1::2], "first": PROGRAMS[::3]}
 @pytest.mark.mpi
 @pytest.mark.parametrize(("gpus", "name"), [(gpus, name) for gpus, names in TURNS.items() for name in names])
 def test_processes(gpus: int | str, name: str) -> None:
-    """Each with a GPU of its own, both with one, and one of them without."""
+    """Train on processes with a GPU each, with a shared GPU, and with one process without a GPU."""
     comm = "NcclCommunicator" if gpus == 2 else "StagedCommunicator"
     check(name, curves_of(gpus, 2, processes=2, programs=TURNS[gpus]), {"tags": ["gpu"], "comms": [comm]})
 

@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "cupy_without_gpu"
 needs_cupy = pytest.mark.skipif(bool(host_runtime.missing()), reason=host_runtime.missing() or "nothing is missing")
 
 
-def checked(name: str, **environment: str) -> str:
+def output_of_script(name: str, **environment: str) -> str:
     done = subprocess.run([sys.executable, str(SCRIPT), "--only", name], env=os.environ | environment, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -23,21 +23,21 @@ def checked(name: str, **environment: str) -> str:
 
 @needs_cupy
 def test_cupy_takes_what_every_op_gives_it() -> None:
-    assert ", 0 refused" in checked("bindings")
+    assert ", 0 refused" in output_of_script("bindings")
 
 
 @needs_cupy
 def test_two_ranks_share_a_gpu(tmp_path: Path) -> None:
-    assert "two ranks on ['gpu', 'gpu']" in checked("threads", JOBFLOW_CACHE=str(tmp_path))
+    assert "two ranks on ['gpu', 'gpu']" in output_of_script("threads", JOBFLOW_CACHE=str(tmp_path))
     assert not list(tmp_path.iterdir()), "what stands for binary code was kept where a GPU would find it"
 
 
 @needs_cupy
 def test_a_step_is_launched_without_an_error() -> None:
-    assert "GPT, 12 blocks" in checked("steps")
+    assert "GPT, 12 blocks" in output_of_script("steps")
 
 
 @needs_cupy
 @pytest.mark.full
 def test_every_kernel_can_be_compiled() -> None:
-    assert ", 0 failed" in checked("compile")
+    assert ", 0 failed" in output_of_script("compile")

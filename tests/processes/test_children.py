@@ -11,15 +11,15 @@ PROGRAMS = Path(__file__).with_name("programs")
 
 
 @pytest.mark.parametrize(
-    ("how", "ranks", "told"),
+    ("how", "ranks", "expected"),
     [
         ("devices", 0, ["rank 0, 3, forked, None, 4.0", "alone 3.0", "4.0"]),  # a session of its own has threads of its own
         pytest.param("ranks", 2, ["rank 1, 3, forked, None, forked", "alone 3.0", "8.0"], marks=pytest.mark.mpi),
     ],
 )
-def test_children_are_no_ranks(how: str, ranks: int, told: list[str]) -> None:
+def test_child_processes_are_no_ranks(how: str, ranks: int, expected: list[str]) -> None:
     ended = run(PROGRAMS / "children.py", how, ranks=ranks, environment=STRICT)
-    assert (ended.code, ended.out.splitlines()) == (0, told), ended.err
+    assert (ended.code, ended.out.splitlines()) == (0, expected), ended.err
 
 
 @pytest.mark.mpi

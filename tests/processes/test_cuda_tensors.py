@@ -1,4 +1,4 @@
-"""Tensors on "cuda" live on the host where there is no GPU, with one notice; where there is one that they cannot use, they are refused."""
+"""Tensors on "cuda" are on the host with one notice if there is no GPU; if there is an unusable one, they raise."""
 
 from __future__ import annotations
 

@@ -90,14 +90,14 @@ def test_a_structure_is_loaded_from_a_checkpoint_of_one(tmp_path: Path) -> None:
     assert flow.get_all_variables()["a"].numpy().tolist() == [0, 0]
 
 
-def test_a_module_takes_no_state_that_has_nothing_of_it() -> None:
+def test_a_state_without_keys_of_the_module_raises() -> None:
     module = linear()
     before = module.weight.numpy().copy()
     with pytest.raises(flow.errors.CheckpointError, match=r"weight.*module\.weight"):
         module.load_state_dict({"module.weight": flow.ones(1, 2)}, strict=False)
     assert (module.weight.numpy() == before).all()
-    found = module.load_state_dict({"weight": flow.ones(1, 2), "bias": flow.ones(1)}, strict=False)
-    assert (found.missing_keys, found.unexpected_keys) == ([], ["bias"])
+    keys = module.load_state_dict({"weight": flow.ones(1, 2), "bias": flow.ones(1)}, strict=False)
+    assert (keys.missing_keys, keys.unexpected_keys) == ([], ["bias"])
     assert module.weight.numpy().tolist() == [[1, 1]]
     assert module.load_state_dict({}, strict=False).missing_keys == ["weight"]
 

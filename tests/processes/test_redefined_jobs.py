@@ -30,7 +30,7 @@ GROWTH = 40
         pytest.param("single", 2, marks=[pytest.mark.mpi, pytest.mark.full]),
     ],
 )
-def test_programs_of_a_job_that_is_defined_again_and_again_are_given_back(tmp_path: Path, devices: str, ranks: int) -> None:
+def test_programs_of_redefined_jobs_are_released(tmp_path: Path, devices: str, ranks: int) -> None:
     ended = run(PROGRAMS / "redefined.py", str(tmp_path), devices, ranks=ranks, environment=STRICT)
     assert ended.code == 0, ended.err
     grown = [int(word) for word in ended.out.split()]

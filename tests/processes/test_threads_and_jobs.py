@@ -9,7 +9,7 @@ from processes import STRICT, run
 
 PROGRAMS = Path(__file__).with_name("programs")
 
-CASES = ["own", "shapes", "steps", "beside", "watches"]
+CASES = ["own", "shapes", "steps", "interleaved", "watches"]
 
 
 @pytest.mark.parametrize(("devices", "ranks"), [("1", 0), ("2", 0), pytest.param("single", 2, marks=pytest.mark.mpi)])

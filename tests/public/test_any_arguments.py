@@ -13,7 +13,7 @@ import jobflow as flow
 import jobflow.typing as tp
 from jobflow.core.errors import DtypeError, JobError, JobflowError
 
-FACES = (
+APIS = (
     *("flow", "flow.math", "flow.nn", "flow.nn.functional", "flow.layers", "flow.linalg", "flow.random", "flow.losses", "flow.advanced"),
     *("flow.nn.init", "flow.nn.utils", "flow.comm", "flow.autograd"),
 )
@@ -22,21 +22,21 @@ ELSEWHERE = {"flow.save", "flow.load", "flow.load_variables", "flow.clear_defaul
 ARRAY = np.ones((2, 2), np.float32)
 
 
-def owner(face: str) -> Any:
+def owner(path: str) -> Any:
     value = flow
-    for part in face.split(".")[1:]:
+    for part in path.split(".")[1:]:
         value = getattr(value, part)
     return value
 
 
 def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Name and value of every function of the faces."""
-    for face in FACES:
-        for word in dir(owner(face)):
-            value = getattr(owner(face), word)
-            own = face in ("flow", "flow.nn") or getattr(value, "__module__", "") == owner(face).__name__
-            if inspect.isfunction(value) and own and not word.startswith("_") and f"{face}.{word}" not in ELSEWHERE:
-                yield f"{face}.{word}", value
+    for path in APIS:
+        for word in dir(owner(path)):
+            value = getattr(owner(path), word)
+            own = path in ("flow", "flow.nn") or getattr(value, "__module__", "") == owner(path).__name__
+            if inspect.isfunction(value) and own and not word.startswith("_") and f"{path}.{word}" not in ELSEWHERE:
+                yield f"{path}.{word}", value
 
 
 def takes_tensors(function: Callable[..., Any]) -> bool:
@@ -45,7 +45,7 @@ def takes_tensors(function: Callable[..., Any]) -> bool:
 
 
 def complaint(name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
-    """What is wrong with what the call does; "" if nothing."""
+    """Return the fault of a call's outcome, or ""."""
     try:
         function(*arguments)
     except JobflowError as error:
@@ -60,10 +60,10 @@ def complaint(name: str, function: Callable[..., Any], arguments: tuple[Any, ...
 
 def complaints(x: Any) -> list[str]:
     """Of every function that takes tensors, called with x in several ways."""
-    ways = ((x,), (x, x), ([x, x],), (x, 1))
-    found = [complaint(name, function, way) for name, function in functions() if takes_tensors(function) for way in ways]
-    assert len(found) > 1500
-    return list(filter(None, found))
+    calls = ((x,), (x, x), ([x, x],), (x, 1))
+    texts = [complaint(name, function, way) for name, function in functions() if takes_tensors(function) for way in calls]
+    assert len(texts) > 1500
+    return list(filter(None, texts))
 
 
 class Enough(Exception):
@@ -104,28 +104,28 @@ def test_an_array() -> None:
 
 
 def test_a_tensor_in_a_graph() -> None:
-    found: list[str] = []
+    texts: list[str] = []
 
     def build(x: Any) -> None:
-        found.extend(complaints(x))
+        texts.extend(complaints(x))
         raise Enough
 
     with pytest.raises(Enough):
         Graph(build)(flow.tensor(ARRAY))
-    assert found == []
+    assert texts == []
 
 
 def test_a_tensor_of_a_job() -> None:
-    found: list[str] = []
-    in_a_job(lambda x: found.extend(complaints(x)))
-    assert found == []
+    texts: list[str] = []
+    in_a_job(lambda x: texts.extend(complaints(x)))
+    assert texts == []
 
 
-@pytest.mark.parametrize("given", [ARRAY, flow.tensor(ARRAY)], ids=["array", "tensor"])
-def test_what_is_not_of_the_job_in_its_body(given: Any) -> None:
-    found: list[str] = []
-    in_a_job(lambda _: found.extend(complaints(given)))
-    assert found == []
+@pytest.mark.parametrize("value", [ARRAY, flow.tensor(ARRAY)], ids=["array", "tensor"])
+def test_foreign_values_in_the_body_of_a_job(value: Any) -> None:
+    texts: list[str] = []
+    in_a_job(lambda _: texts.extend(complaints(value)))
+    assert texts == []
 
 
 # -------------------------------------------------------------------- what the answer is
@@ -143,20 +143,20 @@ def of_job(function: Callable[[Any], Any]) -> np.ndarray[Any, Any]:
 
 def one_tensor() -> list[str]:
     """Functions of the job face that need a tensor only."""
-    found = []
+    names = []
     for name, function in functions():
         if name.startswith(("flow.math.", "flow.nn.")) and not name.startswith(("flow.nn.functional.", "flow.nn.init.", "flow.nn.utils.")):
             first, *others = inspect.signature(function).parameters.values()
             needs = [each for each in others if each.default is each.empty and each.kind is not each.VAR_KEYWORD]
             if first.annotation == "Tensor" and not needs and complaint(name, function, (flow.tensor(VALUES),)) == "":
-                found.append(name)
-    return found
+                names.append(name)
+    return names
 
 
 @pytest.mark.parametrize("name", one_tensor())
-def test_functions_of_jobs_answer_tensors_as_they_answer_jobs(name: str) -> None:
-    face, _, word = name.rpartition(".")
-    function = getattr(owner(face), word)
+def test_functions_of_jobs_accept_tensors(name: str) -> None:
+    path, _, word = name.rpartition(".")
+    function = getattr(owner(path), word)
     try:
         at_once = function(flow.tensor(VALUES))
     except JobError as error:
@@ -177,13 +177,13 @@ def test_functions_of_jobs_answer_tensors_as_they_answer_jobs(name: str) -> None
 @pytest.mark.parametrize("word", ["clamp", "clip"])
 def test_limits_in_every_way(word: str) -> None:
     limited = lambda x: getattr(flow, word)(x, -0.5, 1.0)  # noqa: E731
-    wanted = VALUES.clip(-0.5, 1.0)
-    np.testing.assert_array_equal(limited(flow.tensor(VALUES)).numpy(), wanted)
-    np.testing.assert_array_equal(of_job(limited), wanted)
-    np.testing.assert_array_equal(Graph(limited)(flow.tensor(VALUES)).numpy(), wanted)
+    expected = VALUES.clip(-0.5, 1.0)
+    np.testing.assert_array_equal(limited(flow.tensor(VALUES)).numpy(), expected)
+    np.testing.assert_array_equal(of_job(limited), expected)
+    np.testing.assert_array_equal(Graph(limited)(flow.tensor(VALUES)).numpy(), expected)
 
 
-def test_shapes_of_the_job_face_for_tensors() -> None:
+def test_shapes_of_the_job_api_for_tensors() -> None:
     x = flow.tensor(VALUES, requires_grad=True)
     assert flow.expand_dims(x, 1).shape == (2, 1, 3)
     assert flow.pad(x, [(1, 0), (0, 2)]).shape == (3, 5)
@@ -194,17 +194,17 @@ def test_shapes_of_the_job_face_for_tensors() -> None:
 
 
 @pytest.mark.parametrize("word", ["argwhere", "nonzero", "masked_select", "unique"])
-def test_sizes_that_only_numbers_tell(word: str) -> None:
-    """At once they are told; a job and a graph are compiled before, and their errors name what has a size; positions are results of a job."""
+def test_data_dependent_sizes(word: str) -> None:
+    """Eager tensors have the size; a job and a graph raise with the function that has a size, and jobs return indices."""
     function = getattr(flow, word)
     for run in (lambda body: Graph(body)(flow.tensor(VALUES)), *([] if word in ("argwhere", "nonzero") else [of_job])):
         with pytest.raises(JobError) as caught:
             run(lambda x: function(x, x > 0) if word == "masked_select" else function(x))
-        told = str(caught.value)
-        assert word in told and "test_any_arguments.py:" in told
+        message = str(caught.value)
+        assert word in message and "test_any_arguments.py:" in message
         if word != "unique":
-            assert "where" in told
-            assert "mask" in told
+            assert "where" in message
+            assert "mask" in message
 
 
 @pytest.mark.parametrize("function", [flow.exp, flow.sort, flow.math.relu, flow.nn.functional.softmax, flow.nn.Linear(3, 2), flow.nn.ReLU()])
@@ -214,11 +214,11 @@ def test_an_array_in_the_place_of_a_tensor(function: Callable[..., Any]) -> None
     assert "flow.tensor(x)" in str(caught.value) and "float32[2,3]" in str(caught.value) and "test_any_arguments.py:" in str(caught.value)
 
 
-def test_a_place_that_only_numbers_tell() -> None:
+def test_a_data_dependent_start() -> None:
     with pytest.raises(JobError) as caught:
         Graph(lambda x: flow.narrow(x, 0, x.sum().long(), 1))(flow.tensor(VALUES))
-    told = str(caught.value)
-    assert "narrow" in told and "index_select" in told and "test_any_arguments.py:" in told
+    message = str(caught.value)
+    assert "narrow" in message and "index_select" in message and "test_any_arguments.py:" in message
     np.testing.assert_array_equal(flow.narrow(flow.tensor(VALUES), 0, flow.tensor(1), 1).numpy(), VALUES[1:])
 
 

@@ -30,27 +30,27 @@ TABLE = Path(__file__).with_name("names.txt")
 CLASS = re.compile(r"^[* ] (jobflow\.[\w.]+)\(.*\): class", re.MULTILINE)
 
 
-def homes(face: str) -> dict[str, str]:
+def homes(path: str) -> dict[str, str]:
     """Name -> the module where it is, as the stub of a lazy face has it."""
-    package = face.replace("flow", "jobflow", 1)
-    found, _ = read(package, PACKAGE.joinpath(*face.split(".")[1:], "__init__.pyi"))
-    return {name: home for name, (home, _) in found.items()}
+    package = path.replace("flow", "jobflow", 1)
+    entries, _ = read(package, PACKAGE.joinpath(*path.split(".")[1:], "__init__.pyi"))
+    return {name: module for name, (module, _) in entries.items()}
 
 
-def named(face: str) -> object:
+def named(path: str) -> object:
     value: object = flow
-    for part in face.split(".")[1:]:
+    for part in path.split(".")[1:]:
         value = getattr(value, part)
     return value
 
 
 def groups() -> Iterator[tuple[str, str, list[str]]]:
     """(face, module, the names of the face that the module has)."""
-    for face in LAZY:
+    for path in LAZY:
         by_home: dict[str, list[str]] = {}
-        for name, home in homes(face).items():
-            by_home.setdefault(home, []).append(name)
-        yield from ((face, home, names) for home, names in by_home.items())
+        for name, module in homes(path).items():
+            by_home.setdefault(module, []).append(name)
+        yield from ((path, module, names) for module, names in by_home.items())
 
 
 def ask(code: str) -> None:
@@ -61,7 +61,7 @@ def ask(code: str) -> None:
 
 #: runs each code that it reads in a copy of a process that has imported nothing but jobflow and what lies under all faces: imports go down
 #: (tests/test_floors.py), so that it cannot matter there which face is asked for first, and it is half of what there is to import
-IN_TURN = """
+SEQUENTIAL_FORKS = """
 import json, os, sys
 import jobflow as flow
 import jobflow.compiler.compile
@@ -74,39 +74,39 @@ for code in json.load(sys.stdin):
 """
 
 
-def in_turn(codes: Iterable[str]) -> None:
+def run_in_forks(codes: Iterable[str]) -> None:
     """As `ask`, for many."""
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # Python warns of forks beside threads
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", IN_TURN], input=json.dumps(list(codes)), capture_output=True, text=True, env=environment
+        [sys.executable, "-W", "error", "-c", SEQUENTIAL_FORKS], input=json.dumps(list(codes)), capture_output=True, text=True, env=environment
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("face", LAZY)
-def test_what_a_module_defines_may_be_asked_for_first(face: str) -> None:
+@pytest.mark.parametrize("path", LAZY)
+def test_names_of_a_module_can_be_imported_first(path: str) -> None:
     """And all that `dir` shows of it, if it is a module itself."""
-    in_turn(
-        f"for name in {names}:\n  found = getattr({face}, name)\n  if type(found) is type(flow):\n    for each in dir(found): getattr(found, each)"
+    run_in_forks(
+        f"for name in {names}:\n  found = getattr({path}, name)\n  if type(found) is type(flow):\n    for each in dir(found): getattr(found, each)"
         for of, _, names in groups()
-        if of == face
+        if of == path
     )
 
 
 @pytest.mark.parametrize("name", INNER)
-def test_modules_of_modules_may_be_asked_for_first(name: str) -> None:
+def test_nested_modules_can_be_imported_first(name: str) -> None:
     ask(f"for each in dir({name}): getattr({name}, each)")
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", [f"{face}.{name}" for face in LAZY for name in homes(face)])
-def test_every_name_may_be_asked_for_first(name: str) -> None:
+@pytest.mark.parametrize("name", [f"{path}.{name}" for path in LAZY for name in homes(path)])
+def test_every_name_can_be_imported_first(name: str) -> None:
     ask(name)
 
 
-@pytest.mark.parametrize("face", LAZY)
-def test_dir_shows_the_names_of_the_stub(face: str) -> None:
-    assert set(homes(face)) <= set(dir(named(face)))
+@pytest.mark.parametrize("path", LAZY)
+def test_dir_shows_the_names_of_the_stub(path: str) -> None:
+    assert set(homes(path)) <= set(dir(named(path)))
 
 
 def test_functions_of_tensors_are_names_of_flow() -> None:

@@ -1,4 +1,4 @@
-"""What a type checker sees of a user's program; mypy checks this file with the package, where an `ignore` that is not needed is an error."""
+"""A user's program for type checkers: mypy checks it with the package, and an unneeded `ignore` is an error."""
 
 from typing import assert_type
 

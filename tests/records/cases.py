@@ -32,7 +32,7 @@ class Way:
     tolerance: tuple[float, float] = (1e-6, 1e-5)
 
 
-def _numbers(seed: int, *shape: int) -> np.ndarray[Any, Any]:
+def _random_values(seed: int, *shape: int) -> np.ndarray[Any, Any]:
     return np.random.RandomState(seed).standard_normal(shape).astype(np.float32)
 
 
@@ -123,7 +123,7 @@ def optimized(make: Callable[[], Any], devices: int, strategy: str = "dp") -> No
         make().minimize(loss)
         return loss
 
-    x, y = _numbers(0, 8, 6), (np.arange(8) % 4).astype(np.int32)
+    x, y = _random_values(0, 8, 6), (np.arange(8) % 4).astype(np.int32)
     for _ in range(STEPS):
         step(x, y)
 
@@ -161,7 +161,7 @@ def _model() -> Any:
 def _batch(layout: Any) -> tuple[Any, Any]:
     everywhere = flow.placement.all("cpu")
     y = (np.arange(8) % 4).astype(np.int32)
-    return flow.tensor(_numbers(0, 8, 6), placement=everywhere, sbp=layout), flow.tensor(y, placement=everywhere, sbp=layout)
+    return flow.tensor(_random_values(0, 8, 6), placement=everywhere, sbp=layout), flow.tensor(y, placement=everywhere, sbp=layout)
 
 
 def at_once(name: str, options: dict[str, Any]) -> None:
@@ -192,11 +192,11 @@ def _tensor_optimizers() -> Iterator[Way]:
 class Step(nn.Graph):
     """A training step of a module."""
 
-    def __init__(self, model: Any, optimizer: Any, said: Callable[[Any], None]) -> None:
+    def __init__(self, model: Any, optimizer: Any, setup: Callable[[Any], None]) -> None:
         super().__init__()
         self.model = model
         self.add_optimizer(optimizer)
-        said(self)
+        setup(self)
 
     def build(self, x: Any, y: Any) -> Any:
         loss = nn.functional.cross_entropy(self.model(x), y)
@@ -204,10 +204,10 @@ class Step(nn.Graph):
         return loss
 
 
-def in_a_graph(name: str, options: dict[str, Any], said: Callable[[Any], None]) -> None:
+def in_a_graph(name: str, options: dict[str, Any], setup: Callable[[Any], None]) -> None:
     """The same module, trained as a graph."""
     model = _model()
-    step = Step(model, getattr(flow.optim, name)(model.parameters(), **options), said)
+    step = Step(model, getattr(flow.optim, name)(model.parameters(), **options), setup)
     x, y = _batch(flow.sbp.split(0))
     for _ in range(STEPS):
         step(x, y).mean().item()
@@ -231,10 +231,10 @@ GRAPHS: dict[str, Callable[[Any], None]] = {
 def _graphs() -> Iterator[Way]:
     half = {"bfloat16": (1e-2, 5e-2)}
     for n in SIZES:
-        for name, said in GRAPHS.items():
+        for name, setup in GRAPHS.items():
             if n == 2 or name == "plain":
                 options = {"tolerance": half[name]} if name in half else {}
-                yield Way(f"{n} rank{'s' * (n > 1)} {name}", partial(in_a_graph, "Adam", {"lr": 0.05}, said), ranks=n, **options)
+                yield Way(f"{n} rank{'s' * (n > 1)} {name}", partial(in_a_graph, "Adam", {"lr": 0.05}, setup), ranks=n, **options)
     for name in ("SGD nesterov", "Adam amsgrad", "RMSprop", "Adagrad", "Adadelta", "LAMB"):
         yield Way(f"1 rank {name}", partial(in_a_graph, *TENSOR_OPTIMIZERS[name], GRAPHS["plain"]), ranks=1)
 
@@ -260,7 +260,7 @@ def half_precision(devices: int, dtype: Any) -> None:
         flow.optimizer.SGD(_rate(0.1), loss_scale_policy=scale, grad_clipping=flow.optimizer.grad_clipping.by_global_norm(1.0)).minimize(loss)
         return loss
 
-    x, y = _numbers(0, 8, 6), (np.arange(8) % 4).astype(np.int32)
+    x, y = _random_values(0, 8, 6), (np.arange(8) % 4).astype(np.int32)
     for i in range(STEPS):
         step(np.where(i == 3, np.float32(np.inf), x), y)
 
@@ -282,7 +282,7 @@ def layers(devices: int) -> None:
         return loss
 
     for i in range(STEPS):
-        step(_numbers(i, 8, 3, 8, 8), (np.arange(8) % 4).astype(np.int32))
+        step(_random_values(i, 8, 3, 8, 8), (np.arange(8) % 4).astype(np.int32))
 
 
 def first_values(devices: int) -> None:

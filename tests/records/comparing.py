@@ -1,7 +1,7 @@
-"""Records as files, and what differs between two of them.
+"""Records as files, and the differences between two of them.
 
-Everything but numbers is compared exactly.  Numbers are compared bit for bit where both were made on machines of one class - the same
-NumPy, the same BLAS kernels, the same instructions - and within a tolerance that grows with the steps elsewhere: see
+Everything but values is compared exactly. Values are compared bit for bit if both machines are of one class: the same
+NumPy, BLAS kernels and instructions. Otherwise the tolerance grows with the steps: see
 docs/internals/decisions/0008-what-float32-curves-can-promise.md.
 """
 
@@ -32,14 +32,14 @@ SMALL = 1e-7
 
 
 def machine() -> dict[str, str]:
-    """What the last bits of a number depend on."""
+    """Return the properties of the machine that affect the last bits of a value."""
     config: Any = np.show_config(mode="dicts")
     versions = {name: metadata.version(name) for name in ("ml_dtypes", "pillow", "scikit-learn")}
-    found = sorted(config.get("SIMD Extensions", {}).get("found", ()))
+    extensions = sorted(config.get("SIMD Extensions", {}).get("found", ()))
     return {
         "numpy": np.__version__,
         "blas": _blas(),
-        "instructions": " ".join(found),
+        "instructions": " ".join(extensions),
         "libc": " ".join(platform.libc_ver()),
     } | versions
 
@@ -62,24 +62,24 @@ def path_of(name: str) -> Path:
     return DATA / f"{name}.json"
 
 
-def write(name: str, ways: dict[str, Record]) -> None:
+def write(name: str, runs: dict[str, Record]) -> None:
     """The file of a program."""
     path = path_of(name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(dumped({"machine": machine(), "ways": _said_once(ways)}) + "\n", encoding="utf-8")
+    path.write_text(dumped({"machine": machine(), "ways": _without_repeats(runs)}) + "\n", encoding="utf-8")
 
 
 def read(name: str) -> tuple[dict[str, str], dict[str, Record]]:
     """On which machine it was recorded, and what, by way."""
     data = json.loads(path_of(name).read_text(encoding="utf-8"))
-    return data["machine"], _said_again(data["ways"])
+    return data["machine"], _with_repeats(data["ways"])
 
 
 #: parts of a compiled program that files hold for every program: its name and its variables
 ALWAYS = ("job", "placement", "variables")
 
 
-def kept(name: str, record: Record, way: Way) -> Record:
+def shortened(name: str, record: Record, way: Way) -> Record:
     """Return the part of a record that files hold: plans of the programs in `PLANNED` only, with a hash of the program text."""
     programs = []
     for program in record["programs"]:
@@ -103,29 +103,31 @@ def _hashed(lines: list[str]) -> str:
 LONG = {"variables", "layouts", "boxing"}
 
 
-def _said_once(ways: dict[str, Record]) -> dict[str, Record]:
+def _without_repeats(runs: dict[str, Record]) -> dict[str, Record]:
     """Long parts that an earlier program of the file has too are named by where that is."""
-    seen: dict[str, str] = {}
-    return {way: {**record, "programs": [_short(p, f"{way} {i}", seen) for i, p in enumerate(record["programs"])]} for way, record in ways.items()}
+    first_uses: dict[str, str] = {}
+    return {
+        way: {**record, "programs": [_short(p, f"{way} {i}", first_uses) for i, p in enumerate(record["programs"])]} for way, record in runs.items()
+    }
 
 
-def _short(program: Record, where: str, seen: dict[str, str]) -> Record:
+def _short(program: Record, where: str, first_uses: dict[str, str]) -> Record:
     short = dict(program)
     for key in sorted(LONG & program.keys()):
         text = json.dumps(program[key])
         if len(text) > WIDTH:
-            first = seen.setdefault(key + text, where)
+            first = first_uses.setdefault(key + text, where)
             short[key] = short[key] if first == where else f"as in {first}"
     return short
 
 
-def _said_again(ways: dict[str, Record]) -> dict[str, Record]:
-    at = {f"{way} {i}": program for way, record in ways.items() for i, program in enumerate(record["programs"])}
+def _with_repeats(runs: dict[str, Record]) -> dict[str, Record]:
+    at = {f"{way} {i}": program for way, record in runs.items() for i, program in enumerate(record["programs"])}
     for program in at.values():
         for key in sorted(LONG & program.keys()):
             if isinstance(program[key], str) and program[key].startswith("as in "):
                 program[key] = at[program[key].removeprefix("as in ")][key]
-    return ways
+    return runs
 
 
 def dumped(data: Any, indent: int = 0) -> str:
@@ -181,29 +183,29 @@ def _lines_of(value: Any) -> list[str]:
 
 
 def differences(program: Program, was: dict[str, Record], now: dict[str, Record], exact: bool) -> list[Difference]:
-    """What differs between two records of a program, of the ways that `now` has; numbers bit for bit if `exact`."""
-    ways = {way.name: way for way in program.ways}
-    found = []
+    """Return the differences between two records of a program for the runs in `now`; values bit for bit if `exact`."""
+    runs = {way.name: way for way in program.ways}
+    listed = []
     for name, record in now.items():
         if name not in was:
-            found.append(Difference(program.name, name, "this way to run it", None, "is not recorded"))
+            listed.append(Difference(program.name, name, "this way to run it", None, "is not recorded"))
             continue
         for field, old, new in _unlike("", was[name], record):
             kind = field.split(".")[0]
             if kind == "final" and not exact:
                 continue
-            if kind.startswith("numbers") and not exact and alike(old, new, ways[name].tolerance):
+            if kind.startswith("numbers") and not exact and alike(old, new, runs[name].tolerance):
                 continue
-            found.append(Difference(program.name, name, field, old, new))
-    return found
+            listed.append(Difference(program.name, name, field, old, new))
+    return listed
 
 
 def against_file(program: Program, now: dict[str, Record]) -> tuple[list[Difference], bool]:
-    """What differs from the file of a program, and whether numbers were compared bit for bit."""
+    """Return the differences from the program's file, and whether values were compared bit for bit."""
     if not path_of(program.name).exists():
         return [Difference(program.name, "", "the program", None, "is not recorded")], True
-    made_on, was = read(program.name)
-    exact = made_on == machine()
+    recorded_on, was = read(program.name)
+    exact = recorded_on == machine()
     return [*differences(program, was, now, exact), *gone(program, was)], exact
 
 
@@ -241,7 +243,7 @@ def _parts(value: Any) -> bool:
 
 
 def alike(was: Any, now: Any, tolerance: tuple[float, float]) -> bool:
-    """Whether results may be the same numbers, computed on another class of machine."""
+    """True if results may be equal values, computed on another class of machine."""
     if not isinstance(was, list) or not isinstance(now, list) or len(was) != len(now):
         return False
     first, last = tolerance

@@ -1,6 +1,6 @@
-"""What is recorded: every example, every configuration, every program of README and docs that compiles or trains, and the cases.
+"""The recorded programs: every example, every configuration, every program of README and docs that compiles or trains, and the cases.
 
-A program is run in several ways: on 1, 2 and 4 devices of a job's session, on as many ranks of tensors, under the strategies that it takes.
+A program has several runs: on 1, 2 and 4 devices of a job's session, on as many ranks of tensors, and under its strategies.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class Program:
 
 def programs() -> dict[str, Program]:
     """All of them, by name."""
-    found = [*examples(), *configurations(), *documents(), *(Program(f"cases/{name}", tuple(ways)) for name, ways in cases.CASES.items())]
-    return {program.name: replace(program, ways=tuple(_as_far(program.name, way) for way in program.ways)) for program in found}
+    all_programs = [*examples(), *configurations(), *documents(), *(Program(f"cases/{name}", tuple(runs)) for name, runs in cases.CASES.items())]
+    return {program.name: replace(program, ways=tuple(_as_far(program.name, way) for way in program.ways)) for program in all_programs}
 
 
 def _as_far(program: str, way: Way) -> Way:
@@ -102,18 +102,18 @@ def _as_far(program: str, way: Way) -> Way:
 
 
 def examples() -> Iterator[Program]:
-    """Those in examples/; an example that nobody listed is an error."""
+    """Yield the programs in examples/; an example without an entry raises."""
     listed = {*OF_JOBS, *OF_TENSORS, *NOT_RUN}
     there = {path.stem for path in EXAMPLES.glob("*.py")}
     if there != listed:
         raise LookupError(f"tests/records/recorded_programs.py lists other examples than there are: {sorted(there ^ listed)}")
     steps = ("--steps", str(STEPS), "--every", "1")
     for name, options in OF_JOBS.items():
-        ways = [Way(devices(n), _example(name, "--devices", str(n), *steps, *options), slow=bool(options)) for n in SIZES]
-        yield Program(f"examples/{name}", tuple(ways))
+        runs = [Way(devices(n), _example(name, "--devices", str(n), *steps, *options), slow=bool(options)) for n in SIZES]
+        yield Program(f"examples/{name}", tuple(runs))
     for name, variants in OF_TENSORS.items():
-        ways = [Way(f"{ranks(n)}, {how}", _example(name, *steps, *own), ranks=n) for n in SIZES for how, own in variants.items()]
-        yield Program(f"examples/{name}", tuple(ways))
+        runs = [Way(f"{ranks(n)}, {how}", _example(name, *steps, *own), ranks=n) for n in SIZES for how, own in variants.items()]
+        yield Program(f"examples/{name}", tuple(runs))
 
 
 def _example(name: str, *options: str) -> Callable[[], None]:
@@ -139,14 +139,14 @@ def run_text(text: str, path: Path, argv: tuple[str, ...]) -> None:
 
 
 def configurations() -> Iterator[Program]:
-    """Those in configs/: as they are, without running, and small ones that train, on their own devices and on others."""
+    """Yield the configurations in configs/: all without running, and small ones that train, on their own devices and on others."""
     for name in shortened.NAMES:
-        ways = [Way("as it is, not run", partial(_previewed, name), brief=True)]
+        runs = [Way("as it is, not run", partial(_previewed, name), brief=True)]
         if name.startswith("char_gpt_"):
-            ways.append(Way("own devices", partial(_trained, name)))
+            runs.append(Way("own devices", partial(_trained, name)))
         else:
-            ways += [Way(devices(n), partial(_trained, name, f"strategy.devices={n}")) for n in SIZES]
-        yield Program(f"configs/{name}", tuple(ways))
+            runs += [Way(devices(n), partial(_trained, name, f"strategy.devices={n}")) for n in SIZES]
+        yield Program(f"configs/{name}", tuple(runs))
 
 
 def _previewed(name: str) -> None:
@@ -233,19 +233,19 @@ def _write_idx(path: Path, array: np.ndarray[Any, Any]) -> None:
 
 def recorded(chosen: Iterable[Program], fast: bool = False) -> dict[str, dict[str, Record]]:
     """The records of programs, by name and way, made in this process; `fast` leaves out what takes seconds."""
-    found: dict[str, dict[str, Record]] = {}
+    results: dict[str, dict[str, Record]] = {}
     with surroundings():
         for program in chosen:
             for way in program.ways:
                 if not (fast and way.slow):
-                    found.setdefault(program.name, {})[way.name] = recording.recorded(way.run, way.ranks)
+                    results.setdefault(program.name, {})[way.name] = recording.recorded(way.run, way.ranks)
     check_modules()
-    return found
+    return results
 
 
 def check_modules() -> None:
     """ImportError if jobflow's modules are not all of this checkout: another one may be installed, and be asked for what this one lacks."""
     files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items() if name.partition(".")[0] == "jobflow"}
-    strangers = [f"{name} from {file}" for name, file in files.items() if file is not None and not Path(file).resolve().is_relative_to(ROOT)]
-    if strangers:
-        raise ImportError(f"records of {ROOT} were made with modules of another checkout: {', '.join(strangers)}")
+    others = [f"{name} from {file}" for name, file in files.items() if file is not None and not Path(file).resolve().is_relative_to(ROOT)]
+    if others:
+        raise ImportError(f"records of {ROOT} were made with modules of another checkout: {', '.join(others)}")

@@ -1,7 +1,7 @@
-"""What a program of jobflow does, written down while it runs: names, layouts, plans, keys of random streams and numbers.
+"""Recorder of a running jobflow program: names, layouts, plans, keys of random streams and values.
 
-All that the records need to know of what is not public stands in this file: when the inside is renamed, only this changes.  What is
-written down is what users see, without the lines of their programs.
+This file has all uses of private names, so that renames inside the package change only this file. Records have
+no lines of the programs.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ LENGTH = 12
 
 def short_hash(*parts: str | bytes | memoryview) -> str:
     """A short text that differs if the content does."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in parts:
-        found.update(part.encode() if isinstance(part, str) else part)
-    return found.hexdigest()[:LENGTH]
+        digest.update(part.encode() if isinstance(part, str) else part)
+    return digest.hexdigest()[:LENGTH]
 
 
 # -------------------------------------------------------------------- numbers
@@ -80,7 +80,7 @@ def _arrays(value: Any) -> Iterator[Any]:
 
 @dataclass
 class Rankwise:
-    """What one rank has compiled, in order: the program, and its plan."""
+    """The programs and plans of one rank, in the order of compilation."""
 
     programs: list[tuple[Any, Any]] = field(default_factory=list)
     numbers: list[str] = field(default_factory=list)
@@ -146,12 +146,12 @@ class Recorder:
         def watched(session: Session, job: Any, args: Any) -> Any:
             give = performed(session, job, args)
 
-            def given() -> Any:
+            def result() -> Any:
                 value = give()
                 self.number(0, job.name, value)
                 return value
 
-            return given
+            return result
 
         return watched
 
@@ -173,28 +173,28 @@ class Recorder:
         return watched
 
     def _makes(self, make: Any, kind: str) -> Any:
-        def watched(made: Any, *args: Any, **options: Any) -> None:
+        def watched(instance: Any, *args: Any, **options: Any) -> None:
             own = getattr(self.of(this_rank()), kind)
-            if all(made is not other for other in own):
-                own.append(made)
-            make(made, *args, **options)
+            if all(instance is not other for other in own):
+                own.append(instance)
+            make(instance, *args, **options)
 
         return watched
 
     def record(self) -> Record:
-        """What was seen, as plain data."""
+        """Return the record as plain data."""
         first = self.of(0)
         programs = []
         for at in range(max(len(own.programs) for own in self.ranks.values())):
             each = {rank: own.programs[at] for rank, own in sorted(self.ranks.items()) if at < len(own.programs)}
             programs.append(program_record(each))
-        found: Record = {"programs": programs, "streams": sorted(self.streams), "numbers": first.numbers}
+        fields: Record = {"programs": programs, "streams": sorted(self.streams), "numbers": first.numbers}
         for rank, own in self.ranks.items():
             if own.numbers not in (first.numbers, []):
-                found[f"numbers of rank {rank}"] = own.numbers
-        found |= eager_record(first)
+                fields[f"numbers of rank {rank}"] = own.numbers
+        fields |= eager_record(first)
         finals = [*self.final, *(own.final for _, own in sorted(self.ranks.items()) if own.final)]
-        return found | ({"final": finals} if finals else {})
+        return fields | ({"final": finals} if finals else {})
 
 
 def this_rank() -> int:
@@ -214,7 +214,7 @@ def program_record(each: dict[int, tuple[Any, Any]]) -> Record:
     graph = physical.graph
     texts = {rank: program_lines(physical) for rank, (physical, _) in each.items()}
     first = texts[min(texts)]
-    found: Record = {
+    fields: Record = {
         "job": graph.name,
         "placement": str(graph.placement),
         "variables": {name: variable_text(variable, graph.placement) for name, variable in sorted(graph.variables.items())},
@@ -228,10 +228,10 @@ def program_record(each: dict[int, tuple[Any, Any]]) -> Record:
         own = rank_record(plan)
         if texts[rank] != first:
             own["program"] = texts[rank]
-        if schedule_hash(plan) != found["schedule"]:
+        if schedule_hash(plan) != fields["schedule"]:
             own["schedule"] = schedule_hash(plan)
-        found["ranks"][str(rank)] = own
-    return found
+        fields["ranks"][str(rank)] = own
+    return fields
 
 
 def variable_text(variable: Any, placement: Any) -> str:
@@ -247,7 +247,7 @@ def without(placement: Any, layout: Any) -> str:
 
 
 def layout_lines(physical: Any) -> list[str]:
-    """How every value lies."""
+    """Return a line with the layout of every value."""
     values = physical.graph.values()
     return [f"{value.name}: {value.tensor_type} {without(physical.graph.placement, physical.layouts[value])}" for value in values]
 
@@ -299,21 +299,21 @@ def plan_hash(plan: Any) -> str:
     """Of every instruction with the addresses that it touches; buffers count by the order in which they come."""
     buffers: dict[str, int] = {}
 
-    def place(slot: Any) -> str:
+    def slot_name(slot: Any) -> str:
         return f"{buffers.setdefault(slot.buffer, len(buffers))}@{slot.offset}:{slot.type}/{slot.strides}"
 
-    lines = [f"feed {feed.name} {place(feed.slot)} {feed.box}" for feed in plan.feeds]
+    lines = [f"feed {feed.name} {slot_name(feed.slot)} {feed.box}" for feed in plan.feeds]
     for part in (plan.body, plan.epilogue):
         lines.append("part")
         for i in part:
             match i:
                 case Compute():
-                    lines.append(f"{i.op} {[place(x) for x in i.inputs]} {[place(x) for x in i.outputs]}")
+                    lines.append(f"{i.op} {[slot_name(x) for x in i.inputs]} {[slot_name(x) for x in i.outputs]}")
                 case Collective():
-                    lines.append(f"{i.kind} {i.ranks} {place(i.input)} {place(i.output)} {i.counts} {i.receives} {i.reduce.value} {i.order}")
+                    lines.append(f"{i.kind} {i.ranks} {slot_name(i.input)} {slot_name(i.output)} {i.counts} {i.receives} {i.reduce.value} {i.order}")
                 case _:
-                    lines.append(f"{instruction_kind(i)} {i.peer} {place(i.slot)} {i.order}")
-    lines += [f"fetch {position} {place(slot)}" for position, slot in plan.fetches]
+                    lines.append(f"{instruction_kind(i)} {i.peer} {slot_name(i.slot)} {i.order}")
+    lines += [f"fetch {position} {slot_name(slot)}" for position, slot in plan.fetches]
     return short_hash("\n".join(lines))
 
 
@@ -321,12 +321,12 @@ def eager_record(own: Rankwise) -> Record:
     """Names, types and layouts of what modules and optimizers save."""
     inner = {id(child) for module in own.modules for child in module.modules() if child is not module}
     roots = [module for module in own.modules if id(module) not in inner]
-    found: Record = {}
-    for kind, given in (("modules", roots), ("optimizers", own.optimizers)):
-        saved = [{"class": type(one).__name__, **dict(_saved(one.state_dict()))} for one in given]
+    states: Record = {}
+    for kind, objects in (("modules", roots), ("optimizers", own.optimizers)):
+        saved = [{"class": type(one).__name__, **dict(_saved(one.state_dict()))} for one in objects]
         if saved:
-            found[kind] = saved
-    return found
+            states[kind] = saved
+    return states
 
 
 def _saved(state: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -344,8 +344,8 @@ def _saved(state: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 def finish_rank(own: Rankwise) -> None:
     """Take a hash of what the modules and optimizers of this rank hold."""
-    kept = [x for one in (*own.modules, *own.optimizers) for x in _tensors(one.state_dict())]
-    own.final = short_hash(*(part for x in kept for part in (str(x.tensor_type), np.ascontiguousarray(x.array).tobytes()))) if kept else ""
+    tensors = [x for one in (*own.modules, *own.optimizers) for x in _tensors(one.state_dict())]
+    own.final = short_hash(*(part for x in tensors for part in (str(x.tensor_type), np.ascontiguousarray(x.array).tobytes()))) if tensors else ""
 
 
 def _tensors(state: Any) -> Iterator[Tensor]:
@@ -360,7 +360,7 @@ def _tensors(state: Any) -> Iterator[Tensor]:
 
 
 def recorded(program: Callable[[], Any], ranks: int | None = None) -> Record:
-    """What is seen while a program runs as if it were alone; with `ranks`, on so many ranks of it, which are threads."""
+    """Return the record of a program as if it ran alone; with `ranks`, on this number of ranks, which are threads."""
     notices.forget()
     for remembers in vars(order).values():  # the keys of an order that another program had are drawn again
         if hasattr(remembers, "cache_clear"):

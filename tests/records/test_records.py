@@ -23,22 +23,23 @@ SLOW = [name for name, program in PROGRAMS.items() if any(way.slow for way in pr
 
 
 def recorded(folder: Path, *arguments: str) -> dict[str, dict[str, Record]]:
-    """What programs do now, in one process of its own, as files keep it."""
+    """Return the records of programs in the format of the files, from one separate process."""
     out = folder / "records.json"
     quiet = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(ROOT / "scripts" / "record"), "--out", str(out), *arguments]
     done = subprocess.run(command, env=os.environ | quiet, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(out.read_text(encoding="utf-8"))
+    results = json.loads(out.read_text(encoding="utf-8"))
     return {
-        name: {way.name: comparing.kept(name, ways[way.name], way) for way in PROGRAMS[name].ways if way.name in ways} for name, ways in found.items()
+        name: {way.name: comparing.shortened(name, runs[way.name], way) for way in PROGRAMS[name].ways if way.name in runs}
+        for name, runs in results.items()
     }
 
 
-def check(found: dict[str, dict[str, Record]]) -> None:
+def check(results: dict[str, dict[str, Record]]) -> None:
     unlike = []
-    for name, ways in found.items():
-        unlike += comparing.against_file(PROGRAMS[name], ways)[0]
+    for name, runs in results.items():
+        unlike += comparing.against_file(PROGRAMS[name], runs)[0]
     shown = "\n".join(map(str, unlike[:20]))
     assert not unlike, f"{len(unlike)} differences; scripts/record shows all, and scripts/record --write writes what was meant to change\n{shown}"
 
@@ -49,17 +50,17 @@ def test_every_program_has_a_record() -> None:
     assert all({way.name for way in PROGRAMS[name].ways} == set(comparing.read(name)[1]) for name in PROGRAMS)
 
 
-def test_programs_do_what_is_recorded(tmp_path: Path) -> None:
-    found = recorded(tmp_path, "--fast")
-    assert set(PROGRAMS) - set(found) <= set(SLOW)
-    check(found)
+def test_programs_equal_their_records(tmp_path: Path) -> None:
+    results = recorded(tmp_path, "--fast")
+    assert set(PROGRAMS) - set(results) <= set(SLOW)
+    check(results)
 
 
 @pytest.mark.full
-def test_slow_programs_do_what_is_recorded(tmp_path: Path) -> None:
-    found = recorded(tmp_path, *SLOW)
-    assert set(found) == set(SLOW)
-    check(found)
+def test_slow_programs_equal_their_records(tmp_path: Path) -> None:
+    results = recorded(tmp_path, *SLOW)
+    assert set(results) == set(SLOW)
+    check(results)
 
 
 # -------------------------------------------------------------------- other tiers of kernels
@@ -70,11 +71,11 @@ SINGLE = 1e-5
 FEW = ("docs/getting_started-2", "examples/global_mlp")
 
 
-def check_numbers(found: dict[str, dict[str, Record]]) -> None:
+def check_numbers(results: dict[str, dict[str, Record]]) -> None:
     unlike = []
-    for name, ways in found.items():
+    for name, runs in results.items():
         was, known = comparing.read(name)[1], {way.name: way for way in PROGRAMS[name].ways}
-        for way, record in ways.items():
+        for way, record in runs.items():
             far = max(SINGLE, known[way].tolerance[1])
             assert len(record["numbers"]) == len(was[way]["numbers"])
             if not comparing.alike(was[way]["numbers"], record["numbers"], (far, far)):
@@ -83,18 +84,18 @@ def check_numbers(found: dict[str, dict[str, Record]]) -> None:
 
 
 @pytest.mark.parametrize("tier", ["llvm", "reference"])
-def test_numbers_in_other_tiers(tier: str, tmp_path: Path) -> None:
-    found = recorded(tmp_path, *FEW, "--fast", "--kernels", tier)
-    assert set(found) == set(FEW)
-    check_numbers(found)
+def test_values_in_other_tiers(tier: str, tmp_path: Path) -> None:
+    results = recorded(tmp_path, *FEW, "--fast", "--kernels", tier)
+    assert set(results) == set(FEW)
+    check_numbers(results)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("tier", ["llvm", "reference"])
-def test_all_numbers_in_other_tiers(tier: str, tmp_path: Path) -> None:
-    found = recorded(tmp_path, "--fast", "--kernels", tier)
-    assert set(PROGRAMS) - set(found) <= set(SLOW)
-    check_numbers(found)
+def test_all_values_in_other_tiers(tier: str, tmp_path: Path) -> None:
+    results = recorded(tmp_path, "--fast", "--kernels", tier)
+    assert set(PROGRAMS) - set(results) <= set(SLOW)
+    check_numbers(results)
 
 
 # -------------------------------------------------------------------- the comparison itself
@@ -108,7 +109,7 @@ def was() -> dict[str, Record]:
 
 
 def planted(was: dict[str, Record], change: Any) -> list[comparing.Difference]:
-    """What is found after a change, on a machine of the same class, and on another."""
+    """Return the differences after a change, on a machine of the same class and on another."""
     now = copy.deepcopy({WAY: was[WAY]})
     change(now[WAY])
     same, other = (differences(PROGRAMS[NAME], was, now, exact) for exact in (True, False))
@@ -132,10 +133,10 @@ def renamed(program: Record, old: str, new: str) -> None:
         (lambda p: p["ranks"]["0"].update(plan="abc"), "ranks.0.plan", "+abc"),
     ],
 )
-def test_what_is_compiled_otherwise_is_found(was: dict[str, Record], change: Any, field: str, shown: str) -> None:
-    found = planted(was, lambda record: change(record["programs"][0]))
-    assert f"programs[0].{field}" in [difference.field for difference in found]
-    assert shown in str(found[0]) and f"{NAME}, {WAY}: programs[0]" in str(found[0])
+def test_other_compilation_results_are_reported(was: dict[str, Record], change: Any, field: str, shown: str) -> None:
+    listed = planted(was, lambda record: change(record["programs"][0]))
+    assert f"programs[0].{field}" in [difference.field for difference in listed]
+    assert shown in str(listed[0]) and f"{NAME}, {WAY}: programs[0]" in str(listed[0])
 
 
 def test_plans_of_ten_programs_are_recorded() -> None:
@@ -145,22 +146,22 @@ def test_plans_of_ten_programs_are_recorded() -> None:
     assert all(program["variables"] is not None for programs in records.values() for program in programs)
 
 
-def test_another_stream_or_hash_of_variables_is_found(was: dict[str, Record]) -> None:
+def test_another_stream_or_hash_of_variables_is_reported(was: dict[str, Record]) -> None:
     assert [d.field for d in planted(was, lambda record: record["streams"].append("0/more"))] == ["streams"]
     assert [d.field for d in planted(was, lambda record: record.update(final=["abc"]))] == ["final"]
 
 
 @pytest.mark.parametrize(("step", "factor", "elsewhere"), [(0, 1 + 1e-7, True), (0, 1 + 1e-5, False), (19, 1 + 5e-6, True), (19, 1 + 1e-4, False)])
-def test_numbers_agree_to_the_bit_or_within_what_another_machine_may_do(was: dict[str, Record], step: int, factor: float, elsewhere: bool) -> None:
+def test_values_are_equal_or_within_the_tolerance_of_another_machine(was: dict[str, Record], step: int, factor: float, elsewhere: bool) -> None:
     now = copy.deepcopy({WAY: was[WAY]})
     what, value, *_ = now[WAY]["numbers"][step].split()
     now[WAY]["numbers"][step] = f"{what} {(float.fromhex(value) * factor).hex()} abc"
-    (found,) = differences(PROGRAMS[NAME], was, now, exact=True)
-    assert found.field == "numbers" and value in str(found)
+    (difference,) = differences(PROGRAMS[NAME], was, now, exact=True)
+    assert difference.field == "numbers" and value in str(difference)
     assert (differences(PROGRAMS[NAME], was, now, exact=False) == []) == elsewhere
 
 
-def test_a_way_that_comes_or_goes_is_found(was: dict[str, Record]) -> None:
+def test_added_and_removed_runs_are_reported(was: dict[str, Record]) -> None:
     more = {**was, "3 SGD": was[WAY]}
     assert [(d.way, d.now) for d in differences(PROGRAMS[NAME], was, more, exact=True)] == [("3 SGD", "is not recorded")]
     assert [(d.way, d.now) for d in comparing.gone(PROGRAMS[NAME], more)] == [("3 SGD", "is not there any more")]

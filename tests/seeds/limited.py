@@ -1,7 +1,7 @@
-"""Run programs as their authors would, one after another on a few batches: `limited.py BATCHES PROGRAM...`.
+"""Run unmodified programs one after another on a few batches: `limited.py BATCHES PROGRAM...`.
 
-`data.load_mnist` serves that many batches, once.  After `limited.py exact DEVICES`, `flow.float` means float64, DEVICES takes the place of
-the number of devices that a program asks for, and after each program a line says its name and how large each of its variables is.
+`data.load_mnist` serves that many batches, once. After `limited.py exact DEVICES`, `flow.float` means float64, and DEVICES
+replaces the number of devices of a program. Then each program prints a line with its name and the sizes of its variables.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def few(train_batch_size: int = 100, test_batch_size: int = 100, data_format: st
     return batches_of(train_batch_size, data_format), batches_of(test_batch_size, data_format)
 
 
-class Asked:
+class LimitedConfig:
     """`flow.config`, whose number of devices has been decided already."""
 
     def __getattr__(self, name: str) -> Any:
@@ -43,7 +43,7 @@ config = flow.config
 flow.data.load_mnist = few
 if exact:
     flow.float = flow.float64
-    flow.config = Asked()  # type: ignore[assignment]
+    flow.config = LimitedConfig()  # type: ignore[assignment]
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))  # where mnist_util is
 for program in programs:
     if exact:

@@ -24,8 +24,8 @@ def quiet(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
     capsys.readouterr()
 
 
-def run(program: str, ranks: int, look: Callable[[dict[str, Any]], Any] | None = None) -> list[tuple[list[str], Any]]:
-    """What each rank prints, and what `look` finds in the program's names in the end."""
+def run(program: str, ranks: int, inspect_names: Callable[[dict[str, Any]], Any] | None = None) -> list[tuple[list[str], Any]]:
+    """Return the output of each rank, and the result of `inspect_names` for the program's final names."""
     path = HERE / "programs" / program
     code = compile(path.read_text(encoding="utf-8"), str(path), "exec")
 
@@ -33,16 +33,16 @@ def run(program: str, ranks: int, look: Callable[[dict[str, Any]], Any] | None =
         printed: list[str] = []
         names = {"__name__": "__main__", "__file__": str(path), "print": lambda *values: printed.append(" ".join(map(str, values)))}
         exec(code, names)
-        return printed, look(names) if look is not None else None
+        return printed, inspect_names(names) if inspect_names is not None else None
 
     return on_ranks(ranks, on_rank)
 
 
 def test_strategies() -> None:
-    def numbers(names: dict[str, Any]) -> Any:
+    def values_of(names: dict[str, Any]) -> Any:
         return names["x"].numpy(), names["w"].numpy(), names["out"].numpy(), names["in_stage0"].numpy(), names["out_stage1"].numpy()
 
-    for printed, (x, w, out, first, last) in run("global_on_threads/strategies.py", 2, numbers):
+    for printed, (x, w, out, first, last) in run("global_on_threads/strategies.py", 2, values_of):
         assert printed == [
             "jobflow.Size([4, 8])",
             "jobflow.Size([4, 8])",
@@ -59,22 +59,22 @@ def test_strategies() -> None:
 
 @pytest.mark.parametrize("program", ["global/mixed_eager.py", "global/mixed_graph.py"])
 def test_mixed_parallelism(program: str) -> None:
-    def numbers(names: dict[str, Any]) -> Any:
+    def values_of(names: dict[str, Any]) -> Any:
         model = names["graph"].model if "graph" in names else names["model"]
         weights = [model.m_stage0.w, model.m_stage1.w]
         return [names["in_stage0"].numpy(), *(w.numpy() for w in weights), names["out_stage0"].numpy(), names["out_stage1"].numpy()]
 
-    for printed, (x, w0, w1, first, second) in run(program, 4, numbers):
+    for printed, (x, w0, w1, first, second) in run(program, 4, values_of):
         assert printed == ["jobflow.Size([4, 8]) jobflow.Size([4, 3])"]
         np.testing.assert_allclose(first, x @ w0, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(second, x @ w0 @ w1, rtol=1e-4, atol=1e-5)
 
 
 def test_two_consoles() -> None:
-    def numbers(names: dict[str, Any]) -> Any:
+    def values_of(names: dict[str, Any]) -> Any:
         return [names[name].numpy() for name in ("x_global", "x", "w1", "w2", "z")]
 
-    consoles = run("global_on_threads/interactive.py", 2, numbers)
+    consoles = run("global_on_threads/interactive.py", 2, values_of)
     size = "jobflow.Size([4, 5])"
     for rank, (printed, (together, x, w1, w2, z)) in enumerate(consoles):
         assert [printed[0], *printed[2:]] == [

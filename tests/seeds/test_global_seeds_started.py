@@ -50,7 +50,7 @@ S0, S1, B = "(jobflow.sbp.split(dim=0),)", "(jobflow.sbp.split(dim=1),)", "(jobf
 
 
 def drawn(*shapes: tuple[int, int]) -> list[np.ndarray[Any, Any]]:
-    """What a process alone draws after manual_seed(7)."""
+    """Return the numbers that a single process draws after manual_seed(7)."""
 
     def program(rank: int) -> list[np.ndarray[Any, Any]]:
         flow.manual_seed(7)
@@ -67,7 +67,7 @@ def expected() -> dict[str, dict[str, tuple[str, np.ndarray[Any, Any]]]]:
     data_parallel, model_parallel = ({"x": (a, x), "w": (b, w), "out": (c, x @ w)} for a, b, c in ((S0, B, S0), (B, S1, S1)))
     mixed = {"in_stage0": (S0, first), "out_stage0": (S0, first @ w0), "out_stage1": (S1, first @ w0 @ w1)}
     pipeline = {"w0": w0, "w1": w1, "in_stage0": first, "in_stage1": first @ w0, "out_stage0": first @ w0, "out_stage1": first @ w0 @ w1}
-    practice = [{"y" if name == "out" else name: value for name, value in made.items()} for made in (data_parallel, model_parallel)]
+    practice = [{"y" if name == "out" else name: value for name, value in names.items()} for names in (data_parallel, model_parallel)]
     return {
         "one_device": {},
         "data_parallel": data_parallel,
@@ -88,7 +88,7 @@ def _alone(way: str, program: str) -> Any:
     return pytest.param(way, program, marks=[] if (way, program) in (("mpiexec", "mixed_graph"), ("launcher", "create")) else [pytest.mark.full])
 
 
-def _in_turn(way: str, programs: tuple[str, ...], size: int) -> Any:
+def _case(way: str, programs: tuple[str, ...], size: int) -> Any:
     rarely = size == 4 and way != "by hand"
     return pytest.param(way, programs, size, marks=[pytest.mark.full] if rarely else [], id=f"{way} {size}")
 
@@ -98,34 +98,32 @@ def test_all_are_there() -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    ("way", "programs", "size"), [_in_turn(way, programs, size) for programs, size in ((OF_TWO, 2), (OF_FOUR, 4)) for way in WAYS]
-)
-def test_in_turn(way: str, programs: tuple[str, ...], size: int) -> None:
+@pytest.mark.parametrize(("way", "programs", "size"), [_case(way, programs, size) for programs, size in ((OF_TWO, 2), (OF_FOUR, 4)) for way in WAYS])
+def test_programs_run_one_after_another(way: str, programs: tuple[str, ...], size: int) -> None:
     """All that take so many ranks, with their numbers."""
-    code, lines, said = processes.started(way, size, str(FOLDER / "in_turn.py"), *programs)
-    assert code == 0 and "Traceback" not in said, said
-    told = [line for line in lines if re.match(r"\(\d", line)]
-    assert sorted(line for line in lines if line not in told) == sorted(line for name in programs for line in PRINTED[name] * size)
-    found = {(rank, name): values for rank, name, values in map(ast.literal_eval, told)}
-    assert sorted(found) == sorted((rank, name) for rank in range(size) for name in programs)
-    wanted = expected()
-    for (_, name), values in found.items():
-        assert {key: sbp for key, (sbp, _) in values.items()} == {key: sbp for key, (sbp, _) in wanted[name].items()}
+    code, lines, output = processes.started(way, size, str(FOLDER / "in_turn.py"), *programs)
+    assert code == 0 and "Traceback" not in output, output
+    tuples = [line for line in lines if re.match(r"\(\d", line)]
+    assert sorted(line for line in lines if line not in tuples) == sorted(line for name in programs for line in PRINTED[name] * size)
+    results = {(rank, name): values for rank, name, values in map(ast.literal_eval, tuples)}
+    assert sorted(results) == sorted((rank, name) for rank in range(size) for name in programs)
+    references = expected()
+    for (_, name), values in results.items():
+        assert {key: sbp for key, (sbp, _) in values.items()} == {key: sbp for key, (sbp, _) in references[name].items()}
         for key, (_, value) in values.items():
-            np.testing.assert_allclose(np.array(value, np.float32), wanted[name][key][1], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(np.array(value, np.float32), references[name][key][1], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize(("way", "program"), [_alone(way, program) for way in WAYS for program in PRINTED])
-def test_alone(way: str, program: str) -> None:
+def test_a_program_runs_alone(way: str, program: str) -> None:
     """As its author would start it."""
     size = 4 if program in OF_FOUR else 2
-    code, lines, said = processes.started(way, size, str(FOLDER / f"{program}.py"))
-    assert code == 0 and "Traceback" not in said, said
+    code, lines, output = processes.started(way, size, str(FOLDER / f"{program}.py"))
+    assert code == 0 and "Traceback" not in output, output
     assert sorted(lines) == sorted(PRINTED[program] * size)
-    assert said.count("there is no GPU") <= 1
+    assert output.count("there is no GPU") <= 1
 
 
 # -------------------------------------------------------------------- two terminals
@@ -164,13 +162,13 @@ class Terminal:
         self.python = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
         )
-        self.said: queue.Queue[str] = queue.Queue()
+        self.output: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self.python.stdout is not None
         for line in self.python.stdout:
-            self.said.put(line)
+            self.output.put(line)
 
     def type(self, statement: str) -> None:
         assert self.python.stdin is not None
@@ -178,11 +176,11 @@ class Terminal:
         self.python.stdin.flush()
 
     def answer(self, pattern: str) -> str:
-        """What was said, once all of it matches."""
+        """Return the output once all of it matches."""
         text, deadline = "", time.monotonic() + processes.LIMIT
         while not (text.rstrip() == pattern or re.fullmatch(pattern, text.rstrip(), re.DOTALL)):
             try:
-                text += self.said.get(timeout=max(deadline - time.monotonic(), 0.01))
+                text += self.output.get(timeout=max(deadline - time.monotonic(), 0.01))
             except queue.Empty:
                 raise AssertionError(f"terminal {self.rank} said {text!r}, not {pattern!r}") from None
         return text

@@ -37,7 +37,7 @@ def devices(first: int, last: int) -> Any:
 
 
 def run(job: Callable[..., Any], ranks: int, **weights: Any) -> tuple[Any, Explained]:
-    """What the job gives on so many devices, and how it lies there."""
+    """Return the results of the job on this number of devices, and the explained program."""
     flow.config.gpu_device_num(ranks)
     flow.load_variables(weights)
     result = job(X)
@@ -45,13 +45,13 @@ def run(job: Callable[..., Any], ranks: int, **weights: Any) -> tuple[Any, Expla
         return result, laid_out(job_of(job), ranks)
 
 
-def routes(found: Explained) -> list[str]:
-    return [node.op.name for node in found.physical.graph.nodes if isinstance(node.op, Reroute)]
+def routes(program: Explained) -> list[str]:
+    return [node.op.name for node in program.physical.graph.nodes if isinstance(node.op, Reroute)]
 
 
-def layout_of(found: Explained, name: str) -> str:
-    (value,) = (value for value in found.physical.graph.values() if value.name == name)
-    return str(found.physical.layouts[value])
+def layout_of(program: Explained, name: str) -> str:
+    (value,) = (value for value in program.physical.graph.values() if value.name == name)
+    return str(program.physical.layouts[value])
 
 
 def test_data_parallelism() -> None:
@@ -59,9 +59,9 @@ def test_data_parallelism() -> None:
     def job(x: tp.Numpy.Placeholder((4, 5))) -> tp.Numpy:
         return flow.matmul(x, weight("w", W0), name="out")
 
-    out, found = run(job, 2, w=W0)
+    out, program = run(job, 2, w=W0)
     np.testing.assert_allclose(out, X @ W0, rtol=1e-5)
-    assert (layout_of(found, "out"), routes(found)) == ("cpu[0-1]:S(0)", [])
+    assert (layout_of(program, "out"), routes(program)) == ("cpu[0-1]:S(0)", [])
 
 
 def test_model_parallelism() -> None:
@@ -69,9 +69,9 @@ def test_model_parallelism() -> None:
     def job(x: tp.Numpy.Placeholder((4, 5))) -> tp.Numpy:
         return flow.matmul(flow.parallel_cast(x, distribute=flow.distribute.broadcast()), weight("w", W0, flow.distribute.split(1)), name="out")
 
-    out, found = run(job, 2, w=W0)
+    out, program = run(job, 2, w=W0)
     np.testing.assert_allclose(out, X @ W0, rtol=1e-5)
-    assert (layout_of(found, "out"), routes(found)) == ("cpu[0-1]:S(1)", ["all_gather"])  # only the input is put together
+    assert (layout_of(program, "out"), routes(program)) == ("cpu[0-1]:S(1)", ["all_gather"])  # only the input is put together
 
 
 def test_pipeline_parallelism() -> None:
@@ -82,11 +82,11 @@ def test_pipeline_parallelism() -> None:
         with devices(1, 1):
             return first, flow.matmul(first, weight("w1", W1), name="second")
 
-    (first, second), found = run(job, 2, w0=W0, w1=W1)
+    (first, second), program = run(job, 2, w0=W0, w1=W1)
     np.testing.assert_allclose(first, X @ W0, rtol=1e-5)
     np.testing.assert_allclose(second, X @ W0 @ W1, rtol=1e-5)
-    assert layout_of(found, "first").startswith("gpu[0]") and layout_of(found, "second").startswith("gpu[1]")
-    assert set(routes(found)) == {"move"}
+    assert layout_of(program, "first").startswith("gpu[0]") and layout_of(program, "second").startswith("gpu[1]")
+    assert set(routes(program)) == {"move"}
 
 
 def test_mixed_parallelism() -> None:
@@ -103,10 +103,10 @@ def test_mixed_parallelism() -> None:
         flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.01]), momentum=0).minimize(loss)
         return first, second
 
-    (first, second), found = run(job, 4, w0=W0, w1=W1)
+    (first, second), program = run(job, 4, w0=W0, w1=W1)
     np.testing.assert_allclose(first, X @ W0, rtol=1e-5)
     np.testing.assert_allclose(second, X @ W0 @ W1, rtol=1e-5)
-    assert (layout_of(found, "first"), layout_of(found, "second")) == ("gpu[0-1]:S(0)", "gpu[2-3]:S(1)")
+    assert (layout_of(program, "first"), layout_of(program, "second")) == ("gpu[0-1]:S(0)", "gpu[2-3]:S(1)")
     flow.config.gpu_device_num(4)
     after = {name: value.numpy() for name, value in flow.get_all_variables().items()}
     outer = 2 * X @ W0 @ W1

@@ -39,20 +39,20 @@ def path(program: str) -> str:
 def exact(devices: int, programs: Sequence[str], ranks: int = 0) -> dict[str, dict[str, float]]:
     """By program, its first loss and how large its variables are after a few steps in float64."""
     lines, _ = run("exact", str(devices), str(EXACT), *map(path, programs), ranks=ranks)
-    found, losses = {}, []
+    results, losses = {}, []
     for line in lines:
-        program, _, said = line.partition(" ")
-        if said:
-            found[program] = {"loss": losses.pop(), **ast.literal_eval(said)}
+        program, _, text = line.partition(" ")
+        if text:
+            results[program] = {"loss": losses.pop(), **ast.literal_eval(text)}
         else:
             losses.append(float(line))
-    assert losses == [] and list(found) == list(programs)
-    return found
+    assert losses == [] and list(results) == list(programs)
+    return results
 
 
-def compare(found: dict[str, float], expected: dict[str, float], said: str) -> None:
-    assert list(found) == list(expected) and len(found) > 4, said
-    np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=TOLERANCE, err_msg=said)
+def compare(actual: dict[str, float], expected: dict[str, float], output: str) -> None:
+    assert list(actual) == list(expected) and len(actual) > 4, output
+    np.testing.assert_allclose(list(actual.values()), list(expected.values()), rtol=TOLERANCE, err_msg=output)
 
 
 def test_all_are_there() -> None:
@@ -62,22 +62,22 @@ def test_all_are_there() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("programs", [PROGRAMS, *(pytest.param([program], marks=pytest.mark.full) for program in PROGRAMS)], ids=" ".join)
-def test_as_they_are(programs: list[str]) -> None:
+def test_unmodified_programs_run(programs: list[str]) -> None:
     """On two threads; they learn, and say at most once what is old or different here."""
-    lines, said = run(str(BATCHES), *map(path, programs))
+    lines, notices = run(str(BATCHES), *map(path, programs))
     assert len(lines) == 2 * len(programs) and all(re.fullmatch(r"\d+\.\d+", line) for line in lines), lines
     assert all(float(last) < float(first) for first, last in zip(lines[::2], lines[1::2], strict=True)), lines
-    assert all(line.startswith("jobflow: ") for line in said) and len(set(said)) == len(said), said
-    assert sum("there is no GPU" in line for line in said) <= 1
+    assert all(line.startswith("jobflow: ") for line in notices) and len(set(notices)) == len(notices), notices
+    assert sum("there is no GPU" in line for line in notices) <= 1
 
 
 @pytest.mark.slow
 @pytest.mark.mpi
-def test_the_same_on_any_devices() -> None:
+def test_results_are_equal_on_any_devices() -> None:
     """One device, two threads and two ranks; and models that are spelled in two ways."""
     threads = exact(2, PROGRAMS)
-    for found in (exact(1, [program for program in PROGRAMS if program not in PAIRS]), exact(2, PROGRAMS, ranks=2)):
-        for program, values in found.items():
+    for results in (exact(1, [program for program in PROGRAMS if program not in PAIRS]), exact(2, PROGRAMS, ranks=2)):
+        for program, values in results.items():
             compare(values, threads[program], program)
     for first, second in SAME:
         compare(threads[first], threads[second], f"{first} and {second}")

@@ -29,7 +29,7 @@ PARALLEL = {1: [(1, 1, 1, 1)], 2: [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 4)], 4:
 
 
 def steps_of(case: str, layout: tuple[int, ...] = ()) -> Callable[..., float]:
-    """What takes the arguments of a step and returns its loss, the mean over whatever the program returns."""
+    """Return a function of a step's arguments that returns its loss, the mean over the program's results."""
     module, size = program(case), size_of(case)
     if case == "dcgan":
         train_generator, train_discriminator = module.make_jobs(size)
@@ -49,8 +49,8 @@ def steps_of(case: str, layout: tuple[int, ...] = ()) -> Callable[..., float]:
         job = module.make_job(size)
 
     def one(*arguments: Any) -> float:
-        found = job(*arguments)
-        return float(np.mean(found[0] if isinstance(found, tuple) else found))
+        outputs = job(*arguments)
+        return float(np.mean(outputs[0] if isinstance(outputs, tuple) else outputs))
 
     return one
 
@@ -58,8 +58,8 @@ def steps_of(case: str, layout: tuple[int, ...] = ()) -> Callable[..., float]:
 def start(parameters: dict[str, list[int]]) -> None:
     """Give the variables of all jobs their initial values; their names and shapes are those that are recorded."""
     variables = flow.get_all_variables()
-    found = {name: list(v.shape) for name, v in variables.items() if not name.endswith(STATE) and not name.startswith("System-Train")}
-    assert found == parameters
+    shapes = {name: list(v.shape) for name, v in variables.items() if not name.endswith(STATE) and not name.startswith("System-Train")}
+    assert shapes == parameters
     flow.load_variables({name: initial_value(name, tuple(shape)) for name, shape in parameters.items()})
 
 
@@ -78,16 +78,16 @@ def runs(devices: int, every: int) -> list[tuple[str, tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize(("devices", "every"), [(1, 1), (2, 2), (4, 2), *(pytest.param(n, 1, marks=pytest.mark.full) for n in (2, 4))])
-def test_losses_are_those_of_pytorch(devices: int, every: int) -> None:
+def test_losses_equal_pytorch(devices: int, every: int) -> None:
     for case, layout in runs(devices, every):
-        found = losses(case, devices, layout)
-        assert len(found) == STEPS
-        np.testing.assert_allclose(found, RECORDED[case]["losses"], rtol=2e-5, err_msg=f"{case} {layout}")
+        curve = losses(case, devices, layout)
+        assert len(curve) == STEPS
+        np.testing.assert_allclose(curve, RECORDED[case]["losses"], rtol=2e-5, err_msg=f"{case} {layout}")
 
 
-def trained(found: Explained) -> int:
+def trained(explained: Explained) -> int:
     """The number of parameters."""
-    return sum(variable.type.size for variable in found.traced.variables.values() if variable.trainable)
+    return sum(variable.type.size for variable in explained.traced.variables.values() if variable.trainable)
 
 
 class Full(NamedTuple):
@@ -114,9 +114,9 @@ TOLERANCE = 0.025
 def test_full_sizes_in_data_parallelism(name: str) -> None:
     """The number of parameters is the published one, and a step sends every gradient once around a ring."""
     case, devices, parameters, make = FULL[name]
-    found = laid_out(job_of(make(program(case))), devices)
-    assert trained(found) == parameters
-    sums = sum(change.nbytes for change in boxing_rows(found.physical) if change.route == "all_reduce")
+    explained = laid_out(job_of(make(program(case))), devices)
+    assert trained(explained) == parameters
+    sums = sum(change.nbytes for change in boxing_rows(explained.physical) if change.route == "all_reduce")
     assert sums == pytest.approx(2 * (devices - 1) / devices * 4 * parameters, rel=TOLERANCE)
 
 
@@ -124,9 +124,9 @@ def test_full_sizes_in_data_parallelism(name: str) -> None:
 def test_a_full_gpt_in_three_kinds_of_parallelism() -> None:
     """Two stages of 2 x 4 devices, four microbatches."""
     zoo, microbatches, tensor = program("gpt2"), 4, 4
-    found = laid_out(job_of(zoo.make_job(zoo.Size(), zoo.Parallel(2, tensor, 2, microbatches, checkpointing=True))), 16)
-    assert trained(found) == 124_475_904
-    changes = boxing_rows(found.physical)
+    explained = laid_out(job_of(zoo.make_job(zoo.Size(), zoo.Parallel(2, tensor, 2, microbatches, checkpointing=True))), 16)
+    assert trained(explained) == 124_475_904
+    changes = boxing_rows(explained.physical)
     rows = 32 // microbatches // 2 * 1024 * 768 * 4
     sums = sum(change.route == "all_reduce" and change.nbytes == 2 * (tensor - 1) / tensor * rows for change in changes)
     assert sums == microbatches * (12 * 2 * 3 + 2), "two of a block, again when it is computed again, and backward; the words', forward and backward"
@@ -137,10 +137,10 @@ def test_a_full_gpt_in_three_kinds_of_parallelism() -> None:
 
 @pytest.mark.slow
 def test_full_tables_are_split() -> None:
-    """Each device has a quarter of a table and of what the optimizer keeps of it, and nobody makes another tensor of that size."""
+    """Devices have a quarter of a table and of its optimizer state, and no other tensor of that size exists."""
     size = program("wide_and_deep").Size()
-    found = laid_out(job_of(program("wide_and_deep").make_job(size)), 4)
-    tables = {value: layout for value, layout in found.physical.layouts.items() if value.shape in ((size.rows, 1), (size.rows, size.width))}
+    explained = laid_out(job_of(program("wide_and_deep").make_job(size)), 4)
+    tables = {value: layout for value, layout in explained.physical.layouts.items() if value.shape in ((size.rows, 1), (size.rows, size.width))}
     assert len([value for value in tables if isinstance(value.node.op, ReadVariable)]) == 2 * 3
     assert all(isinstance(value.node.op, ReadVariable) or value.node.op.alias for value in tables)
     assert {str(layout) for layout in tables.values()} == {"cpu[0-3]:S(0)", "cpu[0-3]:S(1)"}
@@ -148,9 +148,9 @@ def test_full_tables_are_split() -> None:
 
 @pytest.mark.slow
 def test_full_people_are_split() -> None:
-    """What has a row for every person stays split, with its gradient and what the optimizer keeps; a step is about a tenth of the people."""
+    """Tensors with a row per person stay split, with gradients and optimizer state; a step uses about a tenth of the people."""
     size = program("insightface").Size()
-    found = laid_out(job_of(program("insightface").make_job(size)), 8)
-    people = [str(layout) for value, layout in found.physical.layouts.items() if value.shape == (size.people, size.embedding)]
+    explained = laid_out(job_of(program("insightface").make_job(size)), 8)
+    people = [str(layout) for value, layout in explained.physical.layouts.items() if value.shape == (size.people, size.embedding)]
     assert set(people) == {"cpu[0-7]:S(0)"} and len(people) >= 3
-    assert any(value.shape == (size.sample, size.embedding) for value in found.physical.layouts)
+    assert any(value.shape == (size.sample, size.embedding) for value in explained.physical.layouts)

@@ -33,8 +33,8 @@ def write(folder: Path, samples: Iterable[Mapping[str, Any]]) -> None:
 def _feature(value: Any) -> dict[str, Any]:
     if isinstance(value, bytes):
         return {"bytes_list": {"value": [value]}}
-    numbers = np.asarray(value)
-    return {"int32_list" if numbers.dtype.kind == "i" else "float_list": {"value": numbers.reshape(-1).tolist()}}
+    array = np.asarray(value)
+    return {"int32_list" if array.dtype.kind == "i" else "float_list": {"value": array.reshape(-1).tolist()}}
 
 
 def jpeg(random: np.random.Generator) -> bytes:
@@ -70,12 +70,12 @@ def losses(case: str, folder: str, devices: int) -> list[float]:
     zoo, size = program(case), size_of(case)
     if case == "resnet50":
         train, classify = zoo.make_jobs(size, folder, folder, PARTS)
-        found = [float(train().mean()) for _ in range(STEPS)]
+        curve = [float(train().mean()) for _ in range(STEPS)]
         logits, labels = classify()
         assert labels.tolist() == [i % size.classes for i in range(size.batch)], "validation reads the files in order"
-        return [*found, *np.asarray(logits).reshape(-1).tolist()]
+        return [*curve, *np.asarray(logits).reshape(-1).tolist()]
     job = zoo.make_job("pretrain", size, folder, PARTS) if case == "bert_pretrain" else zoo.make_job(size, folder, PARTS)
-    return [float(np.mean(found[0] if isinstance(found, tuple) else found)) for found in (job() for _ in range(STEPS))]
+    return [float(np.mean(curve[0] if isinstance(curve, tuple) else curve)) for curve in (job() for _ in range(STEPS))]
 
 
 @pytest.mark.parametrize("case", ["resnet50", "bert_pretrain", "wide_and_deep"])

@@ -32,9 +32,9 @@ def size_of(case: str) -> Any:
 def batches(case: str) -> Iterator[Any]:
     """The arguments of every step: two batches in turn."""
     random = np.random.default_rng(7)
-    made = [_batch(case, program(case), size_of(case), random) for _ in range(2)]
+    all_batches = [_batch(case, program(case), size_of(case), random) for _ in range(2)]
     for step in range(STEPS):
-        yield made[step % 2]
+        yield all_batches[step % 2]
 
 
 def _batch(case: str, module: Any, size: Any, random: np.random.Generator) -> Any:
@@ -43,5 +43,5 @@ def _batch(case: str, module: Any, size: Any, random: np.random.Generator) -> An
         return noise, random.uniform(-1, 1, (size.batch, 1, 28, 28)).astype(np.float32)
     if case.startswith("bert_"):
         return module.random_batch(case.removeprefix("bert_"), size, random)
-    found = module.random_batch(size, random)
-    return found if isinstance(found, tuple) else (found,)
+    batch = module.random_batch(size, random)
+    return batch if isinstance(batch, tuple) else (batch,)

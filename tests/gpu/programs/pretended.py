@@ -1,10 +1,10 @@
-"""The loss curves of training programs on a machine that seems to have GPUS GPUs; "real" for those that are there,
+"""The loss curves of training programs on a machine with GPUS simulated GPUs; "real" for the existing ones,
 "first" for one that only rank 0 has.
 
     python pretended.py OUT GPUS DEVICES PROGRAM...            on devices of this process; they share GPUs if there are fewer
     mpiexec -n N python pretended.py OUT GPUS N PROGRAM...     on ranks that are processes
 
-OUT gets {program: curve}, and under "world" the devices and communicators of the ranks in the process that wrote it.
+OUT gets {program: curve}, and under "world" the devices and communicators of the ranks in the writing process.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import fake_nvrtc  # noqa: E402
 STEPS = 6
 
 
-def seen() -> dict[str, object]:
-    """What carried the ranks of this session, from the world that is up."""
+def devices_and_communicators() -> dict[str, object]:
+    """Return the devices and communicators of this session's ranks, from the running world."""
     from jobflow.engine.session import current_session
 
     world = current_session().world
@@ -49,14 +49,14 @@ def main(out: str, gpus: str, devices: str, *programs: str) -> None:
     import jobflow as flow
 
     curves.STEPS = STEPS
-    found: dict[str, object] = {}
+    results: dict[str, object] = {}
     for program in programs:
         flow.clear_default_session()
         flow.config.gpu_device_num(int(devices))
-        found[program] = curves.PROGRAMS[program](int(devices))
-        found["world"] = seen()
+        results[program] = curves.PROGRAMS[program](int(devices))
+        results["world"] = devices_and_communicators()
     flow.clear_default_session()
-    Path(out).write_text(json.dumps(found))
+    Path(out).write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ CuPy's host code runs unchanged: type resolution, strides, memory pools, streams
 products are only counted; outputs keep previous memory contents.  CuPy's reductions use CUB, as on a machine with a GPU.
 
 CuPy's compiled modules call each other through tables of C functions (`__pyx_capi__`), in which every entry names its C type.  `install`
-replaces the entries that a step needs.  `library` compiles, with the C compiler of the system, the functions that CuPy calls while the
-interpreter exits, and the names of cuBLAS, which CuPy links against.
+replaces the entries that a step needs.  `library` compiles the functions that CuPy calls while the interpreter exits, with the
+system's C compiler. It also has the names of cuBLAS, which CuPy links against.
 
 Programs that start other programs use `site/sitecustomize.py`, which installs the stub in each of them.
 """
@@ -209,12 +209,12 @@ def library(folder: Path) -> Path:
     for name in (n.decode() for n in names if n != b"cublasCreate_v2"):
         functions.append(f"int {name}(void) {{ {'' if ORGANISING.match(name) else '__sync_fetch_and_add(&products, 1); '}return 0; }}")
     with tempfile.TemporaryDirectory(dir=folder) as private:
-        source, versions, made = (Path(private) / name for name in ("stub.c", "stub.map", "stub.so"))
+        source, versions, shared_object = (Path(private) / name for name in ("stub.c", "stub.map", "stub.so"))
         source.write_text("\n".join(functions) + "\n")
         versions.write_text(f"{target.name} {{ global: *; }};\n")
         options = ["-shared", "-fPIC", "-O1", f"-Wl,--version-script={versions}", f"-Wl,-soname,{target.name}"]
-        subprocess.run([compiler() or "cc", *options, str(source), "-o", str(made)], check=True, capture_output=True, timeout=60)
-        made.replace(target)
+        subprocess.run([compiler() or "cc", *options, str(source), "-o", str(shared_object)], check=True, capture_output=True, timeout=60)
+        shared_object.replace(target)
     return target
 
 
@@ -226,7 +226,7 @@ def _load(folder: Path) -> ctypes.CDLL:
     return loaded
 
 
-_kept: list[Any] = []
+_live_callbacks: list[Any] = []
 _real: dict[str, Any] = {}
 _api = ctypes.pythonapi
 _api.PyCapsule_GetName.restype, _api.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
@@ -241,7 +241,7 @@ def _replace(module: Any, name: str, function: Callable[..., Any], loaded: ctype
         return
     declared = ctypes.create_string_buffer(_api.PyCapsule_GetName(table[name]))
     callback = getattr(loaded, IN_C[name]) if name in IN_C else _callback(declared.value.decode(), function)
-    _kept.extend((callback, declared))
+    _live_callbacks.extend((callback, declared))
     table[name] = _api.PyCapsule_New(ctypes.cast(callback, ctypes.c_void_p), declared, None)
 
 

@@ -1,9 +1,9 @@
-"""What `scripts/cupy_without_gpu` runs in a process of its own: real CuPy on the host (`host_runtime.py`), and its findings as JSON.
+"""Programs of `scripts/cupy_without_gpu`, each in its own process: real CuPy on the host (`host_runtime.py`); results are JSON.
 
-python programs.py FOLDER bindings            every op in every type and order of memory: what CuPy refuses
-python programs.py FOLDER steps               training steps of the examples: launches, products, waits, copies
-python programs.py FOLDER threads             two ranks that share the GPU
-python programs.py FOLDER compile PART OF HOW the texts of all kernels that the others left in FOLDER, through NVRTC; HOW: all, or turns
+    python programs.py FOLDER bindings            every op in every type and order of memory: errors of CuPy
+    python programs.py FOLDER steps               training steps of the examples: launches, products, waits, copies
+    python programs.py FOLDER threads             two ranks that share the GPU
+    python programs.py FOLDER compile PART OF HOW the texts of all kernels that the others left in FOLDER, through NVRTC; HOW: all, or turns
 """
 
 from __future__ import annotations
@@ -125,16 +125,16 @@ def _per_step(counts: host_runtime.Counts, step: Callable[[], Any]) -> dict[str,
 def steps(counts: host_runtime.Counts) -> dict[str, Any]:
     import jobflow as flow
 
-    found: dict[str, Any] = {}
+    counts_by_name: dict[str, Any] = {}
     for name, make in STEPS.items():
         flow.clear_default_session()
         flow.config.gpu_device_num(1)
         job, batches = make()
-        found[name] = _per_step(counts, lambda job=job, batches=batches: job(*next(batches)))
+        counts_by_name[name] = _per_step(counts, lambda job=job, batches=batches: job(*next(batches)))
         tags = [rank.device.tag for rank in _world().ranks]
         assert tags == ["gpu"], f"{name} ran on {tags}"
     flow.clear_default_session()
-    return found
+    return counts_by_name
 
 
 def _world() -> Any:
@@ -151,9 +151,9 @@ def threads() -> dict[str, Any]:
     job, batches = _mlp()
     for _ in range(3):
         job(*next(batches))
-    found = {"tags": [rank.device.tag for rank in _world().ranks], "comms": [type(rank.comm).__name__ for rank in _world().ranks]}
+    facts = {"tags": [rank.device.tag for rank in _world().ranks], "comms": [type(rank.comm).__name__ for rank in _world().ranks]}
     flow.clear_default_session()
-    return found
+    return facts
 
 
 def compile_texts(folder: Path, part: int, of: int, how: str) -> dict[str, Any]:
@@ -185,14 +185,14 @@ def main(where: str, what: str, *rest: str) -> None:
     built = folder / "_".join([what, *rest])
     built.mkdir(exist_ok=True)
     counts, texts = host_runtime.install(built)
-    found = {
+    results = {
         "bindings": bindings,
         "steps": lambda: steps(counts),
         "threads": threads,
         "compile": lambda: compile_texts(folder, *map(int, rest[:2]), rest[2]),
     }[what]()
     host_runtime.save(texts, folder)
-    print(json.dumps(found), flush=True)
+    print(json.dumps(results), flush=True)
     os._exit(0)  # CuPy frees memory when the interpreter has already taken our functions down
 
 

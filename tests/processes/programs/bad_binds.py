@@ -20,8 +20,8 @@ def before(x: tp.Numpy.Placeholder((2,))) -> tp.Numpy:
 @flow.global_function()
 def job(x: tp.Numpy.Placeholder((4,))) -> tp.Numpy:
     w = flow.get_variable("w", shape=(4,), initializer=flow.constant_initializer(1.0))
-    kept = flow.get_variable("kept", shape=(2,), initializer=flow.constant_initializer(4.0))
-    return x + w + flow.math.reduce_sum(kept) + flow.math.reduce_sum(flow.constant(0.0, flow.float32, shape=(1 << 20, 1 << 20, 1 << 20)))
+    stored = flow.get_variable("kept", shape=(2,), initializer=flow.constant_initializer(4.0))
+    return x + w + flow.math.reduce_sum(stored) + flow.math.reduce_sum(flow.constant(0.0, flow.float32, shape=(1 << 20, 1 << 20, 1 << 20)))
 
 
 try:

@@ -1,4 +1,4 @@
-"""What children of one of several ranks can do, by fork and anew; then the ranks go on.  Prints a line for each.
+"""Child processes of one of several ranks, by fork and by spawn; afterwards the ranks continue. Prints a line for each.
 
 children.py devices|ranks
 """
@@ -28,25 +28,25 @@ def by_all() -> float:
     def total(x: tp.Numpy.Placeholder((4,))) -> tp.Numpy:
         return flow.math.reduce_sum(x)
 
-    found = float(total(np.ones(4, np.float32))[0])
+    total_value = float(total(np.ones(4, np.float32))[0])
     if sys.argv[1] == "ranks":
         P = flow.placement.all("cpu")
-        found += flow.ones(4, placement=P, sbp=flow.sbp.split(0)).sum().item()
-    return found
+        total_value += flow.ones(4, placement=P, sbp=flow.sbp.split(0)).sum().item()
+    return total_value
 
 
 def in_a_child() -> str:
-    """What a child by fork says of its rank, of a tensor of its own, of a job, and of one in another session."""
-    heard, said = os.pipe()
+    """Return the output of a forked child about its rank, a tensor, a job, and a job in another session."""
+    heard, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        told = [f"rank {flow.env.get_rank()}", f"{flow.ones(3).sum().item():g}"]
+        texts = [f"rank {flow.env.get_rank()}", f"{flow.ones(3).sum().item():g}"]
         for act in (by_all, flow.clear_default_session, by_all):
             try:
-                told.append(str(act()))
+                texts.append(str(act()))
             except flow.JobError as error:
-                told.append("forked" if "was forked" in str(error) and "children.py:" in str(error) else str(error))
-        os.write(said, ", ".join(told).encode())
+                texts.append("forked" if "was forked" in str(error) and "children.py:" in str(error) else str(error))
+        os.write(write_end, ", ".join(texts).encode())
         os._exit(0)
     os.waitpid(child, 0)
     return os.read(heard, 1000).decode()

@@ -1,4 +1,4 @@
-"""What becomes of tensors on "cuda".  Prints what each way of asking for them gives."""
+"""Tensors on "cuda": prints the result of each way to create them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ WAYS: dict[str, Callable[[], Any]] = {
 
 for way, make in WAYS.items():
     try:
-        made = make()
-        print(way, made.is_cuda, made.numpy().ravel().tolist()[0])
+        tensor = make()
+        print(way, tensor.is_cuda, tensor.numpy().ravel().tolist()[0])
     except flow.errors.PlacementError as error:
         print(way, "refused", "devices.py:" in str(error) and "GPU" in str(error))
 print(flow.cuda.is_available(), (x + 1).tolist())

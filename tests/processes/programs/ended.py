@@ -15,7 +15,7 @@ P = flow.placement.all("cpu")
 B, S0 = flow.sbp.broadcast, flow.sbp.split(0)
 
 
-class Step(nn.Graph):
+class TrainGraph(nn.Graph):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
@@ -42,7 +42,7 @@ flow.manual_seed(3)
 x = flow.randn(4, 3, placement=P, sbp=S0)
 expected, following = x.sum().item(), flow.randn(4, placement=P, sbp=S0).numpy().tolist()
 flow.manual_seed(3)
-step = Step(nn.Linear(3, 2).to_global(P, B))
+step = TrainGraph(nn.Linear(3, 2).to_global(P, B))
 flow.manual_seed(3)
 x = flow.randn(4, 3, placement=P, sbp=S0)
 first = step(x).item()
@@ -55,7 +55,7 @@ except JobError as error:
     assert "ended.py:" in str(error) and "clear_default_session" in str(error) and "state_dict()" in str(error)
 else:
     raise AssertionError("the graph ran on ranks that are gone")
-other = Step(nn.Linear(3, 2).to_global(P, B))
+other = TrainGraph(nn.Linear(3, 2).to_global(P, B))
 other.load_state_dict(step.state_dict())
 assert other(x).item() < first
 again()

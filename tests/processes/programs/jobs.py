@@ -53,8 +53,8 @@ def shapes(number: int) -> None:
     """Of more shapes than stay compiled."""
     for call in range(20):
         n = 1 + (5 * number + call) % 20
-        made = summed([np.full((n, 8), float(number), np.float32)] * ranks)
-        assert [part.tolist() for part in made] == [[8.0 * number] * n] * ranks
+        result = summed([np.full((n, 8), float(number), np.float32)] * ranks)
+        assert [part.tolist() for part in result] == [[8.0 * number] * n] * ranks
 
 
 losses: list[float] = []
@@ -66,7 +66,7 @@ def steps(number: int) -> None:
         losses.append(train(ONES).item())
 
 
-def beside(number: int) -> None:
+def interleaved(number: int) -> None:
     """Weights are read and written beside steps: what is seen belongs to one moment."""
     for _ in range(CALLS // 3):
         if number == 0:
@@ -97,7 +97,7 @@ def watches(number: int) -> None:
     watched(np.float32([number, 0]))
 
 
-CASES = {"own": own, "shapes": shapes, "steps": steps, "beside": beside, "watches": watches}
+CASES = {"own": own, "shapes": shapes, "steps": steps, "interleaved": interleaved, "watches": watches}
 
 if __name__ == "__main__":
     for name, case in CASES.items():

@@ -59,8 +59,8 @@ class Doubled(flow.nn.Graph):
 
 
 doubled = Doubled()
-place = flow.placement("cpu", [0, 1])
-parts = [flow.tensor(value(number), placement=place, sbp=flow.sbp.split(0)) for number in (1, 2)]
+two_ranks = flow.placement("cpu", [0, 1])
+parts = [flow.tensor(value(number), placement=two_ranks, sbp=flow.sbp.split(0)) for number in (1, 2)]
 
 
 def graph(number: int) -> float:
@@ -68,11 +68,11 @@ def graph(number: int) -> float:
 
 
 CASES: dict[str, Callable[[int], float]] = {"two_jobs": two_jobs, "one_job": one_job, "tensors": tensors, "reduced": reduced, "graph": graph}
-found: dict[int, float] = {}
+results: dict[int, float] = {}
 
 
 def run(work: Callable[[int], float], number: int) -> None:
-    found[number] = work(number)
+    results[number] = work(number)
 
 
 if __name__ == "__main__":
@@ -85,4 +85,4 @@ if __name__ == "__main__":
             time.sleep(0.5)
         for thread in threads:
             thread.join()
-        print(found[1], found[2], flush=True)
+        print(results[1], results[2], flush=True)

@@ -38,26 +38,26 @@ def cell(number: int) -> Any:
 
 def sizes() -> dict[int, int]:
     """Bytes of memory that belong to each rank."""
-    found = {}
+    sizes_by_number = {}
     for file in folder.glob("*.pid"):
         resident = Path(f"/proc/{file.stem}/statm").read_text().split()[1]
-        found[int(file.stem)] = int(resident) * os.sysconf("SC_PAGE_SIZE")
-    return found
+        sizes_by_number[int(file.stem)] = int(resident) * os.sysconf("SC_PAGE_SIZE")
+    return sizes_by_number
 
 
-def run(numbers: range) -> None:
-    for number in numbers:
-        made = cell(number)(np.ones((ROWS, 1024), np.float32))
-        assert made.min() == made.max() == 1024.0 * (1024.0 + number)
+def run(cells: range) -> None:
+    for number in cells:
+        result = cell(number)(np.ones((ROWS, 1024), np.float32))
+        assert result.min() == result.max() == 1024.0 * (1024.0 + number)
 
 
 if __name__ == "__main__":
-    kept = cell(1)
+    first_job = cell(1)
     run(range(4))
     before = sizes()
     run(range(4, 34))
     after = sizes()
-    # who kept the first may call it still
-    assert kept(np.ones((ROWS, 1024), np.float32)).max() == 1024.0 * 1025.0
+    # the first job can still be called
+    assert first_job(np.ones((ROWS, 1024), np.float32)).max() == 1024.0 * 1025.0
     if flow.env.get_rank() == 0:
         print(*(round((after[pid] - before[pid]) / MIB) for pid in before))

@@ -21,14 +21,14 @@ def cell(number: int) -> Any:
     return job
 
 
-kept = []
+results = []
 for number in range(4):
-    kept.append(cell(number)(np.ones(SIZE, np.float32)))
-    kept.append(flow.get_all_variables()["w"].numpy())
+    results.append(cell(number)(np.ones(SIZE, np.float32)))
+    results.append(flow.get_all_variables()["w"].numpy())
     flow.clear_default_session()
 
 for number in range(4):
-    given, variable = kept[2 * number : 2 * number + 2]
-    assert given.tolist() == [number * SIZE + float(number)] * SIZE
+    result, variable = results[2 * number : 2 * number + 2]
+    assert result.tolist() == [number * SIZE + float(number)] * SIZE
     assert variable.tolist() == [float(number)] * SIZE
 print("right")

@@ -17,10 +17,10 @@ nn = flow.nn
 def placements(number: int) -> None:
     """One rank in meshes of every number of dimensions, which all threads ask for first at the same time."""
     for dimensions in range(1, 32):
-        place = flow.placement("cpu", np.zeros((1,) * dimensions, int))
-        assert place.hierarchy == (1,) * dimensions and place.ranks.shape == (1,) * dimensions
-        x = flow.ones(2, placement=place, sbp=[flow.sbp.broadcast] * dimensions)
-        assert x.placement == place and len(x.sbp) == dimensions
+        placement = flow.placement("cpu", np.zeros((1,) * dimensions, int))
+        assert placement.hierarchy == (1,) * dimensions and placement.ranks.shape == (1,) * dimensions
+        x = flow.ones(2, placement=placement, sbp=[flow.sbp.broadcast] * dimensions)
+        assert x.placement == placement and len(x.sbp) == dimensions
         if dimensions < 4:
             assert (x + x).numpy().tolist() == [2, 2]
 
@@ -49,8 +49,8 @@ def graphs(number: int) -> None:
 
 def layouts(number: int) -> None:
     """A change of layout uses the memory that was bound for it at first."""
-    place = flow.placement("cpu", [0])
-    x = flow.full((20_000,), float(number), placement=place, sbp=flow.sbp.split(0))
+    placement = flow.placement("cpu", [0])
+    x = flow.full((20_000,), float(number), placement=placement, sbp=flow.sbp.split(0))
     for _ in range(50):
         y = x.to_global(sbp=flow.sbp.partial_sum).to_global(sbp=flow.sbp.broadcast)
         assert y.numpy().tolist()[::4_999] == [float(number)] * 5

@@ -93,9 +93,9 @@ def bert(p: Parameters, size: Any, words: T, segments: T, mask: T, *targets: T, 
         starts, ends = targets
         logits = p.dense(x, 2, "cls-squad")
         return (F.cross_entropy(logits[..., 0], starts[:, 0]) + F.cross_entropy(logits[..., 1], ends[:, 0])) / 2
-    positions, masked_words, weights, follows = targets
+    masked_indices, masked_words, weights, follows = targets
     at = "cls-predictions-"
-    chosen = torch.take_along_dim(x, positions[..., None], 1)
+    chosen = torch.take_along_dim(x, masked_indices[..., None], 1)
     chosen = p.layer_norm(F.gelu(p.dense(chosen, size.width, at + "transform")), at + "transform_LayerNorm", 1e-12)
     logits = chosen @ table.T + p(at + "output_bias", size.words)
     each_word = F.cross_entropy(logits.flatten(0, 1), masked_words.flatten(), reduction="none") * weights.flatten()
@@ -117,9 +117,9 @@ def gpt2(p: Parameters, size: Any, tokens: T) -> T:
     return F.cross_entropy((p.layer_norm(x, "norm", 1e-5) @ table.T).flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def wide_and_deep(p: Parameters, size: Any, labels: T, numbers: T, deep_ids: T, wide_ids: T) -> T:
+def wide_and_deep(p: Parameters, size: Any, labels: T, features: T, deep_ids: T, wide_ids: T) -> T:
     wide = p("wide_embedding", size.rows, 1)[wide_ids].sum((1, 2))
-    x = torch.cat([p("deep_embedding", size.rows, size.width)[deep_ids].flatten(1), numbers], 1)
+    x = torch.cat([p("deep_embedding", size.rows, size.width)[deep_ids].flatten(1), features], 1)
     for index, units in enumerate(size.layers):
         x = F.relu(p.dense(x, units, f"fc{index}"))
     return F.binary_cross_entropy_with_logits(p.dense(x, 1, "fc_last")[:, 0] + wide, labels[:, 0].double())
@@ -154,9 +154,9 @@ def insightface(p: Parameters, size: Any, images: T, labels: T) -> T:
 
 def generator(p: Parameters, size: Any, noise: T) -> T:
     def enlarged(x: T, channels: int, stride: int, name: str) -> T:
-        made = F.conv_transpose2d(x, p(f"generator-{name}-weight", x.shape[1], channels, 5, 5), stride=stride)
-        before, wanted = (5 - stride) // 2, x.shape[2] * stride
-        return made[:, :, before : before + wanted, before : before + wanted]
+        y = F.conv_transpose2d(x, p(f"generator-{name}-weight", x.shape[1], channels, 5, 5), stride=stride)
+        before, extent = (5 - stride) // 2, x.shape[2] * stride
+        return y[:, :, before : before + extent, before : before + extent]
 
     x = p.dense(noise, 4 * size.width * 49, "generator-fc1", bias=False)
     x = F.leaky_relu(p.batch_norm(x, "generator-bn1", 1e-3), 0.3).unflatten(1, (4 * size.width, 7, 7))
@@ -303,14 +303,14 @@ def trained_dcgan(p: Parameters) -> Iterator[float]:
 
 
 def main() -> None:
-    found = {}
+    cases = {}
     for case in CASES:
         p = Parameters()
         losses = list(trained_dcgan(p) if case == "dcgan" else trained(case, p))
         assert len(losses) == STEPS
         print(f"{case:20}", " ".join(f"{loss:.6f}" for loss in losses))
-        found[case] = {"parameters": {name: list(value.shape) for name, value in sorted(p.values.items())}, "losses": losses}
-    (HERE / "losses.json").write_text(json.dumps(found, indent=1) + "\n")
+        cases[case] = {"parameters": {name: list(value.shape) for name, value in sorted(p.values.items())}, "losses": losses}
+    (HERE / "losses.json").write_text(json.dumps(cases, indent=1) + "\n")
 
 
 if __name__ == "__main__":
