@@ -1,4 +1,4 @@
-"""Where the time of a job's step goes: on the first rank by kernel, in the executor's loop, and in the call around the plan."""
+"""The time of a job's step on the first rank: by kernel, in the executor's loop, and in the call around the plan."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def nothing() -> None:
 
 
 def loop_seconds() -> float:
-    """What the loop over prepared calls adds to each kernel, beyond calling it directly."""
+    """Return the time that the loop over prepared calls adds to each kernel, compared with calling it directly."""
     calls: Any = [(nothing, ())] * LOOPED
     whole, bare = [], []
     for _ in range(9):
@@ -62,10 +62,10 @@ def anatomy(declared: Callable[..., Any], arguments: tuple[Any, ...], steps: int
     assert session.world is not None
     bound = job.signature.bind(arguments, session.world.size)
     compiled = session.compiled(job, tuple(value.shape for _, _, value in bound))
-    found = session.world.call(Profile(compiled.number, steps), compiled.feeds(compiled.arguments(bound, session.runs.get(job.name, 0))))[0]
+    profile = session.world.call(Profile(compiled.number, steps), compiled.feeds(compiled.arguments(bound, session.runs.get(job.name, 0))))[0]
     seconds = []
     for _ in range(steps):
         start = time.perf_counter()
         declared(*arguments)
         seconds.append(time.perf_counter() - start)
-    return dict(found) | {"call_s": median(seconds)}
+    return dict(profile) | {"call_s": median(seconds)}

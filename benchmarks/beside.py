@@ -1,4 +1,4 @@
-"""This checkout beside another one: the time of steps, small ops, changes of layout, compiling, and memory, in interleaved rounds of one run.
+"""Comparison with another checkout: times of steps, small ops, layout changes and compiling, and memory, in interleaved rounds.
 
     git worktree add ../before COMMIT
     python benchmarks/beside.py ../before
@@ -13,9 +13,9 @@ first     time, number of modules and peak memory of a new process until the fir
 cold      the first eager step of these models in a new process, with an empty and with a filled cache of compiled loops
 
 Every side is the other checkout's own benchmarks/ours.py, eager_ours.py and reduce.py on its own jobflow. The last three parts run this
-checkout's programs on both; they use public names only.  In a round the sides take turns;
-the ratio of their times is taken in each round, and the tables show the median of the ratios with the interval in which the true
-median lies with 95 %.  Rounds in which somebody else used the cores for more than a tenth of the time are left out, unless most were.
+checkout's programs on both; they use public names only.  In a round the sides alternate, and each round has a ratio of their times.
+The tables show the median of the ratios with the 95 % interval of the median.  Rounds in which other processes used the cores for more
+than a tenth of the time are left out, unless most did.
 
 A time is as it should be if its interval reaches below 1.03; compile times and memory if the median ratio is at most 1.05.  The exit code is 1
 if anything is not.  Appends one JSON line to benchmarks/results.jsonl (not with --dry).
@@ -121,8 +121,8 @@ def turns(name: str, sides: Sequence[Side], order: str, calls: int, options: arg
         side.ask(do=order, steps=calls)
     rounds = [eager.one_turn(sides, [order] * len(sides), calls, turn, options.cores) for turn in range(options.rounds)]
     calm = [times for times, foreign in rounds if foreign <= FOREIGN]
-    kept = calm if len(calm) >= max(3, len(rounds) // 3) else [times for times, _ in rounds]
-    pairs = [(1e3 * times[NOW], 1e3 * times[BEFORE]) for times in kept]
+    calm_rounds = calm if len(calm) >= max(3, len(rounds) // 3) else [times for times, _ in rounds]
+    pairs = [(1e3 * times[NOW], 1e3 * times[BEFORE]) for times in calm_rounds]
     return row(name, "ms", pairs, disturbed=len(rounds) - len(calm))
 
 
@@ -132,9 +132,9 @@ def both(make: Make, options: argparse.Namespace) -> list[Side]:
 
 def on(options: argparse.Namespace, ranks: int) -> argparse.Namespace:
     """The same options for so many ranks."""
-    found = copy.copy(options)
-    found.ranks, found.cores = ranks, options.cores[-ranks:]
-    return found
+    copied = copy.copy(options)
+    copied.ranks, copied.cores = ranks, options.cores[-ranks:]
+    return copied
 
 
 # -------------------------------------------------------------------- parts
@@ -185,12 +185,12 @@ def reduce(options: argparse.Namespace) -> Iterator[Row]:
 def compiling(options: argparse.Namespace) -> Iterator[Row]:
     for model in options.models:
         own = on(options, 1)
-        seen: list[dict[str, dict[str, float]]] = []
+        measured: list[dict[str, dict[str, float]]] = []
         for turn in range(options.rounds):
             sides = both(lambda root, name: step_time.ours(model, own, False, root, name), options)  # noqa: B023 - called at once
-            seen.append({side.name: _first(side) for side in (sides if turn % 2 else sides[::-1])})
+            measured.append({side.name: _first(side) for side in (sides if turn % 2 else sides[::-1])})
         for fact, (words, unit) in FACTS.items():
-            yield row(f"{model}: {words}", unit, [(found[NOW][fact], found[BEFORE][fact]) for found in seen], strict=True)
+            yield row(f"{model}: {words}", unit, [(turn_result[NOW][fact], turn_result[BEFORE][fact]) for turn_result in measured], strict=True)
     yield from _deep(options)
 
 
@@ -203,12 +203,12 @@ def _first(side: Side) -> dict[str, float]:
 
 def _deep(options: argparse.Namespace) -> Iterator[Row]:
     """Laying a deep GPT out over many ranks, and planning one of them."""
-    seen: list[dict[str, dict[str, float]]] = []
+    measured: list[dict[str, dict[str, float]]] = []
     for turn in range(options.rounds):
         roots = [(NOW, HERE.parent), (BEFORE, options.other)]
-        seen.append({name: _compiled(name, root, options) for name, root in (roots if turn % 2 else roots[::-1])})
+        measured.append({name: _compiled(name, root, options) for name, root in (roots if turn % 2 else roots[::-1])})
     for fact in ("layout_s", "plan_s"):
-        pairs = [(found[NOW][fact], found[BEFORE][fact]) for found in seen]
+        pairs = [(turn_result[NOW][fact], turn_result[BEFORE][fact]) for turn_result in measured]
         yield row(f"{fact.removesuffix('_s')} of a GPT of {parallel.BLOCKS} blocks, {parallel.PLANNED_RANKS} ranks", "s", pairs, strict=True)
 
 
@@ -315,15 +315,18 @@ def main() -> int:
     rows: list[Row] = []
     for part in options.only:
         start = len(rows)
-        for found in PARTS[part](options):
-            print(found, flush=True)
-            rows.append(found)
+        for result_row in PARTS[part](options):
+            print(result_row, flush=True)
+            rows.append(result_row)
         times = [median(each.ratios) for each in rows[start:] if each.unit in ("s", "ms")]
         print(f"  {part}: geometric mean of the ratios of {len(times)} times {model_sides.geometric_mean(times):.3f}")
-    worse = [found.name for found in rows if not found.good]
+    worse = [result_row.name for result_row in rows if not result_row.good]
     print(f"{len(worse)} of {len(rows)} worse{': ' + '; '.join(worse) if worse else ''}")
     if not options.dry:
-        table = {found.name: {"now": found.now, "before": found.before, "ratio": median(found.ratios), "interval": found.interval} for found in rows}
+        table = {
+            result_row.name: {"now": result_row.now, "before": result_row.before, "ratio": median(result_row.ratios), "interval": result_row.interval}
+            for result_row in rows
+        }
         line = {"when": time.strftime("%Y-%m-%dT%H:%M:%S"), "machine": machine(), "beside": {"rounds": options.rounds, "rows": table}}
         with RESULTS.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

@@ -1,4 +1,4 @@
-"""Convolution and pooling on one thread: times and errors of each way to compute them, beside PyTorch's where it is installed.
+"""Convolution and pooling on one thread: times and errors of each variant, and PyTorch's times if it is installed.
 
     python benchmarks/conv_kernels.py [--only NAME] [--rounds 15]     milliseconds of y, dx and dw, and who computes them
     python benchmarks/conv_kernels.py --each                          the same of every implementation that can
@@ -8,8 +8,8 @@
 With JOBFLOW_CPU=avx2 OPENBLAS_CORETYPE=Haswell NPY_DISABLE_CPU_FEATURES="X86_V4 AVX512_ICL AVX512_SPR" (what of AVX-512 `numpy.show_config()`
 finds) a CPU with AVX-512 computes as one without.
 
-Every round runs each variant once, one after the other, so that a busy machine slows all of them alike; the least CPU times are printed, and
-their ratio to PyTorch's (below 1: faster than it), whose tensors are in its default order.  Ours lie as a plan stores them.
+Every round runs each variant once, one after the other, so that a busy machine slows all of them alike.  Prints the least CPU times, and
+their ratio to PyTorch's in its default order (below 1: faster than it).  Our tensors have the layout of a plan.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ PRODUCTS += [(36, 64, 64, 32), (36, 16, 16, 512), (36, 128, 128, 32), (64, 24, 1
 
 
 class Cpu:
-    """What `bind` asks of a device."""
+    """The attributes of a device that `bind` reads."""
 
     xp = np
 
@@ -137,15 +137,15 @@ def stored(values: Any, target: Target) -> Any:
 
 def ours(ops: dict[str, tuple[Any, tuple[Any, ...], Any]], target: Target, each: bool) -> dict[str, dict[str, Run]]:
     """By implementation and part, or those that the target chooses, with their names by part."""
-    found: dict[str, dict[str, Run]] = {}
+    runs_by_name: dict[str, dict[str, Run]] = {}
     for part, (op, inputs, output) in ops.items():
         chosen = registry.choose(op, target, inputs, (output,)).implementation
         for one in registry.candidates(type(op), target) if each else (chosen,):
             able = op if one is chosen else replace(op, algorithm="winograd") if isinstance(op, ConvOp) else op
             if one is chosen or (one.refuses(able, inputs, (output,)) or "estimated").startswith("estimated"):
                 name = (one.name if "Winograd" in one.name else one.name.split()[0]) if each else "jobflow"
-                found.setdefault(name, {})[part] = running(registry.refined(target, one.bind(op, Cpu(), inputs, (output,))))
-    return found
+                runs_by_name.setdefault(name, {})[part] = running(registry.refined(target, one.bind(op, Cpu(), inputs, (output,))))
+    return runs_by_name
 
 
 def conv_ops(case: Case, dtype: Any = np.float32, order: Callable[[Any], Any] = np.asarray, algorithm: Any = "auto") -> dict[str, Any]:
@@ -241,7 +241,7 @@ def speeds(options: argparse.Namespace) -> None:
             variants = ours(ops, target, options.each)
             if with_torch:
                 variants["torch"] = torch_runs(case, ops)
-            who = [registry.choose(op, target, given, (made,)).implementation.name for op, given, made in ops.values()]
+            who = [registry.choose(op, target, inputs, (output,)).implementation.name for op, inputs, output in ops.values()]
             shares.append(table(f"{case}", least(variants, options.rounds), ", ".join(who)))
     for title, shape in POOLS:
         if options.only in title:
@@ -266,14 +266,14 @@ def errors() -> None:
         for part, (op, inputs, output) in ops.items():
             for tier in ("numpy", "llvm"):
                 target = target_of("cpu", tier)
-                found = {one.name: one for one in reversed(registry.candidates(type(op), target))}  # the best of each name
-                for name, one in found.items():
+                implementations = {one.name: one for one in reversed(registry.candidates(type(op), target))}  # the best of each name
+                for name, one in implementations.items():
                     if name.startswith(("im2col", "Winograd")) and (case.kernel, name) != (3, "Winograd, 3 outputs"):
-                        made = np.empty_like(output)
-                        running(registry.refined(target, one.bind(op, Cpu(), inputs, (made,))))()
-                        ours_by_way.setdefault(f"{tier}: {name.split(' of ')[0]}", {})[part] = made
-        for way, made in ours_by_way.items():
-            erred = [float(np.abs(made[part] - exact[part][2]).max() / np.abs(exact[part][2]).max()) for part in PARTS]
+                        result = np.empty_like(output)
+                        running(registry.refined(target, one.bind(op, Cpu(), inputs, (result,))))()
+                        ours_by_way.setdefault(f"{tier}: {name.split(' of ')[0]}", {})[part] = result
+        for way, result in ours_by_way.items():
+            erred = [float(np.abs(result[part] - exact[part][2]).max() / np.abs(exact[part][2]).max()) for part in PARTS]
             base = [float(np.abs(peers[part] - exact[part][2]).max() / np.abs(exact[part][2]).max()) for part in PARTS]
             cells = " | ".join(f"{e:.1e} ({e / b:.1f})" for e, b in zip(erred, base, strict=True))
             print(f"| {case.name} | {way} | {cells} |", flush=True)
@@ -286,8 +286,11 @@ NAMES = tuple(field.name for field in fields(Costs))
 
 
 def constants(rounds: int) -> None:
-    """Fit COSTS to least CPU times of products, copies and every way of every case, all of which take turns; and what choosing by them costs."""
-    machine, ways = machine_class(), dict[tuple[str, str, str], tuple[ConvOp, dict[Algorithm, Run]]]()
+    """Fit COSTS to least CPU times of products, copies and every variant of every case; print the cost of choosing by them.
+
+    The variants run in interleaved order.
+    """
+    machine, runs_by_case = machine_class(), dict[tuple[str, str, str], tuple[ConvOp, dict[Algorithm, Run]]]()
     runs: dict[Any, Run] = dict(_copies())
     for tier in TIERS:
         target = target_of("cpu", tier)
@@ -295,10 +298,10 @@ def constants(rounds: int) -> None:
         for case in CASES:
             for part, (op, inputs, output) in conv_ops(case, np.float32, lambda a, target=target: stored(a, target)).items():
                 whole = replace(op, logical=(case.shape, case.filter_shape))
-                ways[tier, case.name, part] = whole, _ways(whole, inputs, output, target)
-    took = _nanoseconds(runs | {(*at, way): run for at, (_, found) in ways.items() for way, run in found.items()}, rounds)
+                runs_by_case[tier, case.name, part] = whole, _variants(whole, inputs, output, target)
+    took = _nanoseconds(runs | {(*at, way): run for at, (_, case_runs) in runs_by_case.items() for way, run in case_runs.items()}, rounds)
     for tier in TIERS:
-        each = [(op, {way: took[(*at, way)] for way in found}) for at, (op, found) in ways.items() if at[0] == tier]
+        each = [(op, {way: took[(*at, way)] for way in case_runs}) for at, (op, case_runs) in runs_by_case.items() if at[0] == tier]
         before, costs = COSTS[machine, tier], _fitted(each, took, tier)
         print(f"the way that is chosen / the fastest, {machine}, {tier}: geometric mean and worst: {_chosen_to_best(each, costs)}", end=" ")
         print(f'(by the table: {_chosen_to_best(each, before)})\n\n    ("{machine}", "{tier}"): Costs(')
@@ -307,16 +310,16 @@ def constants(rounds: int) -> None:
         print("    ),\n")
 
 
-def _ways(op: ConvOp, inputs: tuple[Any, ...], output: Any, target: Target) -> dict[Algorithm, Run]:
+def _variants(op: ConvOp, inputs: tuple[Any, ...], output: Any, target: Target) -> dict[Algorithm, Run]:
     """All that can be taken and are accurate enough, as they run."""
     assert op.logical is not None
-    found, costs = dict[Algorithm, Run](), convolution_costs.estimates(op, op.logical, True, COSTS[machine_class(), target.tier])
+    case_runs, costs = dict[Algorithm, Run](), convolution_costs.estimates(op, op.logical, True, COSTS[machine_class(), target.tier])
     for one in registry.candidates(type(op), target):
         word, *rest = one.name.split()
         way: Any = int(rest[0]) if word == "Winograd," else word
         if costs.get(way, math.inf) < math.inf:
-            found.setdefault(way, running(registry.refined(target, one.bind(op, Cpu(), inputs, (output,)))))
-    return found
+            case_runs.setdefault(way, running(registry.refined(target, one.bind(op, Cpu(), inputs, (output,)))))
+    return case_runs
 
 
 def _product_run(times: int, m: int, k: int, n: int, target: Target) -> Run:
@@ -325,7 +328,7 @@ def _product_run(times: int, m: int, k: int, n: int, target: Target) -> Run:
 
 
 def _copies() -> dict[Any, Run]:
-    """What is timed of calls and copies."""
+    """Return the timed calls and copies."""
     few, large, y = np.ones((4, 4), np.float32), np.ones((64, 34, 34, 8), np.float32), np.empty((4, 4), np.float32)
     target, short = np.empty((64, 32, 32, 8), np.float32), np.empty((64, 32, 32, 4), np.float32)
     long, wide = target.reshape(64, 32, 256), large.reshape(64, 34, 272)[:, 1:33, 8:264]
@@ -340,7 +343,7 @@ def _copies() -> dict[Any, Run]:
 
 
 def _fitted(each: Measured, took: dict[Any, float], tier: str) -> Costs:
-    """Those with which estimates, which are linear in them, come nearest to all times, relative to these; slow ways count for less."""
+    """Return the constants whose linear estimates have the least relative error over all times; slow variants weigh less."""
     names = [name for name in NAMES if tier == "llvm" or name not in ("sums", "products", "lone")]
     units = [Costs(**dict.fromkeys(NAMES, 0.0) | {name: 1.0}) for name in names]
     rows = [({"call": 1}, took["call"]), ({"copy": 64 * 32 * 256}, took["copy"]), ({"add": 64 * 32 * 256}, took["add"])]
@@ -355,42 +358,45 @@ def _fitted(each: Measured, took: dict[Any, float], tier: str) -> Costs:
         by_unit = [convolution_costs.estimates(op, op.logical, True, unit) for unit in units]
         for way, ns in times.items():
             share = min(times.values()) / ns
-            a.append(np.array([found[way] for found in by_unit]) / ns * share)
+            a.append(np.array([unit_seconds[way] for unit_seconds in by_unit]) / ns * share)
             b.append(share)
     return Costs(**{name: float(f"{cost:.3g}") for name, cost in zip(names, _positive_fit(np.array(a), np.array(b)), strict=True)})
 
 
 def _chosen_to_best(each: Measured, costs: Costs) -> str:
-    """How many times as long as the fastest way that takes which costs least by the table."""
+    """Return the time of the variant with the least estimate, over the time of the fastest."""
     shares = []
     for op, times in each:
         assert op.logical is not None
-        found = convolution_costs.estimates(op, op.logical, True, costs)
-        shares.append(times[min(times, key=found.__getitem__)] / min(times.values()))
+        costs_by_way = convolution_costs.estimates(op, op.logical, True, costs)
+        shares.append(times[min(times, key=costs_by_way.__getitem__)] / min(times.values()))
     return f"{np.exp(np.mean(np.log(shares))):.3f}, {max(shares):.2f}"
 
 
 def _positive_fit(a: Any, b: Any) -> Any:
     """The least squares of a x = b with x >= 0: what comes out below 0 is left out, that of the largest share first."""
-    kept, scale = list(range(a.shape[1])), np.abs(a).max(0)
+    active, scale = list(range(a.shape[1])), np.abs(a).max(0)
     while True:
         x = np.zeros(a.shape[1])
-        x[kept] = np.linalg.lstsq(a[:, kept] / scale[kept], b, rcond=None)[0]
+        x[active] = np.linalg.lstsq(a[:, active] / scale[active], b, rcond=None)[0]
         if (x >= 0).all():
             return x / scale
-        kept.remove(int(x.argmin()))
+        active.remove(int(x.argmin()))
 
 
 def _nanoseconds(runs: dict[Any, Run], rounds: int) -> dict[Any, float]:
-    """Least CPU times; in every round each runs once, or twenty times where it is short, so that what else the machine does hits all alike."""
-    found = dict.fromkeys(runs, np.inf)
+    """Return least CPU times.
+
+    Every round runs each variant once (short ones twenty times), so that other load affects all alike.
+    """
+    best = dict.fromkeys(runs, np.inf)
     for _ in range(rounds + 1):
         for name, run in runs.items():
-            for _ in range(20 if found[name] < 1e5 else 1):
+            for _ in range(20 if best[name] < 1e5 else 1):
                 start = time.thread_time_ns()
                 run()
-                found[name] = min(found[name], time.thread_time_ns() - start)
-    return found
+                best[name] = min(best[name], time.thread_time_ns() - start)
+    return best
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Tensors that run at once: jobflow next to PyTorch eager, DTensor and DistributedDataParallel over gloo, in interleaved rounds of one run.
+"""Eager tensors: jobflow next to PyTorch eager, DTensor and DistributedDataParallel over gloo, in interleaved rounds of one run.
 
     python benchmarks/eager.py --peer-python ~/torch/bin/python
     python benchmarks/eager.py --only ops step --rounds 31
@@ -14,8 +14,8 @@ models  whole training steps (zero_grad, forward, loss, backward, update) of the
         are eager, nn.Graph and (with --compile) flow.compile, against PyTorch eager in the same rounds
 
 PyTorch lives in an environment of its own.  Every rank of a side is a process on a core of its own.  In a round the sides take
-turns; the ratio of their times is taken in each round, and the tables show the median of the ratios and their 10th and 90th
-percentile.  Rounds in which somebody else used the cores for more than a tenth of the time are left out, unless most were.
+turns, and each round has a ratio of their times.  The tables show the median of the ratios and their 10th and 90th percentile.
+Rounds in which other processes used the cores for more than a tenth of the time are left out, unless most did.
 
 Prints tables, appends one JSON line to benchmarks/results.jsonl (not with --dry), and asserts nothing about time.
 """
@@ -52,9 +52,9 @@ Times = dict[str, float]
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def ours(part: str, ranks: int, options: argparse.Namespace, root: Path = HERE.parent, name: str = "jobflow") -> Side:
@@ -80,15 +80,15 @@ def sides_of(part: str, ranks: int, options: argparse.Namespace) -> list[Side]:
 
 def one_turn(sides: Sequence[Side], orders: Sequence[str], calls: int, turn: int, cores: Sequence[int]) -> tuple[Times, float]:
     """(median seconds of a call by side, share of the cores' time that went to others); `turn` rotates who begins."""
-    found: Times = {}
+    medians: Times = {}
     foreign, start = 0.0, time.perf_counter()
     for index in range(len(sides)):
         at = (index + turn) % len(sides)
         side = sides[at]
         used, busy = sum(s.cpu_seconds() for s in sides), busy_seconds(cores)
-        found[side.name] = median(side.ask(do=orders[at], steps=calls)["seconds"])
+        medians[side.name] = median(side.ask(do=orders[at], steps=calls)["seconds"])
         foreign += max(0.0, (busy_seconds(cores) - busy) - (sum(s.cpu_seconds() for s in sides) - used))
-    return found, foreign / ((time.perf_counter() - start) * len(cores))
+    return medians, foreign / ((time.perf_counter() - start) * len(cores))
 
 
 def compared(sides: Sequence[Side], orders: Sequence[str], calls: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -97,13 +97,13 @@ def compared(sides: Sequence[Side], orders: Sequence[str], calls: int, options: 
     one_turn(sides, orders, max(5, calls // 10), 0, cores)  # warm
     rounds = [one_turn(sides, orders, calls, turn, cores) for turn in range(options.rounds)]
     calm = [times for times, foreign in rounds if foreign <= FOREIGN]
-    kept = calm if len(calm) >= max(3, len(rounds) // 3) else [times for times, _ in rounds]
-    found: dict[str, Any] = {side.name: median(times[side.name] for times in kept) for side in sides}
+    calm_rounds = calm if len(calm) >= max(3, len(rounds) // 3) else [times for times, _ in rounds]
+    medians: dict[str, Any] = {side.name: median(times[side.name] for times in calm_rounds) for side in sides}
     if len(sides) > 1:
         first, second = (side.name for side in sides)
-        ratios = [times[first] / times[second] for times in kept]
-        found |= {"ratio": median(ratios), "spread": [quantile(ratios, 0.1), quantile(ratios, 0.9)]}
-    return found | {"rounds": len(kept), "disturbed": len(rounds) - len(calm)}
+        ratios = [times[first] / times[second] for times in calm_rounds]
+        medians |= {"ratio": median(ratios), "spread": [quantile(ratios, 0.1), quantile(ratios, 0.9)]}
+    return medians | {"rounds": len(calm_rounds), "disturbed": len(rounds) - len(calm)}
 
 
 def shown(name: str, row: dict[str, Any], scale: float, digits: int, more: str = "") -> None:
@@ -221,9 +221,9 @@ def main() -> None:
     if options.cpu:
         os.environ["BENCHMARK_CLOCK"] = "cpu"  # inherited by every side
     with tempfile.TemporaryDirectory() as options.folder:
-        found = {part: PARTS[part](options) for part in options.only}
+        results = {part: PARTS[part](options) for part in options.only}
     if not options.dry:
-        line = {"when": time.strftime("%Y-%m-%dT%H:%M:%S"), "machine": machine(), "eager": found}
+        line = {"when": time.strftime("%Y-%m-%dT%H:%M:%S"), "machine": machine(), "eager": results}
         with Path(RESULTS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 

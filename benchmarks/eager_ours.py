@@ -44,19 +44,19 @@ def everywhere(ranks: int) -> placement:
 def ops(ranks: int) -> Cases:
     """Local tensors, and global ones; `kernel` is the same by NumPy alone."""
     a, b, w = small(4, 6), small(4, 6), small(6, 5)
-    found: Cases = {f"kernel {name}": call for name, call in kernels(a, b, w).items()}
-    place = everywhere(ranks)
-    lying = {
+    cases: Cases = {f"kernel {name}": call for name, call in kernels(a, b, w).items()}
+    mesh = everywhere(ranks)
+    layouts = {
         "local": [from_numpy(array) for array in (a, b, w)],
-        "global": [to_global(to_global(from_numpy(array), place, B), sbp=how) for array, how in ((a, S0), (b, S0), (w, B))],
+        "global": [to_global(to_global(from_numpy(array), mesh, B), sbp=how) for array, how in ((a, S0), (b, S0), (w, B))],
     }
-    for kind, (x, y, z) in lying.items():
-        found |= {f"{kind} {name}": call for name, call in forward(x, y, z).items()}
+    for kind, (x, y, z) in layouts.items():
+        cases |= {f"{kind} {name}": call for name, call in forward(x, y, z).items()}
         xs, ys, zs = (t.detach() for t in (x, y, z))
         for t in (xs, ys, zs):
             t.requires_grad = True
-        found |= {f"{kind} {name} backward": through(call, (xs, ys, zs)) for name, call in forward(xs, ys, zs).items()}
-    return found
+        cases |= {f"{kind} {name} backward": through(call, (xs, ys, zs)) for name, call in forward(xs, ys, zs).items()}
+    return cases
 
 
 def small(*shape: int) -> np.ndarray[Any, Any]:
@@ -87,9 +87,9 @@ def forward(x: Tensor, y: Tensor, w: Tensor) -> dict[str, Callable[[], Tensor]]:
 
 def through(call: Callable[[], Tensor], leaves: tuple[Tensor, ...]) -> Callable[[], None]:
     """There and back."""
-    made = call()
-    seed = Tensor(made.tensor_type, made.layout, np.ones_like(made.array))
-    if made.layout is not None and made.layout.is_partial:
+    result = call()
+    seed = Tensor(result.tensor_type, result.layout, np.ones_like(result.array))
+    if result.layout is not None and result.layout.is_partial:
         seed = to_global(seed, sbp=B)
 
     def both() -> None:
@@ -105,23 +105,23 @@ def through(call: Callable[[], Tensor], leaves: tuple[Tensor, ...]) -> Callable[
 
 def routes(ranks: int) -> Cases:
     """Changes of layout of matrices of 1 KiB, 1 MiB and 16 MiB."""
-    place, first, second = everywhere(ranks), placement("cpu", [0]), placement("cpu", [1])
-    found: Cases = {}
+    mesh, first, second = everywhere(ranks), placement("cpu", [0]), placement("cpu", [1])
+    cases: Cases = {}
     for label, rows in (("1 KiB", 16), ("1 MiB", 16 << 10), ("16 MiB", 256 << 10)):
         local = from_numpy(np.ones((rows, 16), np.float32))
         half = from_numpy(np.ones((rows // ranks, 16), np.float32))
-        whole = to_global(local, place, B)
-        lying: dict[Sbp, Tensor] = {S0: to_global(half, place, S0), B: whole, Partial(): to_global(local, place, P)}
+        whole = to_global(local, mesh, B)
+        layouts: dict[Sbp, Tensor] = {S0: to_global(half, mesh, S0), B: whole, Partial(): to_global(local, mesh, P)}
         for a, b in ((S0, B), (B, S0), (S0, S1), (P, B), (P, S0)):
-            found[f"{a}->{b} {label}"] = partial(to_global, lying[a], sbp=b)
+            cases[f"{a}->{b} {label}"] = partial(to_global, layouts[a], sbp=b)
         alone = to_global(local, first, B)
-        found[f"[0]->[1] {label}"] = partial(to_global, alone, second)
-        found[f"local->S(0) {label}"] = partial(to_global, half, place, S0)
-        found[f"local->S(0) unchecked {label}"] = partial(to_global, half, place, S0, check_meta=False)
-        found[f"local->B {label}"] = partial(to_global, local, place, B)
-        found[f"numpy() of B {label}"] = whole.numpy
-        found[f"numpy() of S(0) {label}"] = lying[S0].numpy
-    return found
+        cases[f"[0]->[1] {label}"] = partial(to_global, alone, second)
+        cases[f"local->S(0) {label}"] = partial(to_global, half, mesh, S0)
+        cases[f"local->S(0) unchecked {label}"] = partial(to_global, half, mesh, S0, check_meta=False)
+        cases[f"local->B {label}"] = partial(to_global, local, mesh, B)
+        cases[f"numpy() of B {label}"] = whole.numpy
+        cases[f"numpy() of S(0) {label}"] = layouts[S0].numpy
+    return cases
 
 
 # -------------------------------------------------------------------- a training step
@@ -165,12 +165,12 @@ def stepping(net: Module, images: Tensor, labels: Tensor) -> Callable[[], Tensor
 def steps(ranks: int) -> Cases:
     """The batch split among the ranks: global tensors, and local ones whose gradients are averaged."""
     images, labels = batch(ranks)
-    found: Cases = {"local": stepping(Mlp(), images, labels)} if ranks == 1 else {}
+    cases: Cases = {"local": stepping(Mlp(), images, labels)} if ranks == 1 else {}
     if ranks > 1:
-        found["averaged"] = stepping(DistributedDataParallel(Mlp()), images, labels)
-    place = everywhere(ranks)
-    data = [to_global(t, place, S0) for t in (images, labels)]
-    return {**found, "global": stepping(Mlp().to_global(place, B), data[0], data[1])}
+        cases["averaged"] = stepping(DistributedDataParallel(Mlp()), images, labels)
+    mesh = everywhere(ranks)
+    data = [to_global(t, mesh, S0) for t in (images, labels)]
+    return {**cases, "global": stepping(Mlp().to_global(mesh, B), data[0], data[1])}
 
 
 class Train(Graph):
@@ -190,14 +190,14 @@ class Train(Graph):
 def graph(ranks: int) -> Cases:
     """Of local tensors, and of global ones."""
     images, labels = batch(ranks)
-    place = everywhere(ranks)
-    data = [to_global(t, place, S0) for t in (images, labels)]
-    together = Train(Mlp().to_global(place, B))
-    found: Cases = {"graph": lambda: together(*data)}
+    mesh = everywhere(ranks)
+    data = [to_global(t, mesh, S0) for t in (images, labels)]
+    together = Train(Mlp().to_global(mesh, B))
+    cases: Cases = {"graph": lambda: together(*data)}
     if ranks == 1:
         alone = Train(Mlp())
-        found["local graph"] = lambda: alone(images, labels)
-    return found
+        cases["local graph"] = lambda: alone(images, labels)
+    return cases
 
 
 PARTS = {"ops": ops, "routes": routes, "step": steps, "graph": graph}

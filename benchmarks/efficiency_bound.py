@@ -1,10 +1,10 @@
-"""How efficient can data parallelism of the small MLP be on this machine?  The same step by hand: two processes, NumPy, shared memory.
+"""The bound of the efficiency of data parallelism of the small MLP on this machine: a hand-written step of two processes.
 
     python benchmarks/efficiency_bound.py [--rounds 9] [--steps 250]
 
-Two processes on two cores train 784-512-10 on 100 samples by plain gradient descent, with variables stored once, each updating its
-half of the large weight; flags that are polled stand for all synchronisation, and nothing is dispatched, checked or copied that
-need not be.  Ways to bring the gradient of the large weight together, and to read it:
+Two processes on two cores train 784-512-10 on 100 samples by plain gradient descent with NumPy in shared memory.  Variables are stored
+once, and each process updates its half of the large weight.  Polled flags do all synchronization, and nothing is dispatched, checked
+or copied without need.  Variants to bring the gradient of the large weight together, and to read it:
 
 scatter   each sums its half of both processes' gradients (1.6 MB each), and updates with that
 factors   each sees all samples and all output gradients (0.5 MB), and subtracts its half of their product as it forms it
@@ -65,8 +65,8 @@ class Flag:
             pass
 
 
-class Step:
-    """What one process does in a step, as calls; `parts` processes, of which this is number `me`."""
+class HandStep:
+    """The calls of one process in a step; `parts` processes, of which this is number `me`."""
 
     def __init__(self, me: int, parts: int, way: str, make: Callable[..., Array], shared: dict[str, Array], flags: list[Flag]) -> None:
         self.x, self.y = shared["x"], shared["y"]
@@ -105,8 +105,8 @@ class Step:
                 self.calls += _combined(*(a[start : start + BLOCK] for a in flat), scratch=flat[1 + me][start : start + BLOCK])
         else:
             if way == "rows":  # instead of reading the half of w that the other has just written
-                found = shared["h"]
-                self.calls[:2] = [(np.matmul, (self.x, w[mine].T, found[:, mine])), (self.meet, ()), (np.add, (found[rows], b, h))]
+                hidden = shared["h"]
+                self.calls[:2] = [(np.matmul, (self.x, w[mine].T, hidden[:, mine])), (self.meet, ()), (np.add, (hidden[rows], b, h))]
             self.calls += [(self.meet, ()), _product(shared["dh"][:, mine].T, self.x, w[mine], rate)]
         for number, u in ((1, b), (2, v), (3, c)):
             if number % 2 == me:
@@ -140,11 +140,11 @@ def _combined(u: Array, a: Array, b: Array, scratch: Array) -> Calls:
 
 def arrays(make: Callable[..., Array]) -> dict[str, Array]:
     names = {"w": "hidden-weight", "b": "hidden-bias", "v": "output-weight", "c": "output-bias"}
-    found = {short: make(weights("mlp")[name].shape) for short, name in names.items()}
+    by_short_name = {short: make(weights("mlp")[name].shape) for short, name in names.items()}
     for short, name in names.items():
-        found[short][...] = weights("mlp")[name]
-        found |= {f"d{short}{i}": make(found[short].shape) for i in range(2)}
-    return found | {
+        by_short_name[short][...] = weights("mlp")[name]
+        by_short_name |= {f"d{short}{i}": make(by_short_name[short].shape) for i in range(2)}
+    return by_short_name | {
         "x": make((BATCH, INPUTS)),
         "y": make((BATCH,), np.int32),
         "h": make((BATCH, HIDDEN)),
@@ -160,7 +160,7 @@ def measure(way: str, rounds: int, steps: int, cores: list[int]) -> tuple[float,
     shared, flags, (go, done) = arrays(common), [Flag(), Flag()], (Flag(), Flag())
     ready, start = os.pipe()
     child = os.fork()
-    step = Step(int(child == 0), 2, way, private, shared, flags)
+    step = HandStep(int(child == 0), 2, way, private, shared, flags)
     os.sched_setaffinity(0, {cores[int(child == 0)]})
     if child == 0:
         for number in range(rounds * steps):
@@ -171,19 +171,19 @@ def measure(way: str, rounds: int, steps: int, cores: list[int]) -> tuple[float,
             done.count[0] = number + 1
         os._exit(0)
     own = arrays(private)
-    alone = Step(0, 1, way, private, own, flags)
+    alone = HandStep(0, 1, way, private, own, flags)
     halves, wholes, number = [], [], 0
     for _ in range(rounds):
-        taken = []
+        durations = []
         for _ in range(steps):
             begin = time.perf_counter()
             own["x"][:HALF], own["y"][:HALF] = images[:HALF], labels[:HALF]
             alone.run()
             alone.loss.copy()
-            taken.append(time.perf_counter() - begin)
-        halves.append(median(taken))
+            durations.append(time.perf_counter() - begin)
+        halves.append(median(durations))
         os.write(start, b"!")
-        taken = []
+        durations = []
         for _ in range(steps):
             begin = time.perf_counter()
             shared["x"][...], shared["y"][...] = images, labels
@@ -192,8 +192,8 @@ def measure(way: str, rounds: int, steps: int, cores: list[int]) -> tuple[float,
             step.run()
             done.await_(number)
             shared["loss"].copy()
-            taken.append(time.perf_counter() - begin)
-        wholes.append(median(taken))
+            durations.append(time.perf_counter() - begin)
+        wholes.append(median(durations))
     os.waitpid(child, 0)
     return median(halves), median(wholes), median(h / w for h, w in zip(halves, wholes, strict=True))
 

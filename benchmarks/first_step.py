@@ -1,4 +1,4 @@
-"""Where the CPU time of a program's first step goes, stage by stage; each figure is the least of several processes.
+"""CPU time of a program's first step by stage; each figure is the least of several processes.
 
     python benchmarks/first_step.py                                    # every program in every tier, and with an empty cache of loops
     python benchmarks/first_step.py --programs gpt --tiers llvm --rounds 9
@@ -57,14 +57,14 @@ def lenet() -> Any:
 
 
 def gpt_of(blocks: int) -> Callable[[], Any]:
-    def made() -> Any:
+    def begin() -> Any:
         import models
         import ours
 
         models.GPT_BLOCKS = blocks
         return ours.job("gpt", False), "gpt"
 
-    return made
+    return begin
 
 
 PROGRAMS: dict[str, Callable[[], Any]] = {"mlp": mlp, "lenet": lenet, "gpt2": gpt_of(2), "gpt": gpt_of(4), "gpt12": gpt_of(12)}
@@ -100,10 +100,10 @@ class Clock:
             for module, path in places:
                 *owner, name = path.split(".")
                 try:
-                    home = import_module(f"jobflow.{module}")
+                    target = import_module(f"jobflow.{module}")
                     for part in owner:
-                        home = getattr(home, part)
-                    setattr(home, name, self.timed(stage, getattr(home, name)))
+                        target = getattr(target, part)
+                    setattr(target, name, self.timed(stage, getattr(target, name)))
                 except (ImportError, AttributeError):
                     continue
 
@@ -143,19 +143,19 @@ def measured(program: str, tier: str, roots: list[Path], rounds: int) -> list[tu
     cold: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(rounds + 1):
-            for place, (root, (_, seen)) in enumerate(zip(roots, columns, strict=True)):
-                found = in_a_process(root, program, tier, Path(folder) / str(place))
-                (seen if turn else cold).append(found)
+            for at, (root, (_, warm)) in enumerate(zip(roots, columns, strict=True)):
+                stage_seconds = in_a_process(root, program, tier, Path(folder) / str(at))
+                (warm if turn else cold).append(stage_seconds)
             if tier == "llvm" and turn < min(rounds, 3):
                 with tempfile.TemporaryDirectory() as empty:
                     cold.append(in_a_process(roots[0], program, tier, Path(empty)))
     if tier == "llvm":
         columns.append((f"{program} {tier} cold", cold[:1] + cold[len(roots) :]))
-    return [(name, {stage: min(row[stage] for row in seen) for stage in seen[0]} | {"whole": _whole(seen)}) for name, seen in columns]
+    return [(name, {stage: min(row[stage] for row in warm) for stage in warm[0]} | {"whole": _whole(warm)}) for name, warm in columns]
 
 
-def _whole(seen: list[dict[str, float]]) -> float:
-    return min(sum(seconds for stage, seconds in row.items() if stage != IMPORT) for row in seen)
+def _whole(rows: list[dict[str, float]]) -> float:
+    return min(sum(seconds for stage, seconds in row.items() if stage != IMPORT) for row in rows)
 
 
 def main() -> None:

@@ -51,11 +51,11 @@ WAYS += [
 ]
 
 
-def fastest(ways: dict[str, Callable[[], object]], rounds: int, times: int) -> dict[str, float]:
+def fastest(variants: dict[str, Callable[[], object]], rounds: int, times: int) -> dict[str, float]:
     """Microseconds of each, measured in turn."""
-    best = dict.fromkeys(ways, float("inf"))
+    best = dict.fromkeys(variants, float("inf"))
     for _ in range(rounds):
-        for name, way in ways.items():
+        for name, way in variants.items():
             begin = time.thread_time()
             for _ in range(times):
                 way()
@@ -75,8 +75,8 @@ def row(dtype: type, shape: tuple[int, int, int], rounds: int) -> list[str]:
         np.matmul(a, b, scratch)
         np.add(total, scratch, total)
 
-    ways = {"numpy": lambda: np.matmul(a, b, y), "openblas": lambda: write(1.0), "numpy sum": in_steps, "openblas sum": lambda: add(1.0)}
-    best = fastest(ways, rounds, max(1, 20_000_000 // (m * n * k + 20_000)))
+    variants = {"numpy": lambda: np.matmul(a, b, y), "openblas": lambda: write(1.0), "numpy sum": in_steps, "openblas sum": lambda: add(1.0)}
+    best = fastest(variants, rounds, max(1, 20_000_000 // (m * n * k + 20_000)))
     return [dtype.__name__, "x".join(map(str, shape)), *(f"{time:.1f}" for time in best.values()), "same" if np.array_equal(y, z) else "other"]
 
 
@@ -101,8 +101,14 @@ def ways_row(m: int, n: int, k: int, transpose_a: bool, transpose_b: bool, round
         np.copyto(other_b, b)
         np.matmul(a, other_b, y)
 
-    ways = {"": lambda: np.matmul(a, b, y), "columns": lambda: np.matmul(a, b, by_columns), "turned": turned, "a": first_copied, "b": second_copied}
-    best = fastest(ways, rounds, max(1, 20_000_000 // (m * n * k + 20_000)))
+    variants = {
+        "": lambda: np.matmul(a, b, y),
+        "columns": lambda: np.matmul(a, b, by_columns),
+        "turned": turned,
+        "a": first_copied,
+        "b": second_copied,
+    }
+    best = fastest(variants, rounds, max(1, 20_000_000 // (m * n * k + 20_000)))
     name = f"{m}x{n}x{k}{', a transposed' * transpose_a}{', b transposed' * transpose_b}"
     return [name, *(f"{2e-3 * m * n * k / time:.0f}" for time in best.values())]
 
@@ -120,8 +126,8 @@ def loops_row(m: int, n: int, k: int, rounds: int) -> list[str]:
         b = random.standard_normal((n, k) if turned & 1 else (k, n)).astype(np.float32)
         a, b, y = a.T if turned & 2 else a, b.T if turned & 1 else b, np.empty((m, n), np.float32)
         ((loop, (block,)),) = in_loops([(np.matmul, (a, b, y))])
-        ways = {"loop": partial(loop, block), "numpy": partial(np.matmul, a, b, y)}
-        best = fastest(ways, rounds, max(1, 5_000_000 // (m * n * k + 20_000)))
+        variants = {"loop": partial(loop, block), "numpy": partial(np.matmul, a, b, y)}
+        best = fastest(variants, rounds, max(1, 5_000_000 // (m * n * k + 20_000)))
         texts.append(f"{2e-3 * m * n * k / best['loop']:.0f} {best['numpy'] / best['loop']:.2f}")
     return [f"{m}x{n}x{k}", *texts]
 
@@ -131,13 +137,13 @@ if __name__ == "__main__":
     arguments.add_argument("--rounds", type=int, default=15)
     arguments.add_argument("--ways", action="store_true")
     arguments.add_argument("--loops", action="store_true")
-    given = arguments.parse_args()
-    if given.loops:
-        print(TextTable(["rows x columns x summed", "a b", "a b'", "a' b", "a' b'"], [loops_row(*size, given.rounds) for size in SIZES]))
+    options = arguments.parse_args()
+    if options.loops:
+        print(TextTable(["rows x columns x summed", "a b", "a b'", "a' b", "a' b'"], [loops_row(*size, options.rounds) for size in SIZES]))
         raise SystemExit
-    if given.ways:
+    if options.ways:
         headings = ["rows x columns x summed", "as it is", "by columns", "and copied", "a copied before", "b copied before"]
-        print(TextTable(headings, [ways_row(*way, given.rounds) for way in WAYS]))
+        print(TextTable(headings, [ways_row(*way, options.rounds) for way in WAYS]))
         raise SystemExit
-    rows = [row(dtype, shape, given.rounds) for dtype in (np.float32, np.float64) for shape in SHAPES]
+    rows = [row(dtype, shape, options.rounds) for dtype in (np.float32, np.float64) for shape in SHAPES]
     print(TextTable(["type", "rows x columns x summed", "numpy us", "openblas us", "numpy sum us", "openblas sum us", "bits"], rows))

@@ -1,8 +1,8 @@
-"""What it costs that a step keeps the variables as they were when a gradient is not finite: with and without, alone and on two ranks.
+"""The cost of guarded updates (variables do not change if a gradient is not finite): with and without, alone and on two ranks.
 
     python benchmarks/halting.py [--rounds 3] [--models mlp lenet]
 
-Every run is a process of its own (two under mpiexec), pinned to a core; the kinds take turns.  Prints the median step of each and the
+Every run is a separate process (two under mpiexec), pinned to a core; the kinds alternate.  Prints the median step of each and the
 ratio, and asserts nothing.
 """
 
@@ -34,16 +34,18 @@ def one(model: str, halts: bool) -> None:
     os.sched_setaffinity(0, {int(os.environ.get("PMI_RANK", "0"))})
     if halts:
         plain = flow.optimizer.SGD
-        flow.optimizer.SGD = lambda *given, **named: plain(*given, loss_scale_policy=flow.optimizer.loss_scale.halt_where_not_finite(), **named)
+        flow.optimizer.SGD = lambda *positional, **named: plain(
+            *positional, loss_scale_policy=flow.optimizer.loss_scale.halt_where_not_finite(), **named
+        )
     flow.config.cpu_device_num(int(os.environ.get("PMI_SIZE", "1")))
     job, arguments = ours.job(model, False), models.batch(model)
     flow.load_variables(models.weights(model))
-    taken = []
+    durations = []
     for _ in range(STEPS[model]):
         start = time.perf_counter()
         job(*arguments)
-        taken.append(time.perf_counter() - start)
-    print(1e3 * median(taken[len(taken) // 4 :]))
+        durations.append(time.perf_counter() - start)
+    print(1e3 * median(durations[len(durations) // 4 :]))
 
 
 def started(model: str, halts: bool, ranks: int) -> float:
@@ -66,10 +68,10 @@ def main() -> None:
     for model in options.models:
         for ranks in (1, 2):
             pairs = [(started(model, False, ranks), started(model, True, ranks)) for _ in range(options.rounds)]
-            without, kept = (median(side) for side in zip(*pairs, strict=True))
+            without, with_check = (median(side) for side in zip(*pairs, strict=True))
             ratios = sorted(b / a for a, b in pairs)
             spread = f"{ratios[0]:.2f} - {ratios[-1]:.2f}"
-            print(f"{model:6} {ranks} rank(s)  without {without:7.3f} ms  halting {kept:7.3f} ms  ratio {median(ratios):.2f} ({spread})")
+            print(f"{model:6} {ranks} rank(s)  without {without:7.3f} ms  halting {with_check:7.3f} ms  ratio {median(ratios):.2f} ({spread})")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ TORCH = os.environ.get("BENCHMARK_LIBRARY") == "torch"
 
 def build(row: table.Row) -> Any:
     """The module with its first values."""
-    file, name = row.place
+    file, name = row.file_and_class
     module = getattr(import_module(file), name)()
     with flow.no_grad():
         for key, parameter in module.named_parameters():
@@ -58,7 +58,7 @@ def training_step(module: Any, training: table.Training, mode: str) -> Callable[
 
 
 def _graph(module: Any, optimizer: Any, loss_of: str) -> Callable[..., Any]:
-    class Step(nn.Graph):  # type: ignore[misc]
+    class TrainGraph(nn.Graph):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.module = module
@@ -69,7 +69,7 @@ def _graph(module: Any, optimizer: Any, loss_of: str) -> Callable[..., Any]:
             loss.backward()
             return loss
 
-    return Step()
+    return TrainGraph()
 
 
 def main() -> None:

@@ -34,34 +34,34 @@ class Case:
     reason: str = ""
 
 
-def array(letter: str, size: tuple[int, int], random: np.random.RandomState) -> Array:
+def array(kind: str, size: tuple[int, int], random: np.random.RandomState) -> Array:
     rows, columns = size
-    match letter:
+    match kind:
         case "i":
             return random.randint(-100, 100, size)
         case "b":
             return random.random_sample(size) < 0.5
         case "l" | "s":
-            return random.randint(0, columns if letter == "l" else rows, rows)
+            return random.randint(0, columns if kind == "l" else rows, rows)
     shapes = {"r": (columns,), "v": (rows, 1), "m": (max(rows // 10, 2), 10, 10, max(columns // 10, 2)), "c": (10,)}
-    shape = shapes.get(letter, size)
+    shape = shapes.get(kind, size)
     ends = {"p": (0.1, 3.0), "u": (-0.99, 0.99), "g": (1.01, 3.0)}
-    values = random.uniform(*ends[letter], shape) if letter in ends else random.standard_normal(shape)
+    values = random.uniform(*ends[kind], shape) if kind in ends else random.standard_normal(shape)
     return values.astype(np.float32)
 
 
 def inputs(case: Case, size: str, copies: int) -> list[list[Array]]:
     """The inputs of each of the equal operations: the same numbers in memory of their own."""
     random = np.random.RandomState(5)
-    group = [array(letter, SIZES[size][0], random) for letter in case.inputs]
+    group = [array(kind, SIZES[size][0], random) for kind in case.inputs]
     return [group, *([a.copy() for a in group] for _ in range(copies - 1))]
 
 
-def _named(letter: str, names: str, backward: bool = True) -> list[Case]:
+def _named(kind: str, names: str, backward: bool = True) -> list[Case]:
     def calling(name: str) -> Callable[..., Any]:
         return lambda f, F, *x: getattr(f, name)(*x)
 
-    return [Case(name, letter, calling(name), backward) for name in names.split()]
+    return [Case(name, kind, calling(name), backward) for name in names.split()]
 
 
 def _activation(names: str) -> list[Case]:

@@ -4,10 +4,9 @@
     python benchmarks/ops.py --peer-python ~/torch/bin/python --only gelu softmax --sizes 1e6
 
 Every operation runs forward ("forward"), and forward with its gradients ("both"), on arrays of 10^4, 10^6 and 10^7 elements of float32.
-jobflow's side is a compiled graph of 20 equal operations (4 of 10^6 elements, one of 10^7), of which the prepared calls are timed, so what
-surrounds them counts for nothing; PyTorch runs as many, eagerly, and keeps as many results.  In a round the sides take turns; a cell is the median
-over the rounds of the least time of a round, and the ratio's is taken in each round.  "eager" is another table: microseconds of an
-operation on a tensor [4, 6], at once.
+jobflow's side is a compiled graph of 20 equal operations (4 of 10^6 elements, one of 10^7).  Only its prepared calls are timed.  PyTorch
+runs as many, eagerly, and keeps as many results.  In a round the sides alternate.  A cell is the median over the rounds of the least time of
+a round, and each round has a ratio.  "eager" is another table: microseconds of an eager operation on a tensor [4, 6].
 
 Prints tables, and those whose ratio to PyTorch is above 1.5 with a reason if one is known; appends one JSON line to
 benchmarks/results.jsonl (not with --dry), and asserts nothing about time.
@@ -60,35 +59,35 @@ def sides_of(options: argparse.Namespace, *more: str) -> list[Side]:
     return sides
 
 
-def compared(asked: list[tuple[str, Side, str]], runs: int, rounds: int) -> dict[str, Any]:
+def compared(requests: list[tuple[str, Side, str]], runs: int, rounds: int) -> dict[str, Any]:
     """Of each that is asked its seconds, and its ratio to the last with its spread; a round's time is its least."""
-    for _, side, order in asked:
+    for _, side, order in requests:
         side.ask(do=order, steps=1)
-    found: dict[str, list[float]] = {name: [] for name, *_ in asked}
+    by_name: dict[str, list[float]] = {name: [] for name, *_ in requests}
     for turn in range(rounds):
-        for k in range(len(asked)):
-            name, side, order = asked[(k + turn) % len(asked)]
-            found[name].append(min(side.ask(do=order, steps=runs)["seconds"]))
-    row: dict[str, Any] = {name: median(seconds) for name, seconds in found.items()}
-    if "torch" in found:
-        for name in found.keys() - {"torch"}:
-            ratios = [a / b for a, b in zip(found[name], found["torch"], strict=True)]
+        for k in range(len(requests)):
+            name, side, order = requests[(k + turn) % len(requests)]
+            by_name[name].append(min(side.ask(do=order, steps=runs)["seconds"]))
+    row: dict[str, Any] = {name: median(seconds) for name, seconds in by_name.items()}
+    if "torch" in by_name:
+        for name in by_name.keys() - {"torch"}:
+            ratios = [a / b for a, b in zip(by_name[name], by_name["torch"], strict=True)]
             row[f"{name} ratio"], row[f"{name} spread"] = median(ratios), [quantile(ratios, 0.1), quantile(ratios, 0.9)]
     return row
 
 
 def measure(case: Case, size: str, way: str, sides: list[Side], options: argparse.Namespace) -> dict[str, Any]:
     ours, *others = sides
-    asked = [(tier, ours, f"{tier}|{case.name}|{size}|{way}") for tier in options.tiers]
-    asked += [("torch", peer, f"torch|{case.name}|{size}|{way}") for peer in others]
-    return compared(asked, RUNS[size], options.rounds)
+    requests = [(tier, ours, f"{tier}|{case.name}|{size}|{way}") for tier in options.tiers]
+    requests += [("torch", peer, f"torch|{case.name}|{size}|{way}") for peer in others]
+    return compared(requests, RUNS[size], options.rounds)
 
 
 def table(title: str, names: list[str]) -> Table:
-    made = Table("operation", title=title, title_justify="left")
+    grid = Table("operation", title=title, title_justify="left")
     for name in (*names, *(f"{name} / torch" for name in names if name != "torch")):
-        made.add_column(name, justify="right")
-    return made
+        grid.add_column(name, justify="right")
+    return grid
 
 
 def cells(row: dict[str, Any], names: list[str]) -> list[str]:

@@ -25,17 +25,17 @@ from jobflow.ops.op import apply
 BY_NAME = {case.name: case for case in CASES}
 
 
-def gradients(y: Tensor, dy: Any, wanted: Sequence[Tensor]) -> list[Tensor]:
-    """What is recorded now, backwards: what dy gives for each that is wanted."""
+def gradients(y: Tensor, dy: Any, variables: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradients of y for each of `variables`, from the traced operations and dy."""
     building: Any = state().building
-    found: dict[Any, Any] = {y.traced: dy.traced}
+    shares: dict[Any, Any] = {y.traced: dy.traced}
     for node in reversed(tuple(building.tracer.nodes)):
-        given = [found.get(output) for output in node.outputs]
-        if any(g is not None for g in given):
-            for value, share in zip(node.inputs, node.op.grad(*node.inputs, *node.outputs, *given), strict=True):
+        output_gradients = [shares.get(output) for output in node.outputs]
+        if any(g is not None for g in output_gradients):
+            for value, share in zip(node.inputs, node.op.grad(*node.inputs, *node.outputs, *output_gradients), strict=True):
                 if share is not None:
-                    found[value] = apply(Add(), found[value], share) if value in found else share
-    return [Tensor(x.tensor_type, x.layout, None, traced=found[x.traced]) for x in wanted]
+                    shares[value] = apply(Add(), shares[value], share) if value in shares else share
+    return [Tensor(x.tensor_type, x.layout, None, traced=shares[x.traced]) for x in variables]
 
 
 class Equal(flow.nn.Graph):
@@ -47,15 +47,15 @@ class Equal(flow.nn.Graph):
 
     def build(self) -> Any:
         building: Any = state().building
-        made = []
+        results = []
         for group, seed in zip(self.groups, self.seeds or [None] * len(self.groups), strict=True):
             # tensors that have their own memory, and keep their numbers from run to run
             group = [building.known(x) for x in group]
             y = self.case.call(flow, F, *group)
-            made.append(y)
+            results.append(y)
             if seed is not None:
-                made += gradients(y, building.known(seed), [x for x, letter in zip(group, self.case.inputs, strict=True) if letter in FLOATS])
-        return made
+                results += gradients(y, building.known(seed), [x for x, kind in zip(group, self.case.inputs, strict=True) if kind in FLOATS])
+        return results
 
 
 def compiled(order: str) -> Callable[[int], dict[str, Any]]:
@@ -71,14 +71,14 @@ def compiled(order: str) -> Callable[[int], dict[str, Any]]:
     calls = [*bound.executor.body, *bound.executor.epilogue]
 
     def run(times: int) -> dict[str, Any]:
-        found = []
+        durations = []
         with np.errstate(all="ignore"):
             for _ in range(times):
                 start = time.perf_counter()
                 for f, a in calls:
                     f(*a)
-                found.append((time.perf_counter() - start) / copies)
-        return {"seconds": found, "instructions": len(bound.executor.plan.body)}
+                durations.append((time.perf_counter() - start) / copies)
+        return {"seconds": durations, "instructions": len(bound.executor.plan.body)}
 
     return run
 

@@ -1,4 +1,4 @@
-"""What data parallelism costs: step efficiency, all_reduce bandwidth, memory, and the time to compile for many ranks.
+"""The cost of data parallelism: step efficiency, all_reduce bandwidth, memory, and the time to compile for many ranks.
 
     python benchmarks/parallel.py --peer-python ~/torch/bin/python
     python benchmarks/parallel.py --only efficiency --models gpt --rounds 31
@@ -55,20 +55,20 @@ def _efficiency(model: str, options: argparse.Namespace) -> dict[str, Any]:
         one_round(sides, STEPS[model], 0, options.cores)  # warm
         rounds = [one_round(sides, STEPS[model], turn, options.cores) for turn in range(options.rounds)]
     calm = [times for times, foreign in rounds if foreign <= FOREIGN]
-    kept = calm if len(calm) >= max(3, len(rounds) // 3) else [times for times, _ in rounds]
-    ratios = [times["half"] / times["whole"] for times in kept]
+    calm_rounds = calm if len(calm) >= max(3, len(rounds) // 3) else [times for times, _ in rounds]
+    ratios = [times["half"] / times["whole"] for times in calm_rounds]
     result = {
         "model": model,
-        "half_ms": 1e3 * median(times["half"] for times in kept),
-        "whole_ms": 1e3 * median(times["whole"] for times in kept),
+        "half_ms": 1e3 * median(times["half"] for times in calm_rounds),
+        "whole_ms": 1e3 * median(times["whole"] for times in calm_rounds),
         "efficiency": median(ratios),
         "spread": [quantile(ratios, 0.1), quantile(ratios, 0.9)],
-        "rounds": len(kept),
+        "rounds": len(calm_rounds),
         "disturbed": len(rounds) - len(calm),
     }
     spread = "{:.3f} - {:.3f}".format(*result["spread"])
     print(f"{model:8}{result['half_ms']:11.3f} ms{result['whole_ms']:13.3f} ms{result['efficiency']:12.3f}{spread:>16}", end="")
-    print(f"   {len(kept)} used, {result['disturbed']} disturbed")
+    print(f"   {len(calm_rounds)} used, {result['disturbed']} disturbed")
     return result
 
 
@@ -88,15 +88,15 @@ def _bandwidths(sides: list[Side], rounds: int) -> list[dict[str, Any]]:
     print(f"\n{'all_reduce':>12}" + "".join(f"{side.name:>20}" for side in sides) + "   GB/s (ratio of jobflow's time to it, p10 - p90)")
     results = []
     for nbytes in SIZES:
-        taken: dict[str, list[float]] = {side.name: [] for side in sides}
+        bandwidths: dict[str, list[float]] = {side.name: [] for side in sides}
         for turn in range(rounds):
             for index in range(len(sides)):
                 side = sides[(index + turn) % len(sides)]
-                taken[side.name].append(median(side.ask(do="round", steps=nbytes)["seconds"]))
+                bandwidths[side.name].append(median(side.ask(do="round", steps=nbytes)["seconds"]))
         row: dict[str, Any] = {"bytes": nbytes}
         line = f"{nbytes >> 10:8d} KiB"
-        for name, seconds in taken.items():
-            ratios = [ours / other for ours, other in zip(taken["jobflow"], seconds, strict=True)]
+        for name, seconds in bandwidths.items():
+            ratios = [ours / other for ours, other in zip(bandwidths["jobflow"], seconds, strict=True)]
             row[name] = {"gb_s": nbytes / median(seconds) / 1e9, "ratio": median(ratios), "spread": [quantile(ratios, 0.1), quantile(ratios, 0.9)]}
             line += f"{row[name]['gb_s']:6.2f} ({median(ratios):.2f}, {quantile(ratios, 0.1):.2f}-{quantile(ratios, 0.9):.2f})"
         print(line)
@@ -133,9 +133,9 @@ def compile(options: argparse.Namespace) -> dict[str, Any]:
     size = ours.gpt.Size(batch=PLANNED_RANKS, blocks=BLOCKS)
     job = job_of(ours.gpt.make_train_job(size))
     start = time.perf_counter()
-    found = laid_out(job, PLANNED_RANKS)
+    program = laid_out(job, PLANNED_RANKS)
     between = time.perf_counter()
-    plan = found.plan(0)
+    plan = program.plan(0)
     end = time.perf_counter()
     result = {"blocks": BLOCKS, "ranks": PLANNED_RANKS, "layout_s": between - start, "plan_s": end - between, "instructions": len(plan.instructions)}
     print(f"\nGPT of {BLOCKS} blocks on {PLANNED_RANKS} ranks: laid out in {result['layout_s']:.2f} s, ", end="")

@@ -1,7 +1,7 @@
-"""Where the time of a step goes: every prepared call of an executor timed over some steps.
+"""Time of a step by prepared call: every call of an executor timed over some steps.
 
-The steps are the executor's own, with its meetings of all ranks, and variables change as they do in a run.  Collectives wait for the
-other ranks, so all ranks of a job profile together, and what is measured at a collective includes the waiting.
+The steps are the executor's own, with its synchronization of all ranks, and variables change as in a run.  Collectives wait for the
+other ranks, so all ranks of a job profile together, and times of collectives include the waiting.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def profiled(executor: Executor, arguments: Mapping[str, Array], steps: int = 10
     for _ in range(steps):
         timed.run(arguments)
     least = np.min([ran.times[:, 1] - ran.times[:, 0] for ran in timed.ran], axis=0) - _clock_seconds()
-    found: dict[int, tuple[TimedCall, list[float]]] = {}
+    calls_by_id: dict[int, tuple[TimedCall, list[float]]] = {}
     for call, seconds in zip(timed.calls, least.tolist(), strict=True):
-        found.setdefault(id(call), (call, []))[1].append(max(0.0, seconds))
-    return [Row(call.name, call.kernel, call.what, call.where, sum(times), len(times)) for call, times in found.values()]
+        calls_by_id.setdefault(id(call), (call, []))[1].append(max(0.0, seconds))
+    return [Row(call.name, call.kernel, call.what, call.where, sum(times), len(times)) for call, times in calls_by_id.values()]
 
 
 def _clock_seconds() -> float:
-    """What timing a call adds to it."""
+    """Return the time that timing a call adds to it."""
     clock = perf_counter
     moments = [clock() for _ in range(400)]
     return median(after - before for before, after in zip(moments, moments[1:], strict=False))

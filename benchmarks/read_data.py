@@ -1,10 +1,10 @@
-"""How many samples a second each reader gives in shuffled batches, and how much of the reading is hidden behind steps.
+"""Samples per second of each reader in shuffled batches, and the share of the reading that steps hide.
 
     python benchmarks/read_data.py --peer-python ~/torch/bin/python
 
-Files are made in a temporary folder and are in the page cache, so this measures the readers and not the disk.  With a Python that has PyTorch and
-Pillow, the images that a job reads (`images.py`) are timed next to those of a DataLoader with one worker (`peers/torch_images.py`): processor time of
-an image with all that belongs to it, of each side on one core, in alternating rounds.
+Files are in a temporary folder and in the page cache, so this measures the readers and not the disk.  With a Python that has PyTorch and
+Pillow, job images (`images.py`) are timed next to those of a DataLoader with one worker (`peers/torch_images.py`).  The time is processor
+time per image with all overhead, on one core per side, in alternating rounds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STEPS, SETTLED = 12, 1.5
 
 
 def readers(folder: Path) -> Iterator[tuple[str, Samples]]:
-    """(what it reads, samples) of each reader, over files that are made first."""
+    """Yield (description, samples) of each reader, over files that are written first."""
     random = np.random.RandomState(0)
     yield "digits [1,28,28]", opened("digits", copies=20)
     np.save(folder / "x.npy", random.rand(20_000, 784).astype(np.float32))
@@ -68,18 +68,18 @@ def readers(folder: Path) -> Iterator[tuple[str, Samples]]:
 
 
 def opened(name: str, **arguments: object) -> Samples:
-    found = open_reader(name, **arguments)
-    assert isinstance(found, Samples)
-    return found
+    samples = open_reader(name, **arguments)
+    assert isinstance(samples, Samples)
+    return samples
 
 
 def record(values: bytes) -> bytes:
     """A record with the feature "x" of floats."""
-    numbers = sized(1, values)
-    return sized(1, sized(1, b"x") + sized(2, sized(2, numbers)))
+    content = field_of(1, values)
+    return field_of(1, field_of(1, b"x") + field_of(2, field_of(2, content)))
 
 
-def sized(number: int, content: bytes) -> bytes:
+def field_of(number: int, content: bytes) -> bytes:
     size, length = len(content), b""
     while size > 127:
         length, size = length + bytes([size & 127 | 128]), size >> 7
@@ -89,11 +89,11 @@ def sized(number: int, content: bytes) -> bytes:
 def rate(samples: Samples, prefetch: int) -> float:
     """Samples a second, when nothing else is done: of the processor's time if the caller reads, since others may use the machine."""
     clock = time.perf_counter if prefetch else time.process_time
-    taken, began = 0, clock()
+    count, began = 0, clock()
     with Batches(samples, Order(0, len(samples)), BATCH, prefetch=prefetch).start() as reading:
         while clock() - began < SECONDS:
-            taken += next(reading).size
-    return taken / (clock() - began)
+            count += next(reading).size
+    return count / (clock() - began)
 
 
 def hidden(samples: Samples, ahead: float) -> float:
@@ -109,13 +109,13 @@ def hidden(samples: Samples, ahead: float) -> float:
     return 1 - min(1.0, (reading.waited - first) / (step * batches))
 
 
-def beside_torch(folder: Path, peer: str, rounds: int) -> dict[str, float]:
+def compared_with_torch(folder: Path, peer: str, rounds: int) -> dict[str, float]:
     """Milliseconds of processor time for an image, and the median of the rounds' ratios."""
     images.write(folder)
     core = sorted(os.sched_getaffinity(0))[-1:]
     sides = [Side("jobflow", [[sys.executable, str(HERE / "images.py"), str(folder)]], core)]
     sides += [Side("torch", [[peer, str(HERE / "peers" / "torch_images.py"), str(folder)]], core)]
-    found: dict[str, list[float]] = {side.name: [] for side in sides}
+    milliseconds: dict[str, list[float]] = {side.name: [] for side in sides}
     with running(sides):
         for side in sides:
             facts = side.ask(do="facts")
@@ -127,9 +127,9 @@ def beside_torch(folder: Path, peer: str, rounds: int) -> dict[str, float]:
                 before = side.cpu_seconds()
                 side.ask(do="round", steps=STEPS)
                 time.sleep(SETTLED)
-                found[side.name].append((side.cpu_seconds() - before) / STEPS / images.BATCH * 1e3)
-    ratio = median(ours / theirs for ours, theirs in zip(*found.values(), strict=True))
-    return {name: round(median(times), 3) for name, times in found.items()} | {"ratio": round(ratio, 3)}
+                milliseconds[side.name].append((side.cpu_seconds() - before) / STEPS / images.BATCH * 1e3)
+    ratio = median(ours / theirs for ours, theirs in zip(*milliseconds.values(), strict=True))
+    return {name: round(median(times), 3) for name, times in milliseconds.items()} | {"ratio": round(ratio, 3)}
 
 
 def main() -> None:
@@ -139,16 +139,16 @@ def main() -> None:
     options = parser.parse_args()
     if options.peer_python:
         with tempfile.TemporaryDirectory() as folder:
-            print("images, JPEG to 224, CPU ms each:", json.dumps(beside_torch(Path(folder), options.peer_python, options.rounds)))
-    found = {}
+            print("images, JPEG to 224, CPU ms each:", json.dumps(compared_with_torch(Path(folder), options.peer_python, options.rounds)))
+    results = {}
     print(f"{'reader':28} {'samples/s':>10} {'ahead':>10} {'MB/s':>8} {'hidden':>7}")
     with tempfile.TemporaryDirectory() as folder:
         for what, samples in readers(Path(folder)):
             size = sum(field.batch(1).nbytes for field in samples.fields.values())
             alone, ahead = rate(samples, 0), rate(samples, 2)
-            found[what] = {"samples_per_second": round(alone), "read_ahead": round(ahead), "hidden": round(hidden(samples, ahead), 3)}
-            print(f"{what:28} {alone:10.0f} {ahead:10.0f} {alone * size / 1e6:8.1f} {found[what]['hidden']:7.0%}")
-    print(json.dumps(found))
+            results[what] = {"samples_per_second": round(alone), "read_ahead": round(ahead), "hidden": round(hidden(samples, ahead), 3)}
+            print(f"{what:28} {alone:10.0f} {ahead:10.0f} {alone * size / 1e6:8.1f} {results[what]['hidden']:7.0%}")
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -60,10 +60,10 @@ class Reduce:
 
 def memory_of(rank: Rank, nbytes: int) -> Any:
     """Memory for an array of so many bytes that the ranks share; allocated once for each size."""
-    kept = rank.memory.setdefault("reduce", {})
-    if nbytes not in kept:
-        kept[nbytes] = rank.comm.allocate(nbytes).view(np.float32)
-    return kept[nbytes]
+    buffers = rank.memory.setdefault("reduce", {})
+    if nbytes not in buffers:
+        buffers[nbytes] = rank.comm.allocate(nbytes).view(np.float32)
+    return buffers[nbytes]
 
 
 def main() -> None:

@@ -16,10 +16,10 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 TICK = os.sysconf("SC_CLK_TCK")
 
 
-def own_cores(given: Sequence[int] | None, ranks: int) -> list[int]:
+def own_cores(selected: Sequence[int] | None, ranks: int) -> list[int]:
     """A core for each rank: those that were asked for, else the last that this process may use."""
     usable = sorted(os.sched_getaffinity(0))
-    cores = usable[-ranks:] if given is None else list(given)
+    cores = usable[-ranks:] if selected is None else list(selected)
     if len(cores) < ranks or not {*cores} <= {*usable}:
         raise SystemExit(f"{ranks} rank(s) need as many of the cores that this process may use: {usable}, not {cores}")
     return cores
@@ -77,11 +77,11 @@ class Side:
 
     def pids(self) -> list[int]:
         """The started processes and everything they started."""
-        found = [process.pid for process in self.processes]
-        for pid in found:
+        process_ids = [process.pid for process in self.processes]
+        for pid in process_ids:
             children = Path(f"/proc/{pid}/task/{pid}/children")
-            found += [int(child) for child in children.read_text().split()] if children.exists() else []
-        return found
+            process_ids += [int(child) for child in children.read_text().split()] if children.exists() else []
+        return process_ids
 
     def peak_mib(self) -> float:
         """Most resident memory of the largest process of this side, in MiB."""
@@ -102,11 +102,11 @@ class Side:
 
 def busy_seconds(cores: Sequence[int]) -> float:
     """Processor time used so far by anybody on these cores."""
-    wanted = {f"cpu{core}" for core in cores}
+    names_of_cores = {f"cpu{core}" for core in cores}
     ticks = 0
     for line in Path("/proc/stat").read_text().splitlines():
         name, *values = line.split()
-        if name in wanted:
+        if name in names_of_cores:
             user, nice, system, _idle, _wait, irq, soft, steal = map(int, values[:8])
             ticks += user + nice + system + irq + soft + steal
     return ticks / TICK

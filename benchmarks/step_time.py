@@ -4,9 +4,9 @@
     python benchmarks/step_time.py --peer-python ~/torch/bin/python --ranks 2       # 2 MPI ranks against DDP over gloo
 
 PyTorch lives in an environment of its own.  Every side is a process (or one per rank) that waits until it is told to run a
-round; in a round the sides take turns on the same core with one thread each.  The ratio of two sides is computed in each
-round, and the table shows the median of the ratios and their 10th and 90th percentile.  A round in which somebody else used
-the cores for more than a tenth of the time is marked disturbed and left out, unless most rounds were.
+round; in a round the sides alternate on the same core with one thread each.  Each round has a ratio of two sides, and the
+table shows the median of the ratios and their 10th and 90th percentile.  A round in which other processes used the cores for
+more than a tenth of the time is marked disturbed and left out, unless most rounds were.
 
 Before the timing the losses of the first steps are compared, without dropout and weight decay: both sides do the same work.
 Prints tables, appends one JSON line to benchmarks/results.jsonl, and asserts nothing about time.
@@ -59,8 +59,8 @@ def ours(model: str, options: argparse.Namespace, check: bool, root: Path = HERE
     command = [sys.executable, str(root / "benchmarks" / "ours.py"), model, "--devices", str(options.ranks), *(["--check"] if check else [])]
     command += ["--convolutions", setting] if setting else []
     if options.ranks > 1:
-        beside = Path(sys.executable).with_name("mpiexec")
-        mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec") or "mpiexec"
+        neighbour = Path(sys.executable).with_name("mpiexec")
+        mpiexec = str(neighbour) if neighbour.exists() else shutil.which("mpiexec") or "mpiexec"
         command = [mpiexec, "-n", str(options.ranks), *command]
     return Side(name, [command], options.cores, environment(root))
 
@@ -103,13 +103,13 @@ def compare_losses(model: str, options: argparse.Namespace, folder: str) -> floa
 
 def one_round(sides: list[Side], steps: int, turn: int, cores: list[int]) -> tuple[dict[str, float], float]:
     """(median seconds of a step by side, share of the cores' time that went to others); `turn` rotates who begins."""
-    found, foreign, start = {}, 0.0, time.perf_counter()
+    medians, foreign, start = {}, 0.0, time.perf_counter()
     for index in range(len(sides)):
         side = sides[(index + turn) % len(sides)]
         used, busy = sum(s.cpu_seconds() for s in sides), busy_seconds(cores)
-        found[side.name] = median(side.ask(do="round", steps=steps)["seconds"])
+        medians[side.name] = median(side.ask(do="round", steps=steps)["seconds"])
         foreign += max(0.0, (busy_seconds(cores) - busy) - (sum(s.cpu_seconds() for s in sides) - used))
-    return found, foreign / ((time.perf_counter() - start) * len(cores))
+    return medians, foreign / ((time.perf_counter() - start) * len(cores))
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -131,18 +131,23 @@ def measure(model: str, options: argparse.Namespace, folder: str) -> dict[str, A
         memory = {side.name: side.peak_mib() for side in sides}
         inside = sides[0].ask(do="inside")
     calm = [times for times, foreign in rounds if foreign <= FOREIGN]
-    kept = calm if len(calm) >= max(3, len(rounds) // 3) else [times for times, _ in rounds]
+    calm_rounds = calm if len(calm) >= max(3, len(rounds) // 3) else [times for times, _ in rounds]
     table = {}
     for side in sides:
-        ratios = [times["jobflow"] / times[side.name] for times in kept]
+        ratios = [times["jobflow"] / times[side.name] for times in calm_rounds]
         spread = [quantile(ratios, 0.1), quantile(ratios, 0.9)]
-        table[side.name] = {"ms": 1e3 * median(t[side.name] for t in kept), "ratio": median(ratios), "spread": spread, "mib": memory[side.name]}
+        table[side.name] = {
+            "ms": 1e3 * median(t[side.name] for t in calm_rounds),
+            "ratio": median(ratios),
+            "spread": spread,
+            "mib": memory[side.name],
+        }
         for setting in SETTINGS[model]:
-            table[side.name][setting] = median(times[f"jobflow {setting}"] / times[side.name] for times in kept)
+            table[side.name][setting] = median(times[f"jobflow {setting}"] / times[side.name] for times in calm_rounds)
     return {
         "model": model,
         "ranks": options.ranks,
-        "rounds": len(kept),
+        "rounds": len(calm_rounds),
         "disturbed": len(rounds) - len(calm),
         "sides": table,
         "facts": facts,

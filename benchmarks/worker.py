@@ -35,7 +35,7 @@ def timed(step: Callable[[], Any], steps: int) -> list[float]:
 
 
 def means(call: Callable[[], Any], calls: int) -> list[float]:
-    """Seconds of a call, as the mean of each of a few runs of many: for calls that are shorter than a clock can be read."""
+    """Return the seconds of a call as means of a few runs of many calls, for calls below the clock's resolution."""
     each = max(1, calls // PARTS)
     seconds = []
     for _ in range(PARTS):

@@ -34,8 +34,8 @@ def of_assertion(node: ast.Assert) -> Iterator[tuple[int, str]]:
         if all(map(_looks_into, test.values)) and len({ast.dump(looked) for value in test.values if (looked := _looked_at(value))}) == 1:
             yield node.lineno, "either of two facts about one thing: say which"
     if isinstance(test, ast.Call) and isinstance(test.func, ast.Name) and test.func.id == "all" and test.args:
-        made = test.args[0]
-        if isinstance(made, ast.GeneratorExp) and _searches(made.generators[0].iter):
+        argument = test.args[0]
+        if isinstance(argument, ast.GeneratorExp) and _searches(argument.generators[0].iter):
             yield node.lineno, "holds for all that a search finds, which may be nothing"
 
 
@@ -67,11 +67,11 @@ def _looked_at(node: ast.expr) -> ast.expr | None:
     return None
 
 
-def test_no_assertion_is_of_a_kind_that_cannot_fail() -> None:
-    found = []
+def test_no_assertion_is_vacuous() -> None:
+    lines = []
     for path in sorted(TESTS.rglob("*.py")):
-        found += [f"{path.relative_to(TESTS)}:{line}: {fault}" for line, fault in faults(ast.parse(path.read_text(encoding="utf-8")))]
-    assert not found, "\n".join(found)
+        lines += [f"{path.relative_to(TESTS)}:{line}: {fault}" for line, fault in faults(ast.parse(path.read_text(encoding="utf-8")))]
+    assert not lines, "\n".join(lines)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_no_assertion_is_of_a_kind_that_cannot_fail() -> None:
         "with pytest.raises((ValueError, BaseException)):\n    f()",
     ],
 )
-def test_each_kind_is_found(text: str) -> None:
+def test_each_kind_is_reported(text: str) -> None:
     assert len(list(faults(ast.parse(text)))) == 1
 
 

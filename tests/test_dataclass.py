@@ -85,7 +85,7 @@ def behaviour(cls: Any, arguments: tuple[int, ...]) -> dict[str, Any]:
     """All that is said of a class and its objects, without which of the two made it."""
     one, other = cls(*arguments), cls(*arguments)
     parameters = inspect.signature(cls).parameters.values()
-    found: dict[str, Any] = {
+    outcomes: dict[str, Any] = {
         "fields": [(f.name, f.type, f.init, f.compare, f.kw_only) for f in fields(cls)],
         "signature": [(p.name, p.kind, p.annotation, repr(p.default)) for p in parameters],
         "text": repr(one) if cls.__repr__ is not object.__repr__ else "of all objects",
@@ -102,10 +102,10 @@ def behaviour(cls: Any, arguments: tuple[int, ...]) -> dict[str, Any]:
         ("delete", lambda: delattr(one, "x")),
     ):
         try:
-            found[name] = change()
+            outcomes[name] = change()
         except (AttributeError, TypeError, ValueError) as error:
-            found[name] = error.args[0], isinstance(error, FrozenInstanceError)
-    return found
+            outcomes[name] = error.args[0], isinstance(error, FrozenInstanceError)
+    return outcomes
 
 
 @pytest.mark.parametrize("options", KINDS, ids=lambda options: "-".join(options) or "plain")
@@ -125,14 +125,14 @@ def test_a_class_does_what_the_librarys_does(options: dict[str, bool]) -> None:
         assert behaviour(ours[name], arguments) == behaviour(theirs[name], arguments), name
 
 
-def test_arguments_that_do_not_fit_are_refused_as_the_library_does() -> None:
+def test_wrong_arguments_raise_like_the_library() -> None:
     theirs, ours = classes(dataclasses.dataclass), classes(dataclass)
     for call in (lambda cls: cls(), lambda cls: cls(1, 2, 3, 4, 5), lambda cls: cls(1, wrong=2)):
         with pytest.raises(TypeError) as expected:
             call(theirs["Derived"])
-        with pytest.raises(TypeError) as found:
+        with pytest.raises(TypeError) as error:
             call(ours["Derived"])
-        assert str(found.value) == str(expected.value)
+        assert str(error.value) == str(expected.value)
 
 
 def test_threads_may_make_the_first_objects_of_a_class_at_once() -> None:

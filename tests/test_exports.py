@@ -1,4 +1,4 @@
-"""What `import jobflow` offers, and what it costs."""
+"""The names of `import jobflow`, and its cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEAVY = ("mpi4py", "cupy", "scipy", "sklearn", "torch", "multiprocessing")
 
 
 def fresh(code: str) -> str:
-    """What a new interpreter prints."""
+    """Return the output of a new interpreter."""
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
@@ -25,7 +25,7 @@ def test_all_names_exist_once() -> None:
 
 
 def test_all_says_what_jobs_have() -> None:
-    """What is not in `import *` would hide names of Python or is a part of the face of tensors."""
+    """Names outside of `import *` would hide Python's names or belong to the tensor API."""
     homes, public = read("jobflow", Path(jobflow.__file__).with_suffix(".pyi"))
     assert set(public) == set(jobflow.__all__) and set(public) <= {*homes, "__version__"}
     parts = {"amp", "distributed", "errors", "functional", "optim", "utils"}

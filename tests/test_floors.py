@@ -62,11 +62,11 @@ STATEMENT = re.compile(r"\b(?:from|import) (jobflow(?:\.\w+)+)")
 
 def modules(root: Path = PACKAGE) -> dict[str, Path]:
     """Dotted name -> file of every module below `root`, which is the package `jobflow`."""
-    found = {}
+    files = {}
     for path in sorted(root.rglob("*.py")):
         parts = ["jobflow", *path.relative_to(root).with_suffix("").parts]
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return files
 
 
 def folder_of(module: str) -> str:
@@ -153,12 +153,12 @@ def upward_names() -> list[tuple[str, str]]:
             named += [(stub, entry) for entry in imports(module, stub.read_text(encoding="utf-8"), names, path.name == "__init__.py")]
         if module != "jobflow":
             places = ((f"{file.relative_to(PACKAGE.parent)}:{line}", imported) for file, (line, imported) in named)
-            entries += [(place, f"{module} -> {imported}") for place, imported in places if complaint(module, imported)]
+            entries += [(where, f"{module} -> {imported}") for where, imported in places if complaint(module, imported)]
     return entries
 
 
 def complaint(importer: str, imported: str) -> str | None:
-    """What is wrong with this import, or None."""
+    """Return the fault of this import, or None."""
     if imported == "jobflow":
         return "the top package is the face and is imported by no module of the package"
     above, below = folder_of(importer), folder_of(imported)
@@ -173,15 +173,15 @@ def complaint(importer: str, imported: str) -> str | None:
 
 
 def complaints(files: dict[str, Path]) -> list[str]:
-    names, found = set(files), []
+    names, problems = set(files), []
     for module, path in files.items():
         if module == "jobflow":
             continue
         for line, imported in imports(module, path.read_text(encoding="utf-8"), names, path.name == "__init__.py"):
             problem = complaint(module, imported)
             if problem:
-                found.append(f"{path.relative_to(PACKAGE.parent)}:{line}: {problem}")
-    return found
+                problems.append(f"{path.relative_to(PACKAGE.parent)}:{line}: {problem}")
+    return problems
 
 
 def circle(needs: dict[str, set[str]]) -> list[str]:
@@ -191,9 +191,9 @@ def circle(needs: dict[str, set[str]]) -> list[str]:
     def follow(name: str, path: list[str]) -> list[str]:
         if name in path:
             return path[path.index(name) :]
-        found = [] if name in done else next(filter(None, (follow(other, [*path, name]) for other in sorted(needs.get(name, ())))), [])
+        cycle = [] if name in done else next(filter(None, (follow(other, [*path, name]) for other in sorted(needs.get(name, ())))), [])
         done.add(name)
-        return found
+        return cycle
 
     return next(filter(None, (follow(name, []) for name in sorted(needs))), [])
 
@@ -209,7 +209,7 @@ def test_imports_go_down() -> None:
 
 
 def test_strings_and_stubs_name_no_module_above() -> None:
-    problems = [f"{place}: {entry}" for place, entry in upward_names() if entry not in UPWARD]
+    problems = [f"{where}: {entry}" for where, entry in upward_names() if entry not in UPWARD]
     assert not problems, "strings or stubs name modules above their own:\n" + "\n".join(problems)
 
 
@@ -244,7 +244,7 @@ def test_no_modules_need_each_other() -> None:
     assert circle(needs) == []
 
 
-def test_a_circle_is_seen() -> None:
+def test_a_cycle_is_reported() -> None:
     assert circle({"a": {"b", "c"}, "b": set(), "c": {"d"}, "d": {"c"}}) == ["c", "d"]
     assert circle({"a": {"b", "c"}, "b": {"d"}, "c": {"d"}}) == []
 
@@ -292,7 +292,7 @@ def test_the_checker_reads_strings(source: str, named: list[str]) -> None:
 @pytest.mark.parametrize(
     "path", [*sorted((PACKAGE / "runtime/world/service").glob("*.py")), PACKAGE / "runtime/world/monitor.py"], ids=lambda path: path.stem
 )
-def test_processes_beside_ranks_import_the_standard_library_alone(path: Path) -> None:
+def test_helper_processes_import_only_the_standard_library(path: Path) -> None:
     """They are started without a path to packages, so that they are there at once."""
     for node in at_once(ast.parse(path.read_text(encoding="utf-8"))):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

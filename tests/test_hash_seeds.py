@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def explained(job: str, devices: int, seed: int) -> str:
-    """What `jobflow explain` prints in a process whose strings hash by `seed`."""
+    """Return the output of `jobflow explain` in a process with this hash seed."""
     command = [sys.executable, "-m", "jobflow", "explain", str(ROOT / "examples" / job), "--devices", str(devices)]
     environment = os.environ | {"PYTHONHASHSEED": str(seed), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

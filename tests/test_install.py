@@ -1,4 +1,4 @@
-"""What `pip install .` brings: few and small packages; extras for the rest, which the errors about missing packages name."""
+"""The packages of `pip install .`: few and small ones; errors about missing packages name the extra."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ CORE = {"numpy", "pyyaml", "mpi4py", "rich", "jinja2", "psutil"}
 
 def least(requirements: list[str]) -> dict[str, str]:
     """Package -> the least version that is asked for."""
-    found = (re.fullmatch(r"([\w-]+)>=([\d.]+)(,.*)?", text) for text in requirements)
-    return {match[1].lower(): match[2] for match in found if match}
+    matches = (re.fullmatch(r"([\w-]+)>=([\d.]+)(,.*)?", text) for text in requirements)
+    return {match[1].lower(): match[2] for match in matches if match}
 
 
-def test_what_is_installed_and_what_extras_bring() -> None:
+def test_requirements_of_the_installation_and_its_extras() -> None:
     with mock.patch.object(setuptools, "setup") as setup:
         exec(compile((ROOT / "setup.py").read_text(), str(ROOT / "setup.py"), "exec"), {"__file__": str(ROOT / "setup.py")})
-    given = setup.call_args.kwargs
-    core, extras = least(given["install_requires"]), {name: least(wanted) for name, wanted in given["extras_require"].items()}
+    arguments = setup.call_args.kwargs
+    core, extras = least(arguments["install_requires"]), {name: least(requirements) for name, requirements in arguments["extras_require"].items()}
     assert set(core) == CORE
     assert {"gpu", "mpi", "train", "parquet", "remote", "test"} <= set(extras)
     known = {package.name.lower(): package for package in PACKAGES}

@@ -253,11 +253,11 @@ def test_a_lost_letter_is_reduced() -> None:
     assert signatures(Rule("ab->", linear=((0,),))) == ["S(0) -> P", "S(1) -> P", "P -> P", "B -> B"]
 
 
-def test_a_letter_of_the_output_alone_is_made() -> None:
+def test_an_index_of_the_output_alone_is_broadcast() -> None:
     assert signatures(Rule("a->ab")) == ["S(0) -> S(0)", "B -> B"]
 
 
-def test_sources_may_be_made_in_pieces() -> None:
+def test_sources_may_be_split() -> None:
     assert signatures(Rule("->ab")) == [" -> S(0)", " -> S(1)", " -> B"]
 
 

@@ -13,15 +13,15 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def command(mark: str) -> str:
-    found = re.findall(rf"^<!-- {mark} -->\n```bash\n(.+)\n```$", README, re.MULTILINE)
-    assert len(found) == 1, f"one command is marked <!-- {mark} -->"
-    return str(found[0])
+    matches = re.findall(rf"^<!-- {mark} -->\n```bash\n(.+)\n```$", README, re.MULTILINE)
+    assert len(matches) == 1, f"one command is marked <!-- {mark} -->"
+    return str(matches[0])
 
 
 def test_extras_exist() -> None:
     offered = set(re.findall(r'^        "([\w-]+)": ', (ROOT / "setup.py").read_text(encoding="utf-8"), re.MULTILINE))
-    asked = {extra for group in re.findall(r'"\.\[([\w,-]+)\]"', README) for extra in group.split(",")}
-    assert asked and asked <= offered
+    extras = {extra for group in re.findall(r'"\.\[([\w,-]+)\]"', README) for extra in group.split(",")}
+    assert extras and extras <= offered
 
 
 def test_named_files_exist() -> None:

@@ -27,18 +27,18 @@ def stored(name: str) -> dict[str, Array]:
         return dict(archive)
 
 
-def check(reference: dict[str, Array], name: str, found: Array) -> None:
+def check(reference: dict[str, Array], name: str, actual: Array) -> None:
     """`found` against the whole recorded tensor, or against its recorded sums and places."""
-    scale = max(1.0, float(np.abs(found).max()))
+    scale = max(1.0, float(np.abs(actual).max()))
     compared = 0
     for key, expected in reference.items():
         if key == name:
-            value = found
+            value = actual
         elif key == f"{name}|places":
-            value = found.reshape(-1)[np.random.RandomState(PLACES_SEED).randint(0, found.size, PLACES)]
+            value = actual.reshape(-1)[np.random.RandomState(PLACES_SEED).randint(0, actual.size, PLACES)]
         elif key.startswith(f"{name}|sum"):
-            kept = int(key.removeprefix(f"{name}|sum"))
-            value = found.sum(axis=tuple(axis for axis in range(found.ndim) if axis != kept))
+            summed_to = int(key.removeprefix(f"{name}|sum"))
+            value = actual.sum(axis=tuple(axis for axis in range(actual.ndim) if axis != summed_to))
         else:
             continue
         np.testing.assert_allclose(value, expected, rtol=TOLERANCE, atol=TOLERANCE * scale, err_msg=key)

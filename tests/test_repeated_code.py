@@ -28,10 +28,10 @@ RENAMED = ONE.replace("first", "second").replace("rows", "values").replace("plac
         (RENAMED.replace("print", "show"), True, 1),
     ],
 )
-def test_what_is_found(other: str, alike: bool, count: int, tmp_path: Path) -> None:
+def test_repeated_code_is_reported(other: str, alike: bool, count: int, tmp_path: Path) -> None:
     files = [tmp_path / "one.py", tmp_path / "other.py"]
     for file, source in zip(files, (ONE, other), strict=True):
         file.write_text(source)
-    found = runpy.run_path(str(SCRIPT))["repeated"](files, 30, alike)
-    assert len(found) == count
-    assert [(run.file, run.first, run.last) for group in found for run in group] == [(file, 3, 7) for file in files] * count
+    groups = runpy.run_path(str(SCRIPT))["repeated"](files, 30, alike)
+    assert len(groups) == count
+    assert [(run.file, run.first, run.last) for group in groups for run in group] == [(file, 3, 7) for file in files] * count

@@ -53,12 +53,12 @@ def test_a_misspelt_field() -> None:
 
 
 def test_threads_begin_outside() -> None:
-    found: list[Any] = []
+    stages: list[Any] = []
     with scope.using(stage=3):
-        thread = threading.Thread(target=lambda: found.append(scope.current().stage))
+        thread = threading.Thread(target=lambda: stages.append(scope.current().stage))
         thread.start()
         thread.join()
-    assert found == [None]
+    assert stages == [None]
 
 
 def test_views(inside: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 from jobflow.core.types import float16, float32, float64, int8, int32
 
 
-def test_numbers_beside_floats() -> None:
+def test_scalars_with_floats() -> None:
     assert float32.number(3) == 3.0 and type(float32.number(3)) is float
     assert float32.number(0.1) == 0.1, "rounding is left to the one who stores it"
     assert float32.number(np.float32(2)) == 2.0 and type(float32.number(np.float64(2))) is float
@@ -20,7 +20,7 @@ def test_floats_out_of_reach_are_infinite() -> None:
     assert float32.number(-1e50) == -math.inf and float64.number(-1e50) == -1e50
 
 
-def test_numbers_beside_integers() -> None:
+def test_scalars_with_integers() -> None:
     assert int32.number(2.0) == 2 and type(int32.number(2.0)) is int
     assert int8.number(np.int64(-3)) == -3
     for value in (0.5, math.inf, -math.inf, math.nan):

@@ -138,14 +138,14 @@ def wrong_rule(monkeypatch: pytest.MonkeyPatch, cls: Any, **changes: Any) -> Non
     monkeypatch.setattr(cls, "rule", wrong)
 
 
-def test_a_wrong_rule_is_found_and_named(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_rule_is_named(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     job = loaded(f"{model}:job")
     wrong_rule(monkeypatch, Softmax, spec=str.lower)
     report = verify(job, devices=2)
     assert report.difference is not None
-    said = str(report)
+    text = str(report)
     assert report.difference.name == "chosen" and report.difference.step == 0
-    assert "Softmax" in said and "model.py:14" in said and "S(1)" in said and "the op is wrong in this layout" in said
+    assert "Softmax" in text and "model.py:14" in text and "S(1)" in text and "the op is wrong in this layout" in text
 
 
 @pytest.mark.parametrize("cls", [MatMul, BiasAdd, LayerNorm])
@@ -163,7 +163,7 @@ def test_a_kernel_that_is_wrong_on_pieces_only_is_named(gpt: Job, cls: Any, monk
     assert isinstance(report.difference.node.op, cls)  # type: ignore[union-attr]
 
 
-def test_copies_that_differ_are_found(gpt: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unequal_copies_are_reported(gpt: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables are the same on all ranks, but for a defect on one of them."""
     right = registry.bind
 
@@ -173,9 +173,9 @@ def test_copies_that_differ_are_found(gpt: Job, monkeypatch: pytest.MonkeyPatch)
         return [*calls, (np.add, (outputs[0], 1e-3, outputs[0]))] if spoiled else calls
 
     monkeypatch.setattr(registry, "bind", wrong)
-    apart = Session()
-    apart.settings.share_variables = False  # else there is only one copy
-    report = verify(gpt, devices=4, strategy="dp", session=apart)
+    separate = Session()
+    separate.settings.share_variables = False  # else there is only one copy
+    report = verify(gpt, devices=4, strategy="dp", session=separate)
     assert report.difference is not None
     assert report.difference.name.startswith("variable") and "on rank 2" in report.difference.where
 
@@ -193,7 +193,7 @@ def test_tolerances_come_from_the_type_and_from_last_bits() -> None:
     assert apart(np.array([np.inf, np.nan]), np.array([np.inf, np.nan]))[0] == 0
 
 
-def test_the_command_says_what_it_found_and_exits_so(model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_findings_and_its_exit_code(model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with scope.using(root=scope.Root()):
         assert main(["verify", f"{model}:job", "--devices", "2", "--steps", "1"]) == 0
         assert "equal" in capsys.readouterr().out

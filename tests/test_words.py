@@ -44,8 +44,8 @@ SKIPPED = {".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hyp
 
 def files(suffixes: set[str], *folders: str) -> list[Path]:
     starts = [ROOT / folder for folder in folders] or [ROOT]
-    found = [path for start in starts for path in ([start] if start.is_file() else sorted(start.rglob("*")))]
-    return [p for p in found if p.is_file() and p.suffix in suffixes and not SKIPPED & set(p.relative_to(ROOT).parts)]
+    paths = [path for start in starts for path in ([start] if start.is_file() else sorted(start.rglob("*")))]
+    return [p for p in paths if p.is_file() and p.suffix in suffixes and not SKIPPED & set(p.relative_to(ROOT).parts)]
 
 
 def words(name: str) -> set[str]:
@@ -78,7 +78,7 @@ def repeated(named: Iterable[tuple[str, Path]]) -> dict[str, list[str]]:
     for name, path in named:
         if name not in PUBLIC_TWICE:
             places[name].append(str(path.relative_to(ROOT)))
-    return {name: found for name, found in places.items() if len(found) > 1}
+    return {name: listed for name, listed in places.items() if len(listed) > 1}
 
 
 def test_no_two_modules_have_the_same_name() -> None:
@@ -95,13 +95,13 @@ def test_no_two_classes_below_the_front_have_the_same_name() -> None:
 
 
 def imported_packages(source: str) -> set[str]:
-    found: set[str] = set()
+    packages: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            packages |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.split(".")[0])
-    return found
+            packages.add(node.module.split(".")[0])
+    return packages
 
 
 def test_names_inside_say_what_they_are() -> None:
@@ -113,13 +113,13 @@ def test_names_inside_say_what_they_are() -> None:
 def test_no_other_framework_is_imported() -> None:
     texts = {p: p.read_text(encoding="utf-8") for p in files({".py"}, "jobflow", "tests", "examples") if p not in RECORDERS}
     named = {path: text for path, text in texts.items() if any(name in text for name in FOREIGN)}
-    assert {str(p.relative_to(ROOT)): found for p, text in named.items() if (found := imported_packages(text) & FOREIGN)} == {}
+    assert {str(p.relative_to(ROOT)): foreign for p, text in named.items() if (foreign := imported_packages(text) & FOREIGN)} == {}
 
 
 def test_no_file_names_somebodys_machine() -> None:
     texts = files({".py", ".md", ".toml", ".txt", ".yaml", ".in", ""})
     named = {str(p.relative_to(ROOT)): ELSEWHERE.findall(p.read_text(encoding="utf-8", errors="replace")) for p in texts}
-    assert {name: found for name, found in named.items() if found} == {}
+    assert {name: machine_names for name, machine_names in named.items() if machine_names} == {}
 
 
 def test_no_file_breaks_more_rules_than_its_record_allows() -> None:
@@ -134,7 +134,7 @@ def test_no_file_breaks_more_rules_than_its_record_allows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "found"),
+    ("source", "is_unwanted"),
     [
         ("def make_blob(): ...", True),
         ("class TensorDesc: ...", True),
@@ -144,8 +144,8 @@ def test_no_file_breaks_more_rules_than_its_record_allows() -> None:
         ("description = configure(unittest)", False),
     ],
 )
-def test_the_checker_reads_whole_words(source: str, found: bool) -> None:
-    assert any(words(name) & UNWANTED for _, name in defined_names(source)) == found
+def test_the_checker_reads_whole_words(source: str, is_unwanted: bool) -> None:
+    assert any(words(name) & UNWANTED for _, name in defined_names(source)) == is_unwanted
 
 
 def test_the_path_pattern_wants_a_whole_path() -> None:

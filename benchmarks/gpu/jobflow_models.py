@@ -53,8 +53,8 @@ def gpt2(words: Any, size: Gpt2) -> Any:
     """Return next-token logits [batch * length, words]."""
     zeros = flow.zeros_initializer()
     table = flow.get_variable("words", (size.words, size.width), initializer=zeros)
-    positions = flow.get_variable("positions", (size.length, size.width), initializer=zeros)
-    x = flow.gather(table, words) + flow.reshape(positions, [1, size.length, size.width])
+    encoding = flow.get_variable("positions", (size.length, size.width), initializer=zeros)
+    x = flow.gather(table, words) + flow.reshape(encoding, [1, size.length, size.width])
     x = flow.reshape(x, [-1, size.width])
     for index in range(size.blocks):
         x = gpt2_block(x, size, f"blocks-{index}")

@@ -66,11 +66,11 @@ def _norm(name: str) -> dict[str, tuple[int, ...]]:
 
 def _gpt_shapes() -> dict[str, tuple[int, ...]]:
     d = GPT_WIDTH
-    found: dict[str, tuple[int, ...]] = {"words": (GPT_WORDS, d), "positions": (GPT_LENGTH, d)}
+    shapes: dict[str, tuple[int, ...]] = {"words": (GPT_WORDS, d), "positions": (GPT_LENGTH, d)}
     for block in (f"block{i}" for i in range(GPT_BLOCKS)):
-        found |= _norm(f"{block}-norm1") | _dense(f"{block}-qkv", 3 * d, d) | _dense(f"{block}-out", d, d)
-        found |= _norm(f"{block}-norm2") | _dense(f"{block}-up", 4 * d, d) | _dense(f"{block}-down", d, 4 * d)
-    return found | _norm("norm") | _dense("head", GPT_WORDS, d)
+        shapes |= _norm(f"{block}-norm1") | _dense(f"{block}-qkv", 3 * d, d) | _dense(f"{block}-out", d, d)
+        shapes |= _norm(f"{block}-norm2") | _dense(f"{block}-up", 4 * d, d) | _dense(f"{block}-down", d, 4 * d)
+    return shapes | _norm("norm") | _dense("head", GPT_WORDS, d)
 
 
 def weights(model: str, dtype: Any = np.float32) -> dict[str, Array]:
@@ -101,8 +101,8 @@ def batch(model: str, dtype: Any = np.float32) -> tuple[Array, Array]:
 
 def _linear(rows: int, inputs: int, units: int, first: bool = False) -> list[Gemm]:
     """Forward, gradient of the weights and, unless it is the first layer, gradient of the input."""
-    found = [Gemm(rows, inputs, units), Gemm(units, rows, inputs)]
-    return found if first else [*found, Gemm(rows, units, inputs)]
+    products = [Gemm(rows, inputs, units), Gemm(units, rows, inputs)]
+    return products if first else [*products, Gemm(rows, units, inputs)]
 
 
 def gemms(model: str) -> list[Gemm]:

@@ -42,10 +42,10 @@ class InvertedResidual(nn.Module):
         wide = 4 * inputs
         narrow = unit(wide, outputs, 1, activation=nn.Identity)
         self.body = nn.Sequential(unit(inputs, wide, 1, activation=activation), unit(wide, wide, 3, stride, wide, activation), narrow)
-        self.kept = stride == 1 and inputs == outputs
+        self.same_shape = stride == 1 and inputs == outputs
 
     def forward(self, x: Any) -> Any:
-        return x + self.body(x) if self.kept else self.body(x)
+        return x + self.body(x) if self.same_shape else self.body(x)
 
 
 class Depthwise(nn.Module):
@@ -148,17 +148,17 @@ class Pair(nn.Module):
         self.generator, self.critic = Generator(), Critic()
 
     def judging(self, images: Any, noise: Any) -> Any:
-        """What the critic makes small."""
-        real, made = self.critic(images), self.critic(self.generator(noise).detach())
-        return F.softplus(-real).mean() + F.softplus(made).mean()
+        """Return the loss of the critic."""
+        real, generated = self.critic(images), self.critic(self.generator(noise).detach())
+        return F.softplus(-real).mean() + F.softplus(generated).mean()
 
     def making(self, images: Any, noise: Any) -> Any:
-        """What the generator makes small."""
+        """Return the loss of the generator."""
         return F.softplus(-self.critic(self.generator(noise))).mean()
 
 
 class Joined(nn.Module):
-    """Each layer sees all before it (DenseNet), with group norms, and gates by channel (squeeze and excitation)."""
+    """Densely connected layers (DenseNet) with group norms, and gates by channel (squeeze and excitation)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from models.library import F, flow, nn
 
 def layers(*widths: int) -> list[Any]:
     """Linear layers with ReLU after each."""
-    return [made for inputs, outputs in zip(widths, widths[1:], strict=False) for made in (nn.Linear(inputs, outputs), nn.ReLU())]
+    return [parts for inputs, outputs in zip(widths, widths[1:], strict=False) for parts in (nn.Linear(inputs, outputs), nn.ReLU())]
 
 
 class Tabular(nn.Module):
@@ -17,8 +17,8 @@ class Tabular(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        made = [part for a, b in ((50, 128), (128, 128), (128, 64)) for part in (nn.Linear(a, b), nn.BatchNorm1d(b), nn.ELU())]
-        self.layers, self.head = nn.Sequential(nn.BatchNorm1d(50), *made), nn.Linear(64, 1)
+        parts = [part for a, b in ((50, 128), (128, 128), (128, 64)) for part in (nn.Linear(a, b), nn.BatchNorm1d(b), nn.ELU())]
+        self.layers, self.head = nn.Sequential(nn.BatchNorm1d(50), *parts), nn.Linear(64, 1)
 
     def forward(self, x: Any, y: Any) -> Any:
         return F.mse_loss(self.head(self.layers(x)), y)
@@ -48,8 +48,8 @@ class Interactions(nn.Module):
         pairs = [7 * i + j for i in range(7) for j in range(i)]
         self.register_buffer("pairs", flow.tensor(pairs), persistent=False)
 
-    def forward(self, numbers: Any, categories: Any, clicks: Any) -> Any:
-        dense = self.numbers(numbers)
+    def forward(self, features: Any, categories: Any, clicks: Any) -> Any:
+        dense = self.numbers(features)
         vectors = flow.stack([dense, *(table(categories[:, i]) for i, table in enumerate(self.tables))], 1)
         products = flow.matmul(vectors, vectors.transpose(1, 2)).flatten(1)
         x = flow.cat([dense, flow.index_select(products, 1, self.pairs)], 1)

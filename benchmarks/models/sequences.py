@@ -165,8 +165,8 @@ class Experts(nn.Module):
         scores, chosen = flow.topk(self.gate(x), 2, 1)
         weights = F.softmax(scores, 1)
         share = (F.one_hot(chosen, 4) * weights.unsqueeze(2)).sum(1)
-        made = flow.stack([expert(x) for expert in self.experts], 1)
-        return F.cross_entropy(self.head(x + (made * share.unsqueeze(2)).sum(1)), labels)
+        outputs = flow.stack([expert(x) for expert in self.experts], 1)
+        return F.cross_entropy(self.head(x + (outputs * share.unsqueeze(2)).sum(1)), labels)
 
 
 class TextConvolution(nn.Module):

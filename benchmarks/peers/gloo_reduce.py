@@ -18,13 +18,13 @@ TIMES = 20
 def seconds(nbytes: int) -> list[float]:
     """Of each of some reductions of so many bytes."""
     array = torch.ones(nbytes // 4)
-    found = []
+    durations = []
     for _ in range(TIMES + 3):
         dist.barrier()
         start = time.perf_counter()
         dist.all_reduce(array)
-        found.append(time.perf_counter() - start)
-    return found[3:]
+        durations.append(time.perf_counter() - start)
+    return durations[3:]
 
 
 def main() -> None:

@@ -38,16 +38,16 @@ def everywhere(ranks: int) -> DeviceMesh:
 
 def ops(ranks: int, rank: int) -> Cases:
     torch.manual_seed(3)
-    lying = {"local": [torch.randn(shape) for shape in ((4, 6), (4, 6), (6, 5))]}
+    operands = {"local": [torch.randn(shape) for shape in ((4, 6), (4, 6), (6, 5))]}
     if ranks > 1:
         mesh = everywhere(ranks)
-        lying["global"] = [distribute_tensor(t, mesh, [how]) for t, how in zip(lying["local"], (S0, S0, B), strict=True)]
-    found: Cases = {}
-    for kind, (x, y, w) in lying.items():
-        found |= {f"{kind} {name}": call for name, call in forward(x, y, w).items()}
+        operands["global"] = [distribute_tensor(t, mesh, [how]) for t, how in zip(operands["local"], (S0, S0, B), strict=True)]
+    cases: Cases = {}
+    for kind, (x, y, w) in operands.items():
+        cases |= {f"{kind} {name}": call for name, call in forward(x, y, w).items()}
         leaves = [t.detach().clone().requires_grad_() for t in (x, y, w)]
-        found |= {f"{kind} {name} backward": through(call, leaves) for name, call in forward(*leaves).items()}
-    return found
+        cases |= {f"{kind} {name} backward": through(call, leaves) for name, call in forward(*leaves).items()}
+    return cases
 
 
 def forward(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
@@ -81,23 +81,23 @@ def through(call: Callable[[], torch.Tensor], leaves: list[torch.Tensor]) -> Cal
 def routes(ranks: int, rank: int) -> Cases:
     """DTensors do not move between meshes: there it is what programs write instead, send and recv."""
     mesh = everywhere(ranks)
-    found: Cases = {}
+    cases: Cases = {}
     for label, rows in (("1 KiB", 16), ("1 MiB", 16 << 10), ("16 MiB", 256 << 10)):
         local, half = torch.ones(rows, 16), torch.ones(rows // ranks, 16)
-        lying = {
+        layouts = {
             S0: DTensor.from_local(half, mesh, [S0]),
             B: DTensor.from_local(local, mesh, [B]),
             P: DTensor.from_local(local, mesh, [P]),
         }
         for a, b in ((S0, B), (B, S0), (S0, S1), (P, B), (P, S0)):
-            found[f"{NAMES[a]}->{NAMES[b]} {label}"] = partial(arrived, lying[a], mesh, b)
-        found[f"[0]->[1] {label}"] = partial(moved, local, rank)
-        found[f"local->S(0) {label}"] = partial(DTensor.from_local, half, mesh, [S0], run_check=True)
-        found[f"local->S(0) unchecked {label}"] = partial(DTensor.from_local, half, mesh, [S0])
-        found[f"local->B {label}"] = partial(DTensor.from_local, local, mesh, [B], run_check=True)
-        found[f"numpy() of B {label}"] = partial(numpy_of, lying[B])
-        found[f"numpy() of S(0) {label}"] = partial(numpy_of, lying[S0])
-    return found
+            cases[f"{NAMES[a]}->{NAMES[b]} {label}"] = partial(arrived, layouts[a], mesh, b)
+        cases[f"[0]->[1] {label}"] = partial(moved, local, rank)
+        cases[f"local->S(0) {label}"] = partial(DTensor.from_local, half, mesh, [S0], run_check=True)
+        cases[f"local->S(0) unchecked {label}"] = partial(DTensor.from_local, half, mesh, [S0])
+        cases[f"local->B {label}"] = partial(DTensor.from_local, local, mesh, [B], run_check=True)
+        cases[f"numpy() of B {label}"] = partial(numpy_of, layouts[B])
+        cases[f"numpy() of S(0) {label}"] = partial(numpy_of, layouts[S0])
+    return cases
 
 
 def arrived(x: DTensor, mesh: DeviceMesh, target: Any) -> torch.Tensor:

@@ -26,12 +26,12 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Images(Dataset[torch.Tensor]):
-    """What torchvision's transforms do: RandomResizedCrop, RandomHorizontalFlip, ToTensor and Normalize."""
+    """torchvision's transforms RandomResizedCrop, RandomHorizontalFlip, ToTensor and Normalize."""
 
     def __init__(self, folder: str) -> None:
         self.content = np.memmap(Path(folder) / "part-0", np.uint8, "r")
         self.places = json.loads((Path(folder) / "where.json").read_text())
-        self.mean, self.deviation = (torch.tensor(numbers).view(3, 1, 1) for numbers in (MEAN, DEVIATION))
+        self.mean, self.deviation = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, DEVIATION))
 
     def __len__(self) -> int:
         return len(self.places)
@@ -73,12 +73,12 @@ def batches(folder: str) -> Iterator[Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    found = batches(sys.argv[1])
+    pictures = batches(sys.argv[1])
 
     def facts() -> dict[str, Any]:
-        return {"pillow": __import__("PIL").__version__, "mean": float(next(found).mean()), "cores": len(os.sched_getaffinity(0))}
+        return {"pillow": __import__("PIL").__version__, "mean": float(next(pictures).mean()), "cores": len(os.sched_getaffinity(0))}
 
-    worker.serve(lambda: next(found), lambda x: float(x.mean()), facts)
+    worker.serve(lambda: next(pictures), lambda x: float(x.mean()), facts)
 
 
 if __name__ == "__main__":

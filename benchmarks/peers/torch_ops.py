@@ -21,13 +21,13 @@ BY_NAME = {case.name: case for case in CASES}
 
 
 def repeated(order: str) -> Callable[[int], dict[str, Any]]:
-    """Seconds of an operation: what as many take as our graph has, over how many there are; results are kept as long as it keeps them."""
+    """Return the seconds of one of as many operations as jobflow's graph has; results live as long as in the graph."""
     _, name, size, way = order.split("|")
     case, copies = BY_NAME[name], SIZES[size][1]
     groups = [[torch.from_numpy(a) for a in group] for group in op_cases.inputs(case, size, copies)]
-    wanted = [[x for x, letter in zip(group, case.inputs, strict=True) if letter in FLOATS] for group in groups]
+    variables = [[x for x, kind in zip(group, case.inputs, strict=True) if kind in FLOATS] for group in groups]
     seeds = [torch.ones_like(case.call(torch, F, *group), dtype=torch.float32) for group in groups] if way == "both" else []
-    for x in (x for group in wanted for x in group if way == "both"):
+    for x in (x for group in variables for x in group if way == "both"):
         x.requires_grad_()
 
     def forward() -> Any:
@@ -35,22 +35,22 @@ def repeated(order: str) -> Callable[[int], dict[str, Any]]:
             return [case.call(torch, F, *group) for group in groups]
 
     def both() -> Any:
-        made = []
-        for group, xs, seed in zip(groups, wanted, seeds, strict=True):
+        results = []
+        for group, xs, seed in zip(groups, variables, seeds, strict=True):
             y = case.call(torch, F, *group)
-            made.append((y.detach(), torch.autograd.grad(y, xs, seed.to(y.dtype))))
-        return made
+            results.append((y.detach(), torch.autograd.grad(y, xs, seed.to(y.dtype))))
+        return results
 
     step = both if way == "both" else forward
 
     def run(times: int) -> dict[str, Any]:
-        found = []
+        durations = []
         for _ in range(times):
             start = time.perf_counter()
-            made = step()
-            found.append((time.perf_counter() - start) / copies)
-            del made
-        return {"seconds": found}
+            results = step()
+            durations.append((time.perf_counter() - start) / copies)
+            del results
+        return {"seconds": durations}
 
     return run
 

@@ -1,7 +1,7 @@
-"""Records what PyTorch answers, in an environment of its own.
+"""Recorder of PyTorch's results, in a separate environment.
 
 python record.py list FILE               the names that PyTorch has samples for
-python record.py record WANTED FOLDER    their samples and answers, for the entries of the list in WANTED
+python record.py record WANTED FOLDER    their samples and results, for the entries of the list in WANTED
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def listed() -> dict[str, Any]:
     return {"version": torch.__version__, **{kind: listing() for kind, (listing, _) in LISTS.items()}}
 
 
-def record(wanted: dict[str, Any], folder: Path) -> None:
+def record(entries: dict[str, Any], folder: Path) -> None:
     left_out: dict[str, dict[str, int]] = {}
     for kind, (_, recorded) in LISTS.items():
-        for entry in wanted.get(kind, ()):
+        for entry in entries.get(kind, ()):
             recorder = recorded(entry)
             name = "-".join(filter(None, (kind, entry["name"], entry.get("variant"))))
             write(folder / f"{name}.jsonl", [entry | {"kind": kind}, *recorder.lines], recorder.encode.numbers)

@@ -8,14 +8,14 @@ import torch
 from conformance_format import EXACT
 from torch.testing._internal.common_modules import module_db
 from torch_derivatives import derivatives
-from torch_operators import found, seed
-from torch_trees import Recording, copied, leaves_of, refusal
+from torch_operators import seed, torch_object
+from torch_trees import Recording, copied, error_record, leaves_of
 
 DTYPES = ("float64", "float32")
 
 
 def listed() -> list[dict[str, Any]]:
-    return [{"name": info.name} for info in module_db if callable(found(info.name))]
+    return [{"name": info.name} for info in module_db if callable(torch_object(info.name))]
 
 
 class Recorder(Recording):
@@ -40,31 +40,31 @@ class Recorder(Recording):
             for number, error in enumerate(errors):
                 self.keep({"dtype": "error", "number": number}, lambda error=error: self.refused(error.module_error_input))
 
-    def made(self, sample: Any) -> torch.nn.Module:
+    def module_of(self, sample: Any) -> torch.nn.Module:
         seed()
         built = sample.constructor_input
         return self.info.module_cls(*copied(built.args), **copied(built.kwargs))
 
     def arguments(self, sample: Any) -> dict[str, Any]:
         built, called = sample.constructor_input, sample.forward_input
-        given = {"args": built.args, "kwargs": dict(built.kwargs)}
+        arguments_by_name = {"args": built.args, "kwargs": dict(built.kwargs)}
         if called is not None:
-            given |= {"forward_args": called.args, "forward_kwargs": dict(called.kwargs)}
-        return self.encode.arguments(given)
+            arguments_by_name |= {"forward_args": called.args, "forward_kwargs": dict(called.kwargs)}
+        return self.encode.arguments(arguments_by_name)
 
     def refused(self, sample: Any) -> dict[str, Any] | None:
         line = self.arguments(sample)
         try:
-            self.made(sample).to(torch.float64)(*copied(sample.forward_input.args), **copied(sample.forward_input.kwargs))
+            self.module_of(sample).to(torch.float64)(*copied(sample.forward_input.args), **copied(sample.forward_input.kwargs))
         except Exception as error:  # noqa: BLE001 - whatever PyTorch raises is the record
-            return line | {"out": refusal(error)}
+            return line | {"out": error_record(error)}
         return None
 
     def answered(self, sample: Any, dtype: str, train: bool) -> dict[str, Any] | None:
         if sample.forward_input is None:
             return None
         line = self.arguments(sample)
-        module = self.made(sample).to(getattr(torch, dtype)).train(train)
+        module = self.module_of(sample).to(getattr(torch, dtype)).train(train)
         if any(isinstance(p, torch.nn.parameter.UninitializedParameter) for p in module.parameters()):
             return None
         line["state"] = [[name, self.encode(x.detach())] for name, x in module.state_dict().items()]
@@ -80,8 +80,8 @@ class Recorder(Recording):
         return line | {"buffers": [[name, self.encode(x)] for name, x in module.named_buffers()]}
 
 
-def recorded(wanted: dict[str, Any]) -> Recorder:
-    (info,) = [info for info in module_db if info.name == wanted["name"]]
+def recorded(entry: dict[str, Any]) -> Recorder:
+    (info,) = [info for info in module_db if info.name == entry["name"]]
     recorder = Recorder(info)
     recorder.record()
     return recorder

@@ -8,7 +8,7 @@ import torch
 from conformance_format import FUNCTIONS, METRICS, OPTIMIZER_STEPS, SCHEDULE_STEPS, weights
 from torch.testing._internal.common_optimizers import optim_db
 from torch_operators import seed
-from torch_trees import Recording, copied, refusal
+from torch_trees import Recording, copied, error_record
 
 DTYPES = ("float64", "float32")
 SHAPES = ((4, 3), (5,))
@@ -47,7 +47,7 @@ class Recorder(Recording):
                 p.grad = torch.ones_like(p)
             optimizer.step()
         except Exception as error:  # noqa: BLE001 - whatever PyTorch raises is the record
-            return line | {"out": refusal(error)}
+            return line | {"out": error_record(error)}
         return None
 
     def answered(self, sample: Any, dtype: str) -> dict[str, Any]:
@@ -63,8 +63,8 @@ class Recorder(Recording):
         return line | {"out": {"list": [{"list": step} for step in steps]}}
 
 
-def recorded(wanted: dict[str, Any]) -> Recorder:
-    (info,) = [info for info in optim_db if f"optim.{info.name}" == wanted["name"]]
+def recorded(entry: dict[str, Any]) -> Recorder:
+    (info,) = [info for info in optim_db if f"optim.{info.name}" == entry["name"]]
     recorder = Recorder(info)
     recorder.record()
     return recorder
@@ -116,12 +116,12 @@ def rates(name: str, options: dict[str, Any]) -> list[list[float]]:
         words = chosen["lr_lambda"]
         chosen["lr_lambda"] = FUNCTIONS[words] if isinstance(words, str) else [FUNCTIONS[word] for word in words]
     schedule = getattr(torch.optim.lr_scheduler, name)(optimizer, **chosen)
-    found = [[float(group["lr"]) for group in optimizer.param_groups]]
+    history = [[float(group["lr"]) for group in optimizer.param_groups]]
     for step in range(SCHEDULE_STEPS):
         optimizer.step()
         schedule.step(METRICS[step]) if name == "ReduceLROnPlateau" else schedule.step()
-        found.append([float(group["lr"]) for group in optimizer.param_groups])
-    return found
+        history.append([float(group["lr"]) for group in optimizer.param_groups])
+    return history
 
 
 class ScheduleRecorder(Recording):
@@ -144,11 +144,11 @@ class ScheduleRecorder(Recording):
         try:
             rates(self.name, options)
         except Exception as error:  # noqa: BLE001 - whatever PyTorch raises is the record
-            return self.encode.arguments({"kwargs": options}) | {"out": refusal(error)}
+            return self.encode.arguments({"kwargs": options}) | {"out": error_record(error)}
         return None
 
 
-def schedule_recorded(wanted: dict[str, Any]) -> ScheduleRecorder:
-    recorder = ScheduleRecorder(wanted["name"].rpartition(".")[2])
+def schedule_recorded(entry: dict[str, Any]) -> ScheduleRecorder:
+    recorder = ScheduleRecorder(entry["name"].rpartition(".")[2])
     recorder.record()
     return recorder

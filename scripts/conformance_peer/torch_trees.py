@@ -25,23 +25,23 @@ class Encoder:
     def __init__(self) -> None:
         self.data = Bytes()
         #: of the arguments that are being written, by identity: which tensor it is; None while results are written
-        self.seen: dict[int, int] | None = None
+        self.indices: dict[int, int] | None = None
 
     def arguments(self, named: dict[str, Any]) -> dict[str, Any]:
         """Trees of arguments by name; a tensor that comes again is {"again": number}."""
-        self.seen = {}
+        self.indices = {}
         try:
             return {name: self(tree) for name, tree in named.items()}
         finally:
-            self.seen = None
+            self.indices = None
 
     def __call__(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            if self.seen is not None and id(value) in self.seen:
-                return {"again": self.seen[id(value)]}
+            if self.indices is not None and id(value) in self.indices:
+                return {"again": self.indices[id(value)]}
             written = self.tensor(value)
-            if self.seen is not None:
-                self.seen[id(value)] = len(self.seen)
+            if self.indices is not None:
+                self.indices[id(value)] = len(self.indices)
             return written
         if value is None or isinstance(value, bool | int | float | str):
             return plain(value)
@@ -95,13 +95,13 @@ class Encoder:
         if strides is not None:
             span = 1 + sum((n - 1) * s for n, s in zip(x.shape, strides, strict=True))
             plain_x = plain_x.as_strided((span,), (1,))
-        kept = plain_x.float() if name in KEPT_AS else plain_x
-        written = {"tensor": [self.data.add(kept.numpy(force=True)), name, list(x.shape), strides]}
+        plain = plain_x.float() if name in KEPT_AS else plain_x
+        written = {"tensor": [self.data.add(plain.numpy(force=True)), name, list(x.shape), strides]}
         return written | {"grad": True} if x.requires_grad else written
 
 
 def tensors(tree: Any) -> Iterator[torch.Tensor]:
-    """Those in a tree, in order."""
+    """Yield the tensors in a tree, in order."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, tuple | list):
@@ -112,17 +112,17 @@ def tensors(tree: Any) -> Iterator[torch.Tensor]:
             yield from tensors(part)
 
 
-def copied(tree: Any, made: dict[int, torch.Tensor] | None = None) -> Any:
+def copied(tree: Any, copies: dict[int, torch.Tensor] | None = None) -> Any:
     """Tensors as leaves of their own with the same strides, one that comes again as one; the rest as it is."""
-    made = {} if made is None else made
+    copies = {} if copies is None else copies
     if isinstance(tree, torch.Tensor):
-        if id(tree) not in made:
-            made[id(tree)] = _leaf(tree)
-        return made[id(tree)]
+        if id(tree) not in copies:
+            copies[id(tree)] = _leaf(tree)
+        return copies[id(tree)]
     if type(tree) in (tuple, list):
-        return type(tree)(copied(part, made) for part in tree)
+        return type(tree)(copied(part, copies) for part in tree)
     if isinstance(tree, dict):
-        return {key: copied(part, made) for key, part in tree.items()}
+        return {key: copied(part, copies) for key, part in tree.items()}
     return tree
 
 
@@ -152,7 +152,7 @@ def leaves_of(tree: Any) -> list[torch.Tensor]:
     return list({id(x): x for x in tensors(tree) if x.requires_grad}.values())
 
 
-def refusal(error: Exception) -> dict[str, str]:
+def error_record(error: Exception) -> dict[str, str]:
     first = str(error).strip().splitlines()
     return {"raises": type(error).__name__, "message": first[0][:200] if first else ""}
 
@@ -169,9 +169,9 @@ class Recording:
     def keep(self, head: dict[str, Any], answer: Callable[[], dict[str, Any] | None]) -> None:
         """One more case, unless there is no answer or it cannot be written."""
         try:
-            found = answer()
+            answer_line = answer()
         except Unrecordable as reason:
             self.left_out[str(reason)] = self.left_out.get(str(reason), 0) + 1
             return
-        if found is not None:
-            self.lines.append(head | found)
+        if answer_line is not None:
+            self.lines.append(head | answer_line)

@@ -20,9 +20,9 @@ def main(*tests: str) -> int:
     if command is None:
         print("NOT THERE compute-sanitizer is not installed", flush=True)
         return 0
-    checked = [command, "--tool", "memcheck", "--target-processes", "all", f"--error-exitcode={ERRORS}"]
+    memcheck = [command, "--tool", "memcheck", "--target-processes", "all", f"--error-exitcode={ERRORS}"]
     pytest = [sys.executable, "-m", "pytest", "-vv", "--tb=long", "-p", "no:cacheprovider", *tests]
-    return subprocess.run([*checked, *pytest], env=os.environ | {"JOBFLOW_GPU_POOL": "none"}, check=False).returncode
+    return subprocess.run([*memcheck, *pytest], env=os.environ | {"JOBFLOW_GPU_POOL": "none"}, check=False).returncode
 
 
 if __name__ == "__main__":

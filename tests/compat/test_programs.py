@@ -26,8 +26,8 @@ def test_a_program_runs_as_it_is(words: tuple[str, ...], printed: str) -> None:
     assert (done.returncode, done.stdout) == (0, printed), done.stderr
 
 
-def test_programs_of_each_namespace_run_and_missing_names_are_told() -> None:
-    """Many programs in one process; what a module lacks is told when it is asked for, with the nearest name and the page that lists all."""
+def test_programs_of_each_namespace_run_and_missing_names_raise() -> None:
+    """Run many programs in one process; access to a missing name raises with the nearest name and the page that lists all."""
     done = run(str(PROGRAMS / "each_namespace.py"))
     assert done.returncode == 0, done.stderr
     names = [line for line in done.stdout.splitlines() if not line.startswith(" ")]

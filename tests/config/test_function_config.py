@@ -38,16 +38,16 @@ def test_options_are_called_and_read_back(capsys: pytest.CaptureFixture[str]) ->
     config.default_data_type(float32)
     config.train.primary_lr(0.1)
     config.enable_auto_mixed_precision()
-    view, place = scope.mirrored_view(), scope.placement("cpu", "0:0")
+    view, placement = scope.mirrored_view(), scope.placement("cpu", "0:0")
     config.default_logical_view(view)
-    config.default_placement_scope(place)
+    config.default_placement_scope(placement)
     config.default_initializer_conf({"constant_conf": {"value": 10}})
     assert config.options == {
         "default_data_type": float32,
         "train.primary_lr": 0.1,
         "enable_auto_mixed_precision": True,
         "default_logical_view": view,
-        "default_placement_scope": place,
+        "default_placement_scope": placement,
         "default_initializer_conf": {"constant_conf": {"value": 10}},
     }
     assert config.function_desc.train.primary_lr == 0.1
@@ -87,11 +87,11 @@ def test_the_old_spelling_of_the_view(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize("name", sorted(OPTIONS))
 def test_every_option_is_reachable_and_readable(name: str) -> None:
     config = FunctionConfig()
-    found: Any = config
+    part_value: Any = config
     for part in name.split("."):
-        assert hasattr(found, part)
-        found = getattr(found, part)
-    assert callable(found)
+        assert hasattr(part_value, part)
+        part_value = getattr(part_value, part)
+    assert callable(part_value)
 
 
 def test_unknown_names_are_errors_with_a_suggestion() -> None:
@@ -134,11 +134,11 @@ def test_values_of_the_wrong_kind(call: Any, text: str) -> None:
 
 def test_copies_are_independent_and_pickle() -> None:
     config = trained({"naive_conf": {}})
-    taken = config.copy()
+    copied = config.copy()
     config.train.primary_lr(0.5)
-    assert taken.options["train.primary_lr"] == 0.1
-    assert copy.copy(taken).options == pickle.loads(pickle.dumps(taken)).options == taken.options
-    assert repr(taken) == "FunctionConfig(train.primary_lr=0.1, train.model_update_conf={'naive_conf': {}})"
+    assert copied.options["train.primary_lr"] == 0.1
+    assert copy.copy(copied).options == pickle.loads(pickle.dumps(copied)).options == copied.options
+    assert repr(copied) == "FunctionConfig(train.primary_lr=0.1, train.model_update_conf={'naive_conf': {}})"
 
 
 def test_training_options_make_a_train_job() -> None:
@@ -232,16 +232,16 @@ LINEAR = opt.warmup.linear(4, 0.25)
 )
 def test_schedules_of_configurations(decay: Any, schedule: Any) -> None:
     warmup = {"linear_conf": {"warmup_batches": 4, "start_multiplier": 0.25}}
-    found = optimizer_of(trained({"naive_conf": {}, "learning_rate_decay": decay, "warmup_conf": warmup}))
-    assert found.lr_scheduler == schedule
+    optimizer = optimizer_of(trained({"naive_conf": {}, "learning_rate_decay": decay, "warmup_conf": warmup}))
+    assert optimizer.lr_scheduler == schedule
 
 
 def test_piecewise_constants_warm_up_towards_the_primary_rate() -> None:
     decay = {"piecewise_constant_conf": {"boundaries": [6], "values": [0.4, 0.2]}}
     warmup = {"constant_conf": {"warmup_batches": 3, "multiplier": 0.5}}
-    found = optimizer_of(trained({"naive_conf": {}, "learning_rate_decay": decay, "warmup_conf": warmup})).lr_scheduler
-    assert [found.rate(step) for step in (0, 2, 3, 6, 7)] == [0.05, 0.05, 0.4, 0.4, 0.2]
-    assert pickle.loads(pickle.dumps(found)) == found
+    scheduler = optimizer_of(trained({"naive_conf": {}, "learning_rate_decay": decay, "warmup_conf": warmup})).lr_scheduler
+    assert [scheduler.rate(step) for step in (0, 2, 3, 6, 7)] == [0.05, 0.05, 0.4, 0.4, 0.2]
+    assert pickle.loads(pickle.dumps(scheduler)) == scheduler
 
 
 def test_the_loss_scale_of_a_configuration() -> None:
@@ -271,7 +271,7 @@ def test_configurations_that_describe_no_optimizer(rule: Any, text: str) -> None
     assert text in str(raised.value)
 
 
-def test_half_of_an_optimizer_is_told_what_is_missing() -> None:
+def test_an_incomplete_optimizer_names_the_missing_options() -> None:
     config = FunctionConfig()
     config.train.model_update_conf({"naive_conf": {}})
     with pytest.raises(JobError, match=r"function_config\.train\.primary_lr is not set"):

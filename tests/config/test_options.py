@@ -65,7 +65,7 @@ def test_what_means_something_is_stored_silently(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_means_nothing_is_kept_and_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_without_effect_print_one_notice(capsys: pytest.CaptureFixture[str]) -> None:
     config, settings = options()
     assert config.collective_boxing.nccl_fusion_threshold_mb(16)
     assert config.collective_boxing.nccl_fusion_threshold_mb(8)
@@ -143,10 +143,10 @@ def test_env(capsys: pytest.CaptureFixture[str]) -> None:
         options_.client("both")
 
 
-@pytest.mark.parametrize("given", [([{"addr": "a"}, {"addr": "b"}],), ({"addr": "a"}, {"addr": "b"}), ("a", "b")])
-def test_machines(given: Any, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("options", [([{"addr": "a"}, {"addr": "b"}],), ({"addr": "a"}, {"addr": "b"}), ("a", "b")])
+def test_machines(options: Any, capsys: pytest.CaptureFixture[str]) -> None:
     options_, settings = env()
-    assert options_.machine(*given)
+    assert options_.machine(*options)
     assert settings.machines == ({"addr": "a"}, {"addr": "b"})
     assert "start the program on them with mpiexec" in capsys.readouterr().err
     settings.started = True
@@ -154,10 +154,10 @@ def test_machines(given: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert settings.machines == ({"addr": "a"}, {"addr": "b"})
 
 
-@pytest.mark.parametrize("given", [(), ([],), ({"address": "a"},), (3,), ("a", "a")])
-def test_machines_that_are_none(given: Any) -> None:
+@pytest.mark.parametrize("options", [(), ([],), ({"address": "a"},), (3,), ("a", "a")])
+def test_invalid_machines_raise(options: Any) -> None:
     with pytest.raises(AssertionError, match=r"^env\.machine at test_options\.py:\d+: (pass a list of dicts|addresses must differ)"):
-        env()[0].machine(*given)
+        env()[0].machine(*options)
 
 
 def test_init_starts_once(capsys: pytest.CaptureFixture[str]) -> None:

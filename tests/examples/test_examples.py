@@ -54,9 +54,9 @@ def curves(runs: Sequence[list[str]], folder: Path, ranks: int = 0) -> list[list
     output = started(Path(__file__).with_name("in_turn.py"), *map(json.dumps, runs), ranks=ranks, folder=folder)
     *parts, _ = re.split(r"^that was .*\n", output, flags=re.MULTILINE)
     assert len(parts) == len(runs), output
-    found = [LOSS.findall(part) for part in parts]
-    assert all([int(step) for step, _ in losses] == list(range(len(losses))) and losses for losses in found), output
-    return [[float(loss) for _, loss in losses] for losses in found]
+    parsed = [LOSS.findall(part) for part in parts]
+    assert all([int(step) for step, _ in losses] == list(range(len(losses))) and losses for losses in parsed), output
+    return [[float(loss) for _, loss in losses] for losses in parsed]
 
 
 def test_every_example_is_listed() -> None:
@@ -76,8 +76,8 @@ def _threads(devices: int) -> Any:
 @pytest.mark.parametrize(("devices", "ranks"), [_mpi(2), _mpi(4, pytest.mark.full), _threads(2), _threads(4)])
 def test_all(devices: int, ranks: int, tmp_path: Path) -> None:
     expected = curves([words(example, 1) for example in EXAMPLES], tmp_path)
-    found = curves([words(example, devices) for example in EXAMPLES], tmp_path, ranks)
-    for example, losses, reference in zip(EXAMPLES, found, expected, strict=True):
+    results = curves([words(example, devices) for example in EXAMPLES], tmp_path, ranks)
+    for example, losses, reference in zip(EXAMPLES, results, expected, strict=True):
         assert min(reference[1:]) < reference[0], f"{example} does not learn"
         np.testing.assert_allclose(losses, reference, rtol=TOLERANCE, atol=1e-6, err_msg=example)
 
@@ -90,15 +90,15 @@ def test_all(devices: int, ranks: int, tmp_path: Path) -> None:
 def test_strategies(strategies: tuple[str, ...], ranks: int, tmp_path: Path) -> None:
     """The GPT's losses are those of one device, under whatever strategy: tests/strategies has them all on threads."""
     (expected,) = curves([words("gpt", 1, steps=3)], tmp_path)
-    found = curves([words("gpt", 4, "--strategy", strategy, steps=3) for strategy in strategies], tmp_path, ranks)
-    for strategy, losses in zip(strategies, found, strict=True):
+    results = curves([words("gpt", 4, "--strategy", strategy, steps=3) for strategy in strategies], tmp_path, ranks)
+    for strategy, losses in zip(strategies, results, strict=True):
         np.testing.assert_allclose(losses, expected, rtol=TOLERANCE, err_msg=strategy)
 
 
 @pytest.mark.slow
 @pytest.mark.mpi
 def test_same_text_from_two_threads_and_two_ranks(tmp_path: Path) -> None:
-    """Each started as its author would."""
+    """Start both as the example's author would."""
     program, *options = words("hybrid_mlp", 2)
     assert started(Path(program), *options, ranks=2, folder=tmp_path) == started(Path(program), *options, folder=tmp_path)
 

@@ -41,9 +41,9 @@ def run(way: str, example: str, *options: str) -> tuple[str, str]:
 
 def curve(output: str) -> list[float]:
     """The printed losses and the accuracy; every step must appear exactly once."""
-    found, accuracy = LOSS.findall(output), ACCURACY.findall(output)
-    assert [int(step) for step, _ in found] == list(range(STEPS)) and len(accuracy) == 1, output
-    return [*(float(loss) for _, loss in found), float(accuracy[0])]
+    parsed, accuracy = LOSS.findall(output), ACCURACY.findall(output)
+    assert [int(step) for step, _ in parsed] == list(range(STEPS)) and len(accuracy) == 1, output
+    return [*(float(loss) for _, loss in parsed), float(accuracy[0])]
 
 
 def check(way: str, example: str, *options: str) -> None:

@@ -36,8 +36,8 @@ def job_of(function: Callable[..., Any], kind: str, batch: Batch, strategy: str 
         inspect.Parameter(name, place, annotation=tp.Numpy.Placeholder(array.shape, dtype=dtype_of(array.dtype))) for name, array in batch.items()
     ]
     job.__signature__ = inspect.Signature(parameters, return_annotation=tp.Bundle[tp.Numpy])  # type: ignore[attr-defined]
-    made = flow.global_function(kind, config)(job)
-    return lambda given: made(*given.values())
+    declared = flow.global_function(kind, config)(job)
+    return lambda arrays: declared(*arrays.values())
 
 
 def begin(devices: int = 1) -> None:

@@ -84,7 +84,7 @@ def test_recomputing_changes_no_loss() -> None:
     np.testing.assert_allclose(building.curve(partial(builder, recompute=True), batches), building.curve(builder, batches), rtol=1e-6)
 
 
-def test_windows_are_as_long_as_they_are_and_padding_is_not_seen() -> None:
+def test_windows_mask_their_padding() -> None:
     builder, make = BUILDERS["gpt"]
     building.begin()
     tokens = make(seed=3)["tokens"]

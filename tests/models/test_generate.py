@@ -11,12 +11,12 @@ from jobflow.core.errors import ArgumentError
 from jobflow.models.generate import drawn, tokens_after
 
 
-def counting(words: int, seen: list[Any] | None = None) -> Any:
+def counting(words: int, calls: list[Any] | None = None) -> Any:
     """A model that is sure that each token is followed by the next one."""
 
     def scores_of(tokens: Any) -> Any:
-        if seen is not None:
-            seen.append(tokens.copy())
+        if calls is not None:
+            calls.append(tokens.copy())
         return np.eye(words, dtype=np.float32)[(tokens + 1) % words] * 50
 
     return scores_of
@@ -30,13 +30,13 @@ def test_text_goes_on_behind_the_prompt() -> None:
 
 
 def test_the_model_sees_the_last_tokens_in_windows_of_one_length() -> None:
-    seen: list[Any] = []
-    list(tokens_after(counting(10, seen), [1, 2], 4, length=4))
-    assert [window.tolist() for window in seen] == [[[1, 2, 0, 0]], [[1, 2, 3, 0]], [[1, 2, 3, 4]], [[2, 3, 4, 5]]]
-    assert {(window.shape, window.dtype) for window in seen} == {((1, 4), np.dtype(np.int32))}
-    seen.clear()
-    list(tokens_after(counting(10, seen), range(8), 1, length=4))
-    assert seen[0].tolist() == [[4, 5, 6, 7]]
+    windows: list[Any] = []
+    list(tokens_after(counting(10, windows), [1, 2], 4, length=4))
+    assert [window.tolist() for window in windows] == [[[1, 2, 0, 0]], [[1, 2, 3, 0]], [[1, 2, 3, 4]], [[2, 3, 4, 5]]]
+    assert {(window.shape, window.dtype) for window in windows} == {((1, 4), np.dtype(np.int32))}
+    windows.clear()
+    list(tokens_after(counting(10, windows), range(8), 1, length=4))
+    assert windows[0].tolist() == [[4, 5, 6, 7]]
 
 
 def test_shares_of_a_draw_are_the_probabilities() -> None:
@@ -71,7 +71,7 @@ def test_a_text_is_a_function_of_its_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "given", "words"),
+    ("prompt", "options", "words"),
     (
         (b"", {}, "the prompt is empty"),
         (b"a", {"temperature": -1.0}, "temperature -1.0"),
@@ -80,6 +80,6 @@ def test_a_text_is_a_function_of_its_seed() -> None:
         (b"a", {"length": 0}, "length 0"),
     ),
 )
-def test_mistakes_are_named(prompt: bytes, given: dict[str, Any], words: str) -> None:
+def test_mistakes_are_named(prompt: bytes, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
-        list(tokens_after(counting(256), prompt, 3, **{"length": 4, **given}))
+        list(tokens_after(counting(256), prompt, 3, **{"length": 4, **options}))

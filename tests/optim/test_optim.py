@@ -45,10 +45,10 @@ def steps(rank: int, kind: str, options: dict[str, Any], layout: Layout | None, 
 
 
 @pytest.mark.parametrize("case", OPTIMIZERS)
-def test_steps_are_the_recorded_ones(case: str) -> None:
+def test_steps_equal_the_record(case: str) -> None:
     kind, options = OPTIMIZERS[case]
-    (found,) = on_ranks(1, steps, kind, options, None)
-    np.testing.assert_allclose(found, RECORDED[case], rtol=1e-9)
+    (values,) = on_ranks(1, steps, kind, options, None)
+    np.testing.assert_allclose(values, RECORDED[case], rtol=1e-9)
 
 
 @pytest.mark.parametrize("lies", LAYOUTS)
@@ -57,14 +57,14 @@ def test_steps_do_not_depend_on_the_layout(case: str, lies: str) -> None:
     kind, options = {**OPTIMIZERS, "lamb": ("LAMB", {"lr": 0.125, "weight_decay": 0.1})}[case]
     (local,) = on_ranks(1, steps, kind, options, None, 3)
     layout = Layout(Placement("cpu", (0, 1)), LAYOUTS[lies])
-    for found in on_ranks(2, steps, kind, options, layout, 3):
-        np.testing.assert_allclose(found, local, rtol=1e-12)
+    for values in on_ranks(2, steps, kind, options, layout, 3):
+        np.testing.assert_allclose(values, local, rtol=1e-12)
 
 
 def test_lamb_by_hand() -> None:
-    (found,) = on_ranks(1, steps, "LAMB", {"lr": 0.25, "weight_decay": 0.1}, None, 3)
+    (values,) = on_ranks(1, steps, "LAMB", {"lr": 0.25, "weight_decay": 0.1}, None, 3)
     w, m, v = RECORDED["w"], np.zeros(SHAPE), np.zeros(SHAPE)
-    for t, after in enumerate(found, 1):
+    for t, after in enumerate(values, 1):
         g = 2 * RECORDED["a"] * (w - RECORDED["b"])
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
         u = m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8) + 0.1 * w
@@ -73,14 +73,14 @@ def test_lamb_by_hand() -> None:
 
 
 @with_ranks(2)
-def test_saving_and_going_on(rank: int) -> None:
+def test_training_resumes_from_a_state(rank: int) -> None:
     """Half of the steps, saved, loaded into an optimizer of a parameter that lies in another way, and the other half."""
     kind, options = OPTIMIZERS["adam decay"]
     whole = steps(rank, kind, options, None)
-    ways = [Layout(Placement("cpu", (0, 1)), (S(0),)), Layout(Placement("cpu", (0, 1)), (B,))]
+    layouts = [Layout(Placement("cpu", (0, 1)), (S(0),)), Layout(Placement("cpu", (0, 1)), (B,))]
     saved: dict[str, Any] = {}
     values = RECORDED["w"]
-    for layout, count in zip(ways, (4, STEPS - 4), strict=True):
+    for layout, count in zip(layouts, (4, STEPS - 4), strict=True):
         p = tensor(values, rank, layout)
         optimizer = optim.Adam([p], **options)
         if saved:
@@ -90,7 +90,7 @@ def test_saving_and_going_on(rank: int) -> None:
             optimizer.step()
         values, saved = np.array(numpy(p)), optimizer.state_dict()
     np.testing.assert_allclose(values, whole[-1], rtol=1e-9)
-    other = optim.Adam([tensor(np.zeros((2, 2)), rank, ways[0])])
+    other = optim.Adam([tensor(np.zeros((2, 2)), rank, layouts[0])])
     with pytest.raises(CheckpointError, match="does not fit a parameter"):
         other.load_state_dict(saved)
 
@@ -119,14 +119,14 @@ def test_plateau_is_the_recorded_one() -> None:
     np.testing.assert_allclose(rates, RECORDED["plateau"])
 
 
-def test_schedules_of_our_own() -> None:
+def test_custom_schedules() -> None:
     def rates(kind: str, options: dict[str, Any]) -> list[float]:
         optimizer, schedule = schedule_of(kind, options, 1.0)
-        found = []
+        lr_history = []
         for _ in range(6):
-            found.append(optimizer.param_groups[0]["lr"])
+            lr_history.append(optimizer.param_groups[0]["lr"])
             schedule.step()
-        return found
+        return lr_history
 
     assert rates("LambdaLR", {"lr_lambda": lambda t: 0.5**t}) == [0.5**t for t in range(6)]
     np.testing.assert_allclose(rates("PolynomialLR", {"steps": 4, "end_learning_rate": 0.2}), [1, 0.8, 0.6, 0.4, 0.2, 0.2])
@@ -137,7 +137,7 @@ def test_schedules_of_our_own() -> None:
 
     optimizer = optim.SGD([tensor(np.zeros(1))], lr=1.0)
     warm = lr_scheduler.WarmUpLR(lr_scheduler.ExponentialLR(optimizer, 0.5), 0.5, 2, "constant")
-    found = [optimizer.param_groups[0]["lr"]]
+    lr_history = [optimizer.param_groups[0]["lr"]]
     for _ in range(3):
         warm.step()
         found.append(optimizer.param_groups[0]["lr"])
@@ -192,30 +192,30 @@ def test_partial_parameters_are_not_stepped(rank: int) -> None:
 
 
 def test_warm_up_before_functions_of_the_step() -> None:
-    """Each group has its function; the rates while warming up lead to what the function has where that ends."""
+    """Groups have separate functions; the warm-up rates lead to the value of the function at the end of the warm-up."""
     first, second = flow.nn.Parameter(flow.zeros(1)), flow.nn.Parameter(flow.zeros(1))
     optimizer = flow.optim.SGD([{"params": [first], "lr": 0.4}, {"params": [second], "lr": 2.0}], lr=0.1)
     inner = flow.optim.lr_scheduler.LambdaLR(optimizer, [lambda t: 1 / (1 + t), lambda t: 0.5**t])
     schedule = flow.optim.lr_scheduler.WarmUpLR(inner, warmup_factor=0.5, warmup_iters=2)
-    found = [schedule.get_last_lr()]
+    rates = [schedule.get_last_lr()]
     for _ in range(4):
         schedule.step()
-        found.append(schedule.get_last_lr())
+        rates.append(schedule.get_last_lr())
     ends = (0.4 / 3, 0.5)
     starts = (0.2, 1.0)
     halfway = [(start + end) / 2 for start, end in zip(starts, ends, strict=True)]
     expected = [list(starts), halfway, list(ends), [0.1, 0.25], [0.08, 0.125]]
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(rates, expected, rtol=1e-12)
     constant = flow.optim.lr_scheduler.WarmUpLR(inner, warmup_factor=0.5, warmup_iters=2, warmup_method="constant")
     np.testing.assert_allclose(constant.get_last_lr(), starts, rtol=1e-12)
 
 
-def test_arguments_of_another_kind_are_named() -> None:
+def test_arguments_of_the_wrong_kind_raise() -> None:
     weight = flow.nn.Parameter(flow.zeros(2))
-    for params, options, said in (
+    for params, options, message in (
         (weight, {"lr": 0.1}, r"test_optim.py:\d+: parameters are a list of tensors; got one float32\[2\]"),
         ([weight], {"lr": "a"}, r"test_optim.py:\d+: lr is a number of at least 0; got 'a'"),
         ([weight], {"lr": None}, r"test_optim.py:\d+: lr is a number of at least 0; got None"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             flow.optim.SGD(params, **options)

@@ -58,8 +58,8 @@ class Trained:
         with scope.using(interpreter=Immediate()):
             parameters = [Parameter(variable(name, w), Held(w), Held(gradients[name])) for name, w in self.weights.items()]  # type: ignore[arg-type]
             chosen = set(self.optimizer.selects(list(self.weights)))
-            wanted = [p for p in parameters if p.variable.name in chosen]
-            new = self.optimizer.update(wanted, Held(np.array([self.count])), self._slot)
+            selected = [p for p in parameters if p.variable.name in chosen]
+            new = self.optimizer.update(selected, Held(np.array([self.count])), self._slot)
         for name, value in new.items():
             (self.weights if name in self.weights else self.slots)[name] = value.array
         self.count += 1

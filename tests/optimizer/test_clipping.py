@@ -71,9 +71,9 @@ def trained(*arguments: Any, **options: Any) -> dict[str, Any]:
     return {name: flow.get_all_variables()[name].numpy() for name in ("a", "b")}
 
 
-def check(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    for name, value in wanted.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+def check(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    for name, value in expected.items():
+        np.testing.assert_allclose(actual[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
 def test_the_clip_matters() -> None:
@@ -101,7 +101,7 @@ def test_microbatches_are_added_up_before(ranks: int, microbatches: int) -> None
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("axes", [(None, None), (0, 1)], ids=str)
-def test_the_norm_is_taken_after_the_scale_is_divided_out(ranks: int, axes: tuple[int | None, int | None]) -> None:
+def test_the_norm_is_of_unscaled_gradients(ranks: int, axes: tuple[int | None, int | None]) -> None:
     check(trained(ranks, axes, loss_scale_factor=4096.0), expected())
     check(trained(ranks, axes, loss_scale_policy=opt.loss_scale.dynamic_loss_scale(4096.0)), expected())
     check(trained(ranks, axes, loss_scale_policy=opt.loss_scale.dynamic_loss_scale(), microbatches=3), expected())

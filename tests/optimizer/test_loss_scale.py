@@ -105,7 +105,7 @@ def test_a_step_with_an_infinity_writes_nothing_but_the_scale(ranks: int, body: 
 
 
 @pytest.mark.parametrize(("ranks", "body"), LAYOUTS, ids=NAMES)
-def test_skipped_steps_are_as_if_they_had_not_been(ranks: int, body: Body) -> None:
+def test_guarded_updates_leave_no_trace(ranks: int, body: Body) -> None:
     """Scales are powers of two, so dividing by them rounds nothing."""
     job = job_of(ranks, body, adam(initial_loss_scale=256.0))
     losses = [job(x, Y) for x in (BAD, X, X, BAD, BAD, X, X)]
@@ -133,12 +133,12 @@ def test_any_layout_trains_like_one_device_without_a_scale(ranks: int, body: Bod
 
 def test_the_scale_grows_after_a_period_of_finite_steps_and_shrinks_to_one_at_least() -> None:
     job = job_of(1, plain, adam(initial_loss_scale=8.0, increment_period=2, multiplier=4.0))
-    seen = []
+    scales = []
     for x in (X, X, X, BAD, BAD, BAD, BAD, X, X):
         job(x, Y)
         state = values()
-        seen.append((float(state[SCALE][0]), int(state[GOOD][0])))
-    assert seen == [(8, 1), (32, 0), (32, 1), (8, 0), (2, 0), (1, 0), (1, 0), (1, 1), (4, 0)]
+        scales.append((float(state[SCALE][0]), int(state[GOOD][0])))
+    assert scales == [(8, 1), (32, 0), (32, 1), (8, 0), (2, 0), (1, 0), (1, 0), (1, 1), (4, 0)]
 
 
 def test_the_scale_does_not_grow_beyond_float32() -> None:
@@ -193,10 +193,10 @@ def test_in_the_mirrored_view_one_device_decides_for_all(ranks: int) -> None:
     assert same(before, after)
 
 
-def test_what_the_program_assigns_is_not_written_either() -> None:
+def test_assignments_of_the_program_are_guarded_too() -> None:
     def body(x: Any) -> Any:
-        seen = flow.get_variable("seen", (1,), initializer=flow.zeros_initializer(), trainable=False)
-        flow.assign(seen, seen + 1)
+        counter = flow.get_variable("seen", (1,), initializer=flow.zeros_initializer(), trainable=False)
+        flow.assign(counter, counter + 1)
         return plain(x)
 
     job = job_of(2, body, adam())

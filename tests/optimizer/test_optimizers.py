@@ -243,16 +243,16 @@ class FakeJob:
 
     name: str = "train_job"
     variables: dict[str, None] = field(default_factory=lambda: dict.fromkeys(TARGET))
-    said: list[Any] = field(default_factory=list)
+    events: list[Any] = field(default_factory=list)
 
     def apply(self, op: Any, inputs: Any, name: str | None) -> Any:
         raise AssertionError("nothing is computed here")
 
     def add_loss(self, loss: Any) -> None:
-        self.said.append(loss)
+        self.events.append(loss)
 
     def minimize(self, optimizer: Any, listed: Any) -> None:
-        self.said.append((optimizer, listed))
+        self.events.append((optimizer, listed))
 
 
 @dataclass(eq=False)
@@ -268,8 +268,8 @@ def test_minimize_hands_the_job_the_optimizer_and_the_losses() -> None:
         lazy.minimize([a, b])
         opt.CombinedOptimizer([lazy]).minimize((b,))
     named = opt.SGD(SCHEDULE, variables=("dense-bias",))
-    assert job.said == [(opt.SGD(SCHEDULE), [a]), (named, [a, b]), (opt.CombinedOptimizer([named]), [b])]
-    assert pickle.loads(pickle.dumps(job.said[1][0])) == named
+    assert job.events == [(opt.SGD(SCHEDULE), [a]), (named, [a, b]), (opt.CombinedOptimizer([named]), [b])]
+    assert pickle.loads(pickle.dumps(job.events[1][0])) == named
 
 
 def test_minimize_and_add_loss_want_a_job_and_a_tensor() -> None:
@@ -287,7 +287,7 @@ def test_minimize_and_add_loss_want_a_job_and_a_tensor() -> None:
             opt.SGD(SCHEDULE, variables=["dense-wait"]).minimize(FakeTensor())
         loss = FakeTensor()
         losses.add_loss(loss)
-    assert job.said == [loss]
+    assert job.events == [loss]
 
 
 def test_loss_scales() -> None:

@@ -1,13 +1,13 @@
-"""Records what the reference tests compare with, in float64; run again only if a network or an optimizer case is added.
+"""Recorder of the references of tests, in float64; run it only for a new network or optimizer case.
 
     python tests/references/record.py nets         # needs PyTorch
     python tests/references/record.py ctc          # needs PyTorch
     python tests/references/record.py optimizers   # NumPy only
 
 nets: losses, gradients and moved statistics of small networks by PyTorch's autograd.  Weights and inputs are not stored but
-described (`entries`: name, shape, seed, scale, offset), so that the tests draw the same ones; of a large gradient the sums along each axis
-and 200 entries at fixed places are kept.
-optimizers: the path of one variable under given gradients, by the formulas of the legacy specification written out below.
+described (`entries`: name, shape, seed, scale, offset), so that the tests draw the same ones.  Of a large gradient the sums along each axis
+and 200 entries at fixed places are stored.
+optimizers: the path of one variable for given gradients, by the formulas of the legacy specification written out below.
 """
 
 from __future__ import annotations
@@ -220,12 +220,12 @@ def record_ctc() -> None:
 
     rng = np.random.RandomState(3)
     x = torch.tensor(rng.standard_normal((6, 3, 4)), requires_grad=True)
-    given = [torch.tensor(each) for each in ([[1, 2, 2], [3, 1, 0], [2, 0, 0]], [6, 5, 2], [3, 2, 1])]
+    targets = [torch.tensor(each) for each in ([[1, 2, 2], [3, 1, 0], [2, 0, 0]], [6, 5, 2], [3, 2, 1])]
     logs = torch.log_softmax(x, 2)
-    losses = {word: torch.nn.functional.ctc_loss(logs, *given, reduction=word) for word in ("none", "sum", "mean")}
+    losses = {word: torch.nn.functional.ctc_loss(logs, *targets, reduction=word) for word in ("none", "sum", "mean")}
     dx, dlogs = torch.autograd.grad(losses["mean"], [x, logs])
-    made = {word: loss.detach().numpy() for word, loss in losses.items()}
-    save("ctc", x=x.detach().numpy(), dx=dx.numpy(), dlogs=dlogs.numpy(), **made)
+    arrays = {word: loss.detach().numpy() for word, loss in losses.items()}
+    save("ctc", x=x.detach().numpy(), dx=dx.numpy(), dlogs=dlogs.numpy(), **arrays)
 
 
 def record_ctc_of_tensors() -> None:
@@ -235,15 +235,15 @@ def record_ctc_of_tensors() -> None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "functional"))
     from ctc_cases import CASES, LENGTHS, scores, weights
 
-    made: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for name, reduction, zero in CASES:
         case = LENGTHS[name]
         logs = torch.log_softmax(torch.tensor(scores(name)), -1).requires_grad_()
-        given = [torch.tensor(each) for each in (case.targets, case.input_lengths, case.target_lengths)]
-        loss = torch.nn.functional.ctc_loss(logs, *given, case.blank, reduction, zero)
+        targets = [torch.tensor(each) for each in (case.targets, case.input_lengths, case.target_lengths)]
+        loss = torch.nn.functional.ctc_loss(logs, *targets, case.blank, reduction, zero)
         (torch.tensor(weights(loss.numel())) * loss.reshape(-1)).sum().backward()
-        made |= {f"{name}|{reduction}|{zero}": loss.detach().numpy(), f"{name}|{reduction}|{zero}|gradient": logs.grad.numpy()}
-    save("ctc_of_tensors", **made)
+        arrays |= {f"{name}|{reduction}|{zero}": loss.detach().numpy(), f"{name}|{reduction}|{zero}|gradient": logs.grad.numpy()}
+    save("ctc_of_tensors", **arrays)
 
 
 def main() -> None:

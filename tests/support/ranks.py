@@ -18,26 +18,26 @@ from jobflow.runtime.world.threads import ThreadsWorld
 from jobflow.runtime.world.world import Rank, World
 
 #: the end of the names of threads that are left for the next test
-KEPT = " (kept)"
+IDLE = " (kept)"
 #: by number of ranks: a world that ran its last program to the end, and the state of each rank after it
-_kept: dict[int, tuple[World, list[EagerState]]] = {}
+_idle_worlds: dict[int, tuple[World, list[EagerState]]] = {}
 
 
 def _begun(n: int) -> tuple[World, list[EagerState]]:
     before = set(threading.enumerate())
     world = SoloWorld(CpuDevice()) if n == 1 else ThreadsWorld([CpuDevice() for _ in range(n)])
     for thread in set(threading.enumerate()) - before:
-        thread.name += KEPT
+        thread.name += IDLE
     return world, [EagerState(rank) for rank in world.ranks]
 
 
 def on_ranks(n: int, program: Callable[..., Any], *arguments: Any, anew: bool = False) -> list[Any]:
-    """What `program(rank, *arguments)` gives on each of n ranks, all of which run it.
+    """Return the results of `program(rank, *arguments)` on each of n ranks.
 
-    The state is new, but for what is prepared of ops and changes of layout: that takes longer than all else, and other programs had the same.
-    With `anew`, the world is new as well: messages number what its ranks have agreed on.
+    The state is fresh except for prepared ops and redistributions, which are slow to prepare and equal in all programs.
+    With `anew` the world is fresh too, because messages have numbers that its ranks share.
     """
-    world, states = _begun(n) if anew else _kept.pop(n, None) or _begun(n)
+    world, states = _begun(n) if anew else _idle_worlds.pop(n, None) or _begun(n)
 
     def command(rank: Rank, _: Any) -> Any:
         before, states[rank.index] = states[rank.index], EagerState(rank)
@@ -47,28 +47,28 @@ def on_ranks(n: int, program: Callable[..., Any], *arguments: Any, anew: bool = 
             return program(rank.index, *arguments)
 
     try:
-        found = world.call(command)
+        results = world.call(command)
     except BaseException:
         world.close()
         raise
-    if n in _kept:
+    if n in _idle_worlds:
         world.close()
     else:
-        _kept[n] = world, states
-    return found
+        _idle_worlds[n] = world, states
+    return results
 
 
 def with_ranks(*counts: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The test runs once for each of the counts, on so many ranks; it may take its `rank`, and `n`, how many there are."""
 
     def hang(test: Callable[..., None]) -> Callable[..., None]:
-        wanted = inspect.signature(test).parameters
+        parameters = inspect.signature(test).parameters
 
         @functools.wraps(test)
-        def run(n: int, **given: Any) -> None:
-            on_ranks(n, lambda rank: test(**given, **{name: value for name, value in (("rank", rank), ("n", n)) if name in wanted}))
+        def run(n: int, **arguments: Any) -> None:
+            on_ranks(n, lambda rank: test(**arguments, **{name: value for name, value in (("rank", rank), ("n", n)) if name in parameters}))
 
-        others = [each for name, each in wanted.items() if name not in ("rank", "n")]
+        others = [each for name, each in parameters.items() if name not in ("rank", "n")]
         vars(run)["__signature__"] = inspect.Signature([inspect.Parameter("n", inspect.Parameter.POSITIONAL_OR_KEYWORD), *others])
         return pytest.mark.parametrize("n", counts)(run)
 

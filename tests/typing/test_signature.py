@@ -204,17 +204,17 @@ def test_the_wrong_number_of_arguments() -> None:
     assert JobSignature.of(alone).bind([]) == []
 
 
-@pytest.mark.parametrize("given", [np.float64, np.float16, np.int64, np.uint8, np.bool_, ">f4"])
-def test_numbers_are_converted_silently_to_a_float_placeholder(given: Any) -> None:
-    value = np.ones((4, 1, 2, 2)).astype(given)
+@pytest.mark.parametrize("number", [np.float64, np.float16, np.int64, np.uint8, np.bool_, ">f4"])
+def test_numbers_are_converted_silently_to_a_float_placeholder(number: Any) -> None:
+    value = np.ones((4, 1, 2, 2)).astype(number)
     got = train.bind([value, labels])[0][2]
     assert got.dtype == np.float32
     np.testing.assert_array_equal(got, 1.0)
 
 
-@pytest.mark.parametrize("given", [np.int64, np.int8, np.uint64, np.bool_, np.float32, np.float64])
-def test_whole_numbers_are_converted_silently_to_an_integer_placeholder(given: Any) -> None:
-    value = np.array([1, 0, 1, 0]).astype(given)
+@pytest.mark.parametrize("number", [np.int64, np.int8, np.uint64, np.bool_, np.float32, np.float64])
+def test_whole_numbers_are_converted_silently_to_an_integer_placeholder(number: Any) -> None:
+    value = np.array([1, 0, 1, 0]).astype(number)
     got = train.bind([images, value])[1][2]
     assert got.dtype == np.int32
     np.testing.assert_array_equal(got, [1, 0, 1, 0])
@@ -301,7 +301,7 @@ def test_one_array() -> None:
         (tp.Bundle[tp.ListNumpy], lambda a, b: (a, b), ("list", "list"), (0, 1)),
     ],
 )
-def test_containers_come_back_as_they_were(annotation: Any, make: Any, kinds: Any, built: Any) -> None:
+def test_containers_are_restored(annotation: Any, make: Any, kinds: Any, built: Any) -> None:
     a, b = tensor(), tensor()
     for mode, wrapped in (("value", annotation), ("callback", tp.Callback[annotation])):
         results = returning(wrapped).results(make(a, b))

@@ -95,8 +95,8 @@ def test_streams() -> None:
 
 
 def test_collate() -> None:
-    made = default_collate([{"a": 1, "b": (True, "x")}, {"a": 2, "b": (False, "y")}])
-    assert values.tolist(made["a"]) == [1, 2] and values.tolist(made["b"][0]) == [True, False] and made["b"][1] == ["x", "y"]
+    batch = default_collate([{"a": 1, "b": (True, "x")}, {"a": 2, "b": (False, "y")}])
+    assert values.tolist(batch["a"]) == [1, 2] and values.tolist(batch["b"][0]) == [True, False] and batch["b"][1] == ["x", "y"]
     with pytest.raises(ArgumentError, match="sample 1 of the batch has 1 entries, and sample 0 has 2 entries"):
         default_collate([(1, 2), (1,)])
     with pytest.raises(ArgumentError, match="tensors cannot hold complex128"):
@@ -160,9 +160,9 @@ def test_readers_of_files_are_datasets(workers: int) -> None:
             super().__init__({"x": Field((2,), float32), "epoch": Field((), int64)}, 5)
             self.reads: list[list[int]] = []
 
-        def rows(self, numbers: Any, epoch: int, names: Any) -> Any:
-            self.reads.append(numbers.tolist())
-            return {"x": np.stack([numbers, numbers], 1).astype(np.float32), "epoch": np.full(len(numbers), epoch)}
+        def rows(self, indices: Any, epoch: int, names: Any) -> Any:
+            self.reads.append(indices.tolist())
+            return {"x": np.stack([indices, indices], 1).astype(np.float32), "epoch": np.full(len(indices), epoch)}
 
     samples = Noted()
     loader = DataLoader(samples, 2, sampler=RandomSampler(samples, seed=4), num_workers=workers)
@@ -177,7 +177,7 @@ def test_readers_of_files_are_datasets(workers: int) -> None:
     assert values.tolist(single["x"]) == [3, 3]
 
 
-def test_what_does_not_fit_into_a_batch_is_told() -> None:
+def test_samples_that_do_not_collate_raise() -> None:
     with pytest.raises(ArgumentError, match="tensors cannot hold <U1"):
         default_collate([np.array(["x"])])
     assert values.tolist(default_collate([1, 2.5])) == [1, 2.5] and str(default_collate([np.float32(1), np.ones(())]).tensor_type) == "float64[2]"
@@ -201,7 +201,7 @@ def test_errors_of_samplers_come_where_their_batch_would(workers: int) -> None:
         list(DataLoader(Ended(4), num_workers=workers))
 
 
-def test_loaders_that_wait_say_so(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_waiting_loaders_print_a_notice(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(waiting, "PATIENCE", 0.1)
 
     class Slow(Squares):
@@ -213,5 +213,5 @@ def test_loaders_that_wait_say_so(monkeypatch: pytest.MonkeyPatch, capfd: pytest
     for workers in (0, 1):
         notices.forget()
         assert len(list(DataLoader(Slow(6), 3, num_workers=workers))) == 2
-        told = capfd.readouterr().err
-        assert told.count("has waited 0.1 s for samples 3, 4, 5 of the dataset Slow; it reads sample 5 at") == 1, told
+        stderr = capfd.readouterr().err
+        assert stderr.count("has waited 0.1 s for samples 3, 4, 5 of the dataset Slow; it reads sample 5 at") == 1, stderr

@@ -22,11 +22,11 @@ def test_there_are_a_hundred_of_other_names() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_wrong_program(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    for told in case.run(tmp_path):
-        assert told.kind == case.wanted, told
-        assert case.line in told.message
-        assert [fact for fact in case.says if fact not in told.message] == [], told.message
-        assert section(case, told) in TABLE.read_text(encoding="utf-8"), "run scripts/refresh_messages if this is meant"
+    for report in case.run(tmp_path):
+        assert report.kind == case.expected_kind, report
+        assert case.line in report.message
+        assert [fact for fact in case.says if fact not in report.message] == [], report.message
+        assert section(case, report) in TABLE.read_text(encoding="utf-8"), "run scripts/refresh_messages if this is meant"
 
 
 @pytest.mark.parametrize(

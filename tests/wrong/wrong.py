@@ -34,7 +34,7 @@ VARYING = (
 
 
 @dataclass(frozen=True)
-class Told:
+class Report:
     """The public name of the error, or the exit code, and the whole message."""
 
     kind: str
@@ -55,7 +55,7 @@ class Case:
     files: dict[str, str] = field(default_factory=dict)
 
     @property
-    def wanted(self) -> str:
+    def expected_kind(self) -> str:
         return self.raises or f"exit code {self.code}"
 
     @property
@@ -64,32 +64,32 @@ class Case:
         marked = [number for number, line in enumerate(self.program.splitlines(), 1) if line.endswith("# here")]
         return f"{self.name}.py:{marked[0]}" if marked else ""
 
-    def run(self, folder: Path) -> list[Told]:
-        """What each rank is told; `folder` is empty, and where programs are."""
+    def run(self, folder: Path) -> list[Report]:
+        """Return the error report of each rank; `folder` is an empty folder for programs."""
         if self.command:
-            return [told_by_command(self, folder)]
+            return [report_of_command(self, folder)]
         if self.ranks == 1:
             return [self._raised(folder, 0)]
         return on_ranks(self.ranks, lambda rank: self._raised(folder, rank), anew=True)
 
-    def _raised(self, folder: Path, rank: int) -> Told:
-        given = {**ARGUMENT, "X": np.ones((2, 3), np.float32), "rank": rank, "path": lambda name: str(folder / name), "__name__": self.name}
+    def _raised(self, folder: Path, rank: int) -> Report:
+        namespace = {**ARGUMENT, "X": np.ones((2, 3), np.float32), "rank": rank, "path": lambda name: str(folder / name), "__name__": self.name}
         if self.ranks > 1:
-            given["P"] = flow.placement.all("cpu")
+            namespace["P"] = flow.placement.all("cpu")
         try:
-            exec(compile(self.program, f"{self.name}.py", "exec"), given)
+            exec(compile(self.program, f"{self.name}.py", "exec"), namespace)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller compares it
-            return Told(public_name(error), plain(str(error), folder))
-        return Told("nothing", "")
+            return Report(public_name(error), plain(str(error), folder))
+        return Report("nothing", "")
 
 
 def public_name(error: Exception) -> str:
-    """How programs catch it: the nearest of its classes that has a public name."""
+    """Return the nearest public class of the exception, by which programs catch it."""
     names = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins" or getattr(flow, kind.__name__, None) is kind)
     return next(names)
 
 
-def told_by_command(case: Case, folder: Path) -> Told:
+def report_of_command(case: Case, folder: Path) -> Report:
     for name, text in case.files.items():
         (folder / name).write_text(text)
     printed = io.StringIO()
@@ -100,7 +100,7 @@ def told_by_command(case: Case, folder: Path) -> Told:
             code: Any = cli.main(words)
         except SystemExit as end:
             code = end.code
-    return Told(f"exit code {code}", plain(printed.getvalue(), folder))
+    return Report(f"exit code {code}", plain(printed.getvalue(), folder))
 
 
 def plain(message: str, folder: Path) -> str:
@@ -117,5 +117,5 @@ def cases() -> Iterator[Case]:
             yield Case(name, **entry)
 
 
-def section(case: Case, told: Told) -> str:
-    return f"== {case.name}\n{told.kind}: {told.message}\n"
+def section(case: Case, report: Report) -> str:
+    return f"== {case.name}\n{report.kind}: {report.message}\n"

@@ -19,7 +19,7 @@ import optim_cases as cases  # noqa: E402 - beside this folder
 def main() -> None:
     rng = np.random.default_rng(0)
     w, a, b = (rng.standard_normal(cases.SHAPE) for _ in range(3))
-    found = {"w": w, "a": abs(a), "b": b}
+    curves = {"w": w, "a": abs(a), "b": b}
     for name, (kind, options) in cases.OPTIMIZERS.items():
         p = torch.nn.Parameter(torch.tensor(w))
         optimizer = getattr(torch.optim, kind)([p], **options)
@@ -29,7 +29,7 @@ def main() -> None:
             (torch.tensor(abs(a)) * (p - torch.tensor(b)) ** 2).sum().backward()
             optimizer.step()
             trace.append(p.detach().numpy().copy())
-        found[name] = np.array(trace)
+        curves[name] = np.array(trace)
     for name, (kind, options) in cases.SCHEDULES.items():
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.2)
         schedule = getattr(torch.optim.lr_scheduler, kind)(optimizer, **options)
@@ -38,15 +38,15 @@ def main() -> None:
             rates.append(optimizer.param_groups[0]["lr"])
             optimizer.step()
             schedule.step()
-        found[f"schedule {name}"] = np.array(rates)
+        curves[f"schedule {name}"] = np.array(rates)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.2)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=2, cooldown=1, factor=0.5)
     rates = []
     for metric in cases.METRICS:
         plateau.step(metric)
         rates.append(optimizer.param_groups[0]["lr"])
-    found["plateau"] = np.array(rates)
-    np.savez_compressed(HERE / "steps.npz", **found)
+    curves["plateau"] = np.array(rates)
+    np.savez_compressed(HERE / "steps.npz", **curves)
 
 
 if __name__ == "__main__":
