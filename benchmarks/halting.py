@@ -34,9 +34,7 @@ def one(model: str, halts: bool) -> None:
     os.sched_setaffinity(0, {int(os.environ.get("PMI_RANK", "0"))})
     if halts:
         plain = flow.optimizer.SGD
-        flow.optimizer.SGD = lambda *positional, **named: plain(
-            *positional, loss_scale_policy=flow.optimizer.loss_scale.halt_where_not_finite(), **named
-        )
+        flow.optimizer.SGD = lambda *args, **named: plain(*args, loss_scale_policy=flow.optimizer.loss_scale.halt_where_not_finite(), **named)
     flow.config.cpu_device_num(int(os.environ.get("PMI_SIZE", "1")))
     job, arguments = ours.job(model, False), models.batch(model)
     flow.load_variables(models.weights(model))

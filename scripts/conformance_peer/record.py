@@ -1,7 +1,9 @@
 """Recorder of PyTorch's results, in a separate environment.
 
-python record.py list FILE               the names that PyTorch has samples for
-python record.py record WANTED FOLDER    their samples and results, for the entries of the list in WANTED
+Usage:
+
+    python record.py list FILE               the names that PyTorch has samples for
+    python record.py record WANTED FOLDER    their samples and results, for the entries of the list in WANTED
 """
 
 from __future__ import annotations

@@ -49,11 +49,7 @@ def test_sharded_text_prints_layouts_after_types() -> None:
 
 
 def test_values_are_compared_by_identity() -> None:
-<<<<<<< HEAD
     """This also holds during a trace, where `==` of tensors compares elements."""
-=======
-    """Also while a job is traced, where handles compare elements."""
->>>>>>> f3482a94 (Rewrite the words of benchmarks, scripts and the remaining tests)
     comparisons: list[bool] = []
 
     def comparing(tracer: Tracer) -> Any:

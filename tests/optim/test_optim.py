@@ -140,8 +140,8 @@ def test_custom_schedules() -> None:
     lr_history = [optimizer.param_groups[0]["lr"]]
     for _ in range(3):
         warm.step()
-        found.append(optimizer.param_groups[0]["lr"])
-    assert found == [0.5, 0.5, 0.25, 0.125]
+        lr_history.append(optimizer.param_groups[0]["lr"])
+    assert lr_history == [0.5, 0.5, 0.25, 0.125]
     again = lr_scheduler.StepLR(optim.SGD([tensor(np.zeros(1))], lr=1.0), 2)
     again.load_state_dict({**again.state_dict(), "last_epoch": 5})
     assert again.get_last_lr() == pytest.approx([0.01])

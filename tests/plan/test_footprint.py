@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """Memory of a plan by use: small plans by hand, and the plan of a real job."""
-=======
-"""Memory by category: by hand on small plans, and against the plan of a real job."""
->>>>>>> f3482a94 (Rewrite the words of benchmarks, scripts and the remaining tests)
 
 from __future__ import annotations
 
@@ -34,17 +30,10 @@ def plan(*body: Instruction, fetch: Slot, arena: int = 4096, variables: dict[str
 
 def test_values_live_from_their_write_to_their_last_read() -> None:
     x, y, z = slot(0, 16), slot(64, 16), slot(128, 16)
-<<<<<<< HEAD
     result = footprint(plan(add("first", x, x, y), add("second", y, y, z), add("third", z, z, x), fetch=x))
     assert result.needed == 2 * 64  # x and y, y and z, z and the new x
     assert result.peak.startswith("first")
     assert result.allocated == 4096
-=======
-    memory = footprint(plan(add("first", x, x, y), add("second", y, y, z), add("third", z, z, x), fetch=x))
-    assert memory.needed == 2 * 64  # x and y, y and z, z and the new x
-    assert memory.peak.startswith("first")
-    assert memory.allocated == 4096
->>>>>>> f3482a94 (Rewrite the words of benchmarks, scripts and the remaining tests)
 
 
 def test_an_in_place_output_needs_no_memory() -> None:
@@ -54,13 +43,8 @@ def test_an_in_place_output_needs_no_memory() -> None:
 
 def test_unread_values_live_during_their_write() -> None:
     x, y = slot(0, 16), slot(64, 32)
-<<<<<<< HEAD
     result = footprint(plan(add("first", x, x, y), add("second", x, x, x), fetch=x))
     assert (result.needed, result.peak.split()[0]) == (64 + 128, "first")
-=======
-    memory = footprint(plan(add("first", x, x, y), add("second", x, x, x), fetch=x))
-    assert (memory.needed, memory.peak.split()[0]) == (64 + 128, "first")
->>>>>>> f3482a94 (Rewrite the words of benchmarks, scripts and the remaining tests)
 
 
 def test_each_byte_counts_for_the_phase_that_wrote_it() -> None:
@@ -80,30 +64,17 @@ def test_each_byte_counts_for_the_phase_that_wrote_it() -> None:
     }
 
 
-<<<<<<< HEAD
 def test_received_values_count_for_communication() -> None:
     x, y = slot(0, 16), slot(64, 64)
     gather = Collective("all_gather", (0, 1, 2, 3), x, y, (16,) * 4, (), Reduction.SUM, 0, "gathered")
     result = footprint(plan(gather, fetch=y))
     assert (result.at_peak["communication"], result.at_peak["activations"], result.peak.split()[0]) == (256, 64, "gathered")
-=======
-def test_received_values_count_as_communication() -> None:
-    x, y = slot(0, 16), slot(64, 64)
-    gather = Collective("all_gather", (0, 1, 2, 3), x, y, (16,) * 4, (), Reduction.SUM, 0, "gathered")
-    memory = footprint(plan(gather, fetch=y))
-    assert (memory.at_peak["communication"], memory.at_peak["activations"], memory.peak.split()[0]) == (256, 64, "gathered")
->>>>>>> f3482a94 (Rewrite the words of benchmarks, scripts and the remaining tests)
 
 
 def test_table_has_a_line_per_rank() -> None:
     x = slot(0, 16)
-<<<<<<< HEAD
     result = footprint(plan(add("first", x, x, x), fetch=x))
     lines = footprint_text({0: result, 1: result}).splitlines()
-=======
-    memory = footprint(plan(add("first", x, x, x), fetch=x))
-    lines = footprint_text({0: memory, 1: memory}).splitlines()
->>>>>>> f3482a94 (Rewrite the words of benchmarks, scripts and the remaining tests)
     assert [line.split()[0] for line in lines] == ["rank", "0", "1", "MiB"]
     assert lines[0].split()[-2:] == ["fullest", "at"]
 
@@ -111,13 +82,8 @@ def test_table_has_a_line_per_rank() -> None:
 @pytest.mark.parametrize("devices", [1, 2])
 def test_memory_of_a_real_job(devices: int) -> None:
     with scope.using(root=scope.Root()):
-<<<<<<< HEAD
         result = laid_out(load_job(str(Path(__file__).parents[2] / "examples" / "hybrid_mlp.py") + ":train_job"), devices)
         plan = result.plan(0)
-=======
-        program = laid_out(load_job(str(Path(__file__).parents[2] / "examples" / "hybrid_mlp.py") + ":train_job"), devices)
-        plan = program.plan(0)
->>>>>>> f3482a94 (Rewrite the words of benchmarks, scripts and the remaining tests)
     memory = footprint(plan)
     assert memory.at_peak["variables"] == sum(slot.type.nbytes for slot in plan.variables.values())
     # each device has a private and a shared buffer, whose peaks are at different times

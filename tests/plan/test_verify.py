@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """Checks of plans: overwritten memory, and ranks with incompatible schedules."""
-=======
-"""Findings of the checks of plans: overwritten memory, and ranks that disagree."""
->>>>>>> f3482a94 (Rewrite the words of benchmarks, scripts and the remaining tests)
 
 from __future__ import annotations
 
@@ -61,11 +57,7 @@ def test_verify_raises_for_instructions_in_another_order() -> None:
         verify_memory([SOUND[0], SOUND[2], SOUND[1]])
 
 
-<<<<<<< HEAD
 def test_verify_raises_for_memory_reused_too_early() -> None:
-=======
-def test_memory_reused_too_early() -> None:
->>>>>>> f3482a94 (Rewrite the words of benchmarks, scripts and the remaining tests)
     reuse = Access("reuse", (), ((C, slot(0, 4)),))
     with pytest.raises(PlanError, match=r"two reads arena@0:float32\[16\], but"):
         verify_memory([*SOUND[:2], reuse, *SOUND[2:]])
@@ -191,11 +183,7 @@ STORED = (("w", "w", 0, 100), ("v", "w", 128, 200))
 
 
 def writing(*each: Sequence[tuple[int, int]]) -> list[PlanSummary]:
-<<<<<<< HEAD
     """Return the plan summaries of ranks that write these ranges."""
-=======
-    """Return the messages of ranks that write these ranges."""
->>>>>>> f3482a94 (Rewrite the words of benchmarks, scripts and the remaining tests)
     return [PlanSummary((), STORED, tuple(("w", *span, f"u{i}") for i, span in enumerate(spans)), ()) for spans in each]
 
 

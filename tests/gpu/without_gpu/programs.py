@@ -1,9 +1,11 @@
 """Programs of `scripts/cupy_without_gpu`, each in its own process: real CuPy on the host (`host_runtime.py`); results are JSON.
 
-python programs.py FOLDER bindings            every op in every type and order of memory: errors of CuPy
-python programs.py FOLDER steps               training steps of the examples: launches, products, waits, copies
-python programs.py FOLDER threads             two ranks that share the GPU
-python programs.py FOLDER compile PART OF HOW the texts of all kernels that the others left in FOLDER, through NVRTC; HOW: all, or turns
+Usage:
+
+    python programs.py FOLDER bindings            every op in every type and order of memory: errors of CuPy
+    python programs.py FOLDER steps               training steps of the examples: launches, products, waits, copies
+    python programs.py FOLDER threads             two ranks that share the GPU
+    python programs.py FOLDER compile PART OF HOW the texts of all kernels that the others left in FOLDER, through NVRTC; HOW: all, or turns
 """
 
 from __future__ import annotations
