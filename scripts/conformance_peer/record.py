@@ -43,7 +43,7 @@ def record(entries: dict[str, Any], folder: Path) -> None:
         for entry in entries.get(kind, ()):
             recorder = recorded(entry)
             name = "-".join(filter(None, (kind, entry["name"], entry.get("variant"))))
-            write(folder / f"{name}.jsonl", [entry | {"kind": kind}, *recorder.lines], recorder.encode.numbers)
+            write(folder / f"{name}.jsonl", [entry | {"kind": kind}, *recorder.lines], recorder.encode.data)
             left_out[name] = recorder.left_out
     (folder / "left_out.json").write_text(json.dumps(left_out), encoding="utf-8")
 
