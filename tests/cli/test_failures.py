@@ -81,7 +81,7 @@ def test_only_the_installed_command_is_not_the_users(file: str, shown: str | Non
 
 
 def test_lines_of_builders_come_first(trained: Trained) -> None:
-    output = trained("model.builder=failing:deep", apart=True)
+    output = trained("model.builder=failing:deep", separate=True)
     assert f'failing.py", line {line("deep")}, in wrong' in output and "in deep" in output and "KeyError: 'lss'" in output and not own(output)
     output = trained("model.builder=failing:deep", more=("--traceback",))
     assert f'failing.py", line {line("deep")}, in wrong' in output and own(output)
