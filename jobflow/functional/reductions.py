@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
-from jobflow.core.types import DType, bool_, int64, uint8
+from jobflow.core.types import DType, bool_, float64, int64, uint8
 from jobflow.core.types import Tensor as Value
 from jobflow.eager import redistribution
 from jobflow.eager.run import run, run_several
@@ -269,12 +269,14 @@ def var(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False
     if isinstance(dim, bool):
         dim, unbiased = None, dim
     x = _floats("var", x)
+    dtype = x.tensor_type.dtype
+    x = cast(x, float64)  # in float32, rounding of the mean alone can exceed a small variance
     axes = axes_of("var", x, dim)
     less = int(unbiased) if correction is None else correction
     count = math.prod(x.tensor_type.shape[i] for i in axes) - less
     distance = run(Subtract(), x, mean(x, axes, keepdim=True)) if axes else run(Scale(0.0), x)
     squares = _reduced(ReduceSum, run(Square(), distance), axes, keepdim)
-    return run(DivideBy(count), squares) if count > 0 else run(Divide(), squares, constant(squares, 0, squares.tensor_type.dtype))
+    return cast(run(DivideBy(count), squares) if count > 0 else run(Divide(), squares, constant(squares, 0, float64)), dtype)
 
 
 @rounded_once

@@ -3,7 +3,7 @@
 Training is a chain of ops whose sums are partial if the samples are split.  The only communication is the redistribution of vectors with
 one element per channel:
 
-    mean = channel sum of x / count,   variance = channel sum of (x - mean)^2 / count  (biased; two passes),   then BatchNormalize.
+    m = channel sum of x / count,   CenteredSums of x - m and (x - m)^2,   Moments: mean and (biased) variance,   then BatchNormalize.
 
 BatchNormalize takes mean and variance as statistics of its own x: the gradient of x includes them, and they receive none.
 Normalize takes them as independent inputs.
@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any
 
 from jobflow.core.errors import ShapeError
-from jobflow.core.layout import B, P, Rule, Signature
+from jobflow.core.layout import B, P, Rule, S, Signature
 from jobflow.core.types import Tensor, TensorType
 from jobflow.ops.arithmetic import add, multiply, subtract
 from jobflow.ops.axes import reshape
@@ -28,9 +28,9 @@ from jobflow.ops.derivative import through
 from jobflow.ops.indexed import Indexed
 from jobflow.ops.matmul import axis_sum
 from jobflow.ops.op import LETTERS, Grads, Sample, apply, normal_axis, sample
-from jobflow.ops.pointwise import FLOATS, call, check_dtypes, sample_data
-from jobflow.ops.scalar import scale, shift
-from jobflow.ops.transcendental import rsqrt
+from jobflow.ops.pointwise import FLOATS, Pointwise, call, check_dtypes, sample_data
+from jobflow.ops.scalar import clip, fill_like, scale, shift
+from jobflow.ops.transcendental import rsqrt, square
 from jobflow.ops.update import MovingAverage
 
 
@@ -59,25 +59,27 @@ def _wide(vector: Tensor, axis: int, like: Tensor) -> Tensor:
     return reshape(vector, [vector.tensor_type.size if i == axis else 1 for i in range(like.tensor_type.ndim)])
 
 
-class CenteredSquares(ChannelOp):
-    """s[c] = sum of (x - mean[c])^2 over all axes but `axis`."""
+class CenteredSums(ChannelOp):
+    """s[c] = sum of x - mean[c], q[c] = sum of (x - mean[c])^2, over all axes but `axis`."""
 
-    def infer(self, x: TensorType, mean: TensorType) -> TensorType:
+    results = 2
+
+    def infer(self, x: TensorType, mean: TensorType) -> tuple[TensorType, TensorType]:
         self._check("batch_norm", x, mean=mean)
-        return mean
+        return mean, mean
 
     def rule(self, x: TensorType, mean: TensorType) -> Rule:
-        return self._rule("tc", "c", x.ndim)
+        return self._rule("tc", "cc", x.ndim)
 
     def last(self, letters: str) -> str:
         return letters[self.axis]
 
     def formula(self, f: Any, x: Any, mean: Any) -> Any:
         centred = x - mean
-        return f.column_sum(centred * centred)
+        return f.column_sum(centred), f.column_sum(centred * centred)
 
-    def grad(self, x: Tensor, mean: Tensor, s: Tensor, ds: Tensor) -> Grads:
-        dx = call(CenteredSquaresGrad(self.axis), x, mean, ds)
+    def grad(self, x: Tensor, mean: Tensor, s: Tensor, q: Tensor, *grads: Tensor | None) -> Grads:
+        dx = call(CenteredSumsGrad(self.axis), x, mean, *(fill_like(mean, 0.0) if each is None else each for each in grads))
         return dx, scale(axis_sum(dx, self.axis), -1.0)
 
     @classmethod
@@ -86,27 +88,61 @@ class CenteredSquares(ChannelOp):
         yield sample(cls(1), sample_data(1, 5, 3), sample_data(2, 3))
 
 
-class CenteredSquaresGrad(ChannelOp):
-    """dx = 2 (x - mean) ds."""
+class CenteredSumsGrad(ChannelOp):
+    """dx = ds + 2 (x - mean) dq."""
 
-    def infer(self, x: TensorType, mean: TensorType, ds: TensorType) -> TensorType:
+    def infer(self, x: TensorType, mean: TensorType, ds: TensorType, dq: TensorType) -> TensorType:
         return x
 
-    def rule(self, x: TensorType, mean: TensorType, ds: TensorType) -> Rule:
-        return self._rule("tcc", "t", x.ndim, linear=((2,),))
+    def rule(self, x: TensorType, mean: TensorType, ds: TensorType, dq: TensorType) -> Rule:
+        return self._rule("tccc", "t", x.ndim, linear=((2, 3),))
 
-    def formula(self, f: Any, x: Any, mean: Any, ds: Any) -> Any:
-        return (x - mean) * 2.0 * ds
+    def formula(self, f: Any, x: Any, mean: Any, ds: Any, dq: Any) -> Any:
+        return (x - mean) * 2.0 * dq + ds
 
-    def grad(self, x: Tensor, mean: Tensor, ds: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
-        def parts(x: Tensor, mean: Tensor, ds: Tensor) -> tuple[Tensor]:
-            return (multiply(subtract(x, _wide(mean, self.axis, x)), scale(_wide(ds, self.axis, x), 2.0)),)
+    def grad(self, x: Tensor, mean: Tensor, ds: Tensor, dq: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
+        def parts(x: Tensor, mean: Tensor, ds: Tensor, dq: Tensor) -> tuple[Tensor]:
+            m, s, q = (_wide(v, self.axis, x) for v in (mean, ds, scale(dq, 2.0)))
+            return (add(multiply(subtract(x, m), q), s),)
 
-        return through(parts, (x, mean, ds), (ddx,))
+        return through(parts, (x, mean, ds, dq), (ddx,))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), sample_data(1, 3, 4, 2), sample_data(2, 4), sample_data(3, 4))
+        yield sample(cls(1), sample_data(1, 3, 4, 2), sample_data(2, 4), sample_data(3, 4), sample_data(4, 4))
+
+
+class Moments(Pointwise):
+    """The mean and the biased variance, from a nearby mean and the sums of CenteredSums around it.
+
+    The nearby mean has the rounding errors of a long sum.  The mean distance from it, s / count, corrects both.
+    """
+
+    count: int
+    results = 2
+
+    def infer(self, mean: TensorType, s: TensorType, q: TensorType) -> tuple[TensorType, TensorType]:
+        return mean, mean
+
+    def rule(self, mean: TensorType, s: TensorType, q: TensorType) -> Rule:
+        whole, split = (Signature((sbp,) * 3, (sbp,) * 2) for sbp in (B, S(0)))
+        return Rule("C,C,C->C,C", also=(whole, split))  # whole first: partial sums become whole in one all_reduce
+
+    def formula(self, f: Any, mean: Any, s: Any, q: Any) -> Any:
+        share = 1.0 / self.count
+        rest = s * share
+        return mean + rest, f.maximum(q * share - rest * rest, 0.0)
+
+    def grad(self, mean: Tensor, s: Tensor, q: Tensor, *rest: Tensor | None) -> Grads:
+        return through(self._parts, (mean, s, q), rest[self.results :])
+
+    def _parts(self, mean: Tensor, s: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        rest = scale(s, 1.0 / self.count)
+        return add(mean, rest), clip(subtract(scale(q, 1.0 / self.count), square(rest)), 0.0)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(3), sample_data(1, 4), sample_data(2, 4), sample_data(3, 4, low=1.5))
 
 
 class Normalize(ChannelOp):
@@ -276,11 +312,11 @@ def batch_norm_train(
 @lru_cache(maxsize=1024)
 def _moments(axis: int, type: TensorType) -> Chain:
     """The mean and the biased variance of each channel."""
-    share = 1.0 / max(1, type.size // max(1, type.shape[axis]))
+    count = max(1, type.size // max(1, type.shape[axis]))
 
-    def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-        mean = scale(axis_sum(x, axis), share)
-        return mean, scale(call(CenteredSquares(axis), x, mean), share)
+    def moments(x: Tensor) -> tuple[Tensor, ...]:
+        mean = scale(axis_sum(x, axis), 1.0 / count)
+        return apply(Moments(count), mean, *apply(CenteredSums(axis), x, mean))
 
     return chain("batch_norm", moments, type)
 

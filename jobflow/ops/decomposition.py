@@ -83,9 +83,12 @@ def _mean(x: Tensor, axes: Sequence[int]) -> Tensor:
 def row_statistics(x: Tensor, begin: int, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return the mean of each row, x minus the mean, and 1 / sqrt(variance + epsilon)."""
     axes = _rows(x, begin)
-    mean = _mean(x, axes)
-    centred = subtract(x, _lead(mean, x))
-    return mean, centred, rsqrt(shift(_mean(square(centred), axes), epsilon))
+    first = _mean(x, axes)
+    away = subtract(x, _lead(first, x))
+    rest = _mean(away, axes)
+    mean = add(first, rest)
+    variance = clip(subtract(_mean(square(away), axes), square(rest)), 0.0)
+    return mean, subtract(x, _lead(mean, x)), rsqrt(shift(variance, epsilon))
 
 
 def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, begin: int, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -31,10 +31,16 @@ def _mean(f: Any, x: Any) -> Any:
 
 
 def _statistics(f: Any, x: Any, epsilon: float) -> tuple[Any, Any, Any]:
-    """Return the mean of a row, its elements minus the mean, and 1 / sqrt(variance + epsilon)."""
-    mean = _mean(f, x)
-    centred = x - mean
-    return mean, centred, f.rsqrt(_mean(f, centred * centred) + epsilon)
+    """Return the mean of a row, its elements minus the mean, and 1 / sqrt(variance + epsilon).
+
+    Rounding errors of a long sum make the first mean inexact.  The mean distance from it corrects both statistics.
+    """
+    first = _mean(f, x)
+    away = x - first
+    rest = _mean(f, away)
+    mean = first + rest
+    variance = f.maximum(_mean(f, away * away) - rest * rest, 0.0)
+    return mean, x - mean, f.rsqrt(variance + epsilon)
 
 
 def _through_statistics(begin: int, x: Tensor, mean: Tensor, inv_std: Tensor, dmean: Tensor | None, dinv: Tensor | None) -> Tensor:

@@ -305,8 +305,9 @@ def reduce_all(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: st
 @rounded_once
 def reduce_variance(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
     """Return the mean of the squared distances from the mean (biased)."""
-    distance = subtract(x, reduce_mean(x, axes, keepdims=True))
-    return reduce_mean(square(distance), axes, keepdims, name=name)
+    wide = cast(x, float64) if x.tensor_type.dtype.is_float else x  # in float32, rounding of the mean alone can exceed a small variance
+    distance = subtract(wide, reduce_mean(wide, axes, keepdims=True))
+    return cast(reduce_mean(square(distance), axes, keepdims, name=name), x.tensor_type.dtype)
 
 
 @rounded_once

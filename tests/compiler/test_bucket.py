@@ -52,9 +52,9 @@ def normalized(tracer: Tracer) -> Any:
     return batch_norm_train(x, variable(tracer, "gamma", 3), variable(tracer, "beta", 3))[0]
 
 
-def test_sums_of_a_batch_norm_gradient_share_a_collective() -> None:
-    mean, variance, sums, weights = reduced(trace(normalized, first(2), train=True))
-    assert (len(mean), len(variance), weights) == (1, 1, ["w"])
+def test_sums_of_a_batch_norm_share_a_collective() -> None:
+    mean, moments, sums, weights = reduced(trace(normalized, first(2), train=True))
+    assert (len(mean), len(moments), weights) == (1, 2, ["w"])
     assert sums[:2] == ["gamma", "beta"] and len(sums) == 3
 
 

@@ -119,7 +119,7 @@ def test_compiled_loops_equal_the_kernels() -> None:
             for ours, theirs in zip(outputs, expected, strict=True):
                 np.testing.assert_allclose(ours, theirs, tolerance, tolerance, err_msg=f"{sample} in {kind}")
     assert strided == {
-        *("AxisSum", "BatchNormalizeSums", "CenteredSquares", "NormalizeSums"),  # sums over axes with channels that are not the last axis
+        *("AxisSum", "BatchNormalizeSums", "CenteredSums", "NormalizeSums"),  # sums over axes with channels that are not the last axis
         *("ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "SumTo"),  # over the first axis, or axes between others
     }
 

@@ -86,7 +86,7 @@ def in_order(shape: tuple[int, ...], order: tuple[int, ...]) -> Array:
 
 LARGE = [((40, 8, 30, 30), (0, 1, 2, 3)), ((40, 8, 30, 30), (1, 2, 3, 0)), ((3000, 70), (0, 1)), ((2, 3, 300, 301), (0, 1, 2, 3))]
 CHANNEL_OPS: list[tuple[Op, str]] = [
-    (bn.CenteredSquares(1), "tc"),
+    (bn.CenteredSums(1), "tc"),
     (bn.Normalize(1, 1e-3), "tcpcc"),
     (bn.BatchNormalize(1, 1e-3), "tcpcc"),
     (bn.NormalizeSums(1, 1e-3), "ttcp"),

@@ -35,7 +35,7 @@ from jobflow.graph.ir import Node, Value
 from jobflow.graph.traced import Traced
 from jobflow.graph.training import Microbatches
 from jobflow.ops.arithmetic import Add, Maximum, Minimum
-from jobflow.ops.batch_norm import BatchNormalize, CenteredSquares
+from jobflow.ops.batch_norm import BatchNormalize, CenteredSums
 from jobflow.ops.broadcast import BroadcastTo
 from jobflow.ops.layout_ops import Identity, ViewConversion
 from jobflow.ops.op import Op, ViewOp, apply, types_tuple
@@ -96,7 +96,7 @@ class _PartsRewriter:
         self.tracer = Tracer.onward(program)
         self.wholes = iter(whole[0].nodes)
         self.trained = reached_from(trained_variables(self.tracer), program.nodes)
-        self.statistics = {value for node in program.nodes if isinstance(node.op, BatchNormalize) for value in node.inputs[1:3]}
+        self.statistics = {value for node in program.nodes if isinstance(node.op, BatchNormalize | CenteredSums) for value in node.inputs[1:3]}
         self.parts: dict[Value, Part] = {}
         self.gathered: dict[str, Part] = {}
         self.placed: dict[str, tuple[Op, Part]] = {}
@@ -181,9 +181,9 @@ class _PartsRewriter:
         if not node.inputs:
             return self._source(node, whole)
         if node.outputs[0] in self.statistics:
-            return self._keep(node, inputs, node.op, [Statistic()])
+            return self._keep(node, inputs, node.op, [Statistic()] * len(node.outputs))
         parts = [self.parts[value] for value in inputs]
-        if isinstance(node.op, BatchNormalize | CenteredSquares):
+        if isinstance(node.op, BatchNormalize | CenteredSums):
             parts = [B if isinstance(part, Statistic) else part for part in parts]
         return self._mixed(node, inputs, parts) or self._ruled(node, whole, inputs, parts)
 

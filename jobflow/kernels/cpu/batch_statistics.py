@@ -11,7 +11,7 @@ from jobflow.core.types import Array, dtype_of
 from jobflow.kernels.cpu.blocks import BLOCK, blocks, lead_sum_calls, memory_order
 from jobflow.kernels.cpu.sums import sum_calls
 from jobflow.kernels.registry import implements
-from jobflow.ops.batch_norm import BatchNormalizeGrad, CenteredSquares, ChannelOp, Normalize, NormalizeSums
+from jobflow.ops.batch_norm import BatchNormalizeGrad, CenteredSums, ChannelOp, Normalize, NormalizeSums
 from jobflow.ops.matmul import along
 from jobflow.ops.op import Binder, Call, Op
 
@@ -66,16 +66,20 @@ def _block_sums(device: Binder, axis: int, x: Array, count: int) -> tuple[list[t
     return parts, sums
 
 
-@implements(CenteredSquares, refuses=_refused)
-def squares_in_blocks(op: CenteredSquares, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    (x, mean), (s,) = inputs, outputs
-    parts, (sums,) = _block_sums(device, op.axis, x, 1)
+@implements(CenteredSums, refuses=_refused)
+def centered_sums_in_blocks(op: CenteredSums, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    x, mean = inputs
+    parts, sums = _block_sums(device, op.axis, x, len(outputs))
     calls: list[Call] = []
-    for at, work, (total,) in parts:
+    for at, work, (plain, squared) in parts:
         (m,) = _wide(op, x, mean[at[op.axis]])
-        calls += [(np.subtract, (x[at], m, work)), (np.multiply, (work, work, work))]
-        calls += sum_calls(device, work, _others(op, x), total)
-    return [*calls, *lead_sum_calls(device, sums, s)]
+        calls.append((np.subtract, (x[at], m, work)))
+        calls += sum_calls(device, work, _others(op, x), plain)
+        calls.append((np.multiply, (work, work, work)))
+        calls += sum_calls(device, work, _others(op, x), squared)
+    for each, y in zip(sums, outputs, strict=True):
+        calls += lead_sum_calls(device, each, y)
+    return calls
 
 
 @implements(Normalize, refuses=_refused)
