@@ -9,7 +9,7 @@ import laws
 import numpy as np
 import nvidia_compiler
 import pytest
-from on_device import TOLERANCE, cases, on_host, single
+from on_device import TOLERANCE, cases, host_results, single
 
 from jobflow.core.types import type_of
 from jobflow.kernels.cuda.pooling_kernels import PoolingKernel, addresses, print_pooling
@@ -22,7 +22,7 @@ def test_pooling_kernels(tmp_path: Path) -> None:
     texts, runs = [], []
     for cls in (MaxPool, MaxPoolGrad, AvgPool, AvgPoolGrad):
         for k, (sample, arrays) in enumerate(cases(cls)):
-            expected = on_host(sample.op, arrays)
+            expected = host_results(sample.op, arrays)
             inner, outer = laws.ORDERS[k % 5]
             inputs, outputs = (
                 [inner(a) for a in arrays],
