@@ -242,8 +242,8 @@ def convert(options: argparse.Namespace) -> int:
         raise CheckpointError(f"convert to {options.target}: give a name that ends in .{options.to}")
     if options.to is None and suffix not in FILES and any(map(str.isalpha, suffix)):
         raise CheckpointError(
-            f"convert to {options.target}: there is no way to write a {suffix} file; a name that ends in {' or '.join(FILES)} is a file, "
-            f"one without an ending a directory (with --to jobflow or --to legacy, any name is a directory)"
+            f"convert to {options.target}: {suffix} files cannot be written; pass a name that ends in {' or '.join(FILES)}, "
+            f"a directory name without a suffix, or any directory name with --to jobflow or --to legacy"
         )
     to = options.to or (suffix[1:] if suffix in FILES else "legacy" if is_ours else "jobflow")
     if f".{to}" in FILES:

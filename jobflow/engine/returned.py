@@ -45,13 +45,13 @@ class LocalBlob(NDArrayOperatorsMixin):
     def numpy_lists(self) -> list[list[Array]]:
         """Return one list of arrays per device, for a tensor list."""
         if not self._has_lists:
-            raise JobError(f"{user_line()}: numpy_lists() is of what tensor_buffer_to_tensor_list gives; numpy() or numpy_list() gives this one")
+            raise JobError(f"numpy_lists() at {user_line()}: the result is not a tensor list; call numpy() or numpy_list()")
         return list(self._value)
 
     @property
     def _flat(self) -> Delivered:
         if self._has_lists:
-            raise JobError(f"{user_line()}: each device has a list of arrays; numpy_lists() gives them")
+            raise JobError(f"result at {user_line()}: each device has a list of arrays; call numpy_lists()")
         return self._value
 
     @property

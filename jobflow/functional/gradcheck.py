@@ -38,7 +38,7 @@ def gradcheck(
 
     The check covers the inputs that require gradients: all elements, or with `fast_mode` one random direction per output and input.
     A difference may be up to atol + rtol * |central difference|.  The gradients of two runs may differ by `nondet_tol`.  For global
-    tensors, all ranks must call this.
+    tensors, all ranks must call gradcheck.
     Raises: GradcheckError, which names output, input, elements and both values, unless `raise_exception` is False; DtypeError for inputs
     other than float64, whose differences are too inexact.
     """

@@ -131,7 +131,10 @@ def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
         known = math.prod(n for n in new_sizes if n != -1)
         new_sizes = tuple(x.shape[at] // max(known, 1) if n == -1 else n for n in new_sizes)
     if math.prod(new_sizes) != x.shape[at]:
-        raise ShapeError(f"unflatten at {user_line()}: the product of sizes {list(sizes)} is not the size of axis {at} of {x.tensor_type}")
+        raise ShapeError(
+            f"unflatten at {user_line()}: the product of sizes {list(sizes)} is not the size of axis {at} of {x.tensor_type}; "
+            f"pass sizes whose product is {x.shape[at]}"
+        )
     return reshape(x, (*x.shape[:at], *new_sizes, *x.shape[at + 1 :]))
 
 

@@ -225,7 +225,7 @@ class Sides:
     most: int | None = None
 
     def of(self, width: int, height: int) -> tuple[int, int]:
-        """Return the resized size of an image of this size."""
+        """Return the width and height after resizing an image of `width` x `height`."""
         if not isinstance(self.target, int):
             return self.target
         low, high = min(width, height), max(width, height)
@@ -356,7 +356,9 @@ class Padded(Stage):
     def of(self, place: Any, *values: Any) -> Array:
         array: Array = values[0]
         if array.ndim != len(self.shape) or any(n > most for n, most in zip(array.shape, self.shape, strict=True)):
-            raise DataError(f"an array {list(array.shape)} does not lie in the shape {list(self.shape)}")
+            raise DataError(
+                f"an array {list(array.shape)} does not fit into shape {list(self.shape)}; pass a shape with as many axes, each at least as large"
+            )
         whole = self._zeros.copy()
         whole[tuple(map(slice, array.shape))] = array
         return whole
@@ -373,7 +375,9 @@ class Inside(Stage):
     def of(self, place: Any, *values: Any) -> Array:
         array = np.asarray(values[0])
         if array.ndim != len(self.shape) or any(n > most for n, most in zip(array.shape, self.shape, strict=True)):
-            raise DataError(f"an array {list(array.shape)} does not lie in the shape {list(self.shape)}")
+            raise DataError(
+                f"an array {list(array.shape)} does not fit into shape {list(self.shape)}; pass a shape with as many axes, each at least as large"
+            )
         return array.astype(self.dtype.numpy, copy=False)
 
 

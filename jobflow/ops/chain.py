@@ -100,9 +100,9 @@ MOST_ELEMENTS = 1 << 18
 
 
 def chained(program: Derivative, types: Mapping[int, TensorType], name: str) -> Derivative:
-    """Return a gradient program whose operations are one chain, except for views at its end; `types` are those of the values that it reads.
+    """Return a gradient program whose operations are one chain, except for the views at the end.
 
-    The program itself is returned if a chain would save nothing, or its tensors are large.
+    `types`: the types of the values that the program reads.  Return the program itself if a chain would save nothing, or the tensors are large.
     """
     inside, views = _split(program)
     if len(inside) < 2 or not all(map(_may_be_chained, inside)):

@@ -40,7 +40,7 @@ def _clipped_indices(xp: Xp, ids: Array, offset: int, size: int) -> tuple[Array,
 def _sums_in(xp: Xp, dtype: Any) -> Any:
     """Return the type for sums of rows of `dtype`.
 
-    On a GPU, scattered addition exists only in half, single and double precision and in whole words.
+    On a GPU, scatter-add supports only float16, float32, float64, int32, uint32 and uint64.
     """
     if dtype.kind == "f":
         return dtype

@@ -32,7 +32,7 @@ class Absolute(Unary):
 
 
 class ScalarPower(WithNumber):
-    """y = x^number; integers take powers from 0 to the largest of their type"""
+    """y = x^number; integer tensors accept exponents from 0 to the largest value of the dtype"""
 
     primitive = "power"
 

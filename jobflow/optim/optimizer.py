@@ -65,8 +65,8 @@ class Optimizer:
         entries = list(params)
         if not entries:
             raise ConfigError(
-                f"{self._word} at {user_line()}: there are no parameters; pass module.parameters() (those of modules in a plain list, "
-                f"which is no nn.ModuleList, are not found)"
+                f"{self._word} at {user_line()}: there are no parameters; pass module.parameters(), and replace plain lists of modules by "
+                f"nn.ModuleList, because a plain list does not register modules"
             )
         for group in entries if isinstance(entries[0], Mapping) else [{"params": entries}]:
             self.add_param_group(group)  # type: ignore[arg-type]
@@ -86,7 +86,7 @@ class Optimizer:
         known = {id(p) for other in self.param_groups for p in other["params"]}
         for p in params:
             if not isinstance(p, Tensor) or not p.is_leaf:
-                raise ConfigError(f"{what}: {type(p).__name__} is not a parameter; parameters are tensors that were not computed from others")
+                raise ConfigError(f"{what}: {type(p).__name__} is not a parameter; pass leaf tensors, for example module.parameters()")
             if id(p) in known:
                 raise ConfigError(f"{what}: a {p.tensor_type} parameter is given twice")
             known.add(id(p))

@@ -30,7 +30,7 @@ class ArgumentPart:
     box: Box | None
 
     def of(self, value: Array | Lazy) -> Array:
-        """Return a view of the caller's array; read this part of a lazy one."""
+        """Return the part of an argument: a view of the caller's array, or the elements read from a lazy argument."""
         if isinstance(value, Lazy):
             return value[self.slices(value.shape)]
         rows = value if self.rows is None else value[self.rows]

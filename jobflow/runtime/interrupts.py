@@ -52,7 +52,7 @@ class _SigintScope:
 
 
 class held(_SigintScope):
-    """A context that delays the first SIGINT to its end, or to a second SIGINT."""
+    """A context manager that delays the first SIGINT until the block ends or a second SIGINT arrives."""
 
     __slots__ = ("_noted",)
 

@@ -178,17 +178,17 @@ class Tracing:
             return
         first, self._begun = self._begun, 0
         self._first = self._done + 2**62  # once
-        everybody: list[Timeline] = world.call(End())
+        timelines: list[Timeline] = world.call(End())
         if self._session().writes_files:
-            self.traced = write(self.path, everybody, first, self._done + 1 - first)
+            self.traced = write(self.path, timelines, first, self._done + 1 - first)
 
 
-def write(path: Path, everybody: Sequence[Timeline], first: int, steps: int) -> Traced:
+def write(path: Path, timelines: Sequence[Timeline], first: int, steps: int) -> Traced:
     """Write the records of all ranks to one file; the recorded steps are `first`, `first` + 1 ..."""
-    slices = tuple(item for recorded in everybody for item in slices_of(recorded, first, steps))
+    slices = tuple(item for recorded in timelines for item in slices_of(recorded, first, steps))
     start = min((item.begin for item in slices), default=0.0)
     slices = tuple(replace(item, begin=item.begin - start, end=item.end - start) for item in slices)
-    traced = Traced(path, slices, tuple(recorded.host.partition(" ")[0] for recorded in everybody), steps)
+    traced = Traced(path, slices, tuple(recorded.host.partition(" ")[0] for recorded in timelines), steps)
     leave(path, json.dumps(events(traced), separators=(",", ":")).encode())
     return traced
 

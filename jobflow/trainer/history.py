@@ -136,7 +136,7 @@ class History(Watcher):
         return bool(records)
 
     def pictures(self) -> Iterator[tuple[str, list[Curve]]]:
-        """Yield the charts: each metric of training with the same metric of validation, first the loss, last learning rate and speed."""
+        """Yield the charts, each with one metric in training and validation.  The loss comes first, learning rate and speed come last."""
         groups: dict[str, list[Curve]] = {"loss": []}
         for name, line in self.lines.items():
             of, _, base = name.rpartition("/")

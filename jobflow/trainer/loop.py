@@ -170,8 +170,8 @@ class Loop:
         """Lock the output and checkpoint directories against other trainings."""
         if is_remote(self.config.output):
             raise ConfigError(
-                f"{self.loaded.origin('output')}: output: it is {self.config.output}; a run's own files are written on this machine, "
-                f"and checkpoint.directory may be in a store"
+                f"{self.loaded.origin('output')}: output: {self.config.output} is remote; pass a local directory "
+                f"(only checkpoint.directory may be remote)"
             )
         places: dict[str, AnyPath] = {"output": Path(self.config.output), "checkpoint.directory": self.series.directory}
         for key, path in places.items():

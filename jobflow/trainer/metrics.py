@@ -68,7 +68,7 @@ class Lines:
 
     @property
     def is_removed(self) -> bool:
-        """True if the file no longer has its name, as after the removal of its folder."""
+        """True if the path does not exist or refers to another file, for example after its folder was removed."""
         try:
             now = os.stat(self.path)
         except FileNotFoundError:

@@ -283,7 +283,7 @@ def test_a_run_with_checkpoints_in_an_object_store(
         ConfigError, match=r"checkpoint\.directory: nothing can be written to memory://run/checkpoints: .*refuses access \(read only\)"
     ):
         run(loaded(file, tmp_path, *settings))
-    with pytest.raises(ConfigError, match=r"output: it is memory://run; a run's own files are written on this machine"):
+    with pytest.raises(ConfigError, match=r"output: memory://run is remote; pass a local directory"):
         run(load(file, ["output=memory://run"]))
     memory.store.clear()
 

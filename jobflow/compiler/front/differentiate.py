@@ -110,8 +110,8 @@ def differentiate(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
 def counted(program: Traced, loss: Value) -> int:
     """Return the number of terms in the mean of a loss.
 
-    The terms are its elements, or the rows of a dynamic shape unless a strategy sets a view.  Return 0 on a device of the mirrored view without
-    samples: its mean has no weight among the means of the devices.
+    The terms are the elements of the loss, or its rows if the shape is dynamic and no strategy sets a view.
+    In the mirrored view, return 0 on a device without samples: its mean has weight 0 among the means of the devices.
     """
     if loss.local and is_without_rows(program.inputs.values(), program.rows):
         return 0

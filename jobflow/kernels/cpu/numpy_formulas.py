@@ -180,7 +180,7 @@ _SCALAR: dict[str, Callable[..., Expression]] = {
 
 
 def lacks_vector_loop(name: str, dtype: DType) -> bool:
-    """True if NumPy computes a function element by element, and has vectorized loops for the functions of its formula."""
+    """Return True if NumPy has no vectorized loop for a function, but has one for every function of the formula."""
     return dtype is float32 and name in _SCALAR and not is_vectorized(name) and all(map(is_vectorized, _NEEDED))
 
 

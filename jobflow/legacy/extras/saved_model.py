@@ -95,7 +95,7 @@ class ModelBuilder:
 
     def __init__(self, save_path: str | PathLike[str]) -> None:
         if not isinstance(save_path, str | PathLike):
-            raise ArgumentError(f"ModelBuilder at {user_line()}: save_path {save_path!r} is not the path of a folder")
+            raise ArgumentError(f"ModelBuilder at {user_line()}: save_path must be a str or a PathLike; got {save_path!r}")
         self.save_path = Path(save_path)
         self.name = self.save_path.name
         self.version = 1

@@ -267,7 +267,7 @@ def _kinds() -> dict[type, int]:
 def hparams(hparams: Mapping[Hparam | Metric | str, Any]) -> Any:
     """Return a message with hyperparameters and their metrics: `{Hparam(...) or a name: value, Metric(...): value}`."""
     if not isinstance(hparams, Mapping):
-        raise ArgumentError(f"summary.hparams at {user_line()}: {hparams!r} is not a dict")
+        raise ArgumentError(f"summary.hparams at {user_line()}: hparams must be a dict of values by name; got {hparams!r}")
     values = {key.name if isinstance(key, Hparam) else key: value for key, value in hparams.items() if not isinstance(key, Metric)}
     metrics = {key.name: value for key, value in hparams.items() if isinstance(key, Metric)}
     for name, value in {**values, **metrics}.items():

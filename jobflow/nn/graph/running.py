@@ -154,8 +154,11 @@ class Bound:
         memory.ranks = memory.ranks or self.group.ranks
         other = next((name for name, x in tensors.items() if memory.tensors.setdefault(name, x) is not x), None)
         if other is not None or memory.ranks != self.group.ranks:
-            what = f"runs on other ranks, {list(self.group.ranks)}," if other is None else f"has another tensor as {other}"
-            raise JobError(f"{self.built.name} at {user_line()}: the graph {what} than for the shapes of its earlier calls; make another graph")
+            if other is None:
+                what = f"the graph ran on ranks {list(memory.ranks)} for other input shapes, and now runs on ranks {list(self.group.ranks)}"
+            else:
+                what = f"{other} is not the tensor that the graph had for other input shapes"
+            raise JobError(f"{self.built.name} at {user_line()}: {what}; create another graph")
 
     def _bind(self, loaded: Mapping[str, Tensor]) -> None:
         here, ranks = self.here, self.group.ranks

@@ -276,7 +276,7 @@ class Membership:
             self._wait(lambda state: state["left"] == all_ranks, lambda state: state["missing"])
 
     def fail(self, text: str) -> None:
-        """End all ranks; `text` is shown on screens without the output of this rank."""
+        """End all ranks; other ranks print `text` on screens that do not show the output of this rank."""
         self._done = True
         try:
             # a rank may fail before the service starts, or after it has ended

@@ -24,7 +24,7 @@ class Notes:
 
 
 def key(meaning: str, also: str = "", derived: str = "", **bounds: Any) -> Any:
-    """Return the field of a key.  `also`: its names in other programs; `derived`: its value, usually a reference, if the user writes none."""
+    """Return the field of a key.  `also`: names of the key in other programs; `derived`: the value, usually a reference, of an omitted key."""
     field: FieldInfo = Field(description=meaning, **bounds)
     field.metadata.append(Notes(tuple(also.split()), derived))
     return field
