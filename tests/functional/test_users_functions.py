@@ -52,7 +52,7 @@ def test_outputs_with_and_without_gradients() -> None:
         assert words == "words" and y.requires_grad and z.requires_grad and not positive.requires_grad and positive.is_leaf
         np.testing.assert_array_equal(positive.numpy(), X > 0)
         (y.sum() * 2).backward(retain_graph=True)
-        np.testing.assert_allclose(x.grad.numpy(), 10 * X)  # nobody function_of use of z: its gradient is zeros
+        np.testing.assert_allclose(x.grad.numpy(), 10 * X)  # no function uses z: its gradient is zeros
         x.grad = None
         ((y + positive).sum() + z.sum()).backward()
         np.testing.assert_allclose(x.grad.numpy(), 5 * X + np.where(X > 0, 10, 1))
