@@ -141,3 +141,47 @@ def test_files_that_are_no_models_raise(saved: tuple[Path, Any]) -> None:
     file.write_text('{"format": 2}')
     with pytest.raises(CheckpointError, match="is not of the form that this version reads"):
         session.load_saved_model(str(folder))
+
+
+@pytest.fixture
+def saved_gather(fresh: None, tmp_path: Path) -> tuple[Path, Any]:
+    """Save a job with a runtime assertion and a requested layout; return the file and the job's result."""
+    names: dict[str, str] = {}
+
+    @flow.global_function()
+    def rows(indices: tp.Numpy.Placeholder((3, 1), dtype=flow.int32)) -> tp.Numpy:
+        table = flow.get_variable("table", (4, 2), initializer=flow.random_uniform_initializer(-1, 1))
+        result = flow.hierarchical_parallel_cast(flow.gather_nd(table, indices), ["B"])
+        names["rows"] = result.logical_blob_name
+        return result
+
+    expected = rows(INDICES)
+    builder = flow.saved_model.ModelBuilder(str(tmp_path / "models")).ModelName("rows").Version(1)
+    builder.AddFunction(rows).AddSignature("rows").Input("indices", "indices/out").Output("rows", names["rows"])
+    builder.Save()
+    return tmp_path / "models" / "1" / "saved_model.json", expected
+
+
+INDICES = np.array([[3], [0], [2]], np.int32)
+
+
+def test_files_with_op_names_of_earlier_versions_load(saved_gather: tuple[Path, Any]) -> None:
+    file, expected = saved_gather
+    text = file.read_text()
+    for new, old in (("RuntimeAssertion", "Checked"), ("requested_by", "asked")):
+        assert text.count(f'"{new}"') == 1
+        text = text.replace(f'"{new}"', f'"{old}"')
+    file.write_text(text)
+    with flow.serving.InferenceSession() as session:
+        session.load_saved_model(str(file.parents[1]))
+        session.launch()
+        np.testing.assert_array_equal(session.run("rows", indices=INDICES)["rows"], expected)
+
+
+def test_an_unknown_attribute_in_a_file_raises(saved_gather: tuple[Path, Any]) -> None:
+    file, _ = saved_gather
+    file.write_text(file.read_text().replace('"requested_by"', '"reqested_by"'))
+    with flow.serving.InferenceSession() as session:
+        session.load_saved_model(str(file.parents[1]))
+        with pytest.raises(CheckpointError, match=r"op ToLayout has no attribute .reqested_by. in this version"):
+            session.launch()

@@ -33,8 +33,19 @@ from jobflow.ops.op import Op
 from jobflow.ops.source import Constant, Input, ReadVariable
 from jobflow.storage.untrusted import shape_of
 
-#: what a job takes, or gives, by the names of a signature: the tensor's own name
+#: name in a signature -> name of the job's argument or tensor
 Names = Mapping[str, str]
+#: names of ops and attributes in files of earlier versions -> current names
+RENAMED_OPS = {
+    "AddWhereTheyAre": "AddLocalRows",
+    "Checked": "RuntimeAssertion",
+    "Crossing": "ViewConversion",
+    "GatherWhereTheyAre": "GatherLocalRows",
+    "Positions": "IndexAssertion",
+    "Unless": "GuardedUpdate",
+    "Weights": "WeightAssertion",
+}
+RENAMED_ATTRIBUTES = {("ToLayout", "asked"): "requested_by"}
 
 
 def of_job(job: Job, session: Session, outputs: Names) -> dict[str, Any]:
@@ -144,9 +155,17 @@ def _read(tree: Any) -> Any:
         return tuple(_read(each) for each in content)
     if word == "dtype":
         return dtype_named(content)
+    word = RENAMED_OPS.get(word, word)
     result = _classes().get(word)
     if result is None:
         raise CheckpointError(f"saved_model: there is no op {word!r} in this version{did_you_mean(str(word), _classes())}")
     if issubclass(result, enum.Enum):
         return result(content)
-    return result(**{name: _read(value) for name, value in content.items()})
+    attributes = {RENAMED_ATTRIBUTES.get((word, name), name): _read(value) for name, value in content.items()}
+    known = [each.name for each in dataclasses.fields(result) if each.init]
+    for name in attributes:
+        if name not in known:
+            raise CheckpointError(
+                f"saved_model: op {word} has no attribute {name!r} in this version{did_you_mean_or(name, known, 'save the model again')}"
+            )
+    return result(**attributes)
