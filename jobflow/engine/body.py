@@ -1,6 +1,6 @@
 """The body of a job while it is traced: operations on its tensors become nodes over values.
 
-Only this module converts between tensors of the job and values of the graph.  The compiler, whose interpreter is the tracer itself, sees values only.
+Only this module converts between tensors of the job and values of the graph. The compiler operates on values only.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from jobflow.graph.training import Optimizer
 from jobflow.ops.op import Op
 from jobflow.ops.scalar import fill_like, scale
 
-#: an op and its inputs -> what it is to take in their place
+#: function from an op and its inputs to replacements of the inputs
 Replacing = Callable[[Op, Sequence[Tensor]], Sequence[Tensor]]
 
 
 class JobBody:
-    """The interpreter while the body of a job runs."""
+    """The interpreter of the body of a job."""
 
-    #: what comparisons written with operators give: jobs know no bool
+    #: element type of comparisons by operators; jobs have no bool
     truth: DType = int8
 
     def __init__(self, tracer: Tracer, *, seed: int = 0, conv_algorithm: str = "auto", default_dtype: DType = float32, config: Any = None) -> None:
@@ -39,50 +39,50 @@ class JobBody:
         self.default_dtype = default_dtype
         #: the job's function_config
         self.config = config
-        #: how functions of tensors record here: see eager/job_recorder.py
+        #: records functions of tensors in this body; see eager/job_recorder.py
         self.records: Any = None
-        #: by variable, the tensor of the program that it is; by id of a module that is called, what tells its mode
+        #: variable -> bound tensor of the program; id of a called module -> function that returns its mode
         self.tensors: dict[str, Any] = {}
         self.modes: dict[int, Callable[[], Any]] = {}
-        #: what gives the arguments that nobody passes: see `DataFeed`
+        #: source of the arguments that no caller passes; see `DataFeed`
         self.feed: Any = None
-        #: the shapes by name of value where arguments are as large as declared, for the program to see; None where they are so large
+        #: value name -> shape for arguments of their declared sizes; None if this trace has those sizes
         self.declared: Mapping[str, tuple[int, ...]] | None = {}
-        #: why arguments that are as large as declared are too large
+        #: reason why arguments of their declared sizes are too large
         self.refused = ""
-        #: gives the inputs that an op is to take in the place of its own
+        #: replaces the inputs of ops
         self.replacing: Replacing | None = None
         self._handles: dict[Value, JobTensor] = {}
 
     def handle(self, value: Value) -> JobTensor:
-        """Return the one tensor of the job for a value."""
-        found = self._handles.get(value)
-        if found is None:
+        """Return the tensor of the job for a value; each value has exactly one."""
+        handle = self._handles.get(value)
+        if handle is None:
             declared = (self.declared or {}).get(value.name, value.shape)
             differs = declared != value.shape and len(declared) == len(value.shape)
-            found = self._handles[value] = JobTensor(value, declared if differs else None)
-        return found
+            handle = self._handles[value] = JobTensor(value, declared if differs else None)
+        return handle
 
     def apply(self, op: Op, inputs: Sequence[Tensor], name: str | None) -> tuple[JobTensor, ...]:
-        """Record one op, or one for each time step of its inputs; its outputs."""
+        """Record an op, or one for each time step of its inputs, and return its outputs."""
         if any(x.__class__ is TimeSteps for x in inputs):
             return self._at_each_step(op, inputs, name)
         inputs = inputs if self.replacing is None else self.replacing(op, inputs)
         return tuple(map(self.handle, self.tracer.apply(op, list(map(value_of, inputs)), name)))
 
     def _at_each_step(self, op: Op, inputs: Sequence[Any], name: str | None) -> tuple[JobTensor, ...]:
-        """The op on each time step; inputs without steps are the same at all of them, and random numbers are others."""
+        """Record the op for each time step. Inputs without steps are the same at all steps; random numbers differ."""
         counts = sorted({len(x.each) for x in inputs if isinstance(x, TimeSteps)})
         if len(counts) > 1:
             raise JobError(f"{op.word()} at {user_line()}: its operands are of {' and '.join(map(str, counts))} time steps, and must be of as many")
-        made = []
+        results = []
         for i in range(counts[0]):
             here: Any = op
             if i and op.by_position and hasattr(op, "key"):
                 here = replace(here, key=f"{here.key}_{i}")
-            given = [x.each[i] if isinstance(x, TimeSteps) else x for x in inputs]
-            made.append(self.apply(here, given, name if name is None else f"{name}_{i}"))
-        return tuple(map(TimeSteps, zip(*made, strict=True)))
+            step_inputs = [x.each[i] if isinstance(x, TimeSteps) else x for x in inputs]
+            results.append(self.apply(here, step_inputs, name if name is None else f"{name}_{i}"))
+        return tuple(map(TimeSteps, zip(*results, strict=True)))
 
     # ---------------------------------------------------------------- what the job is
 
@@ -100,7 +100,7 @@ class JobBody:
         return self.tracer.trainable
 
     def summand_of_mean(self, value: Tensor, devices: int) -> Tensor:
-        """Return this device's summand of the mean of a local value over devices; those without samples add zeros and do not count."""
+        """Return this device's summand of the mean of a local value over devices; devices without samples have weight 0."""
         if is_without_rows(self.tracer.inputs.values(), self.tracer.rows):
             return fill_like(value, 0.0)
         return scale(value, 1.0 / (sum(map(bool, self.tracer.rows)) or devices))
@@ -111,15 +111,15 @@ class JobBody:
         return next((position for position, rows in enumerate(self.tracer.rows) if rows), 0)
 
     def unique_name(self, prefix: str) -> str:
-        """`<prefix>_<n>`, behind the namespaces, that no other op has."""
+        """Return `<prefix>_<n>` with the current namespaces, a name that no other op has."""
         return self.tracer.unique_name(prefix)
 
     def new_region(self) -> int:
-        """A number that no region of the job has."""
+        """Return a new number of a region of the job."""
         return self.tracer.new_region()
 
     def refuse(self, message: str) -> None:
-        """ShapeError: arguments are too large; when they are called with, if it is the largest of them for which the body is traced."""
+        """Raise ShapeError for arguments that are too large; for the declared sizes, delay the error to a call with such arguments."""
         if self.declared is not None:
             raise ShapeError(message)
         self.refused = self.refused or message
@@ -128,33 +128,33 @@ class JobBody:
 
     @property
     def variables(self) -> Mapping[str, Variable]:
-        """Those read so far."""
+        """The variables read so far."""
         return self.tracer.variables
 
     @property
     def reads(self) -> Mapping[str, Value]:
-        """Their values, by name."""
+        """The values of the variables read so far, by name."""
         return self.tracer.reads
 
-    def variable(self, wanted: Variable) -> JobTensor:
-        """The current value of a variable, declared at first sight."""
-        return self.handle(self.tracer.variable(wanted))
+    def variable(self, declared: Variable) -> JobTensor:
+        """Return the current value of a variable, which is declared at its first use."""
+        return self.handle(self.tracer.variable(declared))
 
     def slot(self, name: str, type: TensorType, initial: float, like: Variable | Placement | None) -> JobTensor:
-        """A variable of an optimizer: stored like the variable it serves, or whole on every rank."""
+        """Return an optimizer's variable, in the layout of the variable that it belongs to, or replicated."""
         return self.handle(self.tracer.slot(name, type, initial, like))
 
     def assign(self, name: str, value: Tensor) -> None:
-        """The variable takes this value at the end of the run."""
+        """Set the variable to this value at the end of the run."""
         self.tracer.assign(name, value_of(value))
 
     def run_counter(self) -> JobTensor:
-        """int64[1]: how often this job ran before."""
+        """Return the number of earlier runs of this job, int64[1]."""
         return self.handle(self.tracer.run_counter())
 
     @contextmanager
     def updating(self, where: SourceLine) -> Iterator[None]:
-        """What is recorded inside belongs to the step that writes variables."""
+        """Record the nodes in the block as part of the update of variables."""
         with self.tracer.updating(where), scope.using(interpreter=self):
             yield
 
@@ -166,10 +166,10 @@ class JobBody:
             self.tracer.add_loss(value_of(each))
 
     def minimize(self, optimizer: Optimizer, losses: Sequence[Tensor]) -> None:
-        """Have `optimizer` minimise the sum of the losses' means."""
+        """Minimise the sum of the losses' means by `optimizer`."""
         self.tracer.minimize(optimizer, [value_of(each) for loss in losses for each in every_step(loss)])
 
     def watch(self, value: Tensor, take: Callable[[Any], None], gradient: bool = False) -> None:
-        """Show `take` the value after every run; or its gradient, if it has one."""
+        """Call `take` with the value, or with its gradient, after every run; without a gradient there is no call."""
         for each in every_step(value):
             self.tracer.watch(value_of(each), take, gradient)

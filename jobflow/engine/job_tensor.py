@@ -21,34 +21,34 @@ from jobflow.ops.parts import take_parts
 from jobflow.ops.slices import concat
 from jobflow.typing.results import HostResult
 
-#: `split_axis` of a tensor that was not asked to be split.
+#: `split_axis` of a tensor without a requested split.
 INVALID_SPLIT_AXIS = -1
-#: what results of jobs have, and tensors in jobs have not
+#: attributes of results that tensors in a job lack
 _OF_RESULTS = frozenset({"get", "async_get", "item", "mean", "ndarray", "numpy", "numpy_list", "sum", "tolist"})
 
 
 class Size(int):
-    """A size as the program declares it.  That of the call, `now`, is what functions take which find it in a shape: reshape(x, (x.shape[0], -1))."""
+    """A declared size of a shape. Functions that receive it in a shape, as in reshape(x, (x.shape[0], -1)), use the size of the call, `now`."""
 
     now: int
 
     @classmethod
     def of(cls, declared: int, now: int) -> Size:
-        """The size that is declared, and that of the call."""
-        made = cls(declared)
-        made.now = now
-        return made
+        """Return the declared size together with that of the call."""
+        size = cls(declared)
+        size.now = now
+        return size
 
 
 def sizes(shape: Iterable[Any]) -> tuple[int, ...]:
-    """The sizes of a shape at this call."""
+    """Return the sizes of a shape in this call."""
     return tuple(n.now if isinstance(n, Size) else int(n) for n in shape)
 
 
 class JobTensor(TensorOperators):
-    """A tensor in the body of a job: what the program holds of a value of the graph that is being recorded.
+    """A tensor in the body of a job: the program's handle of a traced value.
 
-    Layouts are decided after the body has run, so `distribute` and `split_axis` tell what was asked for, not what will be.
+    Layouts are chosen after the body has run, so `distribute` and `split_axis` are requests, not the final layout.
     """
 
     __slots__ = ("__weakref__", "_declared", "tensor_type", "value")
@@ -56,7 +56,7 @@ class JobTensor(TensorOperators):
     def __init__(self, value: Value, declared: tuple[int, ...] | None = None) -> None:
         self.value = value
         self.tensor_type = value.tensor_type
-        #: its shape where the arguments are as large as they may be, if that is another one
+        #: the shape for arguments of their declared sizes, if it differs
         self._declared = declared
 
     def __str__(self) -> str:
@@ -67,53 +67,53 @@ class JobTensor(TensorOperators):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape as the program declares it; functions that take a shape read the sizes of the call in it (`sizes`)."""
+        """The declared shape; functions that take a shape use the sizes of the call in it (`sizes`)."""
         return self.tensor_type.shape if self._declared is None else tuple(map(Size.of, self._declared, self.tensor_type.shape))
 
     @property
     def declared_shape(self) -> tuple[int, ...]:
-        """The shape for arguments of their declared sizes, as plain numbers; `tensor_type.shape` is that of the call."""
+        """The shape for arguments of their declared sizes, as plain integers; `tensor_type.shape` is that of the call."""
         return self._declared or self.tensor_type.shape
 
     @property
     def name(self) -> str:
-        """The name of the value; no other of the job has it."""
+        """The unique name of the value in the job."""
         return self.value.name
 
     @property
     def node(self) -> Node:
-        """What makes it."""
+        """The node that computes the tensor."""
         return self.value.node
 
     @property
     def index(self) -> int:
-        """Which of the outputs of `node` it is."""
+        """The index of the tensor among the outputs of `node`."""
         return self.value.index
 
     @property
     def local(self) -> bool:
-        """True in the mirrored view, where every device has a tensor of its own."""
+        """True in the mirrored view, where every device has a separate tensor."""
         return self.value.local
 
     def with_distribute(self, distribute: Distribute) -> Tensor:
-        """This tensor, which those who read it from the returned handle get as `distribute` says."""
+        """Return another handle of this tensor whose readers receive it in the layout `distribute`."""
         return with_distribute(self, distribute)
 
     def with_gradient_distribute(self, distribute: Distribute) -> Tensor:
-        """This tensor, whose gradient through the returned handle comes back as `distribute` says."""
+        """Return another handle of this tensor whose gradient is redistributed to `distribute`."""
         return parallel_cast(self, gradient_distribute=distribute)
 
     def with_split_distribute(self, axis: int) -> Tensor:
-        """with_distribute(split(axis))."""
+        """Return with_distribute(split(axis))."""
         return with_distribute(self, split(axis))
 
     def with_broadcast_distribute(self) -> Tensor:
-        """with_distribute(broadcast())."""
+        """Return with_distribute(broadcast())."""
         return with_distribute(self, broadcast())
 
     @property
     def distribute(self) -> Distribute:
-        """What was asked of this handle with `with_distribute` or `parallel_cast`; `auto()` if nothing was."""
+        """The layout requested of this handle by `with_distribute` or `parallel_cast`; `auto()` without a request."""
         return distribute_of(self)
 
     @property
@@ -124,48 +124,48 @@ class JobTensor(TensorOperators):
 
     @property
     def batch_axis(self) -> int | None:
-        """The axis of the samples: axis 0 of arguments, and what becomes of that; None where there is none."""
+        """The axis of the samples, which is axis 0 of arguments; None for a tensor without one."""
         return batch_axis(self.value)
 
     @property
     def is_dynamic(self) -> bool:
-        """True if the devices' tensors may differ in shape: what comes of a list of one array per device, until `cast_to_static_shape`."""
+        """True if the devices' tensors may differ in shape, as after a list of one array per device; `cast_to_static_shape` ends it."""
         return is_dynamic(self.value)
 
     @property
     def parallel_size(self) -> int:
-        """How many devices hold it, or parts of it."""
+        """The number of devices that hold the tensor or parts of it."""
         return self.node.placement.size
 
     @property
     def parallel_conf(self) -> ParallelConf:
-        """Where it is, as text; `device_tag()` is the kind of device."""
+        """The placement as text; `device_tag()` is the kind of device."""
         return ParallelConf.of(self.node.placement)
 
     @property
     def op_name(self) -> str:
-        """The full name of the op that makes it."""
+        """The full name of the op that computes the tensor."""
         return self.node.name
 
     @property
     def blob_name(self) -> str:
-        """Its name among the outputs of that op: "out", or "out_<i>" where there are several."""
+        """The name of the tensor among the outputs of its op: "out", or "out_<i>" for several outputs."""
         return "out" if len(self.node.outputs) == 1 else f"out_{self.index}"
 
     @property
     def logical_blob_name(self) -> str:
-        """ "<op_name>/<blob_name>", which no other tensor of the job has."""
+        """The unique name "<op_name>/<blob_name>" in the job."""
         return f"{self.op_name}/{self.blob_name}"
 
     @property
     def unique_name(self) -> str:
-        """logical_blob_name, and what was asked of this handle with `with_distribute`."""
+        """The logical_blob_name together with the layout requested of this handle."""
         asked = self.distribute
         return self.logical_blob_name if asked is auto() else f"{self.logical_blob_name}:{asked}"
 
     @property
     def sub_consistent_blob_list(self) -> list[Tensor]:
-        """In the mirrored view the tensor of each device as a logical one, which that device alone holds.
+        """The tensor of each device as a logical tensor on that device alone, in the mirrored view.
 
         Raises: AttributeError for a logical tensor.
         """
@@ -199,7 +199,7 @@ class JobTensor(TensorOperators):
 
 
 class TimeSteps(JobTensor):
-    """A tensor that the body of a job has once per time step: what `unpack` cuts and `repeat` repeats.  Ops on it are ops on each."""
+    """A tensor with one value per time step, from `unpack` or `repeat`. An op on it is an op on each value."""
 
     __slots__ = ("each",)
 
@@ -238,7 +238,7 @@ class DynamicRows(JobTensor):
 
     @property
     def read(self) -> bool:
-        """Return True if anything has read it so far."""
+        """True if an operation has read the tensor so far."""
         return self._argument is not None
 
     @property
@@ -247,7 +247,7 @@ class DynamicRows(JobTensor):
 
 
 def value_of(tensor: Any) -> Any:
-    """The value that a handle stands for; anything else as it is, for those to refuse who asked for a tensor of the job."""
+    """Return the value of a handle; return anything else as it is, for an error of the caller."""
     if isinstance(tensor, HostResult):
         raise JobError(
             f"{user_line()}: the result {tensor.name}, at most {tensor.tensor_type}, has another shape at every run; return it, it is no tensor"
@@ -261,7 +261,7 @@ def value_of(tensor: Any) -> Any:
 
 
 def every_step(tensor: Any) -> tuple[Any, ...]:
-    """The tensors of a tensor with time steps; of another, it alone."""
+    """Return the tensors of all time steps; for a tensor without steps, a list of that tensor."""
     return tensor.each if isinstance(tensor, TimeSteps) else (tensor,)
 
 
