@@ -156,7 +156,7 @@ def _read(tree: Any) -> Any:
     if word == "dtype":
         return dtype_named(content)
     word = RENAMED_OPS.get(word, word)
-    result = _classes().get(word)
+    result: Any = _classes().get(word)
     if result is None:
         raise CheckpointError(f"saved_model: there is no op {word!r} in this version{did_you_mean(str(word), _classes())}")
     if issubclass(result, enum.Enum):
