@@ -19,7 +19,6 @@ import worker
 import jobflow as flow
 from jobflow import optim
 from jobflow.core.layout import Partial, Sbp
-from jobflow.eager.state import state
 from jobflow.engine.placements import placement, sbp
 from jobflow.functional import nn_activations, nn_classes, shapes
 from jobflow.functional.creation import from_numpy
@@ -29,6 +28,7 @@ from jobflow.nn.graph.graph import Graph
 from jobflow.nn.modules.linear_layers import Linear
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parallel import DistributedDataParallel
+from jobflow.tensors.state import state
 
 Cases = dict[str, Callable[[], Any]]
 B, P, S0, S1 = sbp.broadcast, sbp.partial_sum, sbp.split(0), sbp.split(1)

@@ -17,10 +17,10 @@ from op_cases import CASES, FLOATS, SIZES, Case
 
 import jobflow as flow
 import jobflow.nn.functional as F
-from jobflow.eager.state import state
 from jobflow.functional.tensor_class import Tensor
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.op import apply
+from jobflow.tensors.state import state
 
 BY_NAME = {case.name: case for case in CASES}
 

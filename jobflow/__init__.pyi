@@ -52,7 +52,6 @@ from jobflow.core.types import record as record
 from jobflow.core.types import tensor_buffer as tensor_buffer
 from jobflow.core.types import uint8 as uint8
 from jobflow.core.version import __version__ as __version__
-from jobflow.eager.tensor import Size as Size
 from jobflow.engine import distribute as distribute
 from jobflow.engine.job_config import ExecutionConfig as ExecutionConfig
 from jobflow.engine.job_config import FunctionConfig as FunctionConfig
@@ -233,6 +232,7 @@ from jobflow.nn import amp as amp
 from jobflow.nn.compiled.compiling import compile as compile
 from jobflow.storage.session_variables import get_all_variables as get_all_variables
 from jobflow.storage.session_variables import load_variables as load_variables
+from jobflow.tensors.tensor import Size as Size
 from jobflow.trainer import model as model
 from jobflow.trainer.model import Model as Model
 from jobflow.typing import FixedTensorDef, MirroredTensorDef, MirroredTensorListDef

@@ -25,7 +25,7 @@ kernels
 compiler runtime
 program
 engine
-storage eager
+storage tensors
 functional
 data strategies
 host_pipeline

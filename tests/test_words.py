@@ -22,7 +22,7 @@ FRONT = {
     "nn",
     "optim",
     "legacy",
-    "eager",
+    "tensors",
     "data",
     "host_pipeline",
     "utils",

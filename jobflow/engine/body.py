@@ -39,7 +39,7 @@ class JobBody:
         self.default_dtype = default_dtype
         #: the job's function_config
         self.config = config
-        #: records functions of tensors in this body; see eager/job_recorder.py
+        #: records functions of tensors in this body; see tensors/job_recorder.py
         self.records: Any = None
         #: variable -> bound tensor of the program; id of a called module -> function that returns its mode
         self.tensors: dict[str, Any] = {}

@@ -10,7 +10,6 @@ from typing import Any
 
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import bool_, float64, uint8
-from jobflow.eager.run import run
 from jobflow.functional.dispatch import method, operator, reflected
 from jobflow.functional.in_place import in_place
 from jobflow.functional.promotion import (
@@ -37,6 +36,7 @@ from jobflow.ops.pointwise import Negate
 from jobflow.ops.runtime_assertions import RuntimeAssertion, divisor_assertion, exponent_assertion
 from jobflow.ops.scalar import DivideBy, FillLike, Scale, Shift
 from jobflow.ops.transcendental import Power, ScalarPower, Sqrt, Square
+from jobflow.tensors.run import run
 
 __all__ = [
     "add", "addcdiv", "addcmul", "addmm", "baddbmm", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "bmm", "div", "divide", "dot",

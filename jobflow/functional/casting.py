@@ -10,11 +10,11 @@ import numpy as np
 import jobflow.core.types as types
 from jobflow.core.errors import DtypeError, user_line
 from jobflow.core.types import DType, dtype_of
-from jobflow.eager.state import state
 from jobflow.functional.dispatch import method
 from jobflow.functional.promotion import cast as as_dtype
 from jobflow.functional.promotion import kind, wider
 from jobflow.functional.typed import Tensor
+from jobflow.tensors.state import state
 
 __all__ = [
     "can_cast", "cast", "finfo", "get_default_dtype", "iinfo", "is_floating_point", "is_tensor", "promote_types", "set_default_dtype", "type_as",

@@ -14,12 +14,12 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.core.layout import Reduction
 from jobflow.core.types import Array, TensorType
-from jobflow.eager.collectives import REDUCTIONS, carried, reduced, scattered, spread, stacked, swapped
-from jobflow.eager.convert import meeting
-from jobflow.eager.state import EagerState, state
-from jobflow.eager.tensor import own
 from jobflow.functional.dispatch import all_of, of_tensors
 from jobflow.functional.typed import Tensor
+from jobflow.tensors.collectives import REDUCTIONS, carried, reduced, scattered, spread, stacked, swapped
+from jobflow.tensors.convert import meeting
+from jobflow.tensors.state import EagerState, state
+from jobflow.tensors.tensor import own
 
 
 def _here(what: str, *tensors: Tensor) -> EagerState:

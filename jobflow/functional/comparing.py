@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from jobflow.core.errors import ArgumentError, DtypeError, user_line
 from jobflow.core.types import bool_
-from jobflow.eager.run import run
 from jobflow.functional.binary_functions import both, sides
 from jobflow.functional.dispatch import method, operator
 from jobflow.functional.promotion import Number, constant, operand, pair, result_type, rounded_once
@@ -20,6 +19,7 @@ from jobflow.ops.compare import NotEqual
 from jobflow.ops.op import Op
 from jobflow.ops.scalar import FillLike
 from jobflow.ops.transcendental import Absolute
+from jobflow.tensors.run import run
 
 __all__ = [
     "allclose", "eq", "equal", "equals", "ge", "greater", "greater_equal", "gt", "isclose", "le", "less", "less_equal", "logical_and", "logical_not",

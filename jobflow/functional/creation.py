@@ -13,11 +13,6 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError, JobflowError, SbpError, ShapeError, user_line
 from jobflow.core.layout import B, Layout, Partial, Split
 from jobflow.core.types import Array, DType, dtype_of, float64, hides_elements, int64, type_of
-from jobflow.eager import redistribution
-from jobflow.eager.convert import agree
-from jobflow.eager.convert import empty as no_piece
-from jobflow.eager.run import addend, run, source
-from jobflow.eager.state import building_now, state
 from jobflow.functional.devices import checked_device, marked
 from jobflow.functional.dispatch import method
 from jobflow.functional.global_tensors import layout_of
@@ -28,6 +23,11 @@ from jobflow.ops.compare import Equal
 from jobflow.ops.scalar import FillLike
 from jobflow.ops.source import Arange, Constant, Linspace, Literal
 from jobflow.ops.transcendental import Power
+from jobflow.tensors import redistribution
+from jobflow.tensors.convert import agree
+from jobflow.tensors.convert import empty as no_piece
+from jobflow.tensors.run import addend, run, source
+from jobflow.tensors.state import building_now, state
 
 __all__ = [
     "arange", "as_tensor", "empty", "empty_like", "eye", "from_numpy", "full", "full_like", "linspace", "logspace", "ones", "ones_like", "range",

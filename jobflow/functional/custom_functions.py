@@ -12,15 +12,15 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, JobError, ShapeError, user_line
 from jobflow.core.layout import Layout
 from jobflow.core.types import TensorType
-from jobflow.eager import backward as passes
-from jobflow.eager import in_place_writes as writing
-from jobflow.eager.state import running, state
-from jobflow.eager.tape import Gradients, TapeNode, edge_of, note
 from jobflow.functional.gradients import enable_grad, grad, no_grad, seeds_of, set_grad_enabled, tensors_of
 from jobflow.functional.promotion import cast
 from jobflow.functional.typed import Tensor
 from jobflow.ops.broadcast import SumTo
 from jobflow.ops.op import apply
+from jobflow.tensors import backward as passes
+from jobflow.tensors import in_place_writes as writing
+from jobflow.tensors.state import running, state
+from jobflow.tensors.tape import Gradients, TapeNode, edge_of, note
 
 __all__ = ["Function", "backward", "enable_grad", "grad", "no_grad", "set_grad_enabled"]
 

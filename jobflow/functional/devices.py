@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from jobflow.core.errors import PlacementError, user_line
-from jobflow.eager.state import state
 from jobflow.engine.placements import on_host
 from jobflow.functional.typed import Tensor
+from jobflow.tensors.state import state
 
 TYPES = ("cpu", "cuda")
 

@@ -16,9 +16,9 @@ import numpy as np
 import jobflow.core.scope as scope
 from jobflow.core.errors import DtypeError, JobError, user_line
 from jobflow.core.types import TensorType, Typed
-from jobflow.eager.parameters import Roles, described, tensors_of
-from jobflow.eager.state import building_now
-from jobflow.eager.tensor import TensorBase
+from jobflow.tensors.parameters import Roles, described, tensors_of
+from jobflow.tensors.state import building_now
+from jobflow.tensors.tensor import TensorBase
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Result = TypeVar("Result")
@@ -100,7 +100,7 @@ def _factory(function: Function) -> Function:
         body = scope.current().interpreter
         if body is None or hasattr(body, "takes_tensors"):
             return function(*arguments, **named)
-        from jobflow.eager import job_recorder  # not imported by programs without jobs
+        from jobflow.tensors import job_recorder  # not imported by programs without jobs
 
         return job_recorder.recorded(body, function, arguments, named) if job_recorder.is_body(body) else function(*arguments, **named)
 
@@ -123,7 +123,7 @@ def _has_job_tensors(roles: Roles, arguments: tuple[Any, ...], named: dict[str, 
 
 def _recorded(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Record the call in the body being traced; raise JobError for a tensor of another job, or of none."""
-    from jobflow.eager import job_recorder  # not imported by programs without jobs
+    from jobflow.tensors import job_recorder  # not imported by programs without jobs
 
     body = scope.current().interpreter
     for name, argument in roles.named_arguments(arguments, named):

@@ -8,11 +8,6 @@ import numpy as np
 
 from jobflow.core.errors import PlacementError, ShapeError, user_line
 from jobflow.core.types import type_of
-from jobflow.eager import redistribution
-from jobflow.eager.in_place_writes import passed_on
-from jobflow.eager.run import run
-from jobflow.eager.state import state
-from jobflow.eager.tape import record
 from jobflow.functional import creation, sampling
 from jobflow.functional.dispatch import method
 from jobflow.functional.in_place import written
@@ -20,6 +15,11 @@ from jobflow.functional.promotion import cast, convert_fill
 from jobflow.functional.typed import Tensor
 from jobflow.ops.broadcast import BroadcastTo
 from jobflow.ops.scalar import FillLike
+from jobflow.tensors import redistribution
+from jobflow.tensors.in_place_writes import passed_on
+from jobflow.tensors.run import run
+from jobflow.tensors.state import state
+from jobflow.tensors.tape import record
 
 
 def fill_(x: Tensor, value: Any) -> Tensor:

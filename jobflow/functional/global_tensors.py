@@ -9,11 +9,6 @@ from typing import Any
 
 from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError, PlacementError, user_line
 from jobflow.core.layout import Layout
-from jobflow.eager import redistribution
-from jobflow.eager.program_recorder import symbolic_array
-from jobflow.eager.run import recorder, run
-from jobflow.eager.state import building_now, running, state
-from jobflow.eager.tensor import shows
 from jobflow.engine.placements import on_host, sbp_tuple
 from jobflow.engine.placements import placement as public_placement
 from jobflow.functional import devices as where
@@ -25,6 +20,11 @@ from jobflow.functional.typed import Tensor
 from jobflow.functional.values import numpy as numpy
 from jobflow.functional.values import value_of as value_of
 from jobflow.ops.layout_ops import Copy
+from jobflow.tensors import redistribution
+from jobflow.tensors.program_recorder import symbolic_array
+from jobflow.tensors.run import recorder, run
+from jobflow.tensors.state import building_now, running, state
+from jobflow.tensors.tensor import shows
 
 __all__ = [
     "global_to_global", "local_to_global", "to_global", "to_local",

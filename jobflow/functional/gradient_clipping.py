@@ -11,10 +11,6 @@ from jobflow.core.errors import ArgumentError, JobError, PlacementError, user_li
 from jobflow.core.layout import B, Layout, Placement
 from jobflow.core.types import Tensor as Value
 from jobflow.core.types import TensorType, float32, float64
-from jobflow.eager.convert import convert_array, empty, gathered
-from jobflow.eager.run import run
-from jobflow.eager.state import EagerState, gradients, running, state
-from jobflow.eager.tensor import own
 from jobflow.functional.dispatch import all_of, of_tensors
 from jobflow.functional.nn_base import EPSILON, composing
 from jobflow.functional.promotion import cast
@@ -22,6 +18,10 @@ from jobflow.functional.typed import Tensor
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
 from jobflow.ops.scalar import Clip
+from jobflow.tensors.convert import convert_array, empty, gathered
+from jobflow.tensors.run import run
+from jobflow.tensors.state import EagerState, gradients, running, state
+from jobflow.tensors.tensor import own
 
 
 def _with_gradients(what: str, parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:

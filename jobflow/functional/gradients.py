@@ -13,15 +13,15 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, PlacementError, ShapeError, user_line
 from jobflow.core.types import Typed
-from jobflow.eager import backward as passes
-from jobflow.eager.parameters import described
-from jobflow.eager.run import recorder, run
-from jobflow.eager.state import building_now, running, state
-from jobflow.eager.tape import anomalies, follow
 from jobflow.functional.dispatch import attribute, method
 from jobflow.functional.typed import Tensor
 from jobflow.ops.layout_ops import Copy
 from jobflow.ops.scalar import Detach
+from jobflow.tensors import backward as passes
+from jobflow.tensors.parameters import described
+from jobflow.tensors.run import recorder, run
+from jobflow.tensors.state import building_now, running, state
+from jobflow.tensors.tape import anomalies, follow
 
 __all__ = [
     "clone", "detach", "enable_grad", "inference_mode", "is_grad_enabled", "no_grad", "set_grad_enabled",

@@ -11,13 +11,13 @@ from types import FunctionType
 from typing import Any
 
 from jobflow.core.errors import DtypeError, PlacementError, ShapeError, user_line
-from jobflow.eager import in_place_writes as writing
-from jobflow.eager.state import state
-from jobflow.eager.tape import follow
-from jobflow.eager.tensor import check_memory, own
 from jobflow.functional.dispatch import called_as, method
 from jobflow.functional.promotion import cast, kind
 from jobflow.functional.typed import Tensor
+from jobflow.tensors import in_place_writes as writing
+from jobflow.tensors.state import state
+from jobflow.tensors.tape import follow
+from jobflow.tensors.tensor import check_memory, own
 
 #: method of an operator -> the operator as programs write it
 OPERATORS = {
@@ -65,7 +65,7 @@ def _redistribute(x: Tensor, what: str, value: Tensor) -> Tensor:
         raise PlacementError(
             f"{what} at {user_line()}: the value is {value.layout or 'local'} but the tensor is {x.layout or 'local'}; use to_global"
         )
-    from jobflow.eager import redistribution  # not needed by jobs, which load this module, too
+    from jobflow.tensors import redistribution  # not needed by jobs, which load this module, too
 
     return redistribution.redistribute(state(), value, x.layout)
 

@@ -18,13 +18,6 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import AxisError, DtypeError, JobError, ShapeError, user_line
 from jobflow.core.layout import B, Layout, Split
 from jobflow.core.types import Array, TensorType, bool_, dtype_of, int64, uint8
-from jobflow.eager import redistribution
-from jobflow.eager.convert import empty
-from jobflow.eager.in_place_writes import written as note_written
-from jobflow.eager.parameters import described
-from jobflow.eager.run import run, source, update
-from jobflow.eager.state import building_now, running, state
-from jobflow.eager.tape import OpGradient, record
 from jobflow.functional.dispatch import method
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.in_place import check_writable, written
@@ -43,6 +36,13 @@ from jobflow.ops.scatter import Scatter
 from jobflow.ops.slice_update import SliceUpdate, SliceWrite, Subscript
 from jobflow.ops.slices import Concat, Flip, Slice, window_of
 from jobflow.ops.source import Constant
+from jobflow.tensors import redistribution
+from jobflow.tensors.convert import empty
+from jobflow.tensors.in_place_writes import written as note_written
+from jobflow.tensors.parameters import described
+from jobflow.tensors.run import run, source, update
+from jobflow.tensors.state import building_now, running, state
+from jobflow.tensors.tape import OpGradient, record
 
 
 def whole(like: Tensor) -> Layout | None:

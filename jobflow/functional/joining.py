@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from jobflow.core.errors import ArgumentError, AxisError, ShapeError, user_line
-from jobflow.eager import redistribution
-from jobflow.eager.run import run
-from jobflow.eager.state import state
 from jobflow.functional.dispatch import method
 from jobflow.functional.promotion import together
 from jobflow.functional.shapes import axis_of, integer, reshape, squeeze, unsqueeze
 from jobflow.functional.typed import Tensor
 from jobflow.ops.slices import Concat, Slice
+from jobflow.tensors import redistribution
+from jobflow.tensors.run import run
+from jobflow.tensors.state import state
 
 __all__ = [
     "cat", "chunk", "concat", "concatenate", "hstack", "meshgrid", "narrow", "split", "stack", "unbind", "vstack",

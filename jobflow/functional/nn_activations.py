@@ -9,7 +9,6 @@ from typing import Any, ParamSpec, cast
 
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
-from jobflow.eager.run import run, run_several
 from jobflow.functional.dispatch import method
 from jobflow.functional.in_place import check_writable, copy_for_gradient, form, in_place, written
 from jobflow.functional.nn_base import formula, one_of, real
@@ -23,6 +22,7 @@ from jobflow.ops import slices as sl
 from jobflow.ops.axes import ExpandDims, Squeeze
 from jobflow.ops.pointwise import Negate
 from jobflow.ops.softmax import LogSoftmax, Softmax
+from jobflow.tensors.run import run, run_several
 
 __all__ = [
     "celu", "elu", "elu_", "gelu", "glu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "leaky_relu_", "log_softmax",

@@ -17,15 +17,15 @@ from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError
 from jobflow.core.layout import B, Layout, Placement
 from jobflow.core.types import Tensor as Value
 from jobflow.core.types import TensorType, int64
-from jobflow.eager.convert import convert, empty
-from jobflow.eager.run import Running, run, source, with_line
-from jobflow.eager.state import EagerState, state
-from jobflow.eager.tensor import own
 from jobflow.functional import promotion
 from jobflow.functional.promotion import rounded_once
 from jobflow.functional.typed import Tensor
 from jobflow.ops import reduce as rd
 from jobflow.ops.op import Op
+from jobflow.tensors.convert import convert, empty
+from jobflow.tensors.run import Running, run, source, with_line
+from jobflow.tensors.state import EagerState, state
+from jobflow.tensors.tensor import own
 
 P = ParamSpec("P")
 #: added to a norm before a division, as in PyTorch

@@ -12,9 +12,6 @@ from jobflow.core.layout import B, Layout, Partial, S
 from jobflow.core.signatures import variant
 from jobflow.core.types import Tensor as Value
 from jobflow.core.types import int64
-from jobflow.eager import redistribution
-from jobflow.eager.run import run, runs_chains
-from jobflow.eager.state import state
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.in_place import check_writable, copy_for_gradient, written
 from jobflow.functional.nn_base import composed, draw_for, formula, one_type, real, whole
@@ -34,6 +31,9 @@ from jobflow.ops.matmul import BiasAdd, BroadcastMatMul, MatMul, matmul
 from jobflow.ops.op import apply, broadcast_shapes
 from jobflow.ops.random_tensors import DropoutMask
 from jobflow.ops.runtime_assertions import row_assertion
+from jobflow.tensors import redistribution
+from jobflow.tensors.run import run, runs_chains
+from jobflow.tensors.state import state
 
 __all__ = [
     "bilinear", "cosine_similarity", "dropout", "dropout1d", "dropout2d", "dropout3d", "embedding", "linear", "normalize", "one_hot",

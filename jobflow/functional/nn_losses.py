@@ -10,7 +10,6 @@ from typing import Any, ParamSpec
 
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
-from jobflow.eager.state import state
 from jobflow.functional.nn_base import REDUCTIONS, formula, one_of, one_type, reduced
 from jobflow.functional.nn_linear import cosine, last_axis, length
 from jobflow.functional.promotion import wider
@@ -22,6 +21,7 @@ from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
 from jobflow.ops.runtime_assertions import assert_bounds
 from jobflow.ops.source import constant
+from jobflow.tensors.state import state
 
 __all__ = [
     "binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_embedding_loss", "gaussian_nll_loss", "hinge_embedding_loss", "huber_loss",

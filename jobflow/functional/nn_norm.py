@@ -9,9 +9,6 @@ from typing import Any
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import DType
 from jobflow.core.types import Tensor as Value
-from jobflow.eager import redistribution
-from jobflow.eager import run as running
-from jobflow.eager.state import gradients, state
 from jobflow.functional.nn_base import composing, formula, real, shape_of_rows
 from jobflow.functional.nn_conv import check_channels
 from jobflow.functional.promotion import cast
@@ -26,6 +23,9 @@ from jobflow.ops.op import Op
 from jobflow.ops.scalar import Scale
 from jobflow.ops.source import constant
 from jobflow.ops.update import MovingAverage
+from jobflow.tensors import redistribution
+from jobflow.tensors import run as running
+from jobflow.tensors.state import gradients, state
 
 __all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
 

@@ -18,12 +18,12 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, PlacementError, user_line
 from jobflow.core.layout import B, Layout
 from jobflow.core.types import DType, bfloat16, bool_, char, dtype_of, float16, float32, float64, hides_elements, int8, int32, int64, type_of, uint8
-from jobflow.eager.run import run, source
-from jobflow.eager.state import building_now, running, state
 from jobflow.functional.typed import Tensor
 from jobflow.ops.rounding import rounding_once
 from jobflow.ops.scalar import Cast
 from jobflow.ops.source import Constant
+from jobflow.tensors.run import run, source
+from jobflow.tensors.state import building_now, running, state
 
 P = ParamSpec("P")
 R = TypeVar("R")

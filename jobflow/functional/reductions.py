@@ -11,9 +11,6 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import DType, bool_, float64, int64, uint8
 from jobflow.core.types import Tensor as Value
-from jobflow.eager import redistribution
-from jobflow.eager.run import run, run_several
-from jobflow.eager.state import state
 from jobflow.functional import binary_functions as arithmetic
 from jobflow.functional.comparing import truth
 from jobflow.functional.dispatch import method
@@ -31,6 +28,9 @@ from jobflow.ops.slices import Slice
 from jobflow.ops.sort import Sort
 from jobflow.ops.transcendental import Absolute, Exp, Log, Square
 from jobflow.ops.vector_norm import root, vector_norm
+from jobflow.tensors import redistribution
+from jobflow.tensors.run import run, run_several
+from jobflow.tensors.state import state
 
 __all__ = [
     "all", "amax", "amin", "any", "argmax", "argmin", "count_nonzero", "cumprod", "cumsum", "logsumexp", "max", "mean", "median", "min", "nansum",

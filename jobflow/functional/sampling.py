@@ -16,11 +16,6 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, DtypeError, user_line
 from jobflow.core.layout import Layout
 from jobflow.core.types import DType, TensorType, float64, int64
-from jobflow.eager import redistribution
-from jobflow.eager.convert import meeting
-from jobflow.eager.run import run, run_several, source
-from jobflow.eager.state import Generator as Counter
-from jobflow.eager.state import state
 from jobflow.functional.binary_functions import add, mul
 from jobflow.functional.creation import FactoryOptions, full_like, number, shape_of, whole
 from jobflow.functional.dispatch import method
@@ -32,6 +27,11 @@ from jobflow.ops.random_tensors import RandomInt, RandomNormal, RandomUniform
 from jobflow.ops.runtime_assertions import RuntimeAssertion, weight_assertion
 from jobflow.ops.slices import Concat, Slice
 from jobflow.ops.sort import Sort
+from jobflow.tensors import redistribution
+from jobflow.tensors.convert import meeting
+from jobflow.tensors.run import run, run_several, source
+from jobflow.tensors.state import Generator as Counter
+from jobflow.tensors.state import state
 
 __all__ = [
     "Generator", "bernoulli", "default_generator", "get_rng_state", "initial_seed", "manual_seed", "multinomial", "normal", "rand", "rand_like",

@@ -18,15 +18,15 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, CheckpointError, FileError, JobError, user_line
 from jobflow.core.layout import B, Layout, Placement
 from jobflow.core.types import Array, DType, TensorType, dtype_named, type_of
-from jobflow.eager.convert import convert, meeting
-from jobflow.eager.state import EagerState, state
-from jobflow.eager.tensor import Size
 from jobflow.engine.placements import placement as public_placement
 from jobflow.functional import global_tensors as moving
 from jobflow.functional import values
 from jobflow.functional.typed import Tensor
 from jobflow.storage import store
 from jobflow.storage.remote import AnyPath, path_of
+from jobflow.tensors.convert import convert, meeting
+from jobflow.tensors.state import EagerState, state
+from jobflow.tensors.tensor import Size
 
 Path = str | os.PathLike[str]
 

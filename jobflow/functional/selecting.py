@@ -9,7 +9,6 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import bool_, int8, int64
-from jobflow.eager.run import run, source
 from jobflow.functional import comparing
 from jobflow.functional.dispatch import method
 from jobflow.functional.global_tensors import value_of
@@ -27,6 +26,7 @@ from jobflow.ops.slice_update import SliceUpdate, Subscript
 from jobflow.ops.slices import Slice
 from jobflow.ops.source import Constant
 from jobflow.ops.triangle import Tril, Triu
+from jobflow.tensors.run import run, source
 
 __all__ = [
     "argwhere", "diag", "diagonal", "gather", "index_add", "index_add_", "index_fill", "index_fill_", "index_select", "masked_fill", "masked_fill_",

@@ -12,9 +12,6 @@ from typing import Any
 
 from jobflow.core.errors import ArgumentError, AxisError, DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import DType
-from jobflow.eager.run import run
-from jobflow.eager.state import running
-from jobflow.eager.tensor import Size
 from jobflow.functional.dispatch import attribute, method
 from jobflow.functional.promotion import cast
 from jobflow.functional.typed import Tensor
@@ -22,6 +19,9 @@ from jobflow.ops.axes import ExpandDims, Reshape, Squeeze, Transpose, tiled_shap
 from jobflow.ops.broadcast import BroadcastTo
 from jobflow.ops.layout_ops import Identity
 from jobflow.ops.slices import Flip
+from jobflow.tensors.run import run
+from jobflow.tensors.state import running
+from jobflow.tensors.tensor import Size
 
 __all__ = [
     "broadcast_tensors", "broadcast_to", "expand", "flatten", "flip", "moveaxis", "movedim", "numel", "permute", "repeat", "repeat_interleave",

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jobflow.core.errors import DtypeError, JobError, ShapeError, user_line
-from jobflow.eager.run import run, run_several
-from jobflow.eager.state import running
 from jobflow.functional.dispatch import method
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.indexing import listed
@@ -21,6 +19,8 @@ from jobflow.functional.shapes import axis_of, expand, integer, permute, reshape
 from jobflow.functional.typed import Tensor
 from jobflow.ops.matmul import BatchMatMul, MatMul
 from jobflow.ops.sort import Sort, TopK
+from jobflow.tensors.run import run, run_several
+from jobflow.tensors.state import running
 
 __all__ = [
     "argsort", "einsum", "kthvalue", "searchsorted", "sort", "topk", "unique",

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, overload
 
 from jobflow.core.layout import Layout
 from jobflow.core.types import Array, TensorType
-from jobflow.eager.tensor import TensorBase
 from jobflow.functional.binary_functions import ArithmeticMethods
 from jobflow.functional.casting import CastingMethods
 from jobflow.functional.comparing import ComparisonMethods
@@ -25,6 +24,7 @@ from jobflow.functional.shapes import ShapeMethods
 from jobflow.functional.sorting import SortingMethods
 from jobflow.functional.unary_functions import ElementwiseMethods
 from jobflow.functional.values import ValueMethods
+from jobflow.tensors.tensor import TensorBase
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,4 +8,4 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jobflow.functional.tensor_class import Tensor as Tensor
 else:
-    from jobflow.eager.tensor import TensorBase as Tensor  # noqa: F401
+    from jobflow.tensors.tensor import TensorBase as Tensor  # noqa: F401

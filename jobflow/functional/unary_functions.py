@@ -9,7 +9,6 @@ from typing import Any
 
 from jobflow.core.errors import ArgumentError, DtypeError, user_line
 from jobflow.core.types import bool_
-from jobflow.eager.run import run
 from jobflow.functional import binary_functions as arithmetic
 from jobflow.functional.comparing import eq, where
 from jobflow.functional.dispatch import method
@@ -21,6 +20,7 @@ from jobflow.ops import transcendental as functions
 from jobflow.ops.compare import Equal, Less, NotEqual
 from jobflow.ops.op import Op
 from jobflow.ops.scalar import Clip, FillLike, Scale
+from jobflow.tensors.run import run
 
 __all__ = [
     "abs", "absolute", "acos", "acosh", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctan2", "arctanh", "asin", "asinh", "atan", "atan2",

@@ -12,12 +12,12 @@ import numpy as np
 
 from jobflow.core.errors import DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import Array
-from jobflow.eager.convert import gathered
-from jobflow.eager.state import building_now, running, state
-from jobflow.eager.tensor import lasting_array
 from jobflow.functional.devices import device_of
 from jobflow.functional.dispatch import method
 from jobflow.functional.typed import Tensor
+from jobflow.tensors.convert import gathered
+from jobflow.tensors.state import building_now, running, state
+from jobflow.tensors.tensor import lasting_array
 
 #: tensors of more elements are printed abbreviated
 WHOLE = 1000

@@ -15,7 +15,6 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.notices import notice
 from jobflow.core.types import DType, Tensor, float32, int8, int32, uint8
-from jobflow.eager.parameters import described
 from jobflow.host_pipeline import stages as st
 from jobflow.host_pipeline.outputs import OnHost, as_padded, as_tensor, on_host, rows_of, same_samples
 from jobflow.legacy import arrays, math
@@ -23,6 +22,7 @@ from jobflow.legacy.job_dispatch import all_of, is_tensor, of_kinds
 from jobflow.legacy.operands import counts, positive_shape
 from jobflow.legacy.optimizer.option_ranges import is_number
 from jobflow.legacy.record_data import decoded, randomly_cropped
+from jobflow.tensors.parameters import described
 
 __all__ = [
     "CropMirrorNormalize",

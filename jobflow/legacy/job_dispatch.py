@@ -19,9 +19,6 @@ import jobflow.core.scope as scope
 import jobflow.functional as functional
 from jobflow.core.errors import NOT_A_TENSOR, ArgumentError, DtypeError, JobError, JobflowError, ShapeError, user_line
 from jobflow.core.types import Tensor
-from jobflow.eager.job_recorder import NOT_OF_THE_JOB, recorded
-from jobflow.eager.parameters import Roles, described, tensors_of
-from jobflow.eager.state import building_now
 from jobflow.engine.job_tensor import JobTensor
 from jobflow.engine.operators import TensorOperators
 from jobflow.functional.dispatch import all_of as all_of
@@ -29,6 +26,9 @@ from jobflow.functional.dispatch import in_job, named_in
 from jobflow.functional.dispatch import is_tensor as is_tensor
 from jobflow.functional.nn_base import composing
 from jobflow.functional.tensor_class import Tensor as EagerTensor
+from jobflow.tensors.job_recorder import NOT_OF_THE_JOB, recorded
+from jobflow.tensors.parameters import Roles, described, tensors_of
+from jobflow.tensors.state import building_now
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

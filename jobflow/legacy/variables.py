@@ -17,7 +17,6 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, ConfigError, DuplicateNameError, JobError, SbpError, ShapeError, user_line
 from jobflow.core.layout import Sbp, Split
 from jobflow.core.types import DType, Tensor, TensorType, float32
-from jobflow.eager.parameters import described
 from jobflow.engine.distribute import Distribute, ParallelDistribution, broadcast, current_placement, mesh_sbp
 from jobflow.engine.staged_job import StagedBody
 from jobflow.expressions.philox import random_stream
@@ -29,6 +28,7 @@ from jobflow.ops import elementwise as ew
 from jobflow.ops.layout_ops import ToLocal
 from jobflow.ops.scalar import Detach
 from jobflow.ops.source import ReadVariable
+from jobflow.tensors.parameters import described
 
 
 def current_job(what: str) -> StagedBody:

@@ -10,10 +10,6 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, did_you_mean, user_line
 from jobflow.core.types import Array, float32, float64
-from jobflow.eager.backward import gradient_layout
-from jobflow.eager.run import source
-from jobflow.eager.state import running, state
-from jobflow.eager.tensor import own
 from jobflow.expressions.error_function import erf
 from jobflow.functional.creation import cut, number
 from jobflow.functional.dispatch import all_of, of_tensors
@@ -26,6 +22,10 @@ from jobflow.legacy.initializers import fans as fans_of
 from jobflow.ops.op import Op
 from jobflow.ops.random_tensors import RandomNormal, RandomUniform
 from jobflow.ops.source import Constant
+from jobflow.tensors.backward import gradient_layout
+from jobflow.tensors.run import source
+from jobflow.tensors.state import running, state
+from jobflow.tensors.tensor import own
 
 
 def _check(what: str, tensor: Tensor) -> None:

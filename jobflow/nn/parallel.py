@@ -17,12 +17,12 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.core.layout import SUM
 from jobflow.core.types import Array
-from jobflow.eager.collectives import reduced, spread
-from jobflow.eager.state import EagerState, state
-from jobflow.eager.tape import ReadyCallback, TapeNode, edge_of
-from jobflow.eager.tensor import TensorBase, own
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.module import Module
+from jobflow.tensors.collectives import reduced, spread
+from jobflow.tensors.state import EagerState, state
+from jobflow.tensors.tape import ReadyCallback, TapeNode, edge_of
+from jobflow.tensors.tensor import TensorBase, own
 
 
 class _Bucket:

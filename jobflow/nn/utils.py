@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jobflow.core.errors import ShapeError, user_line
-from jobflow.eager.state import gradients, state
 from jobflow.functional.dispatch import all_of, of_tensors
 from jobflow.functional.gradient_clipping import clip_grad_norm_ as clip_grad_norm_
 from jobflow.functional.gradient_clipping import clip_grad_value_ as clip_grad_value_
@@ -14,6 +13,7 @@ from jobflow.functional.joining import cat, split
 from jobflow.functional.shapes import reshape
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.state_dicts import take
+from jobflow.tensors.state import gradients, state
 
 
 def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from jobflow.core.errors import ConfigError, JobError, user_line
-from jobflow.eager.state import building_now
 from jobflow.ops.learning_rates import annealing, cosine, exponential, polynomial, rising
 from jobflow.optim.optimizer import Optimizer
+from jobflow.tensors.state import building_now
 
 
 def _unit(what: str, **factors: float) -> None:

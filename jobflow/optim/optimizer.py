@@ -11,17 +11,17 @@ import numpy as np
 from jobflow.core.errors import CheckpointError, ConfigError, DtypeError, JobError, did_you_mean, user_line
 from jobflow.core.layout import B, Layout
 from jobflow.core.types import DType, TensorType, int64
-from jobflow.eager import run
-from jobflow.eager.convert import convert_array
-from jobflow.eager.in_place_writes import zero_gradient
-from jobflow.eager.parameters import described
-from jobflow.eager.state import EagerState, gradients, state
 from jobflow.functional.gradient_clipping import clip_grad_norm_
 from jobflow.functional.tensor_class import Tensor
 from jobflow.ops.optimizer_updates import OptimizerUpdate, unified
 from jobflow.ops.source import Constant
 from jobflow.ops.update import rate_dtype
 from jobflow.runtime.interrupts import held
+from jobflow.tensors import run
+from jobflow.tensors.convert import convert_array
+from jobflow.tensors.in_place_writes import zero_gradient
+from jobflow.tensors.parameters import described
+from jobflow.tensors.state import EagerState, gradients, state
 
 Group = dict[str, Any]
 #: validity of an option: a predicate, and its description

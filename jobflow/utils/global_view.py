@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jobflow.eager.structures import replaced
 from jobflow.engine.placements import placement as public_placement
 from jobflow.functional import global_tensors as moving
 from jobflow.functional.tensor_class import Tensor
+from jobflow.tensors.structures import replaced
 
 
 def over(change: Callable[[Tensor], Any], structure: Any) -> Any:

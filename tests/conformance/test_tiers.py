@@ -10,10 +10,10 @@ import pytest
 from conformance_replay import replay_of
 from test_recorded import ENTRIES, NUMBERS
 
-from jobflow.eager import run
-from jobflow.eager.state import state
 from jobflow.kernels import compiled_loops, registry
 from jobflow.kernels.target import target_of
+from jobflow.tensors import run
+from jobflow.tensors.state import state
 
 #: of the functions, modules and optimizers every so manieth is always replayed, the others with --full
 STEP = 24

@@ -13,8 +13,8 @@ import pytest
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.eager.argument_kinds import kind_of
-from jobflow.eager.parameters import Roles
+from jobflow.tensors.argument_kinds import kind_of
+from jobflow.tensors.parameters import Roles
 
 #: one value of each kind, for parameters that must be given
 SAMPLES = (1, 0.5, "text", [1], flow.float32, [[1]], ["text"])

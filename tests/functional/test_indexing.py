@@ -13,11 +13,11 @@ from jobflow import functional as F
 from jobflow.core.errors import AxisError, DtypeError, JobError, PlacementError, ShapeError
 from jobflow.core.layout import B, P, S
 from jobflow.core.types import uint8
-from jobflow.eager.state import state
 from jobflow.engine.placements import placement
 from jobflow.functional.creation import tensor
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.graph.graph import Graph
+from jobflow.tensors.state import state
 
 RANDOM = np.random.default_rng(3)
 X, CUBE = RANDOM.normal(size=(4, 6)), RANDOM.normal(size=(4, 6, 3))

@@ -24,8 +24,6 @@ from ranks import on_ranks
 
 from jobflow.core.layout import B, Layout, P, Partial, Placement, S, Sbp
 from jobflow.core.types import TensorType, bool_, dtype_named, int32, type_of
-from jobflow.eager.run import run
-from jobflow.eager.state import state
 from jobflow.functional import binary_functions as ar
 from jobflow.functional import (
     casting,
@@ -49,6 +47,8 @@ from jobflow.functional import (
 from jobflow.functional import unary_functions as elementwise
 from jobflow.functional.tensor_class import Tensor
 from jobflow.ops.loss import SparseSoftmaxCrossEntropy
+from jobflow.tensors.run import run
+from jobflow.tensors.state import state
 
 TESTS = Path(__file__).parents[1]
 RECORD = next((TESTS.parent / "docs" / "internals" / "decisions").glob("*-layouts-at-once.md"))

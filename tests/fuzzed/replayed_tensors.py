@@ -12,10 +12,10 @@ from ranks import on_ranks
 import jobflow as flow
 from jobflow import nn
 from jobflow.core.errors import DivergedError, JobflowError, RankError
-from jobflow.eager import run as eager
-from jobflow.eager.state import state
 from jobflow.kernels import compiled_loops
 from jobflow.kernels.target import target_of
+from jobflow.tensors import run as eager
+from jobflow.tensors.state import state
 
 Answer = tuple[str, list[int], list[Any], float]
 Answers = dict[str, Answer]

@@ -11,7 +11,6 @@ from graphs import Forward, Model, Trained, as_graph, batches, graph_of, tensor_
 from ranks import agree, on_ranks, with_ranks
 
 from jobflow.core.errors import DivergedError, JobError, PlacementError, RankError
-from jobflow.eager.state import state
 from jobflow.engine.placements import placement, sbp
 from jobflow.functional.binary_functions import matmul
 from jobflow.functional.creation import tensor
@@ -30,6 +29,7 @@ from jobflow.nn.modules.module import Module
 from jobflow.nn.modules.norm_layers import BatchNorm2d
 from jobflow.nn.parameter import Parameter
 from jobflow.optim.optimizers import SGD, Adam
+from jobflow.tensors.state import state
 
 S0, S1, B = sbp.split(0), sbp.split(1), sbp.broadcast
 

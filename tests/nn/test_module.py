@@ -14,10 +14,10 @@ from surroundings import lain, nn
 from jobflow.core.errors import CheckpointError, DtypeError, JobError, PlacementError, SbpError
 from jobflow.core.layout import B, Layout, P, Placement, S
 from jobflow.core.types import float16, float32, float64, int64
-from jobflow.eager.state import state
 from jobflow.engine.placements import placement, sbp
 from jobflow.functional.creation import ones, tensor, zeros
 from jobflow.nn.modules.module import ModuleError
+from jobflow.tensors.state import state
 
 
 class Net(nn.Module):

@@ -12,11 +12,11 @@ from surroundings import F, lain, nn
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, PlacementError, ShapeError
 from jobflow.core.layout import B, Layout, P, Placement, S
-from jobflow.eager.state import state
 from jobflow.engine.placements import placement, sbp
 from jobflow.functional.creation import ones, tensor, zeros
 from jobflow.nn import init
 from jobflow.nn.utils import clip_grad_norm_, clip_grad_value_, parameters_to_vector, vector_to_parameters
+from jobflow.tensors.state import state
 
 LINE = Placement("cpu", (0, 1))
 MESH = Placement("cpu", (0, 1, 2, 3), (2, 2))

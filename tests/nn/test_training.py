@@ -11,10 +11,10 @@ from surroundings import F, lain, nn
 
 from jobflow.core.layout import B, Layout, Placement, S
 from jobflow.core.types import float64
-from jobflow.eager.state import state
 from jobflow.engine.placements import placement as public
 from jobflow.nn.utils import clip_grad_norm_
 from jobflow.optim import SGD
+from jobflow.tensors.state import state
 
 
 class Net(nn.Module):

@@ -12,13 +12,13 @@ import jobflow as flow
 from jobflow import scope
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError
 from jobflow.core.types import type_of
-from jobflow.eager.run import run_several
 from jobflow.kernels import registry
 from jobflow.kernels.target import CPU
 from jobflow.ops import elementwise_loss, loss
 from jobflow.ops.op import Op
 from jobflow.ops.pointwise import ElementwiseGrad
 from jobflow.ops.softmax import CausalSoftmax, Softmax
+from jobflow.tensors.run import run_several
 
 Array = np.ndarray[Any, Any]
 LOGITS = np.array([[1000.0, 0.0, -1000.0], [3.0, 4.0, 5.0]])

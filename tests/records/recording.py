@@ -22,7 +22,6 @@ import jobflow.compiler.compile
 from jobflow import scope
 from jobflow.core import notices
 from jobflow.data import sample_order as order
-from jobflow.eager.state import EagerState
 from jobflow.engine.session import Session
 from jobflow.expressions import philox
 from jobflow.functional.tensor_class import Tensor
@@ -34,6 +33,7 @@ from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.solo import SoloWorld
 from jobflow.runtime.world.threads import ThreadsWorld
 from jobflow.runtime.world.world import Rank
+from jobflow.tensors.state import EagerState
 from jobflow.tools.explain import boxing_rows
 
 #: what is recorded of a run, as JSON has it

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from jobflow import scope
-from jobflow.eager.state import EagerState
 from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.solo import SoloWorld
 from jobflow.runtime.world.threads import ThreadsWorld
 from jobflow.runtime.world.world import Rank, World
+from jobflow.tensors.state import EagerState
 
 #: the end of the names of threads that are left for the next test
 IDLE = " (kept)"

@@ -27,7 +27,6 @@ import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, JobError, JobflowError, did_you_mean, user_line
 from jobflow.core.types import Tensor
-from jobflow.eager.job_recorder import recorded
 from jobflow.engine.staged_job import StagedBody
 from jobflow.functional.nn_base import composing
 from jobflow.host_pipeline.outputs import OnHost
@@ -39,6 +38,7 @@ from jobflow.legacy.extras.op_types_on_host import OP_TYPES_ON_HOST
 from jobflow.legacy.job_dispatch import is_tensor
 from jobflow.legacy.variables import current_job
 from jobflow.ops.op import Op, apply
+from jobflow.tensors.job_recorder import recorded
 from jobflow.typing.results import HostArgument
 
 #: the default of an attribute that must be given, and the number of tensors of an input that takes a list

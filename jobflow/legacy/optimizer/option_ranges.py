@@ -9,7 +9,7 @@ from numbers import Real
 from typing import Any
 
 from jobflow.core.errors import ConfigError
-from jobflow.eager.argument_kinds import kind_of
+from jobflow.tensors.argument_kinds import kind_of
 
 __all__ = ["RANGES", "check_fields", "is_number", "out_of_range"]
 

@@ -11,7 +11,6 @@ from typing import Any, cast
 import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, DivergedError, JobflowError, RankError, SourceLine, user_line
 from jobflow.core.notices import notice
-from jobflow.eager.state import EagerState, state
 from jobflow.engine.session import current_session, many_shapes
 from jobflow.functional.dispatch import in_job
 from jobflow.nn.compiled.replay import CompiledMemory
@@ -20,6 +19,7 @@ from jobflow.nn.compiled.tracing import Call, Entry, Tracing
 from jobflow.nn.modules.module import Module
 from jobflow.plan.plan_text import plan_text
 from jobflow.runtime.collection import collection_paused
+from jobflow.tensors.state import EagerState, state
 
 #: how often one value may cause a new trace before the function runs eagerly
 RETRACES = 8

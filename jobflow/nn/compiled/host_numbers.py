@@ -8,7 +8,7 @@ from typing import Any
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array
-from jobflow.eager.state import EagerState, Generator
+from jobflow.tensors.state import EagerState, Generator
 
 
 @dataclass

@@ -16,10 +16,6 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, user_line
 from jobflow.core.layout import Layout
 from jobflow.core.types import Array
-from jobflow.eager.backward import gradient_layout, redistributed_gradient
-from jobflow.eager.convert import empty
-from jobflow.eager.state import EagerState
-from jobflow.eager.tape import TapeNode, edge_of, note
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Node, Value
 from jobflow.graph.rewrite import needed_nodes
@@ -27,6 +23,10 @@ from jobflow.nn.compiled.step_recorder import StepRecorder
 from jobflow.nn.compiled.traced_tape import TracedSweep
 from jobflow.nn.graph.running import Meta
 from jobflow.ops.source import Constant, Input, ReadVariable
+from jobflow.tensors.backward import gradient_layout, redistributed_gradient
+from jobflow.tensors.convert import empty
+from jobflow.tensors.state import EagerState
+from jobflow.tensors.tape import TapeNode, edge_of, note
 
 
 @dataclass(eq=False)

@@ -9,12 +9,12 @@ from typing import Any
 import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, TensorType
-from jobflow.eager.state import EagerState
-from jobflow.eager.tensor import ResidentMemory, attach_memory
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.graph.running import Bound, Built, Memory
 from jobflow.program.program import state_of
 from jobflow.runtime.interrupts import held
+from jobflow.tensors.state import EagerState
+from jobflow.tensors.tensor import ResidentMemory, attach_memory
 
 
 class GradientSlot:

@@ -19,9 +19,6 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import user_line
 from jobflow.core.layout import B, Layout
 from jobflow.core.types import DType, TensorType, int64
-from jobflow.eager.backward import RedistributeGradient, Sweep, gradient_layout
-from jobflow.eager.run import Prepared, prepared
-from jobflow.eager.tape import Edge, follow, note, op_gradient, read_by
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Node, Variable
 from jobflow.nn.compiled.host_numbers import HostNumber, SessionGenerator
@@ -34,6 +31,9 @@ from jobflow.ops.op import Op
 from jobflow.ops.optimizer_updates import OptimizerUpdate
 from jobflow.ops.source import Constant
 from jobflow.ops.update import rate_dtype
+from jobflow.tensors.backward import RedistributeGradient, Sweep, gradient_layout
+from jobflow.tensors.run import Prepared, prepared
+from jobflow.tensors.tape import Edge, follow, note, op_gradient, read_by
 
 
 class Observer(Protocol):

@@ -9,13 +9,13 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import JobError, user_line
 from jobflow.core.layout import B, Layout
 from jobflow.core.types import TensorType
-from jobflow.eager.backward import Sweep
-from jobflow.eager.tape import Edge, Gradients, Hook, TapeNode
-from jobflow.eager.tensor import Storage
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Node
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.op import Op
+from jobflow.tensors.backward import Sweep
+from jobflow.tensors.tape import Edge, Gradients, Hook, TapeNode
+from jobflow.tensors.tensor import Storage
 
 if TYPE_CHECKING:
     from jobflow.nn.compiled.step_recorder import StepRecorder

@@ -16,10 +16,6 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import SourceLine, user_line
 from jobflow.core.layout import Layout
 from jobflow.core.types import Array
-from jobflow.eager.state import EagerState
-from jobflow.eager.structures import replaced
-from jobflow.eager.tape import TapeNode, follow, note
-from jobflow.eager.tensor import own
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Value
 from jobflow.nn.compiled.guards import Guards
@@ -32,6 +28,10 @@ from jobflow.nn.graph.graph import together, union
 from jobflow.nn.graph.running import Arguments, Built, Meta
 from jobflow.optim.optimizer import Optimizer
 from jobflow.runtime.collection import collection_paused
+from jobflow.tensors.state import EagerState
+from jobflow.tensors.structures import replaced
+from jobflow.tensors.tape import TapeNode, follow, note
+from jobflow.tensors.tensor import own
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 #: what must be the same of a tensor of the program for a plan to work on it

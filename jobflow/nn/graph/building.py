@@ -19,9 +19,6 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, SourceLine, user_line
 from jobflow.core.layout import B, Broadcast, Layout, Partial, Placement, S, Sbp, Split
 from jobflow.core.types import Array, TensorType, int64
-from jobflow.eager.program_recorder import ProgramRecorder
-from jobflow.eager.run import prepared
-from jobflow.eager.state import EagerState, Generator
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Value, Variable
 from jobflow.nn.graph.settings import GraphModule
@@ -29,6 +26,9 @@ from jobflow.ops.layout_ops import Identity, ToLayout
 from jobflow.ops.op import Op, types_tuple
 from jobflow.ops.source import Constant
 from jobflow.strategies.data_parallel import zero as Zero
+from jobflow.tensors.program_recorder import ProgramRecorder
+from jobflow.tensors.run import prepared
+from jobflow.tensors.state import EagerState, Generator
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,6 @@ from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import CheckpointError, ConfigError, JobError, did_you_mean, did_you_mean_or, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.notices import notice
-from jobflow.eager.state import EagerState, state
-from jobflow.eager.structures import filled, leaves
 from jobflow.engine.session import current_session, many_shapes
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.strategy import Distribution
@@ -47,6 +45,8 @@ from jobflow.nn.modules import state_dicts as saving
 from jobflow.nn.modules.module import Module
 from jobflow.optim.optimizer import Optimizer
 from jobflow.runtime.collection import collection_paused
+from jobflow.tensors.state import EagerState, state
+from jobflow.tensors.structures import filled, leaves
 
 #: key of the step counter in state_dict
 STEP = "System-Train-TrainStep"

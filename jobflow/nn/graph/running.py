@@ -20,11 +20,6 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import DivergedError, JobError, user_line
 from jobflow.core.layout import Layout, Placement
 from jobflow.core.types import Array, TensorType
-from jobflow.eager.convert import agree, convert_array, done, empty
-from jobflow.eager.session_tensors import Binding, adopt_layout
-from jobflow.eager.state import EagerState, mixed
-from jobflow.eager.structures import filled, form, leaves
-from jobflow.eager.tensor import ResidentMemory, Storage, move_memory
 from jobflow.engine.session import current_session
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.graph_text import physical_text
@@ -40,6 +35,11 @@ from jobflow.runtime.executor import Executor
 from jobflow.runtime.interrupts import held
 from jobflow.runtime.variable_buffers import State
 from jobflow.runtime.world.world import Rank
+from jobflow.tensors.convert import agree, convert_array, done, empty
+from jobflow.tensors.session_tensors import Binding, adopt_layout
+from jobflow.tensors.state import EagerState, mixed
+from jobflow.tensors.structures import filled, form, leaves
+from jobflow.tensors.tensor import ResidentMemory, Storage, move_memory
 
 
 @dataclass(frozen=True)

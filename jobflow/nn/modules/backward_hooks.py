@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, JobError, user_line
-from jobflow.eager.backward import like
-from jobflow.eager.state import state
-from jobflow.eager.tape import Gradients, edge_of, record
 from jobflow.functional.tensor_class import Tensor
+from jobflow.tensors.backward import like
+from jobflow.tensors.state import state
+from jobflow.tensors.tape import Gradients, edge_of, record
 
 if TYPE_CHECKING:
     from jobflow.nn.modules.module import Module

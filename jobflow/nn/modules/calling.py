@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import jobflow.core.scope as scope
 from jobflow.core.errors import JobError, user_line
-from jobflow.eager.job_recorder import Called, recorded, recorder_of
 from jobflow.engine.body import JobBody
 from jobflow.functional.tensor_class import Tensor
+from jobflow.tensors.job_recorder import Called, recorded, recorder_of
 
 if TYPE_CHECKING:
     from jobflow.nn.modules.module import Module

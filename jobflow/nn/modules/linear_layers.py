@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
-from jobflow.eager.state import state
-from jobflow.eager.tensor import own
 from jobflow.functional import nn_linear as F
 from jobflow.functional.creation import empty
 from jobflow.functional.shapes import flatten, reshape
@@ -17,6 +15,8 @@ from jobflow.nn import init
 from jobflow.nn.modules.module import Module
 from jobflow.nn.modules.option_modules import OfOne, WithOptions
 from jobflow.nn.parameter import Parameter
+from jobflow.tensors.state import state
+from jobflow.tensors.tensor import own
 
 __all__ = [
     "Bilinear", "CosineSimilarity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "Embedding", "Flatten", "Identity", "Linear",

@@ -9,8 +9,6 @@ from typing import Any, ClassVar, Self
 import jobflow.core.scope as scope
 from jobflow.core.errors import DtypeError, JobError, did_you_mean, user_line
 from jobflow.core.types import DType, bfloat16, float16, float32, float64
-from jobflow.eager.in_place_writes import zero_gradient
-from jobflow.eager.state import building_now, gradients, running
 from jobflow.engine.body import JobBody
 from jobflow.functional.dispatch import in_job
 from jobflow.functional.gradients import RemovableHandle
@@ -21,6 +19,8 @@ from jobflow.nn.modules import state_dicts as saving
 from jobflow.nn.modules.backward_hooks import HookedCall
 from jobflow.nn.modules.calling import called_in_body
 from jobflow.nn.parameter import Parameter
+from jobflow.tensors.in_place_writes import zero_gradient
+from jobflow.tensors.state import building_now, gradients, running
 
 Named = Iterator[tuple[str, Any]]
 _KINDS = ("_parameters", "_buffers", "_modules")

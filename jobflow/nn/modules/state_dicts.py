@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jobflow.core.errors import CheckpointError, did_you_mean, user_line
-from jobflow.eager import redistribution
-from jobflow.eager.parameters import described
-from jobflow.eager.state import EagerState, gradients, state
-from jobflow.eager.tensor import own
 from jobflow.functional.creation import cut, from_numpy
 from jobflow.functional.promotion import cast
 from jobflow.functional.tensor_class import Tensor
+from jobflow.tensors import redistribution
+from jobflow.tensors.parameters import described
+from jobflow.tensors.state import EagerState, gradients, state
+from jobflow.tensors.tensor import own
 
 if TYPE_CHECKING:
     from jobflow.nn.modules.module import Module

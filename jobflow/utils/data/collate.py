@@ -11,9 +11,9 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, DataError, ShapeError, user_line
 from jobflow.core.types import Array, bool_, dtype_of, float32, int64, type_of
 from jobflow.data.conversion import converted, is_number
-from jobflow.eager.run import run
 from jobflow.functional.tensor_class import Tensor
 from jobflow.ops.slices import Concat
+from jobflow.tensors.run import run
 
 ADVICE = "convert it, or pass collate_fn="
 #: per kind of sample, its classes; the first match counts, because NumPy's texts are also NumPy scalars

@@ -11,8 +11,8 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, user_line
 from jobflow.data.sample_order import Order
-from jobflow.eager.state import state
 from jobflow.runtime.world import launched as launch
+from jobflow.tensors.state import state
 
 Item = TypeVar("Item")
 Index = TypeVar("Index", covariant=True)

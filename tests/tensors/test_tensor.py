@@ -11,8 +11,6 @@ from ranks import on_ranks, with_ranks
 from jobflow.core.errors import PlacementError
 from jobflow.core.layout import B, Layout, P, S
 from jobflow.core.types import float64
-from jobflow.eager import run
-from jobflow.eager.backward import backward
 from jobflow.engine.placements import placement, sbp
 from jobflow.functional.global_tensors import to_global, to_local
 from jobflow.functional.values import numpy
@@ -20,6 +18,8 @@ from jobflow.ops.arithmetic import Add
 from jobflow.ops.matmul import MatMul
 from jobflow.ops.random_tensors import RandomNormal
 from jobflow.ops.reduce import ReduceSum
+from jobflow.tensors import run
+from jobflow.tensors.backward import backward
 
 
 def drawn(shape: tuple[int, ...], layout: Layout, number: int) -> Any:

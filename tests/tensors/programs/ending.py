@@ -10,8 +10,8 @@ from typing import Any
 
 import jobflow as flow
 from jobflow import nn
-from jobflow.eager.state import state
 from jobflow.runtime.comm import message_queue
+from jobflow.tensors.state import state
 
 ME = state().rank.index
 P = flow.placement("cpu", [0, 1])

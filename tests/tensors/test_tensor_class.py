@@ -55,8 +55,8 @@ def test_results_of_a_parameter_are_plain_tensors(compute: Callable[[Any], Any])
 
 def test_pickles_that_name_the_former_module_of_the_class_load() -> None:
     x = flow.tensor([1.0, 2.0])
-    former = pickle.dumps(x, protocol=0).replace(b"jobflow.functional.tensor_class\nTensor", b"jobflow.eager.tensor\nTensor")
-    assert b"jobflow.eager.tensor\nTensor" in former
+    former = pickle.dumps(x, protocol=0).replace(b"jobflow.functional.tensor_class\nTensor", b"jobflow.tensors.tensor\nTensor")
+    assert b"jobflow.tensors.tensor\nTensor" in former
     assert type(pickle.loads(former)) is type(x) and pickle.loads(former).tolist() == [1.0, 2.0]
 
 

@@ -18,10 +18,10 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, SourceLine, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.types import Array, TensorType
-from jobflow.eager.tensor import Storage, TensorBase
 from jobflow.ops.chain import chained
 from jobflow.ops.derivative import Derivative, derivative
 from jobflow.ops.op import Op
+from jobflow.tensors.tensor import Storage, TensorBase
 
 #: destination of the gradient of an input: (node, index of its output), a leaf, or None
 Edge: TypeAlias = Any

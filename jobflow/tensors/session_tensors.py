@@ -18,9 +18,6 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, user_line
 from jobflow.core.layout import Layout
 from jobflow.core.types import Array, TensorType
-from jobflow.eager.convert import convert_array
-from jobflow.eager.state import EagerState, state
-from jobflow.eager.tensor import RemoteMemory, ResidentMemory, TensorBase, attach_memory, has_array, move_memory
 from jobflow.engine.session import Session
 from jobflow.graph.ir import Variable
 from jobflow.plan.storage import is_common
@@ -28,6 +25,9 @@ from jobflow.program.commands import Barrier, ExchangeItems
 from jobflow.program.program import state_of
 from jobflow.runtime.variable_buffers import State
 from jobflow.runtime.world.world import World
+from jobflow.tensors.convert import convert_array
+from jobflow.tensors.state import EagerState, state
+from jobflow.tensors.tensor import RemoteMemory, ResidentMemory, TensorBase, attach_memory, has_array, move_memory
 
 
 @dataclass(frozen=True, eq=False)

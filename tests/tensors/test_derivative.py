@@ -11,7 +11,6 @@ from ranks import on_ranks, with_ranks
 from jobflow.core.errors import JobError
 from jobflow.core.layout import Layout, Placement
 from jobflow.core.types import TensorType, float32
-from jobflow.eager import run
 from jobflow.engine.placements import placement, sbp
 from jobflow.functional.creation import tensor
 from jobflow.functional.global_tensors import to_global
@@ -21,6 +20,7 @@ from jobflow.ops.derivative import derivative
 from jobflow.ops.matmul import MatMul
 from jobflow.ops.op import Op
 from jobflow.ops.scalar import FillLike
+from jobflow.tensors import run
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
 W = np.arange(12, dtype=np.float32).reshape(3, 4)

@@ -19,13 +19,13 @@ from jobflow.compiler.rank.views import unread
 from jobflow.core.errors import JobError, user_line
 from jobflow.core.layout import Layout, Placement
 from jobflow.core.types import Array, contiguous_strides
-from jobflow.eager.state import EagerState
-from jobflow.eager.tensor import TensorBase
 from jobflow.ops.axes import Reshape, Transpose
 from jobflow.ops.op import Op, ViewOp
 from jobflow.ops.scalar import Detach
 from jobflow.ops.slice_update import SliceUpdate
 from jobflow.ops.slices import Slice
+from jobflow.tensors.state import EagerState
+from jobflow.tensors.tensor import TensorBase
 
 if TYPE_CHECKING:
     from jobflow.compiler.front.trace import Tracer

@@ -13,10 +13,10 @@ from ranks import on_ranks, with_ranks
 from jobflow.core.errors import ArgumentError, CheckpointError, JobError
 from jobflow.core.layout import B, Layout, P, Placement, S
 from jobflow.core.types import float32, type_of
-from jobflow.eager.tensor import Size
 from jobflow.engine.placements import placement
 from jobflow.functional import saving, values
 from jobflow.functional.tensor_class import Tensor
+from jobflow.tensors.tensor import Size
 
 WHOLE = np.arange(15.0).reshape(5, 3)
 

@@ -20,8 +20,6 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import DivergedError, user_line
 from jobflow.core.layout import B, Layout, Local, Placement
 from jobflow.core.types import Array, TensorType
-from jobflow.eager.state import EagerState, mixed
-from jobflow.eager.tensor import TensorBase, check_current
 from jobflow.graph.ir import Graph, Node, Physical, Value
 from jobflow.kernels.target import CPU
 from jobflow.ops.source import Input
@@ -32,6 +30,8 @@ from jobflow.runtime.comm.communicator import Communicator
 from jobflow.runtime.executor import Executor
 from jobflow.runtime.variable_buffers import window
 from jobflow.runtime.world.world import Rank
+from jobflow.tensors.state import EagerState, mixed
+from jobflow.tensors.tensor import TensorBase, check_current
 
 #: the number of prepared changes of layout per group of ranks
 MAX_CONVERSIONS = 128

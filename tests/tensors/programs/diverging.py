@@ -12,7 +12,7 @@ from typing import Any
 import jobflow as flow
 from jobflow import nn, scope
 from jobflow.core.errors import DivergedError
-from jobflow.eager.state import EagerState, state
+from jobflow.tensors.state import EagerState, state
 
 ME = state().rank.index
 P = flow.placement("cpu", [0, 1])

@@ -19,17 +19,17 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ShapeError, user_line
 from jobflow.core.layout import Broadcast, Layout, Placement, Sbp, Split
 from jobflow.core.types import DTYPES, TensorType
-from jobflow.eager.backward import RedistributeGradient, gradient_layout, redistributed_gradient
-from jobflow.eager.collectives import stacked
-from jobflow.eager.convert import agree, convert, convert_array, empty
-from jobflow.eager.run import prepared, recorder
-from jobflow.eager.state import EagerState, mixed
-from jobflow.eager.tape import Gradients, record
-from jobflow.eager.tensor import TensorBase, check_current, shows
 from jobflow.ops.broadcast import BroadcastTo, SumTo
 from jobflow.ops.layout_ops import dual
 from jobflow.ops.op import Op, apply
 from jobflow.ops.scalar import Scale
+from jobflow.tensors.backward import RedistributeGradient, gradient_layout, redistributed_gradient
+from jobflow.tensors.collectives import stacked
+from jobflow.tensors.convert import agree, convert, convert_array, empty
+from jobflow.tensors.run import prepared, recorder
+from jobflow.tensors.state import EagerState, mixed
+from jobflow.tensors.tape import Gradients, record
+from jobflow.tensors.tensor import TensorBase, check_current, shows
 
 #: the maximal number of axes of NumPy arrays
 AXES = 64

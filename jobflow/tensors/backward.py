@@ -18,16 +18,16 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, JobError, PlacementError, ShapeError, user_line
 from jobflow.core.layout import MAX, B, Layout, Partial
 from jobflow.core.types import type_of
-from jobflow.eager.convert import convert, convert_array
-from jobflow.eager.in_place_writes import add_into
-from jobflow.eager.run import Running
-from jobflow.eager.state import EagerState, gradients, state
-from jobflow.eager.tape import Edge, Gradients, Hook, OpGradient, ReadyCallback, TapeNode, anomalies, record
-from jobflow.eager.tensor import TensorBase
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.op import apply
 from jobflow.ops.source import Constant
 from jobflow.runtime.buffer_pool import POOL, owns_memory
+from jobflow.tensors.convert import convert, convert_array
+from jobflow.tensors.in_place_writes import add_into
+from jobflow.tensors.run import Running
+from jobflow.tensors.state import EagerState, gradients, state
+from jobflow.tensors.tape import Edge, Gradients, Hook, OpGradient, ReadyCallback, TapeNode, anomalies, record
+from jobflow.tensors.tensor import TensorBase
 
 T = TypeVar("T", bound=TensorBase)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.errors import ArgumentError, user_line
-from jobflow.eager.argument_kinds import Kind, kind_of
+from jobflow.tensors.argument_kinds import Kind, kind_of
 
 
 class Roles:

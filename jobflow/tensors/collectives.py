@@ -10,8 +10,8 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, user_line
 from jobflow.core.layout import MAX, MIN, SUM, B, Layout, Partial, Placement, Reduction, S, Sbp
 from jobflow.core.types import Array, TensorType, type_of
-from jobflow.eager.convert import convert_array
-from jobflow.eager.state import EagerState
+from jobflow.tensors.convert import convert_array
+from jobflow.tensors.state import EagerState
 
 REDUCTIONS = {"sum": SUM, "max": MAX, "min": MIN}
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.errors import JobError, user_line
-from jobflow.eager.tensor import TensorBase
+from jobflow.tensors.tensor import TensorBase
 
 
 def leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:

@@ -16,11 +16,6 @@ import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, JobflowError, user_line
 from jobflow.core.layout import B, Layout, P, Placement, Sbp
-from jobflow.eager.program_recorder import ProgramRecorder
-from jobflow.eager.session_tensors import SessionTensors
-from jobflow.eager.state import EagerState
-from jobflow.eager.structures import replaced
-from jobflow.eager.tensor import TensorBase
 from jobflow.engine.body import JobBody
 from jobflow.engine.distribute import is_local
 from jobflow.engine.operators import TensorOperators
@@ -33,6 +28,11 @@ from jobflow.ops.scalar import Detach
 from jobflow.ops.source import Constant
 from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.solo import SoloWorld
+from jobflow.tensors.program_recorder import ProgramRecorder
+from jobflow.tensors.session_tensors import SessionTensors
+from jobflow.tensors.state import EagerState
+from jobflow.tensors.structures import replaced
+from jobflow.tensors.tensor import TensorBase
 
 #: advice for calls that set layouts in the body of a job
 LAYOUTS = "in the body of a job use flow.parallel_cast, x.with_distribute or flow.scope.placement"

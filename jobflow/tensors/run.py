@@ -24,11 +24,6 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, JobflowError, PlacementError, PlanError, SbpError, user_line
 from jobflow.core.layout import B, Layout, Partial, Placement
 from jobflow.core.types import Array, TensorType, int64
-from jobflow.eager.convert import agree, convert, done, empty
-from jobflow.eager.program_recorder import symbolic_strides
-from jobflow.eager.state import EagerState, mixed, state
-from jobflow.eager.tape import OpGradient, follow, record_op
-from jobflow.eager.tensor import TensorBase, check_current, own
 from jobflow.engine.session import current_session
 from jobflow.kernels import registry
 from jobflow.kernels.eager_calls import EagerCalls, eager_calls
@@ -38,6 +33,11 @@ from jobflow.ops.op import Op, ViewOp, types_tuple
 from jobflow.ops.runtime_assertions import RuntimeAssertion
 from jobflow.runtime.buffer_pool import POOL
 from jobflow.runtime.failed_assertions import FailedAssertion, located, raise_first
+from jobflow.tensors.convert import agree, convert, done, empty
+from jobflow.tensors.program_recorder import symbolic_strides
+from jobflow.tensors.state import EagerState, mixed, state
+from jobflow.tensors.tape import OpGradient, follow, record_op
+from jobflow.tensors.tensor import TensorBase, check_current, own
 
 T = TypeVar("T", bound=TensorBase)
 #: the number of prepared operations per rank

@@ -13,13 +13,13 @@ import numpy as np
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, user_line
-from jobflow.eager.state import EagerState, building_now, mixed
-from jobflow.eager.tape import Gradients, follow, record, stand_at
-from jobflow.eager.tensor import TensorBase, own
 from jobflow.ops.op import ViewOp, apply
 from jobflow.ops.scalar import fill_like
 from jobflow.ops.slice_update import SliceUpdate
 from jobflow.ops.slices import Slice
+from jobflow.tensors.state import EagerState, building_now, mixed
+from jobflow.tensors.tape import Gradients, follow, record, stand_at
+from jobflow.tensors.tensor import TensorBase, own
 
 
 def may_write(here: EagerState, x: TensorBase, what: str) -> None:

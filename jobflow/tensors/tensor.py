@@ -22,7 +22,7 @@ from jobflow.core.types import Array, DType, TensorType
 from jobflow.engine.placements import placement as public_placement
 
 if TYPE_CHECKING:
-    from jobflow.eager.tape import TapeNode
+    from jobflow.tensors.tape import TapeNode
 
 
 class Size(tuple[int, ...]):
