@@ -202,10 +202,10 @@ def attempt(trial: Trial, folder: Path, expected: list[dict[str, Any]]) -> tuple
 
 
 def spoil(checkpoints: Path, seed: int) -> None:
-    """Flip a bit of the newest checkpoint, if there is one."""
+    """Flip a bit of the newest checkpoint, unless no other one is left to resume from."""
     source = random.Random(seed)
     steps = sorted(checkpoints.glob("step-*"))
-    if steps:
+    if len(steps) > 1:
         file = source.choice(sorted(path for path in steps[-1].iterdir() if path.stat().st_size))
         content = bytearray(file.read_bytes())
         content[source.randrange(len(content))] ^= 1 << source.randrange(8)
