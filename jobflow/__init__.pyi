@@ -14,6 +14,7 @@ from jobflow import strategies as strategies
 from jobflow import typing as typing
 from jobflow import utils as utils
 from jobflow.core import errors as errors
+from jobflow.core import filters as filters
 from jobflow.core import scope as scope
 from jobflow.core.errors import AbortedError as AbortedError
 from jobflow.core.errors import ArgumentError as ArgumentError

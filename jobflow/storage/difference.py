@@ -7,11 +7,11 @@ infinity.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 
+from jobflow.core import filters
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError, did_you_mean
 from jobflow.storage.checkpoint_reader import Checkpoint, Stored
@@ -39,12 +39,11 @@ class Difference:
 
 
 def selected(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Return the names that match a pattern such as `encoder*` or `*-m`; raise CheckpointError if none matches."""
-    names = list(names)
-    for pattern in patterns:
-        if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
-            raise CheckpointError(f'no tensor matches "{pattern}"{did_you_mean(pattern, names)}')
-    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    """Return the names that a pattern such as `encoder*` or `*-m` matches; raise CheckpointError if a pattern matches none."""
+    values = dict.fromkeys(names)
+    if (pattern := filters.unmatched(patterns, values)) is not None:
+        raise CheckpointError(f'no tensor matches "{pattern}"{did_you_mean(pattern, values)}')
+    return list(filters.selected(patterns, values))
 
 
 def type_text(stored: Stored) -> str:

@@ -17,13 +17,13 @@ import atexit
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Literal, TypeVar
 from weakref import WeakSet
 
 import jobflow.core.scope as scope
 from jobflow.core.errors import CheckpointError, ReplacedError, did_you_mean, did_you_mean_or, user_line
+from jobflow.core.filters import Filter, selected, unmatched
 from jobflow.core.notices import notice
 from jobflow.core.types import Array, TensorType
 from jobflow.engine.session import Session
@@ -258,9 +258,9 @@ def _set_exit_code() -> None:
 
 @scope.alone
 def load(
-    session: Session, path: Where, names: Sequence[str] = ("*",), strict: bool | Literal["variables", "some"] = True, *, what: str = "load"
+    session: Session, path: Where, names: Filter = ("*",), strict: bool | Literal["variables", "some"] = True, *, what: str = "load"
 ) -> dict[str, Any]:
-    """Set the variables that match one of the patterns `names` from a checkpoint; return its JSON tree.
+    """Set the variables that the filter `names` selects (by name and type) from a checkpoint; return its JSON tree.
 
     strict=True     the matching variables and the matching tensors must have the same names
     "variables"     every matching variable needs a tensor
@@ -290,7 +290,7 @@ def load(
         raise type(failed)(f"{here}, no variable was changed: {failed}")
     if strict == "some":
         report_unmatched(session, here, chosen, own, contents.types)
-    if tuple(names) == ("*",):
+    if names in ("*", ("*",), ["*"]):
         session.runs.update({job: runs.get(job, 0) for job in {*session.runs, *runs}} if runs is not None else {})
     return dict(contents.extra)
 
@@ -305,15 +305,14 @@ def _first(failures: Sequence[CheckpointError | None]) -> CheckpointError | None
 def _chosen(
     own: Mapping[str, TensorType],
     there: Mapping[str, TensorType | None],
-    names: Sequence[str],
+    names: Filter,
     strict: bool | Literal["variables", "some"],
     here: str,
 ) -> dict[str, TensorType]:
     """Return the variables to load; raise CheckpointError if the checkpoint does not match them."""
-    variables, tensors = _matching(own, names), _matching(there, names)
-    for pattern in names:
-        if pattern != "*" and not _matching(own, [pattern]):
-            raise CheckpointError(f'{here}: no variable matches "{pattern}"{did_you_mean(pattern, own)}')
+    variables, tensors = selected(names, own), selected(names, there)
+    if (pattern := unmatched(names, own)) is not None:
+        raise CheckpointError(f'{here}: no variable matches "{pattern}"{did_you_mean(pattern, own)}')
     missing = [name for name in variables if name not in there] if strict in (True, "variables") else []
     beyond = [name for name in tensors if name not in own] if strict is True else []
     if missing:
@@ -344,10 +343,6 @@ def report_unmatched(session: Session, here: str, loaded: Collection[str], own: 
     rest = [f"no saved value for {_listed(lacking)}" if lacking else "", f"no variable {_listed(beyond)}" if beyond else ""]
     if any(rest) and session.writes_files:
         notice(f"{here}: {len(loaded)} of {len(there)} values loaded; {'; '.join(filter(None, rest))}")
-
-
-def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
-    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 def _listed(names: Sequence[str], most: int = 5) -> str:

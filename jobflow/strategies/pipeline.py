@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from fnmatch import fnmatchcase
 from itertools import accumulate
 from typing import ClassVar
 
@@ -23,6 +22,7 @@ from jobflow.compiler.front.pipeline_order import USUAL
 from jobflow.compiler.front.schedule import SCHEDULES
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, PlacementError, user_line
+from jobflow.core.filters import matches
 from jobflow.core.layout import Rule
 from jobflow.graph.ir import Node, Value
 from jobflow.graph.traced import Traced
@@ -114,7 +114,7 @@ def _cuts_by_name(program: Traced, steps: Sequence[Node], cuts: Sequence[str], c
         raise ConfigError(f"strategies.pipeline: {len(cuts)} cuts make {len(cuts) + 1} stages, not {count}; pass {count - 1} cuts, or set stages")
     begins: list[int] = []
     for pattern in cuts:
-        begin = next((i for i, node in enumerate(steps) if any(fnmatchcase(name, pattern) for name in _names(node))), None)
+        begin = next((i for i, node in enumerate(steps) if any(matches(pattern, name) for name in _names(node))), None)
         if begin is None or begin <= max(begins, default=0):
             what = f'op or variable like "{pattern}"'
             wrong = f"there is no {what}" if begin is None else f"the first {what} is not behind the cut before it"

@@ -21,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import field
-from fnmatch import fnmatchcase
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError
+from jobflow.core.filters import Filter, alternatives, matches, selected
 from jobflow.core.layout import B, Broadcast, Partial, Sbp, Signature, Split
 from jobflow.graph.ir import Node, Value
 from jobflow.graph.traced import Traced
@@ -32,7 +32,7 @@ from jobflow.ops.op import Op
 from jobflow.ops.source import ReadVariable
 from jobflow.strategies.strategy_class import Hints, Strategy
 
-Patterns = tuple[str, ...]
+Patterns = Sequence[Filter]
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,7 @@ class tensor_parallel(Strategy):
 
     def __post_init__(self) -> None:
         for name in ("columns", "rows", "vocabulary"):
-            patterns = getattr(self, name)
-            object.__setattr__(self, name, (patterns,) if isinstance(patterns, str) else tuple(patterns))
+            object.__setattr__(self, name, alternatives(getattr(self, name)))
 
     @property
     def is_named(self) -> bool:
@@ -69,11 +68,11 @@ class tensor_parallel(Strategy):
 
     def _check(self, program: Traced, split_variables: Mapping[str, Sbp]) -> None:
         for pattern in (*self.columns, *self.rows, *self.vocabulary):
-            fitting = [name for name in program.variables if fnmatchcase(name, pattern)]
-            if not fitting:
+            selection = list(selected(pattern, {name: variable.type for name, variable in program.variables.items()}))
+            if not selection:
                 names = ", ".join(program.variables)
                 raise ConfigError(f'strategies.tensor_parallel: no variable of job {program.name} matches "{pattern}"; its variables are {names}')
-            whole = [name for name in fitting if name not in split_variables]
+            whole = [name for name in selection if name not in split_variables]
             if whole:
                 raise ConfigError(
                     f'strategies.tensor_parallel: "{pattern}" matches variable "{whole[0]}" {program.variables[whole[0]].type}, which no operation '
@@ -149,7 +148,7 @@ class _Pairs:
     def starts(self, node: Node, i: int, kind: str, legal: Sequence[Signature]) -> bool:
         """Return True if a pair may begin at this node with variable i; no other input is split."""
         if self.strategy.is_named:
-            return any(fnmatchcase(_variable(node.inputs[i]), pattern) for pattern in getattr(self.strategy, kind))
+            return matches(getattr(self.strategy, kind), _variable(node.inputs[i]), node.inputs[i].tensor_type)
         if kind == "vocabulary":
             return node.inputs[i].tensor_type.size >= self.strategy.large
         return kind == "columns" and any(self.kind(s, i) == "rows" for s in legal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -158,14 +159,15 @@ def test_every_element_type_is_saved(tmp_path: Path) -> None:
 # ---- what is loaded ------------------------------------------------------------------------------------------------------------------
 
 
-def test_load_by_patterns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("filter", [["up-*", "table"], re.compile("^up-|^table$"), lambda name, type: name.startswith("up-") or name == "table"])
+def test_load_by_filters(tmp_path: Path, filter: Any) -> None:
     job, session = training(2)
     first = values(session)
     sessions.save(session, tmp_path / "c")
     for _ in range(2):
         job(IDS)
     trained = values(session)
-    sessions.load(session, tmp_path / "c", ["up-*", "table"])
+    sessions.load(session, tmp_path / "c", filter)
     chosen = {name for name in trained if name.startswith("up-") or name == "table"}
     assert {"up-weight-m", "up-bias"} <= chosen
     same(values(session), {name: (first if name in chosen else trained)[name] for name in trained})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import gpt
@@ -105,7 +106,7 @@ def test_a_table_by_name() -> None:
 
 
 def test_names_leave_all_others_whole() -> None:
-    strategy = st.tensor_parallel(columns="block*-up-weight", rows=["block*-down-weight"])
+    strategy = st.tensor_parallel(columns="block*-up-weight", rows=[flow.filters.AllOf((re.compile("down-weight$"), flow.filters.Not("up*")))])
     trained.begin(2)
     job = named_gpt(strategy)
     words = np.zeros((trained.GPT.batch, trained.GPT.length), np.int32)

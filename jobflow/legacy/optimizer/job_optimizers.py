@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, JobError, did_you_mean, user_line
+from jobflow.core.filters import matches
 from jobflow.core.types import Tensor, int64
 from jobflow.graph.training import DynamicScale, Halting, Parameter, Slots, updated
 from jobflow.legacy.losses import TrainJob, check_loss, job_in_force
@@ -201,15 +202,13 @@ class Decaying(Single, Decay):
 
     def decay_of(self, variable: str) -> float:
         """Return the weight decay of a variable; a pattern may match any part of the name."""
-        if self.weight_decay_includes is not None and not _found(self.weight_decay_includes, variable):
-            return 0.0
-        if self.weight_decay_excludes is not None and _found(self.weight_decay_excludes, variable):
-            return 0.0
-        return self.weight_decay or 0.0
+        includes, excludes = self.weight_decay_includes, self.weight_decay_excludes
+        decays = _found(includes, variable) if includes is not None else not _found(excludes, variable)
+        return (self.weight_decay or 0.0) if decays else 0.0
 
 
 def _found(patterns: Patterns, name: str) -> bool:
-    return any(re.search(pattern, name) for pattern in patterns or ())
+    return matches([re.compile(pattern) for pattern in patterns or ()], name)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,85 @@
+"""Filters of named values: parameters of a module, variables of a job, tensors of a checkpoint.
+
+A filter is one of
+
+    "*.bias"                      a pattern of names, as in `fnmatch`
+    re.compile(r"bias$")          a regular expression, searched in the name
+    flow.nn.Parameter             a type of the value
+    lambda name, value: ...       a predicate
+    ["*.bias", "norm.*"]          any of several filters; also `AnyOf`
+    AllOf(("block.*", Not("*.bias")))
+
+`selected(filter, dict(module.named_parameters()))` serves parameter groups and freezing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, TypeAlias, TypeVar
+
+from jobflow.core.dataclass import dataclass
+
+__all__ = ["AllOf", "AnyOf", "Filter", "Not", "alternatives", "matches", "selected", "unmatched"]
+
+Filter: TypeAlias = str | re.Pattern[str] | type | Callable[[str, Any], bool] | Iterable[Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """A filter that applies if one of `filters` does."""
+
+    filters: tuple[Filter, ...]
+
+    def __call__(self, name: str, value: Any = None) -> bool:
+        return matches(self.filters, name, value)
+
+
+@dataclass(frozen=True)
+class AllOf:
+    """A filter that applies if all of `filters` do."""
+
+    filters: tuple[Filter, ...]
+
+    def __call__(self, name: str, value: Any = None) -> bool:
+        return all(matches(each, name, value) for each in self.filters)
+
+
+@dataclass(frozen=True)
+class Not:
+    """A filter that applies if `filter` does not."""
+
+    filter: Filter
+
+    def __call__(self, name: str, value: Any = None) -> bool:
+        return not matches(self.filter, name, value)
+
+
+def matches(filter: Filter, name: str, value: Any = None) -> bool:
+    """Return True if the filter applies to this name and value."""
+    if isinstance(filter, str):
+        return fnmatchcase(name, filter)
+    if isinstance(filter, re.Pattern):
+        return filter.search(name) is not None
+    if isinstance(filter, type):
+        return isinstance(value, filter)
+    if isinstance(filter, Iterable):
+        return any(matches(each, name, value) for each in filter)
+    return bool(filter(name, value))
+
+
+def alternatives(filter: Filter) -> tuple[Filter, ...]:
+    """Return the filters of a list, or a filter itself."""
+    return tuple(filter) if isinstance(filter, Iterable) and not isinstance(filter, str) else (filter,)
+
+
+def selected(filter: Filter, values: Mapping[str, T]) -> dict[str, T]:
+    """Return the values to which the filter applies, by name."""
+    return {name: value for name, value in values.items() if matches(filter, name, value)}
+
+
+def unmatched(filter: Filter, values: Mapping[str, Any]) -> str | None:
+    """Return the first alternative, other than "*", that applies to none of the values, as text; None if there is none."""
+    return next((str(each) for each in alternatives(filter) if each != "*" and not selected(each, values)), None)

@@ -1,0 +1,57 @@
+"""Filters of named values select by name, type, predicate, and combinations of these."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jobflow as flow
+from jobflow import filters
+from jobflow.filters import AllOf, AnyOf, Not
+
+VALUES = {"a.weight": np.ones((2, 3)), "a.bias": np.ones(3), "b.weight": np.float32(1), "norm.weight": np.ones(3)}
+
+
+@pytest.mark.parametrize(
+    ("filter", "names"),
+    [
+        ("*.bias", ["a.bias"]),
+        ("*", [*VALUES]),
+        (re.compile("^a|^b"), ["a.weight", "a.bias", "b.weight"]),
+        (np.floating, ["b.weight"]),
+        (lambda name, value: value.ndim == 2, ["a.weight"]),
+        (["*.bias", "norm.*"], ["a.bias", "norm.weight"]),
+        ([], []),
+        (AnyOf(("b.*", np.floating)), ["b.weight"]),
+        (AllOf(("*.weight", Not("norm.*"), np.ndarray)), ["a.weight"]),
+        (Not(["*.bias", AllOf(("*.weight", "a.*"))]), ["b.weight", "norm.weight"]),
+    ],
+)
+def test_selection(filter: Any, names: list[str]) -> None:
+    assert list(filters.selected(filter, VALUES)) == names
+
+
+def test_unmatched_names_the_first_filter_without_a_value() -> None:
+    assert filters.unmatched(["*", "a.*", "c.*", "d"], VALUES) == "c.*"
+    assert filters.unmatched("*", {}) is None and filters.unmatched(Not("*"), VALUES) == "Not(filter='*')"
+
+
+def test_combinations_print_compare_and_pickle() -> None:
+    combined = AllOf(("a.*", Not("*.bias")))
+    assert pickle.loads(pickle.dumps(combined)) == combined and repr(combined) == "AllOf(filters=('a.*', Not(filter='*.bias')))"
+
+
+def test_freezing_and_groups_of_a_module() -> None:
+    net = flow.nn.Sequential(flow.nn.Linear(2, 3), flow.nn.LayerNorm(3))
+    named = dict(net.named_parameters())
+    for parameter in filters.selected("0.*", named).values():
+        parameter.requires_grad_(False)
+    trained = filters.selected(lambda name, value: value.requires_grad, named)
+    assert list(trained) == ["1.weight", "1.bias"]
+    groups = [{"params": [*filters.selected("*.bias", trained).values()], "weight_decay": 0.0}]
+    groups.append({"params": [*filters.selected(Not("*.bias"), trained).values()]})
+    assert [len(group["params"]) for group in flow.optim.SGD(groups, lr=0.1).param_groups] == [1, 1]
