@@ -105,7 +105,7 @@ class DType:
         if value != value or abs(value) == math.inf or int(value) != value:
             raise ValueError(f"{value} is not an integer")
         if self.is_integer and not low <= value <= high:
-            raise ValueError(f"{value} is beyond {self.name}, {low} to {high},")
+            raise ValueError(f"{value} is outside the range of {self.name} ({low} to {high})")
         return int(value)
 
 

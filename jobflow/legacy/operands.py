@@ -25,7 +25,9 @@ def fitting(what: str, number: float, dtype: DType) -> float:
     except TypeError:
         raise ArgumentError(f"{what} at {user_line()}: {number!r} is not a number; arrays are arguments of the job") from None
     except ValueError as error:
-        raise DtypeError(f"{what} at {user_line()}: {error} but the tensor is {dtype.name}; cast it first, to a type that has the number") from None
+        raise DtypeError(
+            f"{what} at {user_line()}: {error}, but the tensor is {dtype.name}; cast it first to a type that represents the number"
+        ) from None
 
 
 def filling(what: str, number: float, dtype: DType) -> float:

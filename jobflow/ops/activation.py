@@ -26,7 +26,7 @@ _C3 = 0.044715 * _C1
 
 
 class Relu(Unary):
-    """y = max(x, 0)"""
+    """Rectified linear unit: y = max(x, 0)."""
 
     precision = "any"
     in_place = OVER_FIRST
@@ -36,7 +36,7 @@ class Relu(Unary):
 
 
 class LeakyRelu(Unary):
-    """y = x where x > 0, else alpha x"""
+    """Leaky rectified linear unit: y = x where x > 0, else alpha x."""
 
     precision = "any"
     alpha: float = 0.2
@@ -46,7 +46,7 @@ class LeakyRelu(Unary):
 
 
 class PRelu(Binary):
-    """z = x where x > 0, else alpha x"""
+    """Parametric rectified linear unit with a tensor alpha: z = x where x > 0, else alpha x."""
 
     precision = "any"
     kinds = FLOATS
@@ -59,7 +59,7 @@ class PRelu(Binary):
 
 
 class Sigmoid(Unary):
-    """y = 1 / (1 + e^-x)"""
+    """Logistic function: y = 1 / (1 + e^-x)."""
 
     precision = "follows"
 
@@ -68,7 +68,7 @@ class Sigmoid(Unary):
 
 
 class Silu(Unary):
-    """y = x / (1 + e^-x)"""
+    """Sigmoid linear unit: y = x / (1 + e^-x)."""
 
     precision = "follows"
 
@@ -81,15 +81,16 @@ class Silu(Unary):
 
 
 class Tanh(Unary):
-    """y = tanh x"""
+    """Hyperbolic tangent: y = tanh x."""
 
     precision = "follows"
     ufunc = "tanh"
 
 
 class Gelu(Pointwise):
-    """y = x Phi(x), and slope = dy/dx = Phi(x) + x phi(x);  Phi(x) = (1 + erf(x / sqrt 2)) / 2, phi(x) = exp(-x^2 / 2) / sqrt(2 pi).
+    """Gaussian error linear unit and its derivative: y = x Phi(x), slope = Phi(x) + x phi(x).
 
+    Phi(x) = (1 + erf(x / sqrt 2)) / 2 is the normal distribution, and phi(x) = exp(-x^2 / 2) / sqrt(2 pi) its density.
     The gradient needs only the slope, which is cheap to compute together with y.
     """
 
@@ -124,7 +125,7 @@ class Gelu(Pointwise):
 
 
 class GeluTanh(Unary):
-    """y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))"""
+    """Tanh approximation of Gelu: y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
 
     precision = "follows"
 
@@ -138,7 +139,7 @@ class GeluTanh(Unary):
 
 
 class Elu(Unary):
-    """y = x where x > 0, else alpha (e^x - 1)"""
+    """Exponential linear unit: y = x where x > 0, else alpha (e^x - 1)."""
 
     precision = "follows"
     alpha: float = 1.0
@@ -156,14 +157,17 @@ class Elu(Unary):
 
 
 class Softplus(Unary):
-    """y = ln(1 + e^x)"""
+    """Smooth approximation of Relu: y = ln(1 + e^x)."""
 
     def formula(self, f: Any, *elements: Any) -> Any:
         return f.softplus(*elements)
 
 
 class HardSwish(Unary):
-    """y = x/6 times x + 3 limited to [0, 6]; its gradient is 0 for x <= -3 and 1 for x >= 3"""
+    """Piecewise approximation of Silu: y = x/6 min(max(x + 3, 0), 6).
+
+    The gradient is 0 for x <= -3 and 1 for x >= 3.
+    """
 
     precision = "follows"
 
@@ -190,7 +194,7 @@ def leaky_relu(x: Tensor, alpha: float = 0.2, *, name: str | None = None) -> Ten
 
 
 def relu6(x: Tensor, *, name: str | None = None) -> Tensor:
-    """Return x limited to [0, 6]; the gradient at 0 and at 6 is 0."""
+    """Clip x to [0, 6]; the gradient at 0 and at 6 is 0."""
     return hard_tanh(x, 0.0, 6.0, name=name)
 
 
@@ -209,7 +213,7 @@ def tanh(x: Tensor, *, name: str | None = None) -> Tensor:
 
 
 def gelu(x: Tensor, *, name: str | None = None) -> Tensor:
-    """Return x Phi(x), with the normal distribution Phi."""
+    """Return x Phi(x), where Phi is the normal distribution function."""
     y: Tensor = apply(Gelu(), x, name=name)[0]
     return y
 
@@ -228,7 +232,7 @@ def elu(x: Tensor, alpha: float = 1.0, *, name: str | None = None) -> Tensor:
 
 
 def selu(x: Tensor, *, name: str | None = None) -> Tensor:
-    """Return elu scaled so that activations keep mean 0 and variance 1 (Klambauer et al. 2017)."""
+    """Return elu(x, 1.6733) times 1.0507, which preserves mean 0 and variance 1 of activations (Klambauer et al. 2017)."""
     return scale(elu(x, 1.6732632423543772), 1.0507009873554805, name=name)
 
 
@@ -243,17 +247,17 @@ def softsign(x: Tensor, *, name: str | None = None) -> Tensor:
 
 
 def hard_sigmoid(x: Tensor, *, name: str | None = None) -> Tensor:
-    """Return x/6 + 1/2 limited to [0, 1]; the gradient at -3 and 3 is 0."""
+    """Return x/6 + 1/2, clipped to [0, 1]; the gradient at -3 and 3 is 0."""
     return shift(scale(hard_tanh(x, -3.0, 3.0), 1.0 / 6.0), 0.5, name=name)
 
 
 def hard_swish(x: Tensor, *, name: str | None = None) -> Tensor:
-    """Return x/6 times x + 3 limited to [0, 6]."""
+    """Return x/6 min(max(x + 3, 0), 6)."""
     return call(HardSwish(), x, name=name)
 
 
 def hard_tanh(x: Tensor, minimum: float = -1.0, maximum: float = 1.0, *, name: str | None = None) -> Tensor:
-    """Return x limited to [minimum, maximum]; the gradient at a bound is 0."""
+    """Clip x to [minimum, maximum]; the gradient at a bound is 0."""
     return call(Inside(*bounds("hard_tanh", x, minimum, maximum)), x, name=name)
 
 

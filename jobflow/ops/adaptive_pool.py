@@ -1,6 +1,6 @@
-"""Pooling to target sizes.
+"""Pooling to a requested output size.
 
-Along an axis of n elements, output i of m is the mean of elements floor(i n / m) to ceil((i + 1) n / m).
+Along an axis of n elements and m outputs, output i is the mean of the elements from floor(i n / m) to ceil((i + 1) n / m).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _AXES = "XYZ"
 
 
 def windows(n: int, m: int) -> list[tuple[int, int]]:
-    """Return (start, stop) of the window of each output."""
+    """Return the (start, stop) window of each of m outputs on an axis of n elements."""
     return [(i * n // m, -(-(i + 1) * n // m)) for i in range(m)]
 
 
@@ -41,7 +41,10 @@ class _Adaptive(Op):
 
 
 class AdaptiveAvgPool(_Adaptive):
-    """y[n,c,i] = the mean of x[n,c,j] over the window of output i, one output per entry of `sizes`"""
+    """Adaptive average pooling: y[n,c,i] = mean of x[n,c,j] over the window of output i.
+
+    `sizes` is the number of outputs along each spatial axis.
+    """
 
     def infer(self, x: TensorType) -> TensorType:
         self._check("x", x)
@@ -65,7 +68,10 @@ class AdaptiveAvgPool(_Adaptive):
 
 
 class AdaptiveAvgPoolGrad(_Adaptive):
-    """dx[n,c,j] = the sum of dy[n,c,i] / count[i] over the windows i that contain j; dx has the spatial sizes `sizes`"""
+    """Adjoint of AdaptiveAvgPool: dx[n,c,j] = sum of dy[n,c,i] / count[i] over the windows i that contain j.
+
+    `sizes` are the spatial sizes of dx.
+    """
 
     def infer(self, dy: TensorType) -> TensorType:
         self._check("dy", dy)
@@ -91,21 +97,24 @@ class AdaptiveAvgPoolGrad(_Adaptive):
 
 
 def _divides(x: Tensor, sizes: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the window of the equivalent pooling, or None if the sizes do not divide the spatial axes of x."""
+    """Return the window of an equivalent pooling with equal windows, or None if `sizes` does not divide the spatial axes of x."""
     spatial = x.tensor_type.shape[2:]
     fits = len(sizes) == len(spatial) and math.prod(sizes) > 0 and not any(n % m for n, m in zip(spatial, sizes, strict=True))
     return tuple(n // m for n, m in zip(spatial, sizes, strict=True)) if fits else None
 
 
 def adaptive_avg_pool(x: Tensor, sizes: Sequence[int], *, name: str | None = None) -> Tensor:
-    """Return the means of windows that cover x [n,c,*spatial], with `sizes` windows along the spatial axes."""
+    """Divide the spatial axes of x [n,c,*spatial] into `sizes` windows, which may overlap, and return the mean of each window."""
     window = _divides(x, sizes)
     pooled: Tensor = call(AdaptiveAvgPool(tuple(sizes)), x, name=name) if window is None else avg_pool(x, window, name=name)
     return pooled
 
 
 def adaptive_max_pool(x: Tensor, sizes: Sequence[int], *, name: str | None = None) -> Tensor:
-    """Return the maxima of windows that cover x [n,c,*spatial]; `sizes` must divide the spatial axes."""
+    """Divide the spatial axes of x [n,c,*spatial] into `sizes` equal windows, and return the maximum of each window.
+
+    Raises ShapeError if `sizes` does not divide the spatial axes.
+    """
     window = _divides(x, sizes)
     if window is None:
         raise ShapeError(f"adaptive_max_pool: the sizes {list(sizes)} do not divide the spatial axes of {x.tensor_type}; crop or pad it first")

@@ -22,7 +22,7 @@ from jobflow.ops.scalar import fill_like, negate, round_half_even
 
 
 class Add(Binary):
-    """z = x + y"""
+    """Elementwise sum: z = x + y."""
 
     precision = "follows"
     ufunc = "add"
@@ -31,7 +31,7 @@ class Add(Binary):
 
 
 class Subtract(Binary):
-    """z = x - y"""
+    """Elementwise difference: z = x - y."""
 
     precision = "follows"
     ufunc = "subtract"
@@ -40,7 +40,7 @@ class Subtract(Binary):
 
 
 class Multiply(Binary):
-    """z = x y"""
+    """Elementwise product: z = x y."""
 
     precision = "follows"
     ufunc = "multiply"
@@ -52,7 +52,7 @@ class Multiply(Binary):
 
 
 class Divide(Binary):
-    """z = x / y"""
+    """Elementwise quotient of floats: z = x / y."""
 
     precision = "follows"
     ufunc = "divide"
@@ -72,7 +72,7 @@ def divisors(what: str, y: Tensor) -> Tensor:
 
 
 class _Whole(Binary):
-    """A division that rounds, or its remainder; its function checks the divisor with `divisors`."""
+    """Base class of integer divisions and their remainders. Their functions check the divisor by `divisors`."""
 
     abstract = True
     low = 0.6
@@ -85,7 +85,7 @@ class _Whole(Binary):
 
 
 class _Quotient(_Whole):
-    """A division that rounds; its gradient is zero because it is piecewise constant."""
+    """Base class of rounded quotients, which have gradient 0 because they are piecewise constant."""
 
     abstract = True
 
@@ -94,7 +94,7 @@ class _Quotient(_Whole):
 
 
 class FloorDivide(_Quotient):
-    """z = floor(x / y); its gradient is zero"""
+    """Quotient rounded down: z = floor(x / y), with gradient 0."""
 
     ufunc = "floor_divide"
 
@@ -103,14 +103,14 @@ class FloorDivide(_Quotient):
 
 
 class TruncateDivide(_Quotient):
-    """z = trunc(x / y); its gradient is zero"""
+    """Quotient rounded toward zero: z = trunc(x / y), with gradient 0."""
 
     def formula(self, f: Any, *elements: Any) -> Any:
         return remainders.truncate_divide(f, *elements)
 
 
 class FloorMod(_Whole):
-    """z = x - y floor(x / y), with the sign of y"""
+    """Remainder with the sign of y: z = x - y floor(x / y)."""
 
     ufunc = "remainder"
 
@@ -122,7 +122,7 @@ class FloorMod(_Whole):
 
 
 class Remainder(_Whole):
-    """z = x - y trunc(x / y), with the sign of x"""
+    """Remainder with the sign of x: z = x - y trunc(x / y)."""
 
     ufunc = "fmod"
 
@@ -135,7 +135,7 @@ class Remainder(_Whole):
 
 
 class SquaredDifference(Binary):
-    """z = (x - y)^2"""
+    """Squared difference: z = (x - y)^2."""
 
     precision = "follows"
 
@@ -144,7 +144,7 @@ class SquaredDifference(Binary):
 
 
 class _Extreme(Binary):
-    """The larger or smaller of two operands; the gradient goes to x if x is strictly larger or smaller, else to y."""
+    """Base class of Maximum and Minimum. The gradient flows to x where x is strictly larger or smaller, else to y."""
 
     precision = "any"
     abstract = True
@@ -154,19 +154,22 @@ class _Extreme(Binary):
 
 
 class Maximum(_Extreme):
-    """z = max(x, y)"""
+    """Elementwise maximum: z = max(x, y)."""
 
     ufunc = "maximum"
 
 
 class Minimum(_Extreme):
-    """z = min(x, y)"""
+    """Elementwise minimum: z = min(x, y)."""
 
     ufunc = "minimum"
 
 
 class Where(Pointwise):
-    """z = x where the condition holds, else y; all three broadcast, and z is linear in x and y together"""
+    """Selection by a bool condition: z = x where the condition is true, else y. All three inputs broadcast.
+
+    The op is jointly linear in x and y.
+    """
 
     precision = "any"
 
@@ -212,5 +215,5 @@ minimum = binary_function(Minimum)
 
 
 def where(condition: Tensor, x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    """Return x where the bool tensor `condition` holds, else y."""
+    """Return x where the bool tensor `condition` is true, else y."""
     return call(Where(), condition, x, y, name=name)

@@ -17,7 +17,7 @@ from jobflow.ops.pointwise import call, sample_data
 
 
 class Reshape(ViewOp):
-    """y = the elements of x, in C order, in another shape."""
+    """Reshape in C order: y has the elements of x and the shape `shape`."""
 
     shape: tuple[int, ...]
 
@@ -27,10 +27,10 @@ class Reshape(ViewOp):
         return x.with_shape(self.shape)
 
     def rule(self, x: TensorType) -> Rule:
-        """Return a rule that splits unchanged axes, and the leading axes of merged or divided groups if the ranks divide both evenly.
+        """Return a rule that splits unchanged axes, and the first axes of merged or divided groups.
 
-        [n,c,h,w] -> [n,c*h*w] splits n.  [b,t,d] -> [b*t,d] splits d, and b if the number of ranks divides b.
-        Only then do the balanced shards of b*t start at shards of b.
+        [n,c,h,w] -> [n,c*h*w] splits n. [b,t,d] -> [b*t,d] splits d, and b if the number of ranks divides b.
+        Without that condition, the balanced shards of b*t would not start at shards of b.
         """
         left, right = ["1"] * x.ndim, ["1"] * len(self.shape)
         also = []
@@ -69,7 +69,10 @@ class Reshape(ViewOp):
 
 
 def _runs(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the shortest groups of axes of two shapes with the same elements, from the left, without axes of size 1."""
+    """Yield pairs of axis groups, one of each shape, with equal products of sizes, from the left.
+
+    The groups are as short as possible and contain no axes of size 1.
+    """
     ours = [i for i, n in enumerate(before) if n != 1]
     theirs = [i for i, n in enumerate(after) if n != 1]
     if 0 in before:  # all products are 0; only equal leading axes certainly correspond
@@ -87,13 +90,13 @@ def _runs(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[in
 
 
 class Transpose(ViewOp):
-    """y[i...] = x with its axes in the order `perm`: axis k of y is axis perm[k] of x."""
+    """Permutation of axes: axis k of y is axis perm[k] of x."""
 
     perm: tuple[int, ...]
 
     def infer(self, x: TensorType) -> TensorType:
         if sorted(self.perm) != list(range(x.ndim)):
-            raise ShapeError(f"transpose: {list(self.perm)} is not an order of the {x.ndim} axes of {x}")
+            raise ShapeError(f"transpose: perm {list(self.perm)} is not a permutation of the {x.ndim} axes of {x}")
         return x.with_shape(tuple(x.shape[i] for i in self.perm))
 
     def rule(self, x: TensorType) -> Rule:
@@ -115,7 +118,7 @@ class Transpose(ViewOp):
 
 
 class ExpandDims(ViewOp):
-    """y = x with an axis of size 1 inserted before `axis` of the result's axes."""
+    """Insertion of an axis of size 1, which is axis `axis` of y."""
 
     axis: int
 
@@ -145,13 +148,13 @@ class ExpandDims(ViewOp):
 
 
 class Squeeze(ViewOp):
-    """y = x without the axes `axes`, which have size 1."""
+    """Removal of the axes `axes`, which have size 1."""
 
     axes: tuple[int, ...]
 
     def infer(self, x: TensorType) -> TensorType:
         if any(not 0 <= i < x.ndim or x.shape[i] != 1 for i in self.axes):
-            raise ShapeError(f"squeeze: axes {list(self.axes)} of {x} are not all of size 1")
+            raise ShapeError(f"squeeze: axes {list(self.axes)} of {x} must exist and have size 1")
         return x.with_shape(tuple(n for i, n in enumerate(x.shape) if i not in self.axes))
 
     def rule(self, x: TensorType) -> Rule:
@@ -175,52 +178,52 @@ class Squeeze(ViewOp):
 
 
 def reshape(x: Tensor, shape: Sequence[int], *, name: str | None = None) -> Tensor:
-    """Return the elements of x in another shape; one size may be -1, which is inferred."""
+    """Return the elements of x in another shape. One size may be -1 and is computed from the others."""
     sizes = tuple(int(n) for n in shape)
     if -1 in sizes:
         known = math.prod(n for n in sizes if n != -1)
         if sizes.count(-1) > 1 or not known or x.tensor_type.size % known:
-            raise ShapeError(f"reshape: {x.tensor_type} does not fill the shape {list(sizes)}")
+            raise ShapeError(f"reshape: {x.tensor_type} has {x.tensor_type.size} elements, which do not fill the shape {list(sizes)}")
         sizes = tuple(x.tensor_type.size // known if n == -1 else n for n in sizes)
     return x if sizes == x.tensor_type.shape else call(Reshape(sizes), x, name=name)
 
 
 def flatten(x: Tensor, start: int = 0, stop: int = -1, *, name: str | None = None) -> Tensor:
-    """Merge the axes of x from `start` to `stop`, both included, into one."""
+    """Merge the axes of x from `start` to `stop`, inclusive, into one."""
     first, last = normal_axis("flatten", start, x.tensor_type.ndim), normal_axis("flatten", stop, x.tensor_type.ndim)
     shape = x.tensor_type.shape
     return reshape(x, (*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]), name=name)
 
 
 def transpose(x: Tensor, perm: Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
-    """Return x with its axes in the order `perm`, or in reverse order if `perm` is None."""
+    """Permute the axes of x by `perm`, or reverse them if `perm` is None."""
     ndim = x.tensor_type.ndim
     order = range(ndim)[::-1] if perm is None else [normal_axis("transpose", i, ndim) for i in perm]
     return call(Transpose(tuple(order)), x, name=name)
 
 
 def expand_dims(x: Tensor, axis: int, *, name: str | None = None) -> Tensor:
-    """Insert an axis of size 1 as axis `axis` of the result."""
+    """Insert an axis of size 1 into x, as axis `axis` of the result."""
     return call(ExpandDims(normal_axis("expand_dims", axis, x.tensor_type.ndim + 1)), x, name=name)
 
 
 def squeeze(x: Tensor, axes: Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
-    """Remove these axes of size 1, or all axes of size 1 if `axes` is None."""
+    """Remove the axes `axes` of x, which must have size 1, or all axes of size 1 if `axes` is None."""
     ndim, shape = x.tensor_type.ndim, x.tensor_type.shape
     chosen = [i for i in range(ndim) if shape[i] == 1] if axes is None else sorted({normal_axis("squeeze", i, ndim) for i in axes})
     return call(Squeeze(tuple(chosen)), x, name=name) if chosen else x
 
 
 def tile(x: Tensor, counts: Sequence[int], *, name: str | None = None) -> Tensor:
-    """Repeat x counts[i] times along axis i."""
+    """Repeat x along each axis; `counts` has one number of repetitions per axis."""
     shape = x.tensor_type.shape
     if len(counts) != len(shape):
-        raise ShapeError(f"tile: {list(counts)} names {len(counts)} axes but the tensor is {x.tensor_type}")
+        raise ShapeError(f"tile: counts {list(counts)} must have one entry for each of the {len(shape)} axes of {x.tensor_type}")
     between, repeated, whole = tiled_shapes(shape, counts)
     return reshape(broadcast_to(reshape(x, between), repeated), whole, name=name)
 
 
 def tiled_shapes(shape: Sequence[int], counts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of the three steps of `tile`: reshape, broadcast, reshape."""
+    """Return the target shapes of the steps of `tile`: reshape, broadcast, reshape."""
     pairs = list(zip(shape, counts, strict=True))
     return tuple(m for n in shape for m in (1, n)), tuple(m for n, count in pairs for m in (count, n)), tuple(n * count for n, count in pairs)

@@ -1,14 +1,14 @@
-"""Batch normalisation with the statistics of the whole batch, for every layout of the batch.
+"""Batch normalization with the statistics of the whole batch, for every layout of the batch.
 
-Training is a chain of ops whose sums are partial if the samples are split.  The only communication is the redistribution of vectors with
+Training is a chain of ops whose sums are partial if the samples are split. The only communication is the redistribution of vectors with
 one element per channel:
 
     m = channel sum of x / count,   CenteredSums of x - m and (x - m)^2,   Moments: mean and (biased) variance,   then BatchNormalize.
 
-BatchNormalize takes mean and variance as statistics of its own x: the gradient of x includes them, and they receive none.
-Normalize takes them as independent inputs.
+The mean and variance inputs of BatchNormalize are statistics of its x. They get no gradient, because the gradient of x includes their effect.
+The statistics of Normalize are independent inputs and get gradients.
 
-The gradient of BatchNormalize corrects the rounding of the mean.  Where elements are nearly equal, inv_std^2 would magnify it.
+The gradient of BatchNormalize corrects the rounding of the mean. Where elements are nearly equal, inv_std^2 would magnify it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from jobflow.ops.update import MovingAverage
 
 
 class ChannelOp(Indexed):
-    """Base of the batch normalisation ops: tensors of one shape, and vectors along their channel axis `axis`."""
+    """Base class of the batch normalization ops. Operands are tensors of one shape and vectors along their channel axis `axis`."""
 
     abstract = True
     axis: int
 
     def _rule(self, inputs: str, outputs: str, ndim: int, linear: tuple[tuple[int, ...], ...] = ()) -> Rule:
-        """Return a rule from one mark per operand: "t" is a tensor, "c" a vector per channel."""
+        """Return a rule from one mark per operand: "t" for a tensor, "c" for a vector of channels."""
         full = LETTERS[:ndim]
         words = {"t": full, "c": full[self.axis]}
         left, right = (",".join(words[mark] for mark in marks) for marks in (inputs, outputs))
@@ -55,12 +55,12 @@ class ChannelOp(Indexed):
 
 
 def _wide(vector: Tensor, axis: int, like: Tensor) -> Tensor:
-    """Reshape a vector per channel so that it broadcasts along the other axes."""
+    """Reshape a vector of channels to broadcast along the other axes of `like`."""
     return reshape(vector, [vector.tensor_type.size if i == axis else 1 for i in range(like.tensor_type.ndim)])
 
 
 class CenteredSums(ChannelOp):
-    """s[c] = sum of x - mean[c], q[c] = sum of (x - mean[c])^2, over all axes but `axis`."""
+    """Sums of centered elements per channel: s[c] = sum of x - mean[c], q[c] = sum of (x - mean[c])^2."""
 
     results = 2
 
@@ -89,7 +89,7 @@ class CenteredSums(ChannelOp):
 
 
 class CenteredSumsGrad(ChannelOp):
-    """dx = ds + 2 (x - mean) dq."""
+    """Gradient of CenteredSums: dx = ds + 2 (x - mean) dq."""
 
     def infer(self, x: TensorType, mean: TensorType, ds: TensorType, dq: TensorType) -> TensorType:
         return x
@@ -113,9 +113,9 @@ class CenteredSumsGrad(ChannelOp):
 
 
 class Moments(Pointwise):
-    """The mean and the biased variance, from a nearby mean and the sums of CenteredSums around it.
+    """Mean and biased variance of `count` elements per channel, from an approximate mean and its CenteredSums s and q.
 
-    The nearby mean has the rounding errors of a long sum.  The mean distance from it, s / count, corrects both.
+    The approximate mean has the rounding errors of a long sum. The mean residual s / count corrects both results.
     """
 
     count: int
@@ -146,7 +146,7 @@ class Moments(Pointwise):
 
 
 class Normalize(ChannelOp):
-    """y = (x - mean) gamma / sqrt(variance + epsilon) + beta, with vectors along `axis`."""
+    """Normalization with independent statistics per channel: y = (x - mean) gamma / sqrt(variance + epsilon) + beta."""
 
     epsilon: float = 1e-5
 
@@ -177,7 +177,7 @@ class Normalize(ChannelOp):
 
 
 class NormalizeGrad(ChannelOp):
-    """dx = dy gamma / sqrt(variance + epsilon)."""
+    """Gradient of x of Normalize: dx = dy gamma / sqrt(variance + epsilon)."""
 
     epsilon: float
 
@@ -202,7 +202,7 @@ class NormalizeGrad(ChannelOp):
 
 
 class NormalizeSums(ChannelOp):
-    """dgamma[c] = sum dy (x - mean) / sqrt(variance + epsilon), dbeta[c] = sum dy, over all axes but `axis`."""
+    """Gradients of gamma and beta of Normalize: dgamma[c] = sum of dy (x - mean) / sqrt(variance + epsilon), dbeta[c] = sum of dy."""
 
     epsilon: float
     results = 2
@@ -232,7 +232,10 @@ class NormalizeSums(ChannelOp):
 
 
 class BatchNormalizeSums(NormalizeSums):
-    """NormalizeSums, and excess[c] = sum of (x - mean) / sqrt(variance + epsilon), which is 0 except for the rounding of the mean."""
+    """NormalizeSums with a third output: excess[c] = sum of (x - mean) / sqrt(variance + epsilon).
+
+    With an exact mean, excess would be 0.
+    """
 
     results = 3
 
@@ -253,7 +256,7 @@ class BatchNormalizeSums(NormalizeSums):
 
 
 class BatchNormalize(Normalize):
-    """Normalize for the (biased) mean and variance of x itself, which the gradient of x includes."""
+    """Normalization by the mean and biased variance of x itself. The gradient of x includes the effect of both."""
 
     def grad(self, x: Tensor, mean: Tensor, variance: Tensor, gamma: Tensor, beta: Tensor, y: Tensor, dy: Tensor) -> Grads:
         dgamma, dbeta, excess = apply(BatchNormalizeSums(self.axis, self.epsilon), dy, x, mean, variance)
@@ -263,8 +266,9 @@ class BatchNormalize(Normalize):
 
 
 class BatchNormalizeGrad(ChannelOp):
-    """dx = gamma inv_std (dy - share - (n - rest) slope);  inv_std = 1 / sqrt(variance + epsilon), n = (x - mean) inv_std.
+    """Gradient of x of BatchNormalize: dx = gamma inv_std (dy - share - (n - rest) slope).
 
+    inv_std = 1 / sqrt(variance + epsilon) and n = (x - mean) inv_std.
     share = dbeta / count, rest = excess / count and slope = dgamma / count - share rest are means of dy, of n, and of dy (n - rest).
     """
 
@@ -303,7 +307,7 @@ class BatchNormalizeGrad(ChannelOp):
 def batch_norm_train(
     x: Tensor, gamma: Tensor, beta: Tensor, axis: int = 1, epsilon: float = 1e-5, *, name: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalise x per channel by the mean and the biased variance of the whole batch; return (y, mean, variance)."""
+    """Normalize x per channel by the mean and the biased variance of the whole batch; return (y, mean, variance)."""
     axis = normal_axis("batch_norm", axis, x.tensor_type.ndim)
     mean, variance = apply_chain(_moments(axis, x.tensor_type), x)
     return call(BatchNormalize(axis, epsilon), x, mean, variance, gamma, beta, name=name), mean, variance
@@ -311,7 +315,7 @@ def batch_norm_train(
 
 @lru_cache(maxsize=1024)
 def _moments(axis: int, type: TensorType) -> Chain:
-    """The mean and the biased variance of each channel."""
+    """Return the chain that computes the mean and the biased variance of each channel."""
     count = max(1, type.size // max(1, type.shape[axis]))
 
     def moments(x: Tensor) -> tuple[Tensor, ...]:
@@ -323,7 +327,10 @@ def _moments(axis: int, type: TensorType) -> Chain:
 
 @lru_cache(maxsize=1024)
 def average_updates(type: TensorType, momentum: float, correction: float) -> Chain:
-    """Move averages of mean and variance towards those of a batch, whose variance times `correction` is unbiased."""
+    """Return the chain that updates the moving averages of mean and variance by the statistics of a batch.
+
+    The factor `correction` makes the variance of the batch unbiased.
+    """
 
     def updates(*vectors: Tensor) -> tuple[Tensor, Tensor]:
         average, average_variance, mean, variance = vectors
@@ -336,6 +343,6 @@ def average_updates(type: TensorType, momentum: float, correction: float) -> Cha
 def batch_norm_infer(
     x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, variance: Tensor, axis: int = 1, epsilon: float = 1e-5, *, name: str | None = None
 ) -> Tensor:
-    """Return (x - mean) gamma / sqrt(variance + epsilon) + beta, for known statistics."""
+    """Return (x - mean) gamma / sqrt(variance + epsilon) + beta, where mean and variance are inputs, such as moving averages."""
     axis = normal_axis("batch_norm", axis, x.tensor_type.ndim)
     return call(Normalize(axis, epsilon), x, mean, variance, gamma, beta, name=name)

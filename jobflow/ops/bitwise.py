@@ -1,4 +1,4 @@
-"""Bitwise logic of integers and truth values, without gradients."""
+"""Bitwise logic of integers and bools, without gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BITS = "iub"
 
 
 class Bitwise(Binary):
-    """z = a combination of the bits of x and y, or of their truth values"""
+    """Base class of bitwise operations on two integers or two bools."""
 
     precision = "any"
     abstract = True
@@ -26,25 +26,25 @@ class Bitwise(Binary):
 
 
 class BitwiseAnd(Bitwise):
-    """z = the bits set in both x and y"""
+    """Bitwise conjunction: z = x & y."""
 
     ufunc = "bitwise_and"
 
 
 class BitwiseOr(Bitwise):
-    """z = the bits set in x or y"""
+    """Bitwise disjunction: z = x | y."""
 
     ufunc = "bitwise_or"
 
 
 class BitwiseXor(Bitwise):
-    """z = the bits set in exactly one of x and y"""
+    """Bitwise exclusive disjunction: z = x ^ y."""
 
     ufunc = "bitwise_xor"
 
 
 class BitwiseNot(Elementwise):
-    """z = the bits not set in x"""
+    """Bitwise complement: z = ~x; the logical negation of a bool."""
 
     ufunc = "invert"
     kinds = BITS

@@ -15,13 +15,13 @@ from jobflow.ops.op import LETTERS, Grads, Op, Sample, apply, sample
 
 
 def stretched(small: Sequence[int], large: Sequence[int]) -> tuple[int, ...]:
-    """Return the axes of `large` along which `small` is broadcast, right aligned."""
+    """Return the axes of the shape `large` along which `small`, aligned at the last axis, is broadcast."""
     lead = len(large) - len(small)
     return tuple(i for i in range(len(large)) if i < lead or small[i - lead] != large[i])
 
 
 def _words(small: Sequence[int], large: Sequence[int]) -> tuple[str, str]:
-    """Return the letters of both shapes; broadcast axes have no letter in the small shape."""
+    """Return one rule letter per axis for both shapes; broadcast axes are "1" in the word of `small`."""
     lead = len(large) - len(small)
     repeated = stretched(small, large)
     return "".join("1" if i in repeated else LETTERS[i] for i in range(lead, len(large))), LETTERS[: len(large)]
@@ -34,7 +34,7 @@ def _check(what: str, small: TensorType, large: TensorType) -> None:
 
 
 class BroadcastTo(Op):
-    """y[...] = x with axes of size 1, and missing leading axes, repeated to `shape`."""
+    """Broadcast of x to `shape`, as in NumPy."""
 
     precision = "any"
     shape: tuple[int, ...]
@@ -68,7 +68,7 @@ class BroadcastTo(Op):
 
 
 class SumTo(AxisReduction):
-    """y = x summed over the axes along which `shape` broadcasts to x's shape; the adjoint of BroadcastTo."""
+    """Sum over the axes along which `shape` broadcasts to the shape of x: the adjoint of BroadcastTo."""
 
     shape: tuple[int, ...]
     sums = True
@@ -107,7 +107,7 @@ def broadcast_to(x: Tensor, shape: Sequence[int], *, name: str | None = None) ->
 
 
 def sum_to(x: Tensor, shape: Sequence[int], *, name: str | None = None) -> Tensor:
-    """Sum x over the axes along which `shape` broadcasts to x's shape; return x itself if there are none."""
+    """Sum x over the axes along which `shape` broadcasts to the shape of x; return x itself if the shapes are equal."""
     if x.tensor_type.shape == tuple(shape):
         return x
     if x.tensor_type.dtype.numpy.kind == "b":

@@ -1,8 +1,8 @@
-"""A chain: operations that run as one operation in eager mode.
+"""Chains of operations that eager mode runs as one operation.
 
-Dispatching an operation on small tensors takes longer than computing it.  A chain of local tensors is dispatched once.  Its calls are those
-of its operations, and values that only the chain reads are scratch memory.  Elsewhere (graphs, jobs, global tensors) the operations are
-applied one after another (`apply_chain`).  So a chain has no formula of its own, and layouts are chosen for each operation.
+Dispatching an operation on small tensors takes longer than computing it. Eager mode dispatches a chain of local tensors once. The chain then
+calls the kernels of its operations, and values that only the chain reads are in scratch memory. In graphs, jobs and for global tensors, the
+operations are applied one after another (`apply_chain`). Therefore a chain has no formula, and each of its operations gets a separate layout.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from jobflow.ops.runtime_assertions import RuntimeAssertion
 
 @dataclass(frozen=True, eq=False)
 class Chain(Op):
-    """Operations on numbered values.  The first values are the inputs; the results are values of operations."""
+    """A sequence of operations on numbered values. The first `inputs` values are the inputs, and `results` are the numbers of the outputs."""
 
     abstract = True
 
-    #: the name in messages and on the tape
+    #: the name in messages and on the autograd tape
     name: str
     steps: tuple[DerivativeStep, ...]
     inputs: int
@@ -42,7 +42,7 @@ class Chain(Op):
         return {position: over[value] for position, value in enumerate(self.results) if value in over}
 
     def types(self, *inputs: TensorType) -> dict[int, TensorType]:
-        """Return the types of all values."""
+        """Return the type of each value of the chain, by number."""
         types = dict(enumerate(inputs))
         for step in self.steps:
             types.update(zip(step.outputs, types_tuple(step.op.infer(*[types[i] for i in step.inputs])), strict=True))
@@ -53,7 +53,10 @@ class Chain(Op):
         return tuple(types[value] for value in self.results)
 
     def reused(self, types: Mapping[int, TensorType]) -> dict[int, int]:
-        """Return values that are computed in the memory of a result, because the operation that computes the result may overwrite them."""
+        """Return {value: result} for values that can be computed in the memory of a result.
+
+        The operation that computes the result may overwrite the value in place.
+        """
         reused: dict[int, int] = {}
         for step in () if self.alias else self.steps:
             for j, sources in step.op.in_place.items():
@@ -64,7 +67,7 @@ class Chain(Op):
         return reused
 
     def _read_once(self, value: int) -> bool:
-        """True for a value of an operation that one operation reads, once."""
+        """Return True if an operation computes the value, exactly one input reads it, and the value is not a result."""
         reads = sum(step.inputs.count(value) for step in self.steps)
         return reads == 1 and value >= self.inputs and value not in self.results
 
@@ -84,25 +87,26 @@ class Chain(Op):
 
 
 def chain(name: str, function: Callable[..., Sequence[Tensor]], *types: TensorType) -> Chain:
-    """Return the chain of the operations that `function` applies to tensors of these types; cache the result."""
+    """Trace `function` with tensors of these types and return its operations as a chain."""
     steps, results = recorded(function, types)
     return Chain(name, steps, len(types), results)
 
 
 def apply_chain(chain: Chain, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """Return the results of a chain, which runs as one operation if the interpreter runs local tensors at once."""
+    """Apply a chain and return its results. An interpreter with a method `apply_chain` runs the chain as one operation."""
     run = getattr(scope.current().interpreter, "apply_chain", None)
     return tuple(chain.decompose(*inputs) if run is None else run(chain, inputs))
 
 
-#: elements of all values of a gradient program, above which dispatch takes a small part of its time
+#: total number of elements of a gradient program above which the time of dispatch is negligible
 MOST_ELEMENTS = 1 << 18
 
 
 def chained(program: Derivative, types: Mapping[int, TensorType], name: str) -> Derivative:
-    """Return a gradient program whose operations are one chain, except for the views at the end.
+    """Return a gradient program whose operations are merged into one chain, except for views that only reshape results.
 
-    `types`: the types of the values that the program reads.  Return the program itself if a chain would save nothing, or the tensors are large.
+    `types` are the types of the values that the program reads. Return the program unchanged if it has fewer than two operations to merge,
+    operations that chains do not support, or large tensors.
     """
     inside, views = _split(program)
     if len(inside) < 2 or not all(map(_may_be_chained, inside)):
@@ -120,7 +124,10 @@ def chained(program: Derivative, types: Mapping[int, TensorType], name: str) -> 
 
 
 def _split(program: Derivative) -> tuple[list[DerivativeStep], list[DerivativeStep]]:
-    """Split the steps: views that no operation reads share the memory of a result, so they come last."""
+    """Split the steps of a program into operations and final views.
+
+    A final view is read by no operation. It shares the memory of a result.
+    """
     inside: list[DerivativeStep] = []
     views: list[DerivativeStep] = []
     read: set[int] = set()

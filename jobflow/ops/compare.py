@@ -1,4 +1,4 @@
-"""Elementwise comparisons and logic: bool results, no gradients."""
+"""Elementwise comparisons and logic, with bool results and without gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobflow.ops.pointwise import ANY, Binary, Elementwise, binary_function, una
 
 
 class Comparison(Binary):
-    """z is true where the relation holds; no gradient"""
+    """Base class of comparisons: z is true where the relation of x and y is true. Comparisons have no gradient."""
 
     precision = "any"
     abstract = True
@@ -21,7 +21,7 @@ class Comparison(Binary):
     gives = bool_
 
     def exchanged(self) -> Comparison:
-        """Return the equivalent comparison of y with x."""
+        """Return the comparison with exchanged operands: x < y is y > x."""
         return _EXCHANGED.get(type(self), type(self))()
 
     @classmethod
@@ -32,37 +32,37 @@ class Comparison(Binary):
 
 
 class Equal(Comparison):
-    """z = x == y"""
+    """Equality: z = (x == y)."""
 
     ufunc = "equal"
 
 
 class NotEqual(Comparison):
-    """z = x != y"""
+    """Inequality: z = (x != y)."""
 
     ufunc = "not_equal"
 
 
 class Less(Comparison):
-    """z = x < y"""
+    """Order relation: z = (x < y)."""
 
     ufunc = "less"
 
 
 class LessEqual(Comparison):
-    """z = x <= y"""
+    """Order relation: z = (x <= y)."""
 
     ufunc = "less_equal"
 
 
 class Greater(Comparison):
-    """z = x > y"""
+    """Order relation: z = (x > y)."""
 
     ufunc = "greater"
 
 
 class GreaterEqual(Comparison):
-    """z = x >= y"""
+    """Order relation: z = (x >= y)."""
 
     ufunc = "greater_equal"
 
@@ -71,9 +71,10 @@ _EXCHANGED: dict[type[Comparison], type[Comparison]] = {Less: Greater, LessEqual
 
 
 def with_number(op: Comparison, dtype: DType, number: float) -> tuple[Comparison, float] | bool:
-    """Return the comparison with any number as one with a number of type `dtype`, or the common result of all elements.
+    """Express the comparison of a tensor with any Python number by a number of the tensor's type.
 
-    So uint8 is compared with 300, and int64 with 0.5, without a conversion: x < 0.5 is x <= 0.
+    Returns the comparison and that number, or a bool if all elements have the same result. Examples for integers: x < 0.5 becomes x <= 0, and
+    a uint8 is always less than 300.
     """
     number, (low, high) = plain(number), dtype.span
     alike, is_less = isinstance(op, Equal | NotEqual), isinstance(op, Less | LessEqual)
@@ -94,32 +95,32 @@ def with_number(op: Comparison, dtype: DType, number: float) -> tuple[Comparison
 
 
 class Logical(Comparison):
-    """A relation of truth values; nonzero integers are true"""
+    """Base class of logic on bools and integers; nonzero integers are true."""
 
     abstract = True
     kinds = "iub"
 
 
 class LogicalAnd(Logical):
-    """z = x and y"""
+    """Logical conjunction: z = x and y."""
 
     ufunc = "logical_and"
 
 
 class LogicalOr(Logical):
-    """z = x or y"""
+    """Logical disjunction: z = x or y."""
 
     ufunc = "logical_or"
 
 
 class LogicalXor(Logical):
-    """z = x or y, not both"""
+    """Logical exclusive disjunction: z = (x or y) and not (x and y)."""
 
     ufunc = "logical_xor"
 
 
 class LogicalNot(Elementwise):
-    """z = not x"""
+    """Logical negation: z = not x."""
 
     ufunc = "logical_not"
     kinds = "iub"

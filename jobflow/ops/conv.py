@@ -5,8 +5,8 @@
 The three ops are the partial derivatives of one trilinear form <y, conv(x, w)>, so the gradients of each are the other two.
 With `groups` > 1 the channels are divided into equal groups that are convolved separately: w is [o, c/groups, *kernel].
 
-The reference kernels multiply matrices of windows (im2col).  A target chooses its implementation by `algorithm` and by the logical sizes, which
-`localize` preserves.  The choice does not depend on the sizes of a rank's shard, so it is the same in every layout.
+The reference kernels multiply matrices of windows (im2col). A target chooses its implementation by `algorithm` and by the logical sizes, which
+`localize` preserves. The choice is independent of the sizes of a rank's shard. Therefore all layouts use the same implementation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jobflow.ops.op import Grads, Op, Sample, apply, sample
 from jobflow.ops.windows import Pads, Window, axis_values, explicit_padding, spread
 from jobflow.ops.windows import same_padding as same_padding
 
-#: "auto": the fastest algorithm with rounding errors like the direct sum; "direct": the direct sum; "winograd": the fastest algorithm
+#: "auto": the fastest algorithm with the rounding errors of a direct sum; "direct": a direct sum; "winograd": the fastest algorithm
 Algorithm = Literal["auto", "direct", "winograd"]
 #: shapes of x and w
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
@@ -37,11 +37,11 @@ def _check_operand(what: str, name: str, t: TensorType, ndim: int) -> None:
     if t.ndim != ndim + 2:
         raise ShapeError(f"{what}: {name} {t} must have {ndim + 2} axes: 2 and one for each of {ndim} strides")
     if not t.dtype.is_float:
-        raise DtypeError(f"{what}: {name} {t} must be floating; cast it first")
+        raise DtypeError(f"{what}: {name} {t} must contain floating point numbers; cast it first")
 
 
 class ConvOp(Op):
-    """Attributes and checks shared by the three ops; `padding` is (before, after) per spatial axis."""
+    """Base class of the convolution and its two gradients; `padding` is (before, after) per spatial axis."""
 
     abstract = True
     precision = "half"
@@ -76,13 +76,13 @@ class ConvOp(Op):
             raise ShapeError(f"{self.word()}: {text}: {channels} channels and {filters} filters must both be multiples of groups={self.groups}")
 
     def _columns(self, xp: Xp, x: Array, kernel: tuple[int, ...], out: tuple[int, ...]) -> Array:
-        """Return the windows of x as columns: [n, groups, (c k), positions]."""
+        """Return the windows of x as columns of shape [n, groups, c/groups * prod(kernel), prod(out)]."""
         padded = xp.pad(x, ((0, 0), (0, 0), *self.padding))
         windows = _windows(xp, self.window(kernel), padded, out)
         return windows.reshape(x.shape[0], self.groups, x.shape[1] // self.groups * math.prod(kernel), math.prod(out))
 
     def _rule(self, spec: str) -> Rule:
-        """Return the rule of `spec`, where H stands for the spatial axes of the image and K for those of the kernel.
+        """Expand the letters H (spatial axes of the image) and K (axes of the kernel) of `spec`, and return its rule.
 
         Channel axes stay whole in grouped convolutions.
         """
@@ -100,19 +100,18 @@ def _windows(xp: Xp, window: Window, image: Array, out: tuple[int, ...]) -> Arra
 
 
 def _samples_last(a: Array) -> Array:
-    """Return [n, g, rows, positions] as [g, rows, (n positions)]."""
+    """Transpose and reshape a [n, g, rows, positions] to [g, rows, n * positions]."""
     return a.transpose(1, 2, 0, 3).reshape(*a.shape[1:3], a.shape[0] * a.shape[3])
 
 
 class Conv(ConvOp):
-    """y[n,o,i] = sum_ck x[n,c,i*stride+k*dilation-before] w[o,c,k]; x [n,c,*spatial], w [o,c/groups,*kernel]."""
+    """Convolution: y[n,o,i] = sum_ck x[n,c,i*stride+k*dilation-before] w[o,c,k], with x [n,c,*spatial] and w [o,c/groups,*kernel]."""
 
     def infer(self, x: TensorType, w: TensorType) -> TensorType:
         self._check(x=x, w=w)
         if x.shape[1] != w.shape[1] * self.groups:
             raise ShapeError(
-                f"conv: x {x} and w {w} disagree on the input channels: {x.shape[1]} != {w.shape[1]}"
-                + (f" * {self.groups} groups" if self.groups > 1 else "")
+                f"conv: x {x} has {x.shape[1]} channels, but w {w} expects {w.shape[1]}" + (f" * {self.groups} groups" if self.groups > 1 else "")
             )
         self._check_groups(x.shape[1], w.shape[0], f"x {x} and w {w}")
         return x.with_shape((x.shape[0], w.shape[0], *self.window(w.shape[2:]).out_sizes(f"conv: x {x} and w {w}", x.shape[2:])))
@@ -144,9 +143,10 @@ class Conv(ConvOp):
 
 
 class ConvGradInput(ConvOp):
-    """dx[n,c,j] = sum of dy[n,o,i] w[o,c,k] over o and all i, k with i*stride+k*dilation-before == j; dx has the sizes `spatial`.
+    """Input gradient of Conv, with spatial sizes `spatial`; as a forward operation, the transposed convolution.
 
-    As a forward operation it is the transposed convolution: dy has w's first axis as channels, dx its second.
+    dx[n,c,j] = sum of dy[n,o,i] w[o,c,k] over o and all i, k with i*stride+k*dilation-before == j.
+    The channels of dy are the first axis of w, and the channels of dx the second.
     """
 
     spatial: tuple[int, ...] = ()
@@ -154,18 +154,20 @@ class ConvGradInput(ConvOp):
     def infer(self, dy: TensorType, w: TensorType) -> TensorType:
         self._check(dy=dy, w=w)
         if dy.shape[1] != w.shape[0]:
-            raise ShapeError(f"convgradinput: dy {dy} and w {w} disagree on the filters: {dy.shape[1]} != {w.shape[0]}")
+            raise ShapeError(f"convgradinput: dy {dy} has {dy.shape[1]} channels, but w {w} has {w.shape[0]} filters")
         self._check_groups(w.shape[1] * self.groups, w.shape[0], f"dy {dy} and w {w}")
         out = self.window(w.shape[2:]).out_sizes(f"convgradinput: dy {dy} and w {w}", self.spatial)
         if out != dy.shape[2:]:
-            raise ShapeError(f"convgradinput: dy {dy} and w {w}: an image of {list(self.spatial)} gives {list(out)}, not dy's {list(dy.shape[2:])}")
+            raise ShapeError(
+                f"convgradinput: dy {dy} and w {w}: an image of {list(self.spatial)} requires dy of {list(out)}, not {list(dy.shape[2:])}"
+            )
         return dy.with_shape((dy.shape[0], w.shape[1] * self.groups, *self.spatial))
 
     def rule(self, dy: TensorType, w: TensorType) -> Rule:
         return self._rule("noH,ocK->ncH")
 
     def kernel(self, xp: Xp, dy: Array, w: Array, dx: Array) -> None:
-        """Convolve dy, with stride - 1 zeros between its elements, with the flipped w."""
+        """Insert stride - 1 zeros between the elements of dy, and convolve the result with the flipped w."""
         (o, c), kernel, axes = w.shape[:2], w.shape[2:], range(len(self.strides))
         reach = [spread(k, d) - 1 for k, d in zip(kernel, self.dilations, strict=True)]
         dilated = xp.zeros((*dy.shape[:2], *(size + r for size, r in zip(dx.shape[2:], reach, strict=True))), dy.dtype)
@@ -178,7 +180,7 @@ class ConvGradInput(ConvOp):
         dx[...] = xp.matmul(flipped.reshape(self.groups, c, rows), columns).reshape(dx.shape)
 
     def _between(self, a: int, count: int, room: int, reach: int) -> tuple[slice, slice]:
-        """Return the slice of dy along an axis that fits into `room` elements with zeros in between, and its strided destination."""
+        """Return the slice of dy along axis `a` whose dilated elements fit into `room` elements, and their strided destination."""
         stride, first = self.strides[a], reach - self.padding[a][0]
         low, high = max(0, -(first // stride)), min(count, (room - 1 - first) // stride + 1)
         return slice(low, max(low, high)), slice(first + low * stride, max(first + low * stride, first + (high - 1) * stride + 1), stride)
@@ -197,18 +199,20 @@ class ConvGradInput(ConvOp):
 
 
 class ConvGradWeight(ConvOp):
-    """dw[o,c,k] = sum_ni x[n,c,i*stride+k*dilation-before] dy[n,o,i], for kernel sizes `kernel_sizes`."""
+    """Weight gradient of Conv: dw[o,c,k] = sum_ni x[n,c,i*stride+k*dilation-before] dy[n,o,i], with kernel sizes `kernel_sizes`."""
 
     kernel_sizes: tuple[int, ...] = ()
 
     def infer(self, x: TensorType, dy: TensorType) -> TensorType:
         self._check(x=x, dy=dy)
         if x.shape[0] != dy.shape[0]:
-            raise ShapeError(f"convgradweight: x {x} and dy {dy} disagree on the batch: {x.shape[0]} != {dy.shape[0]}")
+            raise ShapeError(f"convgradweight: x {x} and dy {dy} differ in batch size, {x.shape[0]} and {dy.shape[0]}")
         self._check_groups(x.shape[1], dy.shape[1], f"x {x} and dy {dy}")
         out = self.window(self.kernel_sizes).out_sizes(f"convgradweight: x {x} and dy {dy}", x.shape[2:])
         if out != dy.shape[2:]:
-            raise ShapeError(f"convgradweight: x {x} and dy {dy}: a kernel of {list(self.kernel_sizes)} gives {list(out)}, not {list(dy.shape[2:])}")
+            raise ShapeError(
+                f"convgradweight: x {x} and dy {dy}: a kernel of {list(self.kernel_sizes)} requires dy of {list(out)}, not {list(dy.shape[2:])}"
+            )
         return x.with_shape((dy.shape[1], x.shape[1] // self.groups, *self.kernel_sizes))
 
     def rule(self, x: TensorType, dy: TensorType) -> Rule:
@@ -262,7 +266,10 @@ def conv(
     algorithm: Algorithm = "auto",
     name: str | None = None,
 ) -> Any:
-    """Convolve x [n,c,*spatial] with w [o,c/groups,*kernel]; see `explicit_padding` for the forms of `padding`."""
+    """Convolve x [n,c,*spatial] with w [o,c/groups,*kernel]; `explicit_padding` lists the values of `padding`.
+
+    `algorithm` is "auto" (fastest with the rounding errors of a direct sum), "direct" or "winograd" (fastest).
+    """
     return apply(conv_op(x.tensor_type, w.tensor_type, strides, padding, dilations, groups, algorithm), x, w, name=name)
 
 
@@ -275,7 +282,7 @@ def conv_op(
     groups: int = 1,
     algorithm: Algorithm = "auto",
 ) -> Conv:
-    """Return the op of `conv` for operands of these logical types."""
+    """Return the op of `conv` for operands of these logical types; raise ShapeError for invalid sizes or options."""
     ndim = x.ndim - 2
     if not 1 <= ndim <= 3 or w.ndim != x.ndim:
         raise ShapeError(f"conv: x {x} and w {w} must both have 2 axes and the same 1 to 3 spatial axes")
@@ -301,13 +308,13 @@ def conv_transpose(
 ) -> Any:
     """Return the transposed convolution of x [n,i,*] with w [i,o/groups,*kernel], of shape [n,o,*spatial].
 
-    It is the input gradient of the `conv` from `spatial` to x's sizes; ShapeError if that convolution has another result.
-    "same" follows `conv`; pass "same_upper" to pad more at the other side.
+    The operation is the input gradient of a `conv` from the sizes `spatial` to the sizes of x. Raises ShapeError if that convolution
+    has a different result size. "same" follows `conv`; "same_upper" adds the larger padding at the other side.
     """
     t, u = x.tensor_type, w.tensor_type
     ndim = t.ndim - 2
     if not 1 <= ndim <= 3 or u.ndim != t.ndim or len(spatial) != ndim:
-        raise ShapeError(f"conv_transpose: x {t}, w {u} and spatial {list(spatial)} must agree in having 1 to 3 spatial axes")
+        raise ShapeError(f"conv_transpose: x {t}, w {u} and spatial {list(spatial)} must have the same number of spatial axes, 1 to 3")
     image = TensorType((t.shape[0], u.shape[1] * groups, *spatial), t.dtype)
     op = conv_op(image, u, strides, padding, dilations, groups, algorithm)
     return apply(op._input_gradient(tuple(int(n) for n in spatial)), x, w, name=name)

@@ -5,7 +5,7 @@ A. Graves, S. Fernandez, F. Gomez, J. Schmidhuber: Connectionist temporal classi
     alpha[t, s] = logsumexp(alpha[t-1, s], alpha[t-1, s-1], alpha[t-1, s-2] if l'[s] is not blank and not l'[s-2]) + x[t, l'[s]]
     loss = -logsumexp of the last two of alpha[frames - 1]
 
-Sums are in float64, over all samples at once, frame by frame.  The greedy decoder chooses the most likely label of each frame.
+The kernels accumulate in float64 and process all samples of a frame together. The greedy decoder chooses the most likely label of each frame.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from jobflow.ops.source import arange
 
 
 class CtcLoss(Op):
-    """loss[n] of log-probabilities x[frames, n, classes], targets[n, longest], and the numbers of frames and labels of each sample.
+    """CTC loss of each sample: log-probabilities x[frames, n, classes], targets[n, longest], frames[n] and labels[n] -> loss[n].
 
-    Targets after the last label of a sample are not read.  With `zero_infinity`, a sample without a valid path has loss 0 instead of inf.
-    The gradient is correct for log-probabilities from log-softmax: softmax - share of the paths.  It differs from the derivative by a multiple of
-    softmax, which the gradient of log-softmax cancels.
+    `frames` and `labels` are the lengths of each sample. With `zero_infinity`, a sample without a valid path has loss 0 instead of inf.
+
+    The gradient is softmax - (share of the paths), which assumes log-probabilities from log-softmax. It differs from the derivative by a multiple
+    of softmax. The gradient of log-softmax cancels this difference.
     """
 
     blank: int = 0
@@ -50,7 +51,7 @@ class CtcLoss(Op):
                 f"target_lengths {labels} [n]"
             )
         if not 0 <= self.blank < x.shape[2]:
-            raise ShapeError(f"ctc_loss: blank {self.blank} is none of the {x.shape[2]} classes of {x}")
+            raise ShapeError(f"ctc_loss: blank {self.blank} is outside [0, {x.shape[2]}), the classes of {x}")
         return x.with_shape(n)
 
     def rule(self, x: TensorType, targets: TensorType, frames: TensorType, labels: TensorType) -> Rule:
@@ -69,7 +70,7 @@ class CtcLoss(Op):
 
 
 class CtcPaths(CtcLoss):
-    """alpha[n, t, s]; -inf without a path, and after the last frame of a sample"""
+    """Forward variables alpha[n, t, s] of the CTC recursion: -inf without a path, and after the last frame of a sample."""
 
     def infer(self, x: TensorType, targets: TensorType, frames: TensorType, labels: TensorType) -> TensorType:
         super().infer(x, targets, frames, labels)
@@ -87,7 +88,10 @@ class CtcPaths(CtcLoss):
 
 
 class CtcLossGrad(CtcLoss):
-    """dx[t, n, c] = dloss[n] (e^x - share of the paths in class c at frame t); 0 after the last frame of a sample"""
+    """Gradient of CtcLoss: dx[t, n, c] = dloss[n] (e^x - share of the paths in class c at frame t).
+
+    Frames after the last one of a sample have gradient 0.
+    """
 
     def infer(self, x: TensorType, *others: TensorType) -> TensorType:
         *inputs, dloss = others
@@ -113,10 +117,10 @@ class CtcLossGrad(CtcLoss):
 
 
 class CtcGreedyDecoder(Op):
-    """The most likely class of each frame of x[frames, n, classes], without blanks (the last class).
+    """Greedy decoder: the most likely class of each frame of x[frames, n, classes], without blanks (the last class).
 
-    decoded[n, frames] has these classes, padded with zeros; total[n, 1] = -sum of the maxima.
-    Frames from lengths[n] on are not read.  With `merge_repeated`, a class in consecutive frames counts once.
+    decoded[n, frames] contains these classes, padded with zeros. total[n, 1] is the negated sum of their log-probabilities.
+    Frames from lengths[n] on are ignored. With `merge_repeated`, a class in consecutive frames counts once.
     """
 
     merge_repeated: bool = True
@@ -129,7 +133,7 @@ class CtcGreedyDecoder(Op):
             raise ShapeError(f"ctc_greedy_decoder: log_probs {x} must be [frames, n, classes], and input_lengths {lengths} [n]")
         frames, n, classes = x.shape
         if not classes:
-            raise ShapeError(f"ctc_greedy_decoder: log_probs {x} [frames, n, classes] are of no class; the last one is the blank")
+            raise ShapeError(f"ctc_greedy_decoder: log_probs {x} [frames, n, classes] must have at least one class, the blank")
         return lengths.with_shape((n, frames)), x.with_shape((n, 1))
 
     def rule(self, x: TensorType, lengths: TensorType) -> Rule:
@@ -167,7 +171,7 @@ class CtcGreedyDecoder(Op):
 
 
 class _Paths:
-    """The state shared by the recursions over the frames."""
+    """Float64 inputs and masks of a batch, with the recursions over the frames."""
 
     def __init__(self, xp: Xp, blank: int, x: Array, targets: Array, frames: Array, labels: Array) -> None:
         self.xp, self.x = xp, x.astype(xp.float64)
@@ -188,7 +192,7 @@ class _Paths:
         return self.xp.logaddexp(self.xp.logaddexp(stays, next), jump)
 
     def _shifted(self, a: Array, by: int) -> Array:
-        """Return a[:, s - by], and -inf outside of a."""
+        """Shift a by `by` along its last axis: result[:, s] = a[:, s - by], or -inf out of range."""
         moved = self.xp.full(a.shape, -self.xp.inf)
         if by > 0:
             moved[:, by:] = a[:, :-by]
@@ -197,7 +201,7 @@ class _Paths:
         return moved
 
     def forward(self) -> Array:
-        """Return alpha[t, n, s]; frames after the last one of a sample repeat it."""
+        """Return alpha[t, n, s]. Frames after the last one of a sample repeat its values."""
         xp = self.xp
         alpha = xp.full(self.scores.shape, -xp.inf)
         if len(alpha):
@@ -210,7 +214,7 @@ class _Paths:
         return alpha
 
     def loss(self, alpha: Array) -> Array:
-        """Return -log of the sum over all paths."""
+        """Return the negated logarithm of the total probability of all paths of each sample."""
         xp = self.xp
         if not len(alpha):
             return xp.where(self.labels == 0, 0.0, xp.inf)
@@ -221,7 +225,7 @@ class _Paths:
         return xp.where(self.frames > 0, -total, xp.where(self.labels == 0, 0.0, xp.inf))
 
     def shares(self, alpha: Array, loss: Array) -> Array:
-        """Return the share of all paths in each class at each frame: [frames, n, classes]."""
+        """Return the fraction of the path probability in each class at each frame: [frames, n, classes]."""
         xp = self.xp
         result, states = xp.zeros(self.x.shape), xp.arange(self.marks.shape[1])
         ends = (states == 2 * self.labels[:, None]) | (states == 2 * self.labels[:, None] - 1)
@@ -250,7 +254,7 @@ def _cases(kind: type[CtcLoss]) -> Iterator[Sample]:
 def ctc_loss(
     x: Tensor, targets: Tensor, frames: Tensor, labels: Tensor, blank: int = 0, zero_infinity: bool = False, *, name: str | None = None
 ) -> Tensor:
-    """Return the loss of each sample; see `CtcLoss`."""
+    """Return the CTC loss of each sample; `CtcLoss` describes the arguments."""
     return call(CtcLoss(blank, zero_infinity), x, targets, frames, labels, name=name)
 
 
@@ -272,7 +276,7 @@ def _losses(paths: _Paths) -> Array:
 
 @np.errstate(all="ignore")
 def _losses_and_slopes(paths: _Paths, dloss: Array) -> tuple[Array, Array]:
-    """Return the losses and the gradient of the log-probabilities: inf and NaN for samples without a valid path, as in PyTorch."""
+    """Return the losses and the gradients of the log-probabilities: inf and NaN for samples without a valid path, as in PyTorch."""
     alpha = paths.forward()
     loss = paths.loss(alpha)
     slope = (paths.xp.exp(paths.x) - paths.shares(alpha, loss)) * dloss[:, None]

@@ -1,7 +1,6 @@
-"""Decompositions of ops for layouts that split the axis of their rows (`Op.decompose`).
+"""Decompositions of row-wise ops for layouts that split the axis of the rows (`Op.decompose`).
 
-Each rank computes on its shard.  The ranks exchange one value per row: maxima and sums, which are partial and are reduced where they are
-read.
+Each rank computes on its shard. The ranks exchange one value per row. These maxima and sums are partial tensors, reduced before the next read.
 """
 
 from __future__ import annotations
@@ -20,7 +19,10 @@ from jobflow.ops.triangle import tril
 
 
 def softmax(x: Tensor, axis: int, masked: bool = False) -> Tensor:
-    """Return softmax(x).  `masked`: a row of -inf becomes zero, because its maximum and its sum are raised to finite values."""
+    """Return softmax(x) along `axis`.
+
+    With `masked`, rows of -inf become zero: their maximum and their sum are clipped to finite values.
+    """
     top = reduce_max(x, axis, keepdims=True)
     e = exp(subtract(x, clip(top, -x.tensor_type.dtype.largest) if masked else top))
     total = reduce_sum(e, axis, keepdims=True)
@@ -72,7 +74,7 @@ def _rows(x: Tensor, begin: int) -> tuple[int, ...]:
 
 
 def _lead(per_row: Tensor, x: Tensor) -> Tensor:
-    """Reshape `per_row`, one value per row, to broadcast along the rows of x."""
+    """Reshape `per_row`, with one value per row, to broadcast along the rows of x."""
     return reshape(per_row, (*per_row.tensor_type.shape, *[1] * (x.tensor_type.ndim - per_row.tensor_type.ndim)))
 
 

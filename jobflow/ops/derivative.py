@@ -1,7 +1,7 @@
-"""Gradients as small programs: the calls of `op.grad`, recorded once and reduced to the requested gradients.
+"""Gradients as small programs: the ops that `op.grad` applies, recorded once and reduced to the requested gradients.
 
-If x of x @ w requires no gradient, only the product for w remains.  A node of the tape saves only the tensors that its program reads.
-`through` differentiates a composition of ops, last op first.
+If x of x @ w requires no gradient, only the product for w remains. A node of the autograd tape saves only the tensors that its program reads.
+`through` differentiates a composition of ops in reverse order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jobflow.ops.op import Grads, Op, apply, types_tuple
 
 @dataclass(frozen=True, slots=True)
 class DerivativeStep:
-    """An op applied to numbered values."""
+    """An op and the numbers of its input and output values."""
 
     op: Op
     inputs: tuple[int, ...]
@@ -28,17 +28,17 @@ class DerivativeStep:
 
 @dataclass(frozen=True, slots=True)
 class Derivative:
-    """The steps from inputs, outputs and output gradients, which are values 0, 1, ..., to the gradients of the inputs."""
+    """A gradient program: steps that compute input gradients from inputs, outputs and output gradients, which are values 0, 1, ..."""
 
     steps: tuple[DerivativeStep, ...]
     results: tuple[int | None, ...]
     #: numbers of the values that the program reads
     reads: frozenset[int]
-    #: True for results that a step computes and that belong to one input only
+    #: True for results that a step computes for exactly one input
     own: tuple[bool, ...]
 
     def __call__(self, interpreter: scope.Interpreter, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the gradients of the inputs, None for inputs without one."""
+        """Run the program on `values`; return the gradients of the inputs, or None for inputs without a gradient."""
         known: dict[int | None, Any] = dict(enumerate(values))
         for step in self.steps:
             outputs = interpreter.apply(step.op, [known[i] for i in step.inputs], None)
@@ -49,9 +49,9 @@ class Derivative:
 
 @lru_cache(maxsize=1 << 13)
 def derivative(op: Op, types: tuple[TensorType, ...], existing: tuple[bool, ...], targets: tuple[bool, ...]) -> Derivative:
-    """Return the program for the input gradients that `targets` selects, from the output gradients that exist.
+    """Return the gradient program of `op` for the inputs that `targets` selects.
 
-    `types` are the types of inputs and outputs.
+    `types` are the types of inputs and outputs. `existing` has one bool per output: True if the output has a gradient.
     """
     values = [_Value(type, number) for number, type in enumerate(types)]
     outputs = types[len(targets) :]
@@ -64,7 +64,7 @@ def derivative(op: Op, types: tuple[TensorType, ...], existing: tuple[bool, ...]
 
 
 def through(parts: Callable[..., Sequence[Tensor] | None], inputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Grads:
-    """Differentiate `parts`, which computes its outputs by ordinary ops: return the gradients of `inputs` from those of the outputs."""
+    """Differentiate `parts`, a function of ordinary ops; return the gradients of `inputs` from the gradients of its outputs."""
     values = [_Value(x.tensor_type, i) for i, x in enumerate(inputs)]
     seeds = [None if dy is None else _Value(dy.tensor_type, len(values) + i) for i, dy in enumerate(gradients)]
     recorder = _OpRecorder(len(values) + len(seeds))
@@ -82,7 +82,7 @@ def through(parts: Callable[..., Sequence[Tensor] | None], inputs: Sequence[Tens
 
 
 def _step_back(step: DerivativeStep, values: dict[int, _Value], accumulated: dict[int, _Value]) -> None:
-    """Add the gradients of a step's inputs, if one of its outputs has a gradient."""
+    """Add the contributions of one step to `accumulated`, the gradients by value number, if an output of the step has a gradient."""
     output_gradients = [accumulated.get(i) for i in step.outputs]
     if any(gradient is not None for gradient in output_gradients):
         input_gradients: Sequence[Any] = step.op.grad(*(values[i] for i in (*step.inputs, *step.outputs)), *output_gradients)
@@ -97,14 +97,14 @@ def _add(accumulated: dict[int, _Value], number: int, gradient: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A placeholder for a tensor."""
+    """A tensor placeholder with a type and a number, for recording."""
 
     tensor_type: TensorType
     number: int
 
 
 def recorded(function: Callable[..., Sequence[Any]], types: Sequence[TensorType]) -> tuple[tuple[DerivativeStep, ...], tuple[int, ...]]:
-    """Return the operations that `function` applies to tensors of these types, which are values 0, 1, ..., and the numbers of its results."""
+    """Return the steps that `function` applies to inputs of these types, with values 0, 1, ..., and the numbers of its results."""
     tracer = _OpRecorder(len(types))
     with scope.using(interpreter=tracer):
         results = function(*[_Value(type, number) for number, type in enumerate(types)])
@@ -112,7 +112,7 @@ def recorded(function: Callable[..., Sequence[Any]], types: Sequence[TensorType]
 
 
 class _OpRecorder:
-    """An interpreter that records the calls of ops; values below `first` are inputs."""
+    """An interpreter that records op calls as steps; values below `first` are inputs."""
 
     def __init__(self, first: int) -> None:
         self.steps: list[DerivativeStep] = []
@@ -129,7 +129,7 @@ class _OpRecorder:
 
 
 def _program(recorder: _OpRecorder, gradients: Sequence[_Value | None], first: int) -> Derivative:
-    """Return the recorded program without the steps that no result needs; values below `first` are inputs."""
+    """Return the recorded steps that contribute to `gradients`; values below `first` are inputs."""
     results = tuple(None if value is None else value.number for value in gradients)
     needed = {number for number in results if number is not None}
     steps: list[DerivativeStep] = []

@@ -1,4 +1,4 @@
-"""All elementwise operations in one module."""
+"""A single import location for all elementwise operations."""
 
 from jobflow.ops.arithmetic import *
 from jobflow.ops.compare import *

@@ -21,7 +21,10 @@ _BINARY = "binary_cross_entropy"
 
 
 class SigmoidCrossEntropy(Pointwise):
-    """loss = max(x, 0) - x z + log(1 + exp(-|x|)); the labels z have the shape of x and any element type."""
+    """Cross entropy of logits x and labels z: loss = max(x, 0) - x z + log(1 + exp(-|x|)).
+
+    The labels have the shape of x and any element type.
+    """
 
     def infer(self, x: TensorType, labels: TensorType) -> TensorType:
         check_dtypes("sigmoid_cross_entropy", FLOATS, x)
@@ -43,7 +46,7 @@ class SigmoidCrossEntropy(Pointwise):
 
 
 class BinaryCrossEntropy(Pointwise):
-    """loss = -(t log x + (1 - t) log(1 - x)) of probabilities x.
+    """Cross entropy of probabilities x and targets t: loss = -(t log x + (1 - t) log(1 - x)).
 
     Logarithms are limited to at least -100, and x (1 - x) in the gradient to at least 1e-12.
     """
@@ -76,7 +79,7 @@ class BinaryCrossEntropy(Pointwise):
 
 
 class SmoothL1(Pointwise):
-    """loss = d^2 / (2 beta) where |d| < beta, else |d| - beta / 2;  d = prediction - label."""
+    """Huber-like loss of d = prediction - label: d^2 / (2 beta) where |d| < beta, else |d| - beta / 2."""
 
     beta: float = 1.0
 
@@ -105,16 +108,16 @@ class SmoothL1(Pointwise):
 
 
 def sigmoid_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
-    """Return the loss per element; labels have any element type."""
+    """Return the cross entropy of each element of `logits`; labels may have any element type."""
     return call(SigmoidCrossEntropy(), logits, labels, name=name)
 
 
 def binary_cross_entropy(x: Tensor, target: Tensor, *, name: str | None = None) -> Tensor:
-    """Return the loss per element of probabilities."""
+    """Return the cross entropy of each probability in x. A runtime assertion checks that x and `target` are in [0, 1]."""
     probabilities = [assert_bounds(each, _BINARY, low=0.0, high=1.0, nan=True, noun=noun) for noun, each in (("input", x), ("target", target))]
     return call(BinaryCrossEntropy(), *probabilities, name=name)
 
 
 def smooth_l1(prediction: Tensor, label: Tensor, beta: float = 1.0, *, name: str | None = None) -> Tensor:
-    """Return the loss per element: quadratic below beta, linear above it."""
+    """Return the smooth L1 loss of each element: quadratic for differences below `beta`, else linear."""
     return call(SmoothL1(beta), prediction, label, name=name)

@@ -1,4 +1,4 @@
-"""Elementwise tests of floating point values, and powers and logarithms to other bases."""
+"""Elementwise tests of floating point values, and powers and logarithms to bases 2 and 10."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobflow.ops.pointwise import Elementwise, Unary, unary_function
 
 
 class _Question(Elementwise):
-    """A test of each element, with a bool result and no gradient."""
+    """Base class of elementwise tests, with a bool result and no gradient."""
 
     precision = "any"
     abstract = True
@@ -25,39 +25,39 @@ class _Question(Elementwise):
 
 
 class IsNan(_Question):
-    """z = x is NaN"""
+    """Test for NaN: z is true where x is NaN."""
 
     ufunc = "isnan"
 
 
 class IsInf(_Question):
-    """z = x is infinite, of either sign"""
+    """Test for infinity: z is true where x is inf or -inf."""
 
     ufunc = "isinf"
 
 
 class IsFinite(_Question):
-    """z = x is neither NaN nor infinite"""
+    """Test for finite numbers: z is true where x is neither NaN nor infinite."""
 
     ufunc = "isfinite"
 
 
 class Log2(Unary):
-    """y = the logarithm of x to base 2"""
+    """Binary logarithm: y = log2 x."""
 
     ufunc = "log2"
     low = 0.2
 
 
 class Log10(Unary):
-    """y = the logarithm of x to base 10"""
+    """Decimal logarithm: y = log10 x."""
 
     ufunc = "log10"
     low = 0.2
 
 
 class Exp2(Unary):
-    """y = 2^x"""
+    """Power of two: y = 2^x."""
 
     ufunc = "exp2"
 

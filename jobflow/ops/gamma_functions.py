@@ -1,7 +1,7 @@
 """The logarithm of the gamma function and its derivative, computed in float64.
 
-Arguments below ten are shifted by ten, where the asymptotic series (Abramowitz and Stegun 6.1.41 and 6.3.18) are exact to 1e-16.  Arguments
-below 1/2 are reflected (6.1.17, 6.3.7).
+Arguments below ten are increased by ten, where the asymptotic series (Abramowitz and Stegun 6.1.41 and 6.3.18) are exact to 1e-16.
+Arguments below 1/2 are reflected (6.1.17, 6.3.7).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _STEPS, _HIGH = 10, 10.0
 def _moved(f: Any, x: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
     """Prepare x for the asymptotic series.
 
-    Returns x in float64, the mask of reflected elements, and the distance from the nearest integer.  Then follow the mask of shifted elements,
-    the start of their shift, and the argument of the series.
+    Returns x in float64, the mask of reflected elements, the distance from the nearest integer, and the mask of shifted elements.
+    The last two results are the start of the shift and the argument of the series.
     """
     wide = f.cast(x, float64)
     finite = f.where(f.isfinite(wide), wide, 0.0)
@@ -39,7 +39,7 @@ def _moved(f: Any, x: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
 
 
 def _series(f: Any, coefficients: list[float], square: Any) -> Any:
-    """Evaluate the polynomial in 1 / w^2 by Horner's scheme."""
+    """Evaluate the polynomial with these coefficients at `square` by Horner's scheme."""
     total = f.where(f.less(square, 0.0), square, coefficients[-1])
     for each in reversed(coefficients[:-1]):
         total = total * square + each
@@ -47,7 +47,7 @@ def _series(f: Any, coefficients: list[float], square: Any) -> Any:
 
 
 class Lgamma(Unary):
-    """y = ln |gamma(x)|: infinite at 0, -1, -2 ..."""
+    """Logarithm of the gamma function: y = ln |gamma(x)|, which is inf at 0, -1, -2, ..."""
 
     low = 0.3
     high = 12.0
@@ -80,7 +80,7 @@ class Lgamma(Unary):
 
 
 class Digamma(Unary):
-    """y = the derivative of ln gamma(x): -inf at 0, NaN at -1, -2 ..."""
+    """Digamma function: y = d/dx ln gamma(x), which is -inf at 0 and NaN at -1, -2, ..."""
 
     low = 0.3
     high = 12.0

@@ -1,14 +1,13 @@
 """Group normalization: statistics of groups of channels, with a factor and an offset per channel.
 
     x [n, c, ...]  is reshaped to  [n, g, k, s]     g groups of k channels with s elements each
-
     RowStatistics       mean, inv_std [n, g]    a row is [k, s]
     GroupNormalize      y [n, g, k, s]          with gamma, beta [g, k]; elementwise, so it is fused with its readers
     GroupSums           [n, g, k]               for the gradient: a row is [s]
     GroupNormalizeGrad  dx [n, g, k, s]
 
-Instance normalization has one channel per group.  As in batch_norm, the gradient includes the statistics' dependence on x; the statistics
-themselves get no gradient.
+Instance normalization has one channel per group.  As in batch_norm, the gradient of x includes the effect of x on the statistics; the
+statistics themselves get no gradient.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def _channels(values: Tensor) -> Tensor:
 
 
 class GroupNormalize(Indexed):
-    """y = (x - mean) inv_std gamma + beta, where mean and inv_std are statistics of x."""
+    """Normalization by statistics of x itself: y = (x - mean) inv_std gamma + beta."""
 
     in_place = OVER_FIRST
 
@@ -69,9 +68,9 @@ class GroupNormalize(Indexed):
 
 
 class GroupSums(Indexed):
-    """Sums over the elements of a channel: of dy, of dy n, and of n = (x - mean) inv_std.
+    """Sums over the elements of a channel: of dy, of dy n, and of n, where n = (x - mean) inv_std.
 
-    With an exact mean, the third sum would be 0 over a group.  The gradient uses it to correct the rounding of the mean.
+    With an exact mean, the sum of n over a group would be 0.  The gradient uses it to correct the rounding of the mean.
     """
 
     results = 3
@@ -100,10 +99,10 @@ class GroupSums(Indexed):
 
 
 class GroupNormalizeGrad(Indexed):
-    """dx = inv_std (gamma dy - share - (n - rest) slope);  n = (x - mean) inv_std.
+    """Gradient of x of GroupNormalize: dx = inv_std (gamma dy - share - (n - rest) slope), where n = (x - mean) inv_std.
 
-    The last three inputs are sums over a group: of gamma dy, gamma dy n and n.  Divided by `count` they are share, s and rest,
-    where slope = s - share rest is the mean of gamma dy (n - rest).
+    The last three inputs are sums over a group: of gamma dy, gamma dy n and n.  Divided by `count` they are share, s and rest.
+    slope = s - share rest is the mean of gamma dy (n - rest).
     """
 
     in_place = OVER_FIRST
@@ -139,7 +138,7 @@ class GroupNormalizeGrad(Indexed):
 def group_norm(
     x: Tensor, groups: int, gamma: Tensor | None = None, beta: Tensor | None = None, epsilon: float = 1e-5, *, name: str | None = None
 ) -> Tensor:
-    """Normalize x [n, c, ...] to mean 0 and variance 1 in each group of channels; multiply by gamma and add beta, one value per channel."""
+    """Normalize each group of channels of x [n, c, ...] to mean 0 and variance 1, then multiply by gamma [c] and add beta [c]."""
     batch, channels, *places = x.tensor_type.shape
     shape = groups, channels // max(groups, 1)
     wide = reshape(x, (batch, *shape, math.prod(places)))

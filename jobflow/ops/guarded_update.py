@@ -1,4 +1,4 @@
-"""Guarded updates: the count of non-finite elements, updates on a condition, and the dynamic loss scale."""
+"""Updates that are skipped if gradients are not finite, the count of such elements, and the dynamic loss scale."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNT = TensorType((1,), int64)
 
 
 class CountNotFinite(AxisReduction):
-    """n = the number of infinite or NaN elements of x; int64 of shape (1,)."""
+    """Number of infinite or NaN elements of x, as int64 of shape (1,)."""
 
     sums = True
 
@@ -57,7 +57,7 @@ def count_not_finite(x: Tensor, *, name: str | None = None) -> Tensor:
 
 
 class GuardedUpdate(Updated, Indexed):
-    """The update `op` if the last input, a count, is zero; otherwise the variables keep their values."""
+    """A conditional update: `op` if the last input, a count, is zero. Otherwise the variables keep their values."""
 
     op: Updated
 
@@ -87,7 +87,7 @@ class GuardedUpdate(Updated, Indexed):
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         if types[-1] != COUNT:
-            raise ShapeError(f"unless: the count {types[-1]} is not {COUNT}")
+            raise ShapeError(f"guardedupdate: the count has type {types[-1]} instead of {COUNT}")
         return self.op.infer(*types[:-1])
 
     def rule(self, *types: TensorType) -> Rule:
@@ -118,10 +118,10 @@ class GuardedUpdate(Updated, Indexed):
 
 
 class LossScaleUpdate(Updated, Pointwise):
-    """scale', good' after a step: larger after `period` finite steps, smaller after a step that was not finite.
+    """Update of the dynamic loss scale and of `good`, the number of finite steps since the scale changed.
 
-    The factor is `multiplier`; the scale stays between 1 and the largest float32.
-    Inputs: scale; good, the number of finite steps since the scale changed; and the number of non-finite elements in the gradients of this step.
+    After `period` finite steps the scale is multiplied by `multiplier`, up to the largest float32. After a step with non-finite gradients it is
+    divided by `multiplier`, down to 1. Inputs: scale, good, and the number of non-finite gradient elements in this step.
     """
 
     period: int = 2000
@@ -162,9 +162,10 @@ class LossScaleUpdate(Updated, Pointwise):
 
 
 class Halt(Assign):
-    """n' = bad: the number of non-finite elements in the first step that has any.
+    """Assignment n' = bad, which stops training at the first step with non-finite gradients.
 
-    Inputs: n; and bad, the count of this step's gradients plus n, so that all later steps are skipped as well.
+    n is the number of non-finite elements in that step, or 0. The input `bad` is the count of this step plus n. Therefore all later steps are
+    skipped as well.
     """
 
     @classmethod

@@ -1,7 +1,7 @@
 """Lookup of rows by index, its gradient, and one-hot rows.
 
-An index out of range reads zeros, and sums of rows ignore it.  Therefore a table may be split along the indexed axis: every rank reads its own
-rows, and the results add up.  `offset` is the logical index of a rank's first row.
+An index out of range reads zeros, and sums of rows ignore it.  Therefore a table may be split along the indexed axis.  Every rank reads from
+its shard, and the results of all ranks are summed.  `offset` is the logical index of a rank's first row.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def _check_ids(what: str, ids: TensorType) -> None:
 
 
 def _clipped_indices(xp: Xp, ids: Array, offset: int, size: int) -> tuple[Array, Array]:
-    """Return the local indices clipped to the range, and the mask of those that were in range."""
+    """Return `ids` relative to `offset`, clipped to [0, size), and the mask of the ids in range."""
     local = ids.astype(xp.int64) - offset
     return xp.clip(local, 0, max(size - 1, 0)), (local >= 0) & (local < size)
 
 
 def _sums_in(xp: Xp, dtype: Any) -> Any:
-    """Return the type for sums of rows of `dtype`.
+    """Return the type in which rows of `dtype` are summed.
 
     On a GPU, scatter-add supports only float16, float32, float64, int32, uint32 and uint64.
     """
@@ -56,17 +56,17 @@ def _add_at(xp: Xp, total: Array, at: Any, valid: Array, values: Array) -> None:
 
 
 def _row_signatures(axis: int) -> tuple[Signature, ...]:
-    """Return the signatures in which every rank has all rows and sums those of its part of the result, or all of them."""
+    """Return the signatures in which every rank has all rows, and computes the whole sum or its shard of the sum."""
     return Signature((B, B), (B,)), Signature((B, B), (S(axis),))
 
 
 def _partial_signatures(axis: int, table: TensorType) -> tuple[Signature, ...]:
-    """Return the signature in which every rank reads its part of the table, and the results add up."""
+    """Return the signature in which every rank reads its shard of the table, and the results are partial."""
     return (Signature((S(axis), B), (P,)),) if adds(table) else ()
 
 
 class LookUp(Indexed):
-    """An op that reads a table, its first input, at the indices in its second; 0 for indices outside the table."""
+    """Base class of ops that read a table, the first input, at the indices in the second. An index out of range reads 0."""
 
     abstract = True
     table = "n"
@@ -75,7 +75,7 @@ class LookUp(Indexed):
         return ""
 
     def last(self, letters: str) -> str:
-        """Return the axes of the output, in its order."""
+        """Return the letters of the output's axes, in order."""
         return letters.partition("->")[2].lower()
 
     def expression(self, table: TensorType, ids: TensorType) -> tuple[Expression, ...]:  # type: ignore[override]
@@ -90,7 +90,10 @@ class LookUp(Indexed):
 
 
 class Gather(LookUp):
-    """y[a..., i..., b...] = params[a..., ids[i...], b...], where `axis` is the number of a's; 0 where ids is out of range"""
+    """Lookup along `axis`: y[a..., i..., b...] = params[a..., ids[i...], b...], where a... are the axes before `axis`.
+
+    An index out of range reads 0.
+    """
 
     precision = "any"
     axis: int
@@ -121,7 +124,10 @@ class Gather(LookUp):
 
 
 class UnsortedSegmentSum(Op):
-    """y[a..., k, b...] = the sum of data[a..., i..., b...] over all i with ids[i...] == k, for k < size; adjoint of Gather"""
+    """Segment sum: y[a..., k, b...] = sum of data[a..., i..., b...] over all i with ids[i...] == k, for k < size.
+
+    The adjoint of Gather.
+    """
 
     axis: int
     size: int
@@ -142,7 +148,7 @@ class UnsortedSegmentSum(Op):
         return Rule(f"{letters},{inner}->{before}N{rest}", linear=((0,),), also=_row_signatures(self.axis))
 
     def _flat(self, data: Array, ids: Array) -> tuple[Array, Array]:
-        """Return the data with the segments' axes merged and moved to the front, and the ids as a vector."""
+        """Return the data with the axes of `ids` merged and moved to the front, and the ids as a vector."""
         first = math.prod(data.shape[: self.axis])
         merged = data.reshape(first, ids.size, math.prod(data.shape[self.axis + ids.ndim :]))
         return merged.swapaxes(0, 1), ids.reshape(-1)
@@ -170,7 +176,10 @@ class UnsortedSegmentSum(Op):
 
 
 class DimGather(LookUp):
-    """y[..., j, ...] = x[..., ids[..., j, ...], ...] along `axis`; the other axes of x and ids are equal; 0 where ids is out of range"""
+    """Elementwise lookup along `axis`: y[..., j, ...] = x[..., ids[..., j, ...], ...]. An index out of range reads 0.
+
+    x and ids have equal sizes along all other axes.
+    """
 
     precision = "any"
     axis: int
@@ -200,7 +209,10 @@ class DimGather(LookUp):
 
 
 class DimScatterAdd(Op):
-    """y[..., k, ...] = the sum of data[..., j, ...] over all j with ids[..., j, ...] == k along `axis`; adjoint of DimGather"""
+    """Scatter-add along `axis`: y[..., k, ...] = sum of data[..., j, ...] over all j with ids[..., j, ...] == k.
+
+    The adjoint of DimGather.
+    """
 
     axis: int
     size: int
@@ -242,7 +254,7 @@ class DimScatterAdd(Op):
 
 
 class OneHot(Indexed):
-    """y[..., k, ...] = on where ids[...] == k, else off; the new axis is `axis` of y, of size `depth`"""
+    """One-hot encoding along the new axis `axis` of size `depth`: y[..., k, ...] = on where ids[...] == k, else off."""
 
     depth: int
     axis: int
@@ -267,7 +279,7 @@ class OneHot(Indexed):
         return ""
 
     def last(self, letters: str) -> str:
-        """Return the axes of the output, in its order."""
+        """Return the letters of the output's axes, in order."""
         return letters.partition("->")[2].lower()
 
     def expression(self, ids: TensorType) -> tuple[Expression, ...]:  # type: ignore[override]
@@ -290,7 +302,10 @@ class OneHot(Indexed):
 
 
 class BatchGather(LookUp):
-    """y[a..., j, b...] = params[a..., ids[a..., j], b...], where `batch` is the number of a's; 0 where ids is out of range"""
+    """Lookup with separate indices per batch: y[a..., j, b...] = params[a..., ids[a..., j], b...], with `batch` axes a.
+
+    An index out of range reads 0.
+    """
 
     precision = "any"
     batch: int
@@ -315,7 +330,10 @@ class BatchGather(LookUp):
 
 
 class BatchSegmentSum(Op):
-    """y[a..., k, b...] = the sum of data[a..., j, b...] over all j with ids[a..., j] == k; adjoint of BatchGather"""
+    """Segment sum per batch: y[a..., k, b...] = sum of data[a..., j, b...] over all j with ids[a..., j] == k.
+
+    The adjoint of BatchGather.
+    """
 
     batch: int
     size: int
@@ -348,33 +366,39 @@ class BatchSegmentSum(Op):
 
 
 def gather(params: Tensor, ids: Tensor, axis: int = 0, *, name: str | None = None) -> Tensor:
-    """Return the entries of `params` along `axis` at the indices `ids`; zeros for indices out of range."""
+    """Return the entries of `params` along `axis` at the indices `ids`, or zeros for indices out of range.
+
+    The axes of `ids` replace the axis `axis` in the result.
+    """
     at = normal_axis("gather", axis, params.tensor_type.ndim)
     return call(Gather(at), params, ids, name=name)
 
 
 def unsorted_segment_sum(data: Tensor, ids: Tensor, size: int, axis: int = 0, *, name: str | None = None) -> Tensor:
-    """Sum the entries of `data` along `axis` (as many axes as `ids` has) into `size` segments; ids out of range are ignored."""
+    """Sum the entries of `data` with equal ids into `size` segments; ignore ids out of range.
+
+    The axes of `ids` are the axes of `data` from `axis` on. The segments replace them in the result.
+    """
     at = normal_axis("unsorted_segment_sum", axis, data.tensor_type.ndim - ids.tensor_type.ndim + 1)
     return call(UnsortedSegmentSum(at, size), data, ids, name=name)
 
 
 def dim_gather(x: Tensor, ids: Tensor, axis: int, *, name: str | None = None) -> Tensor:
-    """Return the elements of x along `axis` at the indices `ids`."""
+    """Return the elements of x along `axis` at the indices `ids`, which have the shape of the result; 0 for indices out of range."""
     at = normal_axis("dim_gather", axis, x.tensor_type.ndim)
     return call(DimGather(at), x, ids, name=name)
 
 
 def batch_gather(params: Tensor, ids: Tensor, batch: int = 1, *, name: str | None = None) -> Tensor:
-    """Return the entries of `params` along axis `batch`, with separate indices per batch."""
+    """Return the entries of `params` along axis `batch` at the indices `ids`, which are separate for each index of the axes before."""
     return call(BatchGather(batch), params, ids, name=name)
 
 
 def batch_segment_sum(data: Tensor, ids: Tensor, size: int, *, name: str | None = None) -> Tensor:
-    """Sum the entries of `data` along the last axis of `ids` into `size` segments, separately per batch."""
+    """Sum the entries of `data` along the last axis of `ids` into `size` segments, separately for each index of the axes before."""
     return call(BatchSegmentSum(ids.tensor_type.ndim - 1, size), data, ids, name=name)
 
 
 def one_hot(ids: Tensor, depth: int, *, dtype: DType, axis: int = -1, on: float = 1.0, off: float = 0.0, name: str | None = None) -> Tensor:
-    """Return rows of `off` with one `on` at the index `ids`; all `off` if the index is out of range."""
+    """Return the one-hot encoding of `ids` along the new axis `axis`: `on` at the index, else `off`. Indices out of range encode as `off`."""
     return call(OneHot(depth, normal_axis("one_hot", axis, ids.tensor_type.ndim + 1), on, off, dtype), ids, name=name)

@@ -1,4 +1,4 @@
-"""Ops with a formula over rows of a tensor, sums of columns, or values per channel."""
+"""Base classes of ops with a formula over rows of a tensor, column sums, or values per channel."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from jobflow.ops.pointwise import Pointwise
 
 
 class Indexed(Pointwise):
-    """An op whose formula runs over the index space of its rule's letters."""
+    """An op with a formula over an index space. The letters of the op's rule are the axes of the space."""
 
     abstract = True
     #: the letter of the rule for the axis of a lookup
     table: ClassVar[str] = ""
 
     def row(self, letters: str) -> str:
-        """Return the letters of the rule that form the row: those of the axes that stay whole."""
+        """Return the letters of the axes that form a row: the upper-case letters of the rule, which stay whole."""
         return "".join(dict.fromkeys(axis for axis in letters if axis.isupper())).lower()
 
     def last(self, letters: str) -> str:
-        """Return the letters that come last in the index space, if there is no row of several axes."""
+        """Return the letters of the last axes of the index space, unless a row of several axes is last."""
         return ""
 
     def index_space(self, *types: TensorType) -> IndexSpace:
@@ -45,7 +45,7 @@ class Indexed(Pointwise):
 class AxisReduction(Indexed):
     """A reduction of one input along the axes that its output lacks; the formula applies to one row.
 
-    A row consists of the reduced axes if they are the last ones.  Sums along other axes are column sums, which read memory in order.
+    If the reduced axes are the last ones, they form a row.  Sums along other axes are column sums, which read memory in order.
     """
 
     abstract = True
@@ -69,25 +69,25 @@ class AxisReduction(Indexed):
 
 
 def wide_sum(f: Any, x: Any) -> Any:
-    """Sum a possibly long row; float32 is summed in float64, because rounding errors accumulate."""
+    """Return the sum of a row; float32 is summed in float64, because rounding errors accumulate in long rows."""
     return f.cast(f.row_sum(f.cast(x, float64)), x.dtype) if dtype_of(x.dtype) is float32 else f.row_sum(x)
 
 
 def _split_letters(spec: str) -> tuple[str, str, str]:
-    """Return the letters of a rule's input, those that the output lacks, and those that it has."""
+    """Return the letters of a rule's input, the reduced ones (not in the output), and the remaining ones."""
     word, _, output = spec.lower().partition("->")
     word = word.replace("1", "")
     return word, "".join(a for a in word if a not in output), "".join(a for a in word if a in output)
 
 
 def _replace_reductions(y: Expression, other: Callable[[Expression], Expression]) -> Expression:
-    """Replace each reduction in the expression by `other` of it."""
+    """Replace each reduction x in the expression by other(x)."""
     return language.replaced(y, {x: other(x) for x in language.in_order([y]) if x.primitive in ROWS})
 
 
 @lru_cache(4096)
 def facts_of(op: Indexed, *types: TensorType) -> tuple[tuple[Expression, ...], IndexSpace]:
-    """Return the formulas of an op and their index space."""
+    """Return the formulas of an op and their index space, cached per types."""
     formulas = op.expression(*types)
     assert formulas is not None, f"{op} has no formula"
     return formulas, op.index_space(*types)

@@ -1,7 +1,7 @@
 """Operations on layouts: requests, conversions between the views, and the local steps of redistribution.
 
-The kernels here only copy.  Layout inference gives `ToLayout`, `ToLocal` and `ToGlobal` their meaning.  Readers of `to_layout(x)` receive x in
-that layout.  `to_local(x)` is each rank's shard of x.  `to_global(x)` is the logical tensor with the ranks' tensors as shards.
+The kernels here only copy.  Layout inference implements `ToLayout`, `ToLocal` and `ToGlobal`.  Readers of `to_layout(x)` receive x in the
+requested layout.  `to_local(x)` is each rank's shard of x.  `to_global(x)` is the logical tensor with the ranks' tensors as shards.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WHOLE = LETTERS.upper()
 
 
 class Identity(ViewOp):
-    """y = x."""
+    """Identity function: y = x."""
 
     def infer(self, x: TensorType) -> TensorType:
         return x
@@ -45,24 +45,24 @@ class Identity(ViewOp):
 
 
 class StaticShape(Identity):
-    """y = x, which has the same shape on all ranks according to the program."""
+    """Identity that declares x to have the same shape on all ranks."""
 
 
 class ToLayout(Identity):
-    """y = x, read in `sbp`, one per mesh dimension; its gradient is requested in `grad_sbp`, or in any layout if that is None.
+    """Identity whose readers receive x in the layout `sbp`, with one S/B/P per mesh dimension.
 
-    None for a mesh dimension requests nothing.
+    The gradient is requested in `grad_sbp`, or in any layout if `grad_sbp` is None.  None for a mesh dimension requests nothing.
     """
 
     sbp: tuple[Sbp | None, ...]
     grad_sbp: tuple[Sbp | None, ...] | None = None
-    #: the function by which the program required this layout of its readers; "" if the layout is a preference
+    #: the name of the called function that requires the layout; "" if the layout is a preference
     requested_by: str = ""
 
     def infer(self, x: TensorType) -> TensorType:
         for sbp in (*self.sbp, *(self.grad_sbp or ())):
             if isinstance(sbp, Split) and not 0 <= sbp.axis < x.ndim:
-                raise SbpError(f"{self.requested_by or 'to_layout'}: x {x} has {_axes_of(x)}, so it cannot be {sbp}")
+                raise SbpError(f"{self.requested_by or 'to_layout'}: x {x} has {_axes_of(x)}, so its layout cannot be {sbp}")
         return x
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class ToLayout(Identity):
 
 
 class GradientLayout(Identity):
-    """y = x in any layout; its gradient is requested in `sbp`, one per mesh dimension, where None requests nothing."""
+    """Identity whose gradient is requested in the layout `sbp`, with one S/B/P per mesh dimension; None requests nothing."""
 
     sbp: tuple[Sbp | None, ...]
 
@@ -107,7 +107,7 @@ def _listed(sbp: tuple[Sbp | None, ...]) -> str:
 def dual(sbp: Sbp) -> Sbp:
     """Return the layout of the gradient of a tensor that is converted between the views in `sbp`.
 
-    Gradients of copies add up; each summand gets a copy of the gradient.
+    The gradient of a replicated tensor is the sum of the ranks' gradients.  The gradient of a partial tensor is replicated.
     """
     if isinstance(sbp, Broadcast):
         return P
@@ -119,7 +119,10 @@ def dual(sbp: Sbp) -> Sbp:
 
 
 class ViewConversion(Identity):
-    """A conversion between a logical tensor in `sbp` and its shards on `ranks` ranks; the shards of a split axis have equal sizes."""
+    """Base class of conversions between a logical tensor in `sbp` and its shards on `ranks` ranks.
+
+    The shards of a split axis have equal sizes.
+    """
 
     abstract: ClassVar[bool] = True
     sbp: tuple[Sbp, ...] = (B,)
@@ -139,14 +142,14 @@ class ViewConversion(Identity):
 
 
 class ToLocal(ViewConversion):
-    """The shards of a logical tensor, read in `sbp`, as separate tensors in the mirrored view."""
+    """Conversion of a logical tensor in `sbp` to its shards, which are separate tensors in the mirrored view."""
 
     def infer(self, x: TensorType) -> TensorType:
         shape = list(x.shape)
         for axis in self.axes:
             if axis >= x.ndim or shape[axis] % self.ranks:
                 raise ShapeError(
-                    f"tolocal: x {x} cannot be cut into {self.ranks} equal parts along axis {axis}, one for each rank of the mirrored view"
+                    f"tolocal: x {x} must have an axis {axis} whose size is a multiple of {self.ranks}, the number of ranks in the mirrored view"
                 )
             shape[axis] //= self.ranks
         return x.with_shape(tuple(shape))
@@ -160,13 +163,13 @@ class ToLocal(ViewConversion):
 
 
 class ToGlobal(ViewConversion):
-    """The logical tensor whose shards, in `sbp`, are the ranks' tensors of the mirrored view."""
+    """Conversion of the ranks' tensors of the mirrored view to the logical tensor in `sbp` with these shards."""
 
     def infer(self, x: TensorType) -> TensorType:
         shape = list(x.shape)
         for axis in self.axes:
             if axis >= x.ndim:
-                raise ShapeError(f"toglobal: x {x} has no axis {axis} along which to concatenate the ranks' tensors")
+                raise ShapeError(f"toglobal: x {x} has no axis {axis} to concatenate along; the tensors of the ranks need this axis")
             shape[axis] *= self.ranks
         return x.with_shape(tuple(shape))
 
@@ -179,25 +182,25 @@ class ToGlobal(ViewConversion):
 
 
 def to_layout(x: Tensor, *sbp: Sbp, grad: tuple[Sbp, ...] | None = None, requested_by: str = "", name: str | None = None) -> Tensor:
-    """Request `sbp`, one per mesh dimension, for the readers of x; `requested_by` as in ToLayout."""
+    """Request the layout `sbp`, one S/B/P per mesh dimension, for the readers of x; `requested_by` is the caller's name for messages."""
     result: Tensor = apply(ToLayout(sbp, grad, requested_by), x, name=name)
     return result
 
 
 def to_local(x: Tensor, *sbp: Sbp, name: str | None = None) -> Tensor:
-    """Return each rank's shard of the logical tensor x, read in `sbp`."""
+    """Return each rank's shard of the logical tensor x in the layout `sbp`; without `sbp`, x is replicated."""
     result: Tensor = apply(ToLocal(sbp or (B,)), x, name=name)
     return result
 
 
 def to_global(x: Tensor, *sbp: Sbp, name: str | None = None) -> Tensor:
-    """Return the logical tensor whose shards are the ranks' tensors x."""
+    """Return the logical tensor in the layout `sbp` whose shards are the ranks' tensors x."""
     result: Tensor = apply(ToGlobal(sbp), x, name=name)
     return result
 
 
 class SliceBox(ViewOp):
-    """y = x[starts:stops], on every axis: a part of the rank's shard."""
+    """Slice of a rank's shard: y = x[starts:stops] on every axis."""
 
     starts: tuple[int, ...]
     stops: tuple[int, ...]
@@ -218,7 +221,7 @@ class SliceBox(ViewOp):
 
 
 class FillIdentity(Op):
-    """y[...] = the identity of `reduce`: the shard of a rank without a contribution to a partial tensor."""
+    """Tensor filled with the identity element of `reduce`: the shard of a rank that contributes nothing to a partial tensor."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -241,7 +244,7 @@ class FillIdentity(Op):
 
 
 def pieces(axis: int, counts: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[tuple[slice, tuple[slice, ...]]]:
-    """Yield (slice of the flat array of all pieces, index in the tensor) of each piece along `axis`."""
+    """Yield the slice of the flat buffer and the index in the tensor for each piece along `axis`; counts[i] is the size of piece i."""
     rest = math.prod(shape[:axis] + shape[axis + 1 :])
     stops = list(accumulate(counts))
     for count, stop in zip(counts, stops, strict=True):
@@ -259,7 +262,7 @@ def _copied(op: PackPieces | UnpackPieces | Assemble, xp: Xp, *arrays: Array) ->
 
 
 class PackPieces(ViewOp):
-    """y = the flattened pieces of x along `axis`, with counts[i] elements along it, one after another."""
+    """Concatenation of the flattened pieces of x along `axis`; piece i has counts[i] elements along it."""
 
     axis: int
     counts: tuple[int, ...]
@@ -279,7 +282,7 @@ class PackPieces(ViewOp):
         return flat
 
     def copies(self, x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
-        """Yield (part of y, its source in x)."""
+        """Yield pairs (part of y, source in x)."""
         for flat, box in pieces(self.axis, self.counts, x.shape):
             part = x[box]
             yield y[flat].reshape(part.shape), part
@@ -295,7 +298,7 @@ class PackPieces(ViewOp):
 
 
 class PackColumns(ViewOp):
-    """y = the columns of the matrix x, one after another; a view if x is in Fortran order."""
+    """Concatenation of the columns of a matrix x; a view if x is in Fortran order."""
 
     def infer(self, x: TensorType) -> TensorType:
         return x.with_shape((x.size,))
@@ -315,7 +318,7 @@ class PackColumns(ViewOp):
 
 
 class UnpackPieces(ViewOp):
-    """y of `shape` from the flat array of its pieces along `axis`: the inverse of PackPieces."""
+    """Inverse of PackPieces: the tensor of `shape` from the flat buffer of its pieces along `axis`."""
 
     axis: int
     counts: tuple[int, ...]
@@ -333,7 +336,7 @@ class UnpackPieces(ViewOp):
         return x.reshape(self.shape, copy=False)
 
     def copies(self, x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
-        """Yield (part of y, its source in x)."""
+        """Yield pairs (part of y, source in x)."""
         for flat, box in pieces(self.axis, self.counts, self.shape):
             to = y[box]
             yield to, x[flat].reshape(to.shape)
@@ -349,7 +352,7 @@ class UnpackPieces(ViewOp):
 
 
 class Assemble(Op):
-    """y[boxes[i]] = x_i, for all i in order: an output of `shape` assembled from boxes."""
+    """Assembly of a tensor of `shape` from its boxes: y[boxes[i]] = x_i, in order."""
 
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]
@@ -374,7 +377,7 @@ class Assemble(Op):
 
 
 class Copy(Op):
-    """y = x, in separate memory."""
+    """Copy of x in separate memory."""
 
     def infer(self, x: TensorType) -> TensorType:
         return x

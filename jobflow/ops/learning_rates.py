@@ -1,6 +1,7 @@
 """Learning rates as formulas of the number of completed steps, in float64; the basis of the schedules of jobs and optimizers.
 
-The number of steps is a float or an expression of float64, and so is the rate.  A GPU evaluates the expression where the step is stored.
+The number of steps is a float or a float64 expression, and the rate has the same kind.  A GPU evaluates an expression without a host copy of
+the step.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def _float(x: Any) -> float:
 
 
 def chosen(condition: Any, first: Callable[[], Any], second: Callable[[], Any]) -> Any:
-    """Return first() if the condition holds, else second()."""
+    """Return first() if the condition is true, else second(); for an expression, a `where` of both."""
     if isinstance(condition, Expression):
         yes, no = first(), second()
         return language.where(condition, yes if isinstance(yes, Expression) else language.constant(yes, float64), no)
@@ -44,7 +45,7 @@ def piece(boundaries: Sequence[float], values: Sequence[float], step: Any) -> An
 
 
 def rising(base_lr: float, step: float, steps: float, start: float, end: float = 1.0) -> float:
-    """Return base_lr times a factor that changes linearly from start to end within `steps` steps."""
+    """Return base_lr times a factor that changes linearly from `start` to `end` within `steps` steps."""
     return base_lr * (start + (end - start) * step / steps)
 
 
@@ -53,7 +54,7 @@ def _periods(step: int, steps: float, staircase: bool) -> float:
 
 
 def exponential(base_lr: float, step: int, steps: float, decay_rate: float, staircase: bool = False) -> float:
-    """Return base_lr decay_rate^p, where p = step / steps, rounded down if `staircase`."""
+    """Return base_lr decay_rate^p, where p = step / steps, rounded down with `staircase`."""
     return _float(base_lr * decay_rate ** _periods(step, steps, staircase))
 
 
@@ -84,6 +85,9 @@ def linear_cosine(base_lr: float, step: int, steps: float, num_periods: float, a
 
 
 def polynomial(base_lr: float, step: int, steps: float, end_learning_rate: float, power: float, cycle: bool) -> float:
-    """Return (base_lr - end) (1 - min(step, d) / d)^power + end, where d is `steps`, or with `cycle` the next multiple of it."""
+    """Return (base_lr - end) (1 - min(step, d) / d)^power + end, where end = end_learning_rate and d = steps.
+
+    With `cycle`, d is the next multiple of `steps`.
+    """
     d = steps * _most(1, _ceil(step / steps)) if cycle else steps
     return _float((base_lr - end_learning_rate) * (1 - _least(step, d) / d) ** power + end_learning_rate)

@@ -2,7 +2,7 @@
 
     loss[n...] = -x[n, label[n...], ...]        0 where the label is `ignored`
 
-The function rejects a label that is neither a class nor `ignored` (`ops.runtime_assertions`).  If the classes are split, each rank computes the
+`negative_log_likelihood` rejects other labels that are no classes (`ops.runtime_assertions`).  If the classes are split, each rank computes the
 losses of its own classes.
 """
 
@@ -26,7 +26,7 @@ WHAT = "negative_log_likelihood"
 
 
 def _marks(ndim: int, axis: int) -> tuple[str, str]:
-    """Return the letters of the labels' axes, and those of the log-probabilities' axes."""
+    """Return the rule letters of the labels, and of the log-probabilities of `ndim` axes with the classes on `axis`."""
     whole = LETTERS[:ndim]
     return whole[:axis] + whole[axis + 1 :], whole
 
@@ -36,7 +36,10 @@ def _unless_ignored(f: Any, labels: Any, ignored: int | None, value: Any) -> Any
 
 
 class NegativeLogLikelihood(Indexed):
-    """loss[n] = -x[n, label[n]] with the classes on `axis` of x; 0 where the label is `ignored`, or a class of another rank"""
+    """Negative log-likelihood: loss[n] = -x[n, label[n]], with the classes on `axis` of x.
+
+    The loss is 0 where the label is `ignored`, or a class of another rank.
+    """
 
     axis: int
     ignored: int | None = None
@@ -50,7 +53,7 @@ class NegativeLogLikelihood(Indexed):
             raise DtypeError(f"{WHAT}: labels {labels} are not integers; cast them with cast(labels, int64)")
         rows = (*x.shape[: self.axis], *x.shape[self.axis + 1 :])
         if labels.shape != rows:
-            raise ShapeError(f"{WHAT}: labels {labels} should be {list(rows)}, the axes of {x} without axis {self.axis} of the classes")
+            raise ShapeError(f"{WHAT}: labels {labels} must have the shape {list(rows)}, which is that of {x} without the class axis {self.axis}")
         return x.with_shape(rows)
 
     def rule(self, x: TensorType, labels: TensorType) -> Rule:
@@ -81,7 +84,7 @@ class NegativeLogLikelihood(Indexed):
 
 
 class NegativeLogLikelihoodGrad(Indexed):
-    """dx[n, c] = -dloss[n] where c is label[n], else 0; `axis` has `size` classes"""
+    """Gradient of NegativeLogLikelihood: dx[n, c] = -dloss[n] where c == label[n], else 0, with `size` classes on `axis`."""
 
     axis: int
     size: int
@@ -122,9 +125,9 @@ class NegativeLogLikelihoodGrad(Indexed):
 def negative_log_likelihood(
     x: Tensor, labels: Tensor, axis: int = 1, ignored: int | None = None, *, what: str = WHAT, name: str | None = None
 ) -> Tensor:
-    """Return the loss per label from log-probabilities x with the classes on `axis`; 0 where the label is `ignored`.
+    """Return -x at the label of each sample, for log-probabilities x with the classes on `axis`; 0 where the label is `ignored`.
 
-    Errors for other labels name the function `what`.
+    A runtime assertion rejects other labels that are no classes. Its message names the function `what`.
     """
     at = normal_axis(WHAT, axis, x.tensor_type.ndim)
     if labels.tensor_type.dtype.is_integer:

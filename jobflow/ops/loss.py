@@ -1,7 +1,7 @@
 """Losses per sample, without a reduction over samples.  Losses per element are in elementwise_loss.
 
-p = softmax(logits) along the last axis.  Logarithms are taken of max(p, 1e-20).  The sparse losses take integer labels, one per sample.  Their
-functions check labels at run time (`ops.runtime_assertions`); the ops assume that labels are classes.
+p = softmax(logits) along the last axis.  Logarithms use max(p, 1e-20).  The sparse losses take integer labels, one per sample.  Their
+functions check labels at run time (`ops.runtime_assertions`); the ops assume valid labels.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _check_labels(what: str, values: str, x: TensorType, labels: TensorType) -> 
     if not labels.dtype.is_integer:
         raise DtypeError(f"{what}: labels {labels} are not integers; cast them with cast(labels, int32)")
     if x.ndim < 1 or labels.shape != x.shape[:-1]:
-        raise ShapeError(f"{what}: labels {labels} are not one per row of {values} {x}; they should be {list(x.shape[:-1])}")
+        raise ShapeError(f"{what}: labels {labels} must have the shape {list(x.shape[:-1])}, one label per row of {values} {x}")
 
 
 def _softmax(f: Any, logits: Any) -> Any:
@@ -52,7 +52,7 @@ def _softmax(f: Any, logits: Any) -> Any:
 
 
 def _loss(f: Any, prob: Any, at: Any) -> Any:
-    """Return -log of the probability of a class; 0 if the row has no such class."""
+    """Return the negated log-probability of the class `at`, or 0 if the row has no such class."""
     return f.row_sum(f.where(_hit(f, at), -f.log(f.maximum(prob, TINY)), 0.0))
 
 
@@ -66,7 +66,7 @@ def _hit(f: Any, at: Any) -> Any:
 
 
 def _classes(x: TensorType) -> tuple[str, str]:
-    """Return the letters of the samples' axes, and those of the whole tensor, in which the axis of the classes stays whole."""
+    """Return the rule letters of the samples' axes, and of x, whose last axis (the classes) stays whole."""
     return LETTERS[: x.ndim - 1], LETTERS[: x.ndim - 1] + "Z"
 
 
@@ -80,7 +80,7 @@ def _hits(labels: Tensor, x: Tensor) -> Tensor:
 
 
 def _from_prob(logits: Tensor, prob: Tensor, dprob: Tensor | None, rest: Tensor | None) -> Tensor | None:
-    """Add the gradient of logits through prob to `rest`."""
+    """Return `rest` plus the gradient of logits through prob."""
     if dprob is None:
         return rest
     through = call(SoftmaxGrad(logits.tensor_type.ndim - 1), prob, dprob)
@@ -88,7 +88,7 @@ def _from_prob(logits: Tensor, prob: Tensor, dprob: Tensor | None, rest: Tensor 
 
 
 class SparseSoftmaxCrossEntropy(Indexed):
-    """prob = softmax(logits), loss[n] = -log max(prob[n, label[n]], 1e-20)."""
+    """Cross entropy of logits and integer labels: prob = softmax(logits), loss[n] = -log max(prob[n, label[n]], 1e-20)."""
 
     results = 2
     in_place = MappingProxyType({1: (0,)})
@@ -120,9 +120,9 @@ class SparseSoftmaxCrossEntropy(Indexed):
 
 
 class SparseSoftmaxCrossEntropyGrad(Indexed):
-    """dlogits[n, c] = (prob[n, c] - [offset + c = label[n]]) dloss[n].
+    """Gradient of logits: dlogits[n, c] = (prob[n, c] - [offset + c = label[n]]) dloss[n].
 
-    If the classes are split, a rank has those from `offset` on, of `classes` in total; None if a rank has all classes.
+    If the classes are split, `offset` is the rank's first class, and `classes` is the number of classes of all ranks; otherwise None.
     """
 
     offset: int = 0
@@ -160,13 +160,13 @@ Split = TypeVar("Split", "SparseSoftmaxCrossEntropyGrad", "SplitCrossEntropy", "
 
 
 def _own_classes(op: Split, box: Box) -> Split:
-    """Return the op for a rank with the classes of this box."""
+    """Return the op for a rank with the classes of `box`."""
     (start, stop), classes = box.spans[-1], box.whole[-1]
     return op if stop - start == classes else replace(op, offset=start, classes=classes)
 
 
 class SumExp(Indexed):
-    """s[n] = sum_c exp(x[n, c] - top[n]); split classes give partial sums."""
+    """Sum of exponentials per row: s[n] = sum_c exp(x[n, c] - top[n]); partial if the classes are split."""
 
     def infer(self, x: TensorType, top: TensorType) -> TensorType:
         check_dtypes("sum_exp", FLOATS, x, top)
@@ -191,10 +191,10 @@ class SumExp(Indexed):
 
 
 class SplitCrossEntropy(Indexed):
-    """prob[n, c] = exp(logits[n, c] - top[n]) / total[n], loss[n] = -log max(prob[n, label[n] - offset], 1e-20), or 0 for a label of another rank.
+    """Cross entropy for split classes: prob[n, c] = exp(logits[n, c] - top[n]) / total[n].
 
-    Equals SparseSoftmaxCrossEntropy if top and total are those of the logits, but the classes may be split.  The gradient of the logits includes
-    their effect on top and total, which get no gradient.
+    loss[n] = -log max(prob[n, label[n] - offset], 1e-20), or 0 for a label of another rank.  The result equals SparseSoftmaxCrossEntropy if top
+    and total are the maxima and sums of the logits.  The gradient of the logits includes their effect on top and total, which get no gradient.
     """
 
     offset: int = 0
@@ -233,9 +233,9 @@ class SplitCrossEntropy(Indexed):
 
 
 class SoftmaxCrossEntropy(Indexed):
-    """prob = softmax(logits), loss[n] = -sum_c labels[n, c] log max(prob[n, c], 1e-20).
+    """Cross entropy of logits and label distributions: prob = softmax(logits), loss[n] = -sum_c labels[n, c] log max(prob[n, c], 1e-20).
 
-    `sums_to_one`: the gradient assumes that the labels of each row sum to 1.
+    With `sums_to_one`, the gradient assumes that the labels of each row sum to 1.
     """
 
     sums_to_one: bool = False
@@ -271,7 +271,7 @@ class SoftmaxCrossEntropy(Indexed):
 
 
 class SoftmaxCrossEntropyGrad(Indexed):
-    """dlogits[n, c] = (prob[n, c] sum_k labels[n, k] - labels[n, c]) dloss[n]; `sums_to_one`: (prob[n, c] - labels[n, c]) dloss[n]."""
+    """Gradient of logits: dlogits[n, c] = (prob[n, c] s[n] - labels[n, c]) dloss[n], with s[n] = sum_k labels[n, k], or 1 for `sums_to_one`."""
 
     sums_to_one: bool = False
 
@@ -300,7 +300,7 @@ class SoftmaxCrossEntropyGrad(Indexed):
 
 
 class SparseCrossEntropy(Indexed):
-    """loss[n] = -log max(prob[n, label[n] - offset], 1e-20); 0 for a label of another rank if the classes are split."""
+    """Cross entropy of probabilities and labels: loss[n] = -log max(prob[n, label[n] - offset], 1e-20), or 0 for a label of another rank."""
 
     offset: int = 0
     classes: int | None = None
@@ -331,7 +331,7 @@ class SparseCrossEntropy(Indexed):
 
 
 class SparseCrossEntropyGrad(Indexed):
-    """dprob[n, c] = -[offset + c = label[n]] dloss[n] / max(prob[n, c], 1e-20)."""
+    """Gradient of prob: dprob[n, c] = -[offset + c = label[n]] dloss[n] / max(prob[n, c], 1e-20)."""
 
     offset: int = 0
 
@@ -363,10 +363,10 @@ class SparseCrossEntropyGrad(Indexed):
 
 
 class CombinedMargin(Indexed):
-    """theta[n] = acos x[n, label[n]], y[n, label[n]] = cos(m1 theta[n] + m2) - m3, and y = x elsewhere; x contains a cosine per class.
+    """Angular margin at the label: y[n, label[n]] = cos(m1 theta[n] + m2) - m3, where theta[n] = acos x[n, label[n]]; else y = x.
 
-    If the classes are split, a label of another rank has theta 0 and leaves the row unchanged.  A cosine above 1 due to rounding has the angle 0.
-    A margin of the cosine alone, with m1 = 1 and m2 = 0, needs no angle.
+    x contains a cosine per class.  If the classes are split, a label of another rank has theta 0 and leaves the row unchanged.  A cosine above 1 due
+    to rounding has the angle 0.  With m1 = 1 and m2 = 0, the cosine is used directly, without an angle.
     """
 
     m1: float = 1.0
@@ -413,7 +413,7 @@ class CombinedMargin(Indexed):
 
 
 class CombinedMarginGrad(Indexed):
-    """dx[n, c] = dy[n, c], times m1 sin(m1 theta[n] + m2) / sin theta[n] for the class of the label."""
+    """Gradient of x of CombinedMargin: dx = dy, times m1 sin(m1 theta[n] + m2) / sin theta[n] at the label."""
 
     m1: float
     m2: float
@@ -451,49 +451,49 @@ class CombinedMarginGrad(Indexed):
 
 
 def combined_margin_grad(theta: Tensor, labels: Tensor, dy: Tensor, m1: float, m2: float) -> Tensor:
-    """Return the gradient of x of `CombinedMargin` from the gradient of y."""
+    """Return the gradient of the input x of `CombinedMargin` from the gradient of y."""
     return dy if (m1, m2) == (1, 0) else call(CombinedMarginGrad(m1, m2), theta, labels, dy)
 
 
 def _class_labels(what: str, labels: Tensor, scores: Tensor) -> Tensor:
-    """Assert at run time that the labels are classes; leave labels of a wrong type to the op's own checks."""
+    """Return the labels with a runtime assertion that they are classes; return labels of a wrong type unchanged."""
     if labels.tensor_type.dtype.is_integer and scores.tensor_type.ndim:
         return check(class_assertion(what, scores.tensor_type.shape[-1]), labels)
     return labels
 
 
 def sparse_softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
-    """Return the loss per label; labels are integers, one per row of logits."""
+    """Return the cross entropy of each row of `logits` with its integer label."""
     loss: Tensor = apply(SparseSoftmaxCrossEntropy(), logits, _class_labels(WHAT, labels, logits), name=name)[0]
     return loss
 
 
 def split_sparse_softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
-    """Return the loss per label by ops that accept split classes: ranks exchange a maximum and a sum per row instead of the logits."""
+    """Return the sparse softmax cross entropy of split classes; ranks exchange a maximum and a sum per row instead of the logits."""
     return by_classes(logits, _class_labels(WHAT, labels, logits), name=name)[0]
 
 
 def by_classes(logits: Tensor, labels: Tensor, *, name: str | None = None) -> tuple[Tensor, Tensor]:
-    """Return (loss, prob) of a sparse softmax cross entropy by ops that accept split classes."""
+    """Return the loss and the probabilities of a sparse softmax cross entropy, by ops that accept split classes."""
     top = reduce_max(logits, (logits.tensor_type.ndim - 1,))
     loss, prob = apply(SplitCrossEntropy(), logits, labels, top, call(SumExp(), logits, top), name=name)
     return loss, prob
 
 
 def softmax_cross_entropy(logits: Tensor, labels: Tensor, *, sums_to_one: bool = False, name: str | None = None) -> Tensor:
-    """Return the loss per row of logits; labels are a distribution over the classes, which the gradient assumes with `sums_to_one`."""
+    """Return the cross entropy of each row of `logits` with a distribution over the classes; `SoftmaxCrossEntropy` explains `sums_to_one`."""
     loss: Tensor = apply(SoftmaxCrossEntropy(sums_to_one), logits, labels, name=name)[0]
     return loss
 
 
 def sparse_cross_entropy(prob: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
-    """Return the loss per label from probabilities; labels are integers."""
+    """Return the cross entropy of each row of probabilities with its integer label."""
     return call(SparseCrossEntropy(), prob, _class_labels("sparse_cross_entropy", labels, prob), name=name)
 
 
 def combined_margin(
     x: Tensor, labels: Tensor, m1: float = 1.0, m2: float = 0.0, m3: float = 0.0, *, name: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return x with a margin at the labels, one label per row of x, and the labels' angles."""
+    """Apply an angular margin to x, a cosine per class, at the label of each row; return the result and the angles of the labels."""
     y, theta = apply(CombinedMargin(m1, m2, m3), x, _class_labels("combined_margin_loss", labels, x), name=name)
     return y, theta

@@ -1,4 +1,4 @@
-"""Replacement of the elements that a mask selects."""
+"""Replacement of elements by a mask."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jobflow.ops.pointwise import Pointwise, call, sample_data
 
 
 class MaskedFill(Pointwise):
-    """y = value where the mask holds, else x; both broadcast.  With 0 it is linear in x."""
+    """Masked replacement: y = value where the mask is true, else x; both inputs broadcast. With value 0, the op is linear in x."""
 
     precision = "any"
     in_place = OVER_FIRST
@@ -47,5 +47,5 @@ class MaskedFill(Pointwise):
 
 
 def masked_fill(x: Tensor, mask: Tensor, value: float, *, name: str | None = None) -> Tensor:
-    """Return x with `value` where the mask holds."""
+    """Return x with `value` where the bool tensor `mask` is true."""
     return call(MaskedFill(value), x, mask, name=name)

@@ -23,12 +23,12 @@ def same_dtype(what: str, **operands: TensorType) -> None:
 
 
 def product_shape(a: TensorType, b: TensorType, transpose_a: bool, transpose_b: bool) -> tuple[int, int]:
-    """Return (m, n) of the product of the last two axes."""
+    """Return (m, n), the sizes of the last two axes of the matrix product."""
     same_dtype("matmul", a=a, b=b)
     m, k = a.shape[-2:][::-1] if transpose_a else a.shape[-2:]
     k2, n = b.shape[-2:][::-1] if transpose_b else b.shape[-2:]
     if k != k2:
-        raise ShapeError(f"matmul: a {a} and b {b} disagree on the summed axis ({k} != {k2})")
+        raise ShapeError(f"matmul: the summed axis has size {k} in a {a}, but {k2} in b {b}")
     return m, n
 
 
@@ -64,7 +64,7 @@ class Product(Op):
 
 
 class MatMul(Product):
-    """y[m,n] = sum_k a[m,k] b[k,n]; a is [k,m] if transpose_a, b is [n,k] if transpose_b."""
+    """Matrix product: y[m,n] = sum_k a[m,k] b[k,n]; a is [k,m] with transpose_a, and b is [n,k] with transpose_b."""
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         return a.with_shape(product_shape(a, b, self.transpose_a, self.transpose_b))
@@ -84,11 +84,11 @@ class MatMul(Product):
 
 
 class BatchMatMul(Product):
-    """y[...,m,n] = sum_k a[...,m,k] b[...,k,n], with equal leading axes; transposed as in MatMul."""
+    """Matrix products with equal leading axes: y[...,m,n] = sum_k a[...,m,k] b[...,k,n]; transposed as in MatMul."""
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         if a.shape[:-2] != b.shape[:-2]:
-            raise ShapeError(f"matmul: a {a} and b {b} disagree on the leading axes ({list(a.shape[:-2])} != {list(b.shape[:-2])})")
+            raise ShapeError(f"matmul: a {a} and b {b} differ in their leading axes, {list(a.shape[:-2])} and {list(b.shape[:-2])}")
         return a.with_shape((*a.shape[:-2], *product_shape(a, b, self.transpose_a, self.transpose_b)))
 
     def rule(self, a: TensorType, b: TensorType) -> Rule:
@@ -104,7 +104,7 @@ class BatchMatMul(Product):
 
 
 class BroadcastMatMul(Op):
-    """y[...,n] = sum_k a[...,k] b[k,n]: one matrix for all leading axes; b is [n,k] if transpose_b."""
+    """Matrix product with one matrix b for all leading axes: y[...,n] = sum_k a[...,k] b[k,n]; b is [n,k] with transpose_b."""
 
     precision = "half"
     transpose_b: bool = False
@@ -131,14 +131,14 @@ class BroadcastMatMul(Op):
 
 
 class RowsMatMul(Op):
-    """y[m,n] = sum over the leading axes of a[...,m] b[...,n]: the gradient of the matrix that all leading axes share."""
+    """Gradient of b of BroadcastMatMul: y[m,n] = sum over the leading axes of a[...,m] b[...,n]."""
 
     precision = "half"
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         same_dtype("matmul", a=a, b=b)
         if a.shape[:-1] != b.shape[:-1]:
-            raise ShapeError(f"matmul: a {a} and b {b} disagree on the summed axes ({list(a.shape[:-1])} != {list(b.shape[:-1])})")
+            raise ShapeError(f"matmul: a {a} and b {b} differ in the summed axes, {list(a.shape[:-1])} and {list(b.shape[:-1])}")
         return a.with_shape((a.shape[-1], b.shape[-1]))
 
     def rule(self, a: TensorType, b: TensorType) -> Rule:
@@ -158,15 +158,16 @@ class RowsMatMul(Op):
 
 
 def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool = False, name: str | None = None) -> Tensor:
-    """Return the matrix product of the last two axes: [m, k] by [k, n], with equal leading axes, or [..., k] by one [k, n].
+    """Return the matrix product of the last two axes of a and b.
 
-    Raises ShapeError for other numbers of axes, or if the sizes of the operands do not match.
+    a is [..., m, k] and b is [..., k, n] with equal leading axes, or one matrix [k, n].  `transpose_a` and `transpose_b` exchange the last two axes
+    of an operand.  Raises ShapeError for other numbers of axes, or if the sizes of the operands do not match.
     """
     x, y = a.tensor_type, b.tensor_type
     if x.ndim < 2 or y.ndim < 2 or (x.ndim != y.ndim and y.ndim != 2):
         raise ShapeError(f"matmul: a {x} and b {y}: both need at least two axes, and equally many unless b has two")
     if x.ndim != y.ndim and transpose_a:
-        raise ShapeError(f"matmul: transpose_a is not possible for a {x} and b {y}; transpose a before")
+        raise ShapeError(f"matmul: transpose_a requires equally many axes, but a is {x} and b is {y}; transpose a first")
     if x.ndim != y.ndim:
         product: Op = BroadcastMatMul(transpose_b)
     else:
@@ -176,7 +177,7 @@ def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool
 
 
 class BiasAdd(Indexed):
-    """y = value + bias, with the bias along `axis` of value."""
+    """Sum of a tensor and a vector along `axis`: y = value + bias."""
 
     precision = "follows"
     axis: int
@@ -212,13 +213,13 @@ def along(x: Array, axis: int, ndim: int) -> Array:
 
 
 def bias_add(value: Tensor, bias: Tensor, axis: int = 1, *, name: str | None = None) -> Tensor:
-    """Return value + bias, with the bias along `axis`."""
+    """Return value + bias, where the vector `bias` broadcasts along all axes but `axis`."""
     result: Tensor = apply(BiasAdd(normal_axis("bias_add", axis, value.tensor_type.ndim)), value, bias, name=name)
     return result
 
 
 class AxisSum(Indexed):
-    """y[c] = sum of x over all axes but `axis`: the adjoint of a vector that broadcasts along it."""
+    """Sum over all axes but `axis`: the adjoint of Spread."""
 
     axis: int
 
@@ -245,13 +246,13 @@ class AxisSum(Indexed):
 
 
 def axis_sum(x: Tensor, axis: int, *, name: str | None = None) -> Tensor:
-    """Sum x over all axes but `axis`."""
+    """Return the vector of sums of x over all axes but `axis`."""
     result: Tensor = apply(AxisSum(normal_axis("axis_sum", axis, x.tensor_type.ndim)), x, name=name)
     return result
 
 
 class Spread(Op):
-    """y of `shape`: x repeated over all axes but `axis`; the adjoint of AxisSum."""
+    """Repetition of the vector x, along `axis`, over the other axes of `shape`; the adjoint of AxisSum."""
 
     shape: tuple[int, ...]
     axis: int
@@ -281,6 +282,6 @@ class Spread(Op):
 
 
 def spread(x: Tensor, shape: tuple[int, ...], axis: int, *, name: str | None = None) -> Tensor:
-    """Return the vector x along `axis` of a tensor of `shape`, repeated over the other axes."""
+    """Repeat the vector x, along `axis`, over the other axes of `shape`."""
     result: Tensor = apply(Spread(shape, axis), x, name=name)
     return result

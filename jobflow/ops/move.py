@@ -1,4 +1,4 @@
-"""Ops that roll elements along axes, or repeat them beyond the edges."""
+"""Ops that roll elements along axes, or pad a tensor with its own elements."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Mode = Literal["reflect", "edge", "wrap"]
 
 
 def _rule(moved: Sequence[bool], x: TensorType) -> Rule:
-    """Return a rule in which only the axes without a change may be split."""
+    """Return a rule that splits only axes with a false entry in `moved`."""
     word = "".join(LETTERS[i].upper() if yes else LETTERS[i] for i, yes in enumerate(moved))
     return Rule(f"{word or '1'}->{word}", linear=((0,),) if adds(x) else ())
 
 
 class Roll(Op):
-    """y[..., (i + shift) mod n, ...] = x[..., i, ...], with one shift for each axis"""
+    """Cyclic shift: y[..., (i + shift) mod n, ...] = x[..., i, ...], with one shift per axis."""
 
     precision = "any"
     shifts: tuple[int, ...]
@@ -52,7 +52,7 @@ class Roll(Op):
 
 
 class _Edges(Op):
-    """A padding with elements of x; pairs[i] is the number of elements before and after axis i."""
+    """Base class of padding with elements of x; pairs[i] is the number of elements before and after axis i."""
 
     abstract = True
     precision = "any"
@@ -66,18 +66,18 @@ class _Edges(Op):
         for axis, (n, pair) in enumerate(zip(x.shape, self.pairs, strict=True)):
             there = {"reflect": max(n - 1, 0), "wrap": n, "edge": max(pair) if n else 0}[self.mode]
             if max(pair) > there:
-                raise ShapeError(f"{what}: {pair} elements beyond axis {axis} of {x} exceed the {there} available ones")
+                raise ShapeError(f"{what}: the padding {pair} of axis {axis} of {x} exceeds the maximum {there}")
         return x.with_shape(tuple(a + n + b for n, (a, b) in zip(x.shape, self.pairs, strict=True)))
 
     def sources(self, shape: Sequence[int]) -> Iterator[tuple[int, Array]]:
-        """Yield the axes that grow, each with the index in x of every element of y."""
+        """Yield each padded axis with the source index in x of every element of y along it."""
         for axis, (n, pair) in enumerate(zip(shape, self.pairs, strict=True)):
             if pair != (0, 0):
                 yield axis, np.pad(np.arange(n), pair, self.mode)
 
 
 class PadEdges(_Edges):
-    """y = x surrounded by elements of x: mirrored without the edge, the edge repeated, or elements of the opposite end"""
+    """Padding with elements of x, as in numpy.pad: "reflect" (mirrored without the edge), "edge" (repeated) or "wrap" (periodic)."""
 
     def infer(self, x: TensorType) -> TensorType:
         return self._larger(x)
@@ -104,7 +104,7 @@ class PadEdges(_Edges):
 
 
 class PadEdgesGrad(_Edges):
-    """dx = dy with the elements beyond the edges added to their sources; the adjoint of PadEdges"""
+    """Adjoint of PadEdges: the inner part of dy plus the padding elements, each added to its source."""
 
     def infer(self, dy: TensorType) -> TensorType:
         inner = tuple(n - a - b for n, (a, b) in zip(dy.shape, self.pairs, strict=False))
@@ -140,7 +140,7 @@ class PadEdgesGrad(_Edges):
 
 
 def roll(x: Tensor, shifts: Sequence[int], axes: Sequence[int], *, name: str | None = None) -> Tensor:
-    """Shift the elements of x along axes[i] by shifts[i], cyclically."""
+    """Shift the elements of x cyclically by shifts[i] along axes[i]."""
     each = [0] * x.tensor_type.ndim
     for shift, axis in zip(shifts, axes, strict=True):
         each[normal_axis("roll", axis, len(each))] += shift
@@ -148,5 +148,5 @@ def roll(x: Tensor, shifts: Sequence[int], axes: Sequence[int], *, name: str | N
 
 
 def pad_edges(x: Tensor, pairs: Sequence[tuple[int, int]], mode: Mode, *, name: str | None = None) -> Tensor:
-    """Pad x with pairs[i] = (before, after) of its own elements along axis i; the mode is "reflect", "edge" or "wrap"."""
+    """Pad x along axis i with pairs[i] = (before, after) of its own elements; the mode is "reflect", "edge" or "wrap"."""
     return call(PadEdges(tuple((int(a), int(b)) for a, b in pairs), mode), x, name=name)

@@ -33,7 +33,7 @@ def _mean(f: Any, x: Any) -> Any:
 def _statistics(f: Any, x: Any, epsilon: float) -> tuple[Any, Any, Any]:
     """Return the mean of a row, its elements minus the mean, and 1 / sqrt(variance + epsilon).
 
-    Rounding errors of a long sum make the first mean inexact.  The mean distance from it corrects both statistics.
+    Rounding errors of a long sum make the first mean inexact.  The mean residual corrects both statistics.
     """
     first = _mean(f, x)
     away = x - first
@@ -44,24 +44,24 @@ def _statistics(f: Any, x: Any, epsilon: float) -> tuple[Any, Any, Any]:
 
 
 def _through_statistics(begin: int, x: Tensor, mean: Tensor, inv_std: Tensor, dmean: Tensor | None, dinv: Tensor | None) -> Tensor:
-    """Return the gradient of x from the gradients of the statistics of its rows."""
+    """Return the gradient of x from the gradients of its row statistics mean and inv_std."""
     return call(RowStatisticsGrad(begin), x, mean, inv_std, *(fill_like(mean, 0.0) if part is None else part for part in (dmean, dinv)))
 
 
 class RowNorm(Indexed):
-    """Base class of the layer-norm ops, in which the axes from `begin` on form a row."""
+    """Base class of row-wise normalization ops; the axes from `begin` on form a row."""
 
     abstract = True
     begin: int
 
     def _words(self, x: TensorType) -> tuple[str, str, str]:
-        """Return the letters of a tensor like x, of one value per row, and of parameters per element of a row."""
+        """Return the rule letters of tensors like x, of row statistics, and of parameters with the shape of a row."""
         rows, whole = LETTERS[: self.begin], LETTERS[self.begin : x.ndim].upper()
         return rows + whole, rows, whole
 
 
 class LayerNorm(RowNorm):
-    """y = (x - mean) inv_std gamma + beta, mean and inv_std = 1 / sqrt(variance + epsilon) of every row.
+    """Layer normalization: y = (x - mean) inv_std gamma + beta, with mean and inv_std = 1 / sqrt(variance + epsilon) of every row.
 
     Outputs: y, mean, inv_std.  A row consists of the axes from `begin` on; gamma and beta have its shape.
     """
@@ -107,7 +107,10 @@ class LayerNorm(RowNorm):
 
 
 class LayerNormGrad(RowNorm):
-    """dx = inv_std (gamma dy - mean_row(gamma dy) - n mean_row(gamma dy n)), dgamma = sum dy n, dbeta = sum dy;  n = (x - mean) inv_std."""
+    """Gradients of LayerNorm, with n = (x - mean) inv_std.
+
+    dx = inv_std (gamma dy - mean_row(gamma dy) - n mean_row(gamma dy n)), dgamma = sum dy n, dbeta = sum dy.
+    """
 
     in_place = OVER_FIRST
     results = 3
@@ -140,7 +143,7 @@ class LayerNormGrad(RowNorm):
 
 
 class RowStatistics(RowNorm):
-    """mean and inv_std = 1 / sqrt(variance + epsilon) of every row, which consists of the axes from `begin` on."""
+    """Mean and inv_std = 1 / sqrt(variance + epsilon) of every row, which consists of the axes from `begin` on."""
 
     epsilon: float = 1e-5
     results = 2
@@ -172,7 +175,7 @@ class RowStatistics(RowNorm):
 
 
 class RowStatisticsGrad(RowNorm):
-    """dx = (dmean - dinv_std inv_std^3 (x - mean)) / size of a row: the gradient of a row through its statistics."""
+    """Gradient of RowStatistics: dx = (dmean - dinv_std inv_std^3 (x - mean)) / size of a row."""
 
     def infer(self, x: TensorType, *rows: TensorType) -> TensorType:
         return x
@@ -219,7 +222,7 @@ def layer_norm(
 
 
 class RmsNorm(RowNorm):
-    """y = x inv_rms gamma, inv_rms = 1 / sqrt(mean of x^2 + epsilon) of every row.  Outputs: y, inv_rms."""
+    """RMS normalization: y = x inv_rms gamma, with inv_rms = 1 / sqrt(mean of x^2 + epsilon) of every row.  Outputs: y, inv_rms."""
 
     precision = "follows"
     epsilon: float = 1e-5
@@ -261,7 +264,7 @@ class RmsNorm(RowNorm):
 
 
 class RmsNormGrad(RowNorm):
-    """dx = inv_rms (gamma dy - x inv_rms^2 mean_row(gamma dy x)), dgamma = sum dy x inv_rms."""
+    """Gradients of RmsNorm: dx = inv_rms (gamma dy - x inv_rms^2 mean_row(gamma dy x)), dgamma = sum dy x inv_rms."""
 
     in_place = OVER_FIRST
     results = 2
@@ -291,7 +294,7 @@ class RmsNormGrad(RowNorm):
 
 
 def rms_norm(x: Tensor, gamma: Tensor | None = None, begin_axis: int = 1, epsilon: float = 1e-5, *, name: str | None = None) -> Tensor:
-    """Divide x by the root of its mean square over the axes from `begin_axis` on, and multiply by gamma."""
+    """Divide x by sqrt(mean of x^2 + epsilon) over the axes from `begin_axis` on, and multiply by gamma."""
     begin = normal_axis("rms_norm", begin_axis, x.tensor_type.ndim)
     factor = constant(1.0, x.tensor_type.shape[begin:], x.tensor_type.dtype) if gamma is None else gamma
     y: Tensor = apply(RmsNorm(begin, epsilon), x, factor, name=name)[0]
@@ -299,7 +302,7 @@ def rms_norm(x: Tensor, gamma: Tensor | None = None, begin_axis: int = 1, epsilo
 
 
 class L2Normalize(Indexed):
-    """y = x / sqrt(max(sum x^2, epsilon)), the sum along `axis`."""
+    """Division by the Euclidean norm along `axis`: y = x / sqrt(max(sum x^2, epsilon))."""
 
     axis: int
     epsilon: float = 1e-12
@@ -328,7 +331,7 @@ class L2Normalize(Indexed):
 
 
 class L2NormalizeGrad(Indexed):
-    """dx = (dy - [s > epsilon] y sum y dy) / sqrt(max(s, epsilon));  s = sum x^2, y = x / sqrt(s)."""
+    """Gradient of L2Normalize: dx = (dy - [s > epsilon] y sum y dy) / sqrt(max(s, epsilon)), where s = sum x^2 and y = x / sqrt(s)."""
 
     axis: int
     epsilon: float = 1e-12

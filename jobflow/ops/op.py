@@ -1,12 +1,12 @@
 """The base class of operations, `Op`; each subclass contains everything about one operation.
 
-A concrete op is a frozen dataclass of its attributes, without a decorator.  It hashes, compares, pickles and prints.  It defines
+A concrete op is a frozen dataclass of its attributes, without a decorator.  Ops are hashable, comparable and picklable.  A concrete op defines
 
     infer(*types)                       the output type(s), or a ShapeError / DtypeError that names the operands
     rule(*types)                        the legal S/B/P combinations (`jobflow.layout.Rule`)
     kernel(xp, *inputs, *outputs)       the computation with NumPy or CuPy, written into the outputs
     grad(*inputs, *outputs, *output_grads)   gradients of the inputs (None for none), computed by ordinary ops
-    samples()                           cases for the laws
+    samples()                           cases for the property tests of ops
 
 and optionally
 
@@ -18,6 +18,7 @@ and optionally
 
 `infer`, `rule` and `localize` receive logical types; `kernel` receives the shards of one rank.  Arrays may have any strides.  Faster
 implementations are registered per kind of device (`jobflow/kernels/registry.py`).
+
 The functions for users, such as `relu(x)`, create the op and `apply` it.
 """
 
@@ -45,14 +46,14 @@ Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 #: `Op.in_place` of ops whose output may overwrite the first input, or either of two inputs
 OVER_FIRST: Mapping[int, tuple[int, ...]] = MappingProxyType({0: (0,)})
 OVER_EITHER: Mapping[int, tuple[int, ...]] = MappingProxyType({0: (0, 1)})
-#: the precision of an op in mixed precision: half precision; half precision if its neighbours use it; float32; or that of its inputs
+#: precision of an op in mixed precision: "half", "follows" (half if a neighbour is half), "single" (float32), "any" (that of its inputs)
 Precision = Literal["half", "follows", "single", "any"]
 Types: TypeAlias = TensorType | tuple[TensorType, ...]
 Grads: TypeAlias = Sequence[Tensor | None]
 
 
 class Binder(Protocol):
-    """The resources of a device for preparing calls."""
+    """The resources of a device for preparing kernel calls."""
 
     @property
     def xp(self) -> Xp: ...
@@ -62,13 +63,13 @@ class Binder(Protocol):
         ...
 
 
-#: (device, inputs, outputs) -> the calls of one execution
+#: function from a device, inputs and outputs to the calls of one execution
 Binding: TypeAlias = Callable[[Binder, Sequence[Array], Sequence[Array]], list[Call]]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A case for the laws: an op and NumPy inputs."""
+    """A case for the property tests of ops: an op and NumPy inputs."""
 
     op: Op
     arrays: tuple[np.ndarray[Any, Any], ...]
@@ -91,7 +92,7 @@ def sample(op: Op, *arrays: Any, **options: Any) -> Sample:
 @dataclass_transform(eq_default=False, frozen_default=True, field_specifiers=(field,))
 @dataclass(frozen=True, eq=False)
 class Op(Frozen):
-    """An operation; the module's docstring lists what a subclass defines.  Subclasses are frozen dataclasses."""
+    """An operation.  Subclasses are frozen dataclasses; the docstring of this module lists their methods."""
 
     #: output index -> index of the input that the output overwrites
     alias: ClassVar[Mapping[int, int]] = {}
@@ -101,15 +102,15 @@ class Op(Frozen):
     pure: ClassVar[bool] = True
     #: True for sources outside the graph (arguments, variables), whose kernel never runs
     external: ClassVar[bool] = False
-    #: attributes that the text of an op omits, because the text of its node shows them
+    #: attributes that str(op) omits, because str(node) contains them
     unshown: ClassVar[frozenset[str]] = frozenset()
     #: True for ops whose result depends on the logical index of the elements, such as random ops
     by_position: ClassVar[bool] = False
-    #: for an input that is split along an axis for which no signature exists: True to decompose the op always, False to decompose it only
-    #: if the input would be gathered or its layout is required, and to split the input along another axis otherwise
+    #: handling of an input split along an axis without a signature.  True: always decompose the op.  False: split another axis, and decompose
+    #: the op only if the input would be gathered or its layout is required
     decompose_first: ClassVar[bool] = False
 
-    #: output index -> inputs of the same type that the output may overwrite: no element is read after it was written
+    #: output index -> inputs of the same type that the output may overwrite, because no element is read after its write
     in_place: ClassVar[Mapping[int, tuple[int, ...]]] = {}
     #: the precision of the op in a job with mixed precision
     precision: ClassVar[Precision] = "single"
@@ -126,7 +127,10 @@ class Op(Frozen):
             dataclass(frozen=True, eq=False, repr=False)(cls)
 
     def __eq__(self, other: object) -> bool:
-        """Return True if both ops compute the same bits, because ops are cache keys: 0.0 differs from -0.0, and 1 from 1.0 and True."""
+        """Return True if both ops compute the same bits.
+
+        Ops are cache keys.  Therefore 0.0 differs from -0.0, and 1 differs from 1.0 and True.
+        """
         return self is other or (type(self) is type(other) and all(map(_exactly, vars(self).values(), vars(other).values())))
 
     def __hash__(self) -> int:
@@ -139,30 +143,33 @@ class Op(Frozen):
         raise JobError(f"{type(self).__name__} has no gradient")
 
     def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
-        """Return the formula of each output's element at one index, in elements of the inputs; None without such formulas."""
+        """Return the formula of an element of each output, in elements of the inputs, or None if the op has no formula."""
         return None
 
     def index_space(self, *types: TensorType) -> IndexSpace | None:
-        """Return the indices of inputs and outputs for `expression`; None if all inputs broadcast to the output shape as in NumPy."""
+        """Return the index space of `expression`, or None if all inputs broadcast to the output shape as in NumPy."""
         return None
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
-        """Return this op for a rank that holds these boxes; the same op unless attributes contain logical sizes or indices."""
+        """Return the op for a rank with these boxes of the inputs and outputs.
+
+        The default returns self, which is correct for attributes without logical sizes or indices.
+        """
         return self
 
     def decompose(self, *inputs: Any) -> Sequence[Tensor] | None:
-        """Return the outputs by ops that accept a split of an axis that must be whole for this op; None without such ops."""
+        """Return the outputs by ops that accept a split of an axis that this op requires whole, or None without such a decomposition."""
         return None
 
     def places(self, y: Array, *types: TensorType) -> Sequence[Array | None]:
-        """Return for each input the view of the output y that contains its elements, for ops that only concatenate or reorder.
+        """Return the view of y that holds the elements of each input, for ops that only concatenate or reorder.
 
         None stands for an input without such a view.  An input that is computed directly in its view needs no copy.
         """
         return (None,) * len(types)
 
     def unwritten(self, *inputs: Tensor) -> Tensor:
-        """Return the new value of a variable by ops that overwrite nothing, for updates in the body of a job."""
+        """Return the new value of a variable by ops without aliasing, for updates in the body of a job."""
         raise JobError(f"{self.word()} cannot run once per microbatch; leave train.num_gradient_accumulation_steps at 1")
 
     def __str__(self) -> str:
@@ -172,12 +179,12 @@ class Op(Frozen):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        """Yield cases for the laws; a concrete op yields at least one."""
+        """Yield cases for the property tests; a concrete op yields at least one."""
         return iter(())
 
     @classmethod
     def word(cls) -> str:
-        """Return the op's name in graphs and in default node names: MatMul -> matmul."""
+        """Return the lower-case name of the op in graphs and default node names: MatMul -> matmul."""
         return cls.__name__.lower()
 
 
@@ -193,7 +200,7 @@ def _exactly(a: Any, b: Any) -> bool:
 
 
 class ViewOp(Op):
-    """An op whose output is a view of its first input where strides allow, and otherwise a copy; no arithmetic."""
+    """An op without arithmetic. Its output is a view of the first input, or a copy if strides allow no view."""
 
     precision: ClassVar[Precision] = "any"
     view: ClassVar[Callable[..., Array]]  # view(*inputs) -> a view of inputs[0]; ValueError if only a copy is possible
@@ -233,10 +240,10 @@ def all_ops() -> list[type[Op]]:
 
 
 def placed(window: Box | None, box: Box) -> Box:
-    """Return the box in a whole tensor, given a box in `window`, a part of that tensor such as a microbatch of a batch.
+    """Return the box in the whole tensor for a box in `window`, such as a microbatch of a batch.
 
-    In the mirrored view the tensors of several ranks are concatenated.  Each one is that window of its rank's batch.  If the window is as long as
-    the whole, they are together the microbatch that begins at the window's start.
+    In the mirrored view, the tensors of several ranks are concatenated, and each one is this window of its rank's batch.  If the window has the size
+    of its `whole`, the tensors together are one microbatch, which begins at the window's start.
     """
     if window is None:
         return box
@@ -255,7 +262,7 @@ def placed(window: Box | None, box: Box) -> Box:
 
 
 def broadcast_shapes(what: str, *types: TensorType) -> tuple[int, ...]:
-    """Return the NumPy broadcast of the operands' shapes; raise a ShapeError that names them if there is none."""
+    """Return the broadcast shape of the operands as in NumPy; raise ShapeError with the operands if they do not broadcast."""
     try:
         return tuple(np.broadcast_shapes(*(t.shape for t in types)))
     except ValueError:
@@ -266,7 +273,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def broadcast_rule(types: Sequence[TensorType], linear: tuple[tuple[int, ...], ...] = ()) -> Rule:
-    """Return the rule of an elementwise op: right-aligned axes are split together; axes of size 1 that broadcast stay whole."""
+    """Return the rule of an elementwise op. Right-aligned axes are split together, and broadcast axes of size 1 stay whole."""
     ndim = max((t.ndim for t in types), default=0)
     full = np.broadcast_shapes(*(t.shape for t in types))
     words = []
@@ -278,14 +285,14 @@ def broadcast_rule(types: Sequence[TensorType], linear: tuple[tuple[int, ...], .
 
 
 def adds(*types: TensorType) -> bool:
-    """Return True if tensors of these types may be partial, which excludes bool."""
+    """Return True if tensors of these types may be partial: all types but bool."""
     return all(t.dtype is not bool_ for t in types)
 
 
 def normal_axis(what: str, axis: int, ndim: int) -> int:
-    """Count a negative axis from the end; raise ShapeError if it is out of range, ArgumentError if it is no int."""
+    """Return the axis as a non-negative index; raise ShapeError if it is out of range, and ArgumentError if it is not an int."""
     if not isinstance(axis, Integral):
-        raise ArgumentError(f"{what}: axis is an int; got {axis!r}")
+        raise ArgumentError(f"{what}: axis must be an int, not {axis!r}")
     if not -ndim <= axis < ndim:
         raise ShapeError(f"{what}: axis {axis} is out of range for a tensor of {ndim} axes")
     return axis % ndim

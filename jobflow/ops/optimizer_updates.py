@@ -31,7 +31,7 @@ Elements = tuple[Element, ...]
 
 @dataclass(frozen=True)
 class OptimizerSlot:
-    """A state of an optimizer per variable: a tensor of the variable's shape, or a scalar."""
+    """An optimizer state of a variable: a tensor of the variable's shape, or a scalar."""
 
     name: str
     initial: float = 0.0
@@ -39,7 +39,7 @@ class OptimizerSlot:
 
 
 class OptimizerUpdate(Updated, Pointwise):
-    """One formula of an optimizer: the new values of a variable and of its slots.
+    """Base class of optimizer formulas, which compute the new values of a variable and of its slots.
 
     Inputs: w, the slots, g, the learning rate (one element), and for some optimizers the number of completed steps (int64[1]).  `formula` is
     arithmetic on the elements of w, slots and g, and on a few scalars.  `scalars` computes these from rate and step once per run.
@@ -50,7 +50,7 @@ class OptimizerUpdate(Updated, Pointwise):
     slot_names: ClassVar[tuple[str, ...]] = ()
     #: True if the number of completed steps is an input
     reads_step: ClassVar[bool] = False
-    #: False if the formula itself contains norms; with norms in the scalars only, it is elementwise for known scalars
+    #: False if the formula contains norms; norms in `scalars` only do not count
     elementwise: ClassVar[bool] = True
     #: attributes of the samples
     cases: ClassVar[tuple[dict[str, Any], ...]] = ({},)
@@ -60,7 +60,7 @@ class OptimizerUpdate(Updated, Pointwise):
         return tuple(map(self.slot, self.slot_names))
 
     def slot(self, name: str) -> OptimizerSlot:
-        """Return the slot of this name; by default it has the variable's shape and starts at 0."""
+        """Return the slot `name`.  By default it has the variable's shape and the initial value 0."""
         return OptimizerSlot(name)
 
     @property
@@ -76,12 +76,12 @@ class OptimizerUpdate(Updated, Pointwise):
         return _each_over_itself(1 + len(self.slot_names))
 
     def scalars(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
-        """Return the arguments of the formula after w, the slots and g, in float64; `rows` are w, slots and g for norms of them."""
+        """Return the last arguments of `formula`, in float64.  `rows` are w, the slots and g, for optimizers that use their norms."""
         return (rate,)
 
     @property
     def derives(self) -> bool:
-        """True if the scalars differ from the rate alone."""
+        """True if `scalars` returns more than the rate."""
         return type(self).scalars is not OptimizerUpdate.scalars
 
     #: formula(f, w, *slots, g, *scalars) -> the new values of w and of the slots
@@ -120,7 +120,7 @@ def _each_over_itself(count: int) -> Mapping[int, int]:
 
 @lru_cache(1024)
 def unified(op: OptimizerUpdate) -> OptimizerUpdate:
-    """Return one object for all equal ops, so that caches find it without a comparison of attributes."""
+    """Return one object for all equal ops. Caches then compare ops by identity."""
     return op
 
 
@@ -131,12 +131,15 @@ def _downwards(w: Element, g: Element, weight_decay: float, maximize: bool = Fal
 
 
 def _mean_square(decay: float, s: Element, d: Element, square_first: bool) -> Element:
-    """Return decay s + (1 - decay) d^2, with the rounding order of each optimizer: some square before they multiply."""
+    """Return decay s + (1 - decay) d^2.
+
+    With `square_first`, d is squared before the product.  Optimizers differ in this rounding order.
+    """
     return decay * s + ((1 - decay) * (d * d) if square_first else (1 - decay) * d * d)
 
 
 def _separate_sum(alpha: Element, x: Element, beta: Element, y: Element) -> Element:
-    """Return `weighted_sum` with both products rounded."""
+    """Return alpha x + beta y with both products rounded; `weighted_sum` may fuse one of them."""
     return beta * y + alpha * x
 
 
@@ -146,7 +149,7 @@ def _norm(f: Any, x: Element) -> Element:
 
 
 class NormUpdate(OptimizerUpdate, Indexed):
-    """An update with norms of the whole variable, which is one row and is never split."""
+    """Base class of updates with norms of the whole variable, which forms one row and is never split."""
 
     abstract: ClassVar[bool] = True
     flat = False
@@ -158,7 +161,7 @@ class NormUpdate(OptimizerUpdate, Indexed):
 
 
 class SgdUpdate(OptimizerUpdate):
-    """d = g + weight_decay w;  w' = w - lr d."""
+    """Gradient descent: w' = w - lr d, where d = g + weight_decay w."""
 
     weight_decay: float = 0.0
     maximize: bool = False
@@ -169,10 +172,10 @@ class SgdUpdate(OptimizerUpdate):
 
 
 class MomentumUpdate(OptimizerUpdate):
-    """v' = beta v - lr g;  w' = w (1 - lr weight_decay) + v'.
+    """Gradient descent with momentum: v' = beta v - lr g, w' = w (1 - lr weight_decay) + v'.
 
-    Without `rate_inside`, the velocity excludes the rate: d = g + weight_decay w;  v' = beta v + (1 - dampening) d, or d in the first
-    step;  w' = w - lr v', or w - lr (d + beta v') if `nesterov`.
+    Without `rate_inside`, the velocity excludes the rate: v' = beta v + (1 - dampening) d, or d in the first step, where d = g + weight_decay w.
+    Then w' = w - lr v', or w - lr (d + beta v') with `nesterov`.
     """
 
     beta: float
@@ -212,17 +215,16 @@ class MomentumUpdate(OptimizerUpdate):
 
 
 def _corrections(beta1: float, beta2: float, step: Any) -> tuple[Any, Any]:
-    """Return the divisors of the moments of a step, because the moments start at 0."""
+    """Return the bias corrections 1 - beta1^t and 1 - beta2^t."""
     return 1 - beta1 ** (step + 1), 1 - beta2 ** (step + 1)
 
 
 class AdamUpdate(OptimizerUpdate):
-    """m' = beta1 m + (1 - beta1) d;  v' = beta2 v + (1 - beta2) d^2;  w' = w - lr' (m' / (sqrt(v') + epsilon) + weight_decay w).
+    """Adam: m' = beta1 m + (1 - beta1) d, v' = beta2 v + (1 - beta2) d^2, w' = w - lr' (m' / (sqrt(v') + epsilon) + weight_decay w).
 
     d = g, and lr' is lr, or with bias correction lr sqrt(1 - beta2^t) / (1 - beta1^t).
-
     `corrects_moments` selects the bias correction of Kingma and Ba: the step uses m' / (1 - beta1^t) and v' / (1 - beta2^t), and lr' = lr.
-    Without `decoupled`, d = g + weight_decay w, and there is no other decay.  `amsgrad` divides by the root of the largest v' of all steps
+    Without `decoupled`, the decay is part of the direction: d = g + weight_decay w.  `amsgrad` divides by the root of the largest v' of all steps
     (Reddi et al. 2018).
     """
 
@@ -271,9 +273,10 @@ class AdamUpdate(OptimizerUpdate):
 
 
 class RmsPropUpdate(OptimizerUpdate):
-    """s' = decay s + (1 - decay) d^2;  centered: a' = decay a + (1 - decay) d, r = s' - a'^2, else r = s';  w' = w - lr d / sqrt(r + epsilon).
+    """RMSProp: s' = decay s + (1 - decay) d^2, w' = w - lr d / sqrt(r + epsilon), where d = g + weight_decay w.
 
-    d = g + weight_decay w.  Without `epsilon_inside`, u = d / (sqrt(r) + epsilon);  v' = momentum v + u, without momentum u;  w' = w - lr v'.
+    r = s', or with `centered` r = s' - a'^2, where a' = decay a + (1 - decay) d.  Without `epsilon_inside`, u = d / (sqrt(r) + epsilon) and
+    w' = w - lr v', where v' = momentum v + u, or u without momentum.
     """
 
     decay: float = 0.99
@@ -305,7 +308,10 @@ class RmsPropUpdate(OptimizerUpdate):
 
 
 class AdagradUpdate(OptimizerUpdate):
-    """s' = s + d^2;  w' = w - lr / (1 + step lr_decay) d / (sqrt(s') + epsilon);  d = g + weight_decay w.  s starts at `initial`."""
+    """Adagrad: s' = s + d^2, w' = w - lr / (1 + step lr_decay) d / (sqrt(s') + epsilon), where d = g + weight_decay w.
+
+    The initial value of s is `initial`.
+    """
 
     lr_decay: float = 0.0
     weight_decay: float = 0.0
@@ -328,7 +334,7 @@ class AdagradUpdate(OptimizerUpdate):
 
 
 class AdadeltaUpdate(OptimizerUpdate):
-    """s' = rho s + (1 - rho) d^2;  u = d sqrt(x + epsilon) / sqrt(s' + epsilon);  x' = rho x + (1 - rho) u^2;  w' = w - lr u.
+    """Adadelta: s' = rho s + (1 - rho) d^2, u = d sqrt(x + epsilon) / sqrt(s' + epsilon), x' = rho x + (1 - rho) u^2, w' = w - lr u.
 
     d = g + weight_decay w.
     """
@@ -348,7 +354,7 @@ class AdadeltaUpdate(OptimizerUpdate):
 
 
 class LarsUpdate(NormUpdate):
-    """v' = beta v - r g;  w' = w + v' - r weight_decay w, with the local rate r = lr coefficient |w| / (epsilon + |g| + weight_decay |w|).
+    """LARS: v' = beta v - r g, w' = w + v' - r weight_decay w, with the local rate r = lr coefficient |w| / (epsilon + |g| + weight_decay |w|).
 
     r is lr where |w| or |g| is zero.
     """
@@ -361,7 +367,7 @@ class LarsUpdate(NormUpdate):
     cases = ({"coefficient": 0.1, "weight_decay": 0.2},)
 
     def scalars(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
-        """Return the local rate, and the share of w that decay subtracts."""
+        """Return the local rate and its product with `weight_decay`."""
         w, g = _norm(f, rows[0]), _norm(f, rows[-1])
         some = f.logical_and(w > 0, g > 0)
         rate = rate * f.where(some, self.coefficient * w / f.where(some, self.epsilon + g + self.weight_decay * w, 1.0), 1.0)
@@ -373,11 +379,10 @@ class LarsUpdate(NormUpdate):
 
 
 class LambUpdate(NormUpdate):
-    """u = (m' / c1) / (sqrt(v' / c2) + epsilon);  w' = w - lr r (u + weight_decay w), r = |w| / |u|, or 1 if a norm is zero.
+    """LAMB: u = (m' / c1) / (sqrt(v' / c2) + epsilon), w' = w - lr r (u + weight_decay w), r = |w| / |u|, or 1 if a norm is zero.
 
-    m', v' as in Adam; c1 = 1 - p1', c2 = 1 - p2'.  p1 and p2 are variables of one element that start at beta1 and beta2.  They are multiplied by
-    beta1 and beta2 before use, so the first step corrects with the square, as OneFlow does.
-
+    m', v' as in Adam; c1 = 1 - p1', c2 = 1 - p2'.  p1 and p2 are variables of one element with the initial values beta1 and beta2.  They are
+    multiplied by beta1 and beta2 before use, so the first step corrects with the square, as OneFlow does.
     `published` selects the paper (You et al. 2020): r = |w| / |u + weight_decay w|, and c1 = 1 - beta1^t, c2 = 1 - beta2^t, or 1 without bias
     correction.
     """

@@ -1,8 +1,8 @@
-"""The shard of one rank as a tensor on this rank alone, and the conversion back, without communication.
+"""Conversions between a logical tensor and the shard of one rank, as a tensor on that rank alone, without communication.
 
-`TakePart` reads x in `sbp` over all ranks of a placement with one mesh dimension; its output is the shard of the rank at `index`.
-`PutPart` is the logical tensor with the shard x at that rank and nothing at every other rank.  Split tensors are zero outside the shard; of
-partial tensors, x is the only summand.  The two ops are each other's gradients.
+`TakePart` returns the shard of x in `sbp` on the rank at `index` of a placement with one mesh dimension.
+`PutPart` returns the logical tensor whose shard is x at that rank.  Split tensors are zero outside the shard.  For partial tensors, x is
+the only summand.  The two ops are each other's gradients.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TWO = Placement("cpu", (0, 1))
 
 
 class Part(Identity):
-    """A conversion between a logical tensor in `sbp` over `whole` and the shard of the rank at `index`."""
+    """Base class of conversions between a logical tensor in `sbp` over `whole` and the shard of the rank at `index`."""
 
     abstract: ClassVar[bool] = True
     sbp: Sbp = B
@@ -33,7 +33,7 @@ class Part(Identity):
 
     @property
     def single(self) -> Placement:
-        """The placement of the one rank with the shard."""
+        """The placement of the rank at `index`."""
         return Placement(self.whole.tag, (self.whole.ranks[self.index],))
 
     @property
@@ -46,7 +46,7 @@ class Part(Identity):
 
 
 class TakePart(Part):
-    """y = the shard of x, read in `sbp` (S or B), on the rank at `index`."""
+    """Extraction of the shard of x, in the layout `sbp` (S or B), on the rank at `index`."""
 
     def infer(self, x: TensorType) -> TensorType:
         if not isinstance(self.sbp, Split):
@@ -66,7 +66,7 @@ class TakePart(Part):
 
 
 class PutPart(Part):
-    """The tensor of `shape` with x on the rank at `index` and nothing on the others: zeros for S, no summand for P."""
+    """Tensor of `shape` with the shard x on the rank at `index`. The other shards are zero for S, and no summands for P."""
 
     shape: tuple[int, ...] = ()
 
@@ -82,7 +82,7 @@ class PutPart(Part):
             return (apply(TakePart(back, self.index, self.whole), dy),)
 
     def elsewhere(self, box: Box, type: TensorType) -> Op:
-        """Return the op of a rank without the shard, which holds `box` of the result."""
+        """Return the op that fills `box` of the result on a rank without the shard x."""
         return FillIdentity(box.shape, type.dtype)
 
     @classmethod
@@ -91,7 +91,7 @@ class PutPart(Part):
 
 
 def take_parts(x: Tensor, sbp: Sbp, whole: Placement, name: str | None = None) -> tuple[Tensor, ...]:
-    """Return the shard of x in `sbp` (S: its slice, B: all of x) of each rank, as a tensor on that rank."""
+    """Return the shard of x in `sbp` (S: a slice, B: all of x) for each rank of `whole`, as a tensor on that rank."""
     shards = []
     for index in range(whole.size):
         op = TakePart(sbp, index, whole)
@@ -101,7 +101,7 @@ def take_parts(x: Tensor, sbp: Sbp, whole: Placement, name: str | None = None) -
 
 
 def put_part(x: Tensor, sbp: Sbp, index: int, whole: Placement, shape: tuple[int, ...]) -> Tensor:
-    """Return the logical tensor with the shard x on the rank at `index`, as in `PutPart`."""
+    """Return the logical tensor of `shape` with the shard x on the rank at `index`; see `PutPart`."""
     op = replace(PutPart(sbp, index, whole), shape=shape)
     with scope.using(placement=whole):
         result: Tensor = apply(op, x)

@@ -1,4 +1,4 @@
-"""Base classes of elementwise ops: NumPy broadcasting, one element type, one formula or NumPy function."""
+"""Base classes of elementwise ops: NumPy broadcasting, one element type, and one formula or NumPy function."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Pointwise(Op):
         return tuple(language.cast(y, t.dtype) for y, t in zip(outputs, types_tuple(self.infer(*types)), strict=True))
 
     def read(self, *types: TensorType) -> Sequence[Expression]:
-        """Return the elements of the inputs that the formula reads."""
+        """Return the expressions of the inputs' elements, which are the arguments of the formula."""
         return [language.element(i, t.dtype) for i, t in enumerate(types)]
 
     def output_expressions(self, *read: Expression) -> tuple[Expression, ...]:
@@ -48,7 +48,7 @@ class Pointwise(Op):
         outputs = self.formula(language, *read)
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
-    #: gradient(f, *inputs, output, output gradient) -> the input's gradient, or the tuple of all, if shorter than the derivative
+    #: gradient(f, *inputs, output, output gradient) -> the gradient of the input, or the tuple of all; overrides the derivative of the formula
     gradient: ClassVar[Callable[..., Any] | None] = None
 
     def grad(self, *tensors: Any) -> Grads:
@@ -66,7 +66,7 @@ class Pointwise(Op):
 
 
 class Elementwise(Pointwise):
-    """z[i] = f(x[i], y[i], ...) with NumPy broadcasting; all operands have one element type."""
+    """An op z[i] = f(x[i], y[i], ...) with NumPy broadcasting; all operands have the same element type."""
 
     abstract = True
     #: name of the function in the array module, for ops that are a single function
@@ -101,17 +101,17 @@ def _one_function(op: Elementwise, f: Any, *elements: Any) -> Any:
 
 
 def check_dtypes(what: str, kinds: str, *types: TensorType) -> None:
-    """Raise DtypeError unless all operands have the same element type, of one of these kinds."""
+    """Raise DtypeError unless all operands have the same element type, whose NumPy kind is in `kinds`."""
     listed = " and ".join(map(str, types))
     if any(t.dtype is not types[0].dtype for t in types):
         raise DtypeError(f"{what}: {listed} differ in element type; cast one of them with cast(x, dtype)")
     if types[0].dtype.numpy.kind not in kinds:
         expected = {FLOATS: "floating point numbers", NUMBERS: "numbers", ANY: "numbers or bool"}.get(kinds, "bool or integers")
-        raise DtypeError(f"{what}: {listed} is not of {expected}; cast it with cast(x, dtype)")
+        raise DtypeError(f"{what}: {listed} must contain {expected}; cast it with cast(x, dtype)")
 
 
 def call(op: Op, *inputs: Tensor, name: str | None = None) -> Tensor:
-    """Apply an op with a single output."""
+    """Apply an op with a single output and return the output."""
     z: Tensor = apply(op, *inputs, name=name)
     return z
 
@@ -125,7 +125,7 @@ class BinaryFunction(Protocol):
 
 
 def unary_function(op: type[Op]) -> UnaryFunction:
-    """Return the function of one tensor that applies an op without attributes."""
+    """Return a function of one tensor that applies `op`, which has no attributes."""
 
     def function(x: Tensor, *, name: str | None = None) -> Tensor:
         return call(op(), x, name=name)
@@ -135,7 +135,7 @@ def unary_function(op: type[Op]) -> UnaryFunction:
 
 
 def binary_function(op: type[Op]) -> BinaryFunction:
-    """Return the function of two tensors that applies an op without attributes."""
+    """Return a function of two tensors that applies `op`, which has no attributes."""
 
     def function(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
         return call(op(), x, y, name=name)
@@ -145,12 +145,12 @@ def binary_function(op: type[Op]) -> BinaryFunction:
 
 
 def sample_data(seed: int, *shape: int, low: float = -2.0, high: float = 2.0) -> Array:
-    """Return uniform samples from a fixed seed."""
+    """Return uniform random numbers in [low, high) from a fixed seed."""
     return np.random.default_rng(seed).uniform(low, high, shape)
 
 
 class Binary(Elementwise):
-    """An elementwise op of two operands; samples have values in [low, high]."""
+    """An elementwise op of two operands; test samples have values in [low, high]."""
 
     abstract = True
     low: ClassVar[float] = -2.0
@@ -164,7 +164,7 @@ class Binary(Elementwise):
 
 
 class Unary(Elementwise):
-    """An elementwise op of one operand; samples have values in [low, high]."""
+    """An elementwise op of one operand; test samples have values in [low, high]."""
 
     abstract = True
     low: ClassVar[float] = -2.0
@@ -177,7 +177,7 @@ class Unary(Elementwise):
 
 
 class Negate(Unary):
-    """y = -x"""
+    """Negation: y = -x."""
 
     precision = "any"
     ufunc = "negative"
@@ -193,10 +193,10 @@ class Negate(Unary):
 
 
 class ElementwiseGrad(Pointwise):
-    """The gradient of input `wrt` of an elementwise op, in the shape of the op's output: the derivative of its formula.
+    """Gradient of input `wrt` of an elementwise op, from the derivative of its formula, in the shape of the op's output.
 
-    The inputs are those inputs of the op, and its output (number `inputs`), that the derivative reads.  The last input is the output gradient, in
-    which the result is linear.
+    The inputs are the values that the derivative reads: inputs of the op, and its output (number `inputs`).  The last input is the output gradient.
+    The result is linear in it.
     """
 
     op: Pointwise
@@ -254,10 +254,7 @@ class ElementwiseGrad(Pointwise):
 
 @lru_cache(4096)
 def _derivative(op: Pointwise, wrt: int, dtypes: tuple[DType, ...]) -> Expression | None:
-    """Return the gradient of input `wrt` as an expression, or None without a gradient.
-
-    Its elements are those of the inputs, the output and the output gradient, in this order.
-    """
+    """Return the gradient of input `wrt` as an expression of the inputs, the output and the output gradient, or None without a gradient."""
     inputs = [language.element(i, dtype) for i, dtype in enumerate(dtypes)]
     (output,) = op.output_expressions(*inputs)
     y, dy = (language.element(i, output.dtype) for i in (len(dtypes), len(dtypes) + 1))
@@ -272,7 +269,7 @@ def _derivative(op: Pointwise, wrt: int, dtypes: tuple[DType, ...]) -> Expressio
 
 
 def _gradients(op: Pointwise, inputs: Sequence[Tensor], y: Tensor, dy: Tensor, count: int | None = None) -> list[Tensor | None]:
-    """Return the gradients of the first `count` inputs, or of all inputs."""
+    """Return the gradients of the first `count` inputs, by default of all inputs."""
     n = len(inputs)
     dtypes = tuple(x.tensor_type.dtype.arithmetic for x in inputs)
     dy_element = language.element(n + 1, dy.tensor_type.dtype.arithmetic)
@@ -304,7 +301,7 @@ def _gradients(op: Pointwise, inputs: Sequence[Tensor], y: Tensor, dy: Tensor, c
 
 
 def _of_type(dx: Tensor, dtype: DType) -> Tensor:
-    """Cast a gradient to the type of its input, if that differs from the type of the output."""
+    """Cast the gradient dx to `dtype`, the type of the input."""
     if dx.tensor_type.dtype.arithmetic is dtype.arithmetic:
         return dx
     from jobflow.ops.scalar import cast  # late: `scalar` imports this module
@@ -320,7 +317,7 @@ def _sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 class _Cube(Unary):
-    """y = x^3: a sample op for gradients"""
+    """Cube y = x^3, a sample op for tests of gradients."""
 
     abstract = True
 
@@ -329,7 +326,7 @@ class _Cube(Unary):
 
 
 class _Cubes(Binary):
-    """z = x^3 y^2: a sample op for gradients of two operands"""
+    """Product z = x^3 y^2, a sample op for tests of gradients of two operands."""
 
     abstract = True
     kinds = FLOATS

@@ -22,7 +22,7 @@ _AXES = "XYZ"
 
 
 class _PoolOp(Op):
-    """The base class of pooling ops with their attributes and checks; `padding` is (before, after) per spatial axis.
+    """Base class of pooling ops; `padding` is (before, after) per spatial axis.
 
     `ceil_mode` includes a last window that begins inside the image, or in the padding before it, and ends outside.
     """
@@ -48,7 +48,7 @@ class _PoolOp(Op):
         if t.dtype is not expected.dtype:
             raise DtypeError(f"{self.word()}: {name} {t} must have the element type of {expected}; cast it")
         if t.shape != expected.shape:
-            raise ShapeError(f"{self.word()}: {name} {t} must be the result of pooling, {expected}")
+            raise ShapeError(f"{self.word()}: {name} {t} must have the type {expected} of the pooled tensor")
 
     def _rule(self, tensors: int, linear: tuple[tuple[int, ...], ...]) -> Rule:
         word = "nc" + _AXES[: len(self.ksize)]
@@ -57,17 +57,17 @@ class _PoolOp(Op):
 
 def _float_only(op: Op, name: str, t: TensorType) -> None:
     if not t.dtype.is_float:
-        raise DtypeError(f"{op.word()}: {name} {t} must be floating; cast it first")
+        raise DtypeError(f"{op.word()}: {name} {t} must contain floating point numbers; cast it first")
 
 
 class MaxPool(_PoolOp):
-    """y[n,c,i] = max_k x[n,c,i*stride+k-before] over the elements inside the image."""
+    """Max pooling: y[n,c,i] = max_k x[n,c,i*stride+k-before] over the elements inside the image."""
 
     precision = "any"
 
     def infer(self, x: TensorType) -> TensorType:
         if x.dtype.name == "bool":
-            raise DtypeError(f"maxpool: x {x} must be a number; cast it first")
+            raise DtypeError(f"maxpool: x {x} must contain numbers, not bool; cast it first")
         return self._pooled("x", x)
 
     def rule(self, x: TensorType) -> Rule:
@@ -90,7 +90,10 @@ class MaxPool(_PoolOp):
 
 
 class MaxPoolGrad(_PoolOp):
-    """dx[n,c,j] = sum of dy[n,c,i] over the windows i whose first maximum (in row-major order of taps) is at j."""
+    """Gradient of MaxPool: dx[n,c,j] = sum of dy[n,c,i] over the windows i with their first maximum at j.
+
+    The taps of a window are ordered in row-major order.
+    """
 
     def infer(self, x: TensorType, y: TensorType, dy: TensorType) -> TensorType:
         _float_only(self, "x", x)
@@ -117,7 +120,7 @@ class MaxPoolGrad(_PoolOp):
 
 
 class MaxPoolPick(_PoolOp):
-    """z[n,c,i] = v[n,c,j] where j is the first maximum of window i of x: the gradient of MaxPoolGrad with respect to dy."""
+    """Gradient of MaxPoolGrad with respect to dy: z[n,c,i] = v[n,c,j], where j is the first maximum of window i of x."""
 
     def infer(self, x: TensorType, y: TensorType, v: TensorType) -> TensorType:
         _float_only(self, "x", x)
@@ -143,7 +146,7 @@ class MaxPoolPick(_PoolOp):
 
 
 def _first_maxima(xp: Xp, window: Window, x: Array, y: Array) -> Iterator[tuple[Any, Array]]:
-    """Yield each tap with the mask of the windows, among its outputs, whose first maximum it is."""
+    """Yield each tap with a mask of the windows that have their first maximum at this tap."""
     open_ = xp.ones(y.shape, dtype=bool)
     for tap in window.taps(x.shape[2:], y.shape[2:]):
         still = open_[:, :, *tap.target]
@@ -153,7 +156,7 @@ def _first_maxima(xp: Xp, window: Window, x: Array, y: Array) -> Iterator[tuple[
 
 
 class AvgPool(_PoolOp):
-    """y[n,c,i] = mean_k x[n,c,i*stride+k-before] over the elements inside the image."""
+    """Average pooling: y[n,c,i] = mean_k x[n,c,i*stride+k-before] over the elements inside the image."""
 
     precision = "follows"
 
@@ -180,7 +183,10 @@ class AvgPool(_PoolOp):
 
 
 class AvgPoolGrad(_PoolOp):
-    """dx[n,c,j] = sum of dy[n,c,i] / count[i] over the windows i that contain j; dx has the spatial sizes `spatial`."""
+    """Gradient of AvgPool: dx[n,c,j] = sum of dy[n,c,i] / count[i] over the windows i that contain j.
+
+    `spatial` are the spatial sizes of dx.
+    """
 
     spatial: tuple[int, ...] = ()
 
@@ -210,7 +216,7 @@ class AvgPoolGrad(_PoolOp):
 
 
 def counts(xp: Xp, window: Window, spatial: Sequence[int], out: Sequence[int], dtype: Any) -> Array:
-    """Return the number of elements of each window inside the image, in the shape of the output's spatial axes."""
+    """Return the number of elements inside the image for each window, an array of shape `out`."""
     count = xp.ones((1,) * len(out), dtype)
     for a, k in enumerate(window.kernel):
         along = np.zeros(out[a])
@@ -222,7 +228,7 @@ def counts(xp: Xp, window: Window, spatial: Sequence[int], out: Sequence[int], d
 
 
 def _summing_dtype(xp: Xp, x: Array) -> Any:
-    """Return the type of sums: half precision is summed in float32 and rounded once."""
+    """Return the accumulator type: float32 for half precision, otherwise the type of x."""
     return xp.promote_types(x.dtype, xp.float32) if x.dtype.itemsize < 4 else x.dtype
 
 
@@ -281,9 +287,9 @@ def max_pool(
     ceil_mode: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Return the largest element of each window of x [n,c,*spatial]; strides default to ksize.
+    """Return the maximum of each window of x [n,c,*spatial]; strides default to ksize.
 
-    `ceil_mode` affects explicit padding only.
+    `padding` is "valid", "same", "same_lower", "same_upper" or a pair (before, after) per spatial axis. `ceil_mode` affects pairs only.
     """
     return apply(_pool_op(MaxPool, "max_pool", x.tensor_type, ksize, strides, padding, ceil_mode), x, name=name)
 
@@ -297,5 +303,5 @@ def avg_pool(
     ceil_mode: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Return the mean of each window's elements inside the image; the arguments are those of `max_pool`."""
+    """Return the mean of each window of x [n,c,*spatial] over the elements inside the image; the arguments are those of `max_pool`."""
     return apply(_pool_op(AvgPool, "avg_pool", x.tensor_type, ksize, strides, padding, ceil_mode), x, name=name)

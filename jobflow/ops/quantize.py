@@ -1,4 +1,4 @@
-"""Simulated quantization: values rounded to a multiple of a scale and clipped."""
+"""Simulated quantization: rounding to a multiple of a scale, and clipping."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from jobflow.ops.pointwise import Elementwise, call, sample_data
 
 
 class FakeQuantize(Elementwise):
-    """y = (clip(round(x / scale + zero), low, high) - zero) scale, rounded half to even; 0 where the scale is 0.
+    """Fake quantization: y = (clip(round(x / scale + zero), low, high) - zero) scale, or 0 where the scale is 0.
 
-    The gradient of x is that of y; the other inputs get none.
+    Rounding is half to even.  The gradient of x is that of y; scale and zero get none.
     """
 
     low: int
@@ -38,5 +38,5 @@ class FakeQuantize(Elementwise):
 
 
 def fake_quantize(x: Tensor, scale: Tensor, zero: Tensor, low: int, high: int, *, name: str | None = None) -> Tensor:
-    """Round x to multiples of the scale, as integers from low to high."""
+    """Quantize x to integers from low to high with this scale and zero point, and return the dequantized values."""
     return call(FakeQuantize(low, high), x, scale, zero, name=name)

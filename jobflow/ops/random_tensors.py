@@ -1,7 +1,7 @@
-"""Random tensors: each element is a function of (seed, key, run counter, its index in the logical tensor).
+"""Random tensors: each element is a function of the seed, a key, the run counter, and its index in the logical tensor.
 
-`key` is a stable name of the variable or of the op in the graph.  Initial values of variables have no input and use run counter 0.  For new
-values in each run, the ops read the run counter, an int64 tensor of one element.
+`key` is a stable name of the variable or of the op in the graph.  Ops for initial values of variables have no input and use run counter 0.
+Other ops read the run counter, an int64 tensor of one element, and return different values in each run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, apply, placed, sample
 from jobflow.ops.source import Source
 
-#: number of times an element of a truncated normal is sampled again before it is clipped; about one in 10^11 is clipped
+#: maximum number of repeated samples per element of a truncated normal, before it is clipped; about one in 10^11 is clipped
 REDRAWS = 8
 
 
@@ -39,7 +39,7 @@ def _stream(counter: Array) -> int:
 
 
 class RandomSource(Source):
-    """Base class of random sources: a key, a seed, and the box of the logical tensor that `shape` is."""
+    """Base class of random sources.  `box` is the position of the result in the logical tensor; None for the whole tensor."""
 
     key: str
     seed: int = 0
@@ -84,7 +84,7 @@ class RandomSource(Source):
 
 
 class RandomUniform(RandomSource):
-    """y ~ U[low, high)."""
+    """Uniform random numbers: y ~ U[low, high)."""
 
     low: float = 0.0
     high: float = 1.0
@@ -103,7 +103,7 @@ class RandomUniform(RandomSource):
 
 
 def _normal(drawn: philox.Drawn, plane: int = 0) -> Array:
-    """Return samples of N(0, 1) in float64 by the Box-Muller transform, from the words of this plane and the next."""
+    """Return float64 samples of N(0, 1) by the Box-Muller transform, from the random words of `plane` and `plane + 1`."""
     xp = drawn.stream.xp
     u, v = ((words + 0.5) for words in (drawn.bits(plane), drawn.bits(plane + 1)))
     u *= 2.0**-32
@@ -114,7 +114,7 @@ def _normal(drawn: philox.Drawn, plane: int = 0) -> Array:
 
 
 class RandomNormal(RandomSource):
-    """y ~ N(mean, std^2)."""
+    """Normal random numbers: y ~ N(mean, std^2)."""
 
     mean: float = 0.0
     std: float = 1.0
@@ -132,7 +132,7 @@ class RandomNormal(RandomSource):
 
 
 class TruncatedNormal(RandomSource):
-    """y ~ N(mean, std^2), sampled again from later planes while it is more than 2 std from the mean."""
+    """Truncated normal random numbers: y ~ N(mean, std^2), sampled again from later planes while |y - mean| > 2 std."""
 
     mean: float = 0.0
     std: float = 1.0
@@ -153,7 +153,7 @@ class TruncatedNormal(RandomSource):
 
 
 class RandomInt(RandomSource):
-    """y ~ uniform integers in [low, high), up to the resolution of 32 bits."""
+    """Uniform random integers in [low, high), with a resolution of 32 bits."""
 
     low: int = 0
     high: int = 2
@@ -174,7 +174,10 @@ class RandomInt(RandomSource):
 
 
 class DropoutMask(Indexed):
-    """mask = 1 / (1 - rate) where U > rate, else 0, in the type of x.  Inputs: x, of which only the type matters, and the run counter."""
+    """Random mask in the type of x: 1 / (1 - rate) with probability 1 - rate, else 0.
+
+    Inputs: x, for its type only, and the run counter.
+    """
 
     precision = "any"
     rate: float
@@ -211,7 +214,7 @@ class DropoutMask(Indexed):
         return (f.cast(f.where(keep, f.constant(1.0 / (1.0 - self.rate), x.dtype.arithmetic), 0.0), x.dtype),)
 
     def kernel(self, xp: Xp, x: Array, counter: Array, mask: Array) -> None:
-        """Compute the same mask, four words at a time."""
+        """Compute the mask of `expression` with four random words per call of the generator."""
         box = whole_box(mask.shape) if self.box is None else self.box
         drawn = philox.Stream(xp, philox.key_of(self.seed, self.key), _stream(counter)).box_bits(box)
         keep = drawn >= xp.uint32(min(round(self.rate * 2.0**32), philox.MASK))

@@ -1,6 +1,6 @@
 """Sums, extremes and other reductions over axes.
 
-A reduction over no elements returns the identity of the reduction.
+A reduction over no elements returns the identity element of the reduction.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 
 
 class Reduce(AxisReduction):
-    """y[remaining axes] = the reduction of x over `axes`; with `keepdims`, these stay as axes of size 1."""
+    """Base class of reductions over `axes`; with `keepdims`, the reduced axes remain with size 1."""
 
     abstract = True
     axes: tuple[int, ...]
@@ -62,7 +62,7 @@ class Reduce(AxisReduction):
         return x.with_shape(shape)
 
     def words(self, x: TensorType, splittable: bool) -> str:
-        """Return the letters of x and y; reduced axes may be split if the shards' results combine."""
+        """Return the letters of x and y for the rule. `splittable`: reduced axes may be split, because the shards' results combine."""
         marks = [LETTERS[i] if splittable or i not in self.axes else LETTERS[i].upper() for i in range(x.ndim)]
         remaining = ["1" if i in self.axes else mark for i, mark in enumerate(marks) if self.keepdims or i not in self.axes]
         return f"{''.join(marks)}->{''.join(remaining)}"
@@ -71,11 +71,11 @@ class Reduce(AxisReduction):
         return Rule(self.words(x, splittable=False))
 
     def without(self, y: Array) -> Array:
-        """Return y without the reduced axes of size 1."""
+        """Return a view of y without the reduced axes of size 1."""
         return y[(*(0 if i in self.axes else slice(None) for i in range(y.ndim)), ...)] if self.keepdims else y
 
     def expanded(self, x: Tensor, y: Tensor) -> Tensor:
-        """Reshape a tensor of y's shape to one with the reduced axes as axes of size 1."""
+        """Reshape y, a tensor of the result's shape, so that the reduced axes have size 1."""
         return reshape(y, tuple(1 if i in self.axes else n for i, n in enumerate(x.tensor_type.shape)))
 
     @classmethod
@@ -87,7 +87,7 @@ class Reduce(AxisReduction):
 
 
 class ReduceSum(Reduce):
-    """y = the sum of x over `axes`"""
+    """Sum of x over `axes`."""
 
     sums = True
 
@@ -102,7 +102,7 @@ class ReduceSum(Reduce):
 
 
 class _ReduceExtreme(Reduce):
-    """A maximum or minimum; its gradient is divided equally among the elements equal to it."""
+    """Base class of ReduceMax and ReduceMin. The gradient is divided equally among the extreme elements."""
 
     abstract = True
     reduction: ClassVar[Reduction]
@@ -125,7 +125,7 @@ class _ReduceExtreme(Reduce):
 
 
 class ReduceMax(_ReduceExtreme):
-    """y = the largest element of x over `axes`"""
+    """Maximum of x over `axes`."""
 
     reduction = MAX
 
@@ -134,7 +134,7 @@ class ReduceMax(_ReduceExtreme):
 
 
 class ReduceMin(_ReduceExtreme):
-    """y = the smallest element of x over `axes`"""
+    """Minimum of x over `axes`."""
 
     reduction = MIN
 
@@ -143,7 +143,7 @@ class ReduceMin(_ReduceExtreme):
 
 
 class ReduceProd(Reduce):
-    """y = the product of x over `axes`; the gradient, the product of the other elements, is exact for zeros too"""
+    """Product of x over `axes`. The gradient, a product of the other elements, is exact for zeros too."""
 
     def formula(self, f: Any, x: Any) -> Any:
         return f.row_product(x)
@@ -176,21 +176,21 @@ class _ReduceTruth(Reduce):
 
 
 class ReduceAny(_ReduceTruth):
-    """y = True if any element of x over `axes` is true"""
+    """Disjunction over `axes`: y is true if any element of x is true."""
 
     def formula(self, f: Any, x: Any) -> Any:
         return f.cast(f.row_max(f.cast(x, uint8)), bool_)
 
 
 class ReduceAll(_ReduceTruth):
-    """y = True if all elements of x over `axes` are true"""
+    """Conjunction over `axes`: y is true if all elements of x are true."""
 
     def formula(self, f: Any, x: Any) -> Any:
         return f.cast(f.row_min(f.cast(x, uint8)), bool_)
 
 
 class ArgExtreme(Indexed):
-    """y = the int32 index along `axis` of the largest (smallest) element, the first one of equal elements"""
+    """Int32 index of the first maximum along `axis`, or of the first minimum if `largest` is False."""
 
     axis: int
     largest: bool = True
@@ -221,7 +221,7 @@ class ArgExtreme(Indexed):
 
 
 class SquareSum(AxisReduction):
-    """y = sum over all elements of x^2, of shape ()"""
+    """Sum of x^2 over all elements, of shape ()."""
 
     def infer(self, x: TensorType) -> TensorType:
         check_dtypes("square_sum", FLOATS, x)
@@ -251,7 +251,7 @@ Axes = Sequence[int] | int | None
 
 
 def _axes(what: str, x: Tensor, axes: Axes) -> tuple[int, ...]:
-    """Return the axes counted from the front, in order; all axes for None."""
+    """Return the axes as sorted non-negative indices; all axes for None."""
     if axes is None:
         return tuple(range(x.tensor_type.ndim))
     chosen = [axes] if isinstance(axes, int) else axes
@@ -265,13 +265,16 @@ def reduce_sum(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: st
 
 @rounded_once
 def reduce_mean(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
-    """Return the sum times 1/count with the count of the logical tensor, so that it is linear and splits like a sum."""
+    """Return the mean over `axes`; NaN for no elements.
+
+    The op is a sum scaled by the logical count, so it is linear and splits like a sum.
+    """
     count = math.prod(x.tensor_type.shape[i] for i in _axes("reduce_mean", x, axes))
     return scale(reduce_sum(x, axes, keepdims), 1.0 / count if count else math.nan, name=name)
 
 
 def check_filled(what: str, x: TensorType, axes: Sequence[int]) -> None:
-    """Raise ShapeError if one of the axes has no elements, because an empty axis has no extreme."""
+    """Raise ShapeError if one of the axes has no elements and therefore no extreme."""
     for axis in axes:
         if not x.shape[axis]:
             raise ShapeError(f"{what} at {user_line()}: axis {axis} of {x} is empty; pass a tensor with elements along this axis")
@@ -304,7 +307,7 @@ def reduce_all(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: st
 
 @rounded_once
 def reduce_variance(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
-    """Return the mean of the squared distances from the mean (biased)."""
+    """Return the biased variance over `axes`, the mean of the squared differences from the mean."""
     wide = cast(x, float64) if x.tensor_type.dtype.is_float else x  # in float32, rounding of the mean alone can exceed a small variance
     distance = subtract(wide, reduce_mean(wide, axes, keepdims=True))
     return cast(reduce_mean(square(distance), axes, keepdims, name=name), x.tensor_type.dtype)
@@ -312,17 +315,17 @@ def reduce_variance(x: Tensor, axes: Axes = None, keepdims: bool = False, *, nam
 
 @rounded_once
 def reduce_std(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
-    """Return the square root of the biased variance."""
+    """Return the biased standard deviation over `axes`."""
     return sqrt(reduce_variance(x, axes, keepdims), name=name)
 
 
 def argmax(x: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
-    """Return the int32 index of the largest element along `axis`."""
+    """Return the int32 index of the first maximum along `axis`; raise ShapeError if the axis is empty."""
     return _position("argmax", x, axis, True, name)
 
 
 def argmin(x: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
-    """Return the int32 index of the smallest element along `axis`."""
+    """Return the int32 index of the first minimum along `axis`; raise ShapeError if the axis is empty."""
     return _position("argmin", x, axis, False, name)
 
 
@@ -339,9 +342,9 @@ def square_sum(x: Tensor, *, name: str | None = None) -> Tensor:
 
 @rounded_once
 def logsumexp(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
-    """Return log(sum(exp(x))) without overflow of exp."""
+    """Return log(sum(exp(x))) over `axes` without overflow of exp; raise DtypeError unless x is floating point."""
     if not x.tensor_type.dtype.is_float:
-        raise DtypeError(f"logsumexp: {x.tensor_type} is not of floating point numbers; cast it with cast(x, dtype)")
+        raise DtypeError(f"logsumexp: {x.tensor_type} must contain floating point numbers; cast it with cast(x, dtype)")
     chosen = _axes("logsumexp", x, axes)
     largest = detach(reduce_max(x, chosen, keepdims=True))
     largest = where(isinf(largest), fill_like(largest, 0.0), largest)  # infinite results need no shift

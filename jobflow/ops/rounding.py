@@ -1,7 +1,7 @@
 """Compositions of ops on half precision tensors: computed in float32 and rounded once.
 
-A single op does this itself (`kernels/half.py`).  Between the ops of a function, intermediate results such as a sum of squares would be rounded,
-and 300^2 is infinite in float16.
+Kernels of single ops already compute in float32 (`kernels/half.py`).  Between the ops of a function, intermediate results such as a sum of
+squares would be rounded, and 300^2 is infinite in float16.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ Function = Callable[P, R]
 
 
 def rounding_once(cast: Callable[[Any, DType], Any]) -> Callable[[Function[P, R]], Function[P, R]]:
-    """Return a decorator that runs a function in float32 if all its floating point tensors have the same half precision type."""
+    """Return a decorator that runs a function in float32 if all its floating point tensors have the same half precision type.
+
+    `cast` converts tensors between element types.
+    """
 
     def decorate(function: Function[P, R]) -> Function[P, R]:
         @wraps(function)
@@ -45,7 +48,7 @@ rounded_once = rounding_once(cast)
 
 
 def _dtype(x: Any) -> DType | None:
-    """Return the element type of a floating point tensor; None for anything else."""
+    """Return the element type of a floating point tensor, or None for other objects."""
     tensor_type = getattr(x, "tensor_type", None)
     return tensor_type.dtype if isinstance(tensor_type, TensorType) and tensor_type.dtype.is_float else None
 

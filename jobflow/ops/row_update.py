@@ -1,4 +1,4 @@
-"""The update of a table from the gradient of the rows that a step read, without a gradient of the whole table."""
+"""Updates of a table from gradients of rows, without a gradient of the whole table."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ T = TypeVar("T")
 
 
 class RowUpdate(Updated):
-    """The update `op` of a table and its slots with the gradient g[k, b...] = the sum of rows[i..., b...] over all i with ids[i...] == k.
+    """Optimizer update `op` of a table and its slots, with the gradient g[k, b...] = sum of rows[i..., b...] over all i with ids[i...] == k.
 
-    Inputs: the table and its slots, rows, ids, and the scalars of `op`.  The new values equal those of `op` for all rows.  This includes rows without
-    a gradient, which decay and moving averages change; with `lazy` those rows keep their values.
-    On a rank with a part of the table, the part starts at row `offset`.
+    Inputs: the table and its slots, rows, ids, and the scalars of `op`.  Rows without a gradient are updated with gradient 0, so decay and moving
+    averages change them; with `lazy` they keep their values.  `offset` is the first row of a rank's shard of the table.
     """
 
     op: OptimizerUpdate
@@ -50,12 +49,12 @@ class RowUpdate(Updated):
         return updated
 
     def split(self, inputs: tuple[T, ...]) -> tuple[tuple[T, ...], T, T, tuple[T, ...]]:
-        """Return the table with its slots, rows, ids, and scalars."""
+        """Split the inputs into the table with its slots, the rows, the ids, and the scalars."""
         n = self.count
         return inputs[:n], inputs[n], inputs[n + 1], inputs[n + 2 :]
 
     def rule(self, *types: TensorType) -> Rule:
-        """Return a rule that splits columns alike, or the rows of the table, where every rank selects its own rows."""
+        """Return a rule that splits the columns of tables and `rows`, or the rows of tables, with replicated `rows` and `ids`."""
         (table, *_), _, ids, scalars = self.split(types)
         columns, entries = LETTERS[: table.ndim - 1], LETTERS[-ids.ndim :].upper() if ids.ndim else ""
         tables = [f"N{columns}"] * self.count

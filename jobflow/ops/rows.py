@@ -1,4 +1,4 @@
-"""A range of rows in the layout of the whole tensor: microbatches of data on the ranks."""
+"""Ranges of rows in the layout of the whole tensor, for microbatches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobflow.ops.op import LETTERS, Sample, ViewOp, sample
 
 
 class Rows(ViewOp):
-    """y = x[start:stop] along axis 0, split like x; ranks exchange the rows of y that another rank has in x."""
+    """Rows x[start:stop] in the layout of x. Ranks exchange rows that another rank needs."""
 
     start: int
     stop: int

@@ -2,9 +2,9 @@
 
     y = assert_bounds(x, "multinomial", low=0.0, noun="weight")       y = x
 
-The op that relies on the values reads y instead of x.
-The error names the rejected element: its value and its index in the logical tensor.  Every rank raises the same error before any update.
-No rank of a job or graph starts to update variables while an assertion of any rank has failed.
+The operation reads y instead of x.
+
+The error contains the rejected element and its index in the logical tensor.  Every rank raises the same error before any update of variables.
 Rejected elements are replaced by legal ones, so that the ops before the synchronization of the ranks are safe.
 """
 
@@ -26,7 +26,7 @@ _span = lru_cache(np.iinfo)
 
 
 class RuntimeAssertion(Op):
-    """y = x, with a runtime assertion that low <= x <= high or x is `ignored`; all other elements are rejected.
+    """Identity with a runtime assertion that low <= x <= high or x == ignored; other elements are rejected.
 
     `nonzero` also rejects 0, `whole` also rejects fractions, and `nan` accepts NaN.
     """
@@ -45,11 +45,11 @@ class RuntimeAssertion(Op):
     ignored: float | None = None
     nonzero: bool = False
     nan: bool = False
-    #: the problem with a rejected element, if not "is outside [low, high]"
+    #: the description of the error, in place of "is outside [low, high]"
     problem: str = ""
     box: Box | None = None
     whole: bool = False
-    #: advice for a rejected argument of a job, other than to pass other values
+    #: advice for rejected arguments of a job, if it is more than to pass other values
     advice: str = ""
 
     def infer(self, x: TensorType) -> TensorType:
@@ -80,7 +80,7 @@ class RuntimeAssertion(Op):
         return wrong
 
     def bounds(self, x: Array) -> tuple[float | None, float | None]:
-        """Return the bounds that elements of this type can violate; None for other bounds."""
+        """Return the bounds that elements of the type of x can violate, and None in place of the others."""
         if x.dtype.kind not in "iu":
             return self.low, self.high
         can = _span(x.dtype)
@@ -88,7 +88,7 @@ class RuntimeAssertion(Op):
         return low, None if self.high is None or self.high >= can.max else self.high
 
     def passes(self, x: Array) -> bool:
-        """Return True if a fast test shows that no element is rejected; False if `rejected` must decide."""
+        """Return True if a fast test accepts all elements, and False if `rejected` must check them."""
         if not x.size:
             return True
         if self.whole and x.dtype.kind not in "iub":
@@ -98,11 +98,11 @@ class RuntimeAssertion(Op):
 
     @property
     def legal(self) -> Any:
-        """An element that passes, in place of rejected ones."""
+        """The value that replaces rejected elements."""
         return next((bound for bound in (self.low, self.high) if bound is not None and (bound or not self.nonzero)), 1)
 
     def converted(self, xp: Xp, x: Array) -> Array:
-        """Convert accepted elements to the result."""
+        """Return the result for accepted elements x."""
         return x
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
@@ -116,9 +116,9 @@ class RuntimeAssertion(Op):
         raise failure
 
     def note(self, xp: Xp, x: Array, y: Array, at: Array, value: Array) -> None:
-        """Check without synchronizing with the host.
+        """Check x on the device, without synchronizing with the host.
 
-        at[0] is the flat index of the first rejected element plus 1, or 0 if none is rejected; value[0] is the element.
+        Sets at[0] to the flat index of the first rejected element plus 1, or to 0 if none is rejected, and value[0] to that element.
         """
         wrong = self.rejected(xp, x)
         if x.size:
@@ -128,14 +128,14 @@ class RuntimeAssertion(Op):
         y[...] = self.converted(xp, xp.where(wrong, x.dtype.type(self.legal), x))
 
     def failure(self, value: Any, flat: int, shape: tuple[int, ...]) -> JobflowError:
-        """Return the error for the element at a flat index of a rank's shard."""
+        """Return the error for the rejected `value` at the flat index `flat` of a shard of `shape`."""
         inside = np.unravel_index(flat, shape) if shape else ()
         start = (0,) * len(shape) if self.box is None else self.box.start
         where = f" at {[int(i) + begin for i, begin in zip(inside, start, strict=True)]}" if shape else ""
         return self.error(f"{self.what}: {self.noun} {value}{where} {self.problem or self.range()}")
 
     def range(self) -> str:
-        """Describe how an element violates the bounds."""
+        """Return the end of a message: how an element violates the bounds."""
         if self.low is None and self.high is None:
             return "must not be 0"
         low = "(-inf" if self.low is None else f"[{self.low}"
@@ -156,7 +156,7 @@ class RuntimeAssertion(Op):
 
 
 class IndexAssertion(RuntimeAssertion):
-    """y = x as an index from the front of an axis of `size` elements, where -size <= x < size; negative indices count from the end."""
+    """Conversion of x to non-negative indices of an axis of `size` elements, with an assertion that -size <= x < size."""
 
     error = AxisError
     in_place: ClassVar[Any] = {}
@@ -183,7 +183,7 @@ class IndexAssertion(RuntimeAssertion):
 
 
 class WeightAssertion(RuntimeAssertion):
-    """y = x, where all elements are finite and not negative, and every row (the last axis) has at least `count` positive ones."""
+    """Assertion that x is finite and not negative, and that every row (the last axis) has at least `count` positive elements."""
 
     count: int = 1
 
@@ -200,7 +200,7 @@ class WeightAssertion(RuntimeAssertion):
         return False
 
     def rejected(self, xp: Xp, x: Array) -> Array:
-        """Return a mask of elements that are no weights, and of the zeros of rows with too few positive elements."""
+        """Return a mask of invalid weights, and of the zeros of rows with too few positive elements."""
         short = (x > 0).sum(axis=-1, keepdims=True) < self.count
         return ~((x >= 0) & (x < xp.inf)) | (short & (x == 0))
 
@@ -213,7 +213,7 @@ class WeightAssertion(RuntimeAssertion):
             return super().failure(value, flat, shape)
         start = (0,) if self.box is None else self.box.start
         row = f" of row [{flat // shape[-1] + start[0]}]" if len(shape) > 1 else ""
-        return self.error(f"{self.what}: too few of the weights{row} are positive; {self.count} are needed")
+        return self.error(f"{self.what}: fewer than {self.count} weights{row} are positive")
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -222,29 +222,29 @@ class WeightAssertion(RuntimeAssertion):
 
 
 def weight_assertion(what: str, count: int) -> WeightAssertion:
-    """Return the op that checks weights; `count` indices are sampled from each row."""
-    return WeightAssertion(what, "weight", problem="is negative, infinite or no number", count=count)
+    """Return the assertion for sampling weights: rows of finite non-negative numbers with at least `count` positive ones."""
+    return WeightAssertion(what, "weight", problem="is negative, infinite or NaN", count=count)
 
 
 def index_assertion(what: str, size: int) -> IndexAssertion:
-    """Return the op that checks indices of an axis of `size` elements, counted from either end."""
-    return IndexAssertion(what, "position", -size, size - 1, problem=f"is not on an axis of {size} elements", size=size)
+    """Return the assertion for indices of an axis of `size` elements; negative indices count from the end."""
+    return IndexAssertion(what, "index", -size, size - 1, problem=f"is out of range for an axis of {size} elements", size=size)
 
 
 def class_assertion(what: str, count: int, ignored: int | None = None) -> RuntimeAssertion:
-    """Return the op that checks labels: class indices, or the ignored label."""
-    other = "" if ignored is None else f", nor is it the ignored {ignored}"
+    """Return the assertion for labels: indices of `count` classes, or the value `ignored`."""
+    other = "" if ignored is None else f", and is not the ignored label {ignored}"
     problem = f"is outside [0, {count}), the range of the {count} classes{other}"
     return RuntimeAssertion(what, "label", 0, count - 1, ignored, problem=problem)
 
 
 def row_assertion(what: str, count: int) -> RuntimeAssertion:
-    """Return the op that checks row indices of a table."""
+    """Return the assertion for row indices of a table of `count` rows."""
     return RuntimeAssertion(what, "row", 0, count - 1, problem=f"is outside [0, {count}), the rows of the table")
 
 
 def check(op: RuntimeAssertion, x: Tensor) -> Tensor:
-    """Apply a runtime assertion to x."""
+    """Return x with the runtime assertion `op`."""
     y: Tensor = apply(op, x)
     return y
 
@@ -259,7 +259,7 @@ def assert_bounds(
     nan: bool = False,
     noun: str = "value",
 ) -> Tensor:
-    """Return x with the assertion low <= x <= high; None is no bound.
+    """Return x with the runtime assertion low <= x <= high; a bound of None is not checked.
 
     `nonzero` also rejects 0, and `nan` accepts NaN.
     """
@@ -267,10 +267,10 @@ def assert_bounds(
 
 
 def exponent_assertion(what: str) -> RuntimeAssertion:
-    """Return the op that checks integer exponents of integers."""
+    """Return the assertion for integer exponents of integers, which must not be negative."""
     return RuntimeAssertion(what, "exponent", low=0, problem="is negative: that power of an integer is not an integer; use floats")
 
 
 def divisor_assertion(what: str) -> RuntimeAssertion:
-    """Return the op that checks integer divisors."""
+    """Return the assertion for integer divisors, which must not be 0."""
     return RuntimeAssertion(what, "divisor", nonzero=True, problem="must not be 0: division of integers by 0")

@@ -1,7 +1,7 @@
-"""Sampling of classes for one step: those of the labels and random others (X. An et al., Partial FC, 2020).
+"""Sampling of classes for one step: the classes of the labels, and random other classes (X. An et al., Partial FC, 2020).
 
-The classes are divided into as many parts as there are ranks.  Each part contributes equally many samples, so a rank needs only the weights of
-its own part.
+The classes are divided into one range per rank.  Each range contributes the same number of samples, so a rank needs only the weights of its
+own range.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _DRAWS = np.dtype(np.float64)
 
 
 class SampleClasses(Op):
-    """mapped[n], sampled[count] of labels[n] and a run counter: sampled[mapped[i]] = labels[i].
+    """Sampled classes of labels[n] and a run counter: outputs mapped[n] and sampled[count], with sampled[mapped[i]] = labels[i].
 
-    For each part of the classes, sampled contains all labels in ascending order, followed by random other classes.
-    If a part has more labels than samples, its last labels are omitted and mapped to -1.
+    For each of the `parts` ranges of classes, `sampled` contains all labels in ascending order, followed by random other classes.
+    If a range has more labels than samples, its last labels are omitted and mapped to -1.
     """
 
     precision = "any"
@@ -87,7 +87,7 @@ class SampleClasses(Op):
 
 
 class GatherLocalRows(Gather):
-    """Gather along axis 0 of rows on the rank that requests them: the first indices on the first rank, and so on."""
+    """Gather along axis 0 without communication: each rank requests only rows of its own shard."""
 
     axis: int = 0
 
@@ -104,7 +104,7 @@ class GatherLocalRows(Gather):
 
 
 class AddLocalRows(Op):
-    """y[size, ...]: rows added at their indices; the adjoint of GatherLocalRows"""
+    """Sum of rows at their indices in a tensor of `size` rows; the adjoint of GatherLocalRows."""
 
     size: int
     offset: int = 0

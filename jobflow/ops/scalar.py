@@ -17,7 +17,7 @@ from jobflow.ops.pointwise import ANY, FLOATS, NUMBERS, Elementwise, Negate, Una
 
 
 class WithNumber(Elementwise):
-    """An op of one tensor and one number, which is converted to the tensor's element type."""
+    """Base class of ops of one tensor and one number, which is converted to the tensor's element type."""
 
     abstract = True
     number: float
@@ -37,7 +37,7 @@ class WithNumber(Elementwise):
 
 
 class Scale(WithNumber):
-    """y = number x"""
+    """Product with a number: y = number x."""
 
     precision = "follows"
     primitive = "multiply"
@@ -49,7 +49,7 @@ class Scale(WithNumber):
 
 
 class Shift(WithNumber):
-    """y = x + number"""
+    """Sum with a number: y = x + number."""
 
     precision = "follows"
     primitive = "add"
@@ -57,7 +57,7 @@ class Shift(WithNumber):
 
 
 class DivideBy(WithNumber):
-    """y = x / number"""
+    """Quotient by a number: y = x / number."""
 
     precision = "follows"
     primitive = "divide"
@@ -70,7 +70,7 @@ class DivideBy(WithNumber):
 
 
 class Clip(Elementwise):
-    """y = x limited to [minimum, maximum]; None is no bound"""
+    """Clipping: y = min(max(x, minimum), maximum). A bound of None is infinite."""
 
     precision = "any"
     minimum: float | None
@@ -92,7 +92,7 @@ class Clip(Elementwise):
 
 
 class Inside(Clip):
-    """Clip with a gradient of 0 also where x equals a bound"""
+    """Clipping with a gradient of 0 also where x equals a bound."""
 
     def gradient(self, f: Any, x: Any, y: Any, dy: Any) -> Any:
         return f.where(x > self.minimum, f.where(x < self.maximum, dy, 0.0), 0.0)
@@ -104,7 +104,7 @@ class Inside(Clip):
 
 
 def _number(value: float | None, x: Any) -> float | None:
-    """Return a bound in x's element type; bounds of integers are limited to the range of the type."""
+    """Return the bound `value` in the element type of x. Bounds of integers are limited to the range of the type."""
     dtype = dtype_of(x.dtype)
     if value is None or not dtype.is_integer:
         return value
@@ -113,9 +113,9 @@ def _number(value: float | None, x: Any) -> float | None:
 
 
 class Cast(Elementwise):
-    """y = x in another element type, converted as NumPy does on x86; linear if the result is floating point
+    """Conversion of x to `dtype`, as NumPy converts on x86; linear if the result is floating point.
 
-    `through`: gradients also pass a conversion to integers; gradients of integers are float64.
+    With `through`, gradients also pass a conversion to integers.  Gradients of integers are float64.
     """
 
     precision = "any"
@@ -148,7 +148,7 @@ class Cast(Elementwise):
 
 
 class FillLike(Elementwise):
-    """y[i] = value, in the shape of x, which may be partial because its values are not read"""
+    """Tensor of the shape of x filled with `value`. x may be partial, because its values are not read."""
 
     precision = "any"
     value: float
@@ -171,7 +171,7 @@ class FillLike(Elementwise):
 
 
 class Detach(Identity):
-    """y = x, without a gradient"""
+    """Identity without a gradient."""
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (None,)
@@ -182,7 +182,7 @@ class Detach(Identity):
 
 
 class InHalf(Identity):
-    """y = x, in half precision in a job with mixed precision"""
+    """Identity that runs in half precision in a job with mixed precision."""
 
     precision = "half"
 
@@ -192,7 +192,7 @@ class InHalf(Identity):
 
 
 class _Steps(Unary):
-    """A piecewise constant function; its gradient is zero."""
+    """Base class of piecewise constant functions, which have gradient 0."""
 
     precision = "any"
     abstract = True
@@ -206,25 +206,25 @@ class _Steps(Unary):
 
 
 class Sign(_Steps):
-    """y = -1, 0 or 1"""
+    """Sign of x: y = -1, 0 or 1."""
 
     ufunc = "sign"
 
 
 class Floor(_Steps):
-    """y = the largest integer <= x"""
+    """Floor: y = the largest integer <= x."""
 
     ufunc = "floor"
 
 
 class Ceil(_Steps):
-    """y = the smallest integer >= x"""
+    """Ceiling: y = the smallest integer >= x."""
 
     ufunc = "ceil"
 
 
 class RoundHalfEven(_Steps):
-    """y = the nearest integer, the even one of two equally near ones"""
+    """Rounding to the nearest integer, half to even."""
 
     def formula(self, f: Any, x: Any) -> Any:
         return x if dtype_of(x.dtype).is_integer else f.rint(x)
@@ -236,7 +236,7 @@ class RoundHalfEven(_Steps):
 
 
 class Truncate(_Steps):
-    """y = the integer part of x"""
+    """Rounding toward zero: y = the integer part of x."""
 
     ufunc = "trunc"
 
@@ -260,21 +260,21 @@ def scale(x: Tensor, factor: float, *, name: str | None = None) -> Tensor:
 
 
 def shift(x: Tensor, amount: float, *, name: str | None = None) -> Tensor:
-    """Return x + amount; the type of integers must represent amount or -amount."""
+    """Return x + amount. For integers, raise DtypeError unless the type of x represents amount or -amount."""
     number = -representable("shift", x, -amount) if amount < 0 else representable("shift", x, amount)
     return call(Shift(number), x, name=name)
 
 
 def clip(x: Tensor, minimum: float | None = None, maximum: float | None = None, *, name: str | None = None) -> Tensor:
-    """Return x limited to [minimum, maximum]; at least one bound is not None."""
+    """Return x clipped to [minimum, maximum]; None is no bound. Raise ConfigError if both are None."""
     if minimum is None and maximum is None:
-        raise ConfigError(f"clip at {user_line()}: there is no bound; pass a minimum, a maximum, or both")
+        raise ConfigError(f"clip at {user_line()}: minimum and maximum are both None; pass at least one of them")
     low, high = bounds("clip", x, minimum, maximum)
     return call(Clip(low, high), x, name=name)
 
 
 def bounds(what: str, x: Tensor, minimum: float | None, maximum: float | None) -> tuple[float | None, float | None]:
-    """Return the bounds in x's element type; bounds of integers are limited to the range of the type."""
+    """Return both bounds in the element type of x. Bounds of integers are limited to the range of the type."""
     smallest, largest = x.tensor_type.dtype.span
     if x.tensor_type.dtype.is_integer:
         minimum = smallest if minimum is not None and minimum < smallest else minimum
@@ -284,20 +284,20 @@ def bounds(what: str, x: Tensor, minimum: float | None, maximum: float | None) -
 
 
 def fill_like(x: Tensor, value: float, *, dtype: DType | None = None, name: str | None = None) -> Tensor:
-    """Return a tensor of x's shape filled with `value`, of type `dtype` or of x's type."""
+    """Return a tensor of the shape of x filled with `value`; its element type is `dtype`, by default that of x."""
     return call(FillLike(value if dtype else representable("fill_like", x, value), dtype), x, name=name)
 
 
 def cast(x: Tensor, dtype: DType, *, name: str | None = None) -> Tensor:
-    """Convert x to another element type; return x itself if it has this type."""
+    """Convert x to another element type; return x itself if it already has this type."""
     return x if x.tensor_type.dtype is dtype else call(Cast(dtype), x, name=name)
 
 
 def representable(what: str, x: Tensor, number: float) -> float:
-    """Return the number in x's element type; raise DtypeError if it has a fraction or is out of range."""
+    """Return `number` in the element type of x; raise DtypeError if the type cannot represent it."""
     try:
         return x.tensor_type.dtype.number(number)
     except ValueError as error:
         raise DtypeError(
-            f"{what} at {user_line()}: {error} but the tensor is {x.tensor_type}; cast it first to a type that represents the number"
+            f"{what} at {user_line()}: {error}, but the tensor is {x.tensor_type}; cast it first to a type that represents the number"
         ) from None

@@ -20,7 +20,7 @@ from jobflow.ops.slices import pad, slice_
 
 
 class Scan(Op):
-    """y[..., i, ...] = the sum or product of x[..., k, ...] over k <= i along `axis`"""
+    """Base class of cumulative sums and products along `axis`."""
 
     abstract = True
     axis: int
@@ -41,12 +41,12 @@ class Scan(Op):
         return Rule(f"{word}->{word}", linear=self.linear)
 
     def turned(self, x: Array) -> Array:
-        """Move the axis to the front, in the direction of the scan."""
+        """Return a view of x with the scanned axis first, in the direction of the scan."""
         front = x.swapaxes(0, self.axis)
         return front[::-1] if self.reverse else front
 
     def operands(self, x: Array, y: Array) -> tuple[Array, Array]:
-        """Return the source of the accumulation and its target, of equal length."""
+        """Return views of x and y of equal length: the source of the accumulation and its target."""
         x, y = self.turned(x), self.turned(y)
         return (x[:-1], y[1:]) if self.exclusive else (x, y)
 
@@ -73,7 +73,7 @@ class Scan(Op):
 
 
 class CumSum(Scan):
-    """y[..., i, ...] = the sum of x[..., k, ...] over k <= i along `axis`"""
+    """Cumulative sum along `axis`: y[..., i, ...] = sum of x[..., k, ...] over k <= i."""
 
     ufunc = np.add
     of_nothing = 0
@@ -84,7 +84,7 @@ class CumSum(Scan):
 
 
 class CumProd(Scan):
-    """y[..., i, ...] = the product of x[..., k, ...] over k <= i along `axis`; the gradient is exact for zeros too"""
+    """Cumulative product along `axis`: y[..., i, ...] = product of x[..., k, ...] over k <= i. The gradient is exact for zeros too."""
 
     ufunc = np.multiply
     of_nothing = 1
@@ -100,9 +100,9 @@ class CumProd(Scan):
 
 
 class CumProdTail(Op):
-    """s[i] = the sum of dy[j] x[i+1] ... x[j] over j >= i along `axis`; of dy[j] x[i+1] ... x[j-1] over j > i if `exclusive`.
+    """Second factor of the gradient of CumProd: s[i] = sum of dy[j] x[i+1] ... x[j] over j >= i along `axis`.
 
-    This is the gradient of CumProd without the product before i, a common factor of all terms.
+    With `exclusive`, the sum of dy[j] x[i+1] ... x[j-1] over j > i.  The first factor is the product of the elements before i.
     """
 
     axis: int
@@ -131,7 +131,7 @@ class CumProdTail(Op):
         return multiply(before, s), before if self.exclusive else r
 
     def _moved(self, x: Tensor, by: int) -> Tensor:
-        """Shift x by one along the axis, away from the scan's first element or towards it, and fill with 0."""
+        """Shift x by one element along the axis and fill with 0: in the direction of the scan if `by` is 1, against it if -1."""
         n, ahead = x.tensor_type.shape[self.axis], (by > 0) != self.reverse
         if not n:
             return x
@@ -147,15 +147,15 @@ class CumProdTail(Op):
 
 
 def _along(axis: int, ndim: int) -> str:
-    """Return letters of axes that may be split, except for `axis`."""
+    """Return the rule letters of `ndim` axes, where `axis` stays whole."""
     return "".join(LETTERS[i].upper() if i == axis else LETTERS[i] for i in range(ndim))
 
 
 def cumsum(x: Tensor, axis: int, reverse: bool = False, exclusive: bool = False, *, name: str | None = None) -> Tensor:
-    """Return cumulative sums along `axis`."""
+    """Return cumulative sums of x along `axis`, from the end with `reverse`, and without element i in sum i with `exclusive`."""
     return call(CumSum(normal_axis("cumsum", axis, x.tensor_type.ndim), reverse, exclusive), x, name=name)
 
 
 def cumprod(x: Tensor, axis: int, reverse: bool = False, exclusive: bool = False, *, name: str | None = None) -> Tensor:
-    """Return cumulative products along `axis`."""
+    """Return cumulative products of x along `axis`, from the end with `reverse`, and without element i in product i with `exclusive`."""
     return call(CumProd(normal_axis("cumprod", axis, x.tensor_type.ndim), reverse, exclusive), x, name=name)

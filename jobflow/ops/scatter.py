@@ -1,6 +1,6 @@
 """Scattered writes: replacement of elements at indices, or addition to them.
 
-Indices outside the axis write nothing, so a rank with a part of the axis ignores the indices of other ranks.
+Indices out of range are ignored, so a rank with a shard of the axis ignores the indices of other ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jobflow.ops.scalar import fill_like
 
 
 class Scatter(Op):
-    """y = x, but y[..., ids[..., j, ...], ...] = v[..., j, ...] along `axis`; the other axes of all three are equal.
+    """Copy of x with y[..., ids[..., j, ...], ...] = v[..., j, ...] along `axis`; the other axes of x, ids and v are equal.
 
     If an index occurs several times, the last value is written.  The gradient of v assumes that no index repeats.
     """
@@ -85,7 +85,7 @@ def _check(what: str, axis: int, x: TensorType, ids: TensorType, v: TensorType) 
 
 
 def scatter(x: Tensor, axis: int, ids: Tensor, v: Tensor, *, name: str | None = None) -> Tensor:
-    """Return x with the elements at the indices `ids` along `axis` replaced by v; indices out of range are ignored."""
+    """Return x with v written at the indices `ids` along `axis`; indices out of range are ignored."""
     return call(Scatter(normal_axis("scatter", axis, x.tensor_type.ndim)), x, ids, v, name=name)
 
 
@@ -97,6 +97,6 @@ def scatter_add(x: Tensor, axis: int, ids: Tensor, v: Tensor, *, name: str | Non
 
 
 def index_add(x: Tensor, axis: int, ids: Tensor, v: Tensor, *, name: str | None = None) -> Tensor:
-    """Return x with the slices of v along `axis` added to the slices of x at the indices `ids` (a vector)."""
+    """Return x with slice i of v added to slice ids[i] of x along `axis`; `ids` is a vector."""
     at = normal_axis("index_add", axis, x.tensor_type.ndim)
     return add(x, unsorted_segment_sum(v, ids, x.tensor_type.shape[at], at), name=name)

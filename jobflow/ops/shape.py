@@ -1,4 +1,4 @@
-"""All operations on shapes, joined and split tensors, in one module."""
+"""A single import location for operations on shapes, and for joining and splitting tensors."""
 
 from jobflow.ops.axes import *
 from jobflow.ops.broadcast import *

@@ -17,7 +17,7 @@ from jobflow.ops.slices import CopyInto, Edges, Slice, flip, window_of
 
 
 class Subscript(Slice):
-    """A Slice of x that may also be split along sliced axes: a rank contributes its own elements, and zeros for the others."""
+    """Slice of x with partial results: a rank of a split sliced axis contributes its elements, and zeros for the others."""
 
     def rule(self, x: TensorType) -> Rule:
         parts = tuple(Signature((S(i),), (P,)) for i, full in enumerate(self.full(x.shape)) if not full)
@@ -38,7 +38,7 @@ class Subscript(Slice):
 
 
 class SliceUpdate(Op):
-    """y = x, but y[window] = v; only the slice `part` of v on a rank with less than the window."""
+    """Copy of x with y[window] = v. A rank with a part of the window writes the slice `part` of v."""
 
     precision = "any"
     in_place = OVER_FIRST
@@ -56,9 +56,8 @@ class SliceUpdate(Op):
     def rule(self, x: TensorType, v: TensorType) -> Rule:
         """Return a rule that splits x and v alike along full axes.
 
-        If x is split along a sliced axis, every rank selects its part of a whole v.
-
-        Selection from a whole v along full axes would be wrong if another mesh dimension splits both.
+        If x is split along a sliced axis, v is replicated and every rank selects its part.
+        Such a selection along full axes would be wrong if another mesh dimension splits both.
         """
         full = self.window.full(x.shape)
         word = "".join(LETTERS[i] if ok else LETTERS[i].upper() for i, ok in enumerate(full)) or "1"
@@ -93,7 +92,7 @@ class SliceUpdate(Op):
 
 
 class SliceWrite(SliceUpdate):
-    """A SliceUpdate that overwrites x, whose layout is unchanged."""
+    """In-place SliceUpdate, which overwrites x and keeps its layout."""
 
     alias: ClassVar[Mapping[int, int]] = MappingProxyType({0: 0})
     pure = False
@@ -101,7 +100,7 @@ class SliceWrite(SliceUpdate):
 
 
 def subscript(x: Tensor, starts: Edges, stops: Edges, steps: Edges | None = None, *, name: str | None = None) -> Tensor:
-    """Return x[starts[0]:stops[0]:steps[0], ...] as Python slices; missing trailing axes are full.  `Subscript` defines the layouts."""
+    """Return x[starts[0]:stops[0]:steps[0], ...] as Python slices, in the layouts of `Subscript`; missing trailing axes are full."""
     window, backwards = window_of(x.tensor_type.shape, starts, stops, steps)
     whole = window.takes_all(x.tensor_type.shape)
     y = x if whole else call(Subscript(window.starts, window.stops, window.steps), x, name=None if backwards else name)
@@ -109,6 +108,6 @@ def subscript(x: Tensor, starts: Edges, stops: Edges, steps: Edges | None = None
 
 
 def slice_update(x: Tensor, v: Tensor, starts: Edges, stops: Edges, steps: Edges | None = None, *, name: str | None = None) -> Tensor:
-    """Return x with x[starts[0]:stops[0]:steps[0], ...] = v; v has the shape of that window."""
+    """Return x with x[starts[0]:stops[0]:steps[0], ...] = v; v has the shape of that slice."""
     window, backwards = window_of(x.tensor_type.shape, starts, stops, steps)
     return call(SliceUpdate(window), x, flip(v, backwards) if backwards else v, name=name)

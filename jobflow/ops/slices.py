@@ -1,4 +1,4 @@
-"""Windows of tensors, and combinations of tensors: slice, pad, flip, concat, stack, split."""
+"""Slices of tensors, and ops that join and split tensors: slice, pad, flip, concat, stack, split."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jobflow.ops.pointwise import call, sample_data
 
 
 def _marks(free: Sequence[bool]) -> str:
-    """Return a letter for each axis that may be split, and its capital for each axis that stays whole."""
+    """Return a rule letter per axis, in upper case for an axis that stays whole (not `free`)."""
     return "".join(LETTERS[i] if ok else LETTERS[i].upper() for i, ok in enumerate(free))
 
 
@@ -26,7 +26,7 @@ def _same(free: Sequence[bool], linear: tuple[tuple[int, ...], ...] = ((0,),)) -
 
 
 class Slice(ViewOp):
-    """y[i, j, ...] = x[starts[0] + i steps[0], starts[1] + j steps[1], ...] up to stops; steps are positive."""
+    """Slice y[i, j, ...] = x[starts[0] + i steps[0], starts[1] + j steps[1], ...] up to `stops`; steps are positive."""
 
     starts: tuple[int, ...]
     stops: tuple[int, ...]
@@ -38,7 +38,7 @@ class Slice(ViewOp):
 
     def infer(self, x: TensorType) -> TensorType:
         if len(self.starts) != x.ndim or any(not 0 <= a <= b <= n for a, b, n in zip(self.starts, self.stops, x.shape, strict=True)):
-            raise ShapeError(f"slice: [{list(self.starts)}, {list(self.stops)}) is not inside {x}")
+            raise ShapeError(f"slice: starts {list(self.starts)} and stops {list(self.stops)} are out of range for {x}")
         return x.with_shape(tuple(len(range(*at.indices(n))) for at, n in zip(self.at, x.shape, strict=True)))
 
     def rule(self, x: TensorType) -> Rule:
@@ -48,11 +48,14 @@ class Slice(ViewOp):
         return [(a, b, s) == (0, n, 1) for a, b, s, n in zip(self.starts, self.stops, self.steps, shape, strict=True)]
 
     def takes_all(self, shape: Sequence[int]) -> bool:
-        """Return True if the window is a whole tensor of this shape."""
+        """Return True if the slice selects a whole tensor of this shape."""
         return all(self.full(shape))
 
     def met(self, x: Box, y: Box) -> tuple[Slice, Slice]:
-        """Intersect the window with a box of x and a box of the window; return the slices of both boxes with these elements."""
+        """Intersect the slice with the box x of the tensor and the box y of the result.
+
+        Returns the slice of each box that contains the common elements.
+        """
         inside, outside = [], []
         for start, stop, step, (p, q), (u, v) in zip(self.starts, self.stops, self.steps, x.spans, y.spans, strict=True):
             first = max(u, -((start - p) // step))
@@ -82,7 +85,7 @@ class Slice(ViewOp):
 
 
 class CopyInto(Op):
-    """y = 0 of `shape`, but y[target] = x[source]: the op of a rank with a part of the sliced tensor."""
+    """Copy into zeros of `shape`: y[target] = x[source]. The op of a rank with a shard of the sliced tensor."""
 
     shape: tuple[int, ...]
     source: Slice
@@ -107,7 +110,7 @@ class CopyInto(Op):
 
 
 class SliceGrad(Op):
-    """dx = 0 of `shape`, but dy in the window; the adjoint of Slice."""
+    """Adjoint of Slice: zeros of `shape` with dx[window] = dy."""
 
     shape: tuple[int, ...]
     window: Slice
@@ -115,11 +118,11 @@ class SliceGrad(Op):
     def infer(self, dy: TensorType) -> TensorType:
         dx = dy.with_shape(self.shape)
         if self.window.infer(dx) != dy:
-            raise ShapeError(f"slice gradient: {dy} is not the window of {dx}")
+            raise ShapeError(f"slicegrad: dy {dy} does not have the type of the slice of dx {dx}")
         return dx
 
     def rule(self, dy: TensorType) -> Rule:
-        """Return a rule in which every rank may also compute its own shard of dx from a whole dy."""
+        """Return a rule with signatures in which every rank computes its shard of dx from a replicated dy."""
         full = self.window.full(self.shape)
         return replace(_same(full), also=tuple(Signature((B,), (S(i),)) for i, ok in enumerate(full) if not ok))
 
@@ -137,7 +140,7 @@ class SliceGrad(Op):
         return (call(self.window, ddx),)
 
     def span(self, axis: int) -> tuple[int, int] | None:
-        """Return the window as (start, stop) along `axis` if it is full along the other axes, else None."""
+        """Return (start, stop) of the window along `axis`; None if the window has steps, or is not full along the other axes."""
         window = self.window
         others = all(full for i, full in enumerate(window.full(self.shape)) if i != axis)
         return (window.starts[axis], window.stops[axis]) if others and window.steps[axis] == 1 else None
@@ -149,7 +152,7 @@ class SliceGrad(Op):
 
 
 class Pad(Op):
-    """y = x surrounded by `value`: pairs[i] elements before and after along axis i."""
+    """Constant padding of x: pairs[i] = (before, after) elements of `value` along axis i."""
 
     precision = "any"
     pairs: tuple[tuple[int, int], ...]
@@ -182,7 +185,7 @@ class Pad(Op):
 
 
 class Flip(Op):
-    """y = x reversed along `axes`."""
+    """Reversal of x along `axes`."""
 
     precision = "any"
     axes: tuple[int, ...]
@@ -210,7 +213,7 @@ class Flip(Op):
 
 
 class Concat(Op):
-    """y = the inputs concatenated along `axis`."""
+    """Concatenation of the inputs along `axis`."""
 
     precision = "any"
     axis: int
@@ -219,7 +222,7 @@ class Concat(Op):
         listed = ", ".join(map(str, xs))
         shapes = {(*x.shape[: self.axis], *x.shape[self.axis + 1 :]) for x in xs}
         if len(shapes) > 1 or any(not 0 <= self.axis < x.ndim for x in xs):
-            raise ShapeError(f"concat along axis {self.axis}: {listed} differ in another axis")
+            raise ShapeError(f"concat along axis {self.axis}: {listed} differ in size along another axis")
         if any(x.dtype is not xs[0].dtype for x in xs):
             raise DtypeError(f"concat: {listed} differ in element type; cast them to one with cast(x, dtype)")
         first = xs[0].shape
@@ -259,7 +262,7 @@ Edges = Sequence[int | None]
 
 
 def window_of(shape: Sequence[int], starts: Edges, stops: Edges, steps: Edges | None) -> tuple[Slice, tuple[int, ...]]:
-    """Return the window [starts:stops:steps] of Python with positive steps, and the axes along which to flip it."""
+    """Convert Python slices to a Slice with positive steps, and the axes along which to flip its result."""
     fill = (None,) * (len(shape) - len(starts))
     ranges = []
     for n, start, stop, step in zip(shape, (*starts, *fill), (*stops, *fill), (*(steps or (None,) * len(starts)), *fill), strict=True):
@@ -283,35 +286,35 @@ def pad(x: Tensor, pairs: Sequence[tuple[int, int]], value: float = 0.0, *, name
 
 
 def flip(x: Tensor, axes: Sequence[int], *, name: str | None = None) -> Tensor:
-    """Reverse x along the axes."""
+    """Reverse x along `axes`."""
     return call(Flip(tuple(sorted({normal_axis("flip", i, x.tensor_type.ndim) for i in axes}))), x, name=name)
 
 
 def concat(xs: Sequence[Tensor], axis: int = 0, *, name: str | None = None) -> Tensor:
-    """Concatenate the tensors along `axis`; return a single tensor itself."""
+    """Concatenate the tensors along `axis`; raise ShapeError if `xs` is empty. One tensor is returned unchanged."""
     if not xs:
-        raise ShapeError("concat: there are no tensors; pass at least one")
+        raise ShapeError("concat: the list of tensors is empty; pass at least one tensor")
     return xs[0] if len(xs) == 1 else call(Concat(normal_axis("concat", axis, xs[0].tensor_type.ndim)), *xs, name=name)
 
 
 def stack(xs: Sequence[Tensor], axis: int = 0, *, name: str | None = None) -> Tensor:
-    """Stack the tensors along a new axis `axis`."""
+    """Stack the tensors along a new axis `axis`; raise ShapeError if `xs` is empty."""
     if not xs:
-        raise ShapeError("stack: there are no tensors; pass at least one")
+        raise ShapeError("stack: the list of tensors is empty; pass at least one tensor")
     return concat([expand_dims(x, axis) for x in xs], axis, name=name)
 
 
 def split(x: Tensor, sizes: Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
-    """Split x into consecutive parts of the sizes `sizes` along `axis`."""
+    """Split x into consecutive parts of these sizes along `axis`; raise ShapeError if their sum is not the size of the axis."""
     at = normal_axis("split", axis, x.tensor_type.ndim)
     if sum(sizes) != x.tensor_type.shape[at]:
-        raise ShapeError(f"split: the sizes {list(sizes)} must add up to axis {at} of {x.tensor_type}")
+        raise ShapeError(f"split: the sum of the sizes {list(sizes)} must be {x.tensor_type.shape[at]}, the size of axis {at} of {x.tensor_type}")
     stops = np.cumsum(sizes).tolist()
     lead = (None,) * at
     return tuple(slice_(x, (*lead, stop - size), (*lead, stop)) for size, stop in zip(sizes, stops, strict=True))
 
 
 def unstack(x: Tensor, axis: int = 0) -> tuple[Tensor, ...]:
-    """Return the slices of x along `axis`, without that axis."""
+    """Split x along `axis` into slices without that axis."""
     at = normal_axis("unstack", axis, x.tensor_type.ndim)
     return tuple(squeeze(part, (at,)) for part in split(x, [1] * x.tensor_type.shape[at], at))

@@ -20,12 +20,12 @@ from jobflow.ops.pointwise import FLOATS, call, check_dtypes, sample_data
 
 
 def whole_axis(ndim: int, axis: int) -> str:
-    """Return letters for axes of which `axis` is whole and all others may be split."""
+    """Return the rule letters of `ndim` axes, where `axis` stays whole."""
     return "".join(c.upper() if i == axis else c for i, c in enumerate(LETTERS[:ndim]))
 
 
 class AxisOp(Indexed):
-    """An op along one axis, which stays whole; all operands have the same shape."""
+    """Base class of ops along one axis, which stays whole; all operands have the same shape."""
 
     abstract = True
     axis: int
@@ -40,10 +40,10 @@ class AxisOp(Indexed):
 
 
 class Softmax(AxisOp):
-    """y = exp(x - max x) / sum exp(x - max x), along `axis`.
+    """Softmax along `axis`: y = exp(x - max x) / sum exp(x - max x).
 
-    If all of x is -inf, y is NaN, or 0 with `masked`, where -inf marks hidden elements.  Such a row has no finite maximum and the sum 0, where
-    others have at least 1; both are raised to these bounds.
+    If all elements of a row are -inf, y is NaN, or 0 with `masked`, where -inf marks masked elements.  The op with `masked` raises the maximum of
+    such a row to a finite number, and its sum 0 to 1.
     """
 
     precision = "follows"
@@ -75,7 +75,7 @@ class Softmax(AxisOp):
 
 
 class SoftmaxGrad(AxisOp):
-    """dx = scale y (dy - sum y dy), along `axis`: the gradient of y = softmax(scale x)."""
+    """Gradient of y = softmax(scale x) along `axis`: dx = scale y (dy - sum y dy)."""
 
     scale: float = 1.0
 
@@ -98,7 +98,7 @@ class SoftmaxGrad(AxisOp):
 
 
 class LogSoftmax(AxisOp):
-    """y = x - max x - log sum exp(x - max x), along `axis`."""
+    """Logarithm of the softmax along `axis`: y = x - max x - log sum exp(x - max x)."""
 
     def formula(self, f: Any, x: Any) -> Any:
         z = x - f.row_max(x)
@@ -117,7 +117,7 @@ class LogSoftmax(AxisOp):
 
 
 class LogSoftmaxGrad(AxisOp):
-    """dx = dy - exp(y) sum dy, along `axis`."""
+    """Gradient of LogSoftmax along `axis`: dx = dy - exp(y) sum dy."""
 
     def formula(self, f: Any, y: Any, dy: Any) -> Any:
         return dy - f.exp(y) * f.row_sum(dy)
@@ -134,9 +134,9 @@ class LogSoftmaxGrad(AxisOp):
 
 
 class CausalSoftmax(Indexed):
-    """y = softmax(scale x) along the last axis, over the columns with column - row <= diagonal; zero in the others.
+    """Softmax of scale x along the last axis, over the columns with column - row <= diagonal.
 
-    A row without such a column is zero.
+    The other columns are zero.  A row without such a column is zero.
     """
 
     precision = "follows"
@@ -177,7 +177,7 @@ class CausalSoftmax(Indexed):
 
 
 def softmax(x: Tensor, axis: int = -1, masked: bool = False, *, name: str | None = None) -> Tensor:
-    """Return the softmax of x along `axis`; with `masked`, a slice of -inf gives 0 instead of NaN."""
+    """Return the softmax of x along `axis`; with `masked`, a row of -inf becomes 0 instead of NaN."""
     return call(Softmax(normal_axis("softmax", axis, x.tensor_type.ndim), masked), x, name=name)
 
 

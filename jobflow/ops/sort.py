@@ -1,4 +1,4 @@
-"""Sorts along an axis, with values and indices.  Sorts are stable; NaN is larger than any number."""
+"""Sorts along an axis, with values and indices.  Sorts are stable; NaN is larger than all numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobflow.ops.pointwise import call, sample_data
 
 
 class Ordering(Op):
-    """Ordered values and their int64 indices along `axis`; the gradient is scattered to these indices"""
+    """Base class of sorts: values and their int64 indices along `axis`. The gradient of the values is scattered to the indices."""
 
     abstract = True
     precision = "any"
@@ -30,7 +30,7 @@ class Ordering(Op):
 
 
 class Sort(Ordering):
-    """values = x in ascending (or descending) order along `axis`, indices = the index of each value in x"""
+    """Values of x in ascending (or descending) order along `axis`, and the index of each value in x."""
 
     descending: bool = False
 
@@ -53,7 +53,7 @@ class Sort(Ordering):
 
 
 class TopK(Ordering):
-    """values = the k largest (smallest) elements along `axis`, the most extreme first, indices = their indices in x"""
+    """The k largest (smallest) elements along `axis`, the most extreme first, and their indices in x."""
 
     k: int
     largest: bool = True
@@ -80,7 +80,7 @@ class TopK(Ordering):
 
 
 def order(xp: Xp, x: Array, axis: int, descending: bool) -> Array:
-    """Return the indices along `axis` that sort x; the sort is stable."""
+    """Return the indices of a stable sort of x along `axis`."""
     if not descending:
         return xp.argsort(x, axis=axis, kind="stable")
     backwards = xp.flip(xp.argsort(xp.flip(x, axis), axis=axis, kind="stable"), axis)  # flipped twice, so that the sort is stable
@@ -88,12 +88,12 @@ def order(xp: Xp, x: Array, axis: int, descending: bool) -> Array:
 
 
 def sort(x: Tensor, axis: int = -1, descending: bool = False, *, name: str | None = None) -> tuple[Tensor, Tensor]:
-    """Return the elements of x in order along `axis`, and their int64 indices in x."""
+    """Sort x along `axis`, in ascending order by default; return the values and their int64 indices in x."""
     values, indices = apply(Sort(normal_axis("sort", axis, x.tensor_type.ndim), descending), x, name=name)
     return values, indices
 
 
 def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True, *, name: str | None = None) -> tuple[Tensor, Tensor]:
-    """Return the k largest (smallest) elements along `axis` in order, and their int64 indices in x."""
+    """Return the k largest (smallest) elements along `axis`, the most extreme first, and their int64 indices in x."""
     values, indices = apply(TopK(normal_axis("topk", axis, x.tensor_type.ndim), k, largest), x, name=name)
     return values, indices

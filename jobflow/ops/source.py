@@ -1,4 +1,4 @@
-"""Ops without inputs: arguments of a job, initial values of variables in a run, constants, ranges."""
+"""Ops without inputs: arguments of a job, variables at the start of a run, constants, ranges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jobflow.ops.op import LETTERS, Op, Sample, apply, sample
 
 
 class Source(Op):
-    """y of `shape` and `dtype`, from attributes alone.  Any axis may be split; a rank computes only its box."""
+    """Base class of tensors that depend on attributes only.  Any axis may be split; a rank computes only its box."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -36,7 +36,7 @@ class Source(Op):
 
 
 class External(Source):
-    """A value that the executor provides under the name `key`; no kernel computes it."""
+    """A value that the executor provides under the name `key`, without a kernel."""
 
     key: str
     external: ClassVar[bool] = True
@@ -50,10 +50,10 @@ class External(Source):
 
 
 class Input(External):
-    """An argument of the job or of a microbatch; ranks take slices of its first axis, or all of it if `split` is False."""
+    """An argument of the job or of a microbatch. Axis 0 is split among the ranks, unless `split` is False."""
 
     split: bool = True
-    #: in a microbatch: the argument and its rows (first, after the last)
+    #: in a microbatch: (argument, first row, row after the last)
     part: tuple[str, int, int] | None = None
     #: the layout of the argument per mesh dimension, if the ranks have it already
     sbp: tuple[Sbp, ...] | None = None
@@ -61,11 +61,11 @@ class Input(External):
 
     @property
     def argument(self) -> str:
-        """The name of the argument that the caller passes."""
+        """The name of the job's argument."""
         return self.key if self.part is None else self.part[0]
 
     def rows(self, start: int, stop: int) -> Input:
-        """Return the input for these rows of the argument, as part of a microbatch."""
+        """Return the input of a microbatch with the rows from `start` to `stop` of this argument."""
         return replace(self, shape=(stop - start, *self.shape[1:]), key=f"{self.key}[{start}:{stop}]", part=(self.key, start, stop))
 
 
@@ -74,7 +74,7 @@ class ReadVariable(External):
 
 
 class Constant(Source):
-    """y[...] = value."""
+    """Tensor filled with `value`."""
 
     value: float | int | bool = 0
 
@@ -89,7 +89,7 @@ class Constant(Source):
 
 
 class Literal(Source):
-    """y = an array of the program; `content` is its bytes in C order and in base 64."""
+    """Tensor of an array in the program; `content` is the base 64 encoding of its bytes in C order."""
 
     content: str
     unshown: ClassVar[frozenset[str]] = frozenset({"shape", "dtype", "content"})
@@ -116,7 +116,7 @@ class Literal(Source):
 
 
 class Arange(Source):
-    """y[i] = start + (offset + i) * delta; `offset` is the first index of a rank's shard."""
+    """Arithmetic progression: y[i] = start + (offset + i) * delta; `offset` is the first index of a rank's shard."""
 
     start: float | int = 0
     delta: float | int = 1
@@ -137,9 +137,9 @@ class Arange(Source):
 
 
 class Linspace(Source):
-    """y[i] = element offset + i of `steps` equidistant values from start to end.
+    """Elements offset + i of `steps` equidistant values from start to end.
 
-    Values are computed from the nearer end, so that both ends are exact.
+    Values are computed from the nearer end, so both ends are exact.
     """
 
     start: float
@@ -165,13 +165,13 @@ class Linspace(Source):
 
 
 def constant(value: float | bool, shape: tuple[int, ...], dtype: DType, *, name: str | None = None) -> Tensor:
-    """Return a tensor filled with `value`."""
+    """Return a tensor of this shape and element type filled with `value`."""
     result: Tensor = apply(Constant(tuple(shape), dtype, value), name=name)
     return result
 
 
 def arange(start: int, limit: int, delta: int = 1, *, dtype: DType = int64, name: str | None = None) -> Tensor:
-    """Return start, start + delta, ... before limit."""
+    """Return the vector start, start + delta, ... up to but not including `limit`."""
     count = max(0, -(-(limit - start) // delta))
     result: Tensor = apply(Arange((count,), dtype, start, delta), name=name)
     return result

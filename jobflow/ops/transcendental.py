@@ -1,4 +1,4 @@
-"""Powers, exponentials, trigonometric and error functions, element by element."""
+"""Elementwise powers, exponentials, trigonometric and error functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jobflow.ops.scalar import WithNumber, representable
 
 
 class Square(Unary):
-    """y = x^2"""
+    """Square: y = x^2."""
 
     precision = "follows"
     ufunc = "square"
@@ -24,7 +24,7 @@ class Square(Unary):
 
 
 class Absolute(Unary):
-    """y = |x|; the gradient at 0 is 0"""
+    """Absolute value: y = |x|. The gradient at 0 is 0."""
 
     precision = "any"
     ufunc = "absolute"
@@ -32,14 +32,14 @@ class Absolute(Unary):
 
 
 class ScalarPower(WithNumber):
-    """y = x^number; integer tensors accept exponents from 0 to the largest value of the dtype"""
+    """Power with a constant exponent: y = x^number. Integer tensors accept exponents from 0 to the largest value of their type."""
 
     primitive = "power"
 
     def infer(self, *types: TensorType) -> TensorType:
         (x,) = types
         if x.dtype.is_integer and not 0 <= self.number <= np.iinfo(x.dtype.numpy).max:
-            raise DtypeError(f"scalarpower: {x} to the power of {self.number:g}; cast it to a float type first")
+            raise DtypeError(f"scalarpower: the exponent {self.number:g} of {x} is out of range for integers; cast x to a float type first")
         return super().infer(x)
 
     @classmethod
@@ -50,7 +50,7 @@ class ScalarPower(WithNumber):
 
 
 class Power(Binary):
-    """z = x^y; the gradient of y is 0 where x <= 0; the function rejects negative y of integers"""
+    """Power: z = x^y. The gradient of y is 0 where x <= 0. The function `power` rejects negative y of integers."""
 
     ufunc = "power"
     low = 0.3
@@ -63,7 +63,7 @@ class Power(Binary):
 
 
 class Atan2(Binary):
-    """z = the angle of the point (y, x), in radians"""
+    """Angle of the point (y, x) in radians: z = atan2(x, y) as in NumPy."""
 
     ufunc = "arctan2"
     kinds = FLOATS
@@ -71,33 +71,33 @@ class Atan2(Binary):
 
 
 class Exp(Unary):
-    """y = e^x"""
+    """Exponential function: y = e^x."""
 
     ufunc = "exp"
 
 
 class Expm1(Unary):
-    """y = e^x - 1, exact near 0"""
+    """Exponential function minus one, accurate near 0: y = e^x - 1."""
 
     ufunc = "expm1"
 
 
 class Log(Unary):
-    """y = ln x"""
+    """Natural logarithm: y = ln x."""
 
     ufunc = "log"
     low = 0.2
 
 
 class Log1p(Unary):
-    """y = ln(1 + x), exact near 0"""
+    """Logarithm of 1 + x, accurate near 0: y = ln(1 + x)."""
 
     ufunc = "log1p"
     low = -0.8
 
 
 class Logit(Unary):
-    """y = ln(x / (1 - x)), the inverse of the sigmoid"""
+    """Inverse of the sigmoid: y = ln(x / (1 - x))."""
 
     low, high = 0.1, 0.9
 
@@ -107,7 +107,7 @@ class Logit(Unary):
 
 
 class Sqrt(Unary):
-    """y = x^(1/2)"""
+    """Square root: y = x^(1/2)."""
 
     precision = "follows"
     ufunc = "sqrt"
@@ -115,7 +115,7 @@ class Sqrt(Unary):
 
 
 class Rsqrt(Unary):
-    """y = x^(-1/2)"""
+    """Reciprocal square root: y = x^(-1/2)."""
 
     low = 0.2
 
@@ -124,14 +124,14 @@ class Rsqrt(Unary):
 
 
 class Reciprocal(Unary):
-    """y = 1 / x"""
+    """Reciprocal: y = 1 / x."""
 
     ufunc = "reciprocal"
     low = 0.3
 
 
 class ReciprocalNoNan(Unary):
-    """y = 1 / x, and 0 where x is 0"""
+    """Reciprocal: y = 1 / x, or 0 where x is 0."""
 
     low = 0.3
 
@@ -144,19 +144,19 @@ class ReciprocalNoNan(Unary):
 
 
 class Sin(Unary):
-    """y = sin x"""
+    """Sine: y = sin x."""
 
     ufunc = "sin"
 
 
 class Cos(Unary):
-    """y = cos x"""
+    """Cosine: y = cos x."""
 
     ufunc = "cos"
 
 
 class Tan(Unary):
-    """y = tan x"""
+    """Tangent: y = tan x."""
 
     ufunc = "tan"
     low = -1.2
@@ -164,7 +164,7 @@ class Tan(Unary):
 
 
 class Asin(Unary):
-    """y = arcsin x"""
+    """Inverse sine: y = arcsin x."""
 
     ufunc = "arcsin"
     low = -0.9
@@ -172,7 +172,7 @@ class Asin(Unary):
 
 
 class Acos(Unary):
-    """y = arccos x"""
+    """Inverse cosine: y = arccos x."""
 
     ufunc = "arccos"
     low = -0.9
@@ -180,31 +180,31 @@ class Acos(Unary):
 
 
 class Atan(Unary):
-    """y = arctan x"""
+    """Inverse tangent: y = arctan x."""
 
     ufunc = "arctan"
 
 
 class Sinh(Unary):
-    """y = sinh x"""
+    """Hyperbolic sine: y = sinh x."""
 
     ufunc = "sinh"
 
 
 class Cosh(Unary):
-    """y = cosh x"""
+    """Hyperbolic cosine: y = cosh x."""
 
     ufunc = "cosh"
 
 
 class Asinh(Unary):
-    """y = arsinh x"""
+    """Inverse hyperbolic sine: y = arsinh x."""
 
     ufunc = "arcsinh"
 
 
 class Acosh(Unary):
-    """y = arcosh x"""
+    """Inverse hyperbolic cosine: y = arcosh x."""
 
     ufunc = "arccosh"
     low = 1.3
@@ -212,7 +212,7 @@ class Acosh(Unary):
 
 
 class Atanh(Unary):
-    """y = artanh x"""
+    """Inverse hyperbolic tangent: y = artanh x."""
 
     ufunc = "arctanh"
     low = -0.9
@@ -220,7 +220,7 @@ class Atanh(Unary):
 
 
 class Erf(Unary):
-    """y = 2/sqrt(pi) times the integral of exp(-t^2) from 0 to x"""
+    """Error function: y = 2/sqrt(pi) times the integral of exp(-t^2) from 0 to x."""
 
     low = -5.0
     high = 5.0
@@ -230,7 +230,7 @@ class Erf(Unary):
 
 
 class Erfc(Unary):
-    """y = 1 - erf(x), accurate where it is small"""
+    """Complementary error function: y = 1 - erf(x), with a small relative error for large x."""
 
     low = -5.0
     high = 5.0

@@ -18,7 +18,10 @@ from jobflow.ops.pointwise import call, sample_data
 
 
 class Triangle(Op):
-    """y[..., i, j] = x[..., i, j] on one side of the diagonal j - i = `diagonal`, else fill; each shard has its own diagonal"""
+    """Base class of Tril and Triu: elements of x on one side of the diagonal j - i = `diagonal`, and `fill` on the other.
+
+    In a rank's shard, the diagonal has a different index.
+    """
 
     abstract = True
     precision = "any"
@@ -54,14 +57,14 @@ class Triangle(Op):
 
 
 class Tril(Triangle):
-    """y[..., i, j] = x[..., i, j] where j - i <= diagonal, else fill"""
+    """Lower triangle: y[..., i, j] = x[..., i, j] where j - i <= diagonal, else fill."""
 
     def mask(self, xp: Xp, x: Array) -> Array:
         return xp.tri(*x.shape[-2:], self.diagonal, dtype=bool)
 
 
 class Triu(Triangle):
-    """y[..., i, j] = x[..., i, j] where j - i >= diagonal, else fill"""
+    """Upper triangle: y[..., i, j] = x[..., i, j] where j - i >= diagonal, else fill."""
 
     def mask(self, xp: Xp, x: Array) -> Array:
         return ~xp.tri(*x.shape[-2:], self.diagonal - 1, dtype=bool)
@@ -74,10 +77,10 @@ def _whole(what: str, diagonal: int) -> int:
 
 
 def tril(x: Tensor, diagonal: int = 0, fill: float = 0.0, *, name: str | None = None) -> Tensor:
-    """Return x on and below a diagonal of the last two axes, and `fill` above it."""
+    """Return the elements of x on and below a diagonal of the last two axes, and `fill` above it; diagonal 1 is above the main one."""
     return call(Tril(_whole("tril", diagonal), float(fill)), x, name=name)
 
 
 def triu(x: Tensor, diagonal: int = 0, fill: float = 0.0, *, name: str | None = None) -> Tensor:
-    """Return x on and above a diagonal of the last two axes, and `fill` below it."""
+    """Return the elements of x on and above a diagonal of the last two axes, and `fill` below it; diagonal 1 is above the main one."""
     return call(Triu(_whole("triu", diagonal), float(fill)), x, name=name)

@@ -13,9 +13,9 @@ from jobflow.ops.op import Grads, Op, Sample, apply, sample
 
 
 class UniqueWithCounts(Op):
-    """y = the unique elements of x[n] in order of first occurrence, then zeros; idx with y[idx[i]] = x[i]; their counts; their number.
+    """Unique elements y of x[n] in order of first occurrence, indices with y[idx[i]] = x[i], counts, and the number of unique elements.
 
-    The number has shape (1,); all other outputs have the length of x.
+    The number has shape (1,).  The other outputs have the length of x and are padded with zeros.
     """
 
     precision = "any"
@@ -55,14 +55,14 @@ class UniqueWithCounts(Op):
 
 
 class Argwhere(Op):
-    """y[size, axes] = the indices of nonzero elements of x in order, followed by -1"""
+    """Indices of the nonzero elements of x in order, as rows of an array [size, axes] that is padded with -1."""
 
     precision = "any"
     dtype: DType = int32
 
     def infer(self, x: TensorType) -> TensorType:
         if not x.ndim or not self.dtype.is_integer:
-            raise ShapeError(f"argwhere: {x} must have axes, and the type of indices {self.dtype.name} must be an integer type")
+            raise ShapeError(f"argwhere: {x} must have at least one axis, and the type of indices {self.dtype.name} must be an integer type")
         return TensorType((x.size, x.ndim), self.dtype)
 
     def rule(self, x: TensorType) -> Rule:
@@ -83,7 +83,7 @@ class Argwhere(Op):
 
 
 def _entered(table: Array, known: int, x: Array) -> tuple[Array, Array, int]:
-    """Return the codes of ids, the table with new ids added, and the new number of ids; the arrays are in host memory."""
+    """Insert new ids of x into a table in host memory; return the codes of x, the table, and the number of ids."""
     entries = table.reshape(-1, 2)
     values, first, inverse = np.unique(x, return_index=True, return_inverse=True)
     codes = np.zeros_like(values)
@@ -105,8 +105,8 @@ def _entered(table: Array, known: int, x: Array) -> tuple[Array, Array, int]:
 class OrdinalCodes(Op):
     """Codes 1, 2, 3 ... of the ids in x in order of first occurrence; ids of earlier runs retain their codes.
 
-    table[2 capacity] contains ids and codes alternately.  An id is stored at its own or the first free slot from slot id mod capacity on; a free
-    slot has the code 0.  size[1] is the number of ids, which exceeds the capacity if some did not fit.  Outputs: codes, table and size.
+    table[2 capacity] is a hash table of pairs (id, code) with linear probing from slot id mod capacity on.  A free slot has the code 0.
+    size[1] is the number of ids, which exceeds the capacity if the table is full.  Outputs: codes, table and size.
     """
 
     precision = "any"
@@ -138,12 +138,15 @@ class OrdinalCodes(Op):
 
 
 def unique_with_counts(x: Tensor, dtype: DType = int32, *, name: str | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the unique elements of a vector, the index of each element of x among them, their counts, and their number."""
+    """Return the unique elements of a vector, the index of each element of x among them, their counts, and their number.
+
+    The outputs are padded with zeros to the length of x, except for the number, which has shape (1,).
+    """
     y, idx, count, number = apply(UniqueWithCounts(dtype), x, name=name)
     return y, idx, count, number
 
 
 def ordinal_codes(table: Tensor, size: Tensor, x: Tensor, *, name: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the codes of ids, and the updated table and size."""
+    """Return the codes of the ids in x, and the updated table and size; see `OrdinalCodes`."""
     codes, later, known = apply(OrdinalCodes(), table, size, x, name=name)
     return codes, later, known

@@ -29,7 +29,7 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class ConstantRate:
-    """The same rate at every step."""
+    """A learning rate that is the same at every step."""
 
     value: float
     by_formula: ClassVar[bool] = True
@@ -39,7 +39,7 @@ class ConstantRate:
 
 
 class Updated(Op):
-    """An op whose first `count` inputs are variables and whose outputs are their new values, in the same order.
+    """Base class of updates. The first `count` inputs are variables, and the outputs are their new values in the same order.
 
     The next `like` inputs are tensors of the same shape; the remaining ones are scalars, arrays of one element.
     """
@@ -78,13 +78,13 @@ class Updated(Op):
         return [(number if one else element)(i, t.dtype) for i, (t, one) in enumerate(zip(types, self._scalars(types), strict=True))]
 
     def _scalars(self, types: Sequence[TensorType]) -> list[bool]:
-        """Mark the inputs that are arrays of one element: those after the tensors, and the `single` ones."""
+        """Return True for each input that is an array of one element: the inputs after the tensors, and the `single` ones."""
         single, tensors = self.single, self.count + self.like
         return [i in single or i >= tensors for i in range(len(types))]
 
 
 class MovingAverage(Updated, Pointwise):
-    """a' = momentum a + (1 - momentum) x."""
+    """Exponential moving average: a' = momentum a + (1 - momentum) x."""
 
     momentum: float
     alias: ClassVar[Mapping[int, int]] = MappingProxyType({0: 0})
@@ -97,7 +97,7 @@ class MovingAverage(Updated, Pointwise):
         return add(scale(a, self.momentum), scale(x, 1 - self.momentum))
 
     def grad(self, a: Tensor, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        """Return no gradients, because the averaged values are not trained through the average."""
+        """Return no gradients, because training does not differentiate through the average."""
         return None, None
 
     @classmethod
@@ -106,7 +106,7 @@ class MovingAverage(Updated, Pointwise):
 
 
 class Assign(Updated, Pointwise):
-    """a' = x."""
+    """Assignment to a variable: a' = x."""
 
     alias: ClassVar[Mapping[int, int]] = MappingProxyType({0: 0})
 
@@ -119,7 +119,7 @@ class Assign(Updated, Pointwise):
 
 
 class Increment(Updated, Pointwise):
-    """a' = a + by: a step counter."""
+    """Step counter: a' = a + by."""
 
     by: int = 1
     alias: ClassVar[Mapping[int, int]] = MappingProxyType({0: 0})
@@ -138,7 +138,7 @@ class Increment(Updated, Pointwise):
 
 
 class NewValues(Op):
-    """The new values of an update in separate memory; the variables do not change."""
+    """Results of the update `op` in separate memory, without a change of the variables."""
 
     op: Op
 
@@ -160,7 +160,7 @@ class NewValues(Op):
 
 
 class LearningRate(Op):
-    """rate = schedule.rate(step): the learning rate of an int64 step, computed in float64 and converted to `dtype`."""
+    """Learning rate of an int64 step: rate = schedule.rate(step), computed in float64 and converted to `dtype`."""
 
     schedule: Schedule
     dtype: DType = float32
@@ -177,7 +177,7 @@ class LearningRate(Op):
         rate[0] = self.schedule.rate(int(step[0]))
 
     def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
-        """Return the formula of the schedule; None for schedules of users, which need the step as a Python number."""
+        """Return the formula of the schedule, or None for schedules of users, which need the step as a Python number."""
         if not getattr(self.schedule, "by_formula", False):
             return None
         rate: Any = self.schedule.rate(cast(Any, language.cast(element(0, int64), float64)))
@@ -190,11 +190,11 @@ class LearningRate(Op):
 
 
 def learning_rate(schedule: Schedule, step: Tensor, dtype: DType = float32, *, name: str | None = None) -> Tensor:
-    """Return the learning rate at `step`, an int64 tensor of one element."""
+    """Return the learning rate of `schedule` at `step`, an int64 tensor of one element."""
     result: Tensor = apply(LearningRate(schedule, dtype), step, name=name)
     return result
 
 
 def rate_dtype(parameter: DType) -> DType:
-    """Return the type of the learning rate for a parameter of this type."""
+    """Return the type of the learning rate for a parameter: float64 for float64, else float32."""
     return float64 if parameter is float64 else float32

@@ -17,9 +17,9 @@ from jobflow.ops.transcendental import absolute, scalar_power, sqrt, square
 
 @rounded_once
 def vector_norm(x: Tensor, order: float = 2.0, axes: Sequence[int] | int | None = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
-    """Return (sum |x|^order)^(1/order); for order inf or -inf the largest or smallest |x|, for 0 the number of nonzero elements.
+    """Return (sum |x|^order)^(1/order) over `axes`, by default over all axes.
 
-    The gradient of a zero norm is 0.
+    Order inf is the maximum of |x|, -inf the minimum, and 0 the number of nonzero elements.  The gradient of a zero norm is 0.
     """
     if math.isinf(order):
         return (reduce_max if order > 0 else reduce_min)(absolute(x), axes, keepdims, name=name)
@@ -41,7 +41,7 @@ def root(x: Tensor, order: float = 2.0, *, name: str | None = None) -> Tensor:
 
 
 def _powers(x: Tensor, order: float) -> Tensor:
-    """Return |x|^order with a gradient of 0 at 0, even if that of the power is infinite."""
+    """Return |x|^order with a gradient of 0 where x is 0."""
     if order >= 1:
         return scalar_power(absolute(x), order)
     zero = equal(x, fill_like(x, 0.0))

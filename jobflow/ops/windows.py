@@ -18,19 +18,22 @@ Pads = tuple[tuple[int, int], ...]
 
 
 def spread(kernel: int, dilation: int) -> int:
-    """Return the number of input elements that a window of `kernel` taps spans."""
+    """Return the number of input elements from the first to the last of `kernel` dilated taps."""
     return (kernel - 1) * dilation + 1 if kernel else 0
 
 
 def same_padding(size: int, kernel: int, stride: int = 1, dilation: int = 1, lower: bool = True) -> tuple[int, int]:
-    """Return (before, after) for ceil(size / stride) outputs; an odd element of padding goes before if `lower`, else after."""
+    """Return the padding (before, after) for ceil(size / stride) outputs.
+
+    If the total is odd, the larger padding is before with `lower`, else after.
+    """
     total = max(0, (-(-size // stride) - 1) * stride + spread(kernel, dilation) - size)
     small, large = total // 2, total - total // 2
     return (large, small) if lower else (small, large)
 
 
 def axis_values(what: str, name: str, value: int | Sequence[int], ndim: int) -> tuple[int, ...]:
-    """Return one positive int per spatial axis, from one int for all axes or from a sequence."""
+    """Return one positive int per spatial axis, from an int for all axes or a sequence; raise ShapeError for other values."""
     values = (int(value),) * ndim if isinstance(value, int | np.integer) else tuple(int(v) for v in value)
     if len(values) != ndim or any(v < 1 for v in values):
         raise ShapeError(f"{what}: {name} {value} must be one positive int, or one for each of the {ndim} spatial axes")
@@ -45,13 +48,19 @@ def explicit_padding(
     strides: Sequence[int],
     dilations: Sequence[int],
 ) -> Pads:
-    """Return (before, after) per spatial axis, from "same" (= "same_lower"), "same_upper" or "valid" in any case, or from pairs."""
+    """Return (before, after) per spatial axis from `padding`.
+
+    `padding` is "valid", "same" (= "same_lower") or "same_upper" in any case, or a pair (before, after) per axis.  "same" pads for
+    ceil(size / stride) outputs, with the larger padding before; "same_upper" has it after.
+    """
     if isinstance(padding, str):
         word = padding.lower()
         if word == "valid":
             return ((0, 0),) * len(kernel)
         if word not in ("same", "same_lower", "same_upper"):
-            raise ShapeError(f'{what}: padding "{padding}" is not one of "same", "same_lower", "same_upper", "valid" and pairs (before, after)')
+            raise ShapeError(
+                f'{what}: padding "{padding}" must be "same", "same_lower", "same_upper", "valid", or a pair (before, after) per spatial axis'
+            )
         axes = zip(spatial, kernel, strides, dilations, strict=True)
         return tuple(same_padding(n, k, s, d, lower=word != "same_upper") for n, k, s, d in axes)
     pads = tuple((int(before), int(after)) for before, after in padding)
@@ -62,7 +71,7 @@ def explicit_padding(
 
 @dataclass(frozen=True)
 class Tap:
-    """One element of the window: its index in the kernel, and the input elements that it reads for outputs."""
+    """One element of a window: its index `at` in the kernel, and the input elements `source` of the outputs `target`."""
 
     at: tuple[int, ...]
     source: tuple[slice, ...]
@@ -71,7 +80,7 @@ class Tap:
 
 @dataclass(frozen=True)
 class Window:
-    """A window of kernel[a] taps per spatial axis a; `ceil` includes a last window that begins inside but ends outside."""
+    """A sliding window of kernel[a] taps per spatial axis a; `ceil` includes a last window that begins inside but ends outside."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -94,8 +103,8 @@ class Window:
         room = size + before + after - covered
         if room < 0 or not self.kernel[a]:
             raise ShapeError(
-                f"{what}: a kernel of {self.kernel[a]} (dilation {self.dilations[a]}) covers {covered} positions of spatial axis {a}, "
-                f"which has {size} + padding {before} + {after}"
+                f"{what}: a kernel of {self.kernel[a]} (dilation {self.dilations[a]}) spans {covered} elements, "
+                f"but spatial axis {a} has {size} + padding {before} + {after}"
             )
         if not self.ceil:
             return room // stride + 1
@@ -103,7 +112,7 @@ class Window:
         return count - 1 if (count - 1) * stride >= size + before else count
 
     def reach(self, a: int, k: int, size: int, out: int) -> tuple[slice, slice] | None:
-        """Return the input slice that tap k of axis a reads, and the output slice of its readers; None outside the input."""
+        """Return the input slice that tap k of axis a reads, and the slice of its outputs; None if the tap is outside the input."""
         stride, before = self.strides[a], self.padding[a][0]
         shift = k * self.dilations[a] - before
         first = max(0, -(shift // stride))
@@ -114,7 +123,7 @@ class Window:
         return slice(start, start + (stop - first - 1) * stride + 1, stride), slice(first, stop)
 
     def taps(self, spatial: Sequence[int], out: Sequence[int]) -> list[Tap]:
-        """Return the taps that read any input, in row-major order of the window."""
+        """Return the taps inside the input for at least one output, in row-major order of the kernel."""
         reaches = [[(k, self.reach(a, k, spatial[a], out[a])) for k in range(n)] for a, n in enumerate(self.kernel)]
         taps = []
         for combination in itertools.product(*reaches):

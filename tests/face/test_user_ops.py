@@ -141,7 +141,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no type": (lambda x: flow.user_op_builder("n").Input("in", [x]), "call Op.type. first"),
     "too early": (lambda x: op("relu").Input("in", [x]).Output("out").Build().SoleOutputBlob(), "InferAndTryRun"),
     "a module's input": (lambda x: flow.user_op_module_builder("relu").InputSize("inn", 1), 'did you mean "in"'),
-    "shapes": (lambda x: op("matmul").Input("a", [x]).Input("b", [x]).Output("out").Build().InferAndTryRun(), "disagree on the summed axis"),
+    "shapes": (lambda x: op("matmul").Input("a", [x]).Input("b", [x]).Output("out").Build().InferAndTryRun(), "the summed axis has size"),
     "a text for an integer": (lambda x: op("gather").Attr("axis", "1"), "attribute 'axis' is an integer, or a list of integers, not '1'"),
     "a number for a list": (lambda x: op("conv2d").Attr("strides", 2), "attribute 'strides' is a list of integers, not 2"),
     "a wrong default": (lambda x: op("ctc_loss").Attr("blank", None), "attribute 'blank' is an integer, not None"),

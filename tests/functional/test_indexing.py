@@ -171,7 +171,7 @@ def test_invalid_indices_raise() -> None:
         (lambda: x[4], IndexError, r"test_indexing.py:\d+: index 4 is out of range for axis 0 of float64\[4,6\], which has 4 elements"),
         (lambda: x[0, 0, 0], AxisError, "3 indices for float64"),
         (lambda: x[..., ..., 0], AxisError, "an index after a second"),
-        (lambda: x[[0, 4]], AxisError, "position 4 at .* is not on an axis of 4"),
+        (lambda: x[[0, 4]], AxisError, "index 4 at .* is out of range for an axis of 4"),
         (lambda: x[[-5]], AxisError, "position -5"),
         (lambda: x[[0.5]], DtypeError, r"or a list or tensor of integers or bool; got \[0.5\]"),
         (lambda: x[tensor([0.5])], DtypeError, "indices must be integers"),

@@ -44,7 +44,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "a fraction beside integers": (
         lambda x: flow.cast(x, flow.int32) + 0.5,
         DtypeError,
-        rf"shift at {HERE}: 0.5 is not an integer but the tensor is int32",
+        rf"shift at {HERE}: 0.5 is not an integer, but the tensor is int32",
     ),
     "matrices for images": (
         lambda x: flow.layers.conv2d(x, 3, 3, name="c"),

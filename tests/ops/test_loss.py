@@ -76,7 +76,7 @@ def test_rejected_labels_do_not_stop_the_kernel(label: int) -> None:
 
 
 def test_mismatched_labels_raise() -> None:
-    with pytest.raises(ShapeError, match=r"labels int64\[3\] are not one per row of logits float64\[2,3\]; they should be \[2\]"):
+    with pytest.raises(ShapeError, match=r"labels int64\[3\] must have the shape \[2\], one label per row of logits float64\[2,3\]"):
         loss.SparseSoftmaxCrossEntropy().infer(type_of(LOGITS), type_of(np.array([0, 1, 2])))
     with pytest.raises(DtypeError, match=r"labels float64\[2\] are not integers; cast"):
         loss.SparseSoftmaxCrossEntropy().infer(type_of(LOGITS), type_of(np.zeros(2)))

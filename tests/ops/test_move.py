@@ -22,9 +22,9 @@ def test_padding_by_edge_elements_equals_numpy(mode: Mode) -> None:
 
 def test_padding_beyond_the_available_elements_raises() -> None:
     with scope.using(interpreter=laws.Immediate()):
-        with pytest.raises(ShapeError, match=r"reflect: \(0, 4\) elements beyond axis 2 .* exceed the 3 available"):
+        with pytest.raises(ShapeError, match=r"reflect: the padding \(0, 4\) of axis 2 .* exceeds the maximum 3"):
             pad_edges(laws.Result(X), [(0, 0), (0, 0), (0, 4)], "reflect")
-        with pytest.raises(ShapeError, match=r"wrap: \(5, 0\) elements beyond axis 2 .* exceed the 4 available"):
+        with pytest.raises(ShapeError, match=r"wrap: the padding \(5, 0\) of axis 2 .* exceeds the maximum 4"):
             pad_edges(laws.Result(X), [(0, 0), (0, 0), (5, 0)], "wrap")
 
 
