@@ -126,26 +126,26 @@ def lookups() -> list[tuple[Callable[..., Any], Any, Any, type[Exception], str]]
     right, wrong = np.array([0, -5, 4]), np.array([0, 2, 5])
     rows, no_rows = np.array([0, 3, 4]), np.array([0, 2, -1])
     return [
-        (lambda t, i: t[i], right, wrong, IndexError, r"position 5 at \[2\]"),
-        (lambda t, i: t[:, i[0:1] * 0, i], np.array([0, 3, -4]), np.array([0, 3, -7]), IndexError, r"position -7 at \[2\]"),
-        (lambda t, i: flow.index_select(t, 0, i), right, wrong, IndexError, r"index_select at .*: position 5 at \[2\]"),
-        (lambda t, i: flow.take(t, i), np.array([79, 0, -80]), np.array([0, 80, 3]), IndexError, r"take at .*: position 80 at \[1\]"),
+        (lambda t, i: t[i], right, wrong, IndexError, r"index 5 at \[2\]"),
+        (lambda t, i: t[:, i[0:1] * 0, i], np.array([0, 3, -4]), np.array([0, 3, -7]), IndexError, r"index -7 at \[2\]"),
+        (lambda t, i: flow.index_select(t, 0, i), right, wrong, IndexError, r"index_select at .*: index 5 at \[2\]"),
+        (lambda t, i: flow.take(t, i), np.array([79, 0, -80]), np.array([0, 80, 3]), IndexError, r"take at .*: index 80 at \[1\]"),
         (
             lambda t, i: flow.gather(t[:3, :, 0], 1, i),
             np.array([[3], [0], [-4]]),
             np.array([[0], [4], [0]]),
             IndexError,
-            r"gather at .*: position 4 at \[1, 0\]",
+            r"gather at .*: index 4 at \[1, 0\]",
         ),
         (
             lambda t, i: flow.scatter(t[:3, :, 0], 1, i, 2.0),
             np.array([[3], [0], [1]]),
             np.array([[0], [4], [0]]),
             IndexError,
-            r"scatter at .*: position 4 at \[1, 0\]",
+            r"scatter at .*: index 4 at \[1, 0\]",
         ),
-        (lambda t, i: t.index_fill(0, i, 1.0), right, wrong, IndexError, r"index_fill at .*: position 5 at \[2"),
-        (lambda t, i: t[:, :, 0].index_add(0, i, t[:3, :, 1]), right, wrong, IndexError, r"index_add at .*: position 5 at \[2\]"),
+        (lambda t, i: t.index_fill(0, i, 1.0), right, wrong, IndexError, r"index_fill at .*: index 5 at \[2"),
+        (lambda t, i: t[:, :, 0].index_add(0, i, t[:3, :, 1]), right, wrong, IndexError, r"index_add at .*: index 5 at \[2\]"),
         (lambda t, i: F.embedding(i, t[:, :, 0]), rows, no_rows, ValueError, r"embedding at .*: row -1 at \[2\]"),
         (lambda t, i: F.one_hot(i, 5), rows, np.array([0, 5, 1]), ValueError, r"one_hot at .*: row 5 at \[1\]"),
         (
