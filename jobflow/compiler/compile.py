@@ -1,27 +1,27 @@
 """The stages of the compiler in order.
 
-    trace          run the job's body once          -> Graph
-    prepared       apply strategy and precision     -> Graph
-    differentiate  add gradients and updates        -> Graph      (unroll: the same, once per microbatch)
-    guard          make updates conditional         -> Graph
-    simplify       merge equal nodes, drop unused   -> Graph
-    update_rows    update tables by the rows read   -> Graph
-    pipeline       order nodes by the schedule      -> Graph
-    recompute      rematerialize regions            -> Graph
-    shard          choose layouts                   -> Sharded
-    box            insert changes of layout         -> Physical
-    break_hazards    write communicated variable values to temporaries -> Physical
-    bucket         join messages of gradients       -> Physical
-    divide_updates divide updates of shared variables among ranks -> Physical
-    look           read whole arguments without a copy -> Physical
-    lower          take the part of one rank        -> RankProgram
-    write          turn writes of variables into steps -> RankProgram
-    zero_copy      read arguments in place          -> RankProgram
-    fuse           join small steps                 -> RankProgram
-    order          separate body and epilogue       -> Ordered
-    overlap        transfer while computing         -> Ordered
-    form_regions   join steps that share data       -> Ordered
-    memory         assign addresses                 -> Plan, verified
+    trace           record the job's body                             -> Graph
+    prepared        apply strategy and precision                      -> Graph
+    differentiate   add gradients and updates                         -> Graph     (unroll: the same, once per microbatch)
+    guard           make updates conditional                          -> Graph
+    simplify        merge equal nodes, drop unused nodes              -> Graph
+    update_rows     update tables only at the rows read               -> Graph
+    pipeline        order nodes by the schedule                       -> Graph
+    recompute       rematerialize regions                             -> Graph
+    shard           choose layouts                                    -> Sharded
+    box             insert redistributions                            -> Physical
+    break_hazards   write communicated variable values to temporaries -> Physical
+    bucket          merge all_reduces of gradients                    -> Physical
+    divide_updates  divide updates of shared variables among ranks    -> Physical
+    view_arguments  read whole arguments without a copy               -> Physical
+    lower           select the part of one rank                       -> RankProgram
+    write           turn writes of variables into instructions        -> RankProgram
+    zero_copy       read arguments in place                           -> RankProgram
+    fuse            merge small instructions                          -> RankProgram
+    order           separate body and epilogue                        -> Ordered
+    overlap         transfer data during computation                  -> Ordered
+    form_regions    fuse operations that share data                   -> Ordered
+    memory          assign addresses                                  -> Plan, verified
 
 All stages are pure: no communication, clock, randomness, environment or iteration over sets.  Ranks that compile independently
 therefore get the same result.  The first half runs once for all ranks, the second half separately on each rank.
@@ -91,7 +91,7 @@ def distribute(graph: Graph) -> Physical:
 
 
 def rank_program(physical: Physical, memory: RankMemory, target: Target) -> RankProgram:
-    """Return the program of the rank with this memory, for a device of this kind."""
+    """Return the program of the rank that owns `memory`, for the device of `target`."""
     shared = frozenset(name for name, slot in memory.slots.items() if is_common(slot.buffer))
     physical = divide_updates(physical, shared, memory.io_buffers)
     physical = view_shared_arguments(physical) if memory.io_buffers else physical

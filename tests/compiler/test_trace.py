@@ -250,5 +250,5 @@ def test_a_second_minimize_raises() -> None:
     tracer = Tracer("job", first(1), trainable=True)
     loss = tracer.input("x", type_(2))
     tracer.minimize(None, (loss,))
-    with pytest.raises(JobError, match=r"minimize at test_trace\.py:\d+ and at test_trace\.py:\d+; call it once, with all losses in a list"):
+    with pytest.raises(JobError, match=r"minimize is called at test_trace\.py:\d+ and at test_trace\.py:\d+; call it once, with all losses"):
         tracer.minimize(None, (loss,))

@@ -399,14 +399,14 @@ WRONG: dict[str, tuple[Callable[..., Any], int, list[tuple[int, ...]], str]] = {
         lambda x, table: train_step(x),
         2,
         [(4, 2), (3, 2)],
-        r"the arguments differ in the length of their first axis \(x 4, table 3\).*first axis of 1, or store them in",
+        r"the arguments differ in the length of their first axis \(x 4, table 3\).*first axis of length 1, or store them in",
     ),
     "no batch": (lambda x: train_step(x), 2, [(1, 2)], r"no argument has a first axis longer than 1, so there is no batch to divide \(x \[1, 2\]\)"),
     "a body that names the length of the batch": (
         lambda x: train_step(flow.reshape(x, [6, 2])),
         2,
         [(6, 2)],
-        r"reshape.*\(the body was traced for a microbatch of 3 of the 6 rows of the batch.*as x.shape\[0\]\)",
+        r"reshape.*\(the body was traced for a microbatch of 3 of the 6 rows of the batch.*for example x.shape\[0\]\)",
     ),
     "a variable of the length of the batch": (
         lambda x: train_step(x, x.shape),

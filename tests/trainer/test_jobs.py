@@ -98,7 +98,7 @@ def test_a_root_over_the_batch_is_refused_with_the_key_of_accumulation(in_file: 
         where = rf"{file.name}:{len(lines)} \(strategy\.accumulation\)"
     else:
         settings.append("strategy.accumulation=2")
-    request = f"the 2 microbatches requested at {where} do not give"
+    request = f"the 2 microbatches requested at {where} do not reproduce"
     with pytest.raises(JobError, match=rf"sqrt at nets_to_train\.py:\d+: the loss of job train combines rows of the batch.*{request}"):
         run(loaded(file, tmp_path, *settings))
 

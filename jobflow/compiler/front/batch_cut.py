@@ -17,7 +17,7 @@ def cut_batch(
     The first argument with a first axis longer than 1 determines the length of the batch.  With `exact`, which guarantees the result of
     the whole batch, other arguments of this length are cut too, and the rest pass whole.  Without `exact`, other lengths raise an error.
 
-    `whose` is the job or graph, for messages; `devices` are the rows of each device of the mirrored view, if they differ.
+    `whose` names the job or graph in messages.  `devices` has the number of rows on each device in the mirrored view, if they differ.
     """
     what = f"{whose}: {count} microbatches, requested at {where}"
     if devices and min(devices) < count:
@@ -35,8 +35,8 @@ def cut_batch(
     if len(set(lengths.values())) > 1 and not exact:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise JobError(
-            f"{what}: the arguments differ in the length of their first axis ({listed}), so it is not clear which is the batch; "
-            f"give arguments that are not per row a first axis of 1, or store them in variables"
+            f"{what}: the arguments differ in the length of their first axis ({listed}), so the batch is ambiguous; "
+            f"pass arguments without rows of the batch with a first axis of length 1, or store them in variables"
         )
     rows = next(iter(lengths.values()))
     lengths = {name: length for name, length in lengths.items() if length == rows}
@@ -49,11 +49,11 @@ def cut_batch(
 
 @contextmanager
 def explained(microbatches: Microbatches, rows: int) -> Iterator[None]:
-    """Add the number of traced rows to errors of the body: to the message if shapes may be the cause, otherwise as a note."""
+    """Append the number of traced rows to the message of a shape or argument error raised inside; add it to other errors as a note."""
     batch = f"the {microbatches.rows} rows of the batch ({', '.join(microbatches.arguments)})"
     explanation = (
         f"the body was traced for a microbatch of {rows} of {batch}, because {microbatches.count} microbatches "
-        f"are requested at {microbatches.where}; a length that is the batch's must come from an argument, as {microbatches.arguments[0]}.shape[0]"
+        f"are requested at {microbatches.where}; read the length of the batch from an argument, for example {microbatches.arguments[0]}.shape[0]"
     )
     try:
         yield

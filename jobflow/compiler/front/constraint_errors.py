@@ -44,7 +44,7 @@ def listed(marks: Marks) -> str:
 
 
 def contradiction(node: Node, earlier: Constraint, requested: tuple[Sbp, ...]) -> SbpError:
-    """Return the error of a tensor with two different layout requests and no reader between them."""
+    """Return the error for a tensor with two different layout requests and no reader between them."""
     value = node.inputs[0]
     constraint = Constraint(requested, node)
     return SbpError(
@@ -56,7 +56,7 @@ def contradiction(node: Node, earlier: Constraint, requested: tuple[Sbp, ...]) -
 
 
 def unmet(node: Node, case: Case, dimension: int, constraints: Sequence[Constraint | None]) -> SbpError:
-    """Return the error of an operation without a signature for the requested input layouts along this mesh dimension."""
+    """Return the error for an operation without a signature for the requested input layouts along this mesh dimension."""
     n = case.mesh[dimension]
     inputs = "; ".join(_input(node, case, i, constraint) for i, constraint in enumerate(constraints))
     legal = [s for s in case.op.rule(*(value.tensor_type for value in node.inputs)).signatures() if s.legal(n)]
@@ -80,13 +80,13 @@ def _input(node: Node, case: Case, index: int, constraint: Constraint | None) ->
 
 
 def _each_alone_possible(case: Case, legal: Sequence[Signature], dimension: int) -> bool:
-    """Return True if each hint alone is satisfiable."""
+    """Return True if each required layout can be satisfied when the others are ignored."""
     requested = [(i, o.requested_along(dimension)) for i, o in enumerate(case.operands) if o.required and o.requested_along(dimension) is not None]
     return all(any(s.inputs[i] == layout for s in legal) for i, layout in requested)
 
 
 def _change(node: Node, case: Case, legal: Sequence[Signature], dimension: int, constraints: Sequence[Constraint | None]) -> str:
-    """Describe the smallest change of hints; among equal ones, the layouts that the compiler itself would choose."""
+    """Describe the changes of requests that yield the layouts which the compiler chooses without requests."""
     free = choose(replace(case, operands=tuple(replace(o, required=False) for o in case.operands)))
     free_layouts = [free.input(i) for i in range(len(case.operands))]
     parts = []
@@ -99,7 +99,7 @@ def _change(node: Node, case: Case, legal: Sequence[Signature], dimension: int, 
 
 
 def in_program_syntax(marks: Marks) -> str:
-    """Return a layout in the syntax of programs."""
+    """Return the user's expression for a layout, for example `distribute.split(0)`."""
     if len(set(marks)) > 1:
         return f"hierarchical_parallel_cast(x, {[str(sbp) for sbp in marks]})"
     if isinstance(marks[0], Split):

@@ -1,9 +1,9 @@
 """Graph -> graph with gradients and updates.
 
-Reverse mode over ordinary nodes, before layouts are chosen.  Layout inference then derives the communication of the backward pass
-as it does for the forward pass.  Gradients are processed in the order of the legacy API:
+Reverse-mode differentiation of ordinary nodes, before layouts are chosen.  Layout inference then derives the communication of the
+backward pass as it does for the forward pass.  Gradients are processed in the order of the legacy API:
 
-1. every loss element starts with loss_scale / (number of elements of a loss);
+1. the gradient of every loss element starts with loss_scale / (number of elements of a loss);
 2. contributions are added;
 3. the scale is divided out;
 4. regularizers are added;
@@ -47,9 +47,9 @@ Contributions = dict[Value, list[Value]]
 class Weight:
     """The weight of a body's losses in the losses of the batch.
 
-    The mean runs over `elements` elements (per rank in the mirrored view, see `counted`), and the body contributes `share` of it.
-    Gradients are multiplied by `raised` until they reach variables, see `raised_by`.  If the program watches gradients, the factor
-    turns them into gradients of the sum of the elements, which watches report to the last bit.
+    The mean runs over `elements` elements (per rank in the mirrored view, see `counted`), and the body contributes the fraction `share`.
+    Gradients are multiplied by `raised` (see `raised_by`) until they reach variables.  If the program watches gradients, `raised` is
+    the number of elements.  Watches then report the gradients of the sum of the elements without rounding.
     """
 
     elements: int
@@ -63,7 +63,7 @@ class Gradients:
 
     #: value -> its gradient
     of: Mapping[Value, Value]
-    #: gradient -> the end whose gradient it is
+    #: gradient -> the node input or output that it belongs to
     ends: Mapping[Value, End]
 
     def of_variables(self, tracer: Tracer) -> dict[str, Value]:
@@ -72,14 +72,14 @@ class Gradients:
         return {name: self.of[tracer.reads[name]] for name in names}
 
     def provenance(self, node: Node) -> Provenance:
-        """Return the provenance of a node, with the ends that its outputs are gradients of."""
+        """Return the provenance of a node, with the node inputs or outputs whose gradients the node computes."""
         ends = tuple([self.ends.get(value) for value in node.outputs])
         return replace(node.provenance, gradients=ends) if any(ends) else node.provenance
 
 
 @dataclass(frozen=True)
 class LogicalProgram:
-    """The graph of a job, and the interpretation of its outputs."""
+    """The graph of a job, and the meaning of its outputs."""
 
     graph: Graph
     #: the watches that receive the last outputs
@@ -89,7 +89,7 @@ class LogicalProgram:
 
 
 def differentiate(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
-    """Append the nodes of training to the traced job; return a predict job unchanged."""
+    """Return the graph of a traced job with nodes for gradients and updates; a predict job gets none."""
     tracer, training = Tracer.onward(program), program.training
     if training is None:
         watches, shown = watched(tracer, {}, Weight(1))
@@ -111,7 +111,7 @@ def counted(program: Traced, loss: Value) -> int:
     """Return the number of terms in the mean of a loss.
 
     The terms are the elements of the loss, or its rows if the shape is dynamic and no strategy sets a view.
-    In the mirrored view, return 0 on a device without samples: its mean has weight 0 among the means of the devices.
+    In the mirrored view, a device without samples returns 0, so that its mean has weight 0 among the means of the devices.
     """
     if loss.local and is_without_rows(program.inputs.values(), program.rows):
         return 0
@@ -120,13 +120,13 @@ def counted(program: Traced, loss: Value) -> int:
 
 
 def is_without_rows(arguments: Iterable[Value], rows: tuple[int, ...]) -> bool:
-    """Return True on a device whose arguments have no rows while those of other devices have some; `rows` as in `Tracer`."""
+    """Return True if the arguments of this device have no rows, but those of other devices have some; `rows` as in `Tracer`."""
     own = [value.shape[:1] for value in arguments if value.local and value.shape]
     return any(rows) and bool(own) and all(length == (0,) for length in own)
 
 
 class _Marking(Rewriter):
-    """A rewriter that records, in nodes of the backward pass, the ends that their outputs are gradients of."""
+    """A rewriter that records in each backward node which inputs or outputs of forward nodes its gradients belong to."""
 
     def __init__(self, graph: Graph, traced: int, gradients: Gradients) -> None:
         super().__init__(graph)
@@ -146,15 +146,15 @@ class _Marking(Rewriter):
 
 #: number of loss elements up to which float16 represents the gradients without a factor
 FEW = 1024
-#: ops between a loss and its mean
+#: ops between the elements of a loss and their mean
 _OF_MEANS = (Cast, DivideBy, Reshape, ReduceSum, Scale, Squeeze)
 
 
 def raised_by(nodes: Sequence[Node], training: Training, weight: Weight) -> float:
-    """Return the factor on float16 gradients that keeps the 1 / N of a mean over millions of elements from underflowing.
+    """Return the factor that keeps float16 gradients of a mean over millions of elements from underflowing.
 
-    The factor is a power of two, so that float32 digits stay unchanged.  It is the number of elements of the loss, and of the means that
-    produce it, divided by FEW.  A loss scale reduces the factor.  A dynamic loss scale counts with its initial value.
+    The factor is a power of two, so it does not round float32 values.  Its size is the number of elements averaged in the losses,
+    divided by FEW and by the loss scale.  A dynamic loss scale counts with its initial value.
     """
     optimizer = training.optimizers[0]
     half = any(value.dtype is float16 for node in nodes for value in node.outputs)
@@ -167,7 +167,7 @@ def raised_by(nodes: Sequence[Node], training: Training, weight: Weight) -> floa
 
 
 def _mean_over(loss: Value) -> float:
-    """Return the number of elements that a float32 loss is the mean of: the product of the divisors applied to its sums."""
+    """Return the number of elements that a float32 loss averages: the product of the divisors applied to its sums."""
     count, value = 1.0, loss
     while isinstance(value.node.op, _OF_MEANS) and not value.node.inputs[0].dtype.is_half:
         if isinstance(value.node.op, Scale) and 0 < abs(value.node.op.number) < 1:
@@ -179,7 +179,7 @@ def _mean_over(loss: Value) -> float:
 
 
 def update_variables(tracer: Tracer, training: Training, gradients: Mapping[str, Value], raised: float = 1.0) -> None:
-    """Record the step that writes variables and counts steps; the gradients are multiplied by `raised`."""
+    """Record the updates of variables and of the train step; divide the factor `raised` out of the gradients."""
     names = list(gradients)
     scaling = Scaling.of(tracer, training.optimizers[0].dynamic_loss_scale)
     with tracer.updating(training.where):
@@ -198,14 +198,14 @@ def update_variables(tracer: Tracer, training: Training, gradients: Mapping[str,
 
 
 def watched(tracer: Tracer, gradients: Mapping[Value, Value], weight: Weight) -> tuple[tuple[Watch, ...], list[Value]]:
-    """Return the watches and the values that they report; omit watches of missing gradients."""
+    """Return the watches and the values that they report, without watches of missing gradients."""
     watches = tuple(watch for watch in tracer.watches if not watch.gradient or watch.value in gradients)
     shown = [_undivided(tracer, watch.value, gradients[watch.value], weight) if watch.gradient else watch.value for watch in watches]
     return watches, shown
 
 
 def _undivided(tracer: Tracer, value: Value, gradient: Value, weight: Weight) -> Value:
-    """Return the gradient of the sum of the losses' elements instead of their mean."""
+    """Return the gradient of the sum of the loss elements, computed from the gradient of their mean."""
     assert tracer.training is not None, "without training there are no gradients"
     loss = tracer.training.losses[0]
     if not _has_dynamic_rows(tracer, loss):
@@ -220,7 +220,7 @@ def _undivided(tracer: Tracer, value: Value, gradient: Value, weight: Weight) ->
 
 
 def check_losses(program: Traced) -> Training:
-    """Return the training of a program; raise JobError unless its losses exist and share one numeric type."""
+    """Return the training configuration of a program; raise JobError unless its losses exist and share one numeric type."""
     assert program.training is not None, "only train jobs have losses"
     training, what = program.training, f"{program} at {program.training.where}"
     if not training.losses:
@@ -248,7 +248,7 @@ def backpropagate(tracer: Tracer, training: Training, weight: Weight) -> Gradien
     for loss in training.losses:
         if loss not in needed:
             whole = [name for name, variable in tracer.variables.items() if variable.trainable and not variable.type.dtype.is_float]
-            why = f"; those of integers are not trained: {', '.join(whole)}" if whole else ""
+            why = f"; integer variables are not trained: {', '.join(whole)}" if whole else ""
             raise JobError(f"{tracer.kind} {tracer.name} at {training.where}: loss {loss.name} does not depend on any trainable variable{why}")
         with tracer.gradients_of(loss.node):
             seed = _seed(tracer, loss, scale * weight.share * weight.raised, weight)
@@ -274,7 +274,7 @@ def trained_variables(tracer: Tracer) -> set[Value]:
 
 
 def reached_from(values: set[Value], nodes: Sequence[Node]) -> set[Value]:
-    """Return these values and all differentiable values that depend on them."""
+    """Return these values and all values that depend on them and have a gradient."""
     reached = set(values)
     for node in nodes:
         if any(value in reached for value in node.inputs):
@@ -283,9 +283,9 @@ def reached_from(values: set[Value], nodes: Sequence[Node]) -> set[Value]:
 
 
 def _seed(tracer: Tracer, loss: Value, scale: float, weight: Weight) -> Value:
-    """Return d(sum of means) / d loss: the scale over the number of elements of the loss on all ranks.
+    """Return the initial gradient of a loss: the scale divided by the number of elements of the loss on all ranks.
 
-    The seed of a loss in half precision is float32.
+    The initial gradient of a loss in half precision is float32.
     """
     dtype = loss.dtype.of_gradient.arithmetic
     wider = None if dtype is loss.dtype else dtype
@@ -325,12 +325,14 @@ def _add_gradients(node: Node, gradients: Mapping[Value, Value], needed: set[Val
         if gradient is None or value not in needed or not (value.dtype.is_float or lets_through(node, needed)):
             continue
         if not isinstance(gradient, Value) or gradient.tensor_type != value.tensor_type.with_dtype(value.dtype.of_gradient):
-            raise PlanError(f"{node.op} at {node.where}: its gradient for {value.name} {value.tensor_type} is {gradient!r}, of another type")
+            raise PlanError(
+                f"{node.op} at {node.where}: its gradient for {value.name} {value.tensor_type} is {gradient!r}; gradient and value must have one type"
+            )
         contributions.setdefault(value, []).append(_marked(gradient, End(node.name, index), ends))
 
 
 def _marked(gradient: Value, end: End, ends: dict[Value, End]) -> Value:
-    """Return the gradient after recording its end in `ends`; an earlier end of the same gradient takes precedence."""
+    """Return the gradient, after recording the node input or output that it belongs to in `ends`; an earlier record takes precedence."""
     if gradient.node.phase == "backward":
         ends.setdefault(gradient, end)
     return gradient

@@ -1,10 +1,11 @@
 """The dynamic loss scale, and guarded updates for steps with gradients that are not finite.
 
-`Scaling` applies while gradients are computed.  The loss starts with the current scale, and gradients are divided by it.  Elements
-that are not finite are counted over all variables and ranks.  The count is an ordinary sum, so every rank has the same one.
+`Scaling` applies while gradients are computed.  The initial gradient of the loss is multiplied by the current scale, and the
+gradients of variables are divided by it.  Elements that are not finite are counted over all variables and ranks.  The count is an
+ordinary sum, so every rank has the same one.
 
-`Stopping` replaces it if there is no scale.  The first step that is not finite then leaves all variables unchanged, so that the
-cause can be inspected.
+`Stopping` replaces `Scaling` if there is no scale.  The first step that is not finite then leaves all variables unchanged, so that
+the cause can be inspected.
 
 `guard` is a pass on the finished graph: every write of a variable depends on the count (`GuardedUpdate`).  A step with an infinity leaves
 every variable unchanged, including the train step and the statistics of batch normalisation.  Only the scale shrinks.
@@ -31,7 +32,7 @@ from jobflow.ops.shape import reshape
 from jobflow.ops.source import ReadVariable
 from jobflow.ops.update import Assign, Updated
 
-#: prefix of the variable that stops a job's steps; the job's name follows
+#: prefix of the variable that halts the training of a job; the job's name follows
 NOT_FINITE = "System-Train-NotFinite"
 
 
@@ -45,7 +46,7 @@ class Scaling:
 
     @staticmethod
     def of(tracer: Tracer, dynamic: DynamicScale | Halting | None) -> Scaling | Stopping | None:
-        """Declare the variables; return None if the scale is fixed."""
+        """Declare the variables of a dynamic scale, or of the count that halts training; return None if the scale is fixed."""
         if dynamic is None:
             return None
         if isinstance(dynamic, Halting):
@@ -66,7 +67,10 @@ class Scaling:
         return ew.cast(ew.multiply(ew.cast(gradient, dtype.arithmetic), factor), dtype)
 
     def judge(self, gradients: Sequence[Tensor]) -> dict[str, Value]:
-        """Return the next scale and counter for the gradients of all variables; each gradient has the layout of its variable."""
+        """Return the new values of the scale and of the counter of good steps.
+
+        `gradients` are those of all variables, each in the layout of its variable.
+        """
         bad = added(list(map(count_not_finite, gradients)))
         scale, good = apply(LossScaleUpdate(self.dynamic.period, self.dynamic.multiplier), self.scale, self.good, bad)
         return {self.scale.name: scale, self.good.name: good}
@@ -74,7 +78,10 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Stopping:
-    """A count of elements that are not finite, without a scale: in this step and in the first skipped step."""
+    """The halting of training, without a scale, at the first step with elements that are not finite.
+
+    `count` is the number of such elements in the first step that had any; until then it is zero.
+    """
 
     count: Value
 
@@ -87,7 +94,7 @@ class Stopping:
         return gradient
 
     def judge(self, gradients: Sequence[Tensor]) -> dict[str, Value]:
-        """Return the next count for the gradients of all variables; each gradient has the layout of its variable."""
+        """Return the new value of the count; `gradients` are those of all variables, each in the layout of its variable."""
         bad: Tensor = self.count
         for gradient in gradients:
             bad = ew.add(count_not_finite(gradient), bad)
@@ -95,7 +102,7 @@ class Stopping:
 
 
 def guard(graph: Graph) -> Graph:
-    """Make every write except that of the loss scale or the count depend on the step's count; return a graph without a count unchanged."""
+    """Make every variable update conditional on the count of elements that are not finite; return a graph without a count unchanged."""
     judge = next((node for node in graph.nodes if isinstance(node.op, LossScaleUpdate | Halt)), None)
     return graph if judge is None else _Guarding(graph, judge).run()
 
@@ -118,7 +125,7 @@ class _Guarding(Rewriter):
         return isinstance(node.op, Updated) and node is not self.judge and node not in self.before
 
     def _behind(self) -> set[Node]:
-        """Return the nodes that depend on the count: the guarded writes, and readers of their results."""
+        """Return the nodes that depend on the count: the guarded updates, and all readers of their results."""
         behind: set[Node] = set()
         for node in self.graph.nodes:
             if self._is_guarded(node) or any(value.node in behind for value in node.inputs):
@@ -128,12 +135,12 @@ class _Guarding(Rewriter):
     def take(self, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
         if not self._is_guarded(node):
             return self.keep(node, inputs)
-        assert isinstance(node.op, Updated), "others are not guarded"
+        assert isinstance(node.op, Updated), "only updates are guarded"
         count = self._count(node)
         return self.keep(node, (*inputs, count), op=GuardedUpdate(node.op), provenance=replace(node.provenance, phase="update"))
 
     def _count(self, node: Node) -> Value:
-        """Return the count in the view of the node."""
+        """Return the count, converted to the view of the node."""
         bad = self.now[self.judge.inputs[-1]]
         if not node.outputs[0].local:
             return bad

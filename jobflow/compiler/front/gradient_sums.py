@@ -1,4 +1,4 @@
-"""Sums of gradients: first per placement, and by cheaper equivalents where these exist."""
+"""Sums of gradients, computed per placement first and replaced by cheaper equivalents if these exist."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def added(values: Sequence[Tensor]) -> Value:
 
 
 def addends(total: Value) -> list[Value]:
-    """Return the terms that `added` summed across placements, in order."""
+    """Return the terms of a sum across placements that `added` built, in order; any other value is its only term."""
     if not isinstance(total.node.op, Add):
         return [total]
     first, second = total.node.inputs
@@ -43,13 +43,13 @@ def _sum(total: Value, value: Value) -> Value:
 
 
 def shorter_sum(terms: Terms) -> Tensor | None:
-    """Return a cheaper equivalent of the sum of the results of these ops of one class; None if none exists."""
+    """Return a cheaper equivalent of the sum of these terms, whose operations have one class; None if none exists."""
     shorten = SHORTER.get(type(terms[0][0]))
     return None if shorten is None else shorten(terms)
 
 
 def _windows_side_by_side(terms: Terms) -> Tensor | None:
-    """Concatenate the gradients of windows that follow each other along an axis and fill it."""
+    """Return the concatenation of the gradients of slices that tile an axis; None if the slices do not tile any axis."""
     ops = [op for op, _ in terms if isinstance(op, SliceGrad)]
     for axis, size in enumerate(ops[0].shape):
         spans = [op.span(axis) for op in ops]

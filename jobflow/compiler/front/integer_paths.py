@@ -1,4 +1,4 @@
-"""Gradients of integers, through a legacy cast: an operation on integers has the gradient of the same operation on float64."""
+"""Gradients through integers, which a legacy cast permits: an integer operation has the gradient of the same float64 operation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jobflow.ops.scalar import Cast
 
 
 def lets_through(node: Node, reached: Container[Value]) -> bool:
-    """Return True if the integer results of a node have a gradient: those of a cast with `through`, and functions of such integers."""
+    """Return True if gradients flow through the integer results of a node: a cast with `through`, or a function of its integers."""
     op, whole = node.op, {i for i, value in enumerate(node.inputs) if value in reached}
     if isinstance(op, ViewConversion | Cast):
         return isinstance(op, ViewConversion) or op.through or not node.inputs[0].dtype.is_float
@@ -29,13 +29,13 @@ def _is_linear(node: Node, whole: set[int]) -> bool:
 
 
 def _is_formula(node: Node, whole: set[int]) -> bool:
-    """Return True for an operation with a gradient that keeps the element type of the operands in `whole`."""
+    """Return True for a differentiable operation whose result has the element type of the operands in `whole`."""
     kinds = {value.dtype for value in (*node.outputs, *(node.inputs[i] for i in whole))}
     return type(node.op).grad is not Op.grad and len(kinds) == 1 and len(node.outputs) == 1
 
 
 def operands(node: Node, reached: Container[Value]) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
-    """Return the inputs and outputs for the gradient of a node: integers on the path of a gradient become float64."""
+    """Return the inputs and outputs that the gradient function of a node reads; integers on the path of a gradient become float64."""
     path = [value for value in node.inputs if value in reached and value.dtype.is_integer]
     if not path or isinstance(node.op, ViewConversion | Cast):
         return node.inputs, node.outputs

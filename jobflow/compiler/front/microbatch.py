@@ -8,9 +8,9 @@ the next microbatch.
 * An argument is cut along its first axis.  Arguments with a first axis of length 1 or without axes are passed whole to every
   microbatch.  All others must have one length, the batch.  Rows are cut among microbatches first, then among ranks.
 * Values that do not depend on the rows (variables, casts of them, constants) are computed once.
-* Gradients accumulate over microbatches, partial ones unreduced, so ranks still exchange them once.  Unscaling, regularizers and
-  clipping are applied once, to the sum.
-* The result is the mean over the batch, also if microbatches differ in length.  A loss per row weighs 1 / (number of elements
+* Gradients accumulate over microbatches before they are reduced over ranks, so ranks exchange them once.  Unscaling, regularizers
+  and clipping are applied once, to the sum.
+* The result is the mean over the batch, also if microbatches differ in length.  A loss per row has weight 1 / (number of elements
   in the batch).  A loss of fixed size, which the program reduced, is weighted by its number of rows.
 * Random values equal those of the whole batch if the first axis is the batch axis; otherwise each microbatch samples separately.
 * A variable that the body assigns (moving statistics) is passed from one microbatch to the next, and the last value is stored.
@@ -20,7 +20,7 @@ the next microbatch.
 * If arguments reside on the ranks (`Microbatches.within`), the program selects the rows of a microbatch there, by logical rows in
   any layout, and concatenates all results.
 * In the mirrored view every rank cuts its own rows.  An argument that is one array for all ranks is cut into microbatches, and each
-  of these over the ranks.  If ranks differ in length, dropout differs from that of the whole batch.
+  microbatch over the ranks.  If ranks differ in length, dropout differs from that of the whole batch.
 
 Example, k = 2, y = x w with a loss per row.  The program has two nodes for each of x w and x' dy, then dw = dw#0 + dw#1 and
 w <- w - lr dw.
@@ -88,12 +88,12 @@ class _Body:
     names: set[str] = field(default_factory=set)
     #: values computed once for all microbatches
     shared: dict[Value, Value] = field(default_factory=dict)
-    #: how its values combine to those of the batch; None for the rule of num_gradient_accumulation_steps
+    #: the rules that combine its values into those of the batch; None for the rule of num_gradient_accumulation_steps
     parts: Parts | None = None
 
 
 def _bodies(traced: Sequence[Body], microbatches: Microbatches, parts: Sequence[Parts]) -> list[_Body]:
-    """Differentiate the traced bodies."""
+    """Differentiate each traced body with the weight of its losses in the batch."""
     trainings = [check_losses(program) for program, _ in traced]
     losses = [training.losses[0] for training in trainings]
     elements = [counted(program, loss) for (program, _), loss in zip(traced, losses, strict=True)]
@@ -135,7 +135,10 @@ def _rows_of(body: _Body, node: Node, microbatches: Microbatches) -> int | None:
 
 
 def _weights(losses: Sequence[Value], elements: Sequence[int], microbatches: Microbatches, ranks: int) -> list[Weight]:
-    """Return the weight of the losses in the batch, per microbatch size; each of `losses` has so many `elements` on each of `ranks`."""
+    """Return the weight of the losses in the batch, one per microbatch size.
+
+    `losses` and `elements` have one entry per size; a loss has that number of elements on each of `ranks`.
+    """
     sizes = microbatches.sizes
     grows = len(set(elements)) > 1 if len(sizes) > 1 else _times(losses, sizes, ranks) is not None
     if not grows:
@@ -145,15 +148,15 @@ def _weights(losses: Sequence[Value], elements: Sequence[int], microbatches: Mic
 
 
 def _sharing(program: Traced, value: Value, microbatches: Microbatches) -> int:
-    """Return the number of ranks that share the rows of a value: more than 1 in the mirrored view if arguments are cut over the ranks."""
+    """Return the number of ranks that share the rows of a value; in the mirrored view they share arguments that are cut over the ranks."""
     of_all = bool(microbatches.arguments) and not any(program.inputs[name].local for name in microbatches.arguments)
     return value.node.placement.size if value.local and of_all else 1
 
 
 def _times(values: Sequence[Value], sizes: Sequence[int], ranks: int = 1) -> int | None:
-    """Return the number of elements per row of the batch along the first axis, shared by `ranks`; None if it is another axis.
+    """Return the number of elements along the first axis per row of the batch; None if rows are along another axis.
 
-    `values` has the value for each microbatch size.  With one size, the length alone decides.
+    `values` has one value per microbatch size, and `ranks` share its first axis.  With one size, the length alone decides.
     """
     if not all(value.shape and value.shape[0] * ranks % size == 0 for value, size in zip(values, sizes, strict=True)):
         return None
@@ -165,17 +168,17 @@ def _times(values: Sequence[Value], sizes: Sequence[int], ranks: int = 1) -> int
 
 
 def unroll(traced: Sequence[Body], microbatches: Microbatches, parts: Sequence[Parts] = ()) -> LogicalProgram:
-    """Return the program for the whole batch.  `traced`: one body per microbatch size.
+    """Return the program that runs all microbatches of a batch; `traced` has one body per microbatch size.
 
-    `parts`, one per body, relates its values to those of the batch.  Without them the rule of num_gradient_accumulation_steps holds.
+    `parts` has the rules that combine the values of each body.  Without them, the rule of num_gradient_accumulation_steps applies.
     """
     for other in traced[1:]:
         _check_alike(traced[0], other, microbatches, joined=not parts)
     program = traced[0][0]
     if program.rows and microbatches.count == microbatches.rows:
         raise JobError(
-            f"{program}: the ranks' arguments differ in length ({list(program.rows)}) and microbatches of one rank have one row each, in "
-            f"which a loss per row and the mean of a loss look alike; request fewer than {microbatches.rows} at {microbatches.where}"
+            f"{program}: the ranks' arguments differ in length ({list(program.rows)}) and microbatches of one rank have one row each, so "
+            f"a loss per row cannot be distinguished from a mean loss; request fewer than {microbatches.rows} at {microbatches.where}"
         )
     return _Unrolling(microbatches, _bodies(traced, microbatches, parts)).run()
 
@@ -198,7 +201,7 @@ def _check_alike(one: Body, other: Body, microbatches: Microbatches, joined: boo
     for word, (n, m) in counts.items():
         if n != m:
             raise JobError(
-                f"{what} has {n} {word} for the one and {m} for the other; this must not depend on the number of rows or on values outside of the job"
+                f"{what} has {n} {word} for the one and {m} for the other; their number must not depend on the rows or on values outside of the job"
             )
     for x, y in zip(outputs, others, strict=True):
         if joined and x.shape[1:] != y.shape[1:]:
@@ -208,7 +211,7 @@ def _check_alike(one: Body, other: Body, microbatches: Microbatches, joined: boo
 
 
 class _Unrolling:
-    """A copier of bodies into one program, which continues the names of the first body."""
+    """A rewriter that copies the bodies of all microbatches into one program."""
 
     def __init__(self, microbatches: Microbatches, bodies: Sequence[_Body]) -> None:
         program = bodies[0].program
@@ -282,7 +285,7 @@ class _Unrolling:
     # ---------------------------------------------------------------- the whole batch
 
     def _gather(self, name: str, part: Part) -> None:
-        """Compute a value of the whole batch, before the first microbatch."""
+        """Record the computation of a value of the whole batch, before the first microbatch."""
         nodes = {body.rows: next(node for node in body.program.nodes if node.name == name) for body in self.bodies}
         each = [
             self._value_ahead(self.of_size[stop - start], nodes[stop - start].inputs[0], number, start)
@@ -294,7 +297,7 @@ class _Unrolling:
             body.shared[nodes[body.rows].outputs[0]] = total
 
     def _value_ahead(self, body: _Body, target: Value, microbatch: int, start: int) -> Value:
-        """Compute a value of a microbatch ahead of all microbatches."""
+        """Record the computation of a microbatch's contribution to a value of the whole batch, before the first microbatch."""
         needed = leading_to(target)
         now: dict[Value, Value] = {}
 
@@ -309,7 +312,7 @@ class _Unrolling:
         return now[target]
 
     def _update(self, name: str, part: Part, passes: Sequence[Mapping[Value, Value]]) -> Value:
-        """Return the value that the batch assigns to a variable."""
+        """Return the new value of a variable, combined from all microbatches."""
         sizes = [stop - start for start, stop in self.microbatches.spans]
         each = [now[self.of_size[size].program.updates[name]] for now, size in zip(passes, sizes, strict=True)]
         with self.tracer.standing_for(self.bodies[0].program.updates[name].node):
@@ -318,9 +321,9 @@ class _Unrolling:
     # ---------------------------------------------------------------- one microbatch
 
     def _pass(self, microbatch: int, body: _Body, start: int) -> dict[Value, Value]:
-        """Copy the body for the microbatch that begins with row `start`; return its values there."""
+        """Copy the body for the microbatch that begins with row `start`; return the copy of each value."""
         now: dict[Value, Value] = {}
-        names: dict[Value, list[str]] = {}  # terms on different placements are accumulated there
+        names: dict[Value, list[str]] = {}  # terms on different placements are accumulated separately
         for name, value in body.gradients.items():
             for part in addends(value):
                 names.setdefault(part, []).append(name)
@@ -337,7 +340,7 @@ class _Unrolling:
         return now
 
     def _outputs(self, body: _Body, node: Node, inputs: tuple[Value, ...], microbatch: int, start: int) -> Sequence[Value]:
-        """Return the outputs of a node of the body in a microbatch."""
+        """Return the values that replace the outputs of a body's node in a microbatch."""
         if isinstance(node.op, ReadVariable):
             return (self._read(node, node.op.key),)
         if node in body.copied:
@@ -385,7 +388,7 @@ class _Unrolling:
         return outputs
 
     def _rows(self, node: Node, op: Input, microbatch: int, start: int) -> Sequence[Value]:
-        """Select the rows of a microbatch from a whole argument; if all microbatches are equal, arguments may differ in length."""
+        """Select the rows of a microbatch from a whole argument; arguments may differ in length if all microbatches have one size."""
         length, equal = op.shape[0], len(self.microbatches.sizes) == 1
         if op.key not in self.inputs:
             rows = self.microbatches.count * length if equal else self.microbatches.rows
@@ -397,7 +400,7 @@ class _Unrolling:
 
     @staticmethod
     def _end(body: _Body, end: End | None, suffix: str) -> End | None:
-        """Return the end of a gradient with the name of the copied node."""
+        """Return `end` with the name of the copied node; unchanged if its node is not copied."""
         return replace(end, node=end.node + suffix) if end is not None and end.node in body.names else end
 
     def _placed(self, body: _Body, node: Node, microbatch: int, start: int) -> Op:
@@ -417,7 +420,7 @@ class _Unrolling:
         return op.localize((), (Box(((first, first + length), *((0, n) for n in rest)), (whole, *rest)),))
 
     def _placed_along(self, body: _Body, node: Node, start: int) -> Op:
-        """Return the node's op if the rows are along another axis, or if there are none."""
+        """Return the node's op for the rows of a microbatch that begin at `start`, along any axis; unchanged if the value has no rows."""
         assert body.parts is not None
         value = node.outputs[0]
         op, part = body.parts.placed.get(node.name, (node.op, B))
@@ -430,7 +433,7 @@ class _Unrolling:
         return op.localize((), (Box(tuple(spans), tuple(whole)),))
 
     def _add(self, name: str, gradient: Value, microbatch: int) -> None:
-        """Accumulate a microbatch's gradient of a variable."""
+        """Add a microbatch's gradient of a variable to the sum on its placement."""
         here = gradient.node.placement
         totals = self.totals.setdefault(name, {})
         if here not in totals:

@@ -1,6 +1,6 @@
 """Unrolled graph -> the same graph in the order of a pipeline schedule.
 
-The graph has every microbatch written out.  Stages are determined as follows.
+The graph contains a copy of the body for every microbatch.  Stages are determined as follows.
 
 * If the program names stages (`Provenance.stage`), these are used.  Stages follow each other by number, and a value moves only to later
   stages.
@@ -11,9 +11,9 @@ Nodes without a stage follow their inputs; arguments and constants follow their 
 stage of the value whose gradient it computes.  Adjacent stages on the same ranks are merged, so stages without separate placements form
 no pipeline.
 
-A schedule yields the rows.  A simulation, in which a backward pass takes twice as long as a forward pass, yields the time of each task.
-Nodes are sorted by these times, subject to their inputs.  Nodes outside of microbatches come as early as possible, the update last.  All
-ranks share one order, so that communication is totally ordered.  The part of each rank in it is its row.
+A schedule yields one row of tasks per group of ranks.  A simulation, in which a backward pass takes twice as long as a forward pass,
+yields the time of each task.  Nodes are sorted by these times, subject to their inputs.  Nodes outside of microbatches run as early as
+possible, and updates run last.  All ranks share one order, so communication is totally ordered.  Each rank runs the tasks of its row.
 
 Example, two stages and two microbatches by 1f1b:  F(0,0)  F(1,0) F(0,1)  B(1,0)  F(1,1) B(0,0)  B(1,1)  B(0,1)  update
 """
@@ -42,7 +42,7 @@ Label: TypeAlias = int | Placement
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The pipeline of a graph: its stages, rows and simulated times."""
+    """The pipeline of a graph: its stages, the row of tasks of each group of ranks, and the simulated times."""
 
     form: Form
     #: one per group of ranks
@@ -58,7 +58,7 @@ class Pipeline:
 
 
 def pipeline(graph: Graph, schedule: str | None = None) -> Graph:
-    """Order the graph by the named schedule.  Without a name, return a graph of a single stage unchanged."""
+    """Order the graph by the named schedule; without a name, return a graph of a single stage unchanged."""
     result = pipeline_of(graph, schedule or USUAL)
     if result is None or (schedule is None and result.form.stages == 1):
         return graph
@@ -66,7 +66,7 @@ def pipeline(graph: Graph, schedule: str | None = None) -> Graph:
 
 
 def pipeline_of(graph: Graph, schedule: str) -> Pipeline | None:
-    """Return the pipeline of an unrolled graph, or None without microbatches.  Raise PlacementError if values return to an earlier stage."""
+    """Return the pipeline of an unrolled graph, or None if it has no microbatches; raise PlacementError if values return to an earlier stage."""
     if schedule not in SCHEDULES:
         raise ConfigError(f'{graph.kind} {graph.name}: unknown pipeline schedule "{schedule}"; use {", ".join(SCHEDULES)}')
     own = [node for node in graph.nodes if _direction(node) is not None]
@@ -89,7 +89,7 @@ def pipeline_of(graph: Graph, schedule: str) -> Pipeline | None:
 
 
 def _direction(node: Node) -> Pass | None:
-    """Return the pass of a node's microbatch, forward or backward; None for a node outside of microbatches."""
+    """Return "forward" or "backward" for a node of a microbatch; None for any other node."""
     if node.provenance.microbatch is None or node.phase == "update":
         return None
     return "backward" if node.phase == "backward" else "forward"
@@ -99,7 +99,7 @@ def _direction(node: Node) -> Pass | None:
 
 
 def _placements(nodes: Iterable[Node], stages: Mapping[Node, int]) -> list[Placement]:
-    """Return the placement of each stage: the one of most of its nodes with inputs."""
+    """Return for each stage the placement of most of its nodes; nodes without inputs do not count."""
     counts: list[Counter[Placement]] = [Counter() for _ in range(1 + max(stages.values()))]
     for node in nodes:
         counts[stages[node]][node.placement] += 1 if node.inputs else 0
@@ -107,7 +107,7 @@ def _placements(nodes: Iterable[Node], stages: Mapping[Node, int]) -> list[Place
 
 
 def _merged(placements: Sequence[Placement]) -> list[int]:
-    """Return for each stage the first of the adjacent stages on the same ranks."""
+    """Return for each stage the first stage of the adjacent stages on the same ranks."""
     result: list[int] = []
     for stage, placement in enumerate(placements):
         same = stage > 0 and placement.ranks == placements[stage - 1].ranks
@@ -193,7 +193,7 @@ class _Stages:
 
 
 def _disjoint(forward: Iterable[Node]) -> frozenset[Placement]:
-    """Return the placements that are stages: no two share a rank."""
+    """Return the placements that become stages; no two of them share a rank."""
     used = list(dict.fromkeys(node.placement for node in forward if node.inputs))
     disjoint: list[Placement] = []
     for placement in sorted(used, key=lambda placement: placement.size):
@@ -228,7 +228,7 @@ def _sorted(nodes: Sequence[Node], pipeline: Pipeline) -> tuple[Node, ...]:
 
 
 def _keys(nodes: Iterable[Node], pipeline: Pipeline) -> dict[Node, tuple[float, int]]:
-    """Return the sort key of each node: the begin of its task, then the distance to the end of the pipeline."""
+    """Return the sort key of each node: the start time of its task, then the distance to the end of the pipeline."""
     keys: dict[Node, tuple[float, int]] = {}
     for node in nodes:
         task = pipeline.tasks.get(node)

@@ -29,7 +29,7 @@ from jobflow.ops.elementwise import cast
 
 
 def lower_precision(program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
-    """Lower the program to its half precision where possible; return the program and its outputs."""
+    """Rewrite the program so that suitable operations run in its half-precision type; return the program and its outputs."""
     if program.half is None:
         return program, outputs
     shown = {*outputs, *program.losses, *(watch.value for watch in program.watches), *program.updates.values()}
@@ -41,7 +41,7 @@ def lower_precision(program: Traced, outputs: Sequence[Value]) -> tuple[Traced, 
 
 
 def _in_half(nodes: Sequence[Node]) -> set[Node]:
-    """Return the nodes computed in half precision, without those that accept any precision."""
+    """Return the nodes to compute in half precision, except those that accept any precision."""
     always = {node for node in nodes if node.op.precision == "half" and _only_single(node)}
     willing = {node for node in nodes if node.op.precision in ("follows", "any") and _only_single(node)}
     behind: set[Node] = set()
@@ -103,7 +103,7 @@ class _Halving:
         return self.casts[key]
 
     def _as_shown(self, was: Value, now: Value) -> Value:
-        """Return an output, cast back to float32 if it is visible outside of the graph."""
+        """Return an output of a node, cast back to float32 if it is visible outside of the graph."""
         if was not in self.shown or now.dtype is was.dtype:
             return now
         single = self._cast(now, was.dtype)

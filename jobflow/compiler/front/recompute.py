@@ -6,12 +6,12 @@ results of the job, and values outside of all regions.  Between the passes only 
 of one region at a time.  A chain of n equal layers in regions of sqrt(n) layers needs memory for about 2 sqrt(n) layers, at the price of
 a second forward pass.
 
-A region that reads only variables (a parameter that is gathered at its use) stores no activations.  It is recomputed for the second
-computation of other regions too.
+A region that reads only variables (a parameter that is gathered at its use) stores no activations.  If a recomputed region reads
+its values, they are recomputed too.
 
-Random ops sample the same values the second time, because these are a function of keys and the run counter.  Writes of variables are
-not repeated, and their inputs in the forward pass (batch statistics, for moving averages) are stored.  Copies have the inverted number of
-the region, so that they are never confused with the original nodes.
+Random ops sample the same values the second time, because their samples are a function of keys and the run counter.  Writes of variables
+are not repeated, and their inputs in the forward pass (batch statistics, for moving averages) are stored.  Copies have the bitwise
+complement of the region number, which distinguishes them from the original nodes.
 
 Example, one region {a, b} in  x -> a -> b -> loss.  The copies are a' = a(x), and b' = b(a') if the gradient of the loss or of b needs it.
 Both precede the first of these gradients.
@@ -36,7 +36,7 @@ Key = tuple[int, int | None, Placement]
 
 @dataclass
 class RecomputedRegion:
-    """One region to recompute."""
+    """A region to recompute."""
 
     #: forward nodes that may be recomputed, in order, and the position of the last
     nodes: list[Node] = field(default_factory=list)
@@ -50,7 +50,7 @@ class RecomputedRegion:
     first: int = 0
 
     def choose(self, stored: set[Value]) -> None:
-        """Determine the nodes to repeat, and the position of the copies, if these values are stored."""
+        """Choose the nodes to recompute and the position of their copies; `stored` values are not recomputed."""
         own = set(self.nodes)
         self.first = min((at for value, at in self.read if value not in stored), default=0)
         needed: set[Node] = set()
@@ -64,7 +64,7 @@ class RecomputedRegion:
 
 
 def recompute(graph: Graph) -> Graph:
-    """Repeat the required nodes; return a graph without regions unchanged."""
+    """Insert copies of the nodes to recompute; return a graph without regions unchanged."""
     regions, stored = _regions(graph)
     for region in regions:
         if not region.of_variables:
@@ -81,7 +81,7 @@ def recompute(graph: Graph) -> Graph:
 
 
 def _regions(graph: Graph) -> tuple[list[RecomputedRegion], set[Value]]:
-    """Return every region, in program order, and the stored values."""
+    """Return all regions, in program order, and the stored values."""
     regions: dict[Key, RecomputedRegion] = {}
     region_of: dict[Node, RecomputedRegion] = {}
     inputs: list[Value] = []
@@ -119,7 +119,7 @@ class _Repeating(Rewriter):
     def __init__(self, graph: Graph, starts: Mapping[int, Sequence[Node]]) -> None:
         super().__init__(graph)
         self.starts = starts
-        #: value -> its copy for nodes behind the forward pass
+        #: value -> its copy, for nodes after the forward pass
         self.repeated: dict[Value, Value] = {}
 
     def run(self) -> Graph:
@@ -136,7 +136,7 @@ class _Repeating(Rewriter):
         return tuple(self.repeated[value] if value in self.repeated else self.now[value] for value in node.inputs)
 
     def _repeat(self, node: Node) -> None:
-        assert node.provenance.region is not None, "nodes of a region have one"
+        assert node.provenance.region is not None, "a node of a region has a region number"
         provenance = replace(node.provenance, phase="backward", region=~node.provenance.region)
         makes = [(type, f"{AGAIN}{name}", local) for type, name, local in outputs_of(node)]
         repeated = self.keep(node, self._read(node), makes=makes, name=f"{AGAIN}{node.name}", provenance=provenance)

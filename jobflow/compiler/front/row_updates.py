@@ -32,12 +32,12 @@ from jobflow.ops.row_update import RowUpdate
 from jobflow.ops.scalar import Cast, FillLike, Scale
 from jobflow.ops.slices import Concat
 
-#: a table is updated by rows if at most one in this number of its rows is read
+#: a table is updated by rows if at most 1 / SPARSE of its rows are read
 SPARSE = 4
 #: least number of elements: for smaller tables, a pass over the gradient costs less than sorting
 LEAST = 64 * 1024
 
-#: lookups: gradients of rows, with the indices of the rows
+#: pairs of gradients of rows and the indices of these rows
 Lookups = list[tuple[Value, Value]]
 
 
@@ -54,7 +54,7 @@ class _RowUpdater(Rewriter):
         self.updates = {node for node in graph.nodes if isinstance(node.op, OptimizerUpdate) and self._is_sparse(node, node.op)}
 
     def _is_sparse(self, node: Node, op: OptimizerUpdate) -> bool:
-        """Return True if the gradient of an update consists of few rows, or of any number of rows for a lazy update."""
+        """Return True if the gradient of an update consists of few rows; a lazy update accepts any number of rows."""
         table, lazy = node.inputs[0].tensor_type, node in self.lazy
         if not (op.flat and op.elementwise and table.ndim) or table.dtype.is_half or (table.size < LEAST and not lazy):
             return False
@@ -64,11 +64,14 @@ class _RowUpdater(Rewriter):
         return alike and (lazy or SPARSE * read <= table.shape[0])
 
     def _has_dynamic_rows(self, rows: Value) -> bool:
-        """Return True if the number of rows differs among ranks, so that no logical tensor holds them."""
+        """Return True if the number of rows differs among ranks, so that they form no logical tensor."""
         return rows.local and bool(self.graph.rows)
 
     def _sums(self, gradient: Value, reader: Node, dynamic: bool) -> list[Node]:
-        """Return the row sums in a gradient; none if it has other terms or readers.  `ragged`: accept numbers of rows that differ among ranks."""
+        """Return the row sums in a gradient; none if it has other terms or readers.
+
+        With `dynamic`, numbers of rows that differ among ranks are accepted.
+        """
         node = gradient.node
         if self.readers[gradient] != [reader] or gradient in self.shown or node.placement != reader.placement:
             return []
@@ -92,7 +95,7 @@ class _RowUpdater(Rewriter):
         return self.keep(node, (*inputs[:n], rows, ids, *inputs[n + 1 :]), op=RowUpdate(node.op, lazy=node in self.lazy))
 
     def _lookups(self, gradient: Value, update: Node) -> Lookups:
-        """Return pairs of rows to sum and their indices; operations on the sum are applied to the rows."""
+        """Return pairs of rows to add and their indices; operations on the sum are applied to the rows."""
         node = gradient.node
         op = node.op
         if isinstance(op, UnsortedSegmentSum):
@@ -107,7 +110,7 @@ class _RowUpdater(Rewriter):
         return lookups
 
     def _where_read(self, update: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
-        """Return a lazy update with a dense gradient; unread rows keep their values."""
+        """Record an update with a dense gradient in which unread rows keep their values; return its outputs."""
         assert isinstance(update.op, OptimizerUpdate)
         table, n = inputs[0].tensor_type, update.op.count
         updated = self.keep(update, (*[self._added(Copy(), (value,), update) for value in inputs[:n]], *inputs[n:]))

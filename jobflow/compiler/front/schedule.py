@@ -1,12 +1,12 @@
 """Pipeline schedules: the order in which each stage processes its microbatches.
 
 A pipeline has stages, and one group of ranks runs each.  A task is the forward or backward pass of one microbatch through one stage.
-A schedule is a function from the form of a pipeline to rows: for each group the order of its tasks.  This module only validates,
-simulates and draws rows; `pipeline` orders the nodes of a graph by them.
+A schedule is a function from the form of a pipeline to rows; a row is the order of tasks of one group.  This module only validates,
+simulates and prints rows; `pipeline` orders the nodes of a graph by them.
 
 * ``gpipe``: all forward passes, then all backward passes.  Every stage stores the activations of all m microbatches.
 * ``1f1b``: a stage starts a new microbatch only while fewer than (stages - stage) are in flight, and prefers backward passes.
-  The same bubble, (p-1)/(m+p-1) of the time, but at most p activations: the default.
+  It has the same bubble, (p-1)/(m+p-1) of the time, but stores at most p activations.  This is the default.
 * ``interleaved``: each of the p groups has v stages, p apart; a microbatch passes every group v times.  Stages are shorter, so
   the bubble falls to (p-1)/(v m + p - 1), for v times the communication.
 
@@ -51,7 +51,7 @@ Needs: TypeAlias = Callable[[Task], Iterable[Task]]
 
 @dataclass(frozen=True)
 class Form:
-    """A pipeline: the group of each stage, the number of microbatches, and the presence of backward passes."""
+    """The form of a pipeline: the group of ranks of each stage, the number of microbatches, and the presence of backward passes."""
 
     groups: tuple[int, ...]
     microbatches: int
@@ -71,7 +71,7 @@ class Form:
         return [Task(direction, stage, i) for direction in directions for stage in range(self.stages) for i in range(self.microbatches)]
 
     def needs(self, task: Task) -> list[Task]:
-        """Return the tasks that precede a task: a microbatch passes the stages in order, and back."""
+        """Return the tasks that must finish before a task; a microbatch passes the stages in order, and back in reverse order."""
         s, i = task.stage, task.microbatch
         if task.direction == "forward":
             return [Task("forward", s - 1, i)] if s else []
@@ -82,7 +82,7 @@ class Form:
 
 
 def gpipe(form: Form) -> tuple[Row, ...]:
-    """Return rows with all forward passes of a group, stage by stage, before its backward passes."""
+    """Return one row per group: all forward passes, stage by stage, then all backward passes."""
     batch = range(form.microbatches)
     rows: list[Row] = []
     for group in range(form.size):
@@ -94,7 +94,7 @@ def gpipe(form: Form) -> tuple[Row, ...]:
 
 
 def one_forward_one_backward(form: Form) -> tuple[Row, ...]:
-    """Return rows in which each group starts its earliest ready task; backward passes and later forward stages take precedence.
+    """Return one row per group, which always starts its earliest ready task; backward passes and later forward stages take precedence.
 
     With one stage per group these are the rows of 1F1B: p - 1 - s forward passes, then alternating forward and backward passes.
     """
@@ -128,8 +128,9 @@ def _may_begin(task: Task, form: Form, done: Mapping[Task, float]) -> bool:
 
 
 def interleaved(form: Form) -> tuple[Row, ...]:
-    """Return rows in which groups of about p microbatches pass through a group's stages in order; 1F1B once the pipeline is full.
+    """Return one row per group, in which about p microbatches at a time pass through the group's stages in order.
 
+    Forward and backward passes alternate, as in 1F1B, once the pipeline is full.
     Forms whose stages are not p apart on p groups get the rows of 1F1B.
     """
     p = form.size
@@ -184,7 +185,10 @@ def _after_warming_up(form: Form, group: int) -> int:
 
 @dataclass(frozen=True)
 class PipelineSchedule:
-    """The `rows` of a form, and the largest number of activations that a group may store: one per microbatch and stage in flight."""
+    """A schedule: `rows` returns the rows of a form, and `limit` the largest number of activations that a group may store.
+
+    An activation belongs to one microbatch and one stage.
+    """
 
     rows: Callable[[Form], tuple[Row, ...]]
     limit: Callable[[Form, int], int]
@@ -210,7 +214,7 @@ def rows_of(form: Form, name: str) -> tuple[Row, ...]:
 
 @dataclass(frozen=True)
 class Simulation:
-    """The begin and end of each task if every group works as soon as possible."""
+    """The start and end time of each task if every group starts its tasks as early as possible."""
 
     begin: dict[Task, float]
     end: dict[Task, float]
@@ -218,18 +222,18 @@ class Simulation:
 
     @property
     def length(self) -> float:
-        """The time from the first begin to the last end."""
+        """The time from the first start to the last end."""
         return max(self.end.values(), default=0.0)
 
     @property
     def bubble(self) -> float:
-        """The idle share of the groups' time."""
+        """The fraction of time in which groups are idle."""
         busy = sum(self.end[task] - self.begin[task] for task in self.begin)
         return 1.0 - busy / (self.groups * self.length) if self.length else 0.0
 
 
 def unit(task: Task) -> float:
-    """Return the same cost for every task."""
+    """Return 1.0, the default cost of every task."""
     return 1.0
 
 
@@ -256,7 +260,7 @@ def simulate(rows: Sequence[Row], needs: Needs, cost: Cost = unit) -> Simulation
 
 
 def in_flight(row: Row) -> int:
-    """Return the largest number of activations that a group stores at once."""
+    """Return the largest number of activations that a group stores at any time."""
     now = most = 0
     for task in row:
         now += 1 if task.direction == "forward" else -1
@@ -265,7 +269,7 @@ def in_flight(row: Row) -> int:
 
 
 def validate(form: Form, rows: Sequence[Row], limit: Callable[[Form, int], int] = _all_of_them) -> None:
-    """Raise PlanError unless each group does every task of its stages once, without a deadlock and within its limit."""
+    """Raise PlanError unless each group runs every task of its stages once, without a deadlock and within its limit of activations."""
     for group, row in enumerate(rows):
         required = Counter(task for task in form.tasks() if form.groups[task.stage] == group)
         counts = Counter(row)
@@ -280,9 +284,10 @@ def validate(form: Form, rows: Sequence[Row], limit: Callable[[Form, int], int] 
 
 
 def diagram(rows: Sequence[Row], simulation: Simulation, names: Sequence[str] = ()) -> str:
-    """Draw the rows over time, a column per unit: F or B with the number of the microbatch.
+    """Return a text diagram of the rows over time.
 
-    A letter names the stage if a group has several.
+    A cell is one unit of time: F or B (forward or backward pass) and the number of the microbatch.
+    A letter after the number identifies the stage if a group has several.
     """
     shortest = min((simulation.end[t] - simulation.begin[t] for row in rows for t in row), default=1.0) or 1.0
     labels = [names[i] if names else f"group {i}" for i in range(len(rows))]

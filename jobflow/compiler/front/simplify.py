@@ -32,14 +32,14 @@ class _Merging(Rewriter):
 
 
 def _key(node: Node, inputs: tuple[Value, ...]) -> Any:
-    # equal ops with different repr contain zeros of different sign
+    # repr distinguishes equal ops that contain zeros of different sign
     provenance = node.provenance
     attributes = (node.placement, provenance.stage, provenance.microbatch, provenance.region)
     return node.op, repr(node.op), inputs, attributes, node.outputs[0].local, node.outputs[0].tensor_type
 
 
 def drop_dead(graph: Graph) -> Graph:
-    """Keep the dependencies of outputs and updates, and the reads of written variables, which name the target of the write."""
+    """Remove nodes on which no output or update depends, except reads of written variables, which name the target of the write."""
     roots: list[Tensor] = [*graph.outputs, *graph.updates.values(), *(graph.reads[name] for name in graph.updates)]
     alive = needed_nodes(roots)
     inputs = tuple(value for value in graph.inputs if value.node in alive)

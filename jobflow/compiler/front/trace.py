@@ -1,8 +1,8 @@
 """Job function -> graph: every op that is called becomes a node.
 
 The tracer records a job's body while it runs, and is the current interpreter while its gradients are computed.  It is one of the few
-mutable objects in jobflow, and has a single owner.  `traced()` freezes the record, and a pass that extends a program has a separate
-tracer (`Tracer.onward`).
+mutable objects in jobflow, and has a single owner.  `traced()` returns an immutable copy of the record, and a pass that extends a
+program has a separate tracer (`Tracer.onward`).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ RUN_COUNTER = "#run"
 
 
 def recorded(tensor: Tensor) -> Value:
-    """Return the value that an op returned under a tracer, typed as Value."""
+    """Return the result of a traced op, typed as Value."""
     return cast(Value, tensor)
 
 
 @dataclass
 class Tracer:
-    """The recorder of one job.  `known` are the session's variables, whose storage this job shares."""
+    """The recorder of one job; `known` are the session's variables, whose storage this job shares."""
 
     name: str
     placement: Placement
@@ -137,7 +137,7 @@ class Tracer:
         return value
 
     def _cross(self, value: Value, local: bool, where: SourceLine) -> Value:
-        """Return the value in the current view.
+        """Return the value, converted to the mirrored view if `local`, otherwise to the consistent view.
 
         In the mirrored view an argument with at least one row per rank becomes the rank's rows; every other value stays whole.
         """
@@ -157,12 +157,12 @@ class Tracer:
         return self._record(op, (value,), self.unique_name(op.word()), placement, where, local=isinstance(op, ToLocal))[0]
 
     def _in_mirrored_view(self, placement: Placement) -> Placement:
-        """Return the placement of each rank's local tensors: the job's own for the same ranks, because another device scope moves nothing."""
+        """Return the placement of local tensors: the job's own if the ranks are the same, because a device scope moves no local tensor."""
         mine = self.placement
         return mine if (placement.ranks, placement.mesh) == (mine.ranks, mine.mesh) else placement
 
     def _parts(self, op: ViewConversion, placement: Placement, where: SourceLine) -> ViewConversion:
-        """Return the op with the number of ranks that hold a part; the gradient of a cut logical tensor has it already."""
+        """Return the conversion with its number of ranks; raise JobError if the ranks' tensors are not pieces of one logical tensor."""
         if op.axes and self.rows and isinstance(op, ToGlobal) and op.ranks == 1:
             raise JobError(
                 f"{self.kind} {self.name} at {where}: the ranks' arguments differ in length ({list(self.rows)}), "
@@ -181,7 +181,7 @@ class Tracer:
         return full
 
     def unique_name(self, prefix: str, where: SourceLine | None = None) -> str:
-        """Return `<prefix>_<n>`, behind the namespaces, unique among nodes; `where` is the op's line, by default the user's."""
+        """Return an unused node name, `<prefix>_<n>` after the namespaces; `where` is the op's line, by default the user's."""
         while True:
             full = self._prefix + scope.current().full_name(prefix)
             n = self._counts.get(full, 0)
@@ -193,7 +193,7 @@ class Tracer:
 
     @contextmanager
     def gradients_of(self, node: Node) -> Iterator[None]:
-        """Record inside as the backward pass of `node`: with its placement, line and name."""
+        """Record ops inside as the backward pass of `node`, with its placement, line and name."""
         before = (self._phase, self._where, self._prefix)
         self._phase, self._where, self._prefix = "backward", node.where, f"{node.name}."
         view = "mirrored" if any(value.local for value in node.outputs) else "consistent"
@@ -205,7 +205,7 @@ class Tracer:
 
     @contextmanager
     def updating(self, where: SourceLine) -> Iterator[None]:
-        """Record inside as the step that writes variables."""
+        """Record ops inside as the update phase, which writes variables."""
         before = (self._phase, self._where)
         self._phase, self._where = "update", where
         try:
@@ -228,7 +228,7 @@ class Tracer:
 
     @classmethod
     def onward(cls, program: Traced) -> Tracer:
-        """Return a tracer that continues after a program, for a pass to record in; the program stays unchanged."""
+        """Return a tracer that continues the record of a program; the program stays unchanged."""
         return cls(
             program.name,
             program.placement,
@@ -294,7 +294,7 @@ class Tracer:
 
     @contextmanager
     def standing_for(self, node: Node, microbatch: int | None = None) -> Iterator[None]:
-        """Record inside with the attributes of `node`; with those of another microbatch if passed."""
+        """Record ops inside with the attributes of `node`; `microbatch` replaces the node's microbatch."""
         before = (self._phase, self._where, self._microbatch)
         self._phase, self._where = node.phase, node.where
         self._microbatch = node.provenance.microbatch if microbatch is None else microbatch
@@ -309,14 +309,14 @@ class Tracer:
     # ---------------------------------------------------------------- sources
 
     def input(self, key: str, type: TensorType, *, local: bool = False, split: bool = True, layout: Layout | None = None) -> Value:
-        """Declare an argument of the job; `layout` is set if the caller fixes it."""
+        """Declare an argument of the job; `layout` fixes its layout."""
         op = Input(type.shape, type.dtype, key, split, sbp=None if layout is None else layout.sbp)
         (value,) = self._record(op, (), key, self.placement if layout is None else layout.placement, self.where, local=local)
         self.inputs[key] = value
         return value
 
     def in_current_view(self, value: Value) -> Value:
-        """Return the value in the current view."""
+        """Return the value, converted to the current view (consistent or mirrored)."""
         return self._cross(value, scope.current().view == "mirrored", self._where or self.where)
 
     def new_region(self) -> int:
@@ -350,7 +350,7 @@ class Tracer:
         return self.reads[declared.name]
 
     def slot(self, name: str, type: TensorType, initial: float, like: Variable | Placement | None) -> Value:
-        """Declare a variable of an optimizer: stored like `like`, or whole on every rank of a placement, by default the job's."""
+        """Declare a variable of an optimizer, stored like the variable `like`, or whole on every rank of a placement (default: the job's)."""
         if isinstance(like, Variable):
             placement, sbp, group = like.placement, like.sbp, name.removeprefix(f"{like.name}-")
         else:
@@ -374,17 +374,17 @@ class Tracer:
         """Make this a train job in which `optimizer` minimises the sum of the losses' means; `where` defaults to the user's line."""
         where = where or user_line()
         if self.training is not None:
-            raise JobError(f"job {self.name}: minimize at {where} and at {self.training.where}; call it once, with all losses in a list")
+            raise JobError(f"job {self.name}: minimize is called at {where} and at {self.training.where}; call it once, with all losses in a list")
         self.trainable = True
         self.training = Training(tuple(losses), (optimizer,), where)
 
     def watch(self, value: Value, take: Callable[[Any], None], gradient: bool = False) -> None:
-        """Pass the value, or its gradient if there is one, to `take` after every run."""
+        """Pass the value to `take` after every run; with `gradient`, pass its gradient if it has one."""
         where = user_line()
         self.watches.append(Watch(self._own(value, "watch", where), take, gradient, where))
 
     def traced(self, outputs: Sequence[Value] = ()) -> Traced:
-        """Freeze the record with these outputs."""
+        """Return the record as an immutable program; raise JobError if an output belongs to another job."""
         for value in outputs:
             self._own(value, f"{self.kind} {self.name}: its result", self.where)
         return Traced(
@@ -413,7 +413,7 @@ class Tracer:
 
 
 def _argument(value: Value) -> str | None:
-    """Return the name of the argument of which a value is a view of all elements; None for any other value."""
+    """Return the name of the argument if the value is a view of all its elements; otherwise None."""
     while isinstance(value.node.op, ViewOp):
         whole = value.node.inputs[0]
         if value.tensor_type.size != whole.tensor_type.size and not isinstance(value.node.op, ViewConversion):

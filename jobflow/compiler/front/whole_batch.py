@@ -7,12 +7,11 @@ traced for a microbatch and for the batch.  For each node, the values of the mic
     Partial       the value of the batch is their sum, maximum or minimum
     Broadcast     all equal the value of the batch
     Statistic     undefined: a statistic of batch normalisation, computed per microbatch
-    Mixed         undefined: an operation is neither by row nor linear in sums over the batch
+    Mixed         undefined: an operation neither treats rows separately nor is linear in sums over the batch
 
-Numbers inside an operation (the 1 / n of a mean) are those of the batch.  If a sum over rows is added to a value without rows, that
-value is scaled in every microbatch by the share of its rows.  An operation may need
-a sum over rows that depends on no trained variable, such as the number of valid labels.  It is computed for the whole batch, before
-the first microbatch.
+Numbers inside an operation (the 1 / n of a mean) are those of the batch.  A value without rows that is added to a sum over rows
+is scaled in every microbatch by the microbatch's share of the rows.  An operation may need a sum over rows that depends on no trained
+variable, such as the number of valid labels.  Such a sum is computed for the whole batch, before the first microbatch.
 
 Example, rows x, variable w:  mean((x w)^2) + w^2  ->  x: S(0), x w: S(0), mean: P(sum), w^2: B times rows / batch, loss: P(sum)
 """
@@ -49,12 +48,12 @@ Body = tuple[Traced, Sequence[Value]]
 
 @dataclass(frozen=True)
 class Statistic:
-    """The part of a statistic of batch normalisation."""
+    """The part of a statistic of batch normalisation, which is computed per microbatch."""
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """The part of values that no rule combines; `node` is the first operation without a rule."""
+    """The part of a value that no rule combines; `node` is the first operation without a rule."""
 
     node: Node
 
@@ -66,9 +65,9 @@ Part: TypeAlias = Sbp | Statistic | Mixed
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of results, watched values and updated variables of a body, in order or by name.
+    """The parts (combination rules) of a body's results, watched values and updated variables.
 
-    Nodes are referred to by name, because strategies and precision record them again.
+    Nodes are identified by name, because strategies and the precision pass record them again.
     """
 
     outputs: tuple[Part, ...]
@@ -83,12 +82,12 @@ class Parts:
 
 
 def parts_of(body: Body, whole: Body, rows: int, microbatches: Microbatches) -> tuple[Traced, Sequence[Value], Parts]:
-    """Rewrite a body so that its losses add up to those of the batch.  Raise JobError if requested values cannot be combined."""
+    """Rewrite a body so that its losses add up to those of the batch; raise JobError if requested values cannot be combined."""
     return _PartsRewriter(body, whole, rows, microbatches).run()
 
 
 class _PartsRewriter:
-    """A parallel walk over the body for a microbatch and the one for the batch."""
+    """A simultaneous walk over two traces of the body: for a microbatch, and for the batch."""
 
     def __init__(self, body: Body, whole: Body, rows: int, microbatches: Microbatches) -> None:
         self.body, self.whole, self.rows, self.microbatches = body, whole, rows, microbatches
@@ -133,7 +132,7 @@ class _PartsRewriter:
         node = next((a for a, b in pairs if type(a.op) is not type(b.op)), program.nodes[-1])
         raise JobError(
             f"{node.op.word()} at {node.where}: the body has other operations for a microbatch of {self.rows} rows than for the batch of "
-            f"{self.microbatches.rows}, so {self._request} do not give the results of the batch; request fewer microbatches, or none"
+            f"{self.microbatches.rows}, so {self._request} do not reproduce the results of the batch; request fewer microbatches, or none"
         )
 
     @property
@@ -159,7 +158,7 @@ class _PartsRewriter:
         return replace(program, nodes=traced.nodes, names=traced.names, counts=traced.counts, training=replace(training, losses=tuple(losses)))
 
     def _check(self, value: Value, what: str, trains: bool = False) -> None:
-        """Raise JobError unless the values of microbatches determine that of the batch."""
+        """Raise JobError unless the values of all microbatches determine the value of the batch."""
         part = self.parts[value]
         if isinstance(part, Split | Broadcast) or (isinstance(part, Partial) and (not trains or part.reduce is SUM)):
             return
@@ -170,7 +169,7 @@ class _PartsRewriter:
         }.get(type(part), "combines rows of the batch, but is not a sum over them")
         instead = "a sum or a mean of a loss per row" if trains else "return the values per row"
         raise JobError(
-            f"{node.op.word()} at {node.where}: {what} of {self.tracer.kind} {self.tracer.name} {why}, so {self._request} do not give the "
+            f"{node.op.word()} at {node.where}: {what} of {self.tracer.kind} {self.tracer.name} {why}, so {self._request} do not reproduce the "
             f"results of the batch; use one microbatch, or {instead} (microbatches divide the rows of {', '.join(self.microbatches.arguments)})"
         )
 
@@ -188,7 +187,7 @@ class _PartsRewriter:
         return self._mixed(node, inputs, parts) or self._ruled(node, whole, inputs, parts)
 
     def _mixed(self, node: Node, inputs: tuple[Value, ...], parts: Sequence[Part]) -> Sequence[Value] | None:
-        """Return the outputs if some inputs have no value in the batch."""
+        """Return the outputs of a node with an input that is undefined for the batch; None if all inputs are defined."""
         undefined: Part | None = next((part for part in parts if isinstance(part, Mixed)), None)
         if undefined is None and any(isinstance(part, Statistic) for part in parts):
             alone = all(isinstance(part, Statistic | Broadcast) for part in parts)
@@ -196,7 +195,7 @@ class _PartsRewriter:
         return None if undefined is None else self._keep(node, inputs, node.op, [undefined] * len(node.outputs))
 
     def _ruled(self, node: Node, whole: Node, inputs: tuple[Value, ...], parts: Sequence[Part]) -> Sequence[Value]:
-        """Return the outputs by the rule of the operation, which may need other inputs."""
+        """Return the outputs of a node by a layout rule of its operation; inputs may be scaled or gathered for it."""
         if isinstance(node.op, ViewConversion):
             return self._keep(node, inputs, node.op, list(parts))
         if isinstance(whole.op, Shift) and parts[0] == P and whole.inputs[0].dtype.is_float:
@@ -214,7 +213,7 @@ class _PartsRewriter:
     def _by(
         self, node: Node, whole: Node, parts: Sequence[Part], input_parts: Sequence[Sbp], output_parts: Sequence[Sbp]
     ) -> tuple[Op, list[Part]] | None:
-        """Return the operation for a microbatch whose inputs and outputs have these parts; None if there is none."""
+        """Return the operation for a microbatch with these parts of inputs and outputs, and the parts of its outputs; None if none fits."""
         if all(isinstance(part, Broadcast) for part in (*input_parts, *output_parts)) and isinstance(whole.op, BroadcastTo):
             output_parts = [_split_axis(node.outputs[0].tensor_type, whole.outputs[0].tensor_type)]
         inputs = [self._piece(part, value.tensor_type) for part, value in zip(input_parts, whole.inputs, strict=True)]
@@ -247,7 +246,7 @@ class _PartsRewriter:
         return Box(tuple(spans), type.shape)
 
     def _piece(self, part: Sbp, type: TensorType) -> TensorType | None:
-        """Return the type of a microbatch's part of a tensor of the batch; None if rows do not divide it."""
+        """Return the type of a microbatch's part of a tensor of the batch; None if its length is not an integer."""
         if not isinstance(part, Split):
             return type
         length, rest = divmod(type.shape[part.axis] * self.rows, self.microbatches.rows)
@@ -278,7 +277,7 @@ class _PartsRewriter:
         return values
 
     def _shared(self, node: Node, inputs: tuple[Value, ...], parts: Sequence[Part], targets: Sequence[Sbp]) -> tuple[Value, ...]:
-        """Return the inputs; those without rows are scaled by the microbatch's share where the signature needs a sum over rows."""
+        """Return the inputs; where the signature needs a sum over rows, inputs without rows are scaled by the microbatch's share of rows."""
         result = list(inputs)
         for i, (part, target) in enumerate(zip(parts, targets, strict=True)):
             if isinstance(part, Broadcast) and isinstance(target, Partial):
@@ -287,7 +286,7 @@ class _PartsRewriter:
         return tuple(result)
 
     def _gather(self, value: Value) -> Value:
-        """Return the value of the whole batch in every microbatch."""
+        """Return a node that stands for the value of the whole batch, computed before the first microbatch."""
         gathered = recorded(apply(Identity(), value))
         self.parts[gathered] = B
         self.gathered[gathered.node.name] = self.parts[value]
@@ -312,7 +311,7 @@ def _choices(whole: Node, parts: Sequence[Part]) -> Sequence[tuple[Sequence[Sbp]
 
 
 def _split_axis(here: TensorType, there: TensorType) -> Sbp:
-    """Return a split along the only axis whose length differs from the batch's; B if no axis or several differ."""
+    """Return a split along the only axis whose length differs from that of the batch; B if none or several differ."""
     if here.ndim != there.ndim:
         return B
     axes = [i for i, (n, m) in enumerate(zip(here.shape, there.shape, strict=True)) if n != m]
@@ -337,7 +336,7 @@ def combined(part: Part, each: Sequence[Value]) -> Value:
 
 
 def leading_to(value: Value) -> set[Node]:
-    """Return the nodes that compute a value."""
+    """Return the producer of a value and all nodes on which it depends."""
     nodes: set[Node] = set()
     rest = [value.node]
     while rest:
