@@ -1,7 +1,7 @@
 """Physical graph -> the same graph, reading whole arguments from shared memory instead of gathering them.
 
-Arguments in the shared I/O buffers (`program.shared_buffers`) are stored whole, for all ranks.  A rank reads its part in place.
-It can also read the whole array: "broadcast_view" is S -> B in memory that ranks share, without a transfer.  The same holds for reshaped arguments.
+Arguments in the shared I/O buffers (`program.shared_buffers`) are stored whole, for all ranks.  A rank reads its part in place, and
+can also read the whole array: the route "broadcast_view" converts S to B without a transfer.  The same holds for reshaped arguments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def view_shared_arguments(physical: Physical) -> Physical:
 
 
 def argument_of(value: Value) -> Value:
-    """Return the value before reshapes."""
+    """Return the value that a chain of reshapes starts from; a value without reshapes is returned unchanged."""
     while isinstance(value.node.op, Reshape):
         value = value.node.inputs[0]
     return value
@@ -39,8 +39,8 @@ def is_contiguous(value: Value, layouts: Mapping[Value, Layout | Local], readers
     layout = layouts[value]
     if not isinstance(value.node.op, Input) or not isinstance(layout, Layout) or not _is_split_by_rows(value, layouts):
         return False
-    as_it_comes = len(value.shape) <= 2 or all(isinstance(reader.op, Reshape) for reader in readers[value])
-    return as_it_comes and not any(box.is_empty for box in layout.boxes(value.shape).values())
+    in_client_order = len(value.shape) <= 2 or all(isinstance(reader.op, Reshape) for reader in readers[value])
+    return in_client_order and not any(box.is_empty for box in layout.boxes(value.shape).values())
 
 
 def _is_split_by_rows(value: Value, layouts: Mapping[Value, Layout | Local]) -> bool:

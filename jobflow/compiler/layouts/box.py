@@ -1,8 +1,8 @@
 """Sharded graph -> physical graph: a `Reroute` node wherever producer and consumer have different layouts.
 
 A reroute is one hop of the cheapest path (`paths`).  It is a row of the route table, an exchange, a move between placements,
-or a relabel, which moves no data.  A value that several nodes read in the same layout is redistributed once.  Reroute nodes are all
-the communication of a job, and record its bytes and the user's line.
+or a relabel, which moves no data.  A value that several nodes read in the same layout is redistributed once.  Reroute nodes contain
+all communication of a job, and record the number of bytes and the user's line.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from jobflow.plan.traffic import handed
 
 
 class Reroute(Op):
-    """A change of layout of one or more tensors; several tensors are sent as one flat array (all_reduce only)."""
+    """A change of layout of one or more tensors; several tensors are sent as one flat array (all_reduce and reduce_scatter only)."""
 
     source: Layout
     target: Layout
-    #: the route's name in the table, or "exchange", "move", "relabel" or "broadcast_view"; "" selects the single hop between the layouts
+    #: the route's name in the table, or "exchange", "move", "relabel", "part" or "broadcast_view"; "" selects the single hop between the layouts
     name: str = ""
     #: (source, target) of each tensor, if several tensors have different layouts
     each: tuple[tuple[Layout, Layout], ...] = ()
@@ -75,7 +75,7 @@ def rerouted(value: Value, op: Reroute, provenance: Provenance) -> Node:
 
 
 def box(sharded: Sharded) -> Physical:
-    """Insert the reroutes."""
+    """Insert a `Reroute` for every change of layout along the cheapest path."""
     return _Boxing(sharded).boxed()
 
 
@@ -140,8 +140,8 @@ class _Boxing(Rewriter):
 def _repetition(hop: Hop, node: Node) -> object:
     """Return a key that is equal for nodes that share a redistributed value.
 
-    A region's inputs are redistributed once per microbatch, and once more for rematerialization, because the value is not kept in between.
-    A value moved from other ranks, as between pipeline stages, is kept on its new ranks.
+    A region's inputs are redistributed once per microbatch, and once more for rematerialization, because the result is not stored in
+    between.  A value moved from other ranks, as between pipeline stages, is stored on its new ranks.
     """
     region, microbatch = node.provenance.region, node.provenance.microbatch
     if region is None or hop.name == "move":

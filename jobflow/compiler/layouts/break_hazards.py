@@ -6,7 +6,7 @@ unchanged.  Two kinds of updates therefore write to temporaries, and an assignme
 * updates on which communication depends, such as a moving average that the program reads again and redistributes;
 * updates whose result is not the new value itself, such as one that a strategy redistributes afterwards:
 
-    a' = MovingAverage(a, x); b = ToLayout(a'); a takes b      =>      a' = NewValues(MovingAverage)(a, x); b = ToLayout(a'); Assign(a, b)
+    a' = MovingAverage(a, x); b = ToLayout(a'); a := b      =>      a' = NewValues(MovingAverage)(a, x); b = ToLayout(a'); Assign(a, b)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jobflow.ops.update import NewValues
 
 
 def break_hazards(physical: Physical) -> Physical:
-    """Compute the new values of such updates in temporaries."""
+    """Write the results of hazardous updates to temporaries; return a graph without hazards unchanged."""
     updates = _before_communication(physical) | _not_the_new_value(physical.graph)
     return _HazardBreaker(physical, updates).rewritten() if updates else physical
 
@@ -47,13 +47,13 @@ def _not_the_new_value(graph: Graph) -> set[Node]:
 
 
 def _source(value: Value) -> Value | None:
-    """Return the value that the producing update writes over; None if the producer is no update."""
+    """Return the value that the update producing `value` overwrites; None if the producer is not an update."""
     over = value.node.op.alias.get(value.index)
     return None if over is None else value.node.inputs[over]
 
 
 def _is_of_variable(value: Value) -> bool:
-    """Return True if only updates and views are between a variable and the value."""
+    """Return True if the value results from a variable through updates and views only."""
     while (source := _source(value)) is not None or _is_view(value.node):
         value = value.node.inputs[0] if source is None else source
     return isinstance(value.node.op, ReadVariable)

@@ -1,7 +1,7 @@
 """Physical graph -> the same graph with gradients reduced in buckets.
 
-All_reduces that only the update phase reads move behind the last gradient.  Those among the same ranks are sent together as one
-flat array of at most `LIMIT` bytes, whatever the layout along other mesh dimensions.  Small messages cost latency rather than
+All_reduces whose results only the update phase reads run after the last gradient.  All_reduces among the same ranks are sent together,
+as one flat array of at most `LIMIT` bytes, whatever the layout along other mesh dimensions.  Small messages cost latency rather than
 bandwidth, and buckets of a few MB stay in cache during the sum.  Buckets follow the order of the variables, so a bucket's
 gradients have the offsets of the variables and one update op serves all of them.
 
@@ -22,12 +22,12 @@ from jobflow.compiler.layouts.paths import changed
 from jobflow.graph.ir import Node, Physical, Provenance
 from jobflow.graph.rewrite import Rewriter, consumers, outputs_of
 
-#: Bytes of one bucket.
+#: Maximum number of bytes of a bucket.
 LIMIT = 4 << 20
 
 
 def bucket(physical: Physical) -> Physical:
-    """Order the update phase last; merge its all_reduces and those of outputs of one node."""
+    """Order the update phase last; merge its all_reduces, and the all_reduces of several outputs of one node."""
     return _Bucketing(physical).bucketed()
 
 

@@ -1,6 +1,7 @@
 """The choice of a signature for a node: the policy of layout inference.
 
-The policy is greedy, as in the legacy system: it never looks ahead, so earlier nodes explain each layout.  Per mesh dimension
+The policy is greedy, as in the legacy system: it never looks ahead, so earlier nodes explain each layout.  These rules apply per mesh
+dimension:
 
 1. Signatures that are illegal for the number of ranks are excluded.  An op that updates a variable in place reads it as stored,
    or whole if no signature allows that, because variables are written after all communication.
@@ -10,13 +11,13 @@ The policy is greedy, as in the legacy system: it never looks ahead, so earlier 
    No other op splits whole inputs.
 4. Signatures that cut an axis into fewer elements than ranks are excluded, unless only they satisfy a request.
 
-On a mesh of one dimension, the signature with the most inputs in their present layout wins.  Among equals, the one that moves
-fewer bytes: zero for an input in its present layout, otherwise the input's size.  Building P and splitting B come last.  The order
-of the rule breaks remaining ties.
+On a mesh of one dimension, the signature with the most inputs in their present layout wins.  Ties go to the signature that moves
+fewer bytes: an input in its present layout counts zero, any other its size.  Signatures that build P or split a B come last.
+The order of the rule resolves remaining ties.
 
 On a mesh of several dimensions the candidates are all combinations, the outermost dimension slowest.  A candidate that reads
-every input in its present layout wins at once.  Otherwise the lowest `price` wins, in which splitting a B is almost free; among
-equals, the last candidate.
+every input in its present layout wins immediately.  Otherwise the lowest `price` wins, in which splitting a B is almost free.
+Ties go to the last candidate.
 
 Example, two ranks: x S(0), w B.  MatMul "mk,kn->mn" takes (S(0) B -> S(0)), the present layout of both inputs.  Its gradient for w
 is x' dy with both S(0): "km,kn->mn" split along k gives P.  The update accepts only B B B, so the gradient is all_reduced.
@@ -46,14 +47,14 @@ Marks = tuple[Sbp | None, ...]
 
 @dataclass(frozen=True)
 class Operand:
-    """One input of a node, as the policy reads it."""
+    """An input of a node, with its present and its requested layout."""
 
     type: TensorType
     #: its layout on the mesh of the node, at present or after a move there
     now: Marks
     #: True if it has a mesh of this shape already
     here: bool = True
-    #: the layout in which it should be read, and True if no other is allowed
+    #: the layout in which it should be read; `required` if no other layout is allowed
     requested: Marks = ()
     required: bool = False
 
@@ -63,7 +64,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Case:
-    """The complete input of a choice."""
+    """The arguments of `choose`: an operation, its operands and the mesh."""
 
     op: Op
     operands: tuple[Operand, ...]
@@ -80,12 +81,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Choice:
-    """One signature per mesh dimension."""
+    """The result of `choose`: one signature per mesh dimension."""
 
     signatures: tuple[Signature, ...]
     #: the first mesh dimension along which no signature satisfies the required layouts
     unmet: int | None = None
-    #: large inputs whose split axis no signature keeps, and that would be gathered or whose split was requested
+    #: large inputs whose split axis no signature accepts, if they would be gathered or the split was requested
     stuck: tuple[int, ...] = ()
 
     def input(self, index: int) -> tuple[Sbp, ...]:
@@ -96,7 +97,7 @@ class Choice:
 
 
 def choose(case: Case) -> Choice:
-    """Return the signatures that the policy selects."""
+    """Return the signatures that the policy of this module selects."""
     if case.at_once and math.prod(case.mesh) == 1:
         return replace(choose(replace(case, mesh=(2,) * len(case.mesh))), stuck=())
     listed = case.op.rule(*(operand.type for operand in case.operands)).signatures()
@@ -138,7 +139,7 @@ def _meets(case: Case, signature: Signature, dimension: int) -> bool:
 
 
 def _narrowed(case: Case, legal: list[Signature], dimension: int) -> list[Signature]:
-    """Return the signatures that remain after steps 1 to 3; at least one."""
+    """Return the signatures that satisfy rules 1 to 3 of the policy; at least one."""
     now = [operand.now[dimension] for operand in case.operands]
     written = sorted(set(case.op.alias.values()))
     if written:
@@ -183,7 +184,7 @@ def _has_room(case: Case, signatures: Sequence[Signature]) -> bool:
 
 
 def _divides(case: Case, signatures: Sequence[Signature]) -> bool:
-    """Return True if the signatures are legal for the number of ranks of all mesh dimensions that share a signature."""
+    """Return True if each signature is legal for all ranks along the mesh dimensions that use it."""
     for signature in signatures:
         ranks = math.prod(n for other, n in zip(signatures, case.mesh, strict=True) if other.inputs == signature.inputs)
         if not signature.legal(ranks):
@@ -253,8 +254,8 @@ def _nested(case: Case, options: Sequence[list[Signature]]) -> tuple[Signature, 
 def price(have: Marks, want: tuple[Sbp, ...], shape: tuple[int, ...], size: int, mesh: tuple[int, ...]) -> float:
     """Return the legacy price of a change of layout on a mesh of several dimensions; `size` is the size of the logical tensor in bytes.
 
-    Neighbouring dimensions with the same change count as one.  If one change is left, B -> S costs 1, S -> S size (n-1)/n,
-    S -> B and P -> S size (n-1), P -> B twice as much.  If several are left, the price is 1 + the sum of these with n = all ranks.
+    Neighbouring dimensions with the same change count as one.  A single change B -> S costs 1, S -> S size (n-1)/n,
+    S -> B and P -> S size (n-1), P -> B twice as much.  Several changes cost 1 + the sum of these prices with n = all ranks.
     Each dimension that keeps its S(k) adds `size` if an outer dimension changes from or to the same S(k).
     """
     groups = _merged(have, want, shape, mesh)
@@ -282,7 +283,7 @@ def _merged(have: Marks, want: Marks, shape: tuple[int, ...], mesh: tuple[int, .
 
 
 def _cuts_alike(sbp: Sbp | None, shape: tuple[int, ...], n: int) -> bool:
-    """Return True if nested cuts give the same pieces as one cut among all n ranks."""
+    """Return True if nested cuts yield the same pieces as one cut among all n ranks."""
     return not isinstance(sbp, Split) or shape[sbp.axis] % n in (0, 1, n - 1)
 
 

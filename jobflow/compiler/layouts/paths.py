@@ -1,13 +1,13 @@
 """The cheapest sequence of routes from one layout to another.
 
 The search is Dijkstra's algorithm over whole layouts.  The cost of a hop is exact: the bytes that the busiest rank sends, plus
-`MEETING` if ranks communicate at all.  Among equal costs, fewer hops win.  The hops are
+`MEETING` if ranks communicate.  Among equal costs, fewer hops win.  The hops are
 
 * a row of the route table, along one mesh dimension or along several that change in the same way.  No inner mesh dimension may
   split the same axis, because its pieces are pieces of the outer pieces.  No inner dimension may be partial with another
   reduction, because the inner reduction has to come first;
-* "exchange", between any two layouts without P on the same ranks: each rank receives the boxes that it lacks from their holders;
-* "move", the same from one set of ranks to another;
+* "exchange", between any two layouts without P on the same ranks: each rank receives its missing boxes from their holders;
+* "move", an exchange from one set of ranks to another;
 * "relabel", if every rank holds its part already: no data moves.
 
 A partial tensor is therefore reduced on its own placement before it moves.  The reduction goes to the cheapest layout.  On two
@@ -32,7 +32,7 @@ from jobflow.core.errors import SbpError
 from jobflow.core.layout import B, Broadcast, Layout, Partial, S, Sbp, Split
 from jobflow.core.types import TensorType
 
-#: Cost of a synchronization in bytes: copying so many bytes takes about as long.
+#: Cost of a synchronization, as the number of bytes whose copy takes about as long.
 MEETING = 32 * 1024
 
 
@@ -98,7 +98,7 @@ def _search(start: Layout, goal: Layout, type: TensorType) -> list[Hop]:
             if candidate < min(best.get(hop.target, _FAR), best.get(goal, _FAR)):
                 best[hop.target], predecessors[hop.target] = candidate, (here, hop)
                 heapq.heappush(open_, (*candidate, next(number), hop.target))
-    raise SbpError(f"no path of routes leads from {start} to {goal}")
+    raise SbpError(f"redistribution from {start} to {goal}: no sequence of routes converts a tensor {type}")
 
 
 _FAR = (1 << 80, 0)
@@ -113,7 +113,7 @@ def _traced_back(predecessors: dict[Layout, tuple[Layout, Hop]], start: Layout, 
 
 
 def _useful_splits(start: Layout, goal: Layout, type: TensorType) -> tuple[Sbp, ...]:
-    """Return B, the splits of both ends and the split of the longest axis; other splits are never cheaper."""
+    """Return B, the splits of both layouts and the split of the longest axis; other splits are never cheaper."""
     axes = {sbp.axis for sbp in (*start.sbp, *goal.sbp) if isinstance(sbp, Split)}
     if type.ndim:
         axes.add(type.shape.index(max(type.shape)))
@@ -138,7 +138,7 @@ def _hops(here: Layout, goal: Layout, type: TensorType, splits: tuple[Sbp, ...])
 
 
 def _along(here: Layout, goal: Layout, splits: tuple[Sbp, ...]) -> Iterator[Hop]:
-    """Yield hops along rows of the route table; a hop to P only if the goal has P there."""
+    """Yield the hops that are rows of the route table; a hop to P only if the goal has P along the same dimensions."""
     for dimensions in _dimensions(here.placement.mesh):
         if len({here.sbp[d] for d in dimensions}) > 1:
             continue
@@ -158,7 +158,7 @@ def _dimensions(mesh: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 def _may_change(here: Layout, there: Layout, dimensions: Sequence[int]) -> bool:
-    """Return True if mesh dimensions may change while inner ones stay.
+    """Return True if these mesh dimensions may change while inner dimensions stay the same.
 
     Inner dimensions must not cut a piece that moves, and must not be partial with another reduction.
     """
@@ -189,9 +189,9 @@ def _exchange_targets(here: Layout, goal: Layout, splits: tuple[Sbp, ...]) -> It
 
 
 def _move_targets(goal: Layout, splits: tuple[Sbp, ...]) -> Iterator[Layout]:
-    """Yield the layouts in which a tensor may arrive at another placement.
+    """Yield the layouts in which another placement can receive a tensor.
 
-    Split dimensions arrive as in the goal.  Whole and partial dimensions may also arrive split.
+    Split dimensions are received as in the goal.  Whole and partial dimensions may also be received split.
     """
     for sbp in product(*((want,) if isinstance(want, Split) or n == 1 else splits for want, n in zip(goal.sbp, goal.placement.mesh, strict=True))):
         yield replace(goal, sbp=sbp)
@@ -243,7 +243,7 @@ def direct(source: Layout, target: Layout) -> str:
         return "relabel" if partial else "exchange"
     elif not partial:
         return "move"
-    raise SbpError(f"the change from {source} to {target} takes more than one hop")
+    raise SbpError(f"redistribution from {source} to {target}: it takes more than one hop; insert one Reroute per hop of paths.path")
 
 
 # -------------------------------------------------------------------- what a hop moves

@@ -1,4 +1,4 @@
-"""The route table: one row for each change of layout, with its collective, the bytes it sends, and its steps.
+"""The route table: one row for each change of layout, with its collective, the bytes it sends, and its instructions.
 
 One table serves cost, explanation and execution.  Other changes are the cheapest path through rows of the table (`paths`).
 A row changes one mesh dimension, or several in the same way.  It runs in groups of ranks that differ only in those dimensions,
@@ -9,7 +9,7 @@ on the part of the tensor that the group holds.  With b bytes on n ranks, a rank
     P -> B  all_reduce      2 b (n-1)/n
 
 For uneven pieces, `plan.traffic` defines the exact number.  Collectives transfer flat arrays whose pieces are contiguous, in
-rank order.  A local step converts pieces along an axis to that order and back (`PackPieces`, `UnpackPieces`).  It is free if
+rank order.  A local instruction converts pieces along an axis to that order and back (`PackPieces`, `UnpackPieces`).  It is free if
 memory has that order already.
 """
 
@@ -30,9 +30,9 @@ from jobflow.plan.traffic import handed
 
 @dataclass(frozen=True)
 class Change:
-    """One change of layout, for the rank at `index` of a group of `ranks`.
+    """A change of layout, for the rank at `index` of a group of `ranks`.
 
-    The group has its own mesh; `type` is the type of the part that its ranks hold together.
+    The group has a separate `mesh`; `type` is the type of the part that its ranks hold together.
     """
 
     source: Sbp
@@ -45,7 +45,7 @@ class Change:
     order: int = -1
 
     def pieces(self, sbp: Sbp) -> tuple[Span, ...]:
-        """Return the range of each rank of the group along the split axis."""
+        """Return the index range of each rank of the group along the split axis."""
         assert isinstance(sbp, Split)
         return nested_cut(self.type.shape[sbp.axis], self.mesh)
 
@@ -72,7 +72,7 @@ class Steps(Protocol):
 
 @dataclass(frozen=True)
 class Route:
-    """A row of the table."""
+    """A row of the route table."""
 
     name: str
     #: the collective operation; None without communication
@@ -82,7 +82,7 @@ class Route:
     steps: Steps
 
     def sent(self, change: Change) -> int:
-        """Return the bytes that the rank sends to the others of its group."""
+        """Return the bytes that the rank sends to other ranks of its group."""
         if self.kind is None:
             return 0
         return handed(self.kind, self.counts(change), change.index, len(change.ranks)) * change.type.dtype.itemsize

@@ -81,7 +81,7 @@ class Sharding(Rewriter):
         return outputs
 
     def settle(self, node: Node, decision: Decision) -> None:
-        """Add a node with its decision."""
+        """Add a node with the layouts and the constraint of its decision."""
         self.add(node)
         self.read_layouts[node] = decision.inputs
         self.layouts.update(zip(node.outputs, decision.outputs, strict=True))
@@ -130,7 +130,7 @@ class Sharding(Rewriter):
         return Decision((layout,), (layout,), Constraint(marks, node, required=bool(op.requested_by), hint=op.requested_by == "with_distribute"))
 
     def by_rule(self, node: Node) -> Decision | None:
-        """Return the decision of the policy."""
+        """Return the layouts that the policy (`choose`) selects; None if the decomposition replaces the node."""
         case = self.case(node)
         choice = self.chosen.get(case)
         if choice is None:
@@ -145,7 +145,7 @@ class Sharding(Rewriter):
         return Decision(inputs, tuple(Layout(here, choice.output(i)) for i in range(len(node.outputs))))
 
     def case(self, node: Node) -> Case:
-        """Return all inputs of the choice for a node."""
+        """Return the arguments of `choose` for a node."""
         operands = tuple(self._operand(value, node) for value in node.inputs)
         pieces = tuple(self._piece(end, node.placement) for end in node.provenance.gradients)
         return Case(node.op, operands, node.placement.mesh, pieces if any(pieces) else ())
@@ -160,7 +160,7 @@ class Sharding(Rewriter):
         return Operand(value.tensor_type, now, here, constraint.marks, constraint.required and node.phase == "forward")
 
     def _piece(self, end: End | None, placement: Placement) -> Marks:
-        """Return the layout that the forward pass read for the value whose gradient this is; () if there is none."""
+        """Return the layout of a forward value, described by `end`, whose gradient is computed; () if it is unknown."""
         if end is None or end.node not in self.layouts_by_name:
             return ()
         layout = self.layouts_by_name[end.node][end.output][end.index]
@@ -183,7 +183,7 @@ class Sharding(Rewriter):
         return tuple(now.get(value, value) for value in outputs)
 
     def _renamed(self, start: int, names: Mapping[Value, str]) -> dict[Value, Value]:
-        """Rebuild the nodes from `start` on with these names of values; return the replacements of changed values."""
+        """Rebuild the nodes from index `start` on with new names of values; return the replacements of changed values."""
         now: dict[Value, Value] = {}
         for at, node in enumerate(self.nodes[start:], start):
             inputs = tuple(now.get(value, value) for value in node.inputs)
@@ -197,9 +197,9 @@ class Sharding(Rewriter):
 
 
 class _Recorder:
-    """The interpreter during a decomposition: it chooses the layouts of each op at its call.
+    """An interpreter that records a decomposition and chooses the layouts of each op when it is called.
 
-    The inputs that caused the decomposition, and results with their shapes, stay split as they are.
+    The inputs that caused the decomposition stay split, as do results with their shapes.
     """
 
     def __init__(self, sharding: Sharding, node: Node, split: Sequence[Value]) -> None:
@@ -216,7 +216,7 @@ class _Recorder:
             self.sharding.constraints[value] = Constraint(tuple(sbp if isinstance(sbp, Split) else None for sbp in layout.sbp), node)
 
     def forget(self) -> None:
-        """Remove the constraints of the decomposition."""
+        """Restore the constraints from before the decomposition."""
         self.sharding.constraints = self.before
 
     def apply(self, op: Op, inputs: Sequence[Tensor], name: str | None) -> tuple[Value, ...]:
@@ -254,9 +254,9 @@ def _per_dimension(sbp: tuple[Sbp, ...], placement: Placement) -> tuple[Sbp, ...
 
 
 def _argument_layout(op: Input, placement: Placement) -> Layout:
-    """Return the layout of an argument.
+    """Return the layout of an argument: the one that it declares, or a split along the outermost mesh dimension of more than one rank.
 
-    An argument with a layout keeps it.  Others are split along the outermost mesh dimension of more than one rank, if they have enough elements.
+    An argument with fewer elements than ranks along axis 0 is not split.
     """
     if op.sbp is not None:
         return Layout(placement, tuple(B if n == 1 else sbp for sbp, n in zip(op.sbp, placement.mesh, strict=True)))
@@ -268,7 +268,8 @@ def _argument_layout(op: Input, placement: Placement) -> Layout:
 def present(layout: Layout, placement: Placement, value: Value) -> tuple[Marks, bool]:
     """Return the layout of a value on a placement's mesh, and True if it has a mesh of this shape already.
 
-    Otherwise, the layout is the one after a move there.  Partial values are reduced before they move.  A value of one rank arrives in pieces.
+    If it has another mesh, the layout is the one after a move to the placement.  Partial values are reduced before they move.
+    A value of one rank is received in pieces.
     """
     if layout.placement == placement:
         return layout.sbp, True

@@ -8,8 +8,8 @@ they are split: each rank writes a piece, and all ranks read the result as B, be
     broadcast_view    a piece -> B   no data moves
 
 An elementwise update runs on pieces: consecutive ranges of the variables of a bucket, beginning on cache lines.  Every other write is
-assigned to one rank, the one with the least work so far.  If a node reads a value written in the same run (an average
-of new values, say), the first rank writes all variables.
+assigned to one rank, the one with the least work so far.  If a node reads a value written in the same run (for example an average
+of new values), the first rank writes all variables.
 
 The gradient of a weight is a product summed over the batch, and each rank has a part of the batch.  The same product can be computed by
 rows instead of addends, if the ranks exchange its factors.  The choice depends on the node's signatures and their cost, as for any node.
@@ -18,8 +18,8 @@ Example, two ranks, x float32[50,784] and dy float32[50,512] on each.  `reduce_s
 sends 0.05 MB.  The x of both ranks costs nothing in the shared I/O buffers (`view_shared_arguments`).
 
 A weight that is updated by rows can also be multiplied by rows.  Each rank then multiplies all samples with its own rows, which are in
-its core's cache.  Otherwise, it multiplies its own samples with all rows and fetches those that other ranks wrote.  This is also a
-signature with a cost: in the example, `all_to_all x w^T`, 0.05 MB, instead of reading 0.8 MB written by others.
+its core's cache.  Otherwise, it multiplies its own samples with all rows and fetches rows that other ranks wrote.  Multiplication by
+rows is also a signature with a cost: in the example, `all_to_all x w^T`, 0.05 MB, instead of reading 0.8 MB written by others.
 
 The decisions are made on the graph that all ranks have, before communication is numbered.  The executor lets ranks write only after
 all have finished their bodies, and begins the next run only after all have written.  In its epilogue, a rank must not read memory that
@@ -46,9 +46,9 @@ from jobflow.ops.source import ReadVariable
 from jobflow.ops.update import Updated
 from jobflow.plan.plan import consecutive_offsets, line_cut
 
-#: factor by which exchanging the factors of a product must be cheaper than summing it
+#: factor by which exchanging the factors of a product must be cheaper than summing the product
 CHEAPER = 2
-#: the same, compared to reading pieces that other ranks write: a read needs no synchronization and fills the cache for all readers
+#: the same factor, compared to reading pieces that other ranks write: a read needs no synchronization and fills the cache for all readers
 FAR_CHEAPER = 4
 
 
@@ -80,7 +80,7 @@ def _groups(op: Reroute) -> tuple[tuple[int, ...], ...]:
 
 
 class _UpdateDivision(Rewriter):
-    """Choose the rank of each write, then rewrite the graph."""
+    """A rewriter that assigns each write of a shared variable to one rank, or in pieces to all ranks."""
 
     def __init__(self, physical: Physical, shared: Collection[str], io_buffers: bool) -> None:
         super().__init__(physical.graph)
@@ -102,7 +102,7 @@ class _UpdateDivision(Rewriter):
         #: reader of a weight that is updated by rows -> its signature with only the rank's own rows
         self.own_rows: dict[Node, Signature] = {}
 
-    # ---------------------------------------------------------------- who writes what
+    # ---------------------------------------------------------------- assignment of writes
 
     def divided(self) -> Physical:
         names = [*(self._variable(node, i) for node in self.writers for i in node.op.alias.values()), *self.assigned]
@@ -160,7 +160,7 @@ class _UpdateDivision(Rewriter):
         return any(self.readers[value] for value in written) or not written.isdisjoint(self.graph.outputs) or not written.isdisjoint(assigned)
 
     def _check_others(self) -> None:
-        """Raise PlanError if a variable of each rank is assigned a value that only one rank computes."""
+        """Raise PlanError if a variable that ranks do not share is assigned a value that only one rank computes."""
         for name, value in self.graph.updates.items():
             if name not in self.shared and value.node in self.owners:
                 raise self._needed_by_all(name, value.node)
@@ -196,7 +196,7 @@ class _UpdateDivision(Rewriter):
     def _cut_like(self, sums: Node, flat: Collection[Node]) -> None:
         """Choose the pieces of the updates that are the only readers of these sums.
 
-        The pieces are rows if the gradient is computed by rows, otherwise ranges of all of them as one array.
+        The pieces are rows if the gradient is computed by rows, otherwise ranges of all gradients as one flat array.
         """
         assert isinstance(sums.op, Reroute)
         cut: dict[Value, list[Node]] = {}
@@ -229,7 +229,7 @@ class _UpdateDivision(Rewriter):
         return isinstance(layout, Layout) and layout.is_whole and set(layout.placement.ranks) == set(self.ranks)
 
     def _layout(self, value: Value, layouts: Mapping[Value, Layout | Local]) -> Layout:
-        """Return the layout of a value of the consistent view."""
+        """Return the layout of a value in the consistent view."""
         layout = layouts[value]
         assert isinstance(layout, Layout)
         return layout
@@ -243,7 +243,7 @@ class _UpdateDivision(Rewriter):
     # ---------------------------------------------------------------- products in rows
 
     def _choose_readers(self) -> None:
-        """Let readers of weights that are updated by rows read only their rank's rows, if that is cheaper than reading those of others."""
+        """Let readers of weights that are updated by rows read only their rank's rows, if that is cheaper than reading all rows."""
         for update, layout in self.pieces.items():
             if isinstance(layout, FlatPieces):
                 continue
@@ -256,7 +256,7 @@ class _UpdateDivision(Rewriter):
                     self.own_rows.update((node, signature) for _, node, signature in known)
 
     def _own_row_signature(self, node: Node, weight: Value, layout: Layout) -> tuple[int, Node, Signature] | None:
-        """Return the cost and signature of a node that reads only the rank's rows of a weight; None if there is no such signature.
+        """Return the cost, the node, and its signature that reads only the rank's rows of a weight; None if there is none.
 
         The cost is that of redistributing the other inputs and the outputs.
         """
@@ -299,7 +299,7 @@ class _UpdateDivision(Rewriter):
         return best[1] if best is not None and CHEAPER * best[0] <= alone else None
 
     def _price(self, value: Value, placement: Placement, sbp: Sbp) -> int:
-        """Return the cost of redistributing a factor."""
+        """Return the cost of redistributing a factor of a product."""
         return 0 if self._is_contiguous(value) else price(self._layout(value, self.physical.layouts), Layout(placement, (sbp,)), value.tensor_type)
 
     def _is_contiguous(self, value: Value) -> bool:
@@ -309,7 +309,7 @@ class _UpdateDivision(Rewriter):
 
     def take(self, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
         if node in self.products:
-            return node.outputs  # each reader computes it
+            return node.outputs  # each reader computes the product
         if not self.rows.keys().isdisjoint(node.outputs) or not self.scattered.keys().isdisjoint(node.outputs):
             return self._gradient_sums(node, inputs)
         if node in self.late:
@@ -347,7 +347,7 @@ class _UpdateDivision(Rewriter):
         return self.redistributed[key]
 
     def _updated_pieces(self, node: Node, inputs: tuple[Value, ...], layout: Layout) -> list[Value]:
-        """Update pieces; return views of the whole results."""
+        """Record an update of pieces; return views of the whole results."""
         assert isinstance(node.op, Updated)
         tensors = node.op.count + node.op.like
         parts = [self._rerouted(value, layout, "part", node) for value in inputs[:tensors]]
@@ -359,7 +359,7 @@ class _UpdateDivision(Rewriter):
         ]
 
     def _on_owner(self, node: Node, inputs: tuple[Value, ...], rank: int) -> tuple[Value, ...]:
-        """Run a node on one rank."""
+        """Record a node on one rank only."""
         if isinstance(node.op, Reroute) or node.outputs[0].local or (node.op.alias and node not in self.writers):
             raise self._needed_by_all(str(node.op), node)
         outputs = self.keep(node, tuple(self._held_by(value, rank, node) for value in inputs), placement=Placement(self.placement.tag, (rank,)))
@@ -367,7 +367,7 @@ class _UpdateDivision(Rewriter):
         return outputs
 
     def _held_by(self, value: Value, rank: int, node: Node) -> Value:
-        """Return a value on the one rank that runs the node; the rank must hold it whole."""
+        """Return a value on the one rank that runs the node; raise PlanError unless the rank holds it whole."""
         layout = self.layouts[value]
         if not isinstance(layout, Layout) or not layout.is_whole or rank not in layout.placement.ranks:
             raise self._needed_by_all(value.name, node)
@@ -383,7 +383,7 @@ class _UpdateDivision(Rewriter):
     # ---------------------------------------------------------------- gradients
 
     def _gradient_sums(self, node: Node, inputs: tuple[Value, ...]) -> list[Value]:
-        """Return sums of gradients: by rows, in pieces, or whole."""
+        """Return the sums of gradients, computed by rows, in pieces, or whole."""
         assert isinstance(node.op, Reroute)
         ends = node.op.each or ((node.op.source, node.op.target),) * len(inputs)
         result: dict[Value, Value] = {}
@@ -402,7 +402,7 @@ class _UpdateDivision(Rewriter):
         return [result[value] for value in node.outputs]
 
     def _merged_sums(self, node: Node, route: str, sums: Sequence[_Sum]) -> dict[Value, Value]:
-        """Merge some of the sums of a node into one collective."""
+        """Merge these sums of a node into one collective; return the new value of each."""
         ends = tuple((one.source, one.target) for one in sums)
         op = Reroute(*ends[0], route, ends if len(set(ends)) > 1 else ())
         makes = [(one.value.tensor_type, one.value.name, False) for one in sums]
@@ -417,14 +417,14 @@ class _UpdateDivision(Rewriter):
         return rows
 
     def _with_own_rows(self, node: Node, signature: Signature) -> list[Value]:
-        """Run a node on the rank's own rows and redistribute its outputs to the layouts that readers expect."""
+        """Record a node on the rank's own rows and redistribute its outputs to the layouts that readers expect."""
         outputs = self._with_signature(node, signature)
         return [
             self._redistributed(value, self._layout(before, self.physical.layouts), node) for value, before in zip(outputs, node.outputs, strict=True)
         ]
 
     def _with_signature(self, node: Node, signature: Signature) -> tuple[Value, ...]:
-        """Run a node with its inputs in the layouts of a signature."""
+        """Record a node with its inputs in the layouts of a signature."""
         factors: list[Value] = []
         for value, sbp in zip(node.inputs, signature.inputs, strict=True):
             x, target = self.now[value], Layout(node.placement, (sbp,))

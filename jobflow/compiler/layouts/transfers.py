@@ -1,7 +1,7 @@
 """Transfers of boxes of a tensor between ranks: between placements, and where the route table has no row.
 
-A box has the same values on every rank that holds it, so no partial dimension is involved.  Along mesh dimensions on which both
-layouts are partial alike, the ranks with one coordinate exchange their addends among themselves.
+A box has the same values on every rank that holds it, so no partial dimension is involved.  Along mesh dimensions that are partial
+in both layouts, the ranks with the same coordinate exchange their addends among themselves.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class BoxTransfer:
 
     @property
     def size(self) -> int:
-        """Number of elements sent by the source rank."""
+        """The number of elements that the source rank sends; 0 for a local copy."""
         return 0 if self.source == self.target else math.prod(self.box.shape)
 
 
 @lru_cache(maxsize=4096)
 def transfers(source: Layout, target: Layout, shape: tuple[int, ...], among: frozenset[int] | None = None) -> tuple[BoxTransfer, ...]:
-    """Return the transfers that change the placement of a tensor without partial dimensions; `among` excludes all other ranks."""
+    """Return the transfers that change the placement of a tensor without partial dimensions; `among` restricts the ranks."""
     return _between(source.boxes(shape), target.boxes(shape), shape, among)
 
 
@@ -55,8 +55,8 @@ def _between(
 ) -> tuple[BoxTransfer, ...]:
     """Return the transfers between the boxes that ranks hold and those that they need.
 
-    Every target rank uses its own data first, then receives from the holders in placement order.  Several holders of the same part
-    take turns, to balance the load.
+    Every target rank uses its own data first, then receives from other holders in placement order.  Several holders of the same part
+    send it alternately, to balance the load.
     """
     held: dict[tuple[Span, ...], list[int]] = {}
     for rank, box in source.items():
@@ -121,7 +121,10 @@ def _connected(ranks: Sequence[int], all_transfers: tuple[BoxTransfer, ...]) -> 
 
 
 def exchange_steps(build: Builder, x: LocalValue, source: Box, target: Box, exchange: Exchange, order: int) -> LocalValue:
-    """Return the `target` box of this rank, built from `x`, which holds its `source` box, and from the data of other ranks."""
+    """Append the instructions of an exchange; return the `target` box of this rank.
+
+    `x` holds the `source` box of this rank.
+    """
     gives = sorted((move for move in exchange.transfers if move.source == build.rank), key=lambda move: exchange.ranks.index(move.target))
     takes = sorted((move for move in exchange.transfers if move.target == build.rank), key=lambda move: exchange.ranks.index(move.source))
     received = [(move.box, take(build, x, source, move.box)) for move in takes if move.source == build.rank]

@@ -21,10 +21,10 @@ from jobflow.ops.op import Op, ViewOp
 def placements(
     steps: Sequence[LocalInstruction], default_windows: Mapping[LocalValue, StridedWindow], pinned: Set[LocalValue], orders: Orders, formats: Formats
 ) -> dict[LocalValue, StridedWindow]:
-    """Return windows on outputs of later instructions, for values that can be computed there; `default_windows` holds the other ones.
+    """Return windows on outputs of later instructions, for values that can be computed there.
 
     Only ops that write strided memory as fast as dense memory (`Formats.strided`) are placed, and only if no view outside
-    the chain reads their output.
+    the chain reads their output.  `default_windows` has the window of every value without a placement.
     """
     makers = {value: step for step in steps for value in step.outputs}
     readers: dict[LocalValue, list[LocalInstruction]] = {}
@@ -55,7 +55,7 @@ def _compute_in_window(
     assigned: dict[LocalValue, StridedWindow],
     formats: Formats,
 ) -> None:
-    """Place `value` into `window` of its reader, with the values that it is a view of, if their producer can write there."""
+    """Assign `window` to `value`, and matching windows to the values that it views, if their producer can write there."""
     chain: list[tuple[LocalValue, StridedWindow]] = []
     while True:
         others = [step for step in readers[value] if step is not reader]
@@ -82,7 +82,7 @@ def reuse_buffers(
     pinned: Set[LocalValue],
     inside: dict[LocalValue, tuple[LocalValue, int]],
 ) -> None:
-    """Add to `inside` every output that takes the memory of an input of its instruction."""
+    """Add to `inside` every output that reuses the memory of an input of its instruction."""
     uses = _uses(steps, allocation)
     for at, step in enumerate(steps):
         if not isinstance(step.action, Op) or isinstance(step.action, ViewOp):
@@ -113,7 +113,7 @@ def _accumulate_in_join(
     inside: dict[LocalValue, tuple[LocalValue, int]],
     uses: dict[LocalValue, list[int]],
 ) -> None:
-    """Accumulate directly in the join of the output: a sum over microbatches accumulates in its bucket."""
+    """Accumulate directly in the join of the output, so that a sum over microbatches accumulates in its bucket."""
     for old in sources:
         alike = old.type == output.type and windows[old].root is old and windows[old].strides == windows[output].strides
         once = [allocation(value) for value in step.inputs].count(old) == 1
@@ -124,14 +124,14 @@ def _accumulate_in_join(
 
 
 def _may_reuse(output: LocalValue, source: LocalValue, old: LocalValue, windows: Mapping[LocalValue, StridedWindow], pinned: Set[LocalValue]) -> bool:
-    """Return True if `source` fills its memory alone and has the strides of `output`."""
+    """Return True if `source` covers its whole allocation and has the type and strides of `output`."""
     window = windows[source]
     alone = old.slot is None and old not in pinned and window.offset == 0 and old.type.nbytes == source.type.nbytes
     return alone and output.type == source.type and window.strides == windows[output].strides
 
 
 def _uses(steps: Sequence[LocalInstruction], allocation: Callable[[LocalValue], LocalValue]) -> dict[LocalValue, list[int]]:
-    """Return, per allocation, the ordered positions of the instructions that touch it."""
+    """Return, per allocation, the ordered positions of the instructions that read or write it."""
     uses: dict[LocalValue, list[int]] = {}
     for at, step in enumerate(steps):
         for value in (*step.inputs, *step.outputs):

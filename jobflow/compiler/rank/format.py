@@ -25,14 +25,14 @@ from jobflow.ops.op import Op, ViewOp
 
 
 def memory_orders(program: RankProgram) -> dict[LocalValue, tuple[int, ...]]:
-    """Return the memory order of every value that is not C-ordered, as the target prefers it."""
+    """Return the memory orders that the target prefers, for values that are not C-ordered."""
     formats = program.target.patterns.formats
     images = _batch_innermost(program, formats) if formats.images else {}
     return images | (dict.fromkeys(_columns_first(program, formats), (1, 0)) if formats.columns else {})
 
 
 def _batch_innermost(program: RankProgram, formats: Formats) -> dict[LocalValue, tuple[int, ...]]:
-    """Return the orders of images that are stored with the batch innermost."""
+    """Return the memory orders of images that are stored with the batch innermost."""
     smallest = formats.fewest_samples
     joined = _Groups(_repeated(program))
     wants: list[LocalValue] = []

@@ -7,10 +7,10 @@ An addend of a product is written first, and the product accumulates into it.  P
 microbatch, because all their inputs would stay alive.  If the target fuses, operations with expressions become part of a region
 instead, provided that a neighbour has an expression too.
 
-Both use tables of the target (`kernels/patterns.py`), whose rows list the combined operations.
+Both passes use tables of the target (`kernels/patterns.py`), whose rows list the combined operations.
 
-`join_updates` merges elementwise updates of contiguous variables into one update.  State keeps the variables of a group
-contiguous, and buckets give their gradients the same offsets.  Without a bucket (one rank), the gradients are placed like their
+`join_updates` merges elementwise updates of contiguous variables into one update.  Variables of a group are stored
+contiguously, and buckets give their gradients the same offsets.  Without a bucket (one rank), the gradients are placed like their
 variables.  A step of AdamW over fifty variables is therefore one pass over flat arrays, in blocks that stay in cache.
 """
 
@@ -32,12 +32,12 @@ from jobflow.plan.plan import Slot, aligned
 
 
 def fuse(program: RankProgram) -> RankProgram:
-    """Merge instructions."""
+    """Apply the passes of this module in order."""
     return join_updates(absorb_makers(use_triangles(program)))
 
 
 def use_triangles(program: RankProgram) -> RankProgram:
-    """Let every op that can skip zeros above the diagonal of an input do so."""
+    """Replace ops whose input has zeros above the diagonal by ops that skip these zeros."""
     patterns = program.target.patterns
     if not patterns.triangles:
         return program
@@ -59,7 +59,10 @@ def use_triangles(program: RankProgram) -> RankProgram:
 
 
 def absorb_makers(program: RankProgram) -> RankProgram:
-    """Fold producers into their only readers; updates, and ops among them, absorb only producers whose inputs no update overwrites."""
+    """Fold producers into their only readers.
+
+    Updates, and ops that depend on updates, absorb only producers whose inputs no update overwrites.
+    """
     folds, hits = program.target.patterns.folds, list(program.hits)
     if not folds:
         return program
@@ -106,7 +109,7 @@ def _fits_in_loop(step: LocalInstruction) -> bool:
 
 
 def _absorbed(folds: Iterable[Fold], step: LocalInstruction, index: int, maker: LocalInstruction) -> tuple[LocalInstruction | None, str]:
-    """Return the instruction that includes the producer of its input `index`, and the name of the row."""
+    """Return the instruction that includes the producer of its input `index`, and the name of the applied row; None if no row applies."""
     if isinstance(step.action, Op) and isinstance(maker.action, Op):
         for row in folds:
             both = row.folded(step.action, index, maker.action, [value.type for value in step.inputs])
@@ -161,9 +164,9 @@ def _slot(value: LocalValue) -> Slot:
 
 
 def _follows(a: LocalInstruction, b: LocalInstruction, ends: Collection[tuple[str, int]]) -> bool:
-    """Return True if variables are contiguous.
+    """Return True if the variables of `b` directly follow those of `a` in memory.
 
-    Alignment gaps between two variables belong to neither, but a part of a variable is followed by the rest of it.
+    An alignment gap may separate two variables, but not two parts of one variable.
     """
     assert isinstance(a.action, Updated)
     pairs = zip(a.inputs[: a.action.count], b.inputs[: a.action.count], strict=True)
@@ -172,7 +175,7 @@ def _follows(a: LocalInstruction, b: LocalInstruction, ends: Collection[tuple[st
 
 
 def _gradients_follow(a: LocalInstruction, b: LocalInstruction, window_of: dict[LocalValue, StridedWindow]) -> bool:
-    """Return True if the gradients have the variables' relative offsets (in a bucket), or can get them (separate memory)."""
+    """Return True if the gradients have the variables' relative offsets (in a bucket), or can be placed at them (separate memory)."""
     assert isinstance(a.action, Updated)
     distance = _slot(b.inputs[0]).offset - _slot(a.inputs[0]).offset
     for x, y in zip(a.inputs[a.action.count :], b.inputs[a.action.count : a.action.count + a.action.like], strict=False):

@@ -1,4 +1,4 @@
-"""The index space of several operations together, derived from the axes of shared values.
+"""The joint index space of several operations, derived from the axes of shared values.
 
 y[n, c] = x[n, c] - m[n]      space [n, c]       z[n] = m[n] * 2      space [n], which is axis 0 of the other, because both use m
 """
@@ -27,9 +27,9 @@ def expressions_of(step: LocalInstruction) -> tuple[Expression, ...]:
 
 @dataclass(frozen=True)
 class JoinedSpace:
-    """Sizes of the axes, the number of last axes that form one row, and the axes of each value.
+    """The sizes of the axes, the number of last axes that form one row, and the axes of each value.
 
-    free: no member depends on axis numbers, so axes may be renumbered
+    If `free`, no member depends on axis numbers, so axes may be renumbered.
     """
 
     sizes: tuple[int, ...]
@@ -39,7 +39,7 @@ class JoinedSpace:
     unique_axes: bool = True
 
     def computed_once(self, values: Sequence[LocalValue]) -> bool:
-        """Return True if no result of an operation is computed in several rows."""
+        """Return True if each value has all axes before the row, so that no value is computed in several rows."""
         lead = [i for i, n in enumerate(self.sizes[: len(self.sizes) - self.row]) if n != 1]
         return all(set(lead) <= set(self.places[value]) for value in values)
 
@@ -49,7 +49,7 @@ class JoinedSpace:
         return all(row.isdisjoint(places) or row.issubset(places) for places in self.places.values())
 
     def holds(self, value: LocalValue) -> bool:
-        """Return True if a value has one element for each index, or for each row."""
+        """Return True if a value has one element for each index of the space, or one for each row."""
         have = {axis for axis in self.places[value] if axis is not None}
         lead = len(self.sizes) - self.row
         lacks = [i for i, n in enumerate(self.sizes) if n != 1 and i not in have]
@@ -67,7 +67,7 @@ def space_of_step(step: LocalInstruction) -> JoinedSpace:
 
 
 def joined_space(a: JoinedSpace, b: JoinedSpace) -> JoinedSpace | None:
-    """Return the space of both: one of them, with the axes of the other renamed according to shared values."""
+    """Return one of the spaces with the values of the other, whose axes are renamed according to shared values; None if incompatible."""
     for small, large in ((b, a), (a, b)):
         axes = _renamed(small, large)
         if axes is not None:
@@ -80,7 +80,7 @@ def joined_space(a: JoinedSpace, b: JoinedSpace) -> JoinedSpace | None:
 
 
 def _renamed(small: JoinedSpace, large: JoinedSpace) -> dict[int, int | None] | None:
-    """Return the axis of the large space for each axis of the small one; None if it is ambiguous or not allowed."""
+    """Return the axis of the large space for each axis of the small one; None if the mapping is ambiguous or not allowed."""
     if small.sizes == large.sizes and (small.row == large.row or small.free):
         same = {i: i for i in range(len(small.sizes))}
         if all(_alike(small.places[value], large.places[value], large.sizes) for value in small.places if value in large.places):

@@ -12,7 +12,7 @@ from jobflow.compiler.rank.order import Ordered
 
 
 class LiveBytes:
-    """Live bytes at each instruction, in the rank's own memory and in memory that other ranks read."""
+    """Live bytes at each instruction, in the rank's private memory and in memory that other ranks read."""
 
     def __init__(self, ordered: Ordered, steps: Sequence[LocalInstruction], position: list[int]) -> None:
         program = ordered.program
@@ -54,7 +54,7 @@ class LiveBytes:
             live[int(allocation in self.sent), first : last + 1] += sign * allocation.type.nbytes
 
     def _extent(self, allocation: LocalValue) -> tuple[int, int]:
-        """Return the first and the last position that touches an allocation."""
+        """Return the first and the last position at which an allocation is used."""
         extent = self.extents.get(allocation)
         if extent is None:
             indices = [self.position[i] for i in self.touching[allocation]]
@@ -84,7 +84,7 @@ class LiveBytes:
         return None
 
     def move(self, steps: Sequence[int], position: int) -> None:
-        """Move these instructions to one position, as one."""
+        """Move these instructions to one position, where they become one instruction."""
         allocations = self._allocations(steps)
         for allocation in allocations:
             self._add(self.live, allocation, -1)
@@ -106,7 +106,10 @@ class LiveBytes:
                     self.extents[allocation] = min(first, position), max(last, position)
 
     def replace_read(self, value: LocalValue, readers: Iterable[int], others: Sequence[tuple[LocalValue, int]]) -> str | None:
-        """Replace the reads of a value by reads of others, given with the index of the reader; return the reason if that is impossible."""
+        """Replace the reads of a value by reads of other values, each with the index of its reader.
+
+        Return the reason if peak memory would be exceeded, in which case nothing changes; otherwise None.
+        """
         allocations = list(dict.fromkeys((self.allocation[value], *(self.allocation[other] for other, _ in others))))
         old_touching, before = {allocation: self.touching[allocation] for allocation in allocations}, self.live.copy()
         for allocation in allocations:

@@ -47,7 +47,7 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Post a send; see `plan.Transfer`."""
+    """A posted send; see `plan.Transfer`."""
 
     peer: int
     order: int
@@ -58,7 +58,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Post a receive; see `plan.Transfer`."""
+    """A posted receive; see `plan.Transfer`."""
 
     peer: int
     order: int
@@ -76,7 +76,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class WaitFor:
-    """The completion of a transfer; the input is the transferred value."""
+    """A wait for the completion of a transfer; the input is the transferred value."""
 
     transfer: Send | Receive
 
@@ -162,7 +162,7 @@ def on_rank(
 
 @dataclass
 class Builder:
-    """A list of the instructions of one rank while nodes are lowered."""
+    """The list of instructions of one rank while nodes are lowered."""
 
     rank: int
     steps: list[LocalInstruction] = field(default_factory=list)

@@ -29,7 +29,7 @@ from jobflow.plan.storage import RankMemory
 
 
 def lower(physical: Physical, memory: RankMemory, target: Target = CPU) -> RankProgram:
-    """Return the program of the rank with this memory."""
+    """Return the program of the rank that owns `memory`."""
     return _Lowering(physical, memory, target).run()
 
 
@@ -148,7 +148,7 @@ class _Lowering:
         return len(self.schedule) - 1
 
     def _along(self, value: Value, output: Value, op: Reroute) -> None:
-        """Apply a row of the route table in every group of ranks; this rank is in one of them."""
+        """Append the instructions of a row of the route table, for the group of ranks that contains this rank."""
         route = row(op.source, op.target)
         for group in changes(op.source, op.target, value.tensor_type):
             first = group[0]
@@ -166,10 +166,10 @@ class _Lowering:
                 self.local_values[output] = exchange_steps(self.build, self.local_values[value], held, needed, exchange, order)
 
     def _rows(self, node: Node, op: Rows) -> None:
-        """Select rows of a value and keep its layout; the ranks exchange the rows that move."""
+        """Select rows of a value and keep its layout; ranks exchange the rows that change their rank."""
         (value,), (output,) = node.inputs, node.outputs
         layout = self.physical.layouts[value]
-        assert isinstance(layout, Layout), "in the mirrored view every rank has rows of its own"
+        assert isinstance(layout, Layout), "rows are selected across ranks from a global tensor only"
         for exchange in row_exchanges(layout, value.shape, op.start, op.stop):
             sizes = sum(move.size for move in exchange.transfers)
             order = self._announce("exchange", output.name, exchange.ranks, sizes * value.dtype.itemsize) if len(exchange.ranks) > 1 else -1
@@ -205,7 +205,7 @@ class _Lowering:
                     self.local_values[value] = piece if scatters else self.build.unflatten(piece, local.type.shape)
 
     def _part(self, value: Value, output: Value, layout: Layout) -> None:
-        """Take this rank's part of a whole value; the part of a variable is in place."""
+        """Select this rank's part of a whole value; the part of a variable is in place."""
         x, box = self.local_values[value], layout.box(value.shape, self.rank)
         if box == whole_box(value.shape):
             self.local_values[output] = x
@@ -219,7 +219,7 @@ class _Lowering:
             self.local_values[output] = LocalValue(type, f"{x.name}:part", slot=replace(x.slot, offset=x.slot.offset + before, type=type))
 
     def _broadcast_view(self, value: Value, output: Value, layout: Layout) -> None:
-        """View pieces in shared memory as a whole argument; new values of variables have no reader on the rank."""
+        """View pieces in shared memory as a whole argument; new values of variables need no view, because the rank does not read them."""
         op = argument_of(value).node.op
         if isinstance(op, Input):
             before = _elements_before(self.box(argument_of(value)))
@@ -257,7 +257,7 @@ def _dense_at(slot: Slot, elements: int, type: TensorType, name: str) -> LocalVa
 
 
 def _reduction(op: Reroute) -> Reduction:
-    """Return the reduction of addends."""
+    """Return the reduction of the first partial dimension that a reroute changes."""
     dimensions = range(len(op.source.sbp)) if isinstance(op.target, FlatPieces) else changed(op.source, op.target)
     return next(sbp.reduce for d in dimensions if isinstance(sbp := op.source.sbp[d], Partial))
 

@@ -2,8 +2,8 @@
 
 A view is a window on its root and costs no instruction.  Inputs of a join are computed in place if their memory is not fixed.
 A root lives from the instruction that writes it to the last one that reads it or a view of it.  In order of decreasing size, each
-root takes the lowest offset without a conflict with a root of overlapping lifetime.  Values that a collective reads go to the buffer
-``shared``, which other ranks of the node can read, all others to ``arena``.  Variables have fixed addresses.
+root is assigned the lowest offset without a conflict with a root of overlapping lifetime.  Values that a collective reads are in the
+buffer ``shared``, which other ranks of the node can read, all others in ``arena``.  Variables have fixed addresses.
 
 Example: y = relu(x w + b) with three instructions: x w is dead after the addition, so relu reuses its memory.
 """
@@ -37,7 +37,7 @@ def plan_memory(ordered: Ordered) -> Plan:
 
 
 def allocations_of(ordered: Ordered) -> tuple[dict[LocalValue, LocalValue], dict[LocalValue, LocalValue], frozenset[LocalInstruction]]:
-    """Return the allocation of every value, the same with parts of joins kept separate, and the instructions that are free."""
+    """Return the allocation of every value, its allocation if parts of joins are separate, and the instructions that do no work."""
     planning = _last.planning = _planning(ordered)
     allocations, parts = ({value: way(value) for value in planning.windows} for way in (planning.allocation, planning.part))
     return allocations, parts, frozenset(planning.free)
@@ -50,7 +50,7 @@ def _planning(ordered: Ordered) -> _Planning:
 
 
 class _LastPlanning(local):
-    """The memory layout of the last program for which this thread called `allocations_of`: it is often planned next."""
+    """The planning of the last program for which this thread called `allocations_of`; `plan_memory` often continues it."""
 
     planning: _Planning | None = None
 
@@ -113,14 +113,14 @@ class _Planning:
         return root
 
     def part(self, value: LocalValue) -> LocalValue:
-        """Return the same root, but stop at the part of a join: parts do not share memory."""
+        """Return the root whose memory contains the value; parts of a join are separate roots, because they share no memory."""
         root = self.windows[value].root
         while root in self.inside and root not in self.parts:
             root = self.inside[root][0]
         return root
 
     def key(self, value: LocalValue) -> int:
-        """Return the value's key for the verifier: a join is one value, and an in-place update is a new one.
+        """Return the value's key for the verifier: a join is one value, and the result of an in-place update is a new value.
 
         Variables before the run are contiguous on purpose and count as one value.
         """
@@ -249,7 +249,7 @@ class _Planning:
         return result
 
     def _new_allocations(self, values: tuple[LocalValue, ...]) -> list[LocalValue]:
-        """Return the allocations that begin with these values; they own all their bytes from here on, including gaps between joined parts."""
+        """Return the allocations that these values are the first to use; they include the gaps between joined parts."""
         allocations = [allocation for allocation in dict.fromkeys(map(self.allocation, values)) if allocation not in self.begun]
         self.begun.update(allocations)
         return allocations

@@ -24,7 +24,10 @@ from jobflow.ops.op import Op
 
 @dataclass(frozen=True)
 class NotFused:
-    """The reason why an instruction is not in a region; `region` names the region's first instruction, "" means any region."""
+    """The reason why an instruction is not in a region.
+
+    `region` names the first instruction of the region; "" means any region.
+    """
 
     step: str
     region: str
@@ -33,7 +36,7 @@ class NotFused:
 
 @dataclass(frozen=True)
 class Rematerialized:
-    """A value that a region recomputes instead of reading it, with the names of their first instructions."""
+    """A value that a region recomputes instead of reading it; `region` names the first instruction of the region."""
 
     value: str
     region: str
@@ -114,7 +117,7 @@ def _buffer(root: LocalValue) -> object:
 
 
 def _overlap(a: LocalValue, b: LocalValue) -> bool:
-    """Return True if two roots share bytes: a joined update writes several variables at once."""
+    """Return True if two roots share bytes, as after a joined update, which writes several variables."""
     if a.slot is None or b.slot is None:
         return a is b
     return a.slot.offset < b.slot.stop and b.slot.offset < a.slot.stop

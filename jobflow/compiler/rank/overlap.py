@@ -1,11 +1,11 @@
 """Ordered program -> the same program with each transfer split into a post and a wait, so that ranks compute in between.
 
-Before this pass, a transfer stands at its first reader, on both sides.
+Before this pass, a transfer is placed at its first reader, on both sides.
 
-* A send is posted as soon as its value is computed, even if the reader is far away.  Its wait stands where the transfer is probably
+* A send is posted as soon as its value is computed, even if the reader is much later.  Its wait is placed where the transfer is probably
   complete: after the next row of the pipeline (the next microbatch's forward or backward), or after a message from the same peer.
   The wait never precedes the rank's own last read of the value, which needs the memory anyway.
-* The wait for a receive stands right before its first reader, and its post at the beginning of the previous row.
+* The wait for a receive is placed right before its first reader, and its post at the beginning of the previous row.
 
 Sent values therefore stay in memory for about one more row, and received values are allocated one row earlier.  Between two
 ranks, the posts of each direction keep their order, and the waits of a rank keep the global order.  `plan.plan_checks` verifies that
@@ -37,7 +37,7 @@ def overlap(ordered: Ordered) -> Ordered:
 
 
 def _posted_early(steps: Sequence[LocalInstruction]) -> list[LocalInstruction]:
-    """Move sends, with the views that prepare them, right behind the producers; leave a wait at each old position."""
+    """Move each send, with the views that prepare it, directly after the producer; leave a wait at its old position."""
     makers = {value: at for at, step in enumerate(steps) for value in step.outputs}
     moved: dict[int, int] = {}
     earliest: dict[int, int] = defaultdict(lambda: -1)
@@ -83,7 +83,7 @@ class _Rows:
     spans: tuple[tuple[int, int], ...]
 
     def after(self, at: int) -> int | None:
-        """Return the first row that begins behind a position; None if there is none."""
+        """Return the first row that begins after a position; None if there is none."""
         return next((row for row, (first, _) in enumerate(self.spans) if first > at), None)
 
     def of_reader(self, at: int) -> int | None:
@@ -126,7 +126,7 @@ def _with_waits(steps: Sequence[LocalInstruction]) -> tuple[LocalInstruction, ..
 
 
 def _likely_over(at: int, peer: int, steps: Sequence[LocalInstruction], rows: _Rows) -> int:
-    """Return the position behind which a send, posted for position `at`, has probably been received."""
+    """Return the position after which the send whose wait is at position `at` is probably complete."""
     row = rows.after(at)
     end = len(steps) - 1 if row is None else rows.spans[row][1]
     return next((i for i in range(at + 1, end) if _heard_from(peer, steps[i])), end)

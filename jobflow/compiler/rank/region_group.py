@@ -29,7 +29,7 @@ class StepFacts:
 
 @dataclass(eq=False)
 class RegionGroup:
-    """Indices of instructions that become one, in order; it runs at `position`."""
+    """A group of instructions, by index and in order, that become one region at `position`."""
 
     steps: list[int]
     position: int
@@ -42,7 +42,7 @@ class RegionGroup:
     rematerialized: set[int] = field(default_factory=set)
 
     def indices(self) -> list[int]:
-        """Return the indices of all instructions that the group computes."""
+        """Return the ordered indices of all instructions that the group computes, including rematerialized ones."""
         return sorted({*self.steps, *self.rematerialized})
 
 

@@ -1,10 +1,10 @@
 """Ordered program -> the same program with regions: fused operations whose intermediate values have no memory.
 
-The pass runs if the target fuses (`Target.fusion`).  Operations with expressions are added to regions in program order.  Each joins
-the compatible region with which it shares most bytes.  The members get one index space.  Shared values determine which axes
+The pass runs if the target fuses (`Target.fusion`).  Operations with expressions are added to regions in program order.  An operation
+joins the compatible region with which it shares most bytes.  The members get one index space.  Shared values determine which axes
 are the same (`joined_space`), so a vector with one number per row fuses with operations on the rows.  A region runs at the position
 of its last member, or of its first, so that other operations keep their positions.  Neither is possible if an operation in between
-reads the one and produces an input of the other.  Operations are not fused
+depends on the region and the new member depends on an operation in between.  Operations are not fused
 
 * across communication, between body and epilogue, or across phases and microbatches, because this would delay or advance work;
 * if another window reads memory that is updated in place;
@@ -60,7 +60,7 @@ def form_regions(ordered: Ordered) -> Ordered:
 class _RegionBuilder:
     ordered: Ordered
     bounds: FusionLimits
-    #: instructions excluded from regions, with the reason
+    #: instructions excluded from all regions -> the reason
     alone: Mapping[LocalInstruction, str]
     not_fused: list[NotFused] = field(default_factory=list)
     facts: dict[int, StepFacts] = field(default_factory=dict)
@@ -224,7 +224,7 @@ class _RegionBuilder:
         self.groups[i] = group
 
     def too_large(self, result: Ordered) -> dict[LocalInstruction, str] | None:
-        """Return the members of the region nearest to the memory peak, if regions raise that peak, with the reason."""
+        """Return the members of the region nearest to the memory peak, with the reason; None if regions do not raise that peak."""
         steps = [*result.body, *result.epilogue]
         memory = LiveBytes(result, steps, list(range(len(steps))))
         regions = {step.outputs[0]: i for i, step in enumerate(steps) if isinstance(step.action, Region)}
@@ -252,7 +252,7 @@ class _RegionBuilder:
         return replace(self.ordered, body=tuple(new[0]), epilogue=tuple(new[1]), not_fused=tuple(self.not_fused))
 
     def _is_read(self, group: RegionGroup) -> bool:
-        """Return True if all values of the group are read elsewhere; a region omits the others."""
+        """Return True if all values of the group are read elsewhere; a region omits values that are not."""
         return all(self._is_output(value, set(group.steps)) for value in group.produced)
 
     def _region(self, group: RegionGroup, space: JoinedSpace) -> LocalInstruction:
@@ -283,7 +283,7 @@ class _RegionBuilder:
 
 
 def _over(members: Sequence[RegionMember], outputs: Sequence[MemberOutput]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield, per output, the inputs whose memory it may take: inputs that its member may overwrite, directly or through other members."""
+    """Yield, per output, the inputs whose memory it may reuse: inputs that its member may overwrite, directly or through other members."""
     sources: dict[MemberOutput, tuple[int, ...]] = {}
     for i, member in enumerate(members):
         for j, reads in member.op.in_place.items():
@@ -293,7 +293,7 @@ def _over(members: Sequence[RegionMember], outputs: Sequence[MemberOutput]) -> I
 
 
 def _unsuited(step: LocalInstruction, facts: StepFacts, builder: _RegionBuilder) -> str | None:
-    """Return the reason why an instruction can be in no region; None if it can."""
+    """Return the reason why an instruction cannot be in any region; None if it can be in one."""
     op = step.action
     assert isinstance(op, Op)
     if isinstance(op, RuntimeAssertion):
@@ -310,6 +310,6 @@ def _unsuited(step: LocalInstruction, facts: StepFacts, builder: _RegionBuilder)
 
 
 def _shared(group: RegionGroup, new: RegionGroup) -> int:
-    """Return the bytes saved: values no longer written and read, and inputs read once instead of twice."""
+    """Return the bytes saved by fusion: values no longer written and read, and inputs read once instead of twice."""
     read_directly = sum(2 * value.type.nbytes for value in new.inputs if value in group.produced)
     return read_directly + sum(value.type.nbytes for value in new.inputs if value in group.inputs)

@@ -4,8 +4,8 @@
     z = h + b; y = gelu(z)       stores z and y            z = h + b; y = gelu(z)        stores y
     dz = gelu'(z) dy             reads z, dy               z = h + b; dz = gelu'(z) dy   reads h, b, dy
 
-z costs one addition per element, and h is in memory anyway: one store less for the same memory.  `expressions.cost` defines the
-costs.  Only values of the body without sums are recomputed, from values that are in memory at that time.
+Recomputing z costs one addition per element and saves a store.  It needs no more memory, because h is in memory anyway.
+`expressions.cost` defines the costs.  Only values of the body without sums are recomputed, from values that are in memory at that time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Rematerialization:
     #: index of an instruction -> its group
     groups: Mapping[int, RegionGroup]
     facts: Mapping[int, StepFacts]
-    #: indices of the readers; a region that recomputes something counts as its first instruction
+    #: indices of the readers; a region that recomputes values counts as its first instruction
     readers: dict[LocalValue, list[int]]
     #: values that are needed in memory
     stored: set[LocalValue]
@@ -48,7 +48,7 @@ class Rematerialization:
     bounds: FusionLimits
 
     def run(self) -> tuple[Rematerialized, ...]:
-        """Change the groups; return the changes."""
+        """Add instructions to recompute to the groups; return the rematerialized values."""
         producers = {value: i for i, step in enumerate(self.steps) for value in step.outputs}
         free = [i for i in range(len(self.steps)) if i in self.groups and self.facts[i].space.free]
         return tuple(
@@ -81,7 +81,7 @@ class Rematerialization:
             yield Rematerialized(value.name, self.steps[min(host.steps)].name, why)
 
     def _plan(self, value: LocalValue, host: RegionGroup, producers: Mapping[LocalValue, int]) -> _Plan | None:
-        """Return how a group can recompute a value instead of reading it; None if it cannot."""
+        """Return the plan by which a group recomputes a value instead of reading it; None if it cannot."""
         recomputed = self._makers(value, host, producers)
         if recomputed is None or min(host.steps) >= len(self.steps):
             return None
@@ -99,7 +99,7 @@ class Rematerialization:
         return _Plan(recomputed, reads, space, value.type.nbytes - spent.as_bytes)
 
     def _makers(self, value: LocalValue, host: RegionGroup, producers: Mapping[LocalValue, int]) -> tuple[int, ...] | None:
-        """Return the instructions that compute a value from values of the host or in memory; None if there are none."""
+        """Return the instructions that compute a value from inputs of the host or values in memory; None if there are none."""
         i = producers.get(value)
         if i is None or i not in self.groups or not self.facts[i].space.free or not self.facts[i].space.unique_axes or self.facts[i].sums:
             return None

@@ -33,7 +33,10 @@ class StridedWindow:
 def windows(
     steps: Iterable[LocalInstruction], roots: Iterable[LocalValue], orders: Orders, placed: Mapping[LocalValue, StridedWindow] = MappingProxyType({})
 ) -> dict[LocalValue, StridedWindow]:
-    """Return the window of every value; values that are no views, are not placed elsewhere, or have fixed memory are their own roots."""
+    """Return the window of every value.
+
+    A value is its own root if its memory is fixed, or if it is neither a view nor placed elsewhere.
+    """
     result: dict[LocalValue, StridedWindow] = {root: own_window(root, orders) for root in roots}
     for step in steps:
         result.update((value, own_window(value, orders)) for value in step.inputs if value.slot is not None)
@@ -82,7 +85,7 @@ def _inside(base: StridedWindow, mock: np.ndarray, view: np.ndarray) -> StridedW
 
 
 def inner_windows(step: LocalInstruction, window: StridedWindow) -> list[StridedWindow | None]:
-    """Return the windows in the output in which each input would have to be computed to make the instruction free (`Op.places`)."""
+    """Return, for each input, the window of the output in which it must be computed to make the instruction free (`Op.places`)."""
     if not isinstance(step.action, Op) or not step.outputs[0].type.size:
         return [None] * len(step.inputs)
     mock = unread(step.outputs[0].type, window.strides)
@@ -112,7 +115,7 @@ _MOCK = np.zeros(1, np.uint8)
 
 @lru_cache(4096)
 def unread(type: TensorType, strides: tuple[int, ...]) -> np.ndarray:
-    """Return a mock array of this type and these strides without memory; layers of a model use the same mocks."""
+    """Return a mock array of this type and these strides without memory; it is cached, because layers of a model use equal mocks."""
     base = _MOCK if type.dtype.itemsize == 1 else np.zeros(1, type.dtype.numpy)
     return np.lib.stride_tricks.as_strided(base.view(type.dtype.numpy), type.shape, strides, writeable=False)
 
@@ -124,7 +127,7 @@ def is_dense(type: TensorType, window: StridedWindow) -> bool:
 
 
 def written_over(steps: tuple[LocalInstruction, ...]) -> dict[LocalValue, LocalValue]:
-    """Return the outputs of update ops with the variables that they overwrite."""
+    """Map the outputs of update ops to the variables that they overwrite."""
     result: dict[LocalValue, LocalValue] = {}
     for step in steps:
         if isinstance(step.action, Op):
@@ -134,7 +137,7 @@ def written_over(steps: tuple[LocalInstruction, ...]) -> dict[LocalValue, LocalV
 
 
 def views_of(steps: tuple[LocalInstruction, ...], roots: set[LocalValue]) -> dict[LocalValue, LocalValue]:
-    """Return every value that may share memory with one of the roots, with that root."""
+    """Map every value that may share memory with one of the roots to that root."""
     result = {root: root for root in roots}
     for step in steps:
         if isinstance(step.action, ViewOp) and step.inputs and step.inputs[0] in result:
