@@ -1,4 +1,4 @@
-"""flow.autograd: gradients of gradients, custom functions, gradient checks, anomaly detection."""
+"""The namespace `flow.autograd`: higher-order gradients, custom functions, gradient checks and anomaly detection."""
 
 from jobflow.functional.custom_functions import Function as Function
 from jobflow.functional.custom_functions import backward as backward

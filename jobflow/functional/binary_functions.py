@@ -1,6 +1,6 @@
-"""Arithmetic of two tensors and matrix products, as functions, methods, operators and in-place forms.
+"""Arithmetic of two tensors and matrix products, as functions, methods, operators and in-place variants.
 
-A Python number becomes an attribute of the operation where such an operation exists, so that partial tensors stay partial.
+A Python number becomes an attribute of a scalar operation, such as `Scale`, if one exists.  Scalar operations keep partial tensors partial.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _ADD, _SUBTRACT, _MULTIPLY, _DIVIDE, _NEGATE, _MATMUL = Add(), Subtract(), Multi
 
 
 def both(what: str, op: Op, x: Any, y: Any) -> Tensor:
-    """Return op(x, y) with both operands as tensors of their common element type."""
+    """Return op(x, y) with both operands converted to tensors of their common element type."""
     return run(op, *pair(what, x, y))
 
 
@@ -65,7 +65,10 @@ def sides(what: str, x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def add(x: Operand, other: Operand, *, alpha: Number = 1) -> Tensor:
-    """Return x + alpha * other, with broadcasting; of bool tensors, the logical or."""
+    """Return x + alpha * other, with broadcasting and type promotion; for bool tensors, the logical or.
+
+    Raises: ShapeError if the shapes do not broadcast; DtypeError if neither operand is a tensor.
+    """
     x, other = sides("add", x, other)
     if alpha != 1:
         return _plus_times(x, other, alpha)
@@ -107,7 +110,7 @@ def _from(number: Number, x: Tensor) -> Tensor:
 
 
 def sub(x: Operand, other: Operand, *, alpha: Number = 1) -> Tensor:
-    """Return x - alpha * other, with broadcasting.  Raises: DtypeError for bool tensors."""
+    """Return x - alpha * other, with broadcasting and type promotion.  Raises: ShapeError as in `add`; DtypeError for bool tensors."""
     x, other = sides("sub", x, other)
     if alpha != 1:
         return _minus_times(x, other, alpha)
@@ -139,14 +142,14 @@ def positive(x: Tensor) -> Tensor:
 
 @rounded_once
 def addcmul(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -> Tensor:
-    """Return x + value * tensor1 * tensor2, element by element."""
+    """Return x + value * tensor1 * tensor2, element by element and with broadcasting."""
     x, tensor1, tensor2 = together("addcmul", x, tensor1, tensor2)
     return add(x, mul(tensor1, tensor2), alpha=value)
 
 
 @rounded_once
 def addcdiv(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -> Tensor:
-    """Return x + value * tensor1 / tensor2, element by element."""
+    """Return x + value * tensor1 / tensor2, element by element and with broadcasting."""
     x, tensor1, tensor2 = together("addcdiv", x, tensor1, tensor2)
     return add(x, div(tensor1, tensor2), alpha=value)
 
@@ -161,7 +164,10 @@ def lerp(x: Tensor, end: Tensor, weight: Operand) -> Tensor:
 
 
 def mul(x: Operand, other: Operand) -> Tensor:
-    """Return x * other, with broadcasting; of bool tensors, the logical and."""
+    """Return x * other, with broadcasting and type promotion; for bool tensors, the logical and.
+
+    Raises: ShapeError if the shapes do not broadcast; DtypeError if neither operand is a tensor.
+    """
     x, other = sides("mul", x, other)
     if isinstance(x, Tensor) and isinstance(other, Tensor):
         x, other = pair("mul", x, other)
@@ -178,10 +184,10 @@ multiply = mul
 
 
 def div(x: Operand, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
-    """Return x / other; the quotient of integers is float32.
+    """Return x / other, with broadcasting; the quotient of integers has the default element type, float32 initially.
 
-    `rounding_mode` "floor" or "trunc" rounds the quotient down or towards 0 and keeps the element type of the operands.
-    Raises: ArgumentError for another mode, or for an integer divisor 0 with a rounding mode.
+    `rounding_mode="floor"` rounds the quotient down and "trunc" rounds it towards 0; both keep the common element type of the operands.
+    Raises: ArgumentError for an unknown rounding mode, and for an integer divisor 0 together with a rounding mode.
     """
     x, other = sides("div", x, other)
     if rounding_mode is None:
@@ -194,7 +200,7 @@ def div(x: Operand, other: Operand, *, rounding_mode: str | None = None) -> Tens
 
 
 def _whole(what: str, x: Any, other: Any, op: Op, check: RuntimeAssertion) -> Tensor:
-    """Return op(x, other); bool operands count as 0 and 1, and `check` validates an integer right operand."""
+    """Return op(x, other) with bool operands converted to uint8, and with `check` applied to an integer right operand."""
     a, b = pair(what, *sides(what, x, other))
     if a.tensor_type.dtype is bool_:
         a, b = cast(a, uint8), cast(b, uint8)
@@ -213,7 +219,7 @@ true_divide = divide = div
 
 
 def _of_two(what: str, function: Callable[..., Tensor], doc: str, **options: Any) -> Callable[..., Tensor]:
-    """Return the function of two operands that calls function(what, x, other, **options)."""
+    """Return a function named `what` of two operands, which calls function(what, x, other, **options)."""
 
     def call(x: Operand, other: Operand) -> Tensor:
         return function(what, x, other, **options)
@@ -227,7 +233,7 @@ def _divided(what: str, op: Op, doc: str) -> Callable[..., Tensor]:
     return _of_two(what, _whole, doc, op=op, check=divisor_assertion(what))
 
 
-floor_divide = _divided("floor_divide", FloorDivide(), "Return x / other rounded down, in the operands' element type.")
+floor_divide = _divided("floor_divide", FloorDivide(), "Return x / other rounded down, in the common element type of the operands.")
 remainder = _divided("remainder", FloorMod(), "Return x - other * floor(x / other), with the sign of `other`.")
 fmod = _divided("fmod", Remainder(), "Return x - other * trunc(x / other), with the sign of x.")
 
@@ -235,7 +241,7 @@ fmod = _divided("fmod", Remainder(), "Return x - other * trunc(x / other), with 
 def pow(x: Operand, exponent: Operand) -> Tensor:
     """Return x to the power of `exponent`, element by element.
 
-    Raises: DtypeError or ArgumentError for an integer x with a negative exponent.
+    Raises: for an integer x, DtypeError if `exponent` is a negative number, ArgumentError if it is a tensor with a negative element.
     """
     x, exponent = sides("pow", x, exponent)
     if isinstance(x, Tensor) and not isinstance(exponent, Tensor):
@@ -246,7 +252,7 @@ def pow(x: Operand, exponent: Operand) -> Tensor:
 def _to_the(x: Tensor, exponent: Number) -> Tensor:
     x, number = with_number(x, exponent)
     if not x.tensor_type.dtype.is_float and number < 0:
-        raise DtypeError(f"pow at {user_line()}: {x.tensor_type} to the negative power {number} is not an integer; use x.float()")
+        raise DtypeError(f"pow at {user_line()}: {x.tensor_type} to the negative power {number} has no integer result; use x.float()")
     special: dict[float, Op] = {2: Square(), 0: FillLike(1)}
     if x.tensor_type.dtype.is_float:
         special[0.5] = Sqrt()
@@ -260,14 +266,16 @@ def float_power(x: Operand, exponent: Operand) -> Tensor:
 
 
 def _extreme(what: str, x: Any, other: Any, op: Op, of_truth: Op) -> Tensor:
-    """Return the maximum or minimum of two operands; bool operands use the logical operation `of_truth`."""
+    """Return the maximum or minimum of two operands, computed by `op`, or by the logical operation `of_truth` for bool operands."""
     a, b = pair(what, *sides(what, x, other))
     return run(op if a.tensor_type.dtype is not bool_ else of_truth, a, b)
 
 
-maximum = _of_two("maximum", _extreme, "Return the larger of x and other, element by element; NaN if one is NaN.", op=Maximum(), of_truth=BitwiseOr())
+maximum = _of_two(
+    "maximum", _extreme, "Return the larger of x and other, element by element; NaN if either is NaN.", op=Maximum(), of_truth=BitwiseOr()
+)
 minimum = _of_two(
-    "minimum", _extreme, "Return the smaller of x and other, element by element; NaN if one is NaN.", op=Minimum(), of_truth=BitwiseAnd()
+    "minimum", _extreme, "Return the smaller of x and other, element by element; NaN if either is NaN.", op=Minimum(), of_truth=BitwiseAnd()
 )
 
 
@@ -283,13 +291,15 @@ def _bits(what: str, x: Any, other: Any, op: Op) -> Tensor:
     return run(op, a, b)
 
 
-bitwise_and = _of_two("bitwise_and", _bits, "Return the bitwise and; of bool tensors, the logical and.", op=BitwiseAnd())
-bitwise_or = _of_two("bitwise_or", _bits, "Return the bitwise or; of bool tensors, the logical or.", op=BitwiseOr())
-bitwise_xor = _of_two("bitwise_xor", _bits, "Return the bitwise exclusive or; of bool tensors, the logical exclusive or.", op=BitwiseXor())
+bitwise_and = _of_two("bitwise_and", _bits, "Return the bitwise and of x and other; for bool tensors, the logical and.", op=BitwiseAnd())
+bitwise_or = _of_two("bitwise_or", _bits, "Return the bitwise or of x and other; for bool tensors, the logical or.", op=BitwiseOr())
+bitwise_xor = _of_two(
+    "bitwise_xor", _bits, "Return the bitwise exclusive or of x and other; for bool tensors, the logical exclusive or.", op=BitwiseXor()
+)
 
 
 def bitwise_not(x: Tensor) -> Tensor:
-    """Return the bitwise complement of x; of a bool tensor, the logical not.  Raises: DtypeError for floats."""
+    """Return the bitwise complement of x; for a bool tensor, the logical not.  Raises: DtypeError for floats."""
     if kind(x.tensor_type.dtype) == 2:
         raise DtypeError(
             f"bitwise_not at {user_line()}: bitwise operations need integers or bool; got {x.tensor_type}; compare it first, or use logical_not"
@@ -303,7 +313,7 @@ def bitwise_not(x: Tensor) -> Tensor:
 def matmul(input: Operand, other: Operand) -> Tensor:
     """Return the matrix product over the last two axes; leading axes broadcast.
 
-    A vector on the left is a row, a vector on the right is a column, and the result lacks that axis.
+    A vector on the left is a row, and a vector on the right is a column; the result omits the axis of size 1.
     Raises: ShapeError for a tensor without axes, or if the summed axes have different sizes.
     """
     x, y = pair("matmul", input, other)
@@ -339,24 +349,24 @@ def _of_axes(what: str, a: Tensor, b: Tensor, *axes: int) -> tuple[Tensor, Tenso
 
 
 def mm(input: Tensor, mat2: Tensor) -> Tensor:
-    """Return the product of two matrices.  Raises: ShapeError unless both have two axes."""
+    """Return the matrix product [n, k] x [k, m] -> [n, m].  Raises: ShapeError unless both tensors have two axes and equal k."""
     return matmul(*_of_axes("mm", input, mat2, 2, 2))
 
 
 def bmm(input: Tensor, mat2: Tensor) -> Tensor:
     """Return the batched matrix product [b, n, k] x [b, k, m] -> [b, n, m].  Raises: ShapeError for other shapes."""
     if input.tensor_type.shape[:1] != mat2.tensor_type.shape[:1]:
-        raise ShapeError(f"bmm at {user_line()}: input {input.tensor_type} and mat2 {mat2.tensor_type} have different batch sizes")
+        raise ShapeError(f"bmm at {user_line()}: input {input.tensor_type} and mat2 {mat2.tensor_type} must have the same batch size, axis 0")
     return matmul(*_of_axes("bmm", input, mat2, 3, 3))
 
 
 def mv(input: Tensor, vec: Tensor) -> Tensor:
-    """Return the product of a matrix and a vector.  Raises: ShapeError for other numbers of axes."""
+    """Return the product of a matrix and a vector, [n, k] x [k] -> [n].  Raises: ShapeError for other shapes."""
     return matmul(*_of_axes("mv", input, vec, 2, 1))
 
 
 def dot(input: Tensor, tensor: Tensor) -> Tensor:
-    """Return the inner product of two vectors.  Raises: ShapeError unless both have one axis."""
+    """Return the inner product of two vectors, a scalar tensor.  Raises: ShapeError unless both have one axis of the same size."""
     return matmul(*_of_axes("dot", input, tensor, 1, 1))
 
 
@@ -367,7 +377,7 @@ def outer(input: Tensor, vec2: Tensor) -> Tensor:
 
 
 def _plus(x: Tensor, beta: Number, product: Tensor, alpha: Number) -> Tensor:
-    """Return beta * x + alpha * product; an exact 0 for `beta` ignores the values of x, even NaN."""
+    """Return beta * x + alpha * product; beta = 0 ignores the values of x, even NaN."""
     scaled = x if beta == 1 else run(FillLike(0), x) if beta == 0 and (x.dtype.is_float or isinstance(beta, int)) else mul(x, beta)
     return add(scaled, product if alpha == 1 else mul(product, alpha))
 
@@ -387,7 +397,7 @@ def baddbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, alph
 
 
 class ArithmeticMethods:
-    """Arithmetic methods of tensors."""
+    """Arithmetic methods and operators of tensors."""
 
     __slots__ = ()
 

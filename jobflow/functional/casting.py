@@ -20,7 +20,7 @@ __all__ = [
     "can_cast", "cast", "finfo", "get_default_dtype", "iinfo", "is_floating_point", "is_tensor", "promote_types", "set_default_dtype", "type_as",
 ]  # fmt: skip
 
-#: the name of the class of tensors -> its element type
+#: name of a tensor class -> its element type
 CLASSES: dict[str, DType] = {
     "FloatTensor": types.float32,
     "DoubleTensor": types.float64,
@@ -35,20 +35,20 @@ CLASSES: dict[str, DType] = {
 
 
 def cast(x: Tensor, dtype: Any) -> Tensor:
-    """Return x as element type `dtype`; x itself if it already has this type.  Raises: DtypeError for an unknown type."""
+    """Return x converted to element type `dtype`, or x itself if it has this type.  Raises: DtypeError for an unknown type."""
     return as_dtype(x, named("cast", dtype))
 
 
 def named(what: str, dtype: Any) -> DType:
-    """Return the element type that `dtype` names; raise DtypeError if there is none."""
+    """Return the element type that `dtype` names; raise DtypeError for an unknown name."""
     try:
         return dtype_of(dtype if dtype is not None else "?none")  # np.dtype(None) would be float64
     except (KeyError, TypeError, ValueError):
-        raise DtypeError(f"{what} at {user_line()}: {dtype!r} is not one of jobflow's element types") from None
+        raise DtypeError(f"{what} at {user_line()}: {dtype!r} is not an element type such as jobflow.float32") from None
 
 
 def _to(name: str, dtype: DType) -> Callable[[Tensor], Tensor]:
-    """Return the conversion to an element type."""
+    """Return a method `name` that converts a tensor to element type `dtype`."""
 
     def conversion(x: Tensor) -> Tensor:
         return as_dtype(x, dtype)
@@ -59,14 +59,14 @@ def _to(name: str, dtype: DType) -> Callable[[Tensor], Tensor]:
 
 
 def type_as(x: Tensor, other: Tensor) -> Tensor:
-    """Return x as the element type of `other`."""
+    """Return x converted to the element type of `other`."""
     return as_dtype(x, other.tensor_type.dtype)
 
 
 def as_type(x: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
     """Return the name of the tensor's class, such as "jobflow.FloatTensor"; with `dtype`, convert x.
 
-    `dtype` is an element type, a class of tensors or its name.
+    `dtype` is an element type, a tensor class, or the name of a tensor class.
     """
     if dtype is None:
         name = next(name for name, known in CLASSES.items() if known.numpy == x.tensor_type.dtype.numpy)
@@ -95,13 +95,13 @@ def promote_types(a: Any, b: Any) -> DType:
 def can_cast(a: Any, b: Any) -> bool:
     """Return True if values of type a may be assigned to a tensor of type b.
 
-    False for floats to integers, floats to bool, and integers to bool.
+    The result is False from floats to integers, from floats to bool, and from integers to bool.
     """
     return kind(named("can_cast", a)) <= kind(named("can_cast", b))
 
 
 def finfo(dtype: Any = types.float32) -> Any:
-    """Return the limits of a floating point type, as `numpy.finfo`: min, max, eps, tiny, bits.
+    """Return the limits of a floating point type with the attributes of `numpy.finfo`: min, max, eps, tiny, bits.
 
     Raises: DtypeError for another type.
     """
@@ -112,7 +112,7 @@ def finfo(dtype: Any = types.float32) -> Any:
 
 
 def iinfo(dtype: Any) -> Any:
-    """Return the limits of an integer type, as `numpy.iinfo`: min, max, bits.  Raises: DtypeError for another type."""
+    """Return the limits of an integer type with the attributes of `numpy.iinfo`: min, max, bits.  Raises: DtypeError for another type."""
     chosen = named("iinfo", dtype)
     if not chosen.is_integer:
         raise DtypeError(f"iinfo at {user_line()}: {chosen.name} is not an integer type; use finfo")
@@ -120,7 +120,7 @@ def iinfo(dtype: Any) -> Any:
 
 
 def get_default_dtype() -> DType:
-    """Return the element type of tensors created from Python floats."""
+    """Return the element type of tensors created from Python floats, float32 unless `set_default_dtype` changed it."""
     return state().default_dtype
 
 
@@ -128,7 +128,7 @@ def set_default_dtype(dtype: Any) -> None:
     """Set the element type of tensors created from Python floats.  Raises: DtypeError unless it is a floating point type."""
     chosen = named("set_default_dtype", dtype)
     if not chosen.is_float:
-        raise DtypeError(f"set_default_dtype at {user_line()}: {chosen.name} is not a floating point type")
+        raise DtypeError(f"set_default_dtype at {user_line()}: {chosen.name} is not a floating point type; use float32 or float64")
     state().default_dtype = chosen
 
 

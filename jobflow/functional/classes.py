@@ -1,4 +1,4 @@
-"""`flow.Tensor` and `flow.FloatTensor` and so on: constructors, and classes for isinstance."""
+"""Tensor classes, such as `flow.Tensor` and `flow.FloatTensor`, for construction and for isinstance."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ __all__ = [
 
 
 class _TensorMeta(type):
-    """Metaclass that represents the class of all tensors, or of the tensors of one element type."""
+    """Metaclass of `flow.Tensor`, and of the tensor classes of one element type."""
 
     dtype: DType | None
 
     def __call__(cls, *arguments: Any, **options: Any) -> AnyTensor:
-        """Return a tensor of a shape (integers or a Size) or of data; float32 unless the class or `dtype=` names another type."""
+        """Return a tensor of zeros from sizes (integers or a Size), or a tensor of the passed data.
+
+        The element type is `dtype=`, else the type of the class, else float32.
+        """
         options.setdefault("dtype", cls.dtype or types.float32)
         if len(arguments) == 1 and not isinstance(arguments[0], int) and not _is_shape(arguments[0]):
             return tensor(arguments[0], **options)
@@ -50,7 +53,10 @@ if TYPE_CHECKING:
 else:
 
     class Tensor(metaclass=_TensorMeta):
-        """The class of all tensors: isinstance(x, flow.Tensor).  Tensor(2, 3) has this shape, Tensor([1, 2]) holds these data."""
+        """The class of all tensors, for isinstance(x, flow.Tensor) and for construction.
+
+        Tensor(2, 3) is a tensor of zeros of shape [2, 3]; Tensor([1, 2]) is a tensor with the elements 1 and 2.
+        """
 
         dtype = None
 

@@ -1,6 +1,6 @@
-"""flow.comm: collectives on local tensors; all ranks call the same functions in the same order.
+"""The namespace `flow.comm`: collectives on local tensors, which all ranks must call in the same order.
 
-Most functions write their result into a tensor argument.  No function is differentiable; collectives of global tensors are.
+Most functions write their result into a tensor argument.  The functions are not differentiable, unlike collectives of global tensors.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ def barrier() -> None:
 
 
 def all_reduce(tensor: Tensor, op: str = "sum") -> None:
-    """Replace `tensor`, in place, by the sum ("max", "min": the extreme) of the tensors of all ranks.
+    """Overwrite `tensor` with the elementwise sum, maximum or minimum over the tensors of all ranks.
 
-    Raises: ArgumentError for an unknown `op`.
+    `op` is "sum", "max" or "min".  Raises: ArgumentError for another `op`.
     """
     here = _here("all_reduce", tensor)
     _write(tensor, reduced(here, tensor.array, _reduction("all_reduce", op), "all_reduce"), "all_reduce")
 
 
 def reduce(tensor: Tensor, dst: int, op: str = "sum") -> None:
-    """Replace `tensor` on rank `dst`, in place, by the sum ("max", "min": the extreme) of the tensors of all ranks.
+    """Overwrite `tensor` of rank `dst` with the elementwise sum, maximum or minimum over the tensors of all ranks.
 
-    Raises: ArgumentError for an unknown `op` or rank.
+    `op` is "sum", "max" or "min".  Raises: ArgumentError for another `op`, or for an unknown rank.
     """
     here = _here("reduce", tensor)
     result = reduced(here, tensor.array, _reduction("reduce", op), "reduce")
@@ -74,13 +74,13 @@ def reduce(tensor: Tensor, dst: int, op: str = "sum") -> None:
 
 
 def broadcast(tensor: Tensor, src: int) -> None:
-    """Replace `tensor`, in place, by the tensor of rank `src`.  Raises: ArgumentError for an unknown rank."""
+    """Overwrite `tensor` with the tensor of rank `src`.  Raises: ArgumentError for an unknown rank."""
     here = _here("broadcast", tensor)
     _write(tensor, spread(here, tensor.array, _rank(here, "broadcast", src), "broadcast"), "broadcast")
 
 
 def all_gather(tensor_list: Sequence[Tensor], tensor: Tensor) -> None:
-    """Write the tensor of rank i into tensor_list[i]; all tensors have the same type.
+    """Write the tensor of rank i into tensor_list[i]; all tensors must have the same shape and element type.
 
     Raises: ArgumentError unless the list has one tensor per rank.
     """
@@ -118,9 +118,9 @@ def scatter(tensor: Tensor, scatter_list: Sequence[Tensor] | None = None, src: i
 
 
 def reduce_scatter(output: Tensor, input_list: Sequence[Tensor], op: str = "sum") -> None:
-    """Write the sum ("max", "min": the extreme) over all ranks of input_list[i] into `output` of rank i.
+    """Write the elementwise sum, maximum or minimum of input_list[i] over all ranks into `output` of rank i.
 
-    Raises: ArgumentError for an unknown `op`, or unless the list has one tensor per rank.
+    `op` is "sum", "max" or "min".  Raises: ArgumentError for another `op`, or unless the list has one tensor per rank.
     """
     here = _here("reduce_scatter", output, *input_list)
     _count("reduce_scatter", input_list, here)
@@ -129,7 +129,7 @@ def reduce_scatter(output: Tensor, input_list: Sequence[Tensor], op: str = "sum"
 
 
 def all_to_all(output_tensor_list: Sequence[Tensor], input_tensor_list: Sequence[Tensor]) -> None:
-    """Write input_tensor_list[j] of rank i into output_tensor_list[i] of rank j; all tensors have the same type.
+    """Write input_tensor_list[j] of rank i into output_tensor_list[i] of rank j; all tensors must have the same shape and element type.
 
     Raises: ArgumentError unless both lists have one tensor per rank.
     """
@@ -141,7 +141,7 @@ def all_to_all(output_tensor_list: Sequence[Tensor], input_tensor_list: Sequence
 
 
 def send(tensor: Tensor, dst: int) -> None:
-    """Send the tensor to rank `dst`, which calls `recv`.  Raises: ArgumentError for this rank or an unknown rank."""
+    """Send the tensor to rank `dst`, which must call `recv`.  Raises: ArgumentError if `dst` is this rank or an unknown rank."""
     here = _here("send", tensor)
     _other(here, "send", dst)
     me = here.rank.index
@@ -150,9 +150,9 @@ def send(tensor: Tensor, dst: int) -> None:
 
 
 def recv(out: Tensor, src: int) -> Tensor:
-    """Receive a tensor of the same type from rank `src` into `out`, and return `out`.
+    """Receive a tensor from rank `src`, which must call `send`, into `out`, and return `out`.
 
-    Raises: ArgumentError for this rank or an unknown rank.
+    Both tensors must have the same shape and element type.  Raises: ArgumentError if `src` is this rank or an unknown rank.
     """
     here = _here("recv", out)
     _other(here, "recv", src)
@@ -163,7 +163,7 @@ def recv(out: Tensor, src: int) -> Tensor:
 
 
 def _agreed(here: EagerState, what: str, source: int, target: int, type: TensorType) -> AbstractContextManager[None]:
-    """Check that sender and receiver pass the same shape and element size."""
+    """Return a context that raises DivergedError unless sender and receiver pass the same shape and element size."""
     pair = here.rank.comm.group(tuple(sorted((source, target))))
     digest = zlib.crc32(f"{source} {target} {type.shape} {type.dtype.itemsize}".encode())
     return meeting(here, pair, digest, lambda: f"{what} of {type} from rank {source} to rank {target} at {user_line()}")

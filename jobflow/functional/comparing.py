@@ -1,4 +1,4 @@
-"""Comparisons, logic and selection, element by element; comparisons return bool tensors."""
+"""Elementwise comparison, logic and selection.  Comparisons return bool tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Comparison = Callable[[Any, Any], Tensor]
 
 
 def _comparison(name: str, op: compare.Comparison, sign: str) -> Comparison:
-    """Return a comparison of two operands."""
+    """Return a comparison function `name` for the operator `sign`."""
 
     def function(x: Any, other: Any) -> Tensor:
         x, other = sides(name, x, other)
@@ -58,14 +58,18 @@ ge = greater_equal = _comparison("ge", compare.GreaterEqual(), ">=")
 
 
 def equal(x: Tensor, other: Tensor) -> bool:
-    """Return True if both tensors have the same shape and equal elements; for global tensors, all ranks must call this."""
+    """Return True if both tensors have the same shape and equal elements.
+
+    All ranks must call `equal` for global tensors.
+    """
     return x.shape == other.shape and bool(eq(x, other).all().item())
 
 
 @rounded_once
 def isclose(x: Tensor, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
-    """Return a bool tensor of |x - other| <= atol + rtol * |other|; equal infinities are close, NaN only with `equal_nan`.
+    """Return a bool tensor of |x - other| <= atol + rtol * |other|.
 
+    Equal infinities are close.  NaN is close to NaN only with `equal_nan`.
     Raises: ArgumentError for a negative tolerance.
     """
     if not (rtol >= 0 and atol >= 0):
@@ -79,7 +83,7 @@ def isclose(x: Tensor, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal
 
 
 def allclose(x: Tensor, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
-    """Return True if all elements are close in the sense of `isclose`; for global tensors, all ranks must call this."""
+    """Return True if all elements are close in the sense of `isclose`.  All ranks must call `allclose` for global tensors."""
     return bool(isclose(x, other, rtol, atol, equal_nan).all().item())
 
 
@@ -102,22 +106,22 @@ def _logic(what: str, op: Op, x: Any, other: Any) -> Tensor:
 
 
 def logical_and(x: Any, other: Any) -> Tensor:
-    """Return True where both operands are nonzero, else False."""
+    """Return a bool tensor, True where both operands are nonzero."""
     return _logic("logical_and", compare.LogicalAnd(), x, other)
 
 
 def logical_or(x: Any, other: Any) -> Tensor:
-    """Return True where at least one operand is nonzero, else False."""
+    """Return a bool tensor, True where at least one operand is nonzero."""
     return _logic("logical_or", compare.LogicalOr(), x, other)
 
 
 def logical_xor(x: Any, other: Any) -> Tensor:
-    """Return True where exactly one operand is nonzero, else False."""
+    """Return a bool tensor, True where exactly one operand is nonzero."""
     return _logic("logical_xor", compare.LogicalXor(), x, other)
 
 
 def logical_not(x: Tensor) -> Tensor:
-    """Return True where x is zero, else False."""
+    """Return a bool tensor, True where x is zero."""
     return run(compare.LogicalNot(), truth(x))
 
 
@@ -125,7 +129,7 @@ def logical_not(x: Tensor) -> Tensor:
 
 
 def where(condition: Tensor, x: Any, y: Any) -> Tensor:
-    """Return x where the condition is nonzero, else y; x and y are tensors or numbers, and all three broadcast.
+    """Return x where the condition is nonzero, else y, with broadcasting of all three arguments; x and y are tensors or numbers.
 
     Raises: DtypeError unless the condition is a tensor.
     """

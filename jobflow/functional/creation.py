@@ -1,4 +1,4 @@
-"""Tensors from shapes and data: local tensors, or global tensors with `placement=` and `sbp=`."""
+"""Functions that create local tensors, or global tensors with `placement=` and `sbp=`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class FactoryOptions:
     def layout(self, ndim: int) -> Layout | None:
         """Return the layout of a tensor with `ndim` axes; None for a local tensor.
 
-        Without own keywords the layout of `like` applies; splits along missing axes become broadcast.
+        Without `placement`, `sbp` and `device`, return the layout of `like`; a split along an axis beyond `ndim` becomes broadcast.
         """
         if self.placement is None and self.sbp is None and self.like is not None and self.device is None:
             layout = self.like.layout
@@ -88,7 +88,7 @@ def _dtype(what: str, dtype: Any) -> DType:
     try:
         return dtype_of(dtype)
     except (KeyError, TypeError, ValueError):
-        raise DtypeError(f"{what} at {user_line()}: dtype={dtype!r} is not one of jobflow's element types") from None
+        raise DtypeError(f"{what} at {user_line()}: dtype={dtype!r} is not an element type such as jobflow.float32") from None
 
 
 def shape_of(what: str, sizes: Sequence[Any], options: dict[str, Any]) -> tuple[int, ...]:
@@ -113,21 +113,22 @@ def _filled(what: str, shape: tuple[int, ...], value: Number, spec: FactoryOptio
 
 
 def zeros(*sizes: Any, **options: Any) -> Tensor:
-    """Return a tensor of zeros; the shape is passed as integers, a tuple or `size=`.
+    """Return a tensor of zeros; pass the shape as integers, a tuple or `size=`.
 
-    All factories accept the keywords dtype, device and requires_grad; placement and sbp create a global tensor.
-    Raises: ShapeError, DtypeError, ConfigError for invalid or contradictory arguments.
+    All functions that create tensors accept dtype (by default `get_default_dtype()`), device and requires_grad.  The keywords placement and sbp
+    create a global tensor.
+    Raises: ShapeError for an invalid shape, DtypeError for an unknown type, ConfigError for device together with placement or sbp.
     """
     return _filled("zeros", shape_of("zeros", sizes, options), 0, FactoryOptions("zeros", options))
 
 
 def ones(*sizes: Any, **options: Any) -> Tensor:
-    """Return a tensor of ones; arguments as in `zeros`.  Of a partial tensor, the first rank stores ones and the others zeros."""
+    """Return a tensor of ones; arguments as in `zeros`.  In a partial layout, the first rank stores ones and the other ranks store zeros."""
     return _filled("ones", shape_of("ones", sizes, options), 1, FactoryOptions("ones", options))
 
 
 def empty(*sizes: Any, **options: Any) -> Tensor:
-    """Return a tensor to be written into; its elements are zeros.  Arguments as in `zeros`."""
+    """Return a tensor of zeros to be overwritten; arguments as in `zeros`."""
     return _filled("empty", shape_of("empty", sizes, options), 0, FactoryOptions("empty", options))
 
 
@@ -158,47 +159,47 @@ def _like(what: str, x: Tensor, value: Number, options: dict[str, Any]) -> Tenso
 
 
 def zeros_like(x: Tensor, **options: Any) -> Tensor:
-    """Return zeros with the shape, element type and layout of x; keywords of `zeros` override them."""
+    """Return zeros with the shape of x.  Keywords as in `zeros`; element type and layout default to those of x."""
     return _like("zeros_like", x, 0, options)
 
 
 def ones_like(x: Tensor, **options: Any) -> Tensor:
-    """Return ones with the shape, element type and layout of x; keywords of `zeros` override them."""
+    """Return ones with the shape of x.  Keywords as in `zeros`; element type and layout default to those of x."""
     return _like("ones_like", x, 1, options)
 
 
 def empty_like(x: Tensor, **options: Any) -> Tensor:
-    """Return a tensor to be written into, with the shape, element type and layout of x; keywords of `zeros` override them."""
+    """Return a tensor with the shape of x to be overwritten.  Keywords as in `zeros`; element type and layout default to those of x."""
     return _like("empty_like", x, 0, options)
 
 
 def full_like(x: Tensor, fill_value: Any, **options: Any) -> Tensor:
-    """Return a tensor filled with `fill_value`, with the shape, element type and layout of x; keywords of `zeros` override them."""
+    """Return a tensor with the shape of x, filled with `fill_value`.  Keywords as in `zeros`; element type and layout default to those of x."""
     return _like("full_like", x, number(fill_value, "full_like"), options)
 
 
 def new_zeros(x: Tensor, *sizes: Any, **options: Any) -> Tensor:
-    """Return zeros of another shape with the element type and layout of x; keywords of `zeros` override them."""
+    """Return zeros of the shape `sizes`.  Keywords as in `zeros`; element type and layout default to those of x."""
     return _filled("new_zeros", shape_of("new_zeros", sizes, options), 0, FactoryOptions("new_zeros", options, x.dtype, x))
 
 
 def new_ones(x: Tensor, *sizes: Any, **options: Any) -> Tensor:
-    """Return ones of another shape with the element type and layout of x; keywords of `zeros` override them."""
+    """Return ones of the shape `sizes`.  Keywords as in `zeros`; element type and layout default to those of x."""
     return _filled("new_ones", shape_of("new_ones", sizes, options), 1, FactoryOptions("new_ones", options, x.dtype, x))
 
 
 def new_empty(x: Tensor, *sizes: Any, **options: Any) -> Tensor:
-    """Return a tensor of another shape to be written into, with the element type and layout of x; keywords of `zeros` override them."""
+    """Return a tensor of the shape `sizes` to be overwritten.  Keywords as in `zeros`; element type and layout default to those of x."""
     return _filled("new_empty", shape_of("new_empty", sizes, options), 0, FactoryOptions("new_empty", options, x.dtype, x))
 
 
 def new_full(x: Tensor, size: Any, fill_value: Any, **options: Any) -> Tensor:
-    """Return a tensor of shape `size` filled with `fill_value`, with the element type and layout of x; keywords of `zeros` override them."""
+    """Return a tensor of shape `size` filled with `fill_value`.  Keywords as in `zeros`; element type and layout default to those of x."""
     return _filled("new_full", shape_of("new_full", (size,), {}), number(fill_value, "new_full"), FactoryOptions("new_full", options, x.dtype, x))
 
 
 def new_tensor(x: Tensor, data: Any, **options: Any) -> Tensor:
-    """Return a tensor of these data with the element type and layout of x; keywords of `zeros` override them."""
+    """Return a tensor with a copy of `data`.  Keywords as in `zeros`; element type and layout default to those of x."""
     return _from_data("new_tensor", data, options, x.dtype, x)
 
 
@@ -209,8 +210,9 @@ def tensor(data: Any, **options: Any) -> Tensor:
     """Return a tensor with a copy of the data: a number, nested lists, a NumPy array or another tensor.
 
     Python floats become float32 and Python integers int64; arrays keep their element type.  With placement= and sbp=, every rank passes
-    the whole logical value and keeps its piece.  In the body of a job the data become a constant of the job, with their values at tracing.
-    Raises: DivergedError on every rank if ranks pass different data; ShapeError for nested lists of unequal lengths; DtypeError.
+    the whole logical value and stores its piece.  In the body of a job, the data become a constant with their values at tracing.
+    Raises: DivergedError on every rank if ranks pass different data; ShapeError for nested lists of unequal lengths; DtypeError for data of
+    another type.
     """
     return _from_data("tensor", data, options)
 
@@ -238,7 +240,7 @@ def _from_data(what: str, data: Any, options: dict[str, Any], dtype: DType | Non
 
 
 def _check_span(what: str, array: Array, dtype: DType) -> None:
-    """Raise DtypeError for Python numbers outside the range of an integer type; unsigned types accept negative numbers, which wrap around."""
+    """Raise DtypeError for Python numbers outside the range of an integer type; negative numbers wrap around in unsigned types."""
     low, high = dtype.span
     low = low or -high
     outside = array[~((np.trunc(array) >= low) & (array < high + 1))]
@@ -255,7 +257,7 @@ def traces_job() -> bool:
 
 
 def _holding(array: Array) -> Tensor:
-    """Return a local tensor that shares the array's memory; in the body of a job or a compiled function, a constant of the program."""
+    """Return a local tensor that shares the memory of `array`, or a constant of the program while a job or a compiled function is traced."""
     tracer = building_now()
     traced = tracer is not None and (tracer.differentiates or not tracer.lays)
     return source(Literal.of(array), None) if traced else Tensor.new(type_of(array), None, array)
@@ -274,7 +276,7 @@ def array_of(what: str, data: Any) -> Array:
         dtype_of(array.dtype)
     except (KeyError, TypeError):
         raise DtypeError(
-            f"{what} at {user_line()}: NumPy converts the data to {array.dtype}, which is not one of jobflow's element types; cast them first"
+            f"{what} at {user_line()}: NumPy converts the data to {array.dtype}, which is not an element type of jobflow; cast the data first"
         ) from None
     return array
 
@@ -294,12 +296,15 @@ def _tensors_as_arrays(what: str, data: Any) -> Any:
 
 
 def whole(layout: Layout) -> Layout:
-    """Return the broadcast layout on the same ranks."""
+    """Return the layout that is broadcast on the placement of `layout`."""
     return Layout(layout.placement, (B,) * len(layout.sbp))
 
 
 def cut(what: str, array: Array, layout: Layout) -> Tensor:
-    """Return a global tensor of this rank's piece of `array`, the logical value that every rank passes."""
+    """Return a global tensor with the logical value `array`; this rank stores its piece.
+
+    Raises: DivergedError if ranks pass different arrays.
+    """
     here = state()
     type = type_of(array)
     digest = zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(f"{type} {layout}".encode())) if here.rank.size > 1 else 0
@@ -327,9 +332,9 @@ def _shortened(array: Array) -> str:
 
 
 def as_tensor(data: Any, **options: Any) -> Tensor:
-    """Return the data as a tensor without a copy where possible.
+    """Return the data as a tensor, without a copy where possible.
 
-    A NumPy array of the requested element type shares its memory; a tensor of that type is returned itself.
+    A NumPy array of the requested element type shares its memory with the tensor.  A tensor of this type is returned unchanged.
     """
     if isinstance(data, Tensor) and not options.get("placement"):
         spec = FactoryOptions("as_tensor", options, data.dtype)
@@ -356,14 +361,15 @@ def from_numpy(array: Array) -> Tensor:
 def arange(start: Number, end: Number | None = None, step: Number = 1, **options: Any) -> Tensor:
     """Return the vector start, start + step, ... up to but excluding end; a single argument is the end, and start is 0.
 
-    The element type is int64, or the default type if an argument is a float.  Raises: ArgumentError if no steps lead from start to end.
+    The element type is int64, or the default type if an argument is a float.
+    Raises: ArgumentError if `step` is 0 or points away from `end`, or if an argument is not finite.
     """
     if end is None:
         start, end = 0, start
     start, end, step = (number(each, "arange") for each in (start, end, step))
     if not all(map(math.isfinite, (start, end, step))) or not step or (end - start) / step < 0:
         raise ArgumentError(
-            f"arange at {user_line()}: steps of {step} do not lead from {start} to {end}; pass finite numbers and a step towards the end"
+            f"arange at {user_line()}: step {step} does not lead from start {start} to end {end}; pass finite numbers and a step towards end"
         )
     default = None if any(number_kind(each) == 2 for each in (start, end, step)) else int64
     spec = FactoryOptions("arange", options, default)
@@ -374,7 +380,7 @@ def arange(start: Number, end: Number | None = None, step: Number = 1, **options
 def range(start: Number, end: Number, step: Number = 1, **options: Any) -> Tensor:
     """Return the vector start, start + step, ... up to and including end, in the default element type, as in PyTorch.
 
-    Raises: ArgumentError if no steps lead from start to end.
+    Raises: ArgumentError if `step` is 0 or points away from `end`, or if an argument is not finite.
     """
     spec = FactoryOptions("range", options)
     first, last, delta = (number(each, "range") for each in (start, end, step))
@@ -384,7 +390,7 @@ def range(start: Number, end: Number, step: Number = 1, **options: Any) -> Tenso
     if not finite or not delta or (last - first) / delta < 0:
         raise ArgumentError(
             f"range at {user_line()}: start {start}, end {end} and step {step} do not form a range of {spec.dtype.name}; pass finite "
-            f"numbers and a step that leads from start to end"
+            f"numbers and a step towards end"
         )
     count = int((last - first) / delta) + 1 if spec.dtype.is_float else (last - first) // delta + 1
     return spec.finish(source(Arange((int(count),), spec.dtype, first, delta), spec.layout(1)))
@@ -404,7 +410,7 @@ def _count(what: str, steps: int) -> int:
 
 
 def logspace(start: Number, end: Number, steps: int, base: Number = 10.0, **options: Any) -> Tensor:
-    """Return the vector base ** linspace(start, end, steps)."""
+    """Return the vector base ** linspace(start, end, steps).  Raises: ArgumentError if steps < 0."""
     spec, count = FactoryOptions("logspace", options), _count("logspace", steps)
     target = spec.layout(1)
     where = {"placement": spec.placement, "sbp": _whole(spec), "dtype": float64}

@@ -1,6 +1,6 @@
-"""flow.cuda: queries of the GPUs of this process.
+"""The namespace `flow.cuda`: queries of the GPUs of this process.
 
-Jobs run on GPUs.  With a GPU present, tensors and graphs refuse the device "cuda"; without one, they use the host's memory.
+Only jobs run on GPUs.  With a GPU present, tensors and graphs reject the device "cuda"; without a GPU, they use host memory.
 """
 
 from jobflow.runtime.device import cupy_device as cuda

@@ -35,7 +35,7 @@ def backward(
 ) -> None:
     """Add the gradients of the sum of `tensors`, weighted by `grad_tensors`, to the `grad` of the leaves, or only of `inputs`.
 
-    The graph is released unless `retain_graph` or `create_graph`, which also records the gradients' computation.
+    The graph is released unless `retain_graph` or `create_graph` is set.  `create_graph` also records the computation of the gradients.
     Raises: ArgumentError for arguments that are not tensors, or for different numbers of `tensors` and `grad_tensors`.
     """
     roots = tensors_of("backward", "tensors", tensors)
@@ -45,7 +45,7 @@ def backward(
 
 
 class Saved:
-    """The `ctx` of a Function: tensors saved by `forward` for `backward`, and arbitrary attributes."""
+    """The `ctx` of a Function, with the tensors that `forward` saves for `backward` and with arbitrary attributes."""
 
     def __init__(self, name: str, needs: tuple[bool, ...]) -> None:
         self._name = name
@@ -80,7 +80,7 @@ class Saved:
         self._dirty = inputs
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Choose whether `backward` receives zeros (True, the default) or None for the gradients of unused outputs."""
+        """Pass zeros (True, the default) or None to `backward` as the gradients of unused outputs."""
         self._zeros = bool(value)
 
 
@@ -96,9 +96,9 @@ class Function:
             def backward(ctx, dy):
                 return dy * 2
 
-    `backward` receives one gradient per output of `forward`, None for outputs that are not tensors.  It returns one gradient per argument,
-    None for arguments without a gradient.  Gradients of gradients differentiate `backward` itself.  `forward` may omit `ctx` if the class
-    defines `setup_context(ctx, inputs, output)`.
+    `backward` receives one gradient per output of `forward`, or None for an output other than a tensor.  `backward` returns one gradient per
+    argument, or None for an argument without a gradient.  Gradients of gradients differentiate `backward` itself.  `forward` may omit `ctx` if
+    the class defines `setup_context(ctx, inputs, output)`.
     """
 
     setup_context: Any = None
@@ -121,7 +121,7 @@ class Function:
         """
         here = state()
         if here.building is not None:
-            raise JobError(f"{cls.__name__} at {user_line()}: an autograd.Function cannot be part of {running()}")
+            raise JobError(f"{cls.__name__} at {user_line()}: an autograd.Function cannot be traced in {running()}; use functions of jobflow there")
         edges = [edge_of(each) if isinstance(each, Tensor) else None for each in arguments]
         saved = Saved(cls.__name__, tuple(edge is not None for edge in edges))
         with no_grad():
@@ -145,7 +145,7 @@ def _results(saved: Saved, arguments: Sequence[Any], outputs: Sequence[Any], nod
     dirty, without = ({id(x) for x in marked} for marked in (saved._dirty, saved._without))
     if lost := dirty - {id(y) for y in outputs}:
         raise ArgumentError(
-            f"{saved._name} at {user_line()}: forward returns {len(dirty) - len(lost)} of the {len(dirty)} tensors marked dirty; return all"
+            f"{saved._name} at {user_line()}: forward returns {len(dirty) - len(lost)} of the {len(dirty)} tensors marked dirty; return all of them"
         )
     argument_ids = {id(x) for x in arguments}
     fresh = [y.detach() if isinstance(y, Tensor) and id(y) in argument_ids else y for y in outputs]
@@ -172,7 +172,7 @@ class _Kind:
         return Tensor.new(self.type, self.layout, np.zeros(self.piece, self.type.dtype.numpy))
 
     def fitted(self, gradient: Tensor, what: str) -> Tensor:
-        """Return a gradient for a tensor of this kind: summed over broadcast axes, and cast to its element type."""
+        """Return `gradient` summed over the axes along which this tensor was broadcast, in the element type of this tensor."""
         lead = gradient.tensor_type.ndim - self.type.ndim
         if lead < 0 or any(n not in (1, m) for n, m in zip(self.type.shape, gradient.tensor_type.shape[lead:], strict=True)):
             raise ShapeError(f"{what} is {gradient.tensor_type}, but the argument is {self.type}; return a gradient of its shape")
@@ -190,7 +190,7 @@ def _kind(x: Any) -> _Kind | None:
 
 @dataclass(frozen=True, slots=True)
 class _Backward:
-    """The gradient function on the tape: calls the user's `backward` and checks its results."""
+    """The recorded gradient of a Function, which calls the user's `backward` and checks its results."""
 
     function: type[Function]
     saved: Saved

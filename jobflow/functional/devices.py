@@ -1,7 +1,7 @@
-"""Devices of local tensors: device("cpu"), device("cuda:0").
+"""Devices of local tensors, such as device("cpu") and device("cuda:0").
 
-Without a GPU, tensors of programs for GPUs keep the name of their device, use the host's memory, and print one notice.  With a GPU, they
-are refused, because eager operations do not run on GPUs: `placements.on_host`.
+Tensors of the device "cuda" use host memory if there is no GPU, with one notice.  If there is a GPU, `placements.on_host` raises an error,
+because eager operations do not run on GPUs.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ TYPES = ("cpu", "cuda")
 
 
 class device:
-    """The device of a local tensor: a type, "cpu" or "cuda", and an index on the machine; "cuda:1" names both.
+    """The device of a local tensor: `type` is "cpu" or "cuda", and `index` is its number on the machine, 0 by default.
 
-    Raises: PlacementError for another text or a negative index.
+    device("cuda:1") is device("cuda", 1).  Raises: PlacementError for another text or a negative index.
     """
 
     __slots__ = ("index", "type")
@@ -54,7 +54,7 @@ class device:
 
 
 def checked_device(what: str, requested: Any) -> device | None:
-    """Return the device that `device=` names; None for None.  Raises: PlacementError for anything else."""
+    """Return the device that `device=` names, or None for None.  Raises: PlacementError for other arguments."""
     if requested is None:
         return None
     named = _numbered(requested)
@@ -64,7 +64,10 @@ def checked_device(what: str, requested: Any) -> device | None:
 
 
 def _numbered(requested: Any) -> device | None:
-    """Return the named device, or None; "cuda" without an index is the GPU with the index of this rank."""
+    """Return the device that the argument names, or None.
+
+    An integer is the index of a GPU.  "cuda" without an index is the GPU with the index of this rank.
+    """
     if isinstance(requested, int) and not isinstance(requested, bool):
         return device("cuda", requested)
     if requested == "cuda":
@@ -78,7 +81,7 @@ def is_device(argument: Any) -> bool:
 
 
 def marked(x: Tensor, where: device | None) -> Tensor:
-    """Return x after setting its device; global tensors have none."""
+    """Set the device of a local tensor, and return the tensor; a global tensor has no device."""
     if where is not None and x.layout is None:
         if where.type == "cuda":
             on_host(f"device={str(where)!r} at {user_line()}")

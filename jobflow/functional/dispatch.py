@@ -1,4 +1,4 @@
-"""Dispatch of the public functions: argument checks, and tracing of calls with tensors of a job.
+"""Dispatch of the public functions, with argument checks and with tracing of calls on tensors of a job.
 
 sort = of_tensors(sort, "sort")     accepts eager tensors, tensors of nn.Graph.build, and tensors of the job being traced
 """
@@ -25,9 +25,9 @@ Result = TypeVar("Result")
 
 #: the package that defines the functions of tensors
 TENSORS = "jobflow.functional"
-#: accepted classes of the other operand of an operator
+#: classes that operators accept as the other operand
 OPERANDS = (TensorBase, int, float, np.generic, np.ndarray)
-#: factories: called in the body of a job, they return tensors of the job
+#: functions that create tensors; in the body of a job, they return tensors of the job
 FACTORIES = frozenset(
     {
         "arange",
@@ -65,7 +65,7 @@ def is_tensor(x: Any) -> bool:
 
 
 def of_tensors(function: Function, word: str) -> Function:
-    """Return the function with argument checks; a call with tensors of a job is recorded in the body being traced."""
+    """Wrap a function with argument checks, and record calls with tensors of a job in the body being traced."""
     if word in FACTORIES:
         return _factory(function)
     roles = Roles(word, function)
@@ -93,7 +93,7 @@ def of_tensors(function: Function, word: str) -> Function:
 
 
 def _factory(function: Function) -> Function:
-    """Return the factory; in the body of a job, its result is a tensor of the job."""
+    """Wrap a function that creates tensors; in the body of a job, it returns a tensor of the job."""
 
     @wraps(function)
     def called(*arguments: Any, **named: Any) -> Any:
@@ -122,7 +122,7 @@ def _has_job_tensors(roles: Roles, arguments: tuple[Any, ...], named: dict[str, 
 
 
 def _recorded(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Record the call in the body being traced; raise JobError for a tensor of another job, or of none."""
+    """Record the call in the body being traced; raise JobError for an eager tensor, or for a tensor of a job whose tracing has ended."""
     from jobflow.tensors import job_recorder  # not imported by programs without jobs
 
     body = scope.current().interpreter
@@ -138,7 +138,7 @@ def _recorded(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -
 
 
 def as_public(word: str, value: Any) -> Any:
-    """Return the public object of this name: functions with `of_tensors`, other objects unchanged."""
+    """Return the public object `word`: a function wrapped by `of_tensors`, or another object unchanged."""
     return all_of(TENSORS, {word: value}, TENSORS, of_tensors).get(word, value)
 
 
@@ -146,13 +146,16 @@ def as_public(word: str, value: Any) -> Any:
 
 
 def method(function: Function, word: str = "") -> Function:
-    """Return a function as a method named `word`, with parameter aliases; check its arguments if it has several tensor parameters."""
+    """Return a function as a method named `word` that accepts parameter aliases.
+
+    The arguments are checked if the function has several tensor parameters.
+    """
     word = word or function.__name__
     return as_public(word, function) if tensors_of(function) > 1 else _by_any_name(function, word)
 
 
 def _by_any_name(function: Function, word: str) -> Function:
-    """Return the function; it also accepts NumPy's names of its parameters (`Roles.renamed`)."""
+    """Wrap a function so that it also accepts NumPy's names of its parameters (`Roles.renamed`)."""
     code = getattr(function, "__code__", None)
     if code is None or not (code.co_flags & inspect.CO_VARARGS or "dim" in code.co_varnames[: code.co_argcount]):
         return function
@@ -168,7 +171,10 @@ def _by_any_name(function: Function, word: str) -> Function:
 
 
 def operator(function: Callable[..., Result]) -> Callable[[Any, Any], Result]:
-    """Return a function of two operands as an operator; NotImplemented for operands that are neither tensors, numbers nor arrays."""
+    """Return a function of two operands as an operator, such as `__add__`.
+
+    The operator returns NotImplemented unless the other operand is a tensor, a number or an array.
+    """
 
     @wraps(function)
     def call(x: Any, other: Any) -> Any:
@@ -178,7 +184,7 @@ def operator(function: Callable[..., Result]) -> Callable[[Any, Any], Result]:
 
 
 def reflected(function: Callable[..., Result]) -> Callable[[Any, Any], Result]:
-    """Return the operator for a tensor on the right side."""
+    """Return a function of two operands as a reflected operator, such as `__radd__`, with the tensor as right operand."""
 
     @wraps(function)
     def call(x: Any, other: Any) -> Any:
@@ -190,7 +196,7 @@ def reflected(function: Callable[..., Result]) -> Callable[[Any, Any], Result]:
 if TYPE_CHECKING:
 
     class attribute(Generic[Result]):
-        """A property whose type is that of its function."""
+        """A property with the return type of its getter as static type."""
 
         def __init__(self, get: Callable[[Any], Result], set: Callable[[Any, Any], None] | None = None) -> None: ...
         def __get__(self, x: Any, kind: Any = None) -> Result: ...
@@ -206,7 +212,7 @@ else:
 def all_of(module: str, functions: Mapping[str, Any], package: str | tuple[str, ...], wrap: Callable[..., Any], *more: Any) -> dict[str, Any]:
     """Return the public functions of a module by name, each wrapped by `wrap`.
 
-    Only functions defined in `home`, or in a module inside it, count.
+    Functions defined outside of `package` are omitted.
     """
     return {
         word: named_in(wrap(called_as(function, word), word, *more), word, module)
@@ -226,7 +232,7 @@ def called_as(function: FunctionType, word: str) -> FunctionType:
 
 
 def named_in(function: Any, word: str, module: str) -> Any:
-    """Return the function under this name and module, for pickle and the documentation."""
+    """Set the name and the module of a function, for pickle and the documentation, and return the function."""
     function.__name__ = function.__qualname__ = word
     function.__module__ = module
     return function

@@ -37,7 +37,7 @@ def copy_(x: Tensor, other: Any) -> Tensor:
     """Copy the elements of another tensor, array or number into x, and return x.
 
     The value is broadcast to the shape of x, and converted to the element type and layout of x.
-    Raises: ShapeError unless it broadcasts, PlacementError for a local value and a global x or vice versa.
+    Raises: ShapeError if the value does not broadcast; PlacementError for a local value and a global x, or vice versa.
     """
     if isinstance(other, np.ndarray):
         array = creation.array_of("copy_", other)
@@ -65,9 +65,8 @@ def _described(x: Tensor) -> str:
 
 
 def normal_(x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> Tensor:
-    """Fill x with samples of the normal distribution, and return x."""
-    drawn = sampling.normal_like(x, mean, std, generator)
-    return written(x, "normal_", drawn)
+    """Fill x with samples of the normal distribution of mean `mean` and standard deviation `std`, and return x."""
+    return written(x, "normal_", sampling.normal_like(x, mean, std, generator))
 
 
 def uniform_(x: Tensor, a: float = 0.0, b: float = 1.0, *, generator: Any = None) -> Tensor:
@@ -76,7 +75,10 @@ def uniform_(x: Tensor, a: float = 0.0, b: float = 1.0, *, generator: Any = None
 
 
 def random_(x: Tensor, low: int = 0, high: int | None = None, *, generator: Any = None) -> Tensor:
-    """Fill x with uniform integers of [low, high), and return x; random_(high) starts at 0."""
+    """Fill x with uniform random integers of [low, high), and return x; random_(high) starts at 0.
+
+    By default, `high` is 2**24 for floats, and the largest integer of the type, at most 2**31, for integers.
+    """
     if high is None:
         low, high = 0, low or (1 << 24 if x.dtype.is_float else min(1 << 31, int(np.iinfo(x.dtype.numpy).max)))
     return written(x, "random_", cast(sampling.randint_like(x.detach(), low, high, generator=generator), x.tensor_type.dtype))

@@ -1,4 +1,4 @@
-"""Redistribution and devices of tensors: to_global, to_local, to, cpu, cuda."""
+"""Redistribution of tensors and changes of their device: to_global, to_local, to, cpu and cuda."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ __all__ = [
 
 
 def layout_of(what: str, placement: public_placement | None, sbp: Any, ndim: int) -> Layout | None:
-    """Return the layout that `placement=` and `sbp=` of a function describe; None without both.
+    """Return the layout that the arguments `placement` and `sbp` describe, or None if both are None.
 
-    Raises: JobError for one without the other.
+    Raises: JobError if only one of them is passed.
     """
     if placement is None and sbp is None:
         return None
@@ -50,10 +50,10 @@ def to_global(
 ) -> Tensor:
     """Return x redistributed to another placement or layout; local tensors of all ranks become the pieces of a global tensor.
 
-    `placement` and `sbp` default to those of x; a local tensor needs both.  The gradient returns to the layout of x, through `grad_sbp` if
-    that is set.  All ranks must call this, including those outside the placements.  `check_meta=False` skips the comparison of the local
-    shapes, which must then be equal.
-    Raises: ShapeError if the local tensors do not form a global one, SbpError, PlacementError.
+    `placement` and `sbp` default to those of x; a local tensor needs both.  The gradient is redistributed to the layout of x, first through
+    `grad_sbp` if that is set.  All ranks must call this function, including ranks outside of the placements.  `check_meta=False` skips the
+    comparison of the local shapes, which must then be equal.
+    Raises: ShapeError if the local tensors do not form a global one; SbpError for an invalid `sbp`; JobError for a missing one.
     """
     here = state()
     what = f"to_global at {user_line()}"
@@ -84,7 +84,7 @@ def global_to_global(x: Tensor, placement: public_placement | None = None, sbp: 
 
 
 def to_local(x: Tensor, *, copy: bool = False) -> Tensor:
-    """Return this rank's piece of a global tensor as a local tensor; it shares memory unless `copy`.
+    """Return this rank's piece of a global tensor as a local tensor in the same memory, or as a copy with `copy`.
 
     The piece of a partial tensor is this rank's addend.  Ranks outside the placement receive an empty tensor.
     Raises: JobError for a local tensor.
@@ -131,12 +131,15 @@ def cpu(x: Tensor) -> Tensor:
 
 
 def cuda(x: Tensor, device: Any = None) -> Tensor:
-    """Return x on a GPU; a global tensor moves to the GPUs of the same ranks.  Without a GPU, x keeps its memory on the host."""
+    """Return x on a GPU; a global tensor moves to the GPUs of the same ranks.
+
+    Without a GPU, the memory of x remains on the host.  Raises: PlacementError if there is a GPU, because only jobs run on GPUs.
+    """
     return _on_device(x, "cuda" if device is None else device, "cuda()")
 
 
 def _on_device(x: Tensor, target_device: Any, what: str) -> Tensor:
-    """Return x on a device: x itself if it is there, else a copy."""
+    """Return x itself if it is on the device, otherwise a copy on the device."""
     if x.layout is not None:
         return _on_device_type(x, target_device, what)
     target = where.checked_device(what, target_device)
@@ -161,7 +164,7 @@ def _on_device_type(x: Tensor, target_device: Any, what: str) -> Tensor:
 
 
 def to(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
-    """Return x in another element type, on another device, like another tensor, or in another layout.
+    """Return x converted to another element type, device or layout, or to those of another tensor.
 
     x.to(flow.float16)   x.to("cuda")   x.to("cpu", flow.float64)   x.to(y)   x.to(placement=p, sbp=s)
 
@@ -214,7 +217,7 @@ def _named_argument(argument: Any) -> dict[str, Any]:
 
 
 def _data(x: Tensor) -> Tensor:
-    """A tensor with the same memory as x, outside the graph of gradients."""
+    """A tensor with the same memory as x, detached from the autograd graph."""
     return without_gradient(x, shows)
 
 
@@ -266,7 +269,7 @@ def pin_memory(x: Tensor) -> Tensor:
 
 
 def to_consistent(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
-    """Raise JobError: the function is now called to_global."""
+    """Raise JobError: the function was renamed to `to_global`."""
     raise JobError(f"to_consistent at {user_line()}: to_consistent was renamed; use to_global(placement=..., sbp=...)")
 
 
@@ -276,7 +279,7 @@ def element_size(x: Tensor) -> int:
 
 
 def reduced(x: Tensor, protocol: int) -> tuple[Any, ...]:
-    """Return the arguments for pickle: this rank's piece, with the layout of a global tensor."""
+    """Return the function `rebuilt` and its arguments, for pickle; they include this rank's piece and its layout."""
     _portable(x, "pickle")
     array = x.array.copy(order="C")
     return rebuilt, (type(x), x.tensor_type, x.layout, array, x._needs_gradient, x._device, x.__dict__)
@@ -291,7 +294,7 @@ def _portable(x: Tensor, what: str) -> None:
 
 
 def rebuilt(kind: type[Tensor], *parts: Any) -> Tensor:
-    """Return the tensor that `reduced` describes."""
+    """Return a tensor from the arguments that `reduced` returned."""
     result = kind.__new__(kind)
     Tensor.__init__(result, *parts[:3])
     result._needs_gradient, result._device = parts[3:5]
@@ -302,7 +305,7 @@ def rebuilt(kind: type[Tensor], *parts: Any) -> Tensor:
 
 
 def copied(x: Tensor, memory: dict[int, Any]) -> Tensor:
-    """Return a copy for copy.deepcopy, with its own memory and gradient and the same layout."""
+    """Return a copy of x for copy.deepcopy, with its own memory and gradient and with the layout of x."""
     _portable(x, "deepcopy")
     array = x.array.copy()
     result = rebuilt(type(x), x.tensor_type, x.layout, array, x._needs_gradient, x._device, deepcopy(x.__dict__, memory))

@@ -39,8 +39,8 @@ def gradcheck(
     The check covers the inputs that require gradients: all elements, or with `fast_mode` one random direction per output and input.
     A difference may be up to atol + rtol * |central difference|.  The gradients of two runs may differ by `nondet_tol`.  For global
     tensors, all ranks must call gradcheck.
-    Raises: GradcheckError, which names output, input, elements and both values, unless `raise_exception` is False; DtypeError for inputs
-    other than float64, whose differences are too inexact.
+    Raises: GradcheckError for the first mismatch, unless `raise_exception` is False; DtypeError for an input other than float64;
+    ArgumentError if no input requires gradients.
     """
     check = Check("gradcheck", func, eps, atol, rtol, nondet_tol, fast_mode)
     return check.holds(_listed(inputs), raise_exception)
@@ -60,7 +60,7 @@ def gradgradcheck(
 ) -> bool:
     """Return True if the second gradients of `func(*inputs)` match central differences of its gradients; arguments as in `gradcheck`.
 
-    The gradients are a function of the inputs and of `grad_outputs`, which are random by default.
+    The check also differentiates with respect to `grad_outputs`, the gradients of the outputs, which are random by default.
     """
     arguments_of_func = _listed(inputs)
     if grad_outputs is None:
@@ -114,7 +114,7 @@ class Check:
     fast: bool
 
     def holds(self, inputs: Sequence[Any], raises: bool) -> bool:
-        """Return True if all gradients match; raise GradcheckError otherwise, if `raises`."""
+        """Return True if all gradients match; on a mismatch, raise GradcheckError if `raises`, else return False."""
         targets = {i: x for i, x in enumerate(inputs) if isinstance(x, Tensor) and x._needs_gradient}
         if not targets:
             raise ArgumentError(f"{self.what} at {user_line()}: none of the {len(inputs)} inputs requires gradients; call requires_grad_()")
@@ -147,11 +147,11 @@ class Check:
         return None
 
     def directions(self, type: TensorType, random: np.random.Generator) -> Array:
-        """Return the directions, as rows, along which a tensor is weighted or moved: one per element, or one random direction."""
+        """Return direction vectors of a tensor as rows: one unit vector per element, or one random vector in fast mode."""
         if not self.fast:
             return np.eye(type.size)
-        drawn = random.standard_normal((1, type.size))
-        return drawn / max(float(np.linalg.norm(drawn)), 1.0)
+        sample = random.standard_normal((1, type.size))
+        return sample / max(float(np.linalg.norm(sample)), 1.0)
 
     def gradients(self, inputs: Sequence[Any], targets: dict[int, Tensor], seeds: Sequence[Array]) -> list[dict[int, Array]]:
         """Return the gradients by output and input, one row per seed."""
@@ -168,7 +168,7 @@ class Check:
         return by_output
 
     def differences(self, inputs: Sequence[Any], i: int, x: Tensor, directions: Array) -> list[Array]:
-        """Return the central differences by output, one row per direction in which input i is moved."""
+        """Return the central differences by output, with one row per direction of change of input i."""
         value = x.detach().numpy()
         rows: list[list[Array]] = []
         for direction in directions:
@@ -180,7 +180,7 @@ class Check:
         return [np.array(each) for each in zip(*rows, strict=True)]
 
     def describe(self, at: str, gradients: Array, differences: Array, wrong: Array, y: TensorType, x: TensorType) -> str:
-        """Describe the first wrong gradient, and count all of them."""
+        """Describe the first wrong gradient, with the number of wrong elements."""
         r, c = (int(n) for n in np.argwhere(wrong)[0])
         values = f"{gradients[r, c]:.8g}, by differences {differences[r, c]:.8g}"
         if self.fast:

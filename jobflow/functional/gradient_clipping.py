@@ -46,7 +46,7 @@ def _one_kind(here: EagerState, what: str, tensors: Sequence[Tensor]) -> None:
 
 
 def _power_sum(x: Tensor, p: float) -> Value:
-    """Return sum |x|^p, or max |x| for infinite p, possibly partial."""
+    """Return sum |x|^p, or max |x| for infinite p; the result may be partial."""
     with composing(x):
         if x.dtype.is_half:
             x = cast(x, float32)
@@ -63,7 +63,10 @@ def _number(here: EagerState, x: Value) -> float:
 
 
 def _together(here: EagerState, parts: Sequence[Value], p: float) -> float:
-    """Return the total of partial results; results on one placement are combined first, and gathered once."""
+    """Return the sum of the parts, or their maximum for infinite p.
+
+    Parts on the same placement are combined first, to gather once per placement.
+    """
     places: dict[Placement | None, Value] = {}
     for part in parts:
         assert isinstance(part, Tensor)
@@ -92,8 +95,8 @@ def total_norm(tensors: Sequence[Tensor], p: float) -> float:
 def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
     """Scale the gradients in place so that their common norm is at most max_norm; return the norm before clipping.
 
-    The norm is the `norm_type`-norm of all logical gradients as one vector, whatever their layouts and placements.  The result is a tensor
-    on the placement of the first gradient.  All ranks must call this.
+    The norm is the `norm_type`-norm of all logical gradients as one vector, independent of their layouts and placements.  The result is a
+    tensor on the placement of the first gradient.  All ranks must call this function.
     Raises: PlacementError for local and global gradients together; ArgumentError for a norm that is NaN or infinite, if
     `error_if_nonfinite`.
     """
@@ -105,7 +108,7 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm
         return _clipped_when_run(what, grads, float(max_norm), p, error_if_nonfinite)
     norm = total_norm(grads, p)
     if error_if_nonfinite and not math.isfinite(norm):
-        raise ArgumentError(f"{what} at {user_line()}: the norm of the gradients is {norm}, which error_if_nonfinite=True refuses")
+        raise ArgumentError(f"{what} at {user_line()}: the norm of the gradients is {norm}, but error_if_nonfinite=True requires a finite norm")
     factor = min(float(max_norm) / (norm + EPSILON), 1.0)
     if factor < 1.0 or math.isnan(factor):
         for x in grads:
@@ -117,7 +120,9 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm
 def _clipped_when_run(what: str, grads: Sequence[Tensor], max_norm: float, p: float, error_if_nonfinite: bool) -> Tensor:
     """Record the clipping of gradients in the traced program, and return their norm as a value of the program."""
     if error_if_nonfinite:
-        raise JobError(f"{what} at {user_line()}: error_if_nonfinite=True needs the norm, which has no value while {running()} runs")
+        raise JobError(
+            f"{what} at {user_line()}: error_if_nonfinite=True needs the norm, which has no value while {running()} runs; omit the argument"
+        )
     here, first = state(), grads[0]
     with gradients(False):
         total = _added([_power_sum(x, p) for x in grads], p)
@@ -135,7 +140,10 @@ def _clipped_when_run(what: str, grads: Sequence[Tensor], max_norm: float, p: fl
 
 
 def _added(parts: Sequence[Value], p: float) -> Tensor:
-    """Return the total of partial results in float64, on the placement of the first; results on one placement are combined first."""
+    """Return the float64 sum of the parts, or their maximum for infinite p, on the placement of the first part.
+
+    Parts on the same placement are combined first.
+    """
     here, places = state(), dict[Placement | None, Tensor]()
     for part in map(_tensor, parts):
         wide = cast(part, float64)
@@ -158,7 +166,7 @@ def rooted(total: Tensor, p: float) -> Value:
 
 
 def _on_ranks_of(here: EagerState, number: Tensor, x: Tensor) -> Tensor:
-    """Return a scalar broadcast on the ranks of x."""
+    """Return the scalar `number`, broadcast on the placement of x."""
     if x.layout is None or number.layout is None:
         return number
     whole = Layout(x.layout.placement, (B,) * len(x.layout.sbp))

@@ -62,14 +62,14 @@ NOT_IN_GRAPHS = "use loss.backward() and the graph's optimizers in nn.Graph.buil
 
 
 def tensors_of(what: str, name: str, argument: Any) -> list[Tensor]:
-    """Return one tensor or several as a list; raise ArgumentError for other objects, JobError for tensors without values."""
+    """Return one tensor or an iterable of tensors as a list; raise ArgumentError for other objects, JobError for tensors without values."""
     several = isinstance(argument, Iterable) and not isinstance(argument, Tensor | Typed | np.ndarray)
     tensors = list(argument) if several else [argument]
     for x in tensors:
         if isinstance(x, Typed):
-            raise JobError(f"{what} at {user_line()}: {x.tensor_type} is a tensor of a job; call an optimizer's minimize instead")
+            raise JobError(f"{what} at {user_line()}: {name} is a tensor {x.tensor_type} of a job; call an optimizer's minimize instead")
         if not isinstance(x, Tensor):
-            raise ArgumentError(f"{what} at {user_line()}: {name} must be a tensor, or several; got {type(x).__name__}")
+            raise ArgumentError(f"{what} at {user_line()}: {name} must be a tensor or an iterable of tensors; got {type(x).__name__}")
         if (tracer := building_now()) is not None and not tracer.differentiates:
             problem = "has no values" if x.traced is not None else "cannot be differentiated"
             raise JobError(f"{what} at {user_line()}: {x.tensor_type} {problem} while {running()} runs; {NOT_IN_GRAPHS}")
@@ -96,8 +96,9 @@ def grad(
     *,
     materialize_grads: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the outputs' sum with respect to the inputs, in the layouts of the inputs; no `grad` changes.
+    """Return the gradients of the sum of the outputs with respect to the inputs, in the layouts of the inputs.
 
+    The attributes `grad` of tensors do not change.
     Raises: JobError for an input that the outputs do not depend on, unless `allow_unused`, which returns None for it, or
     `materialize_grads`, which returns zeros.
     """
@@ -197,9 +198,9 @@ def is_grad_enabled() -> bool:
 class set_detect_anomaly:
     """A switch for the detection of NaN in gradients: permanent, or inside a `with` block.
 
-    Operations recorded meanwhile store the user's line.  A gradient with NaN, or whose computation fails, then raises an error that names
-    the operation and the line of its forward call.  Every rank with a piece of the gradient raises it.  `check_nan=False` reports failures
-    only.
+    Operations record the user's line while the switch is on.  Backward raises an error if a gradient contains NaN or cannot be computed; the
+    error names the operation and the line of its forward call.  Every rank with a piece of the gradient raises the error.  `check_nan=False`
+    omits the search for NaN.
     """
 
     def __init__(self, mode: bool, check_nan: bool = True) -> None:
@@ -252,9 +253,9 @@ def _set_requires_grad(x: Tensor, value: bool) -> None:
 
 
 def requires_grad_(x: Tensor, requires_grad: bool = True) -> Tensor:
-    """Choose whether backward computes a gradient for x, and return x.
+    """Set whether backward computes a gradient for x, and return x.
 
-    Raises: DtypeError unless x is a floating point tensor; JobError to switch it off for a computed tensor.
+    Raises: DtypeError unless x is a floating point tensor; JobError for `requires_grad=False` and a computed tensor.
     """
     if requires_grad and not x.dtype.is_float:
         raise DtypeError(f"requires_grad_ at {user_line()}: only floating point tensors have gradients; got {x.tensor_type}; use x.float()")
@@ -305,7 +306,7 @@ def _check_grad(x: Tensor, gradient: Tensor) -> None:
 
 
 def without_gradient(x: Tensor, share: Callable[[Tensor, Tensor], None]) -> Tensor:
-    """Return a tensor with the memory of x, outside the graph of gradients; `tie(x, result)` registers the shared memory."""
+    """Return a tensor with the memory of x, detached from the autograd graph; `share(x, result)` registers the shared memory."""
     if building_now() is not None:
         return run(Detach(), x)
     result = Tensor.new(x.tensor_type, x.layout, x.array)
@@ -315,12 +316,12 @@ def without_gradient(x: Tensor, share: Callable[[Tensor, Tensor], None]) -> Tens
 
 
 def detach(x: Tensor) -> Tensor:
-    """Return a tensor with the memory of x, through which no gradient flows."""
+    """Return a tensor with the memory of x, detached from the autograd graph."""
     return without_gradient(x, Tensor.shares)
 
 
 def detach_(x: Tensor) -> Tensor:
-    """Remove x from the graph of gradients, and return x."""
+    """Detach x from the autograd graph in place, and return x."""
     x._needs_gradient, x.node, x.index = False, None, 0
     return x
 

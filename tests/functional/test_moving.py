@@ -160,7 +160,7 @@ def test_devices(rank: int, n: int, quiet: None) -> None:
         (lambda: z.device, JobError, "a global tensor has no device; use its placement"),
         (lambda: x.placement, JobError, "only global tensors have 'placement'.*'device'"),
         (lambda: z.to("cuda:1"), PlacementError, "a global tensor cannot move to"),
-        (lambda: x.to("gpu"), DtypeError, "element types"),
+        (lambda: x.to("gpu"), DtypeError, "element type such as"),
         (lambda: ones(2, device="gpu"), PlacementError, "not a device"),
         (lambda: devices.device("cuda:x"), PlacementError, "not a device"),
         (lambda: devices.device("cuda:1", 1), PlacementError, "not a device"),
