@@ -131,7 +131,9 @@ def operand(what: str, tensor: Tensor, other: Any) -> Tensor | Number:
     try:
         return Tensor.new(type_of(other), None, other)
     except KeyError:
-        raise DtypeError(f"{what} at {user_line()}: the NumPy type {other.dtype} is not an element type such as jobflow.float32; cast the array") from None
+        raise DtypeError(
+            f"{what} at {user_line()}: the NumPy type {other.dtype} is not an element type such as jobflow.float32; cast the array"
+        ) from None
 
 
 def check_numbers(what: str, data: Any) -> None:

@@ -106,7 +106,7 @@ def test_type_names_the_class_of_a_tensor_and_converts_to_one(name: str, dtype: 
     spellings = (dtype, f"jobflow.{name}", getattr(classes, name), dtype.name)
     assert {x.type(each).dtype for each in spellings} == {dtype} and x.type(dtype).type() == f"jobflow.{name}"
     assert x.type(int64) is x
-    with pytest.raises(DtypeError, match=r"type at test_elementwise.py:[0-9]+: 'jobflow.QTensor' is not one of"):
+    with pytest.raises(DtypeError, match=r"type at test_elementwise.py:[0-9]+: 'jobflow.QTensor' is not an element type"):
         x.type("jobflow.QTensor")
 
 
