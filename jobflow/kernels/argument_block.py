@@ -1,4 +1,4 @@
-"""Argument blocks of compiled functions: words in memory, some of them addresses of arrays."""
+"""Argument blocks of compiled functions: arrays of 64-bit words, some of which are addresses of arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMPILED = ctypes.CFUNCTYPE(None)
 
 
 class ArgumentBlock(ctypes.c_void_p):
-    """The address of a block of words.  The object keeps the words and their arrays alive."""
+    """The address of an argument block; the object keeps the block and its arrays alive."""
 
     block: Array
     arrays: tuple[Array, ...]
@@ -23,7 +23,7 @@ class ArgumentBlock(ctypes.c_void_p):
 
 
 def argument_block(words: Sequence[int], arrays: Sequence[Array], indices: Sequence[int] | None = None) -> ArgumentBlock:
-    """Build the argument of a compiled function.  Without `indices`, the first words are the addresses of the arrays."""
+    """Build the argument of a compiled function; `words[indices]` are the addresses of `arrays`, by default the first words."""
     block = np.array(words, np.int64)
     argument = ArgumentBlock(address(block))
     argument.block, argument.arrays = block, tuple(arrays)
@@ -45,7 +45,7 @@ _pointer, _HEAD = ctypes.c_void_p.from_address, object.__basicsize__
 
 
 def _choose() -> Callable[[Array], int]:
-    """Choose the direct read if it returns the right address of an example; it takes a tenth of the time."""
+    """Return the faster function for the address of an array, `_read_address`, if it is correct for an example; otherwise the slower one."""
     example = np.arange(4.0)[1:]
     return _read_address if _read_address(example) == _reported_address(example) else _reported_address
 

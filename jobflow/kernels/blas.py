@@ -1,7 +1,7 @@
 """BLAS calls that NumPy lacks: y += alpha a b for matrices, y = alpha x + beta y for vectors.
 
 The functions come from the OpenBLAS library of NumPy's wheels, which NumPy has already loaded.  They are called through ctypes, after a check that
-they compute an example correctly.  With another BLAS or on another platform there are none, and callers use NumPy.
+they compute an example correctly.  With another BLAS or on another platform they are unavailable, and callers use NumPy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def openblas_files() -> list[str]:
 
 
 def adding_product(a: Array, b: Array, y: Array, beta: float = 1.0) -> Callable[[float], None] | None:
-    """Prepare y = alpha a b + beta y on NumPy matrices, called with alpha; return None if BLAS cannot compute it."""
+    """Return a function of alpha that computes y = alpha a b + beta y on NumPy matrices; None if BLAS cannot compute it."""
     gemm = _gemm(y.dtype.char)
     return None if gemm is None or refuses_product(a, b, y) else gemm(a, b, y, beta)
 
@@ -64,7 +64,7 @@ def subtracting_product(a: Array, b: Array, y: Array, rate: Array) -> Call | Non
 
 
 class AddingProduct:
-    """A prepared BLAS call: y = alpha a b + beta y, called with alpha."""
+    """A prepared BLAS call of y = alpha a b + beta y; alpha is the argument."""
 
     __slots__ = ("_alpha", "_arguments", "_data", "_function", "arrays", "beta")
 
@@ -86,7 +86,10 @@ class AddingProduct:
 
 
 class AddedProduct(NamedTuple):
-    """y = alpha a b + beta y.  `alpha` is a number, or an array of one element whose negated value is read when the call runs."""
+    """The operands of y = alpha a b + beta y.
+
+    `alpha` is a number, or an array of one element whose negated value is read when the call runs.
+    """
 
     a: Array
     b: Array
@@ -96,7 +99,7 @@ class AddedProduct(NamedTuple):
 
 
 def added_product(call: Call) -> AddedProduct | None:
-    """Describe the product that a call prepared here adds, or return None for other calls."""
+    """Return the operands of a call that this module prepared to add a product; None for any other call."""
     function: Any
     function, arguments = call
     alpha: Any = arguments[0] if arguments else None
@@ -136,7 +139,10 @@ def weighted_sum(alpha: Array, x: Array, beta: Array, y: Array) -> Call | None:
 
 
 def mixed(alpha: Array, x: Array, beta: Array, y: Array, new_y: Array, scratch: Array) -> list[Call]:
-    """Return calls for new_y = alpha x + beta y on vectors: one pass if BLAS can compute it and new_y is y.  x may be the scratch."""
+    """Return calls for new_y = alpha x + beta y on vectors, in one pass if BLAS can compute it and new_y is y.
+
+    `x` and `scratch` may be the same array.
+    """
     fused = weighted_sum(alpha, x, beta, y) if y.ctypes.data == new_y.ctypes.data else None
     if fused is not None:
         return [fused]
@@ -216,7 +222,7 @@ def _function(name: str, kind: str) -> tuple[Any, Any] | None:
 
 
 def _is_correct(prepare: Callable[..., Callable[[float], None]], kind: str) -> bool:
-    """Check a product of small integers, exact in any order of summation, for both forms of all three matrices."""
+    """Return True if products of small integer matrices are exact, for both forms of all three matrices."""
     a, b, y = (np.arange(m * n).reshape(m, n).astype(kind) - 4 for m, n in ((2, 3), (3, 4), (2, 4)))
     for by_columns in product((False, True), repeat=3):
         first, second, total = (m.T.copy().T if turn else m.copy() for turn, m in zip(by_columns, (a, b, y), strict=True))

@@ -34,7 +34,7 @@ def library() -> str:
 
 
 def limit(threads: int) -> int | None:
-    """Use `threads` threads from now on; return the previous number.
+    """Set the number of threads of NumPy's BLAS library; return the previous number.
 
     If the number cannot be changed, a notice is printed and the result is None.
     """
@@ -48,14 +48,14 @@ def limit(threads: int) -> int | None:
 
 
 def threads() -> int | None:
-    """Return the current number of threads, or None if it cannot be read."""
+    """Return the current number of threads of NumPy's BLAS library, or None if it cannot be read."""
     knob = _own()
     return None if knob is None else knob.get()
 
 
 @cache
 def _own() -> Knob | None:
-    """Return the functions of NumPy's own library, which takes less time than a search of all libraries."""
+    """Return the functions of NumPy's own library; this takes less time than a search of all libraries."""
     return _from_openblas() or _knob()
 
 

@@ -1,4 +1,4 @@
-"""Calls of operations that run eagerly: bound to array functions first, and to compiled loops once compilation pays.
+"""Calls of operations that run eagerly: bound to array functions first, and to compiled loops once compilation saves time.
 
 The first run of an operation on some types binds it, because it may never run again.  The second run of a small operation prepares its calls
 (`prepared_calls`).  A later run prepares the calls of a large operation, or compiles it if its operands are large enough for a compiled loop to be
@@ -29,7 +29,7 @@ from jobflow.ops.update import Updated
 PREPARED, COMPILED = 2, 32
 #: most elements of all operands of a small operation, for which binding takes longer than computing
 SMALL = 64 * 1024
-#: fewest elements of the largest operand; below, array functions are as fast as a compiled loop
+#: fewest elements of the largest operand for a compiled loop; below, array functions are as fast
 FEWEST = 2048
 #: operations that array functions compute as fast as a compiled loop, or faster, at every size: 1.2 to 3 times on AVX-512
 ARRAY_FUNCTIONS = (AxisSum, BatchNormalizeSums)
@@ -38,7 +38,10 @@ MOST_LAYOUTS = 8
 
 
 def eager_calls(op: Op, target: Target, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> EagerCalls:
-    """Return the calls of an operation on arrays of these types; later runs are faster.  `target` is a CPU."""
+    """Return an object that runs an operation on arrays of these types, and that prepares or compiles its calls after several runs.
+
+    `target` must be a CPU.
+    """
     if isinstance(op, Chain):
         return _chain_calls(op, target, inputs)
     direct = registry.direct_binding(op, [type.dtype for type in inputs], [type.dtype for type in outputs])
@@ -60,7 +63,7 @@ def _compiles(op: Op, target: Target, types: Sequence[TensorType]) -> bool:
 
 
 def _is_faster_compiled(op: Op, largest: int) -> bool:
-    """True if a compiled loop is faster than array functions when the largest operand has this many elements."""
+    """Return True if a compiled loop is faster than array functions when the largest operand has this many elements."""
     if isinstance(op, Updated):  # one loop replaces several array functions, at every size
         return True
     return largest >= FEWEST and not isinstance(op, ARRAY_FUNCTIONS)
@@ -78,7 +81,7 @@ def bind(op: Op, target: Target, device: Binder, inputs: Sequence[Array], output
 
 
 def _bind_chain(chain: Chain, target: Target, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """The calls of all operations of a chain."""
+    """Return the calls of all operations of a chain."""
     types = chain.types(*[TensorType(a.shape, dtype_of(a.dtype)) for a in inputs])
     arrays = dict(enumerate(inputs)) | dict(zip(chain.results, outputs, strict=True))
     for source, value in chain.reused(types).items():
@@ -100,7 +103,7 @@ def _bind_chain(chain: Chain, target: Target, device: Binder, inputs: Sequence[A
 
 
 def _view(op: Op, inputs: Sequence[Array]) -> Array | None:
-    """The output of a view, if strides allow one."""
+    """Return the output of a view operation; None if the operation is no view or the strides do not allow one."""
     if not isinstance(op, ViewOp):
         return None
     try:
@@ -128,7 +131,10 @@ class EagerCalls:
 
 
 class _Layouts(threading.local):
-    """Prepared calls of an operation in one Python thread; each thread has its own, because calls may write into arrays allocated for them."""
+    """The prepared calls of an operation in one Python thread.
+
+    Threads do not share calls, because calls may write into arrays allocated for them.
+    """
 
     def __init__(self) -> None:
         self.runs = 0
@@ -180,7 +186,7 @@ class PreparedLater(EagerCalls):
         return calls
 
     def _shares_memory(self, inputs: Sequence[Array]) -> bool:
-        """True if an input that is updated in place may share memory with another input."""
+        """Return True if an input that is updated in place may share memory with another input."""
         if all(a.base is None for a in inputs):  # every array owns its memory
             return len(set(map(id, inputs))) < len(inputs)
         ranges = [byte_range(a) for a in inputs]

@@ -1,7 +1,8 @@
 """Exponentials, logarithms, hyperbolic and error functions, and powers, from operations that machines have.
 
-Each function is an expression of additions, products, comparisons, fused multiply-adds and integers with a float's bits.  Every printer prints
-the same operations, so the results are bit-equal on all machines.  `decompositions.MAXIMAL_ERROR` bounds their distance from the true value.
+Each function is an expression of additions, products, comparisons, fused multiply-adds, and integer operations on the bits of floats.  Every
+printer prints the same operations, so the results are bit-equal on all machines.  `decompositions.MAXIMAL_ERROR` bounds their distance from
+the true value.
 """
 
 from __future__ import annotations
@@ -112,7 +113,10 @@ def _reduced(x: Expression) -> tuple[Expression, Expression, Expression]:
 
 
 def exp(x: Expression) -> Expression:
-    """Return e^x.  Results of 0 are not computed, because subnormal products take a hundred times as long, and masks have many of them."""
+    """Return e^x.
+
+    Results of 0 are not computed, because subnormal products take a hundred times as long, and masks produce many of them.
+    """
     form = format_of(x)
     low, high = form.ends
     none = f.less(x, low)
@@ -128,7 +132,7 @@ def exp2(x: Expression) -> Expression:
 
 
 def expm1(x: Expression) -> Expression:
-    """Return 2 (2^n / 2 (e^r - 1) + 2^n / 2 - 1/2), including the rounding error of 2^n / 2 - 1/2."""
+    """Return e^x - 1 as 2 (2^n / 2 (e^r - 1) + 2^n / 2 - 1/2), including the rounding error of 2^n / 2 - 1/2."""
     form = format_of(x)
     n, whole, r = _reduced(_limited(x, -64.0, form.ends[1]))
     one = f.equal(n, 1.0)
@@ -259,7 +263,7 @@ def cosh(x: Expression) -> Expression:
 
 
 def arcsinh(x: Expression) -> Expression:
-    """Return log(|x| + sqrt(x^2 + 1)) with the sign of x, by log1p of the argument minus 1."""
+    """Return the inverse hyperbolic sine, log(|x| + sqrt(x^2 + 1)) with the sign of x, computed by log1p."""
     size = f.absolute(x)
     far = size > _far(x)
     inside = f.where(far, 1.0, size)
@@ -312,7 +316,7 @@ def _erfc_far(size: Expression) -> Expression:
 
 
 def _erfc_single(x: Expression) -> Expression:
-    """Return exp(-x^2) times a polynomial over 1 + 2 x, corrected for the rounding errors of quotient and square."""
+    """Return erfc(x) of float32: exp(-x^2) times a polynomial over 1 + 2 x, corrected for the rounding errors of quotient and square."""
     size = f.minimum(f.absolute(x), ERFC_END)
     above = polynomial((size - 2.0) / (size + 2.0), *ERFC_SINGLE)
     twice = size + size
@@ -352,7 +356,7 @@ def erf(x: Expression) -> Expression:
 def fmod(x: Expression, y: Expression) -> Expression:
     """Return x - y trunc(x / y), exactly.
 
-    The rounded quotient is wrong by at most one, which is corrected.  The C library computes quotients with too many digits.
+    The rounded quotient is wrong by at most one, which is corrected.  If a quotient has too many digits, the C library computes the result.
     """
     many = 2.0 ** (22 if x.dtype is float32 else 51)
     times = f.trunc(x / y)

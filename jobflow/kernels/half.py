@@ -16,7 +16,7 @@ from jobflow.ops.op import Binder, Binding, Call, Op, ViewOp
 
 
 def is_half(array: Array) -> bool:
-    """True for an array of float16 or bfloat16."""
+    """Return True for an array of float16 or bfloat16."""
     return array.dtype.itemsize == 2 and array.dtype.kind in "fV"
 
 
@@ -33,7 +33,7 @@ def bind(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Arra
 
 
 def _rounds_once(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
-    """True if the operation's own calls are correct for half-precision arrays: it is a view, or a product on a GPU, which sums in float32.
+    """Return True if the operation's own calls are correct for half-precision arrays: a view, or a product on a GPU, which sums in float32.
 
     Two kinds of product are excluded.  CuPy computes a product with one element as a dot product, which sums in the type of the operands.  CuPy
     also computes batched bfloat16 products without the tensor cores.

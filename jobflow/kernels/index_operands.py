@@ -2,7 +2,7 @@
 
     index(-2) * 100 + index(-1) + 7        an array at offset 7 from an unused address, with strides 100 and 1
 
-Such axes can be merged like those of other operands.  A loop over a dense tensor that uses the flat index of each element has one axis.
+Axes of index operands can be merged like those of other operands.  A loop over a dense tensor that uses the flat index of each element has one axis.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _FIRST = 1 << 60
 
 
 def with_index_operands(outputs: Sequence[Expression], inputs: int, shape: tuple[int, ...]) -> tuple[list[Expression], list[Array]]:
-    """Replace index arithmetic in the outputs by elements of additional inputs.
+    """Replace index arithmetic in the outputs by elements of additional inputs; return the outputs and the additional inputs.
 
-    Returns the outputs and the additional inputs, for an index space of this shape.
+    `shape` is the shape of the index space.
     """
     counts: dict[Expression, Count] = {}
     outermost: dict[Expression, None] = {}

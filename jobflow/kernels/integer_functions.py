@@ -13,7 +13,7 @@ from jobflow.expressions.language import Expression
 def floor_divide(x: Expression, y: Expression) -> Expression:
     """Return floor(x / y), or 0 if y is 0.
 
-    For integers of up to four bytes, the float64 quotient cannot round up to the next integer.  The distance to it exceeds the rounding error.
+    For integers of up to four bytes, the float64 quotient cannot round up to the next integer: the distance exceeds the rounding error.
     """
     if x.dtype.itemsize < 8:
         wide = f.cast(f.floor(f.cast(x, float64) / f.cast(f.where(f.equal(y, 0), 1, y), float64)), int64)
@@ -45,7 +45,7 @@ def integer_power(x: Expression, exponent: int) -> Expression:
 
 
 def random_word(number: Expression, stream: Expression, first: int, second: int, plane: int) -> Expression:
-    """Return the random word of an element: see `expressions.philox`."""
+    """Return the random 32-bit word of the element `number`; see `expressions.philox`."""
     low = f.bitwise_and(number, philox.LANES - 1)
     lane = f.left_shift(f.right_shift(number, 6), 4) + low
     words = random_words(lane, stream, (first, second), plane)
@@ -56,7 +56,7 @@ def random_word(number: Expression, stream: Expression, first: int, second: int,
 
 
 def random_words(lane: Expression, stream: Expression, keys: Sequence[Expression | int], plane: Expression | int) -> list[Expression]:
-    """Return the four words of a lane index.  Words of 64 bits are split into halves, so that products of two halves fit."""
+    """Return the four random words of a lane; words of 64 bits are split into halves, so that products of two halves fit."""
     even = [_low(lane), _low(stream)]
     odd = [_low(f.right_shift(lane, 32)), _low(f.bitwise_or(f.left_shift(f.right_shift(stream, 32), 8), plane))]
     for _ in range(philox.ROUNDS):

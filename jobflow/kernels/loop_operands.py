@@ -46,7 +46,7 @@ def facts(outputs: tuple[Expression, ...]) -> Facts:
 
 
 def refused_columns(order: Sequence[Expression]) -> str:
-    """Return the expression that mixes sums of columns with elements of rows, or "".
+    """Return the reason if an expression mixes sums of columns with elements of rows, or "" if none does.
 
     Sums of columns are complete only after the last row, so an expression on them cannot read a row.
     """
@@ -108,14 +108,14 @@ def loop_shape(known: Facts, inputs: Sequence[Array], targets: Sequence[Array]) 
 
 
 def _covers(y: Expression, known: Facts, target: Array, shape: tuple[int, ...], inputs: Sequence[Array]) -> bool:
-    """True if the output array has an element for each value of the expression."""
+    """Return True if the output array has an element for each value of the expression."""
     if y in known.per_column:
         return bool(shape) and target.shape[-1:] == shape[-1:] and target.size == shape[-1]
     return target.shape == shape or bool(shape and target.shape == (*shape[:-1], 1) and _one_per_row(y, inputs))
 
 
 def _one_per_row(x: Expression, inputs: Sequence[Array]) -> bool:
-    """True if the expression has one value for all elements of a row."""
+    """Return True if the expression has one value for all elements of a row."""
     constant: dict[Expression, bool] = {}
     for y in in_order([x]):
         if y.primitive == "element":
@@ -168,5 +168,5 @@ def views_in_space(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) ->
 
 
 def expression_of(op: Op, inputs: Sequence[Array]) -> tuple[Expression, ...] | None:
-    """Return the expression of an operation for inputs of these types."""
+    """Return the expressions of an operation for inputs of these types, one per output; None if it has none."""
     return expression_on(op, *_types(inputs))

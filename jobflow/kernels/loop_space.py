@@ -86,9 +86,9 @@ def steps(array: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def space_of(shape: tuple[int, ...], strides: Sequence[tuple[int, ...]], rows: bool, ordered: bool = False) -> Space:
-    """Return the space of operands with as few axes as their strides allow; with `rows`, the last axis is not merged.
+    """Return the space of operands with as few axes as their strides allow.
 
-    ordered: True if the other axes stay in their order
+    With `rows`, the last axis is not merged.  With `ordered`, the other axes keep their order.
     """
     last = len(shape) - 1 if rows and shape else len(shape)
     axes = [axis for axis in range(last) if shape[axis] != 1]
@@ -123,7 +123,7 @@ def stride_of_table(array: Array) -> int:
 
 
 def overlaps(a: Array, b: Array) -> bool:
-    """True if the arrays share memory other than element by element."""
+    """Return True if the arrays share memory, unless equal indices refer to the same elements."""
     if a.size == 0 or b.size == 0 or not np.may_share_memory(a, b):
         return False
     if a.shape == b.shape and a.strides == b.strides and a.dtype.itemsize == b.dtype.itemsize and address(a) == address(b):

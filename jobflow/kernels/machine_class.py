@@ -43,7 +43,7 @@ def own_class() -> MachineClass:
 
 
 def _has_amx() -> bool:
-    """True if this process may use AMX.
+    """Return True if this process may use AMX.
 
     Linux grants AMX on request (Documentation/arch/x86/xstate.rst of its source); signal handlers then need 8 KB more of stack.
     """

@@ -1,8 +1,8 @@
 """A cache of compiled machine code, in files shared by all processes of the user.
 
-A file holds a mark, its key, a digest of its content, and the content.  It is written under a temporary name and renamed when complete, so
-no locks are needed.  Files that do not match are ignored, and their code is compiled again.  Because the content is executed, the folder must
-belong to the user and be writable by no other user.
+A file contains a magic number, its key, a digest of its content, and the content.  It is written under a temporary name and renamed when
+complete, so no locks are needed.  Files that do not match are ignored, and their code is compiled again.  Because the content is executed,
+the folder must belong to the user and be writable by no other user.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MARK = b"jobflow machine code 2\n"
 _ENDING = ".code"
 #: maximal size of the folder in bytes; the least recently used files are removed first
 LIMIT = 256 << 20
-#: writes between two checks of the size, and seconds after which a use is recorded or an incomplete file is removed
+#: number of writes between two checks of the size, and seconds after which a use is recorded or an incomplete file is removed
 _WRITES_PER_CHECK, _HOUR = 64, 3600.0
 
 
@@ -38,7 +38,7 @@ class CacheState:
 
 
 class ObjectCache:
-    """The cache files of one folder."""
+    """A cache of machine code in one folder."""
 
     def __init__(self, folder: str | None = None, limit: int = LIMIT) -> None:
         self.folder = folder or str(cache_folder("loops"))
@@ -46,7 +46,7 @@ class ObjectCache:
         self._writes = 0
 
     def read(self, key: str) -> bytes | None:
-        """Return the code stored under this key, or None."""
+        """Return the code stored under this key, or None if no valid file exists."""
         try:
             with self._opened() as at, _file(key + _ENDING, os.O_RDONLY | os.O_NOFOLLOW, at) as file:
                 _check_trusted(file.fileno(), f"{self.folder}/{key}{_ENDING}")
@@ -63,7 +63,7 @@ class ObjectCache:
         return code if content.startswith(head) else None
 
     def write(self, key: str, code: bytes) -> None:
-        """Store the code; if that fails, a notice is printed and the code is compiled again next time."""
+        """Store the code under this key; on failure, print a notice, and the code is compiled again by the next process."""
         try:
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
             with self._opened() as at:

@@ -1,6 +1,6 @@
 """Dense copies of operands whose memory does not fit an index space.
 
-For example, the rows [n, c] in the layer norm of x.transpose(1, 2) are no matrix in memory, so x is first copied into one.
+For example, the rows [n, c] in the layer norm of x.transpose(1, 2) do not form a matrix, so x is first copied into one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jobflow.ops.op import Call
 
 
 def _complete(space: IndexSpace, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Extend a shape that has some row axes, or some other axes, to all of them.
+    """Return the shape with all row axes if it has one of them, and with all other axes if it has one of these.
 
     A value per group of rows becomes a value per row.
     """

@@ -4,8 +4,8 @@
     SkipZeros replaces an operation that reads zeros above a diagonal:          batch matmul of causal weights
     Formats   lists the memory orders that operations accept or produce
 
-Each fold and triangle has samples, which are its test.  A sample matches this row and no other, and its result equals that of the replaced
-operations.
+Each Fold and SkipZeros pattern is tested with its samples.  A sample matches its pattern and no other, and its result equals that of the
+replaced operations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jobflow.ops.pointwise import Elementwise, ElementwiseGrad
 
 @dataclass(frozen=True)
 class FoldSample:
-    """A reader, the index of the input that the producer computes, the producer with its number of inputs, and arrays for the folded operation."""
+    """A reader, the producer of its input `index`, the number of the producer's inputs, and arrays for the folded operation."""
 
     reader: Op
     index: int
@@ -76,7 +76,7 @@ class Formats:
     any_order       accept matrices in column-major order as well as in row-major order
     columns         predicates: columns[class](op, *types) is True if a matrix output is computed faster in column-major order
     images          are fastest on values [n,c,*spatial] stored with n innermost
-    fewest_samples  smallest n to store with n innermost; fewer fill no vector
+    fewest_samples  smallest n to store with n innermost; with fewer samples, vectors are not full
     """
 
     strided: tuple[type[Op], ...] = (Elementwise, ElementwiseGrad, Gelu, Product, BiasAdd)
@@ -100,7 +100,7 @@ class Formats:
 class Patterns:
     """The tables of a target.
 
-    `lower[class](op, *known)` is True if the output is zero above its diagonal; `known` holds the same fact for each input.
+    `lower[class](op, *known)` returns True if the output is zero above its diagonal; `known` contains the same fact for each input.
     """
 
     folds: tuple[Fold, ...] = ()
@@ -110,7 +110,7 @@ class Patterns:
 
 
 def _all_are(op: Op, classes: tuple[type[Op], ...]) -> bool:
-    """True if the operation, or each member of a region, is of these classes."""
+    """Return True if the operation, or each member of a region, is of these classes."""
     return all(_all_are(member.op, classes) for member in op.members) if isinstance(op, Region) else isinstance(op, classes)
 
 

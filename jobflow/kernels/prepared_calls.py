@@ -1,9 +1,8 @@
 """Calls that are prepared once for arrays of some types and strides, and later run on the memory of other arrays.
 
-An operation that runs eagerly is bound each time it runs.  Its calls differ from those of the last run only in the addresses of the arrays.
-For small arrays, binding takes longer than computing.  So operations are bound once to stand-ins of the same types and strides.  An argument
-that is a view of a stand-in, or points into one, is recorded as an operand and an offset.  Calls that hold arrays in another way are bound each
-time.
+Binding prepares the calls of an operation, and takes longer than computing for small arrays.  The calls of two runs differ only in the addresses
+of the arrays.  Operations are therefore bound once, to stand-ins of the same types and strides.  An argument that is a view of a stand-in, or
+points into one, is recorded as an operand and an offset.  Operations whose calls contain arrays in another way are bound each time.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ MOST_CALLS = 2048
 SMALL = 1 << 16
 #: alignment of stand-ins in bytes
 _ALIGNMENT = 64
-#: types whose instances hold no arrays
+#: types whose instances contain no arrays
 _PLAIN = (int, float, str, np.generic, np.dtype, type, slice, ModuleType, Op, np.ufunc, type(np.copyto), MethodDescriptorType, type(None))
 #: the type of ctypes functions, which includes compiled functions
 _FOREIGN: Any = COMPILED.__base__
@@ -83,11 +82,11 @@ def _stand_in(array: Array) -> Array:
 
 
 class _UnknownArgument(Exception):
-    """Raised for an argument of a call that may hold arrays."""
+    """An error for an argument of a call that may contain arrays in an unknown way."""
 
 
 class _NoDevice:
-    """Scratch arrays for calls that never run."""
+    """A device that allocates scratch arrays for calls that never run."""
 
     xp: Any = np
 
@@ -247,7 +246,7 @@ def _part(operand: int, offset: int, x: Array) -> object:
 
 
 def _view_of(x: Array, whole: Array, offset: int) -> Callable[[Array], Array]:
-    """Return a function that takes the view x of an operand, whose stand-in is `whole`."""
+    """Return a function that returns the view `x` of an operand, whose stand-in is `whole`."""
     part: Any = np.ndarray if whole.flags.c_contiguous else _part_with_gaps
     if whole.flags.c_contiguous and x.dtype == whole.dtype and x.size == whole.size and x.flags.c_contiguous:
         return methodcaller("reshape", x.shape)
@@ -268,7 +267,7 @@ class _ArrayInterface:
 
 
 def _is_plain(x: Any) -> bool:
-    """True if x holds no arrays."""
+    """Return True if x contains no arrays."""
     if isinstance(x, tuple):
         return all(map(_is_plain, x))
     if isinstance(x, partial):

@@ -38,7 +38,10 @@ class RegionMember:
 
 
 class Region(Op):
-    """Elementwise operations, and sums of rows and columns, on one index space in topological order; `outputs` leave the region."""
+    """Elementwise operations, and sums of rows and columns, on one index space; members are in topological order.
+
+    Only the member outputs listed in `outputs` are stored in memory.
+    """
 
     members: tuple[RegionMember, ...]
     outputs: tuple[MemberOutput, ...]
@@ -58,7 +61,7 @@ class Region(Op):
 
     @property
     def alias(self) -> Mapping[int, int]:  # type: ignore[override]
-        """The variables that members update, as output -> input."""
+        """The inputs that members update in place: output -> input."""
         updates: dict[int, int] = {}
         for k, (i, j) in enumerate(self.outputs):
             source = self.members[i].op.alias.get(j)

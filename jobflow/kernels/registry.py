@@ -1,4 +1,4 @@
-"""Registry of kernel implementations, by operation type, kind of device and tier, with the reason for each unsupported_reason.
+"""Registry of kernel implementations, by operation type, kind of device and tier, with the reason for each refusal.
 
     @implements(MatMul)
     def blas_product(op, device, inputs, outputs): ...
@@ -87,7 +87,7 @@ def register(op: type[Op], kind: Kind, tier: Tier, implementation: Implementatio
     ranked = _rows.setdefault((op, kind, tier), {})
     if rank in ranked and ranked[rank] is not implementation:
         raise PlanError(
-            f"{implementation.name} and {ranked[rank].name} are registered for {op.__name__} on {kind}, {tier}, with rank {rank}; change one"
+            f"{implementation.name} and {ranked[rank].name} are registered for {op.__name__} on {kind}, {tier}, with rank {rank}; change one rank"
         )
     ranked[rank] = implementation
     _candidates_cache.clear()
@@ -126,7 +126,7 @@ def implements(
     refuses: Refuses | None = None,
     at_once: Callable[[Any, Sequence[DType], Sequence[DType]], Binding] | None = None,
 ) -> Callable[[P], P]:
-    """Register a function that prepares calls for operations of these types; listings show its name."""
+    """Register a function that prepares calls for operations of these types; its name identifies the implementation in listings."""
 
     def enter(prepare: P) -> P:
         implementation = ArrayCalls(prepare.__name__.strip("_").replace("_", " "), prepare, refuses, at_once)
@@ -183,13 +183,13 @@ def bind(op: Op, target: Target, device: Binder, inputs: Sequence[Array], output
 
 
 def refined(target: Target, calls: list[Call]) -> list[Call]:
-    """Replace calls that the tier can run faster, whichever implementation prepared them (`REFINED`)."""
+    """Replace calls that a loop of the target's tier runs faster, no matter which implementation prepared them (`REFINED`)."""
     module = REFINED.get(target.tier)
     return calls if module is None else import_module(module).in_loops(calls)
 
 
 def direct_binding(op: Op, inputs: Sequence[DType], outputs: Sequence[DType]) -> Binding | None:
-    """Return the binding of array functions that is valid for all arrays of these types, or None if there is none."""
+    """Return a binding of array functions that applies to all arrays of these types; None if the choice depends on the arrays."""
     first = candidates(type(op), CPU)[0]
     if (
         not isinstance(first, ArrayCalls)

@@ -32,7 +32,7 @@ class BestOf:
 
 @dataclass(frozen=True)
 class SequentialMembers:
-    """An implementation that computes each member by `each`.  Intermediate values are in scratch memory."""
+    """An implementation that computes each member with the implementation `each`; intermediate values are in scratch memory."""
 
     each: Implementation
 

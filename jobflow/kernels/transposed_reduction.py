@@ -25,7 +25,7 @@ class TransposedLoop:
 
 
 def has_strided_columns(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> bool:
-    """True if there are sums of columns over an operand whose innermost axis is not contiguous."""
+    """Return True if an operand of sums of columns is not contiguous along its innermost axis."""
     known = facts(tuple(outputs))
     try:
         shape = loop_shape(known, inputs, targets)
@@ -38,7 +38,7 @@ def has_strided_columns(outputs: Sequence[Expression], inputs: Sequence[Array], 
 def transposed_reduction(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> TransposedLoop | None:
     """Return the loop over rows.
 
-    The result is None if columns are not contiguous in memory, or if the expressions use rows.
+    The result is None if columns are not contiguous in memory, or if the expressions use row primitives.
     """
     known = facts(tuple(outputs))
     has_rows = bool(known.tables) or any(x.primitive in (*REDUCTIONS, "columns", "index") for x in known.order)

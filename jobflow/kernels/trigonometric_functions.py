@@ -144,7 +144,7 @@ def arctan(x: Expression) -> Expression:
 
 
 def arctan2(y: Expression, x: Expression) -> Expression:
-    """Return the angle of (x, y): the angle of (|x|, |y|), mirrored for negative x, with the sign of y."""
+    """Return the angle of the point (x, y): the angle of (|x|, |y|), mirrored for negative x, with the sign of y."""
     a, b = f.absolute(y), f.absolute(x)
     scale = f.where(f.maximum(a, b) > 1.0, f.constant(0.25, x.dtype), 1.0)  # so that their sum is finite
     infinite = f.logical_and(f.isinf(a), f.isinf(b))

@@ -51,9 +51,9 @@ def _like(device: Binder, x: Array) -> Array:
 
 
 def _block_sums(device: Binder, axis: int, x: Array, count: int) -> tuple[list[tuple[tuple[slice, ...], Array, list[Array]]], list[Array]]:
-    """Prepare sums over blocks of x.
+    """Prepare sums over blocks of x; return the blocks, and all partial sums as arrays [blocks, channels].
 
-    Returns a list with the slices, the scratch and the `count` partial sums of each block, and all partial sums as arrays [blocks, channels].
+    Each block has its slices, its scratch and its `count` partial sums.
     """
     cuts = _cuts(x)
     sums = [np.zeros((len(cuts), x.shape[axis]), x.dtype) for _ in range(count)]  # a block does not write channels outside it
@@ -136,7 +136,7 @@ def gradient_in_blocks(op: BatchNormalizeGrad, device: Binder, inputs: Sequence[
 
 
 def _vectors(op: BatchNormalizeGrad, variance: Array, gamma: Array, dgamma: Array, dbeta: Array, excess: Array, a: Array, p: Array, q: Array) -> None:
-    """Compute a = gamma inv_std, p = share - rest slope, q = slope inv_std; share, rest and slope are defined at the operation."""
+    """Compute a = gamma inv_std, p = share - rest slope, q = slope inv_std; BatchNormalizeGrad defines share, rest and slope."""
     inv_std = 1 / np.sqrt(variance + variance.dtype.type(op.epsilon))
     share, rest = dbeta / op.count, excess / op.count
     slope = dgamma / op.count - share * rest

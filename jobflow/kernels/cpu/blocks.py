@@ -23,7 +23,7 @@ def memory_order(x: Array) -> list[int]:
 
 
 def blocks(arrays: Sequence[Array], elements: int = BLOCK) -> Iterator[tuple[Array, ...]]:
-    """Yield views of arrays of one shape that together cover them, in memory order, each of at most about `elements` elements.
+    """Yield views, each of about `elements` elements or fewer, that together cover arrays of one shape in memory order.
 
     Arrays that are dense in the same order of axes are cut as vectors.  Others are cut along the outermost axis in memory.  If one step of that axis
     is still too long, they are also cut along the next.

@@ -1,4 +1,4 @@
-"""Guarded updates on CPUs: non-finite gradient elements are counted, and updates are skipped if there are any."""
+"""Guarded updates on CPUs: non-finite gradient elements are counted, and updates are skipped if the count is positive."""
 
 from __future__ import annotations
 

@@ -70,9 +70,9 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of calls and elements in nanoseconds on one core.
+    """Costs of calls and elements on one core, in nanoseconds.
 
-    All are for float32:
+    All costs are for float32:
 
         call                            a call of a function on arrays
         product, multiply, pack, write  a matrix product: once, per multiply-add, per element of its factors, per element of the result
@@ -135,7 +135,7 @@ class Costs:
         return added + self._of_product(s.c / s.groups * s.taps, s.o / s.groups, math.prod(s.out) * s.n, s.groups)
 
     def winograd(self, kind: type[ConvOp], s: Sizes, m: Tiles) -> float:
-        """Estimate the cost of Winograd's F(m,r); the caller has checked that it applies."""
+        """Estimate the cost of Winograd's F(m,r), which must apply to these sizes."""
         if kind is ConvGradInput:
             window = mirror(s.window)
             assert window is not None

@@ -53,7 +53,10 @@ class _Block:
 
 
 def _blocks(b: int, out: tuple[int, ...], m: int, column_bytes: int) -> Iterator[_Block]:
-    """Yield blocks of output rows with m times out[1:] columns each: as many rows as the buffer holds, or several whole samples."""
+    """Yield blocks of output rows: as many rows as the buffer has room for, or several whole samples.
+
+    An output row has m times out[1:] columns.
+    """
     row = math.prod(out[1:]) * m
     most = max(_BUFFER // column_bytes, _COLUMNS) // row
     rows = -(-out[0] // -(-out[0] // max(1, min(out[0], most))))
@@ -84,7 +87,10 @@ def _columns(device: Binder, window: Window, groups: int, image: Array, out: tup
 
 
 def _buffers(device: Binder, taps: tuple[int, ...], out: tuple[int, ...], m: int, dtype: Any) -> Iterator[tuple[_Block, Array]]:
-    """Return blocks of the output and memory [b, c, *kernel, rows, *out[1:], m] for the elements that all taps (b, c, *kernel) read or add."""
+    """Return blocks of the output, each with memory for the elements that all taps of the block read or add.
+
+    The memory has the shape [b, c, *kernel, rows, *out[1:], m]; `taps` is (b, c, *kernel).
+    """
     b, *rest = taps
     blocks = list(_blocks(b, out, m, math.prod(rest) * dtype.itemsize))
     shapes = [(x.samples.stop - x.samples.start, *rest, x.rows.stop - x.rows.start, *out[1:], m) for x in blocks]
@@ -93,7 +99,7 @@ def _buffers(device: Binder, taps: tuple[int, ...], out: tuple[int, ...], m: int
 
 
 def _product(a: Array, b: Array, y: Array) -> Call:
-    """Return the call for y = a @ b; for a column and a row, NumPy's broadcasting is faster than its product."""
+    """Return the call for y = a @ b; the product of a column and a row is computed by broadcasting, which is faster in NumPy."""
     return (np.multiply if a.shape[-1] == 1 else np.matmul), (a, b, y)
 
 

@@ -1,4 +1,4 @@
-"""Windows, padding, concatenation, repetition, triangles and casts in NumPy, as prepared copies of each part to its position."""
+"""Windows, padding, concatenation, repetition, triangles and casts in NumPy, as prepared copies of parts."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def copies_one_after_another(op: Scatter, device: Binder, inputs: Sequence[Array
 
 
 def _write(axis: int, offset: int, ids: Array, v: Array, y: Array) -> None:
-    """Write v to y at the ids along `axis`, in the order of v; of several writes to an element, NumPy's last one wins."""
+    """Write v to y at the ids along `axis`, in the order of v; the last write to an element takes precedence."""
     index = list(np.indices(ids.shape, sparse=True))
     index[axis] = at = ids.astype(np.int64) - offset
     inside = (at >= 0) & (at < y.shape[axis])
@@ -79,7 +79,7 @@ def copy_backwards(op: Flip, device: Binder, inputs: Sequence[Array], outputs: S
 
 @implements(Roll)
 def copies_of_rolled_parts(op: Roll, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """Copy the parts of a roll.
+    """Prepare the copies of the parts of a roll.
 
     A roll along one axis of dense memory copies all elements by one offset, then the elements that wrap around.
     """

@@ -43,7 +43,7 @@ def _block(x: Array, y: Array, slope: Array, share: Array, square: Array) -> lis
 
 
 def _erf(x: Array, square: Array, y: Array, powers: Sequence[float]) -> list[Call]:
-    """Return the calls for y = tanh(x p(square)); `powers` are p's coefficients, those of FAST_ERF scaled to x and square."""
+    """Return the calls for y = tanh(x p(square)); `powers` are the coefficients of p: FAST_ERF scaled to x and square."""
     p = [np.asarray(c, x.dtype) for c in powers]
     calls: list[Call] = [(np.multiply, (square, p[-1], y))]
     for c in p[-2:0:-1]:

@@ -2,10 +2,10 @@
 
     gemm(device, a, b, y)                                 np.matmul, with operands copied if BLAS cannot read them
     gemm(device, a, b, y, addends=[x, bias])              writes x + bias to y, and OpenBLAS adds the product
-    gemm(device, a, b, w, addends=[w], alpha=-1, by=lr)   w - lr a b, lr read when it runs
+    gemm(device, a, b, w, addends=[w], alpha=-1, by=lr)   w - lr a b; lr is read when the call runs
 
 There are two providers: NumPy, and the OpenBLAS of its wheels, called through ctypes (`kernels/blas.py`), which can add to existing values.
-`RANKS` orders the providers for each kind of product, independent of sizes, so that all ranks compute alike however a batch is split.
+`RANKS` orders the providers for each kind of product, independent of sizes.  All ranks therefore use the same provider, however a batch is split.
 `benchmarks/gemm.py` measures both.  Neither has epilogues: a bias is written before the product, and an activation is a separate call.
 In plans of the tier `llvm`, compiled loops replace the calls of either provider (`kernels/llvm/product_loops.py`).
 """
@@ -30,9 +30,9 @@ SMALL_PRODUCT = 1 << 15
 def gemm(
     device: Binder, a: Array, b: Array, y: Array, addends: Sequence[Array] = (), alpha: float = 1.0, by: Array | None = None, provider: str = "numpy"
 ) -> list[Call]:
-    """Return the calls for y = alpha by a b + addends, matrices or rows, on the last two axes.
+    """Return the calls for y = alpha by a b + addends on matrices or rows, along the last two axes.
 
-    `by` has one element; without it, the factor is 1.
+    `by` has one element; by default, this factor is 1.
     """
     if not addends:
         assert alpha == 1.0 and by is None and provider == "numpy", "a product without addends cannot be scaled"
@@ -84,7 +84,7 @@ def _product(device: Binder, a: Array, b: Array, y: Array) -> list[Call]:
 
 
 def _blas_ready(x: Array) -> bool:
-    """True if BLAS can read the last two axes without a copy: one has unit stride, and the other does not overlap it."""
+    """Return True if BLAS can read the last two axes without a copy: one has unit stride, and the other does not overlap it."""
     rows, columns = x.strides[-2:]
     size = x.itemsize
     return bool((columns == size and rows >= size * x.shape[-1]) or (rows == size and columns >= size * x.shape[-2]))

@@ -1,9 +1,9 @@
-"""Layouts of images [n, c, *spatial] on CPUs, as views [b, c, *spatial, m] with b times m samples.
+"""Layouts of images [n, c, *spatial] on CPUs, as views [b, c, *spatial, m] with n = b m samples.
 
     batch innermost   b = 1, m = n      a shift by one column is a shift by m elements, so every loop has long contiguous runs
     plain             b = n, m = 1      one image after another
 
-An image has *runs* if the spatial axes and m are contiguous per channel; then any number of them is a row of a matrix.
+An image has *runs* if the spatial axes and m are contiguous per channel.  All spatial axes and m then form one row of a matrix.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SMALL = 1 << 14
 
 
 def is_innermost(array: Array) -> bool:
-    """True if an image is stored with the batch innermost."""
+    """Return True if an image is stored with the batch innermost."""
     return bool(array.shape[0] > 1 and array.strides[0] == array.itemsize)
 
 
@@ -36,7 +36,7 @@ def image_view(array: Array, innermost: bool) -> Array:
 
 
 def has_runs(image: Array) -> bool:
-    """True if the spatial axes and m of [b, c, *spatial, m] are contiguous per channel."""
+    """Return True if the spatial axes and m of [b, c, *spatial, m] are contiguous per channel."""
     expected = image.itemsize
     for size, stride in zip(image.shape[:1:-1], image.strides[:1:-1], strict=True):
         if size > 1 and stride != expected:
@@ -58,7 +58,7 @@ def refused(arrays: Sequence[Array]) -> str | None:
 
 
 def load(device: Binder, array: Array, innermost: bool = True, dense: bool = False) -> tuple[Array, list[Call]]:
-    """Return an input as [b, c, *spatial, m], with runs or dense, and the copy that this needs."""
+    """Return an input as [b, c, *spatial, m], with runs or dense, and the copy that it requires, if any."""
     image = image_view(array, innermost)
     if image.flags.c_contiguous if dense else has_runs(image):
         return image, []
@@ -67,7 +67,7 @@ def load(device: Binder, array: Array, innermost: bool = True, dense: bool = Fal
 
 
 def store(device: Binder, array: Array, innermost: bool = True, dense: bool = False) -> tuple[Array, list[Call]]:
-    """Return memory [b, c, *spatial, m] for an output, with runs or dense, and the copy to the output that this needs."""
+    """Return memory [b, c, *spatial, m] for an output, with runs or dense, and the copy to the output, if one is required."""
     staged, copies = load(device, array, innermost, dense)
     return staged, [(function, (image, source)) for function, (source, image) in copies]
 
@@ -140,14 +140,14 @@ class PaddedPhases:
                 yield from (phase[*inside, : elements.start], phase[*inside, elements.stop :])
 
     def parts(self) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...], tuple[slice, ...]]]:
-        """Yield the phases that hold elements of the image: their numbers, the positions in the image, and those in the phase."""
+        """Yield the phases that contain elements of the image: their indices, the positions in the image, and those in the phase."""
         axes = zip(self.window.strides, self.window.padding, self.spatial, self.sizes, strict=True)
         for parts in product(*(list(_phases(*axis)) for axis in axes)):
             phase, inside, elements = zip(*parts, strict=True)
             yield phase, inside, elements
 
     def groups(self) -> Iterator[tuple[tuple[slice, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
-        """Yield groups of equidistant taps in one phase: the taps, their phase, the offset of the first one in it, and their distance."""
+        """Yield groups of equidistant taps that read one phase: the taps, the phase, the offset of the first tap in it, and their distance."""
         axes = zip(self.window.kernel, self.window.strides, self.window.dilations, strict=True)
         for parts in product(*(list(_groups(*axis)) for axis in axes)):
             taps, phase, starts, steps = zip(*parts, strict=True)
@@ -166,7 +166,7 @@ class PaddedPhases:
 
 
 def _phases(stride: int, padding: tuple[int, int], size: int, length: int) -> Iterator[tuple[int, slice, slice]]:
-    """Yield, along one axis, the phases that hold elements of the image, the positions in the image, and those in the phase."""
+    """Yield, along one axis, the phases that contain elements of the image, the positions in the image, and those in the phase."""
     before = padding[0]
     for phase in range(stride):
         first = (phase - before) % stride

@@ -1,9 +1,9 @@
 """Expressions as in-place NumPy calls, block by block, so that blocks stay in the cache from one call to the next.
 
-`compiled` lowers expressions to steps of one call each, and assigns each value a slot.  The slot is an output's, if nothing there is still read, or
-scratch.  `block_calls` turns the steps into calls for one block after another.
+`compiled` lowers expressions to steps of one call each, and assigns each value a slot.  A slot is the memory of an output, if its value is not
+read any more, or scratch.  `block_calls` turns the steps into calls for one block after another.
 
-Boolean values are integers 0 or 1 of the width of the other values.  A choice is arithmetic on bit patterns: y ^ (x ^ y) c, with c = 1 for x.
+Boolean values are integers 0 or 1 of the width of the other values.  A selection is arithmetic on bit patterns: y ^ (x ^ y) c, with c = 1 for x.
 It is four times as fast as a masked copy with a random mask.
 """
 
@@ -110,8 +110,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 class CompiledFormula:
     """The calls of a block.
 
-    Arguments are slots of a list of arrays.  The list holds the elements, the scalars, the outputs, rows of scratch, and the constants.  Views of the
-    bits of the slots in `viewed` follow.
+    Arguments are slots of a list of arrays.  The list contains the elements, the scalars, the outputs, rows of scratch, and the constants.
+    Views of the bits of the slots in `viewed` follow.
     """
 
     elements: int
@@ -126,19 +126,19 @@ class CompiledFormula:
 
     @cached_property
     def alone(self) -> SlotCall | None:
-        """The only step, if it needs no scratch and no views of bits."""
+        """The only step, if it needs no scratch and no views of bits; otherwise None."""
         return self.steps[0] if len(self.steps) == 1 and not (self.rows or self.viewed or self.of_vectors) else None
 
     @property
     def length(self) -> int:
-        """Elements per block."""
+        """The number of elements per block."""
         return LONG_BLOCK if self.elements + self.rows <= FEW else BLOCK
 
 
 def compiled(outputs: Sequence[Expression], elements: int, scalars: int, over: Mapping[int, Sequence[int]]) -> CompiledFormula | None:
     """Compile expressions of this many elements, followed by scalars, into calls.
 
-    Output k may share memory with the elements over[k] and with no others.  The result is None if the element types differ, apart from booleans and
+    Output k may share memory with the elements over[k] and with no others.  The result is None if element types are mixed, apart from booleans and
     casts.
     """
     results, dtype = _simple(outputs), outputs[0].dtype
@@ -166,7 +166,7 @@ def compiled(outputs: Sequence[Expression], elements: int, scalars: int, over: M
 def _compute_in_output(
     output: int, value: Expression, free: int, steps: list[Expression], last: dict[Expression, int], slots: dict[Expression, int]
 ) -> None:
-    """Compute a result in its output's slot, and its operands too, from step `free` on, where the slot is not read any more."""
+    """Assign a result to its output's slot, and its operands too, from step `free` on, after which the slot is not read any more."""
     while value not in slots and free <= (at := steps.index(value)):
         slots[value] = output
         ending = [x for x in value.arguments if x.arguments and last[x] == at and x not in slots]
@@ -210,7 +210,7 @@ class _Bits:
         self.viewed: dict[int, int] = {}
 
     def slot(self, step: Expression, x: Expression, slot: int) -> int:
-        """Return the slot through which a step accesses a value in this slot: a view of its bits for booleans and bit patterns."""
+        """Return the slot through which a step accesses the value of `slot`; for booleans and bit patterns, it is a view of the bits."""
         truth = x.dtype is bool_ and x.primitive != "element"
         pattern = step.primitive.startswith("bits ") and x.dtype is self.of
         return self.viewed.setdefault(slot, self.total + len(self.viewed)) if truth or pattern else slot

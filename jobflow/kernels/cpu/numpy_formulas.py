@@ -54,7 +54,7 @@ def _erf(x: Expression) -> Expression:
 
 
 def _erfc(x: Expression) -> Expression:
-    """Return exp(-x^2) times a polynomial over 1 + 2 x; x^2 is split into two parts, so that exp loses no digits."""
+    """Return erfc(x) as exp(-x^2) times a polynomial over 1 + 2 x; x^2 is split into two parts, so that exp loses no digits."""
     if x.dtype is not float32:
         return make("erfc", (x,), x.dtype)
     size = f.minimum(f.absolute(x), ERFC_END)
@@ -138,7 +138,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @cache
 def is_vectorized(name: str) -> bool:
-    """True if NumPy has a vectorized loop of this function for float32 on this CPU."""
+    """Return True if NumPy has a vectorized loop of this function for float32 on this CPU."""
     info = np.lib.introspect.opt_func_info(func_name=f"^{name}$", signature="float32")
     return any(not loop["current"].startswith("baseline") for loops in info.values() for loop in loops.values())
 

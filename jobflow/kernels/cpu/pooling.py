@@ -54,7 +54,7 @@ def _at(image: Array, axis: int, where: slice) -> Array:
 
 
 def _reaches(window: Window, a: int, size: int, out: int) -> list[tuple[slice, slice]]:
-    """Return (input positions, output positions) of each tap along spatial axis a."""
+    """Return (input positions, output positions) of each tap along spatial axis `a`, without taps outside the image."""
     reaches = (window.reach(a, k, size, out) for k in range(window.kernel[a]))
     return [reach for reach in reaches if reach is not None]
 
@@ -122,7 +122,7 @@ def means_by_axes(op: AvgPool, device: Binder, inputs: Sequence[Array], outputs:
 
 
 def _spread(window: Window, a: int, source: Array, target: Array) -> list[Call]:
-    """Return the calls for the adjoint of a sum along spatial axis a: add each source element to its window in the target."""
+    """Return the calls for the adjoint of a sum along spatial axis `a`: each source element is added to its window in the target."""
     axis = a + 1
     reaches = _reaches(window, a, target.shape[axis], source.shape[axis])
     calls: list[Call] = [] if _covers(window, a, target.shape[axis], source.shape[axis]) else [(target.fill, (0,))]
@@ -133,12 +133,12 @@ def _spread(window: Window, a: int, source: Array, target: Array) -> list[Call]:
 
 
 def _are_disjoint(window: Window, a: int) -> bool:
-    """True if windows do not overlap along spatial axis a."""
+    """Return True if windows do not overlap along spatial axis `a`."""
     return window.strides[a] >= window.kernel[a]
 
 
 def _covers(window: Window, a: int, size: int, out: int) -> bool:
-    """True if adjacent windows cover every position of spatial axis a exactly once, so that the target needs no zeroing."""
+    """Return True if adjacent windows cover every position of spatial axis `a` exactly once, so that the target needs no zeroing."""
     return window.strides[a] == window.kernel[a] and out * window.strides[a] - window.padding[a][0] >= size
 
 
@@ -157,7 +157,7 @@ def shares_by_axes(op: AvgPoolGrad, device: Binder, inputs: Sequence[Array], out
 
 @implements(MaxPoolGrad, refuses=_refused)
 def first_maxima_by_masks(op: MaxPoolGrad, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """Compute dx: per tap, mask = (x == y) without windows that an earlier tap matched; dx gets dy under the mask."""
+    """Compute dx tap by tap: dy is added where x == y, unless an earlier tap of the window matched."""
     (x, y, dy, dx), before, after = planes(device, inputs, outputs[0])
     window, axes = op.window, range(x.ndim - 2)
     shape = (next(_blocks(y)).stop, *y.shape[1:])
@@ -179,7 +179,7 @@ def first_maxima_by_masks(op: MaxPoolGrad, device: Binder, inputs: Sequence[Arra
 def _one_tap(x: Array, y: Array, dy: Array, dx: Array, scratch: tuple[Array, Array, Array], disjoint: bool) -> list[Call]:
     """Return the calls that write dy to dx where x == y and no earlier tap matched.
 
-    All arguments are this tap's views.  As an integer, -1 (true) has all bits set and 0 (false) none.
+    All arguments are views for one tap.  As an integer, -1 (true) has all bits set and 0 (false) none.
     """
     hit, matched, mask = scratch
     calls: list[Call] = [

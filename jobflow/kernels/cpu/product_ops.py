@@ -1,4 +1,4 @@
-"""Operations that merge a product with adjacent operations: BLAS computes both in one call."""
+"""Operations that merge a product with adjacent operations, so that BLAS computes them in one call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class ProductSum(Op):
-    """y[m,n] = sum_k a[m,k] b[k,n] + addends, matrices [m,n] or vectors [n].
+    """A matrix product plus addends: y[m,n] = sum_k a[m,k] b[k,n] + addends, which are matrices [m,n] or vectors [n].
 
     The factors are inputs `at` and `at` + 1, transposed as in MatMul; all other inputs are addends.  BLAS adds to the values in y without zeroing it.
     Addition therefore costs no more than writing the addend to y, and nothing if it is already there.
@@ -67,7 +67,7 @@ class ProductSum(Op):
 
 
 class SgdProduct(Op):
-    """w' = w - lr a b: plain gradient descent with a gradient that is a product; transposed as in MatMul."""
+    """Plain gradient descent with a gradient that is a product: w' = w - lr a b, transposed as in MatMul."""
 
     transpose_a: bool = False
     transpose_b: bool = False
@@ -96,7 +96,10 @@ class SgdProduct(Op):
 
 
 class LowerMatMul(BatchMatMul):
-    """y[...,m,n] = sum_k a[...,m,k] b[...,k,n], where a, before transposition, is zero above the diagonal, like causal attention weights."""
+    """A batch matrix product: y[...,m,n] = sum_k a[...,m,k] b[...,k,n].
+
+    The factor a, before transposition, is zero above the diagonal, like causal attention weights.
+    """
 
     def rule(self, a: TensorType, b: TensorType) -> Rule:
         return Rule(super().rule(a, b).spec.replace("x", "X").replace("y", "Y").replace("z", "Z"))

@@ -24,7 +24,7 @@ def product(op: Product, device: Binder, inputs: Sequence[Array], outputs: Seque
 
 @implements(BroadcastMatMul)
 def product_of_rows(op: BroadcastMatMul, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """Compute one product of all rows of the leading axes, if these can be viewed as one matrix."""
+    """Prepare one product of all rows of the leading axes, if these can be viewed as one matrix."""
     (a, b), (y,) = inputs, outputs
     rows, result = _as_rows(a), _as_rows(y)
     if rows is None or result is None:
@@ -45,7 +45,7 @@ def product_over_rows(op: RowsMatMul, device: Binder, inputs: Sequence[Array], o
 
 
 def _as_rows(x: Array) -> Array | None:
-    """View [..., k] as [rows, k], or return None if there is no such view."""
+    """View [..., k] as [rows, k]; return None if there is no such view."""
     try:
         return x.reshape((math.prod(x.shape[:-1]), x.shape[-1]), copy=False)
     except ValueError:

@@ -221,13 +221,13 @@ class _BlockCalls:
         return (np.dot if dense else np.matmul), (a, b, y)
 
     def _at(self, slot: Slot, view: ViewFunction | None = None) -> int:
-        """Return the number of a view."""
+        """Return the index of a view in the list of arguments."""
         if (slot, view) not in self.views:
             self.views.append((slot, view))
         return self.views.index((slot, view))
 
     def _value(self, value: Any) -> int:
-        """Return the number of a value, counted down from -1."""
+        """Return the index of a value, counted down from -1."""
         self._values.append(value)
         return -len(self._values)
 
@@ -239,7 +239,7 @@ class _BlockCalls:
         return level == FULL or (level == COLUMN and self.rows == 1) or (level == ROW and self.columns == 1)
 
     def _is_contiguous(self, x: Slot) -> bool:
-        """True if x is a whole block in row-major order."""
+        """Return True if x is a whole block in row-major order."""
         return self._is_full(x) and self._dense(x)
 
     def _dense(self, x: Slot) -> bool:

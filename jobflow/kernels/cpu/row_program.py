@@ -4,8 +4,8 @@ Every value has a level, which determines the shape of its array:
 
     FULL  [rows, columns]     ROW  [rows, 1]     COLUMN  [1, columns]
 
-`compiled_rows` lowers expressions to steps of one level each.  It assigns each value a slot: that of an output, if nothing there is still read, or
-a scratch array.  Sums that are products with ones, or of two vectors, become BLAS calls, which read memory once.
+`compiled_rows` lowers expressions to steps of one level each, and assigns each value a slot.  A slot is an output, if its memory is not read any
+more, or a scratch array.  Sums that are products with ones, or of two vectors, become BLAS calls, which read memory once.
 """
 
 from __future__ import annotations
@@ -110,7 +110,10 @@ def _lowered(outputs: Sequence[Expression], inputs: Sequence[int]) -> list[Expre
 
 
 def _as_product(x: Expression, readers: Mapping[Expression, int], levels: Mapping[Expression, int]) -> tuple[str, Sequence[Expression]] | None:
-    """Recognize a sum of products, or a value that differs in one column of each row; return its function and arguments, or None."""
+    """Return the function and the arguments of a sum of products, or of a value that differs in one column of each row.
+
+    For any other expression, return None.
+    """
     at = _column_of(x, readers, levels)
     if at is not None and x.primitive == "where" and levels[x.arguments[1]] in (FIXED, ROW) and levels[x.arguments[2]] in (FIXED, FULL):
         return "row_put", (x.arguments[2], x.arguments[1], at)
@@ -233,11 +236,11 @@ class _SlotAssignment:
         return self.scratch[k] if where == "scratch" else (self.targets[k], self.results[k].dtype)
 
     def _empty(self, slot: Slot, i: int, elementwise: bool) -> bool:
-        """True if the value in a slot is not read after step i, and, unless the step is elementwise, not by it either."""
+        """Return True if the value in a slot is not read after step i; a step that is not elementwise must not read it either."""
         held = self.holder.get(slot)
         return held is None or self.last[held] < i or (elementwise and self.last[held] == i)
 
     def _ends_before_output(self, slot: Slot, x: Expression) -> bool:
-        """True if x is not read any more when the output of this slot is computed."""
+        """Return True if x is not read any more when the output of this slot is computed."""
         where, k = slot
         return where != "output" or self.last[x] <= self.due[k]

@@ -1,6 +1,6 @@
-"""Segment sums in NumPy: gradients of lookup tables, of selected elements, of interpolation.
+"""Segment sums in NumPy: gradients of lookup tables, of selected elements, and of interpolation.
 
-Rows are sorted by their ids.  For all segments at once, a few calls copy the first rows, add the second rows where they exist, and so on.
+Rows are sorted by their ids.  For all segments together, a few calls copy the first rows, add the second rows where they exist, and so on.
 Segments with very many rows are summed one by one.  Rows are added in their order of occurrence, so the sums are bit-equal to those of a
 loop.
 """
@@ -30,7 +30,7 @@ BLOCK = 64 * 1024
 class Groups:
     """Entries grouped by their ids, the largest groups first.
 
-    `names` has the id of each group.  The entries of group i are order[starts[i] : starts[i] + counts[i]], in their order of occurrence.
+    `names` contains the id of each group.  The entries of group i are order[starts[i] : starts[i] + counts[i]], in their order of occurrence.
     """
 
     names: Array
@@ -82,9 +82,9 @@ def _add_up(rows: Array, chosen: Array, total: Array) -> None:
 
 
 def _summed_singly(counts: Array) -> int:
-    """Return the number of largest groups to sum one by one.
+    """Return the number of the largest groups to sum one by one.
 
-    Such a group takes one call.  The other groups together take one call per row of their largest group.
+    Such a group takes one call.  The other groups together take one call per row of the largest of them.
     """
     calls = np.arange(len(counts) + 1) + np.append(counts, 0)
     return int(np.argmin(calls))
@@ -145,7 +145,7 @@ def copied_rows(op: Gather, device: Binder, inputs: Sequence[Array], outputs: Se
 
 
 def _take(op: Gather, params: Array, ids: Array, y: Array) -> None:
-    """Copy rows, without a mask if all ids are in range, as is the case unless the table is split."""
+    """Copy rows; without a mask if all ids are in range, as in a table that is not split."""
     at = ids - op.offset if op.offset else ids
     if at.size and (at.min() < 0 or at.max() >= params.shape[op.axis]):
         op.kernel(np, params, ids, y)

@@ -47,7 +47,7 @@ def _choose(op: TopK, x: Array, values: Array, indices: Array) -> None:
 
 
 def _selected(op: TopK, rows: Array) -> tuple[Array, Array]:
-    """Return the indices and values of the first k of each row, in order.
+    """Return the indices and values of the first k elements of each row, in order.
 
     Selected elements are overwritten with the value that sorts last.
     """
@@ -83,7 +83,7 @@ def _last(dtype: np.dtype, largest: bool) -> np.generic:
 
 
 def _partitioned(op: TopK, rows: Array) -> Array:
-    """Return the indices of the first k of each row, in order, by partition."""
+    """Return the indices of the first k elements of each row, in order, computed by partition."""
     at = rows.shape[1] - op.k if op.largest else op.k - 1
     limit = np.partition(rows, at, axis=1)[:, at]
     ordered = limit == limit  # False if the k-th is NaN, which equals nothing
@@ -96,7 +96,7 @@ def _partitioned(op: TopK, rows: Array) -> Array:
 
 
 def _first_columns(op: TopK, rows: Array, limit: Array) -> Array:
-    """Return the indices of the first k of each row, in order; `limit` has the k-th value of each row."""
+    """Return the indices of the first k elements of each row, in order; `limit` is the k-th value of each row."""
     among = np.less(rows, limit[:, None]) if op.largest else np.less_equal(rows, limit[:, None])
     indices = np.flatnonzero(np.logical_not(among, out=among) if op.largest else among)  # NaN sorts as the largest value
     if indices.size > len(rows) * op.k:

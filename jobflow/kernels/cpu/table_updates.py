@@ -1,7 +1,7 @@
 """Updates of the table rows that a step has read, in NumPy.
 
 1. The old values of these rows, in the table and its slots, are saved.
-2. One pass updates all rows as rows without a gradient.  It is left out if such rows do not change (SGD, Adagrad, lazy updates).
+2. One pass updates all rows as rows without a gradient.  It is omitted if such rows do not change (SGD, Adagrad, lazy updates).
 3. The rows with a gradient are computed from their old values and written to the table.
 """
 
@@ -98,7 +98,7 @@ class _Temporary:
 
 @dataclass
 class _ReadRows:
-    """The rows of tables that a step has read; `old` has room for one row per id."""
+    """The rows of tables that a step has read; `old` is scratch for one row per id."""
 
     offset: int
     tables: Sequence[Array]

@@ -1,4 +1,4 @@
-"""Optimizer formulas on CPUs: their scalars first, then calls in place, block by block."""
+"""Optimizer formulas on CPUs: scalars are computed first, then variables are updated in place, block by block."""
 
 from __future__ import annotations
 

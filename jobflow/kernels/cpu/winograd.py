@@ -4,11 +4,11 @@
 
 (' transposes, . multiplies element by element).  Summed over input channels, each of the t*t products is a GEMM [o,c] @ [c, tiles n].
 The direct sum has m*m*r*r / (t*t) times as many multiplications (4 for F(4,3), 4.6 for F(3,5)).  Along an axis where the filter has one
-element the matrices are [1], so a convolution in one dimension is one of images of height 1.
+element the matrices are [1], so a one-dimensional convolution is computed on images of height 1.
 
 A block is part of one row of tiles, so that its intermediate values stay in the cache.  The transforms along a row of tiles form one banded matrix,
-`band`.  Its rows are ordered (j, tile), which makes the columns (tile, n) of each product contiguous.  The matrices leave out zero padding, so no
-padded copy is needed.  The input gradient of such a convolution is such a convolution.
+`band`.  Its rows are ordered (j, tile), which makes the columns (tile, n) of each product contiguous.  The matrices omit zero padding, so no
+padded copy is needed.  The input gradient of a Winograd convolution is again a Winograd convolution.
 
 Source of the matrices: Cook-Toom interpolation (A. Lavin, S. Gray, "Fast Algorithms for Convolutional Neural Networks", 2015).
 """
@@ -68,7 +68,10 @@ def matrices(m: int, r: int) -> tuple[Matrix, Matrix, Matrix]:
 
 
 def band(matrix: Matrix, tiles: int, step: int, clip: slice) -> Matrix:
-    """Return [(i, tile), position]: `matrix` [i, k] at position tile*step + k for each tile, restricted to the positions in `clip`."""
+    """Return a banded matrix [(i, tile), position], restricted to the positions in `clip`.
+
+    For each tile, it contains `matrix` [i, k] at position tile*step + k.
+    """
     rows, width = matrix.shape
     wide = np.zeros((rows, tiles, (tiles - 1) * step + width))
     for tile in range(tiles):
@@ -89,7 +92,7 @@ class _Span:
 
 @dataclass(frozen=True)
 class Axis:
-    """F(m,r) along one axis."""
+    """The parameters of F(m,r) along one axis."""
 
     m: int
     r: int
@@ -124,14 +127,14 @@ class Axis:
 
 
 def axes(m: int, window: Window) -> tuple[Axis, Axis]:
-    """Return F(m,r) along the axes of a two-dimensional window."""
+    """Return the parameters of F(m,r) along both axes of a two-dimensional window."""
     down, along = (Axis(m if r > 1 else 1, r) for r in window.kernel)
     return down, along
 
 
 @dataclass(frozen=True)
 class _Tiling:
-    """F(m,r) over an image, split into blocks of tiles and samples."""
+    """The tiling of an image for F(m,r), split into blocks of tiles and samples."""
 
     down: Axis
     along: Axis
@@ -167,7 +170,7 @@ class ImageTile(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TileTransform:
-    """The transform y = down x along' of tiles x, for all channels and samples, also as two products."""
+    """The transform y = down x along' of tiles x, for all channels and samples; `products` returns its calls as two matrix products."""
 
     down: Matrix
     along: Matrix
@@ -177,14 +180,20 @@ class TileTransform:
 
 @dataclass(frozen=True)
 class WinogradBackend:
-    """Functions that compute transforms and y += a b, and the most bytes of values in a block; None for blocks of all samples."""
+    """Functions that return the calls of transforms and of y += a b, and `near`, the most bytes of values in a block.
+
+    If `near` is None, a block contains all samples.
+    """
 
     calls: Callable[[TileTransform], list[Call]]
     added: Callable[[Array, Array, Array], list[Call]]
     near: int | None
 
     def samples(self, n: int, block: int) -> list[slice]:
-        """Return slices of n samples, for a block whose values take this many bytes; each slice has at least sixteen samples."""
+        """Return slices of the n samples, such that the values of a block fit `near` bytes; each slice has at least sixteen samples.
+
+        `block` is the number of bytes of the values of all samples.
+        """
         parts = 1 if self.near is None else -(-block // self.near)
         each = max(1, -(-n // (16 * parts))) * 16 if parts > 1 else n
         return [slice(first, min(n, first + each)) for first in range(0, n, each)]
@@ -277,12 +286,12 @@ def _gradient_transform(
 
 
 def _products(v: Array) -> Array:
-    """View [i,c,j,tile,n] as the GEMM operands [i,j] of [c, (tile n)]."""
+    """View [i,c,j,tile,n] as GEMM operands: a stack [i,j] of matrices [c, (tile n)]."""
     return _columns(v).transpose(0, 2, 1, 3)
 
 
 def _kron(down: Axis, along: Axis, dtype: Any) -> Array:
-    """Return G of both axes: [(i j), (r s)]."""
+    """Return the Kronecker product of the matrices G of both axes: [(i j), (r s)]."""
     return np.kron(matrices(down.m, down.r)[1], matrices(along.m, along.r)[1]).astype(dtype)
 
 

@@ -4,8 +4,8 @@
     cublas_products    matrix products, written directly to their output
     pooling_kernels    pooling, one kernel per operation
 
-CuPy computes all other operations.  The tests compile the texts for several GPUs, and run them on the host with emulated CUDA built-ins.  None of
-them has run on a GPU.
+CuPy computes all other operations.  The tests compile the kernel texts for several GPUs, and run them on the host with emulated CUDA built-ins.
+None of the kernels has run on a GPU.
 """
 
 #: module of operations -> the modules of this package that register implementations of them

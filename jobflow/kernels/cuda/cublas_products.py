@@ -51,7 +51,7 @@ class Matrices:
 
 
 def matrices(array: Array, *, rows: bool = False) -> Matrices | None:
-    """View the last two axes as matrices, or return None if the strides do not allow it.
+    """View the last two axes as matrices; return None if the strides do not allow it.
 
     With `rows`, all axes but the last are the rows of one matrix.
     """

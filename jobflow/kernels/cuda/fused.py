@@ -29,7 +29,7 @@ LONGEST, FEW = 1 << 16, 64
 
 @lru_cache(4096)
 def _problem(outputs: tuple[Expression, ...]) -> str:
-    """Return the reason no kernel computes these outputs for any arrays, or "" if one does."""
+    """Return the reason no kernel computes these outputs, whatever the arrays, or "" if one does."""
     order = facts(tuple(lowered(outputs, NATIVE)[0])).order
     return next(filter(None, map(refused_primitive, order)), "") or refused_columns(facts(outputs).order)
 
@@ -110,7 +110,7 @@ def prepared(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Se
 def launches(
     launcher: Callable[[str, int, tuple[int, ...], tuple[Any, ...]], Call], scratch: Callable[..., Array], ready: PreparedKernel
 ) -> list[Call]:
-    """Return the launch of the kernel, and of the kernel that adds up columns.
+    """Return the launch of the kernel and, if columns are summed, of the kernel that adds up the sums of blocks.
 
     `launcher` builds a call from name, threads, block and arguments.
     """

@@ -17,7 +17,7 @@ from jobflow.ops.op import Binder, Call, Op
 
 @dataclass(frozen=True)
 class FusedKernel:
-    """An implementation by one launch, or two if columns are summed."""
+    """An implementation by one kernel launch, or by two launches if columns are summed."""
 
     name: str = "nvrtc"
 

@@ -34,7 +34,7 @@ NAME = "fused"
 
 @dataclass(frozen=True)
 class KernelForm:
-    """The properties of operands that the text of a kernel depends on."""
+    """The properties of operands on which the text of a kernel depends."""
 
     loop: LoopForm
     #: threads that share a row; 0 without rows
@@ -89,14 +89,14 @@ _TOGETHER = {"row_sum": "Sum", "row_product": "Product", "row_max": "Largest"}
 
 
 def print_kernel(outputs: Sequence[Expression], form: KernelForm, name: str = NAME) -> str:
-    """Print the kernel, and the kernel that adds up columns, for lowered outputs."""
+    """Print the text of the kernel for lowered outputs and, if columns are summed, of the kernel that adds up the sums of blocks."""
     kernel = _Kernel(outputs, form, name)
     body = "\n\n".join(kernel.texts()) + "\n"
     return "\n\n".join([*functions_for(body), body])
 
 
 def functions_for(body: str) -> list[str]:
-    """Return the functions that a text calls, each after the functions that it calls itself."""
+    """Return the device functions that a text calls, each after the functions on which it depends."""
     parts = {"reduced": REDUCED, "Sum": SUM, "Product": PRODUCT, "Largest": LARGEST}
     result: dict[str, str] = {}
 

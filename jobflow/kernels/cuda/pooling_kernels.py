@@ -92,7 +92,7 @@ class _Pooling:
         yield "  }"
 
     def _tap(self) -> Iterator[str]:
-        """Print the computation of a window's tap for one element, both inside the image."""
+        """Print the statements for one element of a window; the element is inside the image."""
         match self.op:
             case MaxPool():
                 yield f"      value = larger<{self.value}>(value, {self._read(0, 'j')});"

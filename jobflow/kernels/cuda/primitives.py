@@ -1,6 +1,6 @@
 """Primitives of the expression language as expressions of CUDA C.
 
-Half-precision values are held as the float of the same value, and rounded where the language rounds.  Products and sums are not contracted
+Half-precision values are stored in variables of type float, and rounded where the language rounds.  Products and sums are not contracted
 (`--fmad=false`), so only `fma` is a fused multiply-add.  Subnormal numbers are not flushed to zero (`--ftz=false`).
 """
 
@@ -114,7 +114,7 @@ def to_memory(text: str, dtype: DType) -> str:
 
 
 def literal(value: float, dtype: DType) -> str:
-    """Return the text of a constant."""
+    """Return the text of a constant of this type."""
     if dtype is bool_:
         return "true" if value else "false"
     if dtype.is_float:
@@ -179,7 +179,7 @@ def _negative(x: Expression, operands: Sequence[str]) -> str:
 
 
 def _template(name: str) -> Print:
-    """Print a call of one of FUNCTIONS whose operands have one type."""
+    """Return a printer of calls of a template in FUNCTIONS whose operands have one type."""
     return lambda x, operands: f"{name}<{value_type(x.dtype)}>({', '.join(operands)})"
 
 

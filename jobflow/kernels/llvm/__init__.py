@@ -1,11 +1,11 @@
 """Fused loops on CPUs: expressions printed as LLVM IR and compiled for this machine when a program is bound.
 
-    refuses(outputs, inputs, targets)   the reason no loop computes the outputs for these arrays, or None
-    cheap(outputs)                      True if copies would cost more than the computation
-    bind(outputs, inputs, targets, scratch)      the calls (function, (arguments,)) that compute the outputs
-    compile_loop(outputs, form)         the loop: its function and its scratch
+    refuses(outputs, inputs, targets)          the reason no loop computes the outputs for these arrays, or None
+    cheap(outputs)                             True if copies would cost more than the computation
+    bind(outputs, inputs, targets, scratch)    the calls (function, (arguments,)) that compute the outputs
+    compile_loop(outputs, form)                the loop: its function and its scratch
 
-Requires llvmlite, the extra `jit`, which is imported by the first call of these functions.
+The first call of these functions imports llvmlite, which the extra `jit` installs.
 """
 
 from jobflow.kernels.llvm.loops import Loop, bind, cheap, compile_loop, refuses

@@ -6,17 +6,17 @@ A float32 is exactly the sum of three bfloat16, x = x0 + x1 + x2, with 8 of its 
 
 and each of the six terms is a product of bfloat16 matrices with float32 sums.  (G. Henry, P. Tang, A. Heinecke, Leveraging the bfloat16 artificial
 intelligence datatype for higher-precision computations, 2019.)  The error is smaller than that of float32 products, because 32 terms are summed
-before they are added to the rest.  The time is about half (decision 0079).
+before they are added to the total.  The time is about half (decision 0079).
 
     for DEPTH of k, for COLUMNS of y:           a part of b, packed as [panel of 32 columns, step of 32 k, piece, half]
         for 32 rows of y:                       rows of a, packed as [step, piece, half]
-            for each panel:                     a tile of y, 32 x 32, in four registers; 24 products of registers a step
+            for each panel:                     a tile of y, 32 x 32, in four registers; 24 products of registers per step
 
 Factors converted from bfloat16 have one nonzero piece, and those from float16 two.  The number of products is then one and four.
 
-A half fits one register: 16 rows (of a) or columns (of b) by 32 k, 1,024 bytes.  Its lines hold pairs of k, p and p + 16.  Sums of a part are
+A half fits one register: 16 rows (of a) or columns (of b) by 32 k, 1,024 bytes.  Its lines contain pairs of k, p and p + 16.  Sums of a part are
 rounded to float32 and added to y.  The unit flushes numbers below 2^-126 to zero.  A part is therefore multiplied in vectors if its largest
-magnitude is not finite or not between 2^-40 and 2^127.  Products for which packing does not pay use vectors too (`_pays`).
+magnitude is not finite or not between 2^-40 and 2^127.  Products for which packing costs more than it saves use vectors too (`_pays`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _INTEGERS = f"<{HALF} x i32>"
 
 
 def print_amx_product(form: ProductForm) -> str:
-    """Print the module with `loop` for products of this form, in tiles or in vectors."""
+    """Print the module for products of this form; its function `loop` multiplies in tiles or in vectors."""
     tiles = [_tile(form, pieces, rows, columns) for pieces in (1, 2, 3) for rows in (1, 2) for columns in (1, 2)]
     own = [_choice(form), _driver(form), _pack(form, "rows"), _pack(form, "columns"), _block(form), _in_vectors(form), *tiles]
     # 16 lines of 64 bytes in each of eight registers
@@ -63,9 +63,9 @@ def _choice(form: ProductForm) -> VectorFunction:
 
 
 def _pays(at: VectorFunction) -> str:
-    """Return the condition under which packing pays.
+    """Return the condition under which packing saves time.
 
-    Each packed element is reused often enough, tiles are full enough, and each factor is contiguous along one axis.
+    Each packed element must be reused often, tiles must be nearly full, and each factor must be contiguous along one axis.
     """
 
     def times(*factors: str | int) -> str:
@@ -166,7 +166,7 @@ def _row_of_tiles(at: VectorFunction, form: ProductForm, next_panel: str, scale:
 
 
 def _of_triangle(at: VectorFunction) -> tuple[str, str]:
-    """Return the first and the end step in which these rows of a are not zero, at least one step."""
+    """Return the first and the end step in which these rows of a are not zero; the range has at least one step."""
     row = at.value(f"sdiv i64 {at.value('sub i64 %i, %d')}, {SIDE}")  # the step in which these rows cross the diagonal
     begin = at.most(at.least(row, at.value("sub i64 %steps, 1")), 0)
     end = at.most(at.least(at.value(f"add i64 {row}, 1"), "%steps"), 1)
@@ -175,9 +175,9 @@ def _of_triangle(at: VectorFunction) -> tuple[str, str]:
 
 
 def _tile(form: ProductForm, pieces: int, rows: int, columns: int) -> VectorFunction:
-    """Print a tile of up to 32 x 32 of y, as halves, of this many pieces.
+    """Print the function for a tile of y with `rows` x `columns` halves, from factors of this many pieces.
 
-    Registers 0 to 3 hold sums, 4 and 5 a piece of a, 6 and 7 a piece of b.
+    Registers 0 to 3 contain sums, 4 and 5 a piece of a, 6 and 7 a piece of b.
     """
     name, sizes = f"pieces.tile_{pieces}_{rows}_{columns}", f"i64 %rows, i64 %columns, {form.kind} %scale"
     at = VectorFunction(form, f"internal void @{name}(ptr %a, ptr %b, i64 %steps, ptr %y, i64 %line, ptr %c, i64 %c.line, {sizes})")
@@ -214,7 +214,7 @@ def _tile(form: ProductForm, pieces: int, rows: int, columns: int) -> VectorFunc
 
 
 def _pack(form: ProductForm, what: str) -> VectorFunction:
-    """Print the packing of up to 32 rows of a, or columns of b, as pieces.
+    """Print the function that packs up to 32 rows of a, or columns of b, as pieces.
 
     The function returns the number of nonzero pieces, at least 1, or more than 3 if the largest magnitude is out of range.  A line of a register has
     pairs of elements in words.  For a, the lower halves are k = 0 to 15 of a row, and the upper ones k = 16 to 31.  For b, they are 16 columns
@@ -291,7 +291,10 @@ def _split(at: VectorFunction, low: str, high: str, to: str) -> None:
 
 
 def _block(form: ProductForm) -> VectorFunction:
-    """Print a copy of up to 32 rows and columns, contiguous along either axis, to a row-major 32 x 32 block padded with zeros."""
+    """Print the function that copies up to 32 rows and columns to a row-major 32 x 32 block padded with zeros.
+
+    The source is contiguous along either axis.
+    """
     at = VectorFunction(form, "internal void @block(ptr %x, i64 %down, i64 %along, i64 %rows, i64 %columns, ptr %to)")
     line = SIDE * form.size
     with at.repeated("z", str(SIDE), 1, to=("%to", line)):
@@ -317,7 +320,10 @@ def _block(form: ProductForm) -> VectorFunction:
 
 
 def _in_vectors(form: ProductForm) -> VectorFunction:
-    """Print the call of the vector loop for a part of the product; arguments other than sizes and addresses come from the block at %args."""
+    """Print the function that multiplies a part of the product by the vector loop.
+
+    Arguments other than sizes and addresses come from the block at %args.
+    """
     at = VectorFunction(
         form,
         "internal void @in_vectors(ptr %args, ptr %part.a, ptr %part.b, ptr %part.y, ptr %part.c, i64 %c.line, i64 %rows, i64 %columns, i64 %depth)",

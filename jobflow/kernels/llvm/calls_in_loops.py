@@ -1,7 +1,9 @@
 """Compiled loops in place of calls that are common to many operations: the tier "llvm" of CPUs.
 
-products of matrices                                     `product_loops.py`
-copies between float32 and half precision                before and after half-precision operations (`kernels/half.py`)
+These calls are replaced:
+
+    products of matrices                               `product_loops.py`
+    copies between float32 and half precision          before and after half-precision operations (`kernels/half.py`)
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ __all__ = ["about", "in_loops"]
 
 
 def in_loops(calls: Sequence[Call]) -> list[Call]:
-    """Replace the calls that a compiled loop can run."""
+    """Replace the calls that a compiled loop can run; return all calls in order."""
     return [replacement for call in calls for replacement in product_in_loops(call) or _copied(call) or [call]]
 
 

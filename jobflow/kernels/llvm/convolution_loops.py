@@ -32,7 +32,7 @@ _MOST = 8
 
 
 class _ReusedScratch:
-    """A device that reuses its scratch arrays for each block of groups."""
+    """A device that reuses its scratch arrays for each block of channel groups."""
 
     def __init__(self, device: Binder) -> None:
         self.device, self.xp = device, device.xp
@@ -159,7 +159,7 @@ def direct_products(op: ConvGradWeight, device: Binder, inputs: Sequence[Array],
 @implements(ConvGradInput, tier="llvm", rank=10, refuses=_refused)
 @_by_groups
 def direct_sums_of_gradient(op: ConvGradInput, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """Compute dx phase by phase, as sums over the taps that reach a phase.
+    """Prepare the calls for dx phase by phase, as sums over the taps that reach a phase.
 
     Position i * stride + k * dilation of padded dx receives the product of dy[i] and tap k.
     """

@@ -64,7 +64,7 @@ class _Code:
         return self.value(f"mul i64 {a}, {b}")
 
     def loop(self, start: str, stop: str, step: int, body: Callable[[str, Values], Values | None], initial: Sequence[str] = ()) -> Values:
-        """Print a loop from `start` to below `stop`.
+        """Print a loop over a counter from `start` to below `stop`; return the final values of the loop-carried vectors.
 
         `body` receives the counter and the loop-carried vectors, whose initial values are `initial`, and returns their new values.
         """
@@ -95,7 +95,7 @@ class _Code:
         return self.value(f"sub i64 {count}, {self.value(f'urem i64 {count}, {step}')}")
 
     def in_steps(self, count: str, step: int, body: Callable[[str, int], None]) -> None:
-        """Print a loop over body(first, step), and a loop over body(first, 1) for the remainder."""
+        """Print a loop that calls body(first, step), and a loop over the remainder that calls body(first, 1)."""
 
         def each(width: int) -> Callable[[str, Values], None]:
             return lambda at, _: body(at, width)
@@ -106,7 +106,7 @@ class _Code:
             self.loop(whole, count, 1, each(1))
 
     def mask(self, at: str, size: str) -> str:
-        """Return a mask of the lanes from `at` on that are below `size`."""
+        """Return a mask of the lanes from `at` on whose index is below `size`."""
         lanes = self.tile.lanes
         left = self.splat(self.value(f"sub i64 {size}, {at}"), "i64")
         indices = ", ".join(f"i64 {k}" for k in range(lanes))
@@ -141,7 +141,7 @@ class _Code:
         return self.value(f"call {t.vector} {name}({t.vector} {a}, {t.vector} {b}, {t.vector} {c})")
 
     def total(self, vector: str) -> str:
-        """Sum the lanes by halves."""
+        """Return the sum of the lanes, added by halves."""
         t, width = self.tile, self.tile.lanes
         while width > 1:
             width //= 2
@@ -158,7 +158,7 @@ class _Code:
         return values
 
     def pair(self, table: str, at: str) -> tuple[str, str]:
-        """Load both offsets of a table entry."""
+        """Load both offsets of the table entry `at`."""
         first = self.moved(table, self.times(at, 16))
         return self.value(f"load i64, ptr {first}"), self.value(f"load i64, ptr {self.moved(first, '8')}")
 

@@ -15,7 +15,7 @@ _STORED = {**_REGISTER, "bool": "i8", "float16": "half", "bfloat16": "i16"}
 
 
 def register(dtype: DType, lanes: int = 1) -> str:
-    """Return LLVM's type of a value; a half-precision value is held as the float32 of the same value."""
+    """Return LLVM's type of a value; a half-precision value is represented as float32."""
     return several(_REGISTER[dtype.arithmetic.name], lanes)
 
 
@@ -41,7 +41,7 @@ def literal(value: float, dtype: DType, lanes: int = 1) -> str:
 
 
 class Lines:
-    """The text of a function and the declarations of its callees; every value has a unique name."""
+    """The text of a function and the declarations of its callees; all values have unique names."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -93,7 +93,7 @@ _SIGNED = "i"
 
 
 def _kind(dtype: DType) -> str:
-    """Return f, s, u or b."""
+    """Return "f" for a float type, "s" or "u" for a signed or unsigned integer, "b" for bool."""
     return "f" if dtype.is_float else "b" if dtype is bool_ else "s" if dtype.numpy.kind == _SIGNED else "u"
 
 
@@ -154,7 +154,10 @@ def _sign(at: Lines, x: Expression, operands: Sequence[str], lanes: int) -> str:
 
 
 def larger(at: Lines, dtype: DType, a: str, b: str, lanes: int, *, more: str = "ogt", never_nan: bool = False) -> str:
-    """Return the larger of two floats, or b if they are equal; NaN if one is, unless b never is."""
+    """Return the larger of two floats, or b if they are equal; NaN if either is NaN.
+
+    With `never_nan`, b is known not to be NaN.
+    """
     kind, truth = register(dtype, lanes), several("i1", lanes)
     if never_nan:  # the comparison with a NaN in a fails, so a is selected
         chosen = at.value(f"fcmp {more} {kind} {b}, {a}")
@@ -177,7 +180,7 @@ def _extreme(more: str, signed: str, unsigned: str) -> Print:
 
 
 def _finite(comparison: str) -> Print:
-    """Print a comparison of |x| with infinity."""
+    """Return a printer of a comparison of |x| with infinity."""
 
     def printed(at: Lines, x: Expression, operands: Sequence[str], lanes: int) -> str:
         (y,) = x.arguments

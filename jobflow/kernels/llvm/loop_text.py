@@ -109,7 +109,7 @@ class _Loop:
         at.write("ret void")
 
     def _words(self) -> Iterator[str]:
-        """Yield the arguments one after another; the first ones are pointers."""
+        """Yield the words of the argument block in order; the first ones are pointers."""
         pointers = len(self.form.inputs) + len(self.form.outputs) + len(self.phases.scratch) + COLUMN_ROWS * len(self.phases.columns)
         for word in itertools.count():
             address = self.at.value(f"getelementptr i64, ptr %args, i64 {word}")
@@ -197,13 +197,13 @@ class _Loop:
         return before, first
 
     def _again(self, name: str, before: str, first: int) -> None:
-        """Print the end of the loop's body."""
+        """Print the end of the body of a loop."""
         self.at.write(f"%{name}.next = add i64 %{name}.k, {WIDTH}")
         self.at.write(f"br label %{name}")
         self.at.lines[first - 1] = f"  %{name}.k = phi i64 [0, %{before}], [%{name}.next, %{self.here}]"
 
     def _rest_of_row(self, phase: Phase, name: str, stores: Sequence[int]) -> list[str]:
-        """Print the computation of the remaining elements of a row; return the reductions with them."""
+        """Print the computation of the remaining elements of a row; return the reductions that include them."""
         at = self.at
         self._open_rest(name)
         mask = self._mask()
@@ -225,7 +225,7 @@ class _Loop:
         return INSTRUCTIONS[both.primitive](self.at, both, (a, b), lanes)
 
     def _by_halves(self, x: Expression, lanes: str) -> str:
-        """Reduce sixteen partial results to one, by adding the upper half to the lower four times."""
+        """Reduce sixteen partial results to one, by combining the upper half with the lower half four times."""
         count = WIDTH
         while count > 1:
             kind, half = register(x.dtype, count), count // 2
@@ -241,7 +241,7 @@ class _Loop:
     # -------------------------------------------------------------------------------------- sums of columns
 
     def _begin_columns(self) -> None:
-        """Initialize the sums of columns."""
+        """Print the initialization of the sums of columns."""
         if not self.blocks:
             return
         self.count = self.at.value("alloca i64")
@@ -255,7 +255,7 @@ class _Loop:
         self._sixteens("empty", empty)
 
     def _end_row_of_columns(self) -> None:
-        """Add each block of 64 rows to the totals, as in `on_arrays.compensated`."""
+        """Print the addition of each block of 64 rows to the totals, as in `on_arrays.compensated`."""
         if not self.blocks:
             return
         at = self.at
@@ -286,7 +286,7 @@ class _Loop:
         self._sixteens(name, added)
 
     def _end_columns(self, pointers: Sequence[str], inner: Sequence[str]) -> None:
-        """Add the last block, which is zero if the number of rows is a multiple of 64, and compute the expressions of the sums."""
+        """Print the addition of the last block, which is zero if the rows are a multiple of 64, and the expressions of the sums."""
         if not self.blocks:
             return
         self._flush("last")
@@ -363,7 +363,7 @@ class _Loop:
         return INSTRUCTIONS[x.primitive](self.at, x, [self._wide(y, known) for y in x.arguments], WIDTH)
 
     def _usual(self, phase: Phase, stores: Sequence[int]) -> set[Expression]:
-        """Return the expressions of a pass that are needed even if no `rare_where` condition holds; loads are unconditional."""
+        """Return the expressions of a pass that are needed even if no condition of a `rare_where` holds; loads are unconditional."""
         targets = {*phase.written, *(x.arguments[0] for x in (*phase.reductions, *phase.columns)), *(self.outputs[k] for k in stores)}
         for x in reversed(phase.elements):
             if x in targets:
@@ -371,7 +371,7 @@ class _Loop:
         return targets | {x for x in phase.elements if x.primitive in ("element", "looked_up")}
 
     def _rarely(self, x: Expression, unusual: Sequence[Expression], known: dict[Expression, str]) -> str:
-        """Print a branch around expressions that are needed only if the condition holds in one of the sixteen lanes."""
+        """Print a branch around expressions that are needed only if the condition of a `rare_where` holds in one of the sixteen lanes."""
         at, kind = self.at, register(x.dtype, WIDTH)
         condition, usual = self._wide(x.arguments[0], known), self._wide(x.arguments[2], known)
         some = at.call(f"llvm.vector.reduce.or.v{WIDTH}i1", "i1", f"{_TRUTHS} {condition}")
@@ -475,7 +475,7 @@ class _Loop:
         return from_memory(self.at, self.at.value(f"load {stored(dtype)}, ptr {address}, align {dtype.itemsize}"), dtype, 1)
 
     def _single(self, x: Expression) -> None:
-        """Compute an expression that has one value per row or per loop."""
+        """Print the computation of an expression that has one value per row or per loop."""
         if x.primitive == "columns":
             self.single[x] = self.at.value(f"sitofp i64 {self.size} to {register(float64)}")
         elif x.primitive != "constant":

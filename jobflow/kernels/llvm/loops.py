@@ -38,7 +38,7 @@ _TO_HALF = {"bool", "char", "int8", "uint8", "float16", "bfloat16", "float32"}
 
 @dataclass(frozen=True)
 class Loop:
-    """The machine code of outputs for operands of one form."""
+    """A compiled loop: the machine code that computes the outputs for operands of one form."""
 
     form: LoopForm
     #: element types of its rows of scratch memory
@@ -53,7 +53,7 @@ _lock = threading.Lock()
 def compile_loop(outputs: Sequence[Expression], form: LoopForm, keeps: bool = True) -> Loop:
     """Return the loop of these outputs for operands of this form, printed and compiled once.
 
-    keeps: True to store results that are expensive to recompute in scratch rows
+    With `keeps`, results that are expensive to recompute are stored in scratch rows.
     """
     key = (tuple(outputs), form, keeps)
     with _lock:
@@ -72,7 +72,7 @@ def _printed(outputs: Sequence[Expression], form: LoopForm, keeps: bool) -> Prin
 
 
 def _described(outputs: Sequence[Expression]) -> str:
-    """Describe all parts of the outputs; the text is equal for equal outputs only."""
+    """Return a text that describes the outputs completely; different outputs have different texts."""
     number = {x: n for n, x in enumerate(in_order(outputs))}
     parts = [f"{x.primitive} {x.dtype.name} {[number[y] for y in x.arguments]} {x.attribute!r}" for x in number]
     return "\n".join((*parts, str([number[x] for x in outputs])))
@@ -80,7 +80,7 @@ def _described(outputs: Sequence[Expression]) -> str:
 
 @lru_cache(4096)
 def _problem(outputs: tuple[Expression, ...]) -> str:
-    """Return the reason no loop computes these outputs for any arrays, or "" if one does."""
+    """Return the reason no loop computes these outputs, whatever the arrays, or "" if one does."""
     order = facts(outputs).order
     for x in order:
         if x.primitive not in _PRINTED:
@@ -115,12 +115,12 @@ def refuses(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Seq
 
 
 def cheap(outputs: Sequence[Expression]) -> bool:
-    """True if the outputs cost less to compute than copies of their operands."""
+    """Return True if the outputs cost less to compute than copies of their operands."""
     return flops_per_element(outputs) <= CHEAP
 
 
 def _gathered_rows(known: Facts, outputs: Sequence[Expression], inputs: Sequence[Array]) -> str:
-    """Return the reason against a row reduction over strided rows, or "".
+    """Return the reason if a cheap reduction reads rows that are not contiguous, or "" if none does.
 
     Each element of a strided row is read from another cache line; NumPy processes many rows at once.
     """
@@ -141,7 +141,7 @@ def bind(
 ) -> list[Call]:
     """Return the calls that compute the outputs from these inputs into these targets; `refuses` must have returned None.
 
-    The calls share rows of memory from `scratch`, so only one of them may run at a time.
+    The calls share rows of memory from `scratch`, so they must not run concurrently.
     """
     if any(target.size == 0 for target in targets):
         return []

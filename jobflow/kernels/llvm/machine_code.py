@@ -1,4 +1,4 @@
-"""Compilation of LLVM IR to functions; each library of machine code lives as long as the process."""
+"""Compilation of LLVM IR to functions; the machine code is loaded until the process ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Function = Callable[[Any], None]
 
 @dataclass(frozen=True)
 class Printed:
-    """A text, and a note for the caller of its function."""
+    """A printed module, and a note for the caller of its function."""
 
     text: str
     note: str = ""
@@ -85,7 +85,7 @@ class Compiler:
         return self._fixed_cache or self._cache
 
     def _has(self, feature: str) -> bool:
-        """True if the CPU has this x86 feature; the other architectures that NumPy supports have equivalents of all features used here."""
+        """Return True if the CPU has this x86 feature; other architectures that NumPy supports have equivalents of all features used here."""
         return not self.triple.startswith(("x86_64", "i686")) or f"+{feature}" in self.features.split(",")
 
     @property
@@ -94,7 +94,7 @@ class Compiler:
 
     @property
     def primitives(self) -> frozenset[str]:
-        """The functions of the expression language for which this machine has an instruction, in contrast to others."""
+        """The functions of the expression language for which this machine has an instruction, but others do not."""
         return frozenset({"ldexp"} if "+avx512f" in self.features.split(",") else ())
 
     @property
@@ -127,7 +127,7 @@ class Compiler:
         return compiled
 
     def key(self, source: str) -> str:
-        """Return the cache key of a text or its source: a digest of everything the machine code depends on."""
+        """Return the cache key of a text or its source: a digest of all inputs of the compilation."""
         parts = [*map(str, self.versions), self.triple, self.cpu, self.features, OPTIONS, source]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -147,7 +147,7 @@ class Compiler:
         return self._linked(code), printed.note
 
     def object_code(self, text: str) -> bytes:
-        """Compile a text without optimization passes: it is already vectorized, so passes would only double the time."""
+        """Compile a text without optimization passes; it is already vectorized, so passes would only double the compile time."""
         module = _llvm().parse_assembly(text)
         module.verify()
         code: bytes = self._machine.emit_object(module)
@@ -162,7 +162,7 @@ class Compiler:
 
 
 def compiler() -> Compiler:
-    """Return the compiler of this process.  All threads share one, because its machine code is freed with it."""
+    """Return the compiler of this process; all threads share it, because its machine code is freed with it."""
     with _creation:
         return _compiler()
 

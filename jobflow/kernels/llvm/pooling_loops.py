@@ -34,7 +34,7 @@ def _refused(op: MaxPoolGrad, inputs: Sequence[Array], outputs: Sequence[Array])
 
 @implements(MaxPoolGrad, tier="llvm", rank=10, refuses=_refused)
 def first_maxima_by_loop(op: MaxPoolGrad, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """Compute dx: at each tap dy, if x equals y there and at no earlier tap."""
+    """Prepare the loop for dx: a tap's gradient is dy if x equals y there and at no earlier tap, else 0."""
     (x, y, dy, dx), before, after = planes(device, inputs, outputs[0])
     taps = [(slice(None), *tap.source) for tap in op.window.taps(x.shape[1:-1], y.shape[1:-1])]
     parts = [dx[tap] for tap in taps]

@@ -51,7 +51,7 @@ def about() -> str:
 
 
 def product_in_loops(call: Call) -> list[Call]:
-    """Return loops for a call that is a product; an empty list if it is none, or if no loop can compute it."""
+    """Return loops for a call that is a product; an empty list if the call is no product, or if no loop can compute it."""
     function, arguments = call
     if function in (np.matmul, np.dot) and len(arguments) == 3:
         return _product(*arguments)
@@ -105,7 +105,7 @@ def sum_in_loops(op: ProductSum, device: Binder, inputs: Sequence[Array], output
 
 
 def added(a: Array, b: Array, y: Array) -> list[Call]:
-    """Return loops for y += a b on the last two axes, or an empty list."""
+    """Return loops for y += a b on the last two axes; an empty list if no loop can compute it."""
     return _product(a, b, y, y)
 
 
@@ -123,7 +123,7 @@ def triangle_in_loops(op: LowerMatMul, device: Binder, inputs: Sequence[Array], 
 
 
 def _product(a: Array, b: Array, y: Array, c: Array | None = None, by: Array | None = None, triangle: int = FULL) -> list[Call]:
-    """Return loops for y = a b, y = c + a b, or y = c - by a b; an empty list if there is none."""
+    """Return loops for y = a b, y = c + a b, or y = c - by a b; an empty list if no loop can compute it."""
     if refuses(a, b, y) is not None:
         return []
     if y.strides[-1] != y.itemsize:  # column-major: compute the transpose
@@ -151,7 +151,7 @@ def _arguments(a: Array, b: Array, y: Array, c: Array | None, by: Array | None, 
 
 
 def form_of(dtype: DType) -> ProductForm:
-    """Return the form for this machine.
+    """Return the form of products for this machine.
 
     Vectors have its full width, tiles leave registers for the factors, and rows of a fill half of the second-level cache.
     """

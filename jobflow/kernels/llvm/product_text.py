@@ -43,7 +43,10 @@ FAR = 1 << 60
 
 @dataclass(frozen=True)
 class ProductForm(Vectors):
-    """Vectors, and the shape of tiles: row counts of tiles (falling to 1), vectors per panel, and most rows of a per panel."""
+    """The form of a product: vectors, and the shape of tiles.
+
+    `rows` are the row counts of tiles (falling to 1), `panel` the vectors per panel, and `most` the most rows of a per panel.
+    """
 
     rows: tuple[int, ...]
     panel: int
@@ -56,7 +59,7 @@ def print_product(form: ProductForm) -> str:
 
 
 def product_functions(form: ProductForm, name: str) -> list[VectorFunction]:
-    """Return the function of that name, which takes the address of an argument block, and its callees."""
+    """Return the function of this name, which takes the address of an argument block, and its callees."""
     functions = [_driver(form, name), _print_transposition(form)]
     for vectors, whole in _widths(form):
         functions += [_panel(form, vectors, whole), *(_tile(form, rows, vectors, whole) for rows in form.rows)]
@@ -71,7 +74,7 @@ def printed_module(functions: Sequence[VectorFunction]) -> str:
 def _widths(form: ProductForm) -> list[tuple[int, bool]]:
     """Return the widths of panels, widest first: the number of vectors, and True if the last one is whole.
 
-    Otherwise it is masked, which is slow without mask registers.
+    If the last vector is not whole, it is masked, which is slow without mask registers.
     """
     return [(form.panel, True), *((vectors, False) for vectors in range(form.panel, 0, -1))]
 
@@ -81,7 +84,7 @@ def _named(vectors: int, whole: bool) -> str:
 
 
 def _tile(form: ProductForm, rows: int, vectors: int, whole: bool) -> VectorFunction:
-    """Print a tile of y: sums over the depth of one panel."""
+    """Print the function for a tile of y: sums over the depth of one panel."""
     masks, name = {} if whole else {vectors - 1: "%mask"}, _named(vectors, whole)
     at = VectorFunction(
         form,
@@ -122,7 +125,10 @@ def _tile(form: ProductForm, rows: int, vectors: int, whole: bool) -> VectorFunc
 
 
 def _panel(form: ProductForm, vectors: int, whole: bool) -> VectorFunction:
-    """Print the products of one panel of b, tile by tile of rows; the panel is packed, or read in place for few rows."""
+    """Print the function that multiplies by one panel of b, tile by tile of rows.
+
+    The panel is packed, or read in place for few rows.
+    """
     name = _named(vectors, whole)
     at = VectorFunction(
         form,
@@ -193,7 +199,7 @@ def _rows(at: VectorFunction, form: ProductForm, width: str, panel: str, step: s
 
 
 def _print_transposition(form: ProductForm) -> VectorFunction:
-    """Print the transposition of contiguous columns of b to rows of a panel: a square of vectors, transposed by halves."""
+    """Print the function that transposes contiguous columns of b to rows of a panel: a square of vectors, transposed by halves."""
     at = VectorFunction(form, f"internal void @turn(ptr %b, i64 %along, i64 %columns, {form.mask} %mask, ptr %to, i64 %step)")
     lanes = form.lanes
     square = []
@@ -279,7 +285,7 @@ def _rows_at_a_time(at: VectorFunction, tile: int, most: str) -> str:
     """
 
     def parts(count: str, of: str | int) -> str:
-        """Return the number of parts, the last of which may be smaller."""
+        """Return the number of parts of `of` rows; the last part may be smaller."""
         last = at.value(f"add i64 {count}, {at.value(f'sub i64 {of}, 1')}")
         return at.value(f"udiv i64 {last}, {of}")
 
@@ -305,7 +311,7 @@ def scale_of(at: VectorFunction, form: ProductForm) -> str:
 
 
 def _packs(at: VectorFunction, form: ProductForm) -> str:
-    """Return the condition for packing rows of a: a is column-major, and many panels read it."""
+    """Return the condition under which rows of a are packed: a is column-major, and many panels read it."""
     across = at.value(f"icmp ne i64 %a.along, {form.size}")
     contiguous = at.value(f"icmp eq i64 %a.down, {form.size}")
     many = at.value(f"icmp sgt i64 %n, {form.panel * form.lanes * UNPACKED_PANELS}")
@@ -347,7 +353,7 @@ def _pack_rows(at: VectorFunction, form: ProductForm, count: str, depth: str, pa
 
 
 def _masks(at: VectorFunction, form: ProductForm, rows: str | int) -> list[str]:
-    """Return the masks of the vectors that hold this many rows of a tile."""
+    """Return the masks of the vectors that contain this many rows of a tile."""
     return [at.first(at.value(f"sub i64 {rows}, {first}")) for first in range(0, form.rows[0], form.lanes)]
 
 
@@ -364,7 +370,7 @@ def _pack_tile(at: VectorFunction, form: ProductForm, source: str, to: str, mask
 
 
 def _by_width(at: VectorFunction, form: ProductForm, width: str, arguments: str) -> None:
-    """Print the choice of the panel with as many vectors as these columns fill."""
+    """Print the selection of the panel function for this number of columns, and its call."""
     for vectors, whole in _widths(form):
         name = _named(vectors, whole)
         least = vectors * form.lanes - 1 if whole else (vectors - 1) * form.lanes

@@ -1,7 +1,7 @@
 """Random tensors as compiled loops over lane indices: the tier "llvm" of CPUs.  The bits equal those of the tier "numpy".
 
 A loop computes the elements of whole groups (`expressions/philox.py`).  It computes the words of a lane index in one or two planes, and an element
-from each of the four words:
+of each pair of words:
 
     lane index -> four words of plane 0, four of plane 1 -> four elements of float32
 
@@ -73,7 +73,7 @@ def _outputs(formula: Formula | None, planes: int) -> tuple[Expression, ...]:
 
 
 class CompiledStream(philox.Stream):
-    """A random stream whose words are computed by the loop."""
+    """A random stream whose words a compiled loop computes."""
 
     def words(self, lanes: Array, plane: int) -> Array:
         scalars = [np.array(n, np.int64) for n in (self.stream, *self.key, plane)]

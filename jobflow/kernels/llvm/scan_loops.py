@@ -23,7 +23,7 @@ LINES = 8
 
 
 def _rows(op: Scan, x: Array, y: Array) -> list[Array] | None:
-    """View source and target as [rows, elements of a row] in the direction of the scan, or return None if there are no such views."""
+    """View source and target as [rows, elements of a row] in the direction of the scan; return None if there are no such views."""
     swapped = [a.swapaxes(0, a.ndim - 1) for a in op.operands(x, y)]
     try:
         return [a.reshape(-1, a.shape[-1], copy=False) for a in swapped]
@@ -53,7 +53,10 @@ def running_values(op: Scan, device: Binder, inputs: Sequence[Array], outputs: S
 
 @lru_cache
 def _compiled(sums: bool, dtype: DType, running: DType) -> Function:
-    """Compile void loop(addresses of x and y, rows, elements of a row, strides of both along rows and elements, in bytes)."""
+    """Compile the function of running sums or products.
+
+    Its argument block has the addresses of x and y, the numbers of rows and of elements per row, and their strides in bytes.
+    """
     at, kind, wide = Lines(), stored(dtype), stored(running)
     instruction = ("fadd" if sums else "fmul") if dtype.is_float else "add" if sums else "mul"
 
@@ -94,7 +97,7 @@ def _compiled(sums: bool, dtype: DType, running: DType) -> Function:
 
 
 def _again(at: Lines, name: str, begin: str, end: str, step: int, size: str) -> None:
-    """Print the end of a loop's body."""
+    """Print the end of the body of a loop."""
     at.write(f"%next.{name} = add i64 %{name.removesuffix('s')}, {step}")
     more = at.value(f"icmp slt i64 %next.{name}, {size}")
     at.write(f"br i1 {more}, label %{begin}, label %{end}")

@@ -26,8 +26,8 @@ _IOTA = ", ".join(f"i64 {k}" for k in range(WIDTH))
 def _geometry(op: Op, data: Array, ids: Array, y: Array) -> tuple[int, ...]:
     """Return the sizes of a segment sum.
 
-    The first two count the ids along the axis of the sums and along all later axes.  Then follow the elements of a row, the number of sums, and the
-    id of the first sum.
+    The first two are the numbers of ids along the axis of the sums and along all later axes.  The others are the number of elements of a row, the
+    number of sums, and the id of the first sum.
     """
     match op:
         case DimScatterAdd():
@@ -51,7 +51,7 @@ def _refused(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str |
 
 
 def _rows(op: Op, data: Array, ids: Array) -> Array | None:
-    """View the data as a matrix with a row per id, or return None if strides do not allow it or rows are not contiguous."""
+    """View the data as a matrix with a row per id; return None if strides do not allow it or rows are not contiguous."""
     try:
         rows = data.reshape(ids.size, -1, copy=False)
     except ValueError:
@@ -72,10 +72,10 @@ def sequential_row_sums(op: Op, device: Binder, inputs: Sequence[Array], outputs
 
 @lru_cache
 def _compiled(dtype: DType, id_type: DType, single: bool) -> Function:
-    """Compile void loop(addresses of rows, ids and sums; number of rows; `_geometry`; bytes between rows).
+    """Compile the function of segment sums.
 
-    `single` is True for rows of one element.  Row i has id j along the axis of the sums, and index k along the later axes.  `base` counts the sums of
-    earlier axes.
+    Its argument block has the addresses of rows, ids and sums, the number of rows, `_geometry`, and the bytes between rows.  `single` is True for
+    rows of one element.  Row i has id j along the axis of the sums, and index k along the later axes.  `base` counts the sums of earlier axes.
     """
     at, kind = Lines(), stored(dtype)
     at.label("entry")
@@ -122,7 +122,7 @@ def _add_one(at: Lines, dtype: DType, row: str, total: str) -> None:
 
 
 def _add_row(at: Lines, dtype: DType, row: str, total: str, width: str) -> None:
-    """Add the elements of a row to those of a sum, sixteen at a time."""
+    """Print the addition of the elements of a row to those of a sum, sixteen at a time."""
     full = at.value(f"and i64 {width}, -{WIDTH}")
     rest = at.value(f"sub i64 {width}, {full}")
     lanes = at.value(f"insertelement {_WIDE} poison, i64 {rest}, i64 0")
@@ -143,7 +143,7 @@ def _add_row(at: Lines, dtype: DType, row: str, total: str, width: str) -> None:
 
 
 def _add(at: Lines, dtype: DType, row: str, total: str, index: str, mask: str) -> None:
-    """Add sixteen elements of a row, or those selected by the mask, to the sum."""
+    """Print the addition of sixteen elements of a row, or of those selected by the mask, to the sum."""
     kind, align, ending = stored(dtype, WIDTH), dtype.itemsize, suffix(stored(dtype), WIDTH)
     addresses = [at.value(f"getelementptr {stored(dtype)}, ptr {base}, i64 {index}") for base in (row, total)]
     if mask:

@@ -47,7 +47,7 @@ class Vectors:
 
 
 class VectorFunction(Lines):
-    """The lines of one function, in blocks."""
+    """The text of one function, in basic blocks."""
 
     def __init__(self, form: Vectors, head: str) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class VectorFunction(Lines):
 
     @contextmanager
     def repeated(self, name: str, stop: str, by: str | int, /, **carried: tuple[str, str | int]) -> Iterator[None]:
-        """Print a loop for %name from 0 to below `stop`, with at least one iteration.
+        """Print a loop over %name from 0 to below `stop`, with at least one iteration.
 
         Each %name.x is an address with a start and a step in bytes.
         """
@@ -117,11 +117,11 @@ class VectorFunction(Lines):
         self.effect(name, f"{form.vector} {value}", f"ptr align {form.size} {address}", f"{form.mask} {mask}")
 
     def fetch(self, address: str, writes: bool = False) -> None:
-        """Prefetch a cache line."""
+        """Print a prefetch of a cache line."""
         self.effect("llvm.prefetch.p0", f"ptr {address}", f"i32 {int(writes)}", "i32 3", "i32 1")
 
     def multiplied(self, a: str, b: str, c: str, name: str = "") -> str:
-        """Return a b + c, rounded once."""
+        """Return a b + c, computed by a fused multiply-add."""
         form = self.form
         function, factors = f"llvm.fma{suffix(form.kind, form.lanes)}", [f"{form.vector} {x}" for x in (a, b, c)]
         if not name:

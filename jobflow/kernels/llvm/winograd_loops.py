@@ -18,7 +18,7 @@ NEAR = 5 << 18
 
 
 def transformed(transform: TileTransform) -> list[Call]:
-    """Return one call per tile."""
+    """Return the calls of a transform, one per tile."""
     down, along = (_exact(tuple(map(tuple, matrix.tolist()))) for matrix in (transform.down, transform.along))
     function = _compiled(dtype_of(transform.tiles[0][0].image.dtype), down, along)
     return [(function, (_arguments(transform, x, y),)) for x, y in transform.tiles]

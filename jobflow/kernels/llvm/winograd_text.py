@@ -1,8 +1,8 @@
 """Text of Winograd's transforms, y = D x A' for each small image x of some channels and samples, with constant D and A.
 
-    for each channel; for as many samples as a vector holds
-        for each column of x:      its transform by D, to scratch memory in the first-level cache
-        for each row of that:      its transform by A, to y
+    for each channel; for as many samples as a vector has lanes
+        for each column of x:              its transform by D, to scratch memory in the first-level cache
+        for each row of the result:        its transform by A, to y
 
 Elements outside an image are read as zeros, and not written.  Rows of a matrix for points p and -p differ only in signs.  Their results are the sum
 and the difference of shared products, which halves the multiplications.
@@ -32,7 +32,7 @@ NOTHING, EQUAL = 1e-12, 1e-9
 
 @dataclass(frozen=True)
 class TransformForm(Vectors):
-    """Vectors, and the constant matrices of a transform."""
+    """The vectors and the constant matrices of a transform."""
 
     down: Rows
     along: Rows
@@ -105,7 +105,7 @@ def _products(at: VectorFunction, form: TransformForm, matrix: Rows, vectors: Se
 
 
 def _pairs(matrix: Rows) -> Iterator[tuple[int, int | None]]:
-    """Yield each row with another row of the same magnitudes, some of opposite sign, or with None."""
+    """Yield pairs of rows with the same magnitudes, in which some but not all signs differ; a row without partner is paired with None."""
     left = list(range(len(matrix)))
     while left:
         row = matrix[i := left.pop(0)]
