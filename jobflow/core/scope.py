@@ -46,7 +46,7 @@ class Root:
     #: shared state of the global tensors of this rank
     eager: Any = None
     #: held by the Python thread that calls a job or a graph, redistributes global tensors, or changes these fields
-    lock: AbstractContextManager[bool] = field(default_factory=threading.RLock)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def current() -> Scope:
     return _CURRENT.get() or _ROOT
 
 
-def lock() -> AbstractContextManager[bool]:
+def lock() -> threading.RLock:
     """Return the reentrant lock for state shared by the threads of this program."""
     return current().root.lock
 

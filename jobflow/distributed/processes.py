@@ -151,10 +151,16 @@ class Processes:
 
     def _reap(self) -> None:
         for rank, process in list(self._running.items()):
+            status = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if status is None:
+                continue
+            if status.si_status != 0:
+                with suppress(ProcessLookupError):  # children of the rank; its process id is its own until `poll`
+                    os.killpg(process.pid, signal.SIGTERM)
             code = process.poll()
-            if code is not None:
-                self._codes[rank] = code
-                del self._running[rank]
+            assert code is not None
+            self._codes[rank] = code
+            del self._running[rank]
         ended = [rank for rank in self._codes if rank in self._pids]
         if ended or self._service is not None:
             self._listen()  # the service reports which rank was first

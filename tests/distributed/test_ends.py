@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
-from processes import PROMPT, by_hand, by_launcher, by_mpiexec, late
+from processes import LAUNCH, MPIEXEC, PROMPT, by_hand, by_launcher, by_mpiexec, crowd, late
 
 pytestmark = pytest.mark.mpi
 
@@ -61,3 +62,68 @@ def mapped_by_nobody(files: set[str]) -> set[str]:
         except OSError:
             continue
     return files - used
+
+
+#: rank 1 ends its main thread before or after the first meeting of the ranks, while a thread, a pool or a child process still runs
+LINGERING = """
+import multiprocessing, os, sys, threading, time
+import jobflow as flow
+
+def meet():
+    return flow.ones(4, 2, placement=flow.placement.all("cpu"), sbp=flow.sbp.split(0)).sum().item()
+
+def wait():
+    time.sleep(20)
+
+def call():
+    time.sleep(1.5)
+    print(meet(), flush=True)
+
+when, remaining = sys.argv[1:]
+if when == "after":
+    meet()
+if os.environ.get("PMI_RANK", os.environ.get("RANK")) == "0" and remaining != "call":
+    meet()
+if remaining == "pool":
+    from concurrent.futures import ThreadPoolExecutor
+    ThreadPoolExecutor().submit(wait)
+elif remaining == "process":
+    multiprocessing.get_context("fork").Process(target=wait, name="worker").start()
+else:
+    threading.Thread(target=globals()[remaining], name="worker").start()
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "when", "remaining", "what"),
+    [
+        ("mpiexec", "before", "wait", "thread 'worker' at lingering.py:9 still runs, and rank 0 waits for this rank in the start of MPI"),
+        ("mpiexec", "after", "process", "child process 'worker' still runs, and rank 0 waits for this rank in collective 2"),
+        (
+            "launch",
+            "before",
+            "pool",
+            "thread 'ThreadPoolExecutor-0_0' at lingering.py:9 still runs, and rank 0 waits for this rank in the start of a session",
+        ),
+        pytest.param("mpiexec", "after", "wait", "thread 'worker' at lingering.py:9 still runs", marks=pytest.mark.full),
+        pytest.param("mpiexec", "before", "pool", "thread 'ThreadPoolExecutor-0_0' at lingering.py:9 still runs", marks=pytest.mark.full),
+        pytest.param("launch", "before", "process", "child process 'worker' still runs", marks=pytest.mark.full),
+        pytest.param("launch", "after", "wait", "thread 'worker' at lingering.py:9 still runs", marks=pytest.mark.full),
+        pytest.param("mpiexec", "before", "call", "", marks=pytest.mark.full),
+        ("launch", "after", "call", ""),
+    ],
+)
+def test_a_rank_whose_main_thread_has_ended_is_awaited_for_a_limited_time(way: str, when: str, remaining: str, what: str, tmp_path: Path) -> None:
+    """A thread that calls jobs after the end of the main thread continues."""
+    (script := tmp_path / "lingering.py").write_text(LINGERING)
+    start = [MPIEXEC, "-n", "2", sys.executable] if way == "mpiexec" else [*LAUNCH, "--nproc_per_node", "2"]
+    with crowd() as jobs:
+        jobs.start([*start, str(script), when, remaining], {"JOBFLOW_JOIN_SECONDS": "1"})
+        (ended,) = jobs.wait(15)
+    if remaining == "call":
+        assert ended.code == 3 and "8.0" in ended.out and "the main thread" not in ended.err, ended
+    else:
+        prefix = "rank 1: " if way == "mpiexec" else "[rank 1] "
+        assert ended.code == 1 and f"{prefix}the main thread has ended, but {what}" in ended.err, ended
+        assert "JOBFLOW_JOIN_SECONDS" in ended.err, ended

@@ -42,6 +42,23 @@ TENSOR = "flow.tensor([1.0], placement=flow.placement('cpu', ranks=[0, 1]), sbp=
 STEPS = f"{TENSOR}print('ready', file=sys.stderr, flush=True)\nwhile True: {TENSOR}"
 LATE = f"if os.environ['PMI_RANK'] == '1': os.execlp('sleep', 'sleep', '20')\nprint('ready', file=sys.stderr, flush=True)\n{TENSOR}"
 
+EARLY = """\
+import os, signal, sys, time
+if os.environ["PMI_RANK"] == "1": os.execlp("sleep", "sleep", "20")
+import jobflow
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print("ready", file=sys.stderr, flush=True)
+time.sleep(20)
+"""
+
+
+def await_start_of_mpi() -> None:
+    """Wait until the monitor of rank 0 of a job holds the name of a rank that starts MPI."""
+    deadline = time.monotonic() + processes.LIMIT
+    while ".0.starting" not in pathlib.Path("/proc/net/unix").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
 
 def program(folder: pathlib.Path, text: str) -> str:
     file = folder / "program.py"
@@ -79,10 +96,21 @@ def test_ctrl_c_ends_ranks_of_mpiexec_with_130(tmp_path: pathlib.Path, text: str
     with crowd() as jobs:
         job = jobs.start([MPIEXEC, "-n", "2", sys.executable, program(tmp_path, head + body)])
         jobs.await_text(0, "ready")
-        time.sleep(0.5)  # the start of MPI
+        if text is LATE:
+            await_start_of_mpi()
         job.send_signal(signal.SIGINT)
         [ended] = jobs.wait(10)
     assert ended.code == 130 and "Traceback" not in ended.err and ended.err.count("interrupted") == 1 and line in ended.err, ended
+
+
+def test_ctrl_c_before_the_import_on_one_rank_ends_the_other_with_130(tmp_path: pathlib.Path) -> None:
+    """Rank 1 ends by SIGINT, and the process manager then kills rank 0, which ignores it."""
+    with crowd() as jobs:
+        job = jobs.start([MPIEXEC, "-n", "2", sys.executable, program(tmp_path, EARLY)])
+        jobs.await_text(0, "ready")
+        job.send_signal(signal.SIGINT)
+        [ended] = jobs.wait(10)
+    assert (ended.code, ended.err) == (130, "ready\njobflow: interrupted\n"), ended
 
 
 def test_ctrl_c_ends_ranks_of_jobflow_launch_with_130(tmp_path: pathlib.Path) -> None:

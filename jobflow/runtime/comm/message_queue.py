@@ -238,10 +238,14 @@ class Control:
 
     def _announce(self, what: What, needs: Sequence[WaitEdge]) -> None:
         """Send the operation and the ranks for which this rank waits to all ranks."""
-        come = {counter.name: counter.done for counters in self.counters for counter in counters if counter.done}
-        self.waits[self.rank] = waiting = Waiting(text_of(what), tuple(needs), come, self.current_error)
+        self.waits[self.rank] = waiting = self.here(text_of(what), needs)
         self._broadcast(WAITING, waiting.write())
         self._check_deadlock()
+
+    def here(self, what: str = "", needs: Sequence[WaitEdge] = ()) -> Waiting:
+        """Return a wait of this rank, with the points that it has reached."""
+        come = {counter.name: counter.done for counters in self.counters for counter in counters if counter.done}
+        return Waiting(what, tuple(needs), come, self.current_error)
 
     @property
     def current_error(self) -> str:

@@ -112,25 +112,13 @@ def _say_goodbye() -> None:
 def mpi_starts(longest: float) -> Iterator[None]:
     """Monitor the start of MPI: after `longest` seconds the monitor ends the job if ranks are missing."""
     _send_monitor(b"%b %a" % (monitor.STARTING, longest))
-    with _interrupts_to_monitor():
-        yield
+    yield
     _send_monitor(monitor.STARTED)
 
 
-@contextmanager
-def _interrupts_to_monitor() -> Iterator[None]:
-    """Send the numbers of signals to the monitor immediately, because Python handlers do not run inside MPI's start."""
-    if _Guard.monitor is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    _Guard.monitor.setblocking(False)
-    before = signal.set_wakeup_fd(_Guard.monitor.fileno(), warn_on_full_buffer=False)
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(before)
-        if _Guard.monitor is not None:
-            _Guard.monitor.setblocking(True)
+def announce_lingering(longest: float, remaining: str) -> None:
+    """Tell the monitor that the main thread has ended before MPI has started, while `remaining` runs; see `lingering`."""
+    _send_monitor(b"%b %a %b" % (monitor.LINGERING, longest, remaining.encode()[: monitor.LONGEST - 100]))
 
 
 def _send_monitor(message: bytes) -> None:

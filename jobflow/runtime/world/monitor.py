@@ -7,8 +7,10 @@ Ranks survive the end of their local proxy.  So each rank has a monitor:
     the rank ends without announcement                  the monitor reports it, and requests exit code 1 from the process manager
     the process manager ends while the rank runs        it ends the rank, and removes the names of its shared memory
     MPI's start waits for missing ranks                 it names them, and after a time limit requests exit code 1
+    other ranks start MPI after the rank's main thread  it names the rank, and after a time limit requests exit code 1
+    SIGINT before MPI has started                       it prints one line, and requests exit code 130
 
-MPI's start holds the interpreter lock, so no thread of the rank could do the last task.
+MPI's start holds the interpreter lock, so no thread of the rank could do the last three tasks.
 
 The monitor is a separate program, started by `start`.  It runs isolated Python and imports the standard library only:
 
@@ -36,9 +38,14 @@ READY = b"."
 GOODBYE = b"."
 #: sent by a rank before MPI starts, with the seconds that it waits for others, and when MPI has started
 STARTING, STARTED = b"starting", b"started"
-#: sent by the system on SIGINT while MPI starts, and the text that the monitor then prints
-INTERRUPT = bytes([signal.SIGINT])
-INTERRUPTED_TEXT = "interrupted while MPI starts"
+#: sent by a rank when its main thread has ended before MPI has started, with the seconds that others wait for it, and the remaining threads
+LINGERING = b"lingering"
+#: maximum bytes of a message of a rank
+LONGEST = 1000
+#: text and exit code after SIGINT before MPI has started
+INTERRUPTED_TEXT, INTERRUPTED = "interrupted while MPI starts", 128 + signal.SIGINT
+#: advice for a rank whose main thread has ended
+JOIN_ADVICE = "end it with the main thread (join, or daemon=True), or set JOBFLOW_JOIN_SECONDS to wait longer"
 #: seconds after which a monitor names the missing ranks
 PATIENCE = 5.0
 #: seconds between polls for missing ranks
@@ -47,6 +54,8 @@ POLL = 0.5
 SETTLE = 0.3
 #: seconds in which the monitor of the first failed rank can report and end the job
 DEFERENCE = 3 * SETTLE
+#: seconds after SIGINT in which it is the cause of the end of a rank
+RECENT = 2.0
 #: seconds that a rank waits for its monitor
 START = 5.0
 #: seconds in which a rank without its process manager may end by itself
@@ -70,8 +79,8 @@ def start(rank: int, size: int, token: str) -> socket.socket | None:
     command = [sys.executable, "-I", "-S", __file__, str(rank), str(size), token, *map(str, descriptors)]
     try:
         with its:
-            child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=descriptors, start_new_session=True, cwd="/"
+            child = subprocess.Popen(  # in the session of the rank, so that a child of the monitor can join the rank's process group
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=descriptors, process_group=0, cwd="/"
             )
     except OSError:
         mine.close()  # such as for a PMI_FD of another process
@@ -116,15 +125,27 @@ class AbsentRanks:
         self._began: float | None = None
         self._longest = 0.0
         self._announced = False
+        #: the name that this process holds while its rank starts MPI
+        self._start: socket.socket | None = None
+        #: the text of the remaining threads after the end of the main thread, the seconds that others wait, and the time since which they do
+        self._remaining, self._patience, self._awaited = "", 0.0, float("inf")
         claim(f"{self._name}.{rank}")
 
     def starting(self, longest: float) -> None:
         """Record the start of MPI, which waits for other ranks for `longest` seconds."""
         self._began, self._longest = time.monotonic(), longest
+        self._start = hold(f"{self._name}.{self._rank}.starting")
+        self._remaining = ""
 
     def started(self) -> None:
         """Record that MPI has started."""
         self._began = None
+        if self._start is not None:
+            self._start.close()
+
+    def lingering(self, longest: float, remaining: str) -> None:
+        """Record the end of the rank's main thread, while `remaining` still runs; other ranks wait for it for `longest` seconds."""
+        self._remaining, self._patience = remaining, longest
 
     @property
     def is_starting(self) -> bool:
@@ -132,6 +153,8 @@ class AbsentRanks:
 
     def is_too_long(self) -> str:
         """Print the missing ranks; return the text of the error after the time limit, and an empty text before."""
+        if self._remaining:
+            return self._lingers_too_long()
         if self._began is None:
             return ""
         waited = time.monotonic() - self._began
@@ -151,6 +174,22 @@ class AbsentRanks:
             say(f"rank {self._rank} of {self._size} has waited {PATIENCE:g} s for {missing}, which must import jobflow")
         return ""
 
+    def _lingers_too_long(self) -> str:
+        """Print the ranks that wait for this one after the end of its main thread; return the text of the error after the time limit."""
+        waiting = _listed({rank for rank in range(self._size) if rank != self._rank and is_held(f"{self._name}.{rank}.starting")})
+        now = time.monotonic()
+        self._awaited = min(self._awaited, now) if waiting else float("inf")
+        waited = now - self._awaited
+        if waited < min(PATIENCE, self._patience):
+            return ""
+        text = f"rank {self._rank}: {lingering_text(self._remaining, waiting, waited, 'the start of MPI')}"
+        if waited >= self._patience:
+            return text
+        if not self._announced:
+            self._announced = True
+            say(f"{text}; the job ends after {self._patience:g} s")
+        return ""
+
     def _has_ended(self) -> bool:
         """Return True if the process manager has fewer live children on this machine than it started ranks."""
         return 0 < sum(map(is_alive, ranks_of(self._starter))) < self._here
@@ -168,6 +207,71 @@ def _listed(ranks: set[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}" if ranks else ""
 
 
+def lingering_text(remaining: str, waiting: str, waited: float, what: str) -> str:
+    """Return the error of a rank whose main thread has ended, while other ranks wait for it."""
+    return f"the main thread has ended, but {remaining} still runs, and {waiting} waits for this rank in {what} since {waited:.0f} s; {JOIN_ADVICE}"
+
+
+class Interrupts:
+    """SIGINT to the process group of the rank, which a child of the monitor in that group receives too.
+
+    SIGINT ends a rank that has not imported jobflow.  The process manager then kills the other ranks, possibly before they handle their SIGINT.
+    The exit status of the child states the first signal in any case.
+    """
+
+    def __init__(self, process: int) -> None:
+        self._process = process
+        self._at = -float("inf")
+        #: the child ends when the monitor, which alone can write to the pipe, has ended
+        self._pipe = os.pipe()
+        self._child: int | None = None
+        #: the pidfd of the child; None without one
+        self.file: int | None = None
+        self._start()
+
+    def _start(self) -> None:
+        try:
+            group = os.getpgid(pid_of(self._process))
+        except OSError:
+            return  # the rank has ended
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # for the child
+        child = os.fork()
+        if child == 0:
+            os.dup2(self._pipe[0], 0)
+            os.closerange(3, max(*self._pipe, self._process) + 1)
+            os.read(0, 1)
+            os._exit(0)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with suppress(OSError):
+            os.setpgid(child, group)
+        self._child, self.file = child, os.pidfd_open(child)
+
+    def renew(self) -> None:
+        """Record the end of the child, and start another one."""
+        self._end()
+        self._start()
+
+    def _end(self) -> None:
+        if self._child is not None and self.file is not None:
+            _, status = os.waitpid(self._child, 0)
+            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGINT:
+                self._at = time.monotonic()
+            os.close(self.file)
+            self._child = self.file = None
+
+    def is_recent(self, seconds: float = 0.0) -> bool:
+        """Return True if there was a SIGINT in the last seconds, or if there is one within `seconds`."""
+        if self.file is not None and is_over(self.file, seconds):
+            self._end()
+        return time.monotonic() < self._at + RECENT
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child is not None:
+            os.kill(self._child, signal.SIGKILL)
+            self._end()
+
+
 def is_held(name: str) -> bool:
     """Return True if a process holds the abstract socket name."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -178,21 +282,17 @@ def is_held(name: str) -> bool:
     return False
 
 
-def watch(line: int, process: int, starter: int, absent: AbsentRanks) -> str:
+def watch(line: int, process: int, starter: int, absent: AbsentRanks, interrupts: Interrupts) -> str:
     """Wait for the end of the rank or its process manager.
 
     Return "rank" or "starter" for the first unannounced end, the text of an error, or "" if there is nothing to report.
     """
-    waiting = poller((line, select.POLLIN), (process, select.POLLIN), (starter, select.POLLRDHUP))
+    files = [(line, select.POLLIN), (process, select.POLLIN), (starter, select.POLLRDHUP)]
     while True:
-        ready = {number for number, _ in waiting.poll(1000 * POLL)}
+        listening = [] if interrupts.file is None else [(interrupts.file, select.POLLIN)]
+        ready = {number for number, _ in poller(*files, *listening).poll(1000 * POLL)}
         if line in ready:
-            data = os.read(line, 100)
-            if data == INTERRUPT:
-                return INTERRUPTED_TEXT
-            if len(data) == 1 and data != GOODBYE:
-                continue  # another signal
-            message, *rest = data.split() or [b""]
+            message, *rest = os.read(line, LONGEST).split(maxsplit=2) or [b""]
             if message == GOODBYE:
                 return ""
             if message == STARTING:
@@ -200,6 +300,10 @@ def watch(line: int, process: int, starter: int, absent: AbsentRanks) -> str:
                 continue
             if message == STARTED:
                 absent.started()
+                interrupts.close()
+                continue
+            if message == LINGERING:
+                absent.lingering(float(rest[0]), rest[1].decode(errors="replace"))
                 continue
             # the rank has ended, or was replaced by another program, which has its own monitor if it is a rank
             if not is_over(process, 1.0):
@@ -208,6 +312,10 @@ def watch(line: int, process: int, starter: int, absent: AbsentRanks) -> str:
             return "rank"
         if starter in ready:
             return "starter"
+        if interrupts.file in ready:
+            if interrupts.is_recent() and absent.is_starting:
+                return INTERRUPTED_TEXT
+            interrupts.renew()
         if error := absent.is_too_long() or stopped(process):
             return error
 
@@ -259,15 +367,23 @@ def is_alive(pid: int) -> bool:
     return False
 
 
+def hold(name: str) -> socket.socket | None:
+    """Return a socket that holds the abstract name until it is closed; None if another process holds the name."""
+    holder = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        holder.bind(f"\0{name}")
+    except OSError:
+        holder.close()
+        return None
+    return holder
+
+
 def claim(token: str) -> bool:
     """Return True if this process is the first of the job on this node to report an error."""
-    claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        claim.bind(f"\0{token}")
-    except OSError:
-        return False
-    _held.append(claim)
-    return True
+    holder = hold(token)
+    if holder is not None:
+        _held.append(holder)
+    return holder is not None
 
 
 _held: list[socket.socket] = []
@@ -279,15 +395,21 @@ def say(text: str) -> None:
         os.write(2, f"jobflow: {text}\n".encode())
 
 
-def end_job(rank: int, token: str, starter: int, *, starting: bool) -> None:
+def end_job(rank: int, token: str, starter: int, interrupts: Interrupts, *, starting: bool) -> None:
     """Report the end of the rank and end the job, unless the whole job is ending.
 
     `starting` is True if the rank was in the start of MPI, which ends the process after an error, often because another rank has ended.
     The monitor of that rank then reports the cause.
     """
-    if starting and is_closed(starter, DEFERENCE):
+    # immediately, because the process manager may end the other ranks, whose monitors then claim it
+    first = not starting and claim(token)
+    if interrupts.is_recent(SETTLE):
+        report(INTERRUPTED_TEXT if starting else "interrupted", starter, INTERRUPTED, first=first or claim(token))
         return
-    first = claim(token)  # immediately, because the process manager may end the other ranks, whose monitors then claim it
+    if starting:
+        if is_closed(starter, DEFERENCE):
+            return
+        first = claim(token)
     if is_closed(starter, SETTLE):
         return
     cause = "in the start of MPI, such as for too little memory (ulimit -v, /dev/shm)" if starting else "it was killed, or called os._exit"
@@ -340,15 +462,19 @@ def main() -> None:
     rank, size, token = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     line, process, starter = map(int, sys.argv[4:])
     absent = AbsentRanks(rank, size, starter)
+    interrupts = Interrupts(process)
     with suppress(OSError):
         os.write(line, READY)
-    ended = watch(line, process, starter, absent)
-    if ended == "rank":
-        end_job(rank, token, starter, starting=absent.is_starting)
-    elif ended == "starter":
-        end_rank(rank, token, process)
-    elif ended:
-        report(ended, starter, 128 + signal.SIGINT if ended == INTERRUPTED_TEXT else 1, first=claim(token))
+    try:
+        ended = watch(line, process, starter, absent, interrupts)
+        if ended == "rank":
+            end_job(rank, token, starter, interrupts, starting=absent.is_starting)
+        elif ended == "starter":
+            end_rank(rank, token, process)
+        elif ended:
+            report(ended, starter, INTERRUPTED if ended == INTERRUPTED_TEXT else 1, first=claim(token))
+    finally:
+        interrupts.close()
 
 
 if __name__ == "__main__":

@@ -31,9 +31,10 @@ from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.thread_start import check_space, has_limit
 from jobflow.runtime.world import environment as variables
 from jobflow.runtime.world import launched as launch
-from jobflow.runtime.world import monitor, mpi_end, rendezvous, versions
+from jobflow.runtime.world import lingering, monitor, mpi_end, rendezvous, versions
 from jobflow.runtime.world.command_queue import CommandQueue
 from jobflow.runtime.world.launched import Launch
+from jobflow.runtime.world.lingering import Awaited
 from jobflow.runtime.world.rank_authentication import longest_wait
 from jobflow.runtime.world.world import Command, Rank, each_argument
 
@@ -132,6 +133,17 @@ class MpiProcess:
             rank.memory.clear()
             rank.comm.close()
 
+    def progress(self) -> int:
+        """Return the number of points that this rank has reached."""
+        return sum(counter.done for counters in self.control.counters for counter in counters)
+
+    def waiting(self) -> dict[int, str]:
+        """Return the operation of each rank that waits for this one; call it while no other thread of this process communicates."""
+        control = self.control
+        control.listen()
+        waits = {**control.waits, control.rank: control.here()}
+        return {rank: waiting.what for rank, waiting in control.waits.items() if rank != control.rank and control.rank in waiting.missing(waits)}
+
     def fail(self, error: BaseException) -> NoReturn:
         """End the job because of an error on this rank."""
         launch.end_job(error, self.launch)
@@ -173,6 +185,7 @@ def mpi_process(started: Launch) -> MpiProcess:
 
 def end_script(started: Launch) -> None:
     """End a script under `launch.guard`, with or without a session."""
+    lingering.close()
     if not started.master:
         with suppress(JobError):  # without MPI here, no other rank has started it either
             mpi_process(started)
@@ -185,6 +198,25 @@ def end_script(started: Launch) -> None:
         launch.end_job(error, started)
 
 
+def _awaited(started: Launch) -> Awaited:
+    """Return the function that determines which ranks wait for this one after the end of its main thread."""
+    before = _processes[0].progress() if _processes else None
+
+    def awaited() -> dict[int, str] | None:
+        held = scope.lock().acquire(blocking=False)
+        try:
+            if not held or (_processes and _processes[0].progress() != before):
+                return None
+            if _processes:
+                return _processes[0].waiting()
+            return dict.fromkeys(rendezvous.member().waiting(), "the start of a session") if started.master else {}
+        finally:
+            if held:
+                scope.lock().release()
+
+    return awaited
+
+
 def guard() -> Launch | None:
     """Guard this process if it is one of several ranks; called when jobflow is imported."""
     if launch.starts_ranks():
@@ -195,6 +227,7 @@ def guard() -> Launch | None:
     fail = rendezvous.join(started, launch.ended_elsewhere).fail if started.master else None
     variables.mark()
     launch.guard(started, lambda: end_script(started), fail)
+    lingering.install(started, lambda: _awaited(started))
     return started
 
 

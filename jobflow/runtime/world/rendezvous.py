@@ -275,6 +275,11 @@ class Membership:
             all_ranks = list(range(self.started.size))
             self._wait(lambda state: state["left"] == all_ranks, lambda state: state["missing"])
 
+    def waiting(self) -> list[int]:
+        """Return the other ranks that are about to start MPI."""
+        state = self._state or {}
+        return [rank for rank in range(self.started.size) if state and rank != self.started.rank and rank not in (*state["missing"], *state["idle"])]
+
     def fail(self, text: str) -> None:
         """End all ranks; other ranks print `text` on screens that do not show the output of this rank."""
         self._done = True

@@ -1,0 +1,87 @@
+"""The time between the end of a rank's main thread and the end of its process.
+
+Other Python threads and child processes of the program run in that time, and the process ends after them.  Their calls of jobs are legal.  If they
+communicate with no other rank, ranks that wait for this one would wait for ever.  So this rank ends the job after JOBFLOW_JOIN_SECONDS.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from jobflow.core.errors import NOWHERE, JobError, line_of
+from jobflow.core.notices import notice
+from jobflow.runtime.comm.waits import headline, listed
+from jobflow.runtime.thread_start import start_thread
+from jobflow.runtime.world import launched as launch
+from jobflow.runtime.world import monitor
+from jobflow.runtime.world.rank_authentication import longest_wait
+
+#: seconds between polls for ranks that wait for this one
+POLL = 0.2
+
+#: Returns the operation of each rank that waits for this one; None if this rank has communicated after the end of its main thread.
+Awaited: TypeAlias = Callable[[], Mapping[int, str] | None]
+
+
+class _State:
+    #: set when the process ends
+    ended = threading.Event()
+    thread: threading.Thread | None = None
+
+
+def install(started: launch.Launch, awaited: Callable[[], Awaited]) -> None:
+    """Watch the end of this process after the end of its main thread; `awaited` is called at the end of that thread."""
+    pid, shutdown = os.getpid(), threading._shutdown  # type: ignore[attr-defined]
+
+    def main_has_ended() -> None:
+        """Replace the function with which the interpreter waits for all threads after the main one."""
+        try:
+            if os.getpid() == pid and (remaining := _remaining()):
+                _State.thread = start_thread(lambda: _watch(started, remaining, awaited()), "jobflow end of the main thread")
+        finally:
+            shutdown()
+
+    threading._shutdown = main_has_ended  # type: ignore[attr-defined]
+
+
+def close() -> None:
+    """End the watch when the process ends."""
+    _State.ended.set()
+    if _State.thread is not None:
+        _State.thread.join()
+
+
+def _remaining() -> str:
+    """Name a thread or child process for which the end of this process waits; "" without one."""
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.main_thread():
+            line = line_of(sys._current_frames().get(thread.ident or 0))
+            return f"thread {thread.name!r}{'' if line is NOWHERE else f' at {line}'}"
+    processes = sys.modules.get("multiprocessing.process")
+    children = [child for child in processes.active_children() if not child.daemon] if processes is not None else []
+    return f"child process {children[0].name!r}" if children else ""
+
+
+def _watch(started: launch.Launch, remaining: str, awaited: Awaited) -> None:
+    """End the job if other ranks wait for this one too long."""
+    longest, since, announced = longest_wait(), float("inf"), False
+    launch.announce_lingering(longest, remaining)
+    while not _State.ended.wait(POLL):
+        waiting = awaited()
+        if waiting is None:
+            return
+        since = min(since, time.monotonic()) if waiting else float("inf")
+        waited = time.monotonic() - since
+        if waited < min(longest, monitor.PATIENCE):
+            continue
+        text = monitor.lingering_text(remaining, listed(sorted(waiting)), waited, headline(waiting[min(waiting)]))
+        if waited >= longest:
+            launch.end_job(JobError(text), started, text)
+        if not announced:
+            announced = True
+            notice(f"rank {started.rank}: {text}; the job ends after {longest:g} s")
