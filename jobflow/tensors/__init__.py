@@ -1,1 +1,1 @@
-"""Running operations immediately: tensors, gradients, and changes of layout among ranks that all run the same program."""
+"""Eager execution: tensors, gradients, and redistribution among ranks that all run the same program."""

@@ -39,7 +39,7 @@ def _real(value: Any) -> bool:
 
 
 def _element_type(value: Any) -> bool:
-    """Return True for an element type, also one of NumPy; but None, which NumPy reads as float64, is not accepted."""
+    """Return True for an element type of jobflow or NumPy; None is rejected, although NumPy reads it as float64."""
     try:
         return isinstance(value, DType) or (value is not None and not isinstance(value, np.generic) and dtype_of(value) is not None)
     except (KeyError, TypeError, ValueError):
@@ -66,7 +66,7 @@ _ALIASES = {
 
 @cache
 def kind_of(annotation: str) -> Kind | None:
-    """Return the kind of an annotation; None for annotations that are not checked."""
+    """Return the kind that an annotation describes; None for annotations that are not checked."""
     each = [_one(part.strip()) for part in _alternatives(_ALIASES.get(annotation, annotation))]
     known = [kind for kind in each if kind is not None]
     if len(known) < len(each):

@@ -1,7 +1,7 @@
 """The backward pass: propagation of gradients from tensors to their leaves.
 
-Nodes are processed newest first.  Gradients of several readers of a tensor are added in their layouts.  After the last reader of a leaf,
-the sum is redistributed to the layout of the leaf, and added to `grad` in place.
+Nodes are processed newest first.  The gradients that several operations compute for one tensor are summed.  After the last of these operations,
+the sum for a leaf is redistributed to the layout of the leaf, and added to `grad` in place.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def backward(
     only: Sequence[TensorBase] | None = None,
     into: Sequence[TensorBase] | None = None,
 ) -> Any:
-    """Add the gradients of `roots` to the leaves, or to `into` alone; with `only`, return the gradients of these tensors instead.
+    """Add the gradients of `roots` to the leaves, or only to the tensors of `into`; with `only`, return the gradients of these tensors instead.
 
-    `keep` allows another pass over the graph, `create` records the gradients, too.
+    `keep` retains the graph for another pass.  `create` records the gradient operations, for gradients of gradients.
     """
     here = state()
     pass_on = Running(here, None, create) if here.building is None else here.building.backward_pass(create)
@@ -66,7 +66,10 @@ def _seed(root: TensorBase, gradient: TensorBase | None) -> TensorBase:
     if gradient is None:
         if root.tensor_type.size != 1:
             size = f"{root.tensor_type.size} elements"
-            raise JobError(f"{_here()}: a tensor of {size} needs an explicit gradient; only a single element has the default 1.0")
+            raise JobError(
+                f"{_here()}: a tensor of {size} needs an explicit gradient, because only a single element has the default 1.0; "
+                f"pass a tensor of the same type"
+            )
         _interpreter().placement = None if root.layout is None else root.layout.placement
         return apply(Constant(root.tensor_type.shape, root.tensor_type.dtype, 1.0))
     if not isinstance(gradient, TensorBase):
@@ -75,7 +78,7 @@ def _seed(root: TensorBase, gradient: TensorBase | None) -> TensorBase:
         )
     if (gradient.layout and gradient.layout.placement) != (root.layout and root.layout.placement):
         raise PlacementError(
-            f"{_here()}: the gradient {_described(gradient)} has another placement than the tensor {_described(root)}; use to_global"
+            f"{_here()}: the gradient {_described(gradient)} has another placement than the tensor {_described(root)}; convert it with to_global"
         )
     if gradient.tensor_type != root.tensor_type:
         raise ShapeError(f"{_here()}: the gradient {gradient.tensor_type} has another type than the tensor {root.tensor_type}; cast or reshape it")
@@ -87,12 +90,12 @@ def _here() -> str:
 
 
 def _interpreter() -> Any:
-    """Return the interpreter of the backward pass: `Running`, or that of a traced program."""
+    """Return the interpreter of the backward pass: a `Running`, or the interpreter of the program being traced."""
     return scope.current().interpreter
 
 
 class Sweep(Generic[T]):
-    """One backward pass, with its pending gradients."""
+    """One backward pass over the recorded operations, with its pending gradients."""
 
     def __init__(self, here: EagerState, keep: bool, only: Sequence[T] | None) -> None:
         self.here = here
@@ -106,7 +109,7 @@ class Sweep(Generic[T]):
         #: per leaf, the number of pending readers, and the sum so far
         self.readers: dict[Any, int] = {}
         self.sums: dict[Any, Any] = {}
-        #: leaves whose sum is in memory that no other tensor uses
+        #: leaves whose sum has memory that no other tensor uses
         self.own: set[Any] = set()
         #: edges whose gradient is zero by formula and not computed
         self.zero: list[Edge] = []
@@ -119,7 +122,7 @@ class Sweep(Generic[T]):
         while self.queue:
             _, node = heapq.heappop(self.queue)
             self.through(node, self.waiting.pop(node))
-        for x in list(self.sums):  # some readers had no gradient
+        for x in list(self.sums):  # leaves for which some operations computed no gradient
             self.leaf(x)
         if self.zero:
             self.fill_zeros()
@@ -132,7 +135,7 @@ class Sweep(Generic[T]):
         ]
 
     def count(self, edges: Sequence[Edge]) -> None:
-        """Count the edges that lead to each leaf."""
+        """Count the edges that lead from the roots to each leaf."""
         visited: set[TapeNode] = set()
         ahead = list(edges)
         while ahead:
@@ -144,7 +147,10 @@ class Sweep(Generic[T]):
                 ahead.extend(edge[0].edges)
 
     def pass_on(self, edge: Edge, gradient: T | None, own: bool = False) -> None:
-        """Add a gradient, or None, to an output of a node or to a leaf; `own`: no other tensor uses its memory."""
+        """Add a gradient to an output of a node or to a leaf; None counts as a zero gradient that is not stored.
+
+        `own` means that no other tensor uses the memory of the gradient.
+        """
         if isinstance(edge, TensorBase):
             self.readers[edge] -= 1
             if gradient is not None:
@@ -184,7 +190,7 @@ class Sweep(Generic[T]):
             self.pass_on(edge, result, alone)
 
     def fill_zeros(self) -> None:
-        """Set zero gradients of tensors whose only gradients are zero by formula; a None of a user's function stays None."""
+        """Store zeros for tensors whose gradient is zero by formula; a None returned by a user's function stays None."""
         places = set()
         for edge in _behind(self.zero):
             if not isinstance(edge, TensorBase):
@@ -222,7 +228,7 @@ class Sweep(Generic[T]):
         return results
 
     def shown(self, node: TapeNode, index: int, gradient: T) -> T:
-        """Return the gradient after the hooks of the tensor, and store it if `retain_grad` or `only` requests it."""
+        """Run the hooks of a tensor on its gradient, store the result if `retain_grad` or `only` requests it, and return it."""
         gradient = self.hooked(node.hooks.get(index), gradient)
         key = id(node), index
         if self.only is not None and key in self.only:
@@ -238,11 +244,11 @@ class Sweep(Generic[T]):
                 for hook in tuple(hooks.values()):
                     changed = hook(gradient)
                     if changed is not None:
-                        gradient = like(gradient, changed, "what a hook of a tensor returns")
+                        gradient = like(gradient, changed, "the return value of a tensor hook")
         return gradient
 
     def leaf(self, x: Any) -> None:
-        """Process the complete gradient of a leaf."""
+        """Run the hooks of a leaf on its complete gradient, and add the result to `grad` or store it for `only`."""
         gradient = self.hooked(x.hooks, self.sums.pop(x))
         del self.readers[x]
         if self.only is None:
@@ -268,7 +274,7 @@ class Sweep(Generic[T]):
 
 
 def like(gradient: TensorBase, replacement: Any, what: str) -> Any:
-    """Return the replacement that a hook returned; raise an error unless its type matches the gradient."""
+    """Return a hook's replacement for a gradient; raise an error unless it is a tensor with the type of the gradient."""
     if not isinstance(replacement, TensorBase):
         raise ArgumentError(f"{_here()}: {what} must be a tensor {gradient.tensor_type}, or None for no change; got {type(replacement).__name__}")
     if replacement.tensor_type != gradient.tensor_type or (replacement.layout is None) != (gradient.layout is None):
@@ -285,7 +291,7 @@ def _line_of(node: TapeNode) -> str:
 
 
 def _has_nan(here: EagerState, x: TensorBase) -> bool:
-    """Return True if a gradient has NaN, with the same answer on all ranks with a piece of it."""
+    """Return True if a gradient has NaN on any rank of its placement; all these ranks return the same."""
     local_answer = bool(np.isnan(x.array.astype(np.float64) if x.array.dtype.kind == "V" else x.array).any())
     if x.layout is None or x.layout.placement.size == 1:
         return local_answer
@@ -300,7 +306,7 @@ def zeros(x: TensorBase) -> Any:
 
 
 def _behind(edges: Sequence[Edge]) -> Iterator[tuple[TapeNode, int] | TensorBase]:
-    """Iterate over these edges and all edges between them and the leaves, each once."""
+    """Iterate over these edges and all edges between them and the leaves, without repetition."""
     visited: set[Any] = set()
     ahead = list(edges)
     while ahead:
@@ -349,7 +355,7 @@ def in_layout_of(here: EagerState, gradient: T, like: Any) -> T:
 
 
 def redistributed_gradient(here: EagerState, gradient: T, layout: Layout) -> T:
-    """Return a gradient in another layout; the redistribution is recorded while gradients are recorded."""
+    """Return a gradient in another layout; record the redistribution if gradients of gradients are recorded."""
     if gradient.layout == layout:
         return gradient
     assert gradient.layout is not None
@@ -365,7 +371,7 @@ def redistributed_gradient(here: EagerState, gradient: T, layout: Layout) -> T:
 
 @dataclass(frozen=True, slots=True)
 class RedistributeGradient:
-    """The gradient of a redistribution: first to the requested layout, if any, then to the layout of the source."""
+    """The gradient function of a redistribution: a redistribution to `target`, if set, and then to the layout of the source."""
 
     here: EagerState
     source: Layout
@@ -380,5 +386,5 @@ class RedistributeGradient:
 
 
 def gradient_layout(layout: Any) -> Any:
-    """Return the layout with B in place of P: the gradient layout of a partial tensor."""
+    """Return the layout with B in place of P, which is the layout of the gradient of a partial tensor."""
     return replace(layout, sbp=tuple(B if isinstance(sbp, Partial) else sbp for sbp in layout.sbp))

@@ -17,12 +17,12 @@ REDUCTIONS = {"sum": SUM, "max": MAX, "min": MIN}
 
 
 def everywhere(here: EagerState, sbp: Sbp) -> Layout:
-    """Return a layout on all ranks."""
+    """Return the layout on all ranks with this sbp."""
     return Layout(Placement("cpu", tuple(range(here.rank.size))), (sbp,))
 
 
 def on(rank: int) -> Layout:
-    """Return a layout on one rank."""
+    """Return the layout of a tensor that is whole on one rank."""
     return Layout(Placement("cpu", (rank,)), (B,))
 
 
@@ -38,7 +38,7 @@ def scattered(here: EagerState, array: Array, reduce: Reduction, what: str) -> A
 
 
 def stacked(here: EagerState, array: Array, what: str) -> Array:
-    """Return the arrays of all ranks concatenated along axis 0; they have the same type."""
+    """Concatenate the arrays of all ranks along axis 0, and return the result on all ranks; the arrays have the same type."""
     return convert_array(here, np.asarray(array, order="C"), _times(array, here.rank.size), everywhere(here, S(0)), everywhere(here, B), what)
 
 
@@ -46,20 +46,22 @@ def swapped(here: EagerState, array: Array, what: str) -> Array:
     """Send part i of this rank's array, along axis 0, to rank i; return the parts received from all ranks."""
     n, piece = here.rank.size, type_of(array)
     if array.shape[0] % n:
-        raise ArgumentError(f"{what} at {user_line()}: {array.shape[0]} rows do not divide into {n} equal parts, one per rank")
-    rows = piece.with_shape((n, n, array.shape[0] // n, *array.shape[1:]))  # axis 0: from, axis 1: to
+        raise ArgumentError(
+            f"{what} at {user_line()}: axis 0 has {array.shape[0]} elements, which do not divide into {n} equal parts; pad it to a multiple of {n}"
+        )
+    rows = piece.with_shape((n, n, array.shape[0] // n, *array.shape[1:]))  # axis 0: sending rank, axis 1: receiving rank
     parts = np.asarray(array, order="C").reshape(1, *rows.shape[1:])
     result = convert_array(here, parts, rows, everywhere(here, S(0)), everywhere(here, S(1)), what)
     return result.reshape(array.shape)
 
 
 def spread(here: EagerState, array: Array, source: int, what: str) -> Array:
-    """Return the array of rank `source` on all ranks; their arrays have the same type."""
+    """Broadcast the array of rank `source` to all ranks; the arrays of all ranks have the same type."""
     return convert_array(here, np.asarray(array, order="C"), type_of(array), on(source), everywhere(here, B), what)
 
 
 def carried(here: EagerState, array: Array | None, type: TensorType, source: int, target: int, what: str) -> Array:
-    """Return the array of rank `source` on rank `target`; both ranks must call this."""
+    """Return the array of rank `source` on rank `target`, and an empty array on other ranks; both ranks must call this."""
     piece = np.asarray(array, order="C") if array is not None else np.empty((0,) * type.ndim, type.dtype.numpy)
     return convert_array(here, piece, type, on(source), on(target), what)
 

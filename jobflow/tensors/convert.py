@@ -33,9 +33,9 @@ from jobflow.runtime.world.world import Rank
 from jobflow.tensors.state import EagerState, mixed
 from jobflow.tensors.tensor import TensorBase, check_current
 
-#: the number of prepared changes of layout per group of ranks
+#: the maximal number of prepared conversions per group of ranks
 MAX_CONVERSIONS = 128
-#: the name of their programs
+#: the name of the programs of conversions
 CONVERSION = "convert"
 
 
@@ -46,7 +46,7 @@ def empty(type: TensorType) -> Array:
 
 @dataclass
 class Conversion:
-    """A change of layout on one rank of the group."""
+    """A change of layout, prepared for one rank of the group."""
 
     run: Callable[[Array], Array | None]
     communicates: bool
@@ -120,9 +120,9 @@ def _converted(
 
 
 def agree(here: EagerState, comm: Communicator, digest: int, what: Callable[[], str]) -> None:
-    """Compare the next operation of all ranks of a communicator; raise DivergedError, on all of them, if it differs.
+    """Compare the next operation of all ranks of a communicator; raise DivergedError on all of them if it differs.
 
-    The caller holds the lock until that operation is done.
+    The caller holds `scope.lock` until the operation ends.
     """
     here.rank.check_process()
     try:
@@ -139,7 +139,7 @@ def in_thread(caller: str) -> str:
 
 @contextmanager
 def meeting(here: EagerState, comm: Communicator, digest: int, what: Callable[[], str]) -> Iterator[None]:
-    """Compare the next operation of all ranks, and exclude other Python threads inside the `with` block."""
+    """Compare the next operation of all ranks of a communicator, and hold `scope.lock` inside the `with` block."""
     with scope.lock():
         agree(here, comm, digest, what)
         yield
@@ -160,7 +160,7 @@ def _described(here: EagerState, what: str, type: TensorType, source: Layout, ta
 
 
 def done(here: EagerState, placement: Placement) -> str:
-    """Return the last operations on these ranks, for messages."""
+    """Return the suffix of a message that lists the last operations on a placement."""
     last = here.collective_log(placement).last
     return "".join(["\n    after", *(f"\n      {text}" for text in last)]) if last else ""
 
@@ -171,7 +171,7 @@ def bound(here: EagerState, comm: Communicator, ranks: tuple[int, ...], type: Te
     at = [group.layout(source), group.layout(target)]
     ready = Program(physical(type, *at), StorageChoice(copies=True), CPU).bind(Rank(index, len(ranks), here.device, comm))
     gives, takes = (index in layout.placement.ranks for layout in at)
-    # without a schedule no rank waits for another, so each may use a copy of a part instead of the plan
+    # without a schedule no rank waits for another, so a rank may copy a part instead of running the plan
     return Conversion(_part(ready.plan) or Planned(ready.executor, gives), bool(ready.plan.schedule), takes)
 
 

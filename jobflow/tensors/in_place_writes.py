@@ -41,7 +41,7 @@ def add_into(here: EagerState, x: TensorBase, value: TensorBase, what: str) -> N
     """Add `value`, of the same layout, into the memory of x.  Raises: JobError for another type, or read-only memory."""
     if x.tensor_type != value.tensor_type:
         raise JobError(
-            f"{what} at {user_line()}: the gradient {value.tensor_type} cannot be added to the existing grad {x.tensor_type}; set grad = None first"
+            f"{what} at {user_line()}: the gradient {value.tensor_type} cannot be added to grad, which is {x.tensor_type}; set grad = None first"
         )
     array = own(x, what)
     np.add(array, value.array, out=array)
@@ -85,13 +85,13 @@ def written(here: EagerState, x: TensorBase, value: TensorBase, what: str) -> No
 
 
 def passed_on(saved: Sequence[TensorBase], gradients: Gradients) -> Gradients:
-    """Return the gradients of the outputs as those of the inputs."""
+    """Return the gradients of the outputs unchanged, as the gradients of the inputs."""
     return gradients
 
 
 @dataclass(frozen=True, slots=True)
 class _PartGradient:
-    """The gradients of a base and of the part that replaced the view `op` of it."""
+    """The gradient function of a write through the view `op`: the gradients of the base and of the written value."""
 
     op: ViewOp
 

@@ -1,8 +1,8 @@
-"""Recording of functions of tensors and modules in the body of a job, with the conventions of tensors.
+"""Recording of tensor functions and modules in the body of a job.
 
-A tensor of the job is passed in as a traced tensor without values, `Tensor(type, None, None, traced=handle)`.  Results become tensors of
-the job again.  Tracing needs no rank: the state of the functions belongs to the body, and is the same on the only rank that traces a
-job.  Parameters and buffers of a called module become variables of the session; other tensors with values are refused.
+A tensor of the job is passed to them as a traced tensor without values, `Tensor(type, None, None, traced=handle)`.  Results become tensors of
+the job again.  The functions use an `EagerState` that belongs to the body and has a single rank.  Parameters and buffers of a called module
+become variables of the session.  Other tensors with values raise JobError.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from jobflow.tensors.tensor import TensorBase
 
 #: advice for calls that set layouts in the body of a job
 LAYOUTS = "in the body of a job use flow.parallel_cast, x.with_distribute or flow.scope.placement"
-#: the problem with eager tensors in the body of a job
-NOT_OF_THE_JOB = "with values, not of this job; pass its array to the job as an argument, or use a variable (get_variable)"
+#: the end of messages about eager tensors in the body of a job
+NOT_OF_THE_JOB = "that does not belong to this job; pass its array to the job as an argument, or use a variable (get_variable)"
 
 
 #: the traced value of a tensor until its operation is recorded
@@ -46,7 +46,7 @@ _WAITING = object()
 
 @dataclass(frozen=True)
 class Called:
-    """A module call in the body of a job: its class, the namespaces of the call, and names by id."""
+    """A module call in the body of a job, with the namespaces of the call and the names of tensors and submodules by id."""
 
     word: str
     namespace: tuple[str, ...]
@@ -57,9 +57,9 @@ class Called:
 
 
 class JobRecorder(ProgramRecorder[TensorBase]):
-    """The recorder of functions of tensors and modules in the body of a job; it replaces a graph in `EagerState.building`.
+    """The recorder of tensor functions and modules in the body of a job, stored in `EagerState.building` in place of a graph.
 
-    It is also the interpreter, so that functions of operations on these tensors are recorded, too.
+    The recorder is also the interpreter, so that operations on these tensors are recorded, too.
     """
 
     running, short, lays = "the body of a job", "the job", False
@@ -79,7 +79,7 @@ class JobRecorder(ProgramRecorder[TensorBase]):
         self._entered: tuple[scope.Scope, scope.Scope] | None = None
 
     def scope(self) -> scope.Scope:
-        """Return the scope for a function: the scope of the body, with the state of this recorder."""
+        """Return the scope in which the functions run: the scope of the body, with this recorder and its state."""
         now = scope.current()
         if self._entered is None or self._entered[0] is not now:
             self._entered = now, replace(now, interpreter=self, root=replace(now.root, eager=self.here))
@@ -108,7 +108,7 @@ class JobRecorder(ProgramRecorder[TensorBase]):
     def _handle(self, x: TensorBase, op: Op) -> Any:
         """Return the tensor of the job that x represents."""
         if x.traced is None and self.module is None:
-            raise JobError(f"{op.word()} at {user_line()}: a tensor {x.tensor_type} {NOT_OF_THE_JOB}")
+            raise JobError(f"{op.word()} at {user_line()}: an input is a tensor {x.tensor_type} {NOT_OF_THE_JOB}")
         return self.known(x).traced
 
     def known(self, x: TensorBase) -> TensorBase:
@@ -117,7 +117,7 @@ class JobRecorder(ProgramRecorder[TensorBase]):
         return super().known(x)
 
     def _recorded(self, op: Op, inputs: list[Any]) -> tuple[TensorBase, ...]:
-        """Record an operation: at once, or if a name is set, before the next operation or at the end of the function."""
+        """Record an operation immediately; if a name is set, defer it until the next operation or the end of the function."""
         if self.name is None:
             return tuple([TensorBase.new(each.tensor_type, None, None, each) for each in self.body.apply(op, inputs, None)])
         self.record(None)
@@ -151,7 +151,7 @@ class JobRecorder(ProgramRecorder[TensorBase]):
         return self._draw(), self.body.seed, TensorBase.new(counter.tensor_type, None, None, counter)
 
     def _draw(self) -> str:
-        """Return a name for a draw, unique within the job."""
+        """Return a key for a random operation, unique within the job."""
         return self.body.unique_name("draw")
 
     def called(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
@@ -189,14 +189,15 @@ class JobRecorder(ProgramRecorder[TensorBase]):
             if is_parameter:
                 remedy = "assign it, or its module, to an attribute in __init__"
             raise JobError(
-                f"{user_line()}: {self.module.word}, called in job {self.body.name}, reads a {'parameter' if is_parameter else 'tensor'} "
-                f"{x.tensor_type} that is not its parameter or buffer, so the job would miss changes of its values; {remedy}"
+                f"{self.module.word} at {user_line()}: job {self.body.name} calls this module, which reads a "
+                f"{'parameter' if is_parameter else 'tensor'} {x.tensor_type} that is not its parameter or buffer, so the job would miss changes "
+                f"of its values; {remedy}"
             )
         if name in session.variables or name in self.body.variables:
             whose = "another module" if name in self.body.tensors or name in tensors else "get_variable or a layer"
             raise JobError(
-                f'{user_line()}: {self.module.word} has a "{name}", but job {self.body.name} already has a variable of that name, created by '
-                f"{whose}; "
+                f'{self.module.word} at {user_line()}: the module has a "{name}", but job {self.body.name} already has a variable of that name, '
+                f"created by {whose}; "
                 f'call this module in a separate namespace: with flow.scope.namespace("..."): y = model(x)'
             )
         return name
@@ -206,7 +207,10 @@ class JobRecorder(ProgramRecorder[TensorBase]):
         self.body.assign(next(name for name, tensor in self.body.tensors.items() if tensor is x), self._of_all_devices(value.traced))
 
     def _of_all_devices(self, value: Any) -> Any:
-        """Return the new value of a buffer: in the mirrored view the mean over devices with samples, or the first one's integer."""
+        """Combine the values that the devices of the mirrored view computed for a buffer.
+
+        Floating point values are averaged over the devices with samples.  Integers are read from the first device.
+        """
         if not is_local(value):
             return value
         whole = Placement(value.node.placement.tag, value.node.placement.ranks)
@@ -223,32 +227,35 @@ class JobRecorder(ProgramRecorder[TensorBase]):
     def write(self, x: TensorBase, value: TensorBase) -> None:
         if self.module is None:
             raise JobError(
-                f"{user_line()}: the tensor {x.tensor_type} of a job cannot be overwritten; use the form that returns a new tensor (relu for relu_)"
+                f"in-place write at {user_line()}: the tensor {x.tensor_type} of a job cannot be overwritten; "
+                f"use the form that returns a new tensor (relu for relu_)"
             )
         super().write(x, value)
 
     # ---------------------------------------------------------------- unsupported in jobs
 
     def change(self, x: TensorBase, target: Layout, back: Sequence[Sbp] | None) -> TensorBase:
-        """Record a redistribution inside modules; raise JobError elsewhere, because tensors of jobs have other functions for it."""
+        """Record a redistribution inside modules; raise JobError elsewhere, because jobs set layouts by other functions."""
         if self.module is not None:
             with scope.using(placement=target.placement):
                 return self.run(ToLayout(target.sbp, None if back is None else tuple(back)), [x])[0]
         raise JobError(f"to_global at {user_line()}: the tensor {x.tensor_type} belongs to a job, whose layouts are chosen after tracing; {LAYOUTS}")
 
     def to_local(self, x: TensorBase) -> TensorBase:
-        """Raise JobError: tensors of a job have no pieces during tracing."""
+        """Raise JobError, because tensors of a job have no pieces during tracing."""
         raise JobError(f"to_local at {user_line()}: the tensor {x.tensor_type} belongs to a job and has no local piece during tracing; {LAYOUTS}")
 
     def backward(self, loss: TensorBase, gradient: TensorBase | None = None) -> None:
-        """Raise JobError: a job's optimizer computes the gradients."""
+        """Raise JobError, because the optimizer of a job computes the gradients."""
         raise JobError(f"backward at {user_line()}: {loss.tensor_type} is a tensor of a job; call an optimizer's minimize instead")
 
     def update(self, op: Op, inputs: Sequence[TensorBase]) -> None:
         if self.module is None:
-            raise JobError(f"{op.word()} at {user_line()}: the tensors of a job cannot be overwritten; use the form that returns a new tensor")
+            raise JobError(
+                f"{op.word()} at {user_line()}: tensors of job {self.body.name} cannot be overwritten; use the form that returns a new tensor"
+            )
         own = any(is_local(self.known(x).traced) for x in inputs)
-        with nullcontext() if own else scope.using(view="consistent"):  # an update of variables alone has the same result on all devices
+        with nullcontext() if own else scope.using(view="consistent"):  # an update that reads only variables has the same result on all devices
             super().update(op, inputs)
 
 
@@ -261,7 +268,7 @@ def is_body(interpreter: Any) -> bool:
 
 
 def recorder_of(body: JobBody) -> JobRecorder:
-    """Return the recorder of this body."""
+    """Return the recorder of the body of a job, which is created at the first call."""
     if body.records is None:
         body.records = JobRecorder(body)
     return body.records

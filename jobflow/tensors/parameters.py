@@ -15,9 +15,9 @@ from jobflow.tensors.argument_kinds import Kind, kind_of
 
 
 class Roles:
-    """The tensor parameters of a function, and its parameters for sequences of tensors.
+    """The roles of the parameters of a function: tensors, sequences of tensors, operands, and others.
 
-    Computed at the first call of the function: for all functions together this takes more time and memory than importing them.
+    They are computed at the first call of the function, because computing them for all functions would slow down the import.
     """
 
     def __init__(self, what: str, function: Callable[..., Any]) -> None:
@@ -30,7 +30,7 @@ class Roles:
 
     @cached_property
     def by_name(self) -> dict[str, str]:
-        """Roles by name: "tensor", "optional", "tensors", "operand" (a tensor or a number), or ""."""
+        """Roles by parameter name: "tensor", "optional", "tensors", "operand" (a tensor or a number), or "" for others."""
         return {each.name: _role(each.annotation) for each in self.signature.parameters.values()}
 
     @cached_property
@@ -40,13 +40,13 @@ class Roles:
 
     @cached_property
     def places(self) -> list[str]:
-        """The parameters that accept positional arguments."""
+        """The names of the parameters that accept positional arguments."""
         parameters = self.signature.parameters.values()
         return [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
 
     @cached_property
     def rest(self) -> str:
-        """The parameter *args, or ""."""
+        """The name of the parameter *args, or "" if there is none."""
         return next((each.name for each in self.signature.parameters.values() if each.kind is each.VAR_POSITIONAL), "")
 
     @cached_property
@@ -56,7 +56,7 @@ class Roles:
 
     @cached_property
     def keywords(self) -> frozenset[str]:
-        """The parameters that can be passed by name."""
+        """The names of the parameters that can be passed by name."""
         return frozenset(each.name for each in self.signature.parameters.values() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
 
     def renamed(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -66,7 +66,7 @@ class Roles:
         """
         ours = {(name if name in self.keywords else self._ours(name)): value for name, value in named.items()}
         if len(ours) < len(named):
-            raise TypeError(f"{self.what}() got two names of one parameter: {', '.join(named)}")
+            raise TypeError(f"{self.what}() got several names of one parameter: {', '.join(named)}")
         if self.rest not in ours or len(arguments) > len(self.places):
             return arguments, ours
         before = self.places[len(arguments) :]
@@ -83,19 +83,19 @@ class Roles:
 
     @cached_property
     def must(self) -> dict[str, bool]:
-        """True by name for parameters that accept only tensors."""
+        """A dictionary from parameter names to True if the parameter accepts only tensors."""
         return {name: role not in ("", "operand") for name, role in self.by_name.items()}
 
     @cached_property
     def by_place(self) -> tuple[bool, ...]:
-        """True by position for parameters that accept only tensors."""
+        """One flag per positional parameter: True if the parameter accepts only tensors."""
         return tuple(self.must[name] for name in self.places)
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:
-        """The kinds of parameters other than tensors, where annotations define them."""
+        """Kinds by parameter name, for the non-tensor parameters whose annotation can be checked."""
         parameters = [each for each in self.signature.parameters.values() if each.kind is not each.VAR_POSITIONAL]
-        by_name = {each.name: kind_of("str | None" if each.name == "name" else str(each.annotation)) for each in parameters}  # every name may be None
+        by_name = {each.name: kind_of("str | None" if each.name == "name" else str(each.annotation)) for each in parameters}  # `name` may be None
         return {name: kind for name, kind in by_name.items() if kind is not None}
 
     def check_kinds(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ class Roles:
 
     @cached_property
     def name(self) -> tuple[int, str | None]:
-        """The position of the parameter `name`, after all others if there is none, and its default."""
+        """The position and the default of the parameter `name`; a position after all others and None if there is no such parameter."""
         parameters = self.signature.parameters
         return (self.places.index("name"), parameters["name"].default) if "name" in parameters else (len(parameters), None)
 
@@ -118,14 +118,14 @@ class Roles:
         return sum(each.default is each.empty for each in self.signature.parameters.values())
 
     def bind(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Raise TypeError if Python could not call the function with these arguments."""
+        """Raise TypeError if the arguments do not match the signature of the function."""
         try:
             self.signature.bind(*arguments, **named)
         except TypeError as error:
             raise TypeError(f"{self.what}() {error}") from None
 
     def named_arguments(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Iterate over (name, value) of every argument; sequences that may hold tensors are split into elements."""
+        """Iterate over the name and value of every argument; sequences that may contain tensors are split into elements."""
         names = (*self.places, *[self.rest] * (len(arguments) - len(self.places)))
         for name, value in (*zip(names, arguments, strict=False), *named.items()):
             if isinstance(value, list | tuple) and self.by_name.get(name, "") in ("", "tensors"):

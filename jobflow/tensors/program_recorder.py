@@ -46,7 +46,7 @@ def symbolic_strides(op: Op, x: TensorBase) -> tuple[int, ...] | None:
         return symbolic_array(x).strides if isinstance(op, Detach) else None
     try:
         strides: tuple[int, ...] = op.view(symbolic_array(x)).strides
-    except ValueError:  # only a copy would do
+    except ValueError:  # only a copy can have this shape
         return None
     return strides
 
@@ -87,7 +87,7 @@ class ProgramRecorder(ABC, Generic[T]):
 
     @abstractmethod
     def _applied(self, op: Op, known: Sequence[T]) -> tuple[Sequence[Any], Sequence[Layout | None]]:
-        """Record an operation; return its values and the layouts of the tensors for them."""
+        """Record an operation; return its values and the layouts of its output tensors."""
 
     def _record(self, op: Op, values: Sequence[Any], placement: Placement | None) -> tuple[Any, ...]:
         with scope.using(placement=placement, interpreter=self.tracer):
@@ -110,11 +110,11 @@ class ProgramRecorder(ABC, Generic[T]):
 
     @abstractmethod
     def source(self, op: Op, layout: Layout | None, counter: int | None) -> T:
-        """Record an operation without inputs, or one that draws anew in every run, and return its output."""
+        """Record an operation without inputs, or a random operation that samples new numbers in every run, and return its output."""
 
     @abstractmethod
     def draw_for(self, x: T) -> tuple[str, int, T]:
-        """Return key, seed and counter of the next draw, for random values with the placement of x."""
+        """Return the key, seed and counter of the next random operation, with the placement of x."""
 
     @abstractmethod
     def change(self, x: T, target: Layout, back: Sequence[Any] | None) -> T:
@@ -122,7 +122,7 @@ class ProgramRecorder(ABC, Generic[T]):
 
     @abstractmethod
     def to_local(self, x: T) -> T:
-        """Raise JobError: traced tensors have no pieces yet."""
+        """Raise JobError, because traced tensors have no pieces yet."""
 
     # ---------------------------------------------------------------- tensors with values, and views
 
@@ -153,7 +153,7 @@ class ProgramRecorder(ABC, Generic[T]):
         """Register a tensor with values as a variable, and return the traced tensor for it."""
 
     def write(self, x: T, new_value: T) -> None:
-        """Assign `made` to x and update the bases of x; tensors with values change after the run.
+        """Assign `new_value` to x and update the bases of x; tensors with values change after the run.
 
         Raises: JobError if the gradient of the old value of x would be lost.
         """
@@ -164,9 +164,9 @@ class ProgramRecorder(ABC, Generic[T]):
         for tensor in chain:
             if hidden and self.trains and tensor.traced is not None and self.known(tensor)._needs_gradient:
                 raise JobError(
-                    f"{user_line()}: a tensor {tensor.tensor_type} that requires gradients cannot be overwritten in {self.running} where no "
-                    f"gradients are recorded (no_grad, detach or data), because its gradient would be lost; overwrite a clone() of it, or "
-                    f"overwrite it where gradients are recorded"
+                    f"in-place write at {user_line()}: a tensor {tensor.tensor_type} that requires gradients cannot be overwritten in "
+                    f"{self.running} where no gradients are recorded (no_grad, detach or data), because its gradient would be lost; overwrite a "
+                    f"clone() of it, or overwrite it where gradients are recorded"
                 )
             hidden = hidden or (tensor.base is not None and isinstance(tensor.base[1], Detach))
         value = self.known(new_value)
@@ -184,7 +184,7 @@ class ProgramRecorder(ABC, Generic[T]):
             self._write(x, self.known(x), value)
 
     def _around(self, view: T, base: T) -> T:
-        """Return `base` with the part that `view` shows replaced by the value of `view`."""
+        """Return the value of `base` with the part of `view` replaced by the value of `view`."""
         assert view.base is not None
         op = view.base[1]
         if isinstance(op, Slice):

@@ -1,9 +1,13 @@
 """Conversions between local and global tensors, and between layouts of a global tensor; all have gradients.
 
-The gradient of a redistributed tensor returns in the layout of the source.  The gradient of a local tensor that became a piece of a global
-tensor depends on the sbp.  Where it is split, it is the piece; where it is an addend, the whole gradient on every rank.  Where it is a
-copy, the first rank, whose values count, receives the gradient and the others zeros.  A piece that became local returns its gradient as
-that piece, and gradients of copies are summed.
+The gradient of a redistributed tensor has the layout of the source.  If a local tensor became a piece of a global tensor, its gradient
+depends on the sbp of the global tensor:
+
+    split        this rank's piece of the gradient
+    partial      the whole gradient, on every rank
+    broadcast    the whole gradient on the first rank, whose values were used, and zeros on the others
+
+If a piece became a local tensor, its gradient is that piece of the global gradient, and the gradients of copies are summed.
 """
 
 from __future__ import annotations
@@ -65,7 +69,10 @@ def as_read(here: EagerState, op: Op, x: T) -> T:
 
 
 def local_to_global(here: EagerState, x: T, target: Layout, *, check: bool = True, copy: bool = False) -> T:
-    """Return the global tensor whose pieces are the local tensors of the ranks."""
+    """Return the global tensor whose pieces are the local tensors of the ranks.
+
+    `check` compares the types of all pieces; otherwise all ranks must pass the type of x.  `copy` copies the elements of x.
+    """
     with scope.lock():
         return _local_to_global(here, x, target, check, copy)
 
@@ -89,21 +96,25 @@ def _local_to_global(here: EagerState, x: T, target: Layout, check: bool, copy: 
 
 
 def logical_type(here: EagerState, x: TensorBase, target: Layout) -> TensorType:
-    """Return the type of the global tensor of all ranks' pieces; raise ShapeError, on all ranks, if they do not fit together."""
+    """Return the type of the global tensor that the local tensors of all ranks form.
+
+    Raises: ShapeError, on all ranks, if their types do not match.
+    """
     ranks = target.placement.ranks
     what = f"to_global at {user_line()}"
     if here.rank.size > 1:
         digest = zlib.crc32(f"to_global {target}".encode())
         agree(here, here.rank.comm, digest, lambda: f"to_global of a local tensor to {target} at {user_line()}")
-        everybody = _types(here, x.tensor_type)
+        all_types = _types(here, x.tensor_type)
     else:
-        everybody = [x.tensor_type]
-    types = {rank: everybody[rank] for rank in ranks}
+        all_types = [x.tensor_type]
+    types = {rank: all_types[rank] for rank in ranks}
     first = types[ranks[0]]
     for rank, type in types.items():
         if type.ndim != first.ndim or type.dtype is not first.dtype:
             raise ShapeError(
-                f"{what}: rank {ranks[0]} has {first} and rank {rank} has {type}; the parts of a tensor must have the same dtype and number of axes"
+                f"{what}: rank {ranks[0]} has {first} and rank {rank} has {type}; "
+                f"pass local tensors with the same dtype and number of axes on all ranks"
             )
     shape = list(first.shape)
     for axis in range(first.ndim):
@@ -114,14 +125,15 @@ def logical_type(here: EagerState, x: TensorBase, target: Layout) -> TensorType:
         expected = target.box(shape, rank).shape
         if type.shape != expected:
             raise ShapeError(
-                f"{what}: with {', '.join(map(repr, target.sbp))} the local tensors form {first.dtype.name}{shape}, of which rank {rank} "
-                f"holds {list(expected)}, but it has {list(type.shape)}; balance the parts, with the longer ones on the first ranks"
+                f"{what}: with {', '.join(map(repr, target.sbp))} the local tensors form {first.dtype.name}{shape}, whose piece on rank {rank} "
+                f"has shape {list(expected)}, but its local tensor has {list(type.shape)}; "
+                f"balance the pieces, with the longer ones on the first ranks"
             )
     return first.with_shape(tuple(shape))
 
 
 def _types(here: EagerState, type: TensorType) -> list[TensorType]:
-    """Return the types of all ranks, exchanged as rows of integers: element type, number of axes, sizes."""
+    """Return the types of all ranks, gathered as rows of integers: element type, number of axes, sizes."""
     row = np.zeros((1, 2 + AXES), np.int64)
     row[0, : 2 + type.ndim] = DTYPES.index(type.dtype), type.ndim, *type.shape
     rows = stacked(here, row, "the types of local tensors for to_global").tolist()
@@ -138,7 +150,7 @@ def _assumed_type(x: TensorBase, target: Layout) -> TensorType:
 
 
 def _first_copy(here: EagerState, array: np.ndarray, type: TensorType, target: Layout) -> np.ndarray:
-    """Return the values of the first copy: along every B, the other ranks' values are overwritten."""
+    """Broadcast the first copy along every B, which overwrites the values of the other ranks."""
     for dimension, sbp in enumerate(target.sbp):
         if not isinstance(sbp, Broadcast):
             continue

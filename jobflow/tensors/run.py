@@ -40,13 +40,13 @@ from jobflow.tensors.tape import OpGradient, follow, record_op
 from jobflow.tensors.tensor import TensorBase, check_current, own
 
 T = TypeVar("T", bound=TensorBase)
-#: the number of prepared operations per rank
+#: the maximal number of prepared operations per rank
 MAX_PREPARED = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The preparation of an operation for inputs of some types and layouts."""
+    """An operation that was prepared for inputs of given types and layouts."""
 
     #: the operation on this rank's pieces; None on a rank outside the placement
     op: Op | None
@@ -61,7 +61,7 @@ class Prepared:
     #: a description and its digest, which ranks compare
     text: str = ""
     digest: int = 0
-    #: True if its decomposition runs instead, whose operations accept more splits
+    #: True if the decomposition of the operation runs instead, because its operations accept more splits
     decomposed: bool = False
     #: True if some input is redistributed
     redistributes: bool = False
@@ -74,7 +74,7 @@ class Prepared:
 
 
 def run(op: Op, *inputs: T) -> T:
-    """Return the output of `op`; for several outputs use `run_several`."""
+    """Run an operation and return its output; for an operation with several outputs, use `run_several`."""
     now = scope.current()
     here: EagerState = now.root.eager or state()
     if now.interpreter is not None and not isinstance(now.interpreter, Running):
@@ -91,7 +91,7 @@ def runs_chains(*inputs: TensorBase) -> bool:
 
 
 def run_several(op: Op, *inputs: T) -> tuple[T, ...]:
-    """Return the outputs of an operation that has several."""
+    """Run an operation with several outputs and return them."""
     outputs: Any = run(op, *inputs)
     return outputs
 
@@ -135,7 +135,7 @@ def prepared(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared
     key = (op, *[part for x in inputs for part in (x.tensor_type.shape, x.tensor_type.dtype, x.layout)])
     plan: Prepared | None = here.prepared.get(key)
     if plan is None:
-        if len(here.prepared) >= MAX_PREPARED:  # operations with ever new numbers as attributes
+        if len(here.prepared) >= MAX_PREPARED:  # a program may call operations with new numbers as attributes without end
             here.prepared.clear()
         try:
             plan = here.prepared[key] = prepare(here, op, inputs)
@@ -200,7 +200,7 @@ def prepare(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared:
 
 
 def target() -> Target:
-    """Return the target of eager operations: compiled loops if the program uses those kernels, else array functions."""
+    """Return the target of eager operations: the LLVM kernels if the session selects them, or else the NumPy kernels."""
     chosen = target_of("cpu", current_session().settings.kernels)
     return chosen if chosen.tier == "llvm" else CPU
 
@@ -210,10 +210,10 @@ def common_placement(op: Op, inputs: Sequence[TensorBase]) -> Placement | None:
     first = inputs[0].layout
     for x in inputs[1:]:
         if (x.layout is None) != (first is None):
-            raise PlacementError(f"{op.word()}: local and global tensors together ({_listed(inputs)}); convert the local tensor with to_global")
+            raise PlacementError(f"{op.word()}: the inputs are local and global tensors ({_listed(inputs)}); convert the local tensor with to_global")
         if x.layout is not None and first is not None and x.layout.placement != first.placement:
             raise PlacementError(
-                f"{op.word()}: tensors on different placements ({_listed(inputs)}); move them to one placement with to_global(placement=...)"
+                f"{op.word()}: the inputs have different placements ({_listed(inputs)}); move them to one placement with to_global(placement=...)"
             )
     return None if first is None else first.placement
 
@@ -244,7 +244,10 @@ def execute(here: EagerState, plan: Prepared, op: Op, inputs: Sequence[TensorBas
 
 
 def _pieces(here: EagerState, plan: Prepared, inputs: Sequence[TensorBase], looks: bool, shares: bool) -> tuple[TensorBase, ...]:
-    """Return this rank's pieces of the outputs; with `looks` a view if possible, which `shares` the storage of the input."""
+    """Return this rank's pieces of the outputs.
+
+    `looks` requests a view if possible.  `shares` makes the view use the storage of the input.
+    """
     if plan.redistributes:
         arrays = [x.array if want is None else convert(here, x, want, "an input") for x, want in zip(inputs, plan.input_layouts, strict=True)]
     else:
@@ -292,7 +295,7 @@ def run_assertion(here: EagerState, plan: Prepared, op: RuntimeAssertion, arrays
 
 
 def view_of(op: ViewOp, arrays: Sequence[Array]) -> Array | None:
-    """Return the view, or None if strides cannot express it."""
+    """Return the result of a view operation, or None if strides cannot express it."""
     try:
         return op.view(*arrays)
     except ValueError:
@@ -309,7 +312,7 @@ def compute(here: EagerState, op: Op, arrays: Sequence[Array], types: Sequence[T
 def update(here: EagerState, op: Op, inputs: Sequence[TensorBase], what: str) -> None:
     """Run an operation that overwrites some of its inputs (`alias`), without recording it; `what` names the caller.
 
-    The inputs have the layouts of the operation's rule.
+    If the operation reads a split input as a whole, each rank stores its piece of the result.
     """
     if here.building is not None:
         here.building.update(op, inputs)
@@ -353,7 +356,7 @@ def _update(here: EagerState, op: Op, inputs: Sequence[TensorBase], what: str) -
 
 
 def source(op: Op, layout: Layout | None, counter: int | None = None) -> Any:
-    """Return the output of an operation without inputs, or of one that draws (`counter`), as a local or a global tensor."""
+    """Return the output of an operation without inputs, or of a random operation with its `counter`; the tensor is global if `layout` is set."""
     now = scope.current()
     here: EagerState = now.root.eager or state()
     if here.building is not None:
@@ -394,7 +397,7 @@ def addend(array: Array, layout: Layout, rank: int) -> Array:
 
 
 class Running:
-    """The interpreter while Python code calls operations on tensors: a gradient, a decomposition, or a function of jobs."""
+    """The interpreter of operations that Python code calls on tensors, in a gradient, a decomposition, or a function of jobs."""
 
     takes_tensors = True
 
@@ -406,7 +409,7 @@ class Running:
         self.chains = not records
 
     def apply_chain(self, chain: Chain, inputs: Sequence[Any]) -> tuple[TensorBase, ...]:
-        """Run a chain as one operation on local tensors, else its operations."""
+        """Run a chain as one operation on local tensors, or as separate operations on global tensors."""
         if inputs[0].layout is None:
             return perform(self.here, chain, inputs, self.records)
         values: Any = chain.decompose(*inputs)

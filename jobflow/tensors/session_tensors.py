@@ -1,7 +1,7 @@
 """Bindings of tensors to variables of a session, for modules that jobs call.  A tensor and its variable have the same values.
 
-If the memory of the variable can be shown as one array, the tensor shares it.  That needs host memory, and a variable that is whole in
-this process, or a global tensor that shows this rank's piece.  Otherwise (on a GPU; in pieces on threads) the values are fetched when the
+The tensor shares the memory of the variable if its elements on this rank are one array in host memory.  That array is a variable that is
+whole in this process, or this rank's piece of a global tensor.  Otherwise (on a GPU, or with pieces on several threads) the values are fetched when the
 tensor is read.  Writes of the program to the tensor reach the variable before its next use.
 """
 
@@ -105,7 +105,7 @@ class SessionTensors:
         self._meet(len(local) < len(tensors))
 
     def _check(self, variable: Variable, x: TensorBase) -> None:
-        """Raise JobError for a local tensor of one of several clients that cannot show its variable."""
+        """Raise JobError if a client in a program of several has a local tensor, but its variable is not whole on every rank."""
         world = self._world
         if not world.multi or x.layout is not None:
             return
@@ -119,7 +119,7 @@ class SessionTensors:
             )
 
     def _of_first(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the values of the first of several clients, if they differ."""
+        """Return the arrays of rank 0 if the values differ between several clients, and else this client's arrays."""
         if not self.session.multi or len(set(self._exchanged(_digests(arrays), "parameters"))) == 1:
             return arrays
         values = dict(arrays) if self._world.ranks[0].index == 0 else None
@@ -142,7 +142,7 @@ class SessionTensors:
             self._state(here.rank.index).write(variable.name, x.array)
 
     def _resident_memory(self, variable: Variable, x: TensorBase) -> ResidentMemory | None:
-        """Return the memory of a variable for its tensor; None without a piece on this rank."""
+        """Return the memory of a variable for its tensor; None if this rank has no piece."""
         world, name, lies = self._world, variable.name, variable.placement.ranks
         if world.multi:
             rank = world.ranks[0].index
@@ -170,7 +170,8 @@ class SessionTensors:
             return
         for changed in filter(None, (binding.changed("when a job was compiled for it") for binding in moved)):
             raise JobError(
-                f"{user_line()}: the parameter or buffer {changed}; change modules before jobs call them, or restart with clear_default_session()"
+                f"module in a job at {user_line()}: the parameter or buffer {changed}; "
+                f"change modules before jobs call them, or restart with clear_default_session()"
             )
         whole = {binding.variable.name: binding.tensor.array for binding in moved if binding.layout is None or not self.session.multi}
         self._check_alike([binding.variable.name for binding in moved], whole)
@@ -184,7 +185,7 @@ class SessionTensors:
         self._meet(len(whole) < len(moved))
 
     def _check_alike(self, names: Sequence[str], whole: Mapping[str, Array]) -> None:
-        """Raise JobError, on all clients, unless they wrote the same values to their local tensors."""
+        """Raise JobError on all clients if they wrote different values to their local tensors."""
         if not self.session.multi:
             return
         exchanged = self._exchanged((tuple(names), _digests(whole)), "writes to parameters")
@@ -195,12 +196,12 @@ class SessionTensors:
             other = other or next((name for name, mine in dict(exchanged[0][1]).items() if dict(digests)[name] != mine), None)
             if other is not None:
                 raise JobError(
-                    f"{user_line()}: ranks 0 and {rank} wrote different values to {other}, which is one variable of a job; write the same values on "
-                    f"every rank (the same seed, the same gradients), or convert the module with to_global"
+                    f"variable {other!r} at {user_line()}: ranks 0 and {rank} wrote different values to this variable of a job; write the same "
+                    f"values on every rank (the same seed, the same gradients), or convert the module with to_global"
                 )
 
     def changed(self, names: Iterable[str]) -> None:
-        """Invalidate the tensors of variables that have new values."""
+        """Mark the tensors of these variables as overwritten, after a job assigned new values."""
         for name in names:
             binding = self.bindings.get(name)
             if binding is not None and binding.resident is not None:

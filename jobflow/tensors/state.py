@@ -29,19 +29,19 @@ from jobflow.runtime.world.world import Rank, World
 REMEMBERED = 5
 _MASK = (1 << 61) - 1
 _FACTOR = 1_000_003
-#: gives Python threads that share a generator different numbers
+#: gives Python threads that share a generator different counters
 _draw_lock = threading.Lock()
 
 
 @dataclass
 class Generator:
-    """A counter of draws: a random tensor is a function of the seed, the number of its draw, and the index of the element."""
+    """A counter-based random generator: a random number depends on the seed, the counter of the operation, and the index of the element."""
 
     seed: int = 0
     draws: int = 0
 
     def next(self) -> int:
-        """Return the number of the next draw."""
+        """Return the counter of the next random operation."""
         with _draw_lock:
             self.draws += 1
             return self.draws - 1
@@ -76,7 +76,7 @@ class Own(threading.local):
         self.grad_enabled = True
         #: the gradient mode before each active `with` block that changed it
         self.modes: list[bool] = []
-        #: calls at the end of the current backward pass
+        #: callbacks for the end of the current backward pass
         self.after_backward: list[Callable[[], None]] = []
         #: the recorder of the program being traced, if any
         self.building: Any = None
@@ -85,11 +85,11 @@ class Own(threading.local):
 class EagerState:
     """The eager state of a rank.
 
-    Threads share the attributes that are used with `scope.lock` held.  Other attributes belong to one thread (`own`), or only grow.
+    Attributes that threads share are used with `scope.lock` held.  Other attributes belong to one thread (`own`), or only gain entries.
     """
 
     def __init__(self, rank: Rank) -> None:
-        self.rank = rank  # until the session of its world ends
+        self.rank = rank  # deleted when the session of its world ends
         self.own = Own()
         #: device of graphs and changes of layout, which run with the lock held
         self.device: Device = CpuDevice()
@@ -119,7 +119,7 @@ class EagerState:
         return _rank()
 
     def part(self, world: World) -> None:
-        """Release everything prepared for the ranks of a world that ends; the next use starts another world."""
+        """Clear the caches of the ranks of a world that ends; the next use starts another world."""
         if any(rank is self.rank for rank in world.ranks):
             del self.rank
             for prepared in (self.prepared, self.conversions, self.composing, self._collective_logs):
@@ -172,7 +172,7 @@ def state() -> EagerState:
 
 
 def _rank() -> Rank:
-    """Return this process as a rank: of the launched program, or alone."""
+    """Return this process as a rank of the launched program, or as the only rank of a new world."""
     if launch.launched() is None:
         return SoloWorld(CpuDevice()).ranks[0]
     session = current_session()

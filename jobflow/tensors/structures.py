@@ -29,7 +29,7 @@ def leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def form(x: Any) -> Any:
-    """Return the structure of x with True for every tensor, as a comparable object."""
+    """Return the structure of x as a comparable object, with True for every tensor and False for None."""
     if isinstance(x, list | tuple):
         return type(x).__name__, tuple(map(form, x))
     if isinstance(x, dict):
@@ -38,12 +38,12 @@ def form(x: Any) -> Any:
 
 
 def filled(x: Any, tensors: Iterator[Any]) -> Any:
-    """Return x with its tensors replaced, in order."""
+    """Return x with its tensors replaced, in order, by the elements of `tensors`."""
     return replaced(x, TensorBase, lambda _: next(tensors))
 
 
 def replaced(x: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Return x with `change` applied to every object of a class."""
+    """Return x with `change` applied to every object of the class `kind`."""
     if isinstance(x, kind):
         return change(x)
     if isinstance(x, tuple) and hasattr(x, "_fields"):

@@ -27,7 +27,7 @@ from jobflow.tensors.tensor import Storage, TensorBase
 Edge: TypeAlias = Any
 Gradients = Sequence[Any]
 Hook = Callable[[Any], Any]
-#: the run for which a gradient program becomes a chain
+#: number of the run in which a gradient program becomes a chain
 CHAINED = 4
 _node_numbers = itertools.count()
 
@@ -76,7 +76,7 @@ class TapeNode:
         return f"<{self.name}Backward>"
 
     def saved_tensors(self, linked: bool = False) -> list[TensorBase | None]:
-        """Return the saved tensors; those written to since raise an error when they are read.
+        """Return the saved tensors; reading a tensor that was overwritten since then raises an error.
 
         `linked` gives saved inputs and outputs their position in the graph, for gradients of gradients.
         """
@@ -87,7 +87,7 @@ class TapeNode:
         return tensors
 
     def restored(self, type: TensorType, layout: Any, value: Any, storage: Storage, version: int) -> TensorBase:
-        """Return a saved tensor; one that was written to since raises when it is read."""
+        """Return a saved tensor; reading it raises an error if its memory was overwritten."""
         return TensorBase.new(type, layout, value) if storage.version == version else _StaleTensor(self.name, type, layout, value, storage, version)
 
     def retaining(self, index: int) -> Any:
@@ -116,7 +116,7 @@ def storage_changed(saved: tuple[Any, ...]) -> bool:
 
 
 class _StaleTensor(TensorBase):
-    """A saved tensor whose memory was written to since."""
+    """A saved tensor whose memory was overwritten after it was saved."""
 
     def __init__(self, reader: str, type: Any, layout: Any, array: Array, storage: Any, version: int) -> None:
         super().__init__(type, layout, None)
@@ -124,7 +124,7 @@ class _StaleTensor(TensorBase):
         self.reader = reader
 
     def _fetched(self) -> Array:
-        """Raise JobError: the elements are gone."""
+        """Raise JobError, because the saved elements were overwritten."""
         raise JobError(
             f"backward at {user_line()}: a {self.tensor_type} tensor that the gradient of {self.reader} needs was overwritten by an "
             f"in-place operation after {self.reader}; use the form that returns a new tensor, or clone() it first"
@@ -141,7 +141,7 @@ def edge_of(x: TensorBase) -> Edge:
 
 
 def follow(view: TensorBase) -> bool:
-    """Return True if a view requires gradients; a view whose memory was written to is derived again from its base first."""
+    """Update the node of a view whose base was written to, and return True if the view requires gradients."""
     assert view.base is not None
     base, op = view.base
     if base.base is not None:
@@ -158,7 +158,7 @@ def follow(view: TensorBase) -> bool:
 class OpGradient:
     """The gradient function of an executed operation, shared by all nodes of the operation on the same types.
 
-    Without a program, it computes the gradients of all inputs.
+    If there is no program, the gradients of all inputs are computed.
     """
 
     __slots__ = ("_best", "_runs", "op", "placement", "program")
@@ -168,7 +168,7 @@ class OpGradient:
         self.placement = placement
         self.program = program
         self._runs = 0
-        #: the program for local tensors that records nothing
+        #: the program for local tensors, if gradients of gradients are not recorded
         self._best = program
 
     def __call__(self, saved: Sequence[Any], gradients: Gradients) -> Gradients:
@@ -183,7 +183,7 @@ class OpGradient:
         return program(interpreter, (*saved, *gradients))
 
     def _local(self, program: Derivative, values: Sequence[Any]) -> Derivative:
-        """Return the program for local tensors; a chain is built after a few runs of the gradient."""
+        """Return the program for local tensors, which becomes a chain after a few runs."""
         self._runs += 1
         if self._runs == CHAINED:
             self._best = chained(program, {i: values[i].tensor_type for i in program.reads}, f"gradient of {self.op.word()}")
@@ -220,7 +220,7 @@ def op_gradient(
 ) -> OpGradient:
     """Return the gradient of an operation for the inputs that have an edge.
 
-    It has no program for an operation with several outputs, which may lack gradients.
+    An operation with several outputs has no program, because some of them may lack gradients.
     """
     needed = tuple([edge is not None for edge in edges])
     gradient = known.get(needed)

@@ -55,7 +55,7 @@ class ResidentMemory:
 
     def __init__(self, array: Array, buffer: Array, offset: int, ranks: tuple[int, ...] = (), copies: bool = False, transient: bool = False) -> None:
         self.array = array if not ranks else _read_only(array)
-        #: the flat bytes that contain it, and its offset in them
+        #: the flat bytes that contain `array`, and the offset of `array` in bytes
         self.buffer = buffer
         self.offset = offset
         self.ranks = ranks
@@ -68,7 +68,7 @@ class ResidentMemory:
         self.tensors: WeakValueDictionary[int, TensorBase] = WeakValueDictionary()
 
     def evict(self) -> None:
-        """Move the tensors to a copy of this rank."""
+        """Move the tensors to a copy in memory of this rank alone."""
         if self.copy is None:
             self.copy = self.array.copy()
             self._move(self.array, self.copy)
@@ -80,7 +80,7 @@ class ResidentMemory:
             self.copy = None
 
     def _move(self, old: Array, new: Array) -> None:
-        """Let tensors with elements in `old` show the same part of `new`."""
+        """Make tensors with elements in `old` use the same part of `new`."""
         bytes_ = new.reshape(-1).view(np.uint8)
         for x, offset in self._tensors_in(old):
             x.array = np.ndarray(x.array.shape, x.array.dtype, bytes_, offset, x.array.strides)
@@ -94,9 +94,9 @@ class ResidentMemory:
 
 
 class RemoteMemory(ResidentMemory):
-    """Remote memory, such as that of a GPU, or pieces on threads: `fetch` returns its elements.
+    """Memory that this thread cannot address, on a GPU or in pieces on other threads; `fetch` returns its elements.
 
-    `array` holds the elements of the last fetch.  When they are out of date, tensors have no array until one is read.
+    `array` has the elements of the last fetch.  When they are out of date, tensors have no array until one is read.
     """
 
     __slots__ = ("fetch", "fetched", "stale")
@@ -169,7 +169,7 @@ class TensorBase:
         "traced",
     )
 
-    #: NumPy arrays on the left leave the operation to the tensor
+    #: makes NumPy arrays on the left of an operator defer to the tensor
     __array_priority__ = 1000
 
     #: the class of the results of operations, with all methods
@@ -267,7 +267,7 @@ class TensorBase:
 
     @property
     def grad_fn(self) -> TapeNode | None:
-        """The recorded step that computed the tensor; None for leaves."""
+        """The recorded operation that computed the tensor; None for leaves."""
         return self.node
 
     @property
@@ -302,7 +302,7 @@ def has_array(x: TensorBase) -> bool:
 
 
 def attach_memory(x: TensorBase, resident: ResidentMemory) -> None:
-    """Store x in this memory from now on."""
+    """Make x use this memory for its elements."""
     x.memory.resident, x.array = resident, resident.array
     resident.tensors[id(x)] = x
 
@@ -316,7 +316,7 @@ def lasting_array(x: TensorBase) -> Array:
 
 
 def move_memory(x: TensorBase, resident: ResidentMemory) -> None:
-    """Store x in this memory; other views of its old memory stay there."""
+    """Move x to this memory; other views of its old memory stay there."""
     if not has_array(x) or resident.array.ctypes.data != x.array.ctypes.data:
         before = x.memory.before
         x.storage = None
@@ -325,7 +325,7 @@ def move_memory(x: TensorBase, resident: ResidentMemory) -> None:
 
 
 def shows(x: TensorBase, view: TensorBase) -> None:
-    """Let `view` show the memory of x without sharing its count of writes."""
+    """Make `view` use the memory of x without sharing the count of writes."""
     view._copied_from, view.strides = x._copied_from, x.strides
     if x.storage is not None and x.storage.resident is not None:
         view.memory.resident = x.storage.resident
@@ -333,11 +333,11 @@ def shows(x: TensorBase, view: TensorBase) -> None:
 
 
 def check_current(x: TensorBase) -> None:
-    """Raise JobError for a copied part of a global tensor that was written to since."""
+    """Raise JobError for a copied part of a global tensor that was overwritten after the copy."""
     if x._copied_from is not None and x._copied_from[0].version != x._copied_from[1]:
         raise JobError(
-            f"{user_line()}: {x.tensor_type} is a copied part of a global tensor, because its elements moved between ranks; the tensor was written "
-            f"to since, so the part is out of date; select it again, or clone() it before the write to use the old values"
+            f"reading a tensor at {user_line()}: {x.tensor_type} is a copied part of a global tensor, because its elements moved between ranks; the "
+            f"tensor was written to since, so the part is out of date; select it again, or clone() it before the write to use the old values"
         )
 
 
@@ -374,7 +374,7 @@ def _overlaps_itself(array: Array) -> bool:
 
 
 def own(x: TensorBase, what: str) -> Array:
-    """Return the array of x in memory of this rank alone, to be overwritten.  Raises: JobError as `check_memory` does."""
+    """Return the array of x for writing, in memory of this rank alone.  Raises: JobError as `check_memory` does."""
     check_memory(x, what)
     if not x.array.flags.writeable and x.storage is not None and x.storage.resident is not None:
         x.storage.resident.evict()
@@ -382,7 +382,7 @@ def own(x: TensorBase, what: str) -> Array:
 
 
 def __getattr__(name: str) -> Any:
-    """Return the class of tensors, which pickles of older versions look for in this module."""
+    """Return the tensor class for the name `Tensor`, which pickles of older versions contain."""
     if name == "Tensor":
         return TensorBase.new
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

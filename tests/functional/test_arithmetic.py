@@ -165,8 +165,8 @@ def test_operands_that_do_not_match_raise(n: int) -> None:
     for wrong, error, reason in (
         (lambda: x + np.ones((4, 6)), PlacementError, "NumPy array of shape .4, 6. cannot be combined with a global tensor"),
         (lambda: np.ones((4, 6)) + x, PlacementError, "NumPy array of shape .4, 6. cannot be combined with a global tensor"),
-        (lambda: x + local, PlacementError, "local and global tensors together"),
-        (lambda: x * ones(()), PlacementError, "local and global tensors together"),
+        (lambda: x + local, PlacementError, "the inputs are local and global tensors"),
+        (lambda: x * ones(()), PlacementError, "the inputs are local and global tensors"),
         (lambda: x + ones(4, 6, placement=placement("cpu", [[*range(n)]]), sbp=[B, S(0)]), PlacementError, "different placements"),
         (lambda: fa.add(x, "1"), DtypeError, "got '1' of type str"),
         (

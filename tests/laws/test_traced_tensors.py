@@ -109,7 +109,7 @@ OUTSIDE = flow.tensor(1.0)
         ("relu", lambda x: F.relu(x, inplace=True), "cannot be overwritten"),
         ("allclose", lambda x: flow.allclose(x, x), "no values while the body of a job runs"),
         ("to_global", lambda x: flow.to_global(x, flow.placement("cpu", [0]), flow.sbp.broadcast), "flow.parallel_cast"),
-        ("where", lambda x: flow.functional.where(x > 0, OUTSIDE, x), "with values, not of this job"),
+        ("where", lambda x: flow.functional.where(x > 0, OUTSIDE, x), "that does not belong to this job"),
         ("linear", lambda x: F.linear(x, np.ones((3, 3), np.float32)), "the array to the job"),
         ("add", lambda x: flow.add(x, np.ones(3, np.float32)), "pass the array to the job as an argument"),
         ("randn", lambda x: flow.randn(2, placement=flow.placement("cpu", [0]), sbp=flow.sbp.broadcast), "placement= and sbp="),
