@@ -127,7 +127,7 @@ def test_outside_of_jobs_a_placement_is_a_value() -> None:
 
 
 def test_a_hierarchy_that_the_devices_do_not_fill(inside: Any) -> None:
-    message = r"placement\('cpu', \['0:0-3'\], \(2, 3\)\) at test_scope\.py:\d+: 4 devices do not fill a hierarchy \(2, 3\), which has 6"
+    message = r"placement\('cpu', \['0:0-3'\], \(2, 3\)\) at test_scope\.py:\d+: hierarchy \(2, 3\) needs 6 devices; got 4"
     with pytest.raises(PlacementError, match=message), scope.placement("cpu", "0:0-3", (2, 3)):
         pass
 
@@ -136,10 +136,10 @@ def test_a_hierarchy_that_the_devices_do_not_fill(inside: Any) -> None:
     ("tag", "devices", "message"),
     [
         ("cpu", "0-3", r'placement\(\'cpu\', \[\'0-3\'\]\) at test_scope\.py:\d+: cannot read "0-3"; write "machine:device" or "machine:first-last"'),
-        ("cpu", ["0:0", "0:0"], r"names a device twice"),
-        ("gpu", "0:9", r"device 9 does not exist; there are 4"),
-        ("cpu", [[0, 1], [2]], r"the rows of a mesh are of equal length; these have 2, 1 devices"),
-        ("cpu", [[0, 1], 2], r"lists and devices are mixed; write a mesh as lists of equal length"),
+        ("cpu", ["0:0", "0:0"], r"a device occurs twice"),
+        ("gpu", "0:9", r"device 9 does not exist, because there are 4"),
+        ("cpu", [[0, 1], [2]], r"the rows of a mesh must have equal lengths; got rows of 2, 1 devices"),
+        ("cpu", [[0, 1], 2], r"the devices are lists and single devices; write a mesh as lists of equal length"),
         ("cpu", [0.5], r"cannot read 0\.5; write"),
         ("cpu", [-1], r"cannot read -1; write"),
     ],

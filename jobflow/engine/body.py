@@ -1,4 +1,4 @@
-"""The body of a job while it is traced: operations on its tensors become nodes over values.
+"""Tracing of the body of a job: operations on its tensors become nodes of a graph.
 
 Only this module converts between tensors of the job and values of the graph. The compiler operates on values only.
 """
@@ -22,7 +22,7 @@ from jobflow.graph.training import Optimizer
 from jobflow.ops.op import Op
 from jobflow.ops.scalar import fill_like, scale
 
-#: function from an op and its inputs to replacements of the inputs
+#: function from an operation and its inputs to replacements of the inputs
 Replacing = Callable[[Op, Sequence[Tensor]], Sequence[Tensor]]
 
 
@@ -50,7 +50,7 @@ class JobBody:
         self.declared: Mapping[str, tuple[int, ...]] | None = {}
         #: reason why arguments of their declared sizes are too large
         self.refused = ""
-        #: replaces the inputs of ops
+        #: replaces the inputs of operations
         self.replacing: Replacing | None = None
         self._handles: dict[Value, JobTensor] = {}
 
@@ -64,17 +64,22 @@ class JobBody:
         return handle
 
     def apply(self, op: Op, inputs: Sequence[Tensor], name: str | None) -> tuple[JobTensor, ...]:
-        """Record an op, or one for each time step of its inputs, and return its outputs."""
+        """Record an operation, or one operation per time step of its inputs, and return the outputs."""
         if any(x.__class__ is TimeSteps for x in inputs):
             return self._at_each_step(op, inputs, name)
         inputs = inputs if self.replacing is None else self.replacing(op, inputs)
         return tuple(map(self.handle, self.tracer.apply(op, list(map(value_of, inputs)), name)))
 
     def _at_each_step(self, op: Op, inputs: Sequence[Any], name: str | None) -> tuple[JobTensor, ...]:
-        """Record the op for each time step. Inputs without steps are the same at all steps; random numbers differ."""
+        """Record an operation once per time step.
+
+        Inputs without time steps are the same at all steps. Random operations sample different numbers at each step.
+        """
         counts = sorted({len(x.each) for x in inputs if isinstance(x, TimeSteps)})
         if len(counts) > 1:
-            raise JobError(f"{op.word()} at {user_line()}: its operands are of {' and '.join(map(str, counts))} time steps, and must be of as many")
+            raise JobError(
+                f"{op.word()} at {user_line()}: the operands have {' and '.join(map(str, counts))} time steps; pass operands with equally many"
+            )
         results = []
         for i in range(counts[0]):
             here: Any = op
@@ -84,7 +89,7 @@ class JobBody:
             results.append(self.apply(here, step_inputs, name if name is None else f"{name}_{i}"))
         return tuple(map(TimeSteps, zip(*results, strict=True)))
 
-    # ---------------------------------------------------------------- what the job is
+    # ---------------------------------------------------------------- properties of the job
 
     @property
     def name(self) -> str:
@@ -111,11 +116,11 @@ class JobBody:
         return next((position for position, rows in enumerate(self.tracer.rows) if rows), 0)
 
     def unique_name(self, prefix: str) -> str:
-        """Return `<prefix>_<n>` with the current namespaces, a name that no other op has."""
+        """Return the name `<prefix>_<n>` within the current namespaces, which no other operation has."""
         return self.tracer.unique_name(prefix)
 
     def new_region(self) -> int:
-        """Return a new number of a region of the job."""
+        """Return an unused number for a region of the job."""
         return self.tracer.new_region()
 
     def refuse(self, message: str) -> None:
@@ -141,11 +146,11 @@ class JobBody:
         return self.handle(self.tracer.variable(declared))
 
     def slot(self, name: str, type: TensorType, initial: float, like: Variable | Placement | None) -> JobTensor:
-        """Return an optimizer's variable, in the layout of the variable that it belongs to, or replicated."""
+        """Return a state variable of an optimizer, in the layout of the variable `like`, or replicated."""
         return self.handle(self.tracer.slot(name, type, initial, like))
 
     def assign(self, name: str, value: Tensor) -> None:
-        """Set the variable to this value at the end of the run."""
+        """Assign this value to the variable at the end of the run."""
         self.tracer.assign(name, value_of(value))
 
     def run_counter(self) -> JobTensor:
@@ -161,7 +166,7 @@ class JobBody:
     # ---------------------------------------------------------------- training
 
     def add_loss(self, loss: Tensor) -> None:
-        """Mark a loss for the optimizer of the job's configuration."""
+        """Register a loss for the optimizer of the job's configuration."""
         for each in every_step(loss):
             self.tracer.add_loss(value_of(each))
 
@@ -170,6 +175,6 @@ class JobBody:
         self.tracer.minimize(optimizer, [value_of(each) for loss in losses for each in every_step(loss)])
 
     def watch(self, value: Tensor, take: Callable[[Any], None], gradient: bool = False) -> None:
-        """Call `take` with the value, or with its gradient, after every run; without a gradient there is no call."""
+        """Call `take` with the value, or with its gradient, after every run; a value without a gradient causes no call."""
         for each in every_step(value):
             self.tracer.watch(value_of(each), take, gradient)

@@ -20,17 +20,17 @@ from jobflow.typing.signature import Bound
 
 @dataclass(frozen=True)
 class Compiled(ClientProgram):
-    """A job's program, its results and what it depends on besides shapes."""
+    """A compiled job: its program, its results, and the state that it depends on in addition to argument shapes."""
 
     results: Results
-    #: the callbacks for the outputs that follow those of `results`
+    #: the callbacks for the outputs that follow `results`
     watches: tuple[Watch, ...]
     #: `tensors` and `modes` of its tracer
     tensors: Mapping[str, Any]
     modes: Mapping[int, Callable[[], Any]]
-    #: the feed of arguments that no caller passes
+    #: the feed of arguments that are read from files
     fed: Fed | None
-    #: the reason why it cannot run
+    #: the reason why the program cannot run, or ""
     refused: str
 
     @property
@@ -39,7 +39,7 @@ class Compiled(ClientProgram):
         return 1
 
     def read(self, run: int, bound: Sequence[Bound], phase: str | None = None) -> tuple[list[Bound], dict[str, Any]]:
-        """Read the arguments that no caller passes, and the results that no tensor of the job holds; `phase` as in `DataFeed.arrays`."""
+        """Read the arguments that come from files, and the results of the host pipeline; `phase` as in `DataFeed.arrays`."""
         if self.fed is None:
             return [], {}
         extra, host_results = self.fed.bound(run, bound, phase)
@@ -47,13 +47,13 @@ class Compiled(ClientProgram):
         return extra, host_results
 
     def with_host_results(self, values: Sequence[Any], host_results: Mapping[str, Any]) -> list[Any]:
-        """Return all results and watched values, from those that are tensors of the job and the others."""
+        """Merge the values of a run with the results of the host pipeline, in the order of `results`; watched values follow."""
         rest = iter(values)
         results = [leaf.take(host_results[leaf.name]) if isinstance(leaf, HostResult) else next(rest) for leaf in self.results.leaves]
         return [*results, *rest]
 
     def check(self, bound: Sequence[Bound]) -> None:
-        """Raise an error if an argument holds a value that its reader does not accept."""
+        """Raise ShapeError if the arguments are too large for the program, or an error if one has a value outside its bounds."""
         if self.refused:
             raise ShapeError(f"{self.name}(...) at {user_line()}: {self.refused}")
         if self.bounds:
@@ -64,7 +64,7 @@ class Compiled(ClientProgram):
         return {name: value for name, _, value in bound} | {RUN_COUNTER: np.array([run])}
 
     def close(self) -> None:
-        """Read no further ahead."""
+        """Stop reading data for later runs."""
         if self.fed is not None:
             self.fed.feed.close()
 
@@ -74,5 +74,5 @@ class Compiled(ClientProgram):
             try:
                 watch.take(value)
             except Exception as error:
-                error.add_note(f"while job {self.name} ({self.where}) showed {watch.value.name}, which is watched at {watch.where}")
+                error.add_note(f"while job {self.name} ({self.where}) passed {watch.value.name} to the callback of watch at {watch.where}")
                 raise

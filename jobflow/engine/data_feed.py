@@ -1,7 +1,8 @@
-"""Arguments of a job that no caller passes: arrays that its body reads from files.
+"""Arguments of a job that are read from files, instead of being passed by the caller.
 
-A reader that is called in the body of a job (`flow.data.ofrecord_reader`) records such an argument.  The job's feed reads all of them together, one
-batch for each run.  The samples of a batch depend only on the number of the run, so a job that resumes from a checkpoint reads the next ones.
+A reader that is called in the body of a job, such as `flow.data.ofrecord_reader`, records such an argument.  The feed of the job reads them
+together, one batch per run.  The samples of a batch depend only on the number of the run, so a job that resumes from a checkpoint reads the
+next ones.
 """
 
 from __future__ import annotations
@@ -20,48 +21,49 @@ from jobflow.typing.signature import Bound
 if TYPE_CHECKING:
     from jobflow.program.arguments import ArgumentPart
 
-#: rows of an array: the first, and the one after the last
+#: rows of an array: start and stop
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
 class DynamicArgument:
-    """An argument, or one per device, whose shape may differ between runs."""
+    """An argument whose shape may differ between runs; it may consist of one array per device."""
 
-    #: the largest type, which the program sees
+    #: the type with the largest shape, for which the job is compiled first
     type: TensorType
-    #: True if each device has an argument of its own
+    #: True if each device has a separate argument
     per_device: bool
 
 
 class DataFeed(ABC):
-    """A source of arrays that are read from files; `types` are those of one pass through the body."""
+    """A source of arrays that are read from files; `types` are the types of the arrays for one pass through the body."""
 
     types: Mapping[str, TensorType]
-    #: the arguments whose shapes are known when they are read
+    #: the arguments whose shapes are unknown until they are read
     dynamic: Mapping[str, DynamicArgument]
-    #: by name, the results that no tensor of the job holds
+    #: results of the host pipeline, by name
     results: Mapping[str, Any]
-    #: by name of an array, the phases of a run that compute what it is made of, in order
+    #: by name of an array, the phases of a run that compute its inputs, in order
     phases: Mapping[str, Sequence[str]]
-    #: a variable that counts the passes through the body, if there is one; reading continues at a count that was loaded
+    #: name of the variable that counts passes through the body, if any; reading continues at the count in a loaded checkpoint
     counter: str | None = None
 
     def phase_of(self, name: str) -> str | None:
-        """Return the last phase that an array needs, or None."""
+        """Return the last phase that an array depends on, or None."""
         return self.phases[name][-1] if name in self.phases else None
 
     @abstractmethod
     def arrays(self, run: int, passes: int, rows: Mapping[str, Span], arguments: Mapping[str, Any], phase: str | None) -> dict[str, Any]:
-        """Return these rows of arrays by name, in a run with so many passes through the body, one batch for each, and these arguments.
+        """Read the arrays of run number `run`, by name.
 
-        Dynamic arguments are arrays, or lists with one per device; `HostResult`s are lists with an array for each row.
-        With `phase`, only arrays whose last phase this is; without one, only those that need no phase.
+        The run makes `passes` passes through the body, with one batch each.  `rows` selects rows by name of an array.  `arguments` are the
+        arguments of the caller.  Dynamic arguments are arrays, or lists with one array per device.  `HostResult`s are lists with one array per row.
+        With `phase`, only arrays whose last phase is `phase` are read; without it, only arrays that depend on no phase.
         """
 
     @abstractmethod
     def shapes(self, name: str, run: int, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the shape of a dynamic argument in a run, or one per device, if nothing else is read."""
+        """Return the shape of a dynamic argument in a run, or one shape per device, without reading other arrays."""
 
     @abstractmethod
     def close(self) -> None:
@@ -70,20 +72,20 @@ class DataFeed(ABC):
 
 @dataclass(frozen=True)
 class Fed:
-    """The feed of a compiled job; only the rows that this process needs are read."""
+    """The feed of a compiled job, which reads only the rows that this process needs."""
 
     feed: DataFeed
     where: SourceLine
-    #: the passes through the body in a run
+    #: number of passes through the body in a run
     passes: int
     rows: Mapping[str, Span]
     types: Mapping[str, TensorType]
 
     @classmethod
     def of(cls, feed: DataFeed, where: SourceLine, passes: int, parts: Sequence[Sequence[ArgumentPart]] | None, here: Collection[int] | None) -> Fed:
-        """Return the feed for ranks with these parts of arguments, only those `here` if passed.
+        """Return a feed that reads the rows in the `parts` of the ranks `here`, or of all ranks if `here` is None.
 
-        All rows are read if other programs of the job take them too: without `parts`, and with dynamic arguments.
+        All rows are read without `parts` or with dynamic arguments, because other programs of the job read them, too.
         """
         types = {name: type.with_shape((type.shape[0] * passes, *type.shape[1:])) for name, type in feed.types.items()}
         if parts is None or feed.dynamic:
@@ -98,7 +100,7 @@ class Fed:
         return cls(feed, where, passes, rows, types)
 
     def bound(self, run: int, bound: Sequence[Bound], phase: str | None) -> tuple[list[Bound], dict[str, Any]]:
-        """Read the arguments of a run with these arguments of its caller, and the results that no tensor holds; `phase` as in `arrays`."""
+        """Read the arguments and the results of the host pipeline for a run with the caller's arguments `bound`; `phase` as in `DataFeed.arrays`."""
         spans = {name: span for name, span in self.rows.items() if self.feed.phase_of(name) == phase}
         arrays = self.feed.arrays(run, self.passes, spans, {name: value for name, _, value in bound}, phase)
         rows = {name: arrays.pop(name) for name in spans}
@@ -114,7 +116,7 @@ class Fed:
 
 
 class RowsHere(Lazy):
-    """An array with only the rows that this process needs."""
+    """A lazy array that has only the rows that this process needs."""
 
     def __init__(self, name: str, type: TensorType, start: int, rows: Array) -> None:
         self.shape, self.dtype = type.shape, type.dtype.numpy

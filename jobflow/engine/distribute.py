@@ -2,9 +2,9 @@
 
 Programs compare them with `is`, so there is one object for `broadcast()`, one for `auto()`, and one per axis for `split(axis)`.
 
-    split(axis)   each device holds a piece of the axis     S(axis)
-    broadcast()   each device holds the whole               B
-    auto()        chosen by layout inference
+    split(axis)   each device has a piece along the axis    S(axis)
+    broadcast()   each device has the whole tensor          B
+    auto()        layout inference chooses the layout
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ _SPELLING = re.compile(r"\s*(?:S\((-?\d+)\)|(B)|(P))\s*\Z")
 
 
 def assert_is_valid_distribute(distribute: object) -> None:
-    """Raise AssertionError unless this is one of the three kinds."""
+    """Raise ArgumentError, which is an AssertionError, unless the object is a `Distribute`."""
     if not isinstance(distribute, Distribute):
-        raise ArgumentError(f"{distribute!r} at {user_line()} is not a distribute; use distribute.split(axis), broadcast() or auto()")
+        raise ArgumentError(f"distribute at {user_line()}: {distribute!r} is not a layout request; use distribute.split(axis), broadcast() or auto()")
 
 
 def read_sbp(text: str, what: str) -> Sbp:
@@ -93,39 +93,45 @@ def current_placement(what: str) -> Placement:
     here = scope.current()
     placement = here.placement or getattr(here.interpreter, "placement", None)
     if not isinstance(placement, Placement):
-        raise JobError(f"{what} at {user_line()} needs a placement: call it in the body of a job")
+        raise JobError(f"{what} at {user_line()}: there is no placement outside a job; call it in the body of a job")
     return placement
 
 
-def mesh_sbp(what: str, wish: Distribute | str | ParallelDistribution, type: TensorType, placement: Placement) -> tuple[Sbp, ...]:
-    """Return S/B/P per mesh dimension from one request for all of them or a list with one for each.
+def mesh_sbp(what: str, spec: Distribute | str | ParallelDistribution, type: TensorType, placement: Placement) -> tuple[Sbp, ...]:
+    """Return one sbp per mesh dimension, from one request for all dimensions or a list with one request for each.
 
-    Free dimensions are B. Axes are checked.
+    `auto()` becomes B.  Raises: SbpError for another number of requests, or for an axis that the tensor does not have.
     """
-    each: list[Any] = list(wish) if isinstance(wish, list | tuple) else [wish]
+    each: list[Any] = list(spec) if isinstance(spec, list | tuple) else [spec]
     if len(each) == 1:
         each *= len(placement.mesh)
     if len(each) != len(placement.mesh):
-        raise SbpError(f"{what} at {user_line()}: {len(each)} entries {each} for a placement {placement} of {len(placement.mesh)} mesh dimensions")
+        raise SbpError(
+            f"{what} at {user_line()}: {len(each)} entries {each} for a placement {placement} of {len(placement.mesh)} mesh dimensions; "
+            f"pass one per dimension"
+        )
     return tuple(_checked(what, one, type) for one in each)
 
 
-def _checked(what: str, wish: Distribute | str, type: TensorType) -> Sbp:
-    if isinstance(wish, str):
-        sbp = read_sbp(wish, what)
+def _checked(what: str, spec: Distribute | str, type: TensorType) -> Sbp:
+    if isinstance(spec, str):
+        sbp = read_sbp(spec, what)
     else:
-        assert_is_valid_distribute(wish)
-        sbp = wish.sbp or B
+        assert_is_valid_distribute(spec)
+        sbp = spec.sbp or B
     if not isinstance(sbp, Split):
         return sbp
     if not -type.ndim <= sbp.axis < type.ndim:
         axes = "has no axes; use distribute.broadcast()" if not type.ndim else f"has the axes 0 to {type.ndim - 1}; split one of these"
-        raise SbpError(f"{what} at {user_line()}: {wish} names axis {sbp.axis}, but the tensor {type} {axes}")
+        raise SbpError(f"{what} at {user_line()}: {spec} names axis {sbp.axis}, but the tensor {type} {axes}")
     return S(sbp.axis % type.ndim)
 
 
 def with_distribute(value: Tensor, distribute: Distribute) -> Tensor:
-    """Return another handle of the tensor whose readers receive it in this layout, whatever was requested of the first handle."""
+    """Return another handle of the tensor; operations that read this handle receive the tensor in the layout `distribute`.
+
+    Requests on the original handle do not apply to the new one.
+    """
     assert_is_valid_distribute(distribute)
     value = _before_hints(value)
     if distribute is auto() or is_local(value):
@@ -136,7 +142,7 @@ def with_distribute(value: Tensor, distribute: Distribute) -> Tensor:
 
 
 def _before_hints(value: Tensor) -> Tensor:
-    """Return the handle of the tensor without requests by `with_distribute`."""
+    """Return the handle of the tensor before any call of `with_distribute`."""
     body = scope.current().interpreter
     while isinstance(op := getattr(getattr(value, "node", None), "op", None), ToLayout) and op.requested_by == "with_distribute":
         value = body.handle(value.node.inputs[0])  # type: ignore[union-attr, attr-defined]
@@ -144,31 +150,31 @@ def _before_hints(value: Tensor) -> Tensor:
 
 
 def is_local(value: Tensor) -> bool:
-    """Return True for a value of the mirrored view, which every rank holds separately; layout requests do not apply to it."""
+    """Return True for a value of the mirrored view; layout requests do not apply to it, because each rank has a separate tensor."""
     return bool(getattr(value, "local", False))
 
 
 def asked_of(value: Tensor) -> tuple[Sbp | None, ...]:
-    """Return the layout requested of this handle by `with_distribute` or a cast, per mesh dimension; empty without a request."""
+    """Return the layout that `with_distribute` or a cast requests of this handle, per mesh dimension; () without a request."""
     op = getattr(getattr(value, "node", None), "op", None)
     return op.sbp if isinstance(op, ToLayout) else ()
 
 
 def distribute_of(value: Tensor) -> Distribute:
-    """Return the request as one distribute; `auto()` if mesh dimensions differ."""
+    """Return the layout request of this handle as one `Distribute`; `auto()` if mesh dimensions differ."""
     requests = asked_of(value)
     if len(set(requests)) != 1:
         return auto()
-    wish = requests[0]
-    if isinstance(wish, Split):
-        return split(wish.axis)
-    return broadcast() if wish is B else auto()
+    spec = requests[0]
+    if isinstance(spec, Split):
+        return split(spec.axis)
+    return broadcast() if spec is B else auto()
 
 
 def parallel_cast(
     input: Tensor, name: str | None = None, distribute: Distribute | None = None, gradient_distribute: Distribute | None = None
 ) -> Tensor:
-    """Return x in the layout `distribute`; the gradient is redistributed to `gradient_distribute`, or its layout is inferred."""
+    """Return `input` in the layout `distribute`; the gradient is redistributed to `gradient_distribute`, or its layout is inferred."""
     return _cast("parallel_cast", input, name, distribute or auto(), gradient_distribute)
 
 
@@ -179,15 +185,17 @@ def hierarchical_parallel_cast(
     grad_parallel_distribution: ParallelDistribution | None = None,
     name: str | None = None,
 ) -> Tensor:
-    """Return x in the listed layout, with one entry ("S(0)", "B" or a distribute) per mesh dimension.
+    """Return `input` in the listed layout, with one entry ("S(0)", "B" or a distribute) per mesh dimension.
 
-    On one mesh dimension an empty list leaves x unchanged. With grad_mode "manual" the gradient is redistributed to `grad_parallel_distribution`.
-    With "restore", "identity", "auto" and None its layout suits the producer of x.
+    On one mesh dimension, an empty list leaves `input` unchanged. With grad_mode "manual", the gradient is redistributed to
+    `grad_parallel_distribution`. With "restore", "identity", "auto" and None, its layout is inferred.
     """
     if grad_mode not in (None, "manual", "restore", "identity", "auto"):
-        raise ArgumentError(f"hierarchical_parallel_cast at {user_line()}: grad_mode {grad_mode!r} is not manual, restore, identity or auto")
+        raise ArgumentError(f"hierarchical_parallel_cast at {user_line()}: grad_mode is {grad_mode!r}; use manual, restore, identity or auto")
     if (grad_mode == "manual") != (grad_parallel_distribution is not None):
-        raise ArgumentError(f"hierarchical_parallel_cast at {user_line()}: grad_parallel_distribution is given exactly when grad_mode is 'manual'")
+        raise ArgumentError(
+            f"hierarchical_parallel_cast at {user_line()}: grad_mode is {grad_mode!r}; pass grad_parallel_distribution with 'manual' only"
+        )
     return _cast("hierarchical_parallel_cast", input, name, parallel_distribution, grad_parallel_distribution)
 
 
@@ -195,25 +203,25 @@ def _cast(
     what: str,
     x: Tensor,
     name: str | None,
-    wish: Distribute | ParallelDistribution,
+    spec: Distribute | ParallelDistribution,
     gradient: Distribute | ParallelDistribution | None,
 ) -> Tensor:
-    wish, gradient = _free_if_empty(wish), _free_if_empty(gradient)
+    spec, gradient = _free_if_empty(spec), _free_if_empty(gradient)
     free = gradient is None or gradient is auto()
-    if is_local(x) or (free and wish is auto()):
+    if is_local(x) or (free and spec is auto()):
         return _apply(Identity(), x, name)
     placement = current_placement(what)
     grad = None if gradient is None or free else mesh_sbp(f"{what} (gradient)", gradient, x.tensor_type, placement)
-    if wish is not auto():
-        return to_layout(x, *mesh_sbp(what, wish, x.tensor_type, placement), grad=grad, requested_by=what, name=name)
+    if spec is not auto():
+        return to_layout(x, *mesh_sbp(what, spec, x.tensor_type, placement), grad=grad, requested_by=what, name=name)
     assert grad is not None
     return _apply(GradientLayout(grad), x, name)
 
 
-def _free_if_empty(wish: Any) -> Any:
-    """Replace an empty list by `auto()` on a mesh of one dimension."""
-    empty = isinstance(wish, list | tuple) and not wish
-    return auto() if empty and len(current_placement("hierarchical_parallel_cast").mesh) == 1 else wish
+def _free_if_empty(spec: Any) -> Any:
+    """Return `auto()` for an empty list on a mesh of one dimension, and other requests unchanged."""
+    empty = isinstance(spec, list | tuple) and not spec
+    return auto() if empty and len(current_placement("hierarchical_parallel_cast").mesh) == 1 else spec
 
 
 def _apply(op: Op, x: Tensor, name: str | None) -> Tensor:
@@ -224,24 +232,24 @@ def _apply(op: Op, x: Tensor, name: str | None) -> Tensor:
 
 
 def consistent_strategy() -> scope.consistent_view:
-    """Call `scope.consistent_view`; the name of older releases."""
+    """Return `scope.consistent_view()`; the function has the name of older releases."""
     notice("distribute.consistent_strategy is the old name of scope.consistent_view")
     return scope.consistent_view()
 
 
 def mirrored_strategy() -> scope.mirrored_view:
-    """Call `scope.mirrored_view`; the name of older releases."""
+    """Return `scope.mirrored_view()`; the function has the name of older releases."""
     notice("distribute.mirrored_strategy is the old name of scope.mirrored_view")
     return scope.mirrored_view()
 
 
 def consistent_strategy_enabled() -> bool:
-    """Call `scope.consistent_view_enabled`; the name of older releases."""
+    """Return `scope.consistent_view_enabled()`; the function has the name of older releases."""
     notice("distribute.consistent_strategy_enabled is the old name of scope.consistent_view_enabled")
     return scope.consistent_view_enabled()
 
 
 def mirrored_strategy_enabled() -> bool:
-    """Call `scope.mirrored_view_enabled`; the name of older releases."""
+    """Return `scope.mirrored_view_enabled()`; the function has the name of older releases."""
     notice("distribute.mirrored_strategy_enabled is the old name of scope.mirrored_view_enabled")
     return scope.mirrored_view_enabled()

@@ -54,7 +54,7 @@ class EagerBody(StagedBody):
         return self.look(value)
 
     def dynamic_rows(self, name: str, padded: JobTensor, axis: int) -> JobTensor:
-        """Return the rows of this call."""
+        """Return the rows of this call, as a slice of the padded tensor."""
         rows = trimmed(self.look(padded.value), axis)
         counts = {each.shape[axis] for each in (rows if isinstance(rows, list) else [rows])}
         if len(counts) > 1:
@@ -63,7 +63,7 @@ class EagerBody(StagedBody):
         return self.apply(Slice((0,) * len(stop), stop, (1,) * len(stop)), [padded], None)[0]
 
     def watch(self, value: Tensor, take: Callable[[Any], None], gradient: bool = False) -> None:
-        """Pass the value to `take` at once, or its gradient after the run."""
+        """Pass the value to `take` immediately, or its gradient after the run."""
         if not gradient:
             take(self.look(value_of(value)))
             return
@@ -71,7 +71,7 @@ class EagerBody(StagedBody):
 
 
 def _uneven(job: str, name: str) -> NoReturn:
-    raise JobError(f"job {job} at {user_line()}: {name} has other shapes on other devices; in an eager job they must be equal")
+    raise JobError(f"job {job} at {user_line()}: {name} has different shapes on the devices; pass arrays of equal shape to an eager job")
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """The trace of a call, used in place of argument shapes as a key; two traces are equal if their programs are."""
+    """The traces of a call, used as a key in place of argument shapes; two calls are equal if their programs are equal."""
 
     traces: tuple[Trace, ...] = field(compare=False)
     #: True for the trace up to a read of data
@@ -95,7 +95,7 @@ class RecordedCall:
 
     @cached_property
     def content(self) -> tuple[Any, ...]:
-        """The text that determines equality."""
+        """The programs in a comparable form."""
         return tuple([_content(*trace) for trace in dict(zip(map(id, self.traces), self.traces, strict=True)).values()])
 
     def __hash__(self) -> int:
@@ -106,19 +106,19 @@ class RecordedCall:
 
 
 def _content(program: Any, results: Results) -> tuple[Any, ...]:
-    numbers: dict[Value, int] = {}
+    indices: dict[Value, int] = {}
     nodes = []
     for node in program.nodes:
-        nodes.append((node.op, node.name, node.placement, node.provenance, tuple([numbers[value] for value in node.inputs]), len(node.outputs)))
-        numbers.update({value: len(numbers) + i for i, value in enumerate(node.outputs)})
+        nodes.append((node.op, node.name, node.placement, node.provenance, tuple([indices[value] for value in node.inputs]), len(node.outputs)))
+        indices.update({value: len(indices) + i for i, value in enumerate(node.outputs)})
     training = program.training
     return (
         nodes,
-        [(leaf.name, leaf.tensor_type) if isinstance(leaf, HostResult) else numbers[value_of(leaf)] for leaf in results.leaves],
+        [(leaf.name, leaf.tensor_type) if isinstance(leaf, HostResult) else indices[value_of(leaf)] for leaf in results.leaves],
         program.variables,
-        {name: numbers[value] for name, value in program.updates.items()},
-        None if training is None else (training.optimizers, training.where, [numbers[loss] for loss in training.losses]),
-        [numbers[watch.value] for watch in program.watches],
+        {name: indices[value] for name, value in program.updates.items()},
+        None if training is None else (training.optimizers, training.where, [indices[loss] for loss in training.losses]),
+        [indices[watch.value] for watch in program.watches],
         (program.rows, program.half, program.strategy, program.microbatches, program.schedule),
         {name: id(tensor) for name, tensor in program.tensors.items()},
         repr(program.feed),
@@ -144,7 +144,7 @@ class EagerJob(StagedJob):
         return hash(self.name)
 
     def compile(self, session: Session, shapes: Any, number: int) -> Compiled:
-        """Compile a traced call, or without one a trace for argument shapes."""
+        """Compile the traces of a `RecordedCall`, or a new trace for argument shapes."""
         return self.compile_traces(session, shapes.traces, number) if isinstance(shapes, RecordedCall) else super().compile(session, shapes, number)
 
     def compiled(self, session: Session, bound: Sequence[Bound]) -> Compiled:
@@ -169,7 +169,7 @@ class EagerJob(StagedJob):
         return compiled
 
     def _shape_of_call(self, session: Session, body: EagerBody, name: str) -> tuple[int, ...]:
-        """Return the shape of an argument from the body's feed in this call."""
+        """Return the shape that an argument from the body's feed has in this call."""
         dynamic = body.feed.dynamic[name]
         if self.bound is None:
             return dynamic.type.shape
@@ -179,14 +179,14 @@ class EagerJob(StagedJob):
         return shapes[0] if dynamic.per_device else shapes
 
     def _look(self, session: Session, body: EagerBody, value: Value) -> Any:
-        """Return the data of a value of the running body."""
-        bound, what = self.bound, f"job {self.name} at {user_line()}: the numbers of {value.name}"
+        """Return the data of a value while the body runs."""
+        bound, what = self.bound, f"job {self.name} at {user_line()}: the values of {value.name}"
         if bound is None:
-            raise JobError(f"{what} are known when the job is called")
+            raise JobError(f"{what} are unknown while the job is compiled; read them in a call of the job")
         if self.microbatch_count > 1:
-            raise JobError(f"{what} are those of one part of the batch; omit {ACCUMULATION} to look at them")
+            raise JobError(f"{what} belong to one of {self.microbatch_count} microbatches; omit {ACCUMULATION} to read them")
         if body.tracer.rows:
-            raise JobError(f"{what} are of devices whose arguments differ in length; return it, or pass arrays of one length")
+            raise JobError(f"{what} differ in length between devices; return the tensor, or pass arrays of equal length")
         program = replace(self.recorded(body, [value]), updates={}, training=None, losses=(), watches=())
         trace = program, Results("value", (body.handle(value),), ("numpy",), 0)
         with scope.using(interpreter=None):

@@ -1,4 +1,4 @@
-"""Protocols that a session expects of its jobs, unfinished checkpoints and tensors."""
+"""Protocols of objects that a session uses: unfinished checkpoints, and tensors of the program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 class Unfinished(Protocol):
     """Background work; `wait` raises its errors and removes it from the session.
 
-    After `part` it communicates with no other rank, and reports only errors of this process.
+    After `detach` there is no communication with other ranks, and only errors of this process are reported.
     """
 
     def wait(self) -> None: ...

@@ -1,6 +1,6 @@
 """Options of older programs without an effect here, accepted with a notice.
 
-Each row begins with the accepted type and the value of a call without an argument, unless that is None.
+The key of each row is the accepted type, followed by the default of a call without an argument, unless the default is None.
 """
 
 IGNORED: dict[str, dict[str, str]] = {

@@ -55,7 +55,7 @@ ACCUMULATION = "train.num_gradient_accumulation_steps"
 
 
 class Job:
-    """A declared job."""
+    """A declared job: the function, its signature and its configuration."""
 
     #: True if the job is compiled before its first call
     ahead = True
@@ -85,7 +85,7 @@ class Job:
     # ---------------------------------------------------------------- compiling
 
     def placement(self, session: Session) -> Placement:
-        """Return the placement of nodes for which the body names none."""
+        """Return the default placement of operations in the body."""
         option = self.config.options.get("default_placement_scope")
         placement = session.default_placement() if option is None else option.resolve()
         return placement if self.strategy is None else self.strategy.placement(placement)
@@ -113,22 +113,22 @@ class Job:
         return other
 
     def declared_shapes(self, session: Session) -> Shapes:
-        """Return the shapes of the declaration."""
+        """Return the shapes in the annotations of the arguments."""
         ranks = self.placement(session).size
         return tuple((declared.type.shape,) * ranks if declared.per_device else declared.type.shape for _, declared in self.signature.placeholders())
 
     @collection_paused()
     def compile(self, session: Session, shapes: Any, number: int) -> Compiled:
-        """Trace the body and choose layouts; once for all ranks, or once per rank where their shapes differ."""
+        """Trace the body and choose layouts, once for all ranks, or once per rank if argument shapes differ between ranks."""
         return self.compile_traces(session, self.traces(session, shapes), number)
 
     @property
     def per_device(self) -> list[bool]:
-        """Per input, True if every device has an array of its own."""
+        """One flag per argument: True if every device has a separate array."""
         return [declared.per_device for _, declared in self.signature.placeholders()]
 
     def traces(self, session: Session, shapes: Shapes) -> tuple[Trace, ...]:
-        """Return per rank the trace for the shapes of its arguments; the same object for equal shapes."""
+        """Return one trace per rank for the shapes of its arguments; ranks with equal shapes have the same trace."""
         placement, per_device = self.placement(session), self.per_device
         uneven = [shape for own, shape in zip(per_device, shapes, strict=True) if own and len(set(shape)) > 1]
         rows = tuple(own[0] for own in uneven[0]) if uneven else ()
@@ -145,7 +145,7 @@ class Job:
         return tuple(traces)
 
     def compile_traces(self, session: Session, traces: Sequence[Trace], number: int) -> Compiled:
-        """Return the program of the ranks from the trace for each of them."""
+        """Compile the program of all ranks from one trace per rank."""
         each = {id(trace): trace for trace in traces}
         logical_of = {key: logical(program, returned_values(results)) for key, (program, results) in each.items()}
         physical_of = {key: distribute(program.graph) for key, program in logical_of.items()}
@@ -162,7 +162,7 @@ class Job:
         )
 
     def parts_fed(self, program: Traced, parts: Parts) -> Parts | None:
-        """Return the parts of arguments that decide which rows the feed reads; None for all rows."""
+        """Return the parts of arguments that determine the rows that the feed reads; None for all rows."""
         return parts
 
     @property
@@ -173,7 +173,7 @@ class Job:
         return count if self.trainable else 1
 
     def microbatches(self, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...] = ()) -> Microbatches | None:
-        """Return the microbatches for arguments of these shapes, or None if the batch is not cut.  `rows` as in `Tracer`."""
+        """Return the microbatches for arguments of these shapes, or None if the batch is not divided.  `rows` as in `Tracer`."""
         if self.microbatch_count == 1:
             return None
         named = zip(self.signature.placeholders(), shapes, strict=True)
@@ -181,11 +181,11 @@ class Job:
         return cut_batch(f"job {self.name}", self.microbatch_count, where, {name: shape for (name, _), shape in named}, exact=exact, devices=rows)
 
     def _reads_its_batch(self) -> bool:
-        """True if the body reads or samples each microbatch, because no caller passes a batch that could be cut."""
+        """True if the body reads or samples each microbatch, because no argument has a batch that can be divided."""
         return self.microbatch_count > 1 and not any(declared.type.shape[:1] > (1,) for _, declared in self.signature.placeholders())
 
     def _passes(self, program: Traced, results: Results) -> Trace:
-        """Return the trace of a body that reads or samples its batch, for runs with a batch per microbatch."""
+        """Return the trace of a body that reads or samples its batch, changed for runs with one batch per microbatch."""
         read = {} if program.feed is None else program.feed.types
         sampled = next((node.outputs[0].shape[:1] for node in program.nodes if isinstance(node.op, RandomSource)), ())
         rows = {type.shape[0] for type in read.values()} or set(sampled)
@@ -194,18 +194,18 @@ class Job:
         where, count = self.config.lines.get(ACCUMULATION, self.where), self.microbatch_count
         if len(rows) > 1:
             raise JobError(
-                f"job {self.name}: {count} microbatches, requested at {where}: its readers have batches of different sizes, {sorted(rows)}"
+                f"job {self.name} at {where}: {count} microbatches need one batch size, but the readers have {sorted(rows)}; use equal batch sizes"
             )
         cut = Microbatches(count, count * rows.pop(), tuple(read), where)
         return replace(program, microbatches=cut, schedule=self._schedule), results
 
     def _with_read(self, cut: Microbatches, read: Mapping[str, TensorType]) -> Microbatches:
-        """Return the microbatches of the arguments, each with a batch that the body reads."""
+        """Return the microbatches extended by the arrays that the body reads, one batch for each microbatch."""
         rows = sorted({type.shape[0] for type in read.values()})
         if rows != list(cut.sizes):
             raise JobError(
-                f"job {self.name}: {cut.count} microbatches, requested at {cut.where}: those of its arguments have "
-                f"{' or '.join(map(str, cut.sizes))} rows, and what it reads has {' or '.join(map(str, rows))}; read as many rows as a microbatch has"
+                f"job {self.name} at {cut.where}: each of {cut.count} microbatches has {' or '.join(map(str, cut.sizes))} rows of the "
+                f"arguments, but the readers return {' or '.join(map(str, rows))}; read as many rows as a microbatch has"
             )
         return replace(cut, arguments=(*cut.arguments, *read))
 
@@ -270,7 +270,7 @@ class Job:
         return self.recorded(body, returned_values(results)), results
 
     def _shown(self, session: Session) -> dict[str, tuple[int, ...]] | None:
-        """Return the shapes that the program sees, by name of value: those for the largest arguments, or None before their trace."""
+        """Return shapes by name of value in the trace for the largest arguments; None before that trace."""
         return self._declared[1] if self._declared is not None and self._declared[0]() is session else None
 
     def body(self, session: Session, tracer: Tracer, shapes: Sequence[Any], options: Mapping[str, Any]) -> JobBody:
@@ -278,7 +278,7 @@ class Job:
         return JobBody(tracer, **options)
 
     def recorded(self, body: JobBody, outputs: Sequence[Value]) -> Traced:
-        """Return the program that a body has recorded, with these outputs."""
+        """Return the program that was traced in a body, with these outputs."""
         program = body.tracer.traced(outputs)
         options: dict[str, Any] = {"half": self.config.half, "strategy": self.strategy, "lazily": self.config.lazily}
         return replace(program, **options, tensors=body.tensors, modes=body.modes, feed=body.feed, refused=body.refused)
@@ -321,9 +321,9 @@ class Job:
 
 
 def read_feed(session: Session, compiled: Compiled, bound: Sequence[Bound], phase: str | None = None) -> tuple[list[Bound], dict[str, Any]]:
-    """Return the arguments that no caller passes of a run with these arguments, and its results that no tensor of the job holds.
+    """Read the arguments and the results of the host pipeline from the job's feed, for a run with the caller's arguments `bound`.
 
-    With `phase`, only those that need the result of this phase and of none after it.
+    With `phase`, only arrays whose last phase is `phase` are read.
     """
     session.settle()
     counter = None if compiled.fed is None else compiled.fed.feed.counter
@@ -340,13 +340,13 @@ def _delivered(compiled: Compiled, values: list[Any]) -> Any:
 
 
 def _note_whole_updates(program: Traced, graph: Graph) -> None:
-    """Print a notice for variables whose rows are all updated although the configuration asks for single rows."""
+    """Print a notice for variables that are updated in all rows although the configuration requests updates of single rows."""
     updates = graph.updates
     whole = [name for name in program.lazily if name in updates and not isinstance(updates[name].node.op, RowUpdate | Where)]
     if whole:
         notice(
-            f"{program}: indexed_slices_optimizer_conf names {', '.join(whole)}, of which all rows are updated: the gradient is more than "
-            f"sums of rows, something else reads it, or the optimizer's formula is not one of single elements"
+            f"{program}: indexed_slices_optimizer_conf names {', '.join(whole)}, but all rows are updated: the gradient is not a sum of "
+            f"rows, another operation reads it, or the optimizer does not update each element separately"
         )
 
 

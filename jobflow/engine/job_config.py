@@ -1,6 +1,6 @@
-"""The configuration of a job: options set by calls such as ``config.default_data_type(flow.float32)``, some of them in sections.
+"""The configuration of a job: options set by calls such as ``config.default_data_type(flow.float32)`` or ``config.train.primary_lr(0.1)``.
 
-The meaning and the accepted values of an option are a row of `OPTIONS`.
+Each option and its accepted values are a row of `OPTIONS`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jobflow.core.types import DType, float16
 from jobflow.engine.options import Names, Option, ignored_options, notice_ignored, unknown
 from jobflow.graph.strategy import Strategy
 
-#: accepted modes of the sharding of optimizer state, with the same effect
+#: modes of the sharding of optimizer state, which have the same effect
 PLACEMENTS = ("non_distributed", "distributed_split")
 
 OPTIONS: dict[str, Option] = {
@@ -51,14 +51,14 @@ OPTIONS: dict[str, Option] = {
 
 
 class FunctionConfig:
-    """Options of a job, e.g. ``config.train.primary_lr(0.1)``; `global_function` takes a copy."""
+    """Options of a job, e.g. ``config.train.primary_lr(0.1)``; `global_function` copies them."""
 
     def __init__(self) -> None:
         #: values by full name, e.g. "train.primary_lr"
         self.options: dict[str, Any] = {}
-        #: source line that set each of them
+        #: source line that set each option, by full name
         self.lines: dict[str, SourceLine] = {}
-        #: number of parts of the batch whose results equal those of the whole batch, set by the trainer; None without
+        #: number of microbatches with the same results as the whole batch, set by the trainer; None for one batch
         self.microbatches: int | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -81,7 +81,10 @@ class FunctionConfig:
         return any(name.startswith("train.") for name in self.options)
 
     def set(self, name: str, value: Any) -> None:
-        """Set an option by its full name, e.g. "train.primary_lr"."""
+        """Set an option by its full name, e.g. "train.primary_lr".
+
+        Raises: ConfigError for an unknown name or a value that the option does not accept.
+        """
         if name not in OPTIONS:
             raise unknown("function_config", name, name, OPTIONS)
         option, where = OPTIONS[name], user_line()
@@ -101,11 +104,13 @@ class FunctionConfig:
 
     @property
     def lazily(self) -> tuple[str, ...]:
-        """The variables of which a step updates only the rows that it read; JobError for a malformed list."""
+        """The names of variables for which a step updates only the rows that it read; JobError for a malformed list."""
         match self.options.get("indexed_slices_optimizer_conf", {"include_op_names": {"op_name": ()}}):
             case {"include_op_names": {"op_name": list(names) | tuple(names)}} if all(isinstance(name, str) for name in names):
                 return tuple(names)
-        raise self._unsupported("indexed_slices_optimizer_conf", "is not of the form {'include_op_names': {'op_name': [names of variables]}}")
+        raise self._unsupported(
+            "indexed_slices_optimizer_conf", "the value must have the form {'include_op_names': {'op_name': [names of variables]}}"
+        )
 
     def copy(self) -> FunctionConfig:
         """Return a copy that later calls on this configuration do not change."""
@@ -119,21 +124,21 @@ class FunctionConfig:
         self.microbatches, self.lines["train.num_gradient_accumulation_steps"] = count, where
 
     def check(self) -> None:
-        """Raise JobError for an option whose numbers jobflow does not reproduce, because an error is better than other numbers."""
+        """Raise JobError for an invalid value, or for an option whose results jobflow does not reproduce."""
         steps = self.options.get("train.num_gradient_accumulation_steps", 1)
         if steps < 1:
-            raise self._unsupported("train.num_gradient_accumulation_steps", "must be at least 1")
+            raise self._unsupported("train.num_gradient_accumulation_steps", "the value must be at least 1")
         if self.options.get("pipeline_schedule", "1f1b") not in SCHEDULES:
-            raise self._unsupported("pipeline_schedule", f"is not a schedule of pipelines; use one of {', '.join(SCHEDULES)}")
+            raise self._unsupported("pipeline_schedule", f"there is no such pipeline schedule; use one of {', '.join(SCHEDULES)}")
         if "mixed_precision" in self.options and not self.options["mixed_precision"].is_half:
-            raise self._unsupported("mixed_precision", "takes jobflow.float16 or jobflow.bfloat16")
+            raise self._unsupported("mixed_precision", "the value must be jobflow.float16 or jobflow.bfloat16")
         _ = self.lazily  # raises an error for a malformed list
         primary = self.options.get("train.primary_lr")
         if self.options.get("train.secondary_lr", primary) != primary:
-            raise self._unsupported("train.secondary_lr", "differs from train.primary_lr, which is not supported; give both the same value")
+            raise self._unsupported("train.secondary_lr", f"the value differs from train.primary_lr({primary!r}); set both to the same value")
 
     def _unsupported(self, name: str, what: str) -> JobError:
-        return JobError(f"function_config.{name}({self.options[name]!r}) at {self.lines[name]} {what}")
+        return JobError(f"function_config.{name}({self.options[name]!r}) at {self.lines[name]}: {what}")
 
 
 function_config = FunctionConfig

@@ -28,20 +28,23 @@ _OF_RESULTS = frozenset({"get", "async_get", "item", "mean", "ndarray", "numpy",
 
 
 class Size(int):
-    """A declared size of a shape. Functions that receive it in a shape, as in reshape(x, (x.shape[0], -1)), use the size of the call, `now`."""
+    """A declared size of a shape, and the size of the current call as `now`.
+
+    Functions that receive it in a shape use `now`, as in reshape(x, (x.shape[0], -1)).
+    """
 
     now: int
 
     @classmethod
     def of(cls, declared: int, now: int) -> Size:
-        """Return the declared size together with that of the call."""
+        """Return the declared size with the size of the current call."""
         size = cls(declared)
         size.now = now
         return size
 
 
 def sizes(shape: Iterable[Any]) -> tuple[int, ...]:
-    """Return the sizes of a shape in this call."""
+    """Return the sizes of a shape in the current call."""
     return tuple(n.now if isinstance(n, Size) else int(n) for n in shape)
 
 
@@ -67,12 +70,12 @@ class JobTensor(TensorOperators):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The declared shape; functions that take a shape use the sizes of the call in it (`sizes`)."""
+        """The declared shape; functions that take a shape replace its sizes by the sizes of the current call (`sizes`)."""
         return self.tensor_type.shape if self._declared is None else tuple(map(Size.of, self._declared, self.tensor_type.shape))
 
     @property
     def declared_shape(self) -> tuple[int, ...]:
-        """The shape for arguments of their declared sizes, as plain integers; `tensor_type.shape` is that of the call."""
+        """The shape for arguments of their declared sizes, as plain integers; `tensor_type.shape` has the sizes of the current call."""
         return self._declared or self.tensor_type.shape
 
     @property
@@ -104,11 +107,11 @@ class JobTensor(TensorOperators):
         return parallel_cast(self, gradient_distribute=distribute)
 
     def with_split_distribute(self, axis: int) -> Tensor:
-        """Return with_distribute(split(axis))."""
+        """Return another handle of this tensor whose readers receive it split along `axis`."""
         return with_distribute(self, split(axis))
 
     def with_broadcast_distribute(self) -> Tensor:
-        """Return with_distribute(broadcast())."""
+        """Return another handle of this tensor whose readers receive the whole tensor on each device."""
         return with_distribute(self, broadcast())
 
     @property
@@ -129,17 +132,20 @@ class JobTensor(TensorOperators):
 
     @property
     def is_dynamic(self) -> bool:
-        """True if the devices' tensors may differ in shape, as after a list of one array per device; `cast_to_static_shape` ends it."""
+        """True if the shapes on the devices may differ, for example for an argument with one array per device.
+
+        `cast_to_static_shape` returns a tensor for which this is False.
+        """
         return is_dynamic(self.value)
 
     @property
     def parallel_size(self) -> int:
-        """The number of devices that hold the tensor or parts of it."""
+        """The number of devices that have the tensor or a piece of it."""
         return self.node.placement.size
 
     @property
     def parallel_conf(self) -> ParallelConf:
-        """The placement as text; `device_tag()` is the kind of device."""
+        """The placement as text; its `device_tag()` returns the kind of device."""
         return ParallelConf.of(self.node.placement)
 
     @property
@@ -159,9 +165,9 @@ class JobTensor(TensorOperators):
 
     @property
     def unique_name(self) -> str:
-        """The logical_blob_name together with the layout requested of this handle."""
-        asked = self.distribute
-        return self.logical_blob_name if asked is auto() else f"{self.logical_blob_name}:{asked}"
+        """The logical_blob_name, followed by the layout that is requested of this handle."""
+        requested = self.distribute
+        return self.logical_blob_name if requested is auto() else f"{self.logical_blob_name}:{requested}"
 
     @property
     def sub_consistent_blob_list(self) -> list[Tensor]:
@@ -177,29 +183,31 @@ class JobTensor(TensorOperators):
 
     def __getitem__(self, index: object) -> Tensor:
         raise JobError(
-            f"{user_line()}: a tensor of a job cannot be indexed with [...]; use slice(x, begin, size), "
+            f"indexing at {user_line()}: a {self.tensor_type} tensor of a job cannot be indexed with [...]; use slice(x, begin, size), "
             "slice_v2(x, [(start, stop, step), ...]) or gather"
         )
 
     def __iter__(self) -> Any:
-        raise JobError(f"{user_line()}: a tensor of a job cannot be iterated; x.shape is known, but its values are not, before the job runs")
+        raise JobError(
+            f"iteration at {user_line()}: a {self.tensor_type} tensor of a job has no values before the job runs; use x.shape for its sizes"
+        )
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("_declared", "tensor_type", "value"):  # asked of half-made objects too, by copy and pickle
+        if name.startswith("__") or name in ("_declared", "tensor_type", "value"):  # copy and pickle read these of uninitialised objects
             raise AttributeError(name)
-        what = f'{user_line()}: the tensor {self.name} {self.tensor_type} of a job has no "{name}"'
+        what = f'{name} at {user_line()}: the tensor {self.name} {self.tensor_type} of a job has no "{name}"'
         if name == "sub_consistent_blob_list":
-            raise no_attribute(name, f"{what}: it is one tensor of all devices, outside the mirrored view; advanced.distribute_split(x) cuts it")
+            raise no_attribute(name, f"{what}, because it is one tensor on all devices; divide it with advanced.distribute_split(x)")
         if name in _OF_RESULTS:
             look = getattr(scope.current().interpreter, "look", None)
             if look is not None:  # the job is eager
                 return getattr(LocalBlob(look(self.value)), name)
-            raise no_attribute(name, f"{what}: its values are known when the job has run; return it, or watch(x)")
+            raise no_attribute(name, f"{what}, because its values are unknown before the job runs; return the tensor, or use watch(x)")
         raise no_attribute(name, what, [known for known in dir(type(self)) if not known.startswith("_")])
 
 
 class TimeSteps(JobTensor):
-    """A tensor with one value per time step, from `unpack` or `repeat`. An op on it is an op on each value."""
+    """A tensor with one value per time step, from `unpack` or `repeat`; operations are applied to each value."""
 
     __slots__ = ("each",)
 
@@ -209,9 +217,9 @@ class TimeSteps(JobTensor):
 
 
 class DynamicRows(JobTensor):
-    """Rows along `axis` of a tensor `padded` with -1, which the run returns if nothing reads the rows; their number differs between runs.
+    """Rows along `axis` of the tensor `padded`, which is padded with -1; the number of rows differs between runs.
 
-    Readers get the tensor that `phase` returns, with as many rows as the run has: an argument from an earlier phase of it.
+    Operations read the argument that `phase` returns, which has the rows of the run.  If no operation reads it, the run returns `padded`.
     """
 
     __slots__ = ("_argument", "_phase", "axis", "padded")
@@ -224,7 +232,7 @@ class DynamicRows(JobTensor):
 
     @property
     def value(self) -> Value:  # type: ignore[override]
-        """Return the tensor for readers."""
+        """The value of the argument that operations read."""
         self._argument = self._argument or self._phase()
         return self._argument.value
 
@@ -247,26 +255,27 @@ class DynamicRows(JobTensor):
 
 
 def value_of(tensor: Any) -> Any:
-    """Return the value of a handle; return anything else as it is, for an error of the caller."""
+    """Return the value of a handle; return other objects unchanged, so that the caller can report them."""
     if isinstance(tensor, HostResult):
         raise JobError(
-            f"{user_line()}: the result {tensor.name}, at most {tensor.tensor_type}, has another shape at every run; return it, it is no tensor"
+            f"result {tensor.name} at {user_line()}: operations cannot read it, because its shape, at most {tensor.tensor_type}, differs in every "
+            f"run; return it from the job"
         )
     if isinstance(tensor, TimeSteps):
         raise JobError(
-            f"{user_line()}: {tensor.tensor_type} is one of {len(tensor.each)} time steps, and only all of them together have a value here; "
-            f"pack(x, {len(tensor.each)}) joins them, acc(x, {len(tensor.each)}) adds them"
+            f"time steps at {user_line()}: {tensor.tensor_type} is one of {len(tensor.each)} time steps, which cannot be used separately here; "
+            f"join them with pack(x, {len(tensor.each)}), or add them with acc(x, {len(tensor.each)})"
         )
     return tensor.value if isinstance(tensor, JobTensor) else tensor
 
 
 def every_step(tensor: Any) -> tuple[Any, ...]:
-    """Return the tensors of all time steps; for a tensor without steps, a list of that tensor."""
+    """Return the tensors of all time steps; for a tensor without time steps, a tuple with that tensor."""
     return tensor.each if isinstance(tensor, TimeSteps) else (tensor,)
 
 
 def packed(tensor: Any) -> Any:
-    """Return the tensor that a run returns for a result: time steps along axis 0, and rows that nothing reads with their padding."""
+    """Return the tensor that the run returns for a result: time steps are concatenated along axis 0, and unread rows keep their padding."""
     if dynamic_axis(tensor) is not None:
         return tensor.padded
     return concat(list(tensor.each)) if isinstance(tensor, TimeSteps) else tensor

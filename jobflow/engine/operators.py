@@ -18,7 +18,8 @@ from jobflow.ops.pointwise import call
 #: Operands of a tensor. A number is converted to the tensor's element type.
 Operand: TypeAlias = "TensorOperators | float"
 
-_USE_OURS = "use jobflow's own functions, or return it from the job"
+#: advice for computing with a tensor of a job
+_ADVICE = "or return the tensor from the job"
 
 
 #: NumPy's functions for operators with an array or a scalar on the left
@@ -54,53 +55,53 @@ class TensorOperators(Typed):
         if self.tensor_type.dtype not in (int8, bool_):
             return True
         raise JobError(
-            f"{user_line()}: the truth value of a {self.tensor_type} tensor is not known while a job is traced; use where(condition, x, y)"
+            f"bool() at {user_line()}: the truth value of a {self.tensor_type} tensor is not known while a job is traced; use where(condition, x, y)"
         )
 
     def _no_number(self, *_: Any) -> Any:
         raise JobError(
-            f"{user_line()}: a {self.tensor_type} tensor cannot be converted to a number: it has no values while a job is traced; "
-            f"{_USE_OURS}, such as flow.math.exp"
+            f"conversion to a number at {user_line()}: a {self.tensor_type} tensor has no values while a job is traced; "
+            f"use jobflow's functions, such as flow.math.exp, {_ADVICE}"
         )
 
     __float__ = __int__ = __complex__ = __round__ = __trunc__ = __floor__ = __ceil__ = _no_number
 
     def __index__(self) -> int:
         raise JobError(
-            f"{user_line()}: a {self.tensor_type} tensor cannot be used as an index or count: it has no values while a job is traced; "
-            f"x.shape has its sizes"
+            f"conversion to an index at {user_line()}: a {self.tensor_type} tensor has no values while a job is traced; use x.shape for its sizes"
         )
 
     def __len__(self) -> int:
-        raise JobError(f"{user_line()}: len() of a {self.tensor_type} tensor; while a job is traced its sizes are x.shape")
+        raise JobError(f"len() at {user_line()}: a {self.tensor_type} tensor has no length while a job is traced; use x.shape for its sizes")
 
     def __format__(self, how: str) -> str:
         if how:
             raise JobError(
-                f"{user_line()}: a {self.tensor_type} tensor cannot be written as {how!r}: it has no values while a job is traced; "
-                f"watch(x) shows them"
+                f"format {how!r} at {user_line()}: a {self.tensor_type} tensor has no values while a job is traced; print them with watch(x)"
             )
         return str(self)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        """Let NumPy operands on the left of an operator defer to the tensor; NumPy's functions do not accept tensors."""
+        """Make NumPy operands on the left of an operator defer to the tensor; raise JobError for other calls of NumPy's functions."""
         left = inputs[0]
         if method == "__call__" and not options and len(inputs) == 2 and isinstance(left, np.ndarray | np.generic) and ufunc in _REFLECTED:
             answer = getattr(self, _REFLECTED[ufunc])(left)
             return ufunc is np.not_equal if answer is NotImplemented else answer  # only for == and !=, which then compare identity
         raise JobError(
-            f"{user_line()}: np.{ufunc.__name__} cannot take a {self.tensor_type} tensor: it has no values while a job is traced; {_USE_OURS}, "
-            f"such as flow.math.{ufunc.__name__}"
+            f"np.{ufunc.__name__} at {user_line()}: a {self.tensor_type} tensor has no values while a job is traced; "
+            f"use jobflow's functions, such as flow.math.{ufunc.__name__}, {_ADVICE}"
         )
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise JobError(
-            f"{user_line()}: NumPy cannot take the {self.tensor_type} tensor {self!r}: it has no values while a job is traced; {_USE_OURS}"
+            f"conversion to an array at {user_line()}: the {self.tensor_type} tensor {self!r} has no values while a job is traced; "
+            f"use jobflow's functions, {_ADVICE}"
         )
 
     def __array_function__(self, function: Any, *_: Any) -> Any:
         raise JobError(
-            f"{user_line()}: np.{function.__name__} cannot take a {self.tensor_type} tensor: it has no values while a job is traced; {_USE_OURS}"
+            f"np.{function.__name__} at {user_line()}: a {self.tensor_type} tensor has no values while a job is traced; "
+            f"use jobflow's functions, {_ADVICE}"
         )
 
     def __neg__(self) -> Any:
@@ -185,7 +186,7 @@ class TensorOperators(Typed):
 
 
 def quotient(x: Any, y: Any) -> Tensor:
-    """Return x / y; integers drop the fraction, and a division of or by the number zero gives zeros."""
+    """Return x / y; integers are truncated, and a division of the number zero or by it gives zeros."""
     if _is_number(y) and (not y or x.tensor_type.dtype.is_float):
         return ew.scale(x, 1.0 / y if y else 0)
     if _is_number(x) and y.tensor_type.dtype.is_float:
@@ -197,7 +198,7 @@ def quotient(x: Any, y: Any) -> Tensor:
 def _no_operand(other: Any) -> Any:
     """Return NotImplemented; raise an error for arrays, because Python's own message would not explain the mistake."""
     if isinstance(other, np.ndarray):
-        raise DtypeError(f"{user_line()}: a tensor beside a NumPy array {other.dtype}{list(other.shape)}; {NOT_A_TENSOR}")
+        raise DtypeError(f"operator at {user_line()}: an operand is a NumPy array {other.dtype}{list(other.shape)}, not a tensor; {NOT_A_TENSOR}")
     return NotImplemented
 
 

@@ -28,17 +28,17 @@ from jobflow.runtime.world.environment import default_client
 
 
 def devices_from_launcher() -> int | None:
-    """Return the number of devices in the environment; None without one."""
+    """Return the number of devices that the environment sets, or None."""
     return variables.number(os.environ, variables.DEVICES, 1) if os.environ.get(variables.DEVICES) else None
 
 
 def kernels_at_first() -> str:
-    """Return the default setting of kernels; raise ConfigError for an unknown one in the environment."""
-    said = os.environ.get(variables.KERNELS, "").strip() or "auto"
-    Option(choices=tuple(SETTINGS)).check(variables.KERNELS, said)
-    check_kernels(said, f"{variables.KERNELS}={said}")
+    """Return the default of the option `kernels`; raise ConfigError if the environment sets an unknown value."""
+    configured = os.environ.get(variables.KERNELS, "").strip() or "auto"
+    Option(choices=tuple(SETTINGS)).check(variables.KERNELS, configured)
+    check_kernels(configured, f"{variables.KERNELS}={configured}")
     own_class()
-    return said
+    return configured
 
 
 #: formats of checkpoints: jobflow's, and directories of the legacy system
@@ -46,10 +46,10 @@ CHECKPOINT_FORMATS = ("jobflow", "oneflow")
 
 
 def checkpoint_format_at_first() -> str:
-    """Return the default checkpoint format."""
-    said = os.environ.get(variables.CHECKPOINTS, "").strip() or CHECKPOINT_FORMATS[0]
-    Option(choices=CHECKPOINT_FORMATS).check(variables.CHECKPOINTS, said)
-    return said
+    """Return the default of the option `checkpoint_format`; raise ConfigError if the environment sets an unknown value."""
+    configured = os.environ.get(variables.CHECKPOINTS, "").strip() or CHECKPOINT_FORMATS[0]
+    Option(choices=CHECKPOINT_FORMATS).check(variables.CHECKPOINTS, configured)
+    return configured
 
 
 #: default of an option that requires a value
@@ -71,7 +71,7 @@ _KINDS: dict[type, str] = {
 
 @dataclass(frozen=True)
 class Option:
-    """The accepted values of an option: types (none: any), choices, minimum and maximum; and the value of a call without an argument."""
+    """The accepted values of an option: types (any if empty), choices, minimum and maximum; and the default of a call without an argument."""
 
     kinds: tuple[type, ...] = ()
     default: Any = NEEDED
@@ -85,7 +85,7 @@ class Option:
     late: bool = False
 
     def check(self, what: str, value: Any) -> None:
-        """Raise ConfigError unless the value is accepted; a bool is not a number here."""
+        """Raise ConfigError unless the value is accepted; a bool is not accepted as a number."""
         if value is NEEDED:
             raise ConfigError(f"{what}: call it with a value")
         is_kind = isinstance(value, self.kinds) and not isinstance(value, type) and (not isinstance(value, bool) or bool in self.kinds)
@@ -121,7 +121,10 @@ def unknown(owner: str, full: str, name: str, legal: Iterable[str]) -> ConfigErr
 
 
 class Names:
-    """A table of options as attributes; "a.b" is option b of section a, and `found` returns the attribute for a full name."""
+    """The options of a table as attributes; "a.b" is option b of section a.
+
+    `attribute` returns the attribute for a full name.
+    """
 
     def __init__(self, owner: str, table: Mapping[str, Option], attribute: Callable[[str], Any], section: str = "") -> None:
         self._owner, self._table, self._attribute, self._section = owner, table, attribute, section
@@ -142,7 +145,7 @@ class Names:
 
 
 def option(initial: Any, *kinds: type, **more: Any) -> Any:
-    """Declare a field that an option sets, with its default or a function that creates it."""
+    """Declare a dataclass field that an option sets; `initial` is its default, or a function that returns the default."""
     start: dict[str, Any] = {"default_factory" if callable(initial) else "default": initial}
     return field(**start, metadata={"option": Option(kinds, **{"default": None, **more})})
 
@@ -151,7 +154,7 @@ def option(initial: Any, *kinds: type, **more: Any) -> Any:
 class Settings:
     """Values set by `flow.config`; owned by the session, which sets `started` when they are in use."""
 
-    #: None without a setting and JOBFLOW_DEVICES
+    #: None if neither the program nor JOBFLOW_DEVICES sets a number
     gpu_device_num: int | None = option(None, int, least=0)
     cpu_device_num: int | None = option(devices_from_launcher, int, least=1)
     machine_num: int = option(1, int, least=1)
@@ -237,16 +240,16 @@ class _Setters(Names):
 
 
 def check_kernels(setting: str, what: str) -> None:
-    """Raise ConfigError if a setting of kernels needs packages that are not installed."""
+    """Raise ConfigError if a value of the option `kernels` needs packages that are not installed."""
     if setting == "llvm":
         try:
             optional("llvmlite", what)
         except ModuleNotFoundError as error:
-            raise ConfigError(f'{error}; "numpy" needs nothing more') from None
+            raise ConfigError(f'{error}; use "numpy", which needs no other package') from None
 
 
 class ConfigOptions(_Setters):
-    """`flow.config`: ``config.gpu_device_num(2)``, ``config.kernels("llvm")``, ``config.collective_boxing...``."""
+    """The options of `flow.config`: ``config.gpu_device_num(2)``, ``config.kernels("llvm")``, ``config.collective_boxing...``."""
 
     def __init__(self, settings: Callable[[], Settings]) -> None:
         super().__init__("config", _table("config", Settings), settings)
@@ -257,7 +260,7 @@ class ConfigOptions(_Setters):
 
 
 class EnvOptions(_Setters):
-    """`flow.env`: ``env.client("multi")``, ``env.machine([{"addr": "192.168.1.1"}])``, ``env.init()``.
+    """The options of `flow.env`: ``env.client("multi")``, ``env.machine([{"addr": "192.168.1.1"}])``, ``env.init()``.
 
     `resource` returns the settings of `flow.config`; `start`, called by `init`, starts the environment.
     """
@@ -270,7 +273,7 @@ class EnvOptions(_Setters):
         self._start = start
 
     def init(self) -> bool:
-        """Start the environment before its first use; return False if it has been started."""
+        """Start the environment; return False with a notice if it has already started."""
         with scope.lock():
             settings = self._settings()
             if settings.started:
@@ -304,11 +307,14 @@ class EnvOptions(_Setters):
 
     @staticmethod
     def all_device_placement(device_type: str) -> placement:
-        """Return the placement of all ranks."""
+        """Return the placement on all ranks, for "cpu" or "cuda"."""
         return placement.all(device_type)
 
     def machine(self, *val: Any) -> bool:
-        """Record the machines of the job, the first of which runs the client; mpiexec alone determines where ranks run."""
+        """Record the machines of the program, the first of which runs the client.
+
+        Only mpiexec determines where ranks run.  Return False with a notice after the first job has run.
+        """
         listed = val[0] if len(val) == 1 and isinstance(val[0], list | tuple) else val
         machines = tuple({"addr": entry} if isinstance(entry, str) else dict(entry) if isinstance(entry, dict) else {} for entry in listed)
         what = f"env.machine at {user_line()}"
@@ -326,7 +332,7 @@ class EnvOptions(_Setters):
         return True
 
     def init_bootstrap_confs(self, *val: Any, **kargs: Any) -> bool:
-        """Accept the option without an effect: ranks connect through mpiexec."""
+        """Print a notice that the option has no effect, because ranks connect through mpiexec."""
         notice("env.init_bootstrap_confs has no effect and is ignored")
         return not self._settings().started
 

@@ -52,7 +52,7 @@ class placement:
         grid = _grid(requested, what)
         if hierarchy:
             if math.prod(hierarchy) != grid.size:
-                raise PlacementError(f"{what}: {grid.size} ranks do not fill a hierarchy {tuple(hierarchy)}")
+                raise PlacementError(f"{what}: hierarchy {tuple(hierarchy)} needs {math.prod(hierarchy)} ranks; got {grid.size}")
             grid = grid.reshape(tuple(hierarchy))
         _check(grid, what)
         self.core = Placement(tag, tuple(grid.ravel().tolist()), tuple(grid.shape))
@@ -68,7 +68,7 @@ class placement:
 
     @staticmethod
     def all(type: str) -> placement:
-        """Return the placement of all ranks."""
+        """Return the placement on all ranks, for "cpu" or "cuda"."""
         return placement(type, range(world_size()))
 
     def __repr__(self) -> str:
@@ -109,13 +109,13 @@ def say(text: str) -> None:
 
 
 def on_host(what: str) -> None:
-    """Use the host in place of a missing GPU, with a notice; raise PlacementError if there is a GPU."""
+    """Print a notice that the host replaces a missing GPU; raise PlacementError if there is a GPU."""
     if cuda.available():
         raise PlacementError(
-            f'{what}: tensors and graphs cannot use the GPU of this machine yet, only jobs can; use "cpu", or put what shall run on the GPU in a '
+            f'{what}: tensors and graphs cannot use the GPU of this machine yet, only jobs can; use "cpu", or move the computation into a '
             f"job (global_function, with config.gpu_device_num)"
         )
-    say("there is no GPU: tensors on cuda devices live in the memory of the host")
+    say("there is no GPU: tensors on cuda devices use the memory of the host")
 
 
 def world_size() -> int:
@@ -128,24 +128,24 @@ def world_size() -> int:
 
 
 def _of_machines(machines: Mapping[int, Any], what: str) -> list[int]:
-    """Convert {0: [0, 1]} to ranks; all machines count as many devices as an equal division of the world gives."""
-    numbers: list[int] = []
+    """Convert {machine: devices} to ranks; all machines have the same number of devices."""
+    ranks: list[int] = []
     each = max(world_size() // max(len(machines), 1), 1)
     for machine, devices in machines.items():
         listed = [devices] if isinstance(devices, int) else list(devices)
         if not all(isinstance(device, int | np.integer) for device in (machine, *listed)):
             raise PlacementError(f"{what}: cannot read {{{machine!r}: {devices!r}}}; write ranks=[0, 1]")
-        numbers += [machine * each + int(device) for device in listed]
-    return numbers
+        ranks += [machine * each + int(device) for device in listed]
+    return ranks
 
 
 def _grid(ranks: Any, what: str) -> np.ndarray[Any, Any]:
     try:
         grid = np.array(list(ranks) if isinstance(ranks, range) else ranks)
     except ValueError:
-        raise PlacementError(f"{what}: the rows of a mesh are of equal length; got ranks={ranks!r}") from None
+        raise PlacementError(f"{what}: the rows of a mesh must have equal lengths; got ranks={ranks!r}") from None
     if grid.dtype.kind not in "iu" or not grid.size:
-        raise PlacementError(f"{what}: ranks are numbers of processes, for example [0, 1] or [[0, 1], [2, 3]]; got {ranks!r}")
+        raise PlacementError(f"{what}: ranks must be process numbers, for example [0, 1] or [[0, 1], [2, 3]]; got {ranks!r}")
     return grid.reshape(1) if grid.ndim == 0 else grid
 
 
@@ -153,7 +153,7 @@ def _check(grid: np.ndarray[Any, Any], what: str) -> None:
     ranks = grid.ravel().tolist()
     twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
     if twice:
-        raise PlacementError(f"{what}: rank {twice[0]} is named twice in {grid.tolist()}")
+        raise PlacementError(f"{what}: rank {twice[0]} occurs twice in {grid.tolist()}; list each rank once")
     size = world_size()
     beyond = [rank for rank in ranks if not 0 <= rank < size]
     if beyond:
@@ -181,21 +181,22 @@ class sbp:
         """Return the layout with one balanced piece along `dim` per rank; `axis` is the older name of `dim`."""
         number = dim if axis is None else axis
         if type(number) is not int or not 0 <= number < MOST_AXES or (dim is not None and axis is not None):
-            raise SbpError(f"sbp.split at {user_line()}: one axis of a tensor, counted from 0, is needed; got dim={dim!r}, axis={axis!r}")
+            raise SbpError(f"sbp.split at {user_line()}: dim must be one axis, from 0 to {MOST_AXES - 1}; got dim={dim!r}, axis={axis!r}")
         return layout.S(number)
 
 
 def sbp_tuple(sbp: Any, where: Placement, what: str, ndim: int | None = None) -> tuple[Sbp, ...]:
-    """Return one S/B/P per dimension of the mesh, from a single one or a list; raise SbpError for anything else."""
+    """Return one sbp per dimension of the mesh from a single sbp or a list; raise SbpError for other objects."""
     each = tuple(sbp) if isinstance(sbp, list | tuple) else (sbp,)
     for one in each:
         if not isinstance(one, Split | Broadcast | Partial):
-            raise SbpError(f"{what}: sbp is made of sbp.split(dim), sbp.broadcast and sbp.partial_sum; got {sbp!r}")
+            raise SbpError(f"{what}: sbp must consist of sbp.split(dim), sbp.broadcast and sbp.partial_sum; got {sbp!r}")
         if ndim is not None and isinstance(one, Split) and one.axis >= ndim:
             axes = f"the axes 0 to {ndim - 1}" if ndim else "no axes"
-            raise SbpError(f"{what}: {one!r} of a tensor that has {axes}")
+            raise SbpError(f"{what}: {one!r} names axis {one.axis}, but the tensor has {axes}")
     if len(each) != len(where.mesh):
         raise SbpError(
-            f"{what}: {len(each)} sbp for {placement.of(where)!r}, whose mesh has {len(where.mesh)} dimensions; give one for each: {list(each)}"
+            f"{what}: {len(each)} entries {list(each)} for {placement.of(where)!r}, whose mesh has {len(where.mesh)} dimensions; "
+            f"pass one per dimension"
         )
     return each

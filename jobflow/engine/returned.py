@@ -14,12 +14,12 @@ from jobflow.typing.results import Results
 
 #: a returned tensor: a whole array, or a list with one array per device
 Delivered = Any
-#: the conversion of result arrays; `show_as` replaces it
+#: the conversion of result arrays, which `show_as` replaces
 _show: list[Callable[[Array], Array]] = [lambda array: array]
 
 
 def show_as(show: Callable[[Array], Array]) -> None:
-    """Convert arrays of later results by `show` in this process."""
+    """Set the function that converts the arrays of later results in this process."""
     _show[0] = show
 
 
@@ -33,17 +33,17 @@ class LocalBlob(NDArrayOperatorsMixin):
         self._value = value
 
     def numpy(self, parallel_id: int | None = None) -> Array:
-        """Return the whole array, or that of one device; arrays of a mirrored tensor are concatenated."""
+        """Return the whole array, or the array of device `parallel_id`; arrays of a mirrored tensor are concatenated."""
         if parallel_id is not None:
             return self.numpy_list()[parallel_id]
         return array(self._flat)
 
     def numpy_list(self) -> list[Array]:
-        """Return one array per device, or a list of one for a logical tensor."""
+        """Return a list with one array per device, or with one array for a logical tensor."""
         return arrays(self._flat)
 
     def numpy_lists(self) -> list[list[Array]]:
-        """Return one list of arrays per device, for a tensor list."""
+        """Return one list of arrays per device; raise JobError unless the result is a tensor list."""
         if not self._has_lists:
             raise JobError(f"numpy_lists() at {user_line()}: the result is not a tensor list; call numpy() or numpy_list()")
         return list(self._value)
@@ -75,7 +75,7 @@ class LocalBlob(NDArrayOperatorsMixin):
         """True if the devices' arrays differ in shape."""
         return len({a.shape for a in self.numpy_list()}) > 1
 
-    # arithmetic is the array's; comparison is the object's
+    # arithmetic uses the array, comparison the identity of the object
     __eq__ = object.__eq__
     __ne__ = object.__ne__
     __hash__ = object.__hash__
@@ -110,37 +110,38 @@ class Future:
         return self._value
 
     def async_get(self, callback: Callable[[Any], None]) -> None:
-        """Pass the nested result to `callback`."""
+        """Call `callback` with the nested result."""
         callback(self._value)
 
     def __iter__(self) -> Iterator[Any]:
-        raise JobError(f"{user_line()}: the result of a job without return annotation is not yet the tuple; write a, b = job(...).get()")
+        raise JobError(f"iteration at {user_line()}: the result of a job without return annotation is a future; write a, b = job(...).get()")
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f'{user_line()}: the result of a job without return annotation has no "{name}"; write job(...).get().{name}, or annotate -> tp.Numpy'
+            f'{name} at {user_line()}: the result of a job without return annotation has no "{name}"; '
+            f"write job(...).get().{name}, or annotate -> tp.Numpy"
         )
 
 
 def whole(value: Delivered) -> Array:
-    """Return one array: that of a logical tensor, or all devices' arrays concatenated along axis 0."""
+    """Return the array of a logical tensor, or the arrays of all devices concatenated along axis 0."""
     if not isinstance(value, list):
         return value
     return np.concatenate([np.atleast_1d(a) for a in value]) if len(value) > 1 else value[0]
 
 
 def array(value: Delivered) -> Array:
-    """Return `whole`, converted for the user."""
+    """Return the result of `whole`, converted by the function of `show_as`."""
     return _show[0](whole(value))
 
 
 def arrays(value: Delivered) -> list[Array]:
-    """Return one array per device, or a list of one for a logical tensor, converted for the user."""
+    """Return one array per device, or a list of one for a logical tensor, converted by the function of `show_as`."""
     return [_show[0](each) for each in (value if isinstance(value, list) else [value])]
 
 
 def trimmed(value: Delivered, axis: int | None) -> Delivered:
-    """Return the rows before the first -1 along an axis; a value without such an axis unchanged."""
+    """Return the rows before the first -1 along `axis`; return the value unchanged without an axis."""
     if axis is None:
         return value
     if isinstance(value, list):
@@ -150,7 +151,7 @@ def trimmed(value: Delivered, axis: int | None) -> Delivered:
 
 
 def deliver(results: Results, values: Sequence[Delivered]) -> Any:
-    """Return the result of a call from its returned tensors."""
+    """Convert the returned tensors of a call to the form of the return annotation."""
     axes = results.dynamic_axes or (None,) * len(results.kinds)
     leaves = [_leaf(kind, trimmed(value, axis)) for kind, value, axis in zip(results.kinds, values, axes, strict=True)]
     built = results.build(leaves)

@@ -1,7 +1,7 @@
 """The session: registered jobs, variables, settings, and the world of ranks.
 
-It starts on first use: a job call, a checkpoint, or access to variables. All registered jobs are then traced in the order of their declaration,
-so that their variables exist and are initialised, and the ranks bind their plans.
+A session starts on first use: a job call, a checkpoint, or access to variables. All registered jobs are then traced in the order of their
+declaration, and the ranks bind their plans, so that all variables exist and are initialised.
 
 Python threads may call jobs concurrently: code of the session holds `scope.lock`, so it runs in one thread at a time.
 """
@@ -57,7 +57,7 @@ class Session:
         self.jobs: dict[str, Job] = {}
         self.variables: dict[str, Variable] = {}
         self.runs: dict[str, int] = {}
-        #: variables set outside of jobs, until a job declares them
+        #: names of variables that were set outside of jobs
         self.loaded: set[str] = set()
         self.world: World | None = None
         #: the checkpoint being written
@@ -85,7 +85,7 @@ class Session:
         return "gpu" if self.settings.gpu_device_num else "cpu"
 
     def target(self) -> Target:
-        """The compilation target: the available devices, which are CPUs if a GPU is configured and missing."""
+        """Return the compilation target, which is the CPU if a GPU is configured but missing."""
         if self.world is not None:
             tag = self.world.ranks[0].device.tag
         else:
@@ -105,11 +105,11 @@ class Session:
 
     @property
     def here(self) -> tuple[int, ...] | None:
-        """The ranks whose parts of arguments this client slices; None for all."""
+        """The ranks of this client if there are several clients, which each slice arguments for their ranks; None otherwise."""
         return tuple(rank.index for rank in self.world.ranks) if self.world is not None and self.world.multi else None
 
     def device_count(self) -> int:
-        """Return the number of devices of the world, also before its start."""
+        """Return the number of devices of the world; before its start, the number of launched ranks or configured devices."""
         if self.world is not None:
             return self.world.size
         started = launched()
@@ -124,32 +124,33 @@ class Session:
         return first_ranks(self.device_tag, self.device_count())
 
     def place(self, tag: str, devices: Sequence[Any], hierarchy: tuple[int, ...] | None) -> Placement:
-        """Return the ranks of texts such as "0:0-3" or of rank numbers. GPU ids must exist; CPU ids are folded onto the existing ranks.
+        """Return the placement on devices that are rank numbers or texts such as "0:0-3" (machine 0, devices 0 to 3).
 
-        Lists of lists are rows of a mesh, as in `hierarchy`. A folded mesh keeps its inner dimensions if possible.
+        Nested lists are rows of a mesh, as in `hierarchy`.  A missing GPU is an error.  CPU numbers beyond the existing ranks wrap around; the mesh
+        then keeps its inner dimensions if possible.
         """
         here = f"placement({tag!r}, {list(devices)}{'' if hierarchy is None else f', {hierarchy}'}) at {user_line()}"
-        asked, mesh = self._grid(devices, here)
-        if len(set(asked)) != len(asked):
-            raise PlacementError(f"{here} names a device twice")
+        requested, mesh = self._grid(devices, here)
+        if len(set(requested)) != len(requested):
+            raise PlacementError(f"{here}: a device occurs twice; list each device once")
         mesh = hierarchy or mesh
-        if math.prod(mesh) != len(asked):
-            raise PlacementError(f"{here}: {len(asked)} devices do not fill a hierarchy {mesh}, which has {math.prod(mesh)}")
-        ranks = self._existing(tag, asked, here)
-        return Placement("gpu" if tag == "cuda" else tag, ranks, mesh if len(ranks) == len(asked) else folded(mesh, len(ranks)))
+        if math.prod(mesh) != len(requested):
+            raise PlacementError(f"{here}: hierarchy {mesh} needs {math.prod(mesh)} devices; got {len(requested)}")
+        ranks = self._existing(tag, requested, here)
+        return Placement("gpu" if tag == "cuda" else tag, ranks, mesh if len(ranks) == len(requested) else folded(mesh, len(ranks)))
 
     def _grid(self, devices: Sequence[Any], here: str) -> tuple[list[int], tuple[int, ...]]:
         """Return the listed devices in order, and the mesh of nested lists."""
         rows = [entry for entry in devices if isinstance(entry, list | tuple)]
         if not rows:
-            numbers = [rank for entry in devices for rank in self._ranks(entry, here)]
-            return numbers, (len(numbers),)
+            ranks = [rank for entry in devices for rank in self._ranks(entry, here)]
+            return ranks, (len(ranks),)
         if len(rows) < len(devices):
-            raise PlacementError(f"{here}: lists and devices are mixed; write a mesh as lists of equal length")
+            raise PlacementError(f"{here}: the devices are lists and single devices; write a mesh as lists of equal length")
         grids = [self._grid(row, here) for row in rows]
         if len({mesh for _, mesh in grids}) > 1:
             raise PlacementError(
-                f"{here}: the rows of a mesh are of equal length; these have {', '.join(str(len(ranks)) for ranks, _ in grids)} devices"
+                f"{here}: the rows of a mesh must have equal lengths; got rows of {', '.join(str(len(ranks)) for ranks, _ in grids)} devices"
             )
         return [rank for ranks, _ in grids for rank in ranks], (len(grids), *grids[0][1])
 
@@ -166,22 +167,22 @@ class Session:
             ranks.extend(int(match[1]) * self.devices_per_machine() + device for device in range(int(first), int(last or first) + 1))
         return ranks
 
-    def _existing(self, tag: str, asked: Sequence[int], here: str) -> tuple[int, ...]:
+    def _existing(self, tag: str, requested: Sequence[int], here: str) -> tuple[int, ...]:
         """Return the ranks of the world for device numbers."""
         size = self.device_count()
-        beyond = [rank for rank in asked if rank >= size]
+        beyond = [rank for rank in requested if rank >= size]
         if not beyond:
-            return tuple(asked)
+            return tuple(requested)
         if tag != "cpu":
-            there = f"there {'is one' if size == 1 else f'are {size}'}: set config.gpu_device_num or config.cpu_device_num before the first job call"
-            raise PlacementError(f"{here}: device {beyond[0]} does not exist; {there}")
+            there = f"there {'is one' if size == 1 else f'are {size}'}; set config.gpu_device_num or config.cpu_device_num before the first job call"
+            raise PlacementError(f"{here}: device {beyond[0]} does not exist, because {there}")
         notice(f"cpu devices beyond the {size} available are mapped onto these (first in {here})")
-        return tuple(dict.fromkeys(rank % size for rank in asked))
+        return tuple(dict.fromkeys(rank % size for rank in requested))
 
     # ---------------------------------------------------------------- jobs
 
     def register(self, job: Job) -> None:
-        """Register a job; it replaces an earlier one with its name, whose programs are released."""
+        """Register a job in place of an earlier job with the same name, whose programs are released."""
         with scope.lock():
             self.jobs[job.name] = job
             self._replaced = [key for key in self._compiled if (key[0].name == job.name and key[0] != job) or key in self._replaced]
@@ -198,7 +199,7 @@ class Session:
     def prepare_all(self) -> None:
         """Trace, compile and bind every registered job that has not been prepared."""
         if not self.jobs and not self.settings.eager:
-            raise JobError(f"at {user_line()}: there is no job yet; declare one with @global_function before variables are used")
+            raise JobError(f"session at {user_line()}: there is no job yet; declare one with @global_function before variables are used")
         with scope.lock():
             self.start()
             for job in [job for job in self.jobs.values() if job.ahead]:
@@ -221,7 +222,7 @@ class Session:
 
     def _compile(self, job: Job, shapes: Any) -> Compiled:
         world = self.start()
-        # in a separate context, so an interruption leaves no state
+        # a separate context, so that an interruption leaves no context variables set
         compiled = copy_context().run(job.compile, self, shapes, self._number)
         self._number += 1
         if world.multi:
@@ -245,18 +246,18 @@ class Session:
         compiled.bind(world, storage, self.target(), self.settings.cache_folder)
 
     def _compare_programs(self, world: World, job: Job, compiled: Compiled) -> None:
-        """Raise JobError unless all clients have traced the same program."""
+        """Raise JobError if the clients traced different programs."""
         lines = [f"kernels: {self.target()}", *"\n".join(map(physical_text, compiled.programs)).splitlines()]
         exchange = partial(ExchangeItems, about=f"the programs of job {job.name}")
         if difference := compare_programs(lines, range(world.size), lambda item: world.call(exchange(item))):
             first, other = difference.ranks
             raise JobError(
-                f"job {job.name} ({job.where}): rank {other} has traced another program than rank {first}; with multi client, every rank must run "
-                f"the same script with the same settings. {difference}"
+                f"job {job.name} ({job.where}): ranks {first} and {other} traced different programs; with multi client, run the same script with the "
+                f"same settings on every rank. {difference}"
             )
 
     def compare_arguments(self, job: Job, arrays: Mapping[str, Sequence[Array | Lazy]]) -> None:
-        """Raise ArgumentError unless all clients pass the same arguments; only the first calls are compared, because a comparison costs a message."""
+        """Raise ArgumentError if clients passed different arguments in one of the first calls; later calls are not compared."""
         world = self.world
         if world is None or not world.multi or self._compared[job.name] >= CALLS_COMPARED:
             return
@@ -266,8 +267,9 @@ class Session:
             different = [name for name in mine if others.get(name) != mine[name]]
             if different:
                 raise ArgumentError(
-                    f'{job.name}({different[0]}=...) at {user_line()}: argument "{different[0]}" of rank {rank} differs from that of rank '
-                    f"{world.ranks[0].index}; with multi client, every rank must pass the same whole arrays: use the same seed for random inputs"
+                    f'{job.name}({different[0]}=...) at {user_line()}: argument "{different[0]}" differs between ranks '
+                    f"{world.ranks[0].index} and {rank}; with multi client, pass the same whole arrays on "
+                    f"every rank: use the same seed for random inputs"
                 )
 
     def _forget(self, job: Job) -> None:
@@ -284,18 +286,18 @@ class Session:
         self._replaced.clear()
 
     def call(self, job: Job, args: tuple[Any, ...]) -> Any:
-        """Run a job and return its result by its return annotation."""
+        """Run a job and return its result in the form of the return annotation."""
         return self.performed(job, args)()
 
     def performed(self, job: Job, args: tuple[Any, ...]) -> Callable[[], Any]:
-        """Run a job and return a function for its result, which calls user code and must therefore be called without the lock."""
+        """Run a job, and return a function that returns the result; call it without the lock, because it calls user code."""
         with scope.lock():
             if self.world is None:
                 self.prepare_all()
             return job.run(self, args)
 
     def run(self, compiled: Compiled, bound: Sequence[Bound], host_results: Mapping[str, Any]) -> list[Any]:
-        """Run one step on all ranks; return its results and watched values.  The lock is held since `compiled` was looked up."""
+        """Run one step on all ranks, and return its results and watched values.  The lock is held since the lookup of `compiled`."""
         with held():
             values = self.run_phase(compiled, bound, host_results)
             self.runs[compiled.name] = self.runs.get(compiled.name, 0) + 1
@@ -303,7 +305,7 @@ class Session:
         return values
 
     def run_phase(self, compiled: Compiled, bound: Sequence[Bound], host_results: Mapping[str, Any]) -> list[Any]:
-        """Run a program that writes no variables, in the middle of a step."""
+        """Run the program of a phase, which updates no variables."""
         assert self.world is not None
         arguments = compiled.arguments(bound, self.runs.get(compiled.name, 0))
         return compiled.with_host_results(compiled.run(self.world, arguments, self.here), host_results)
@@ -330,24 +332,25 @@ class Session:
             self.changed(values)
 
     def settle(self) -> None:
-        """Copy values that the program has written to bound tensors into their variables, before these are used. Collective."""
+        """Copy values that the program has written to bound tensors into their variables, before these are read.  All clients must call this."""
         if self.tensors is not None:
             self.tensors.settle()
 
     def changed(self, names: Iterable[str]) -> None:
-        """Copy new values of these variables into bound tensors."""
+        """Mark the tensors that are bound to these variables as out of date."""
         if self.tensors is not None:
             self.tensors.changed(names)
 
     def put(self, values: Mapping[str, Array]) -> None:
-        """Set variables without an update of bound tensors."""
+        """Set variables without marking bound tensors as out of date; raise CheckpointError if a shape or an element type differs."""
         assert self.world is not None
         each: list[dict[str, Array]] = [{} for _ in range(self.world.size)]
         for name, value in values.items():
             variable = self.variables[name]
             if tuple(value.shape) != variable.type.shape or np.dtype(value.dtype) != variable.type.dtype.numpy:
                 raise CheckpointError(
-                    f'load_variables at {user_line()}: variable "{name}" is {variable.type} but the value is {value.dtype}{list(value.shape)}'
+                    f'load_variables at {user_line()}: variable "{name}" is {variable.type} but the value is '
+                    f"{value.dtype}{list(value.shape)}; convert the value"
                 )
             for rank, shard in zip(variable.placement.ranks, variable.layout.shards(value), strict=True):
                 each[rank][name] = shard
@@ -356,7 +359,7 @@ class Session:
 
     @property
     def writes_files(self) -> bool:
-        """True in the one process that writes files for all."""
+        """True in the process with rank 0, which writes files for all ranks."""
         assert self.world is not None
         return any(rank.index == 0 for rank in self.world.ranks)
 
@@ -367,15 +370,15 @@ class Session:
             self.world.call(Barrier())
 
     def finish(self) -> None:
-        """Wait for background work, and raise its errors. Collective."""
+        """Wait for background work, and raise its errors.  All clients must call this."""
         with scope.lock():
             if self.unfinished is not None:
                 self.unfinished.wait()
 
     def close(self) -> None:
-        """Finish, and end the ranks with their jobs and variables.
+        """Finish background work, close the world, and release all programs.
 
-        After an exception a client among several does not wait for the others, which may wait for it elsewhere.
+        After an exception, a client does not wait for the other clients, because these may be blocked in another operation.
         """
         with scope.lock():
             try:
@@ -398,10 +401,10 @@ class Session:
 
 
 def many_shapes(what: str, limit: int) -> str:
-    """Return the notice about a dropped program for an earlier shape."""
+    """Return the notice that programs for earlier argument shapes are dropped."""
     return (
-        f"{what} has been called with more than {limit} shapes of arguments: programs for those used longest ago are dropped, "
-        f"and compiled again when they are needed; config.compiled_shapes(n) keeps n"
+        f"{what} has been called with more than {limit} argument shapes: programs for the least recently used shapes are dropped, "
+        f"and compiled again when they are needed; keep more with config.compiled_shapes(n)"
     )
 
 
@@ -410,7 +413,7 @@ def _print(value: Array | Lazy) -> str | memoryview:
 
 
 def digest(*parts: str | memoryview) -> str:
-    """Return a short hash of the content."""
+    """Return the SHA-256 digest of the parts, as hexadecimal digits."""
     sha = hashlib.sha256()
     for part in parts:
         sha.update(part.encode() if isinstance(part, str) else part)
@@ -418,7 +421,7 @@ def digest(*parts: str | memoryview) -> str:
 
 
 def folded(mesh: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """Return a mesh with the same number of dimensions for fewer ranks; inner dimensions stay while they divide the remainder.
+    """Return a mesh with the same number of dimensions for fewer ranks; inner dimensions that divide the remaining size are kept.
 
     folded((2, 2), 2) == (1, 2)        folded((2, 4), 2) == (2, 1)
     """
@@ -439,7 +442,7 @@ def environment() -> EnvSettings:
 
 
 def current_session() -> Session:
-    """Return the session of this program or of this test."""
+    """Return the current session, which is created at the first call."""
     root = scope.current().root
     with root.lock:
         if root.session is None:
@@ -460,12 +463,12 @@ def clear_default_session() -> None:
 
 
 def sync_default_session() -> None:
-    """Return at once: a call of a job returns when it is complete."""
+    """Return immediately, because a call of a job returns only when it is complete."""
 
 
 def started_session() -> Session:
     """Return the current session with all registered jobs prepared."""
-    _refuse_in_jobs("what needs all variables")
+    _refuse_in_jobs("access to all variables")
     with scope.lock():
         session = current_session()
         session.prepare_all()
@@ -473,9 +476,9 @@ def started_session() -> Session:
 
 
 def _refuse_in_jobs(what: str) -> None:
-    """Raise JobError in the body of a job, which is traced while the session is being prepared."""
+    """Raise JobError in the body of a job, because the session is being prepared while the body is traced."""
     if scope.current().interpreter is not None:
-        raise JobError(f"{what} was called at {user_line()} in the body of a job; call it outside, before or after the job")
+        raise JobError(f"{what} at {user_line()}: this is not possible in the body of a job; move it before or after the job")
 
 
 def _settings() -> Settings:

@@ -3,8 +3,8 @@
     rows = flow.argwhere(x)          # phase 1 computes x; the host counts the rows
     y = flow.gather_nd(table, rows)  # phase 2 is compiled for their number
 
-A phase computes an argument of the rest of the run, because the host needs its shape or its values.  Arguments that the job's feed reads may
-have another shape in each run, too.  Each combination of shapes has a program of its own.
+A phase computes an argument of later programs in the run, because the host needs its shape or its values.  Arguments from the job's feed may
+have a different shape in each run, too.  Each combination of shapes has a separate program.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class PhaseArgument(DynamicArgument):
 
     value: Value
     convert: Callable[[Array], Array]
-    #: what the user can do if the job cannot have phases
+    #: the advice of errors for jobs that cannot have phases
     advice: str
 
     def of(self, result: Any) -> Any:
-        """Return the argument, or a list with one per device, from the result of the phase."""
+        """Return the argument, or a list with one array per device, from the result of the phase."""
         return [self.convert(each) for each in result] if self.per_device else self.convert(result)
 
 
 class StagedBody(JobBody):
-    """The interpreter while the body of such a job runs."""
+    """The interpreter of the body of a staged job."""
 
     def __init__(self, tracer: Tracer, shapes: Mapping[str, tuple[int, ...]], **options: Any) -> None:
         super().__init__(tracer, **options)
@@ -69,11 +69,11 @@ class StagedBody(JobBody):
     # ---------------------------------------------------------------- arguments from a feed
 
     def fed(self, name: str, type: TensorType) -> JobTensor:
-        """Return an argument of this name that the job's feed reads."""
+        """Declare an argument that the job's feed reads, and return its tensor."""
         return self.handle(self.tracer.in_current_view(self.tracer.input(name, type)))
 
     def dynamic_input(self, name: str, argument: DynamicArgument) -> JobTensor:
-        """Return an argument whose shape may differ between runs."""
+        """Declare an argument whose shape may differ between runs, and return its tensor."""
         type = argument.type.with_shape(self.dynamic_shape(name, argument))
         return self.handle(self.tracer.in_current_view(self.tracer.input(name, type, local=argument.per_device)))
 
@@ -98,12 +98,12 @@ class StagedBody(JobBody):
         if known := next((name for name, phase in self.phases.items() if phase.value is value and phase.convert is np.asarray), None):
             return known
         name = self.unique_name(what)
-        advice = "compute it in a job of its own, whose result is passed to this one"
+        advice = "compute it in a separate job, and pass the result to this job"
         self.phases[name] = PhaseArgument(value.tensor_type, value.local, value, np.asarray, advice)
         return name
 
     def now(self, value: Value) -> Any:
-        """Return the array of a value, or those of the devices, if it is known while the body runs; else None."""
+        """Return the array of a value, or a list with one array per device; None if the values are unknown while the body runs."""
         return None
 
     def watch(self, value: Tensor, take: Callable[[Any], None], gradient: bool = False) -> None:
@@ -116,7 +116,7 @@ class StagedBody(JobBody):
 
 @dataclass(frozen=True)
 class StageShapes:
-    """Shapes of a run: of its caller's arguments, and of dynamic ones."""
+    """Shapes of the caller's arguments and of the dynamic arguments in a run."""
 
     arguments: Shapes
     dynamic: DynamicShapes
@@ -137,16 +137,16 @@ class StagedProgram(Compiled):
     def arguments(self, bound: Sequence[Bound], run: int) -> dict[str, Any]:
         arguments = super().arguments(bound, run)
         if absent := self.next_phase(bound):
-            raise JobError(f"job {self.name} ({self.where}): {absent} is computed before the rest of a run, which only a call of the job does")
+            raise JobError(f"job {self.name} ({self.where}): {absent} is computed by an earlier phase of the run; call the job to run all phases")
         return arguments
 
     def next_phase(self, bound: Sequence[Bound]) -> str | None:
-        """Return the first argument that has to be computed besides these."""
+        """Return the first argument from a phase that `bound` lacks, or None."""
         known = {name for name, _, _ in bound}
         return next((name for name in self.phases if name not in known), None)
 
     def dynamic_shapes(self, extra: Sequence[Bound]) -> tuple[DynamicShapes, bool]:
-        """Return the shapes of those arguments that are dynamic, and True if they are the largest."""
+        """Return the shapes of the dynamic arguments, and True if all of them have the largest shape."""
         dynamic: dict[str, DynamicArgument] = {**({} if self.fed is None else self.fed.feed.dynamic), **self.phases}
         shapes = [
             (name, declared.per_device, tuple([x.shape for x in value]) if declared.per_device else value.shape)
@@ -160,7 +160,7 @@ class StagedProgram(Compiled):
 class StagedJob(Job):
     """A job whose runs have phases if its body needs them."""
 
-    #: the dynamic arguments that follow those of the signature, as in `StageShapes`
+    #: the dynamic arguments after the arguments of the signature, as in `StageShapes`
     dynamic: Sequence[tuple[str, bool, Any]] = ()
 
     # ---------------------------------------------------------------- compiling
@@ -207,23 +207,23 @@ class StagedJob(Job):
         return replace(program, phases=dict(body.phases))
 
     def _check_microbatches(self, body: StagedBody) -> None:
-        """Raise JobError if arguments would have other shapes in each microbatch."""
+        """Raise JobError if the shapes of arguments would differ between microbatches."""
         where = self.config.lines.get(ACCUMULATION, self.where)
         if body.phases:
             raise JobError(
-                f"job {self.name}: {', '.join(body.phases)} is computed before the rest of a run, in each of its {self.microbatch_count} "
-                f"microbatches another, requested at {where}; {' and '.join(dict.fromkeys(phase.advice for phase in body.phases.values()))}"
+                f"job {self.name} at {where}: {', '.join(body.phases)} is computed by an earlier phase, which is not possible with "
+                f"{self.microbatch_count} microbatches; {' and '.join(dict.fromkeys(phase.advice for phase in body.phases.values()))}"
             )
         if body.feed is not None and (names := [*body.feed.dynamic, *body.feed.results]):
             raise JobError(
-                f"job {self.name}: {', '.join(names)} has another shape in each of its {self.microbatch_count} microbatches, requested at "
-                f"{where}; give samples one shape, as image.Resize does"
+                f"job {self.name} at {where}: the shape of {', '.join(names)} differs between the {self.microbatch_count} microbatches; "
+                f"give samples one shape, as image.Resize does"
             )
 
     # ---------------------------------------------------------------- running
 
     def run_program(self, session: Session, compiled: Compiled, bound: Sequence[Bound]) -> tuple[Compiled, list[Any]]:
-        """Run the phases one after another, each with the results of those before it, and then the rest."""
+        """Run the phases in order, each with the results of earlier phases, and then the last program."""
         if not isinstance(compiled, StagedProgram):
             return super().run_program(session, compiled, bound)
         extra, host_results = read_feed(session, compiled, bound)
@@ -238,20 +238,20 @@ class StagedJob(Job):
         return compiled, session.run(compiled, [*bound, *extra], host_results)
 
     def _run_phase(self, session: Session, compiled: StagedProgram, bound: Sequence[Bound], extra: Sequence[Bound], name: str) -> Bound:
-        """Return the argument that a phase computes."""
+        """Run a phase, and return the argument that it computes."""
         program = session.compiled(self, StageShapes(shapes_of(bound), compiled.dynamic_shapes(extra)[0], name))
         (result,) = session.run_phase(program, [*bound, *extra], {})
         phase = compiled.phases[name]
         return name, Declared(phase.type, phase.per_device, self.where), phase.of(result)
 
     def specialize(self, session: Session, compiled: StagedProgram, bound: Sequence[Bound], extra: Sequence[Bound]) -> StagedProgram:
-        """Return the program for a run with these dynamic arguments, whose shapes are known only now."""
+        """Return the program for the shapes that these dynamic arguments have in this run."""
         shapes, largest = compiled.dynamic_shapes(extra)
         return compiled if largest else session.compiled(self, StageShapes(shapes_of(bound), shapes))  # type: ignore[return-value]
 
 
 def _phase_of(trace: Trace, name: str) -> Trace:
-    """Return the part of a traced program that computes the argument of a phase; it writes nothing."""
+    """Return the part of a traced program that computes the argument of a phase, without updates of variables."""
     program, _ = trace
     phases = program.phases
     earlier = list(phases)[: list(phases).index(name)]
@@ -265,7 +265,7 @@ def _phase_of(trace: Trace, name: str) -> Trace:
 
 
 def _check_gradients(body: StagedBody, program: Traced) -> None:
-    """Raise JobError if a gradient would have to pass through arrays that the host makes of tensors of the job."""
+    """Raise JobError if a gradient would have to pass through arrays that the host computes from tensors of the job."""
     assert program.training is not None
     nodes, inputs = body.tracer.nodes, body.tracer.inputs
     trained = reached_from(trained_variables(body.tracer), nodes)
@@ -275,8 +275,7 @@ def _check_gradients(body: StagedBody, program: Traced) -> None:
             onward = reached_from({inputs[name]}, nodes)
             if any(loss in onward for loss in program.training.losses):
                 raise JobError(
-                    f"{body.tracer.kind} {body.name} at {program.training.where}: the loss depends by {name} on {', '.join(reached)}, which "
-                    f"trainable variables are part of, and what the host does has no gradient; give them trainable=False, or make {reached[0]} "
-                    "of integers"
+                    f"{body.tracer.kind} {body.name} at {program.training.where}: the loss depends on {', '.join(reached)} through {name}, which the "
+                    f"host computes without a gradient; create the variables behind {reached[0]} with trainable=False, or convert it to integers"
                 )
             trained |= onward

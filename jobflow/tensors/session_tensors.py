@@ -1,8 +1,8 @@
 """Bindings of tensors to variables of a session, for modules that jobs call.  A tensor and its variable have the same values.
 
 The tensor shares the memory of the variable if its elements on this rank are one array in host memory.  That array is a variable that is
-whole in this process, or this rank's piece of a global tensor.  Otherwise (on a GPU, or with pieces on several threads) the values are fetched when the
-tensor is read.  Writes of the program to the tensor reach the variable before its next use.
+whole in this process, or this rank's piece of a global tensor.  Otherwise (on a GPU, or with pieces on several threads) the values are fetched
+when the tensor is read.  Writes of the program to the tensor reach the variable before its next use.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def test_training_options_make_a_train_job() -> None:
 def test_what_would_change_the_numbers_is_refused() -> None:
     for call, text in [
         (lambda c: c.mixed_precision(float32), "mixed_precision(jobflow.float32) at test_function_config.py"),
-        (lambda c: c.mixed_precision(float32), "takes jobflow.float16 or jobflow.bfloat16"),
+        (lambda c: c.mixed_precision(float32), "must be jobflow.float16 or jobflow.bfloat16"),
         (lambda c: c.train.num_gradient_accumulation_steps(0), "must be at least 1"),
         (lambda c: (c.train.primary_lr(0.1), c.train.secondary_lr(0.2)), "train.secondary_lr(0.2) at"),
     ]:

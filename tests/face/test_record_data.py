@@ -238,7 +238,7 @@ def test_microbatches_of_records_and_arguments(session: None, devices: int, what
             lambda x, folder: flow.image.batch_align(flow.data.OFRecordImageDecoder(reader(folder), "wider"), (16, 40, 3), flow.uint8, 8),
             "image.Resize",
         ),
-        (4, lambda x, folder: flipped(4, folder), r"those of its arguments have 2 rows, and what it reads has 4; read as many rows"),
+        (4, lambda x, folder: flipped(4, folder), r"has 2 rows of the arguments, but the readers return 4; read as many rows"),
     ],
 )
 def test_unsupported_readers_in_microbatches_raise(session: None, length: int, make: Callable[..., Any], message: str, folder: str) -> None:

@@ -138,7 +138,7 @@ def test_tensors_of_the_devices_can_be_indexed(fresh: None, devices: int) -> Non
         with flow.scope.consistent_view():
             loss = flow.math.reduce_sum(each[-1])
             flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [1.0]), momentum=0).minimize(loss)
-            with pytest.raises(AttributeError, match=r"outside the mirrored view; advanced.distribute_split\(x\)"):
+            with pytest.raises(AttributeError, match=r"one tensor on all devices; divide it with advanced.distribute_split\(x\)"):
                 _ = w.sub_consistent_blob_list
             return [*each, loss]
 

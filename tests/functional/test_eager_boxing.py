@@ -97,9 +97,9 @@ def test_changes_that_ended_processes_raise_or_work() -> None:
         row = tensor(np.arange(4.0).reshape(1, 4), placement=here, sbp=B)
         shapes = [to_local(row.to_global(sbp=S(0))).shape, to_local(row.to_global(sbp=P).to_global(sbp=S(0))).shape]
         for wrong, words in (
-            (lambda: row.to_global(sbp=[B, B]), "2 sbp for"),
-            (lambda: row.to_global(sbp=S(2)), "tensor that has the axes 0 to 1"),
-            (lambda: tensor([1.0], placement=here, sbp=[B, B]), "2 sbp for"),
+            (lambda: row.to_global(sbp=[B, B]), "2 entries"),
+            (lambda: row.to_global(sbp=S(2)), "the tensor has the axes 0 to 1"),
+            (lambda: tensor([1.0], placement=here, sbp=[B, B]), "2 entries"),
             (lambda: tensor([1.0], placement=here, sbp=S(1)), "the axes 0 to 0"),
         ):
             with pytest.raises(SbpError, match=words):

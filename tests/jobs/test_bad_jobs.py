@@ -85,7 +85,8 @@ BODIES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "a device twice": (
         one_device_twice,
         PlacementError,
-        "placement('cpu', ['0:0', '0:0']) at «with flow.scope.placement(\"cpu\", [\"0:0\", \"0:0\"])» names a device twice" + TRACED,
+        "placement('cpu', ['0:0', '0:0']) at «with flow.scope.placement(\"cpu\", [\"0:0\", \"0:0\"])»: a device occurs twice; list each device once"
+        + TRACED,
     ),
     "an exception of its own": (lambda x: 1 / 0, ZeroDivisionError, "division by zero" + TRACED),
 }
@@ -108,8 +109,8 @@ def test_unknown_device(on: Callable[[int], None], count: int, there: str) -> No
     with pytest.raises(PlacementError) as caught:
         run_body(no_such_device)
     assert message_of(caught.value) == (
-        "placement('gpu', ['0:7']) at «with flow.scope.placement(\"gpu\", \"0:7\")»: device 7 does not exist; "
-        f"there {there}: set config.gpu_device_num or config.cpu_device_num before the first job call" + TRACED
+        "placement('gpu', ['0:7']) at «with flow.scope.placement(\"gpu\", \"0:7\")»: device 7 does not exist, "
+        f"because there {there}; set config.gpu_device_num or config.cpu_device_num before the first job call" + TRACED
     )
     np.testing.assert_array_equal(run_body(lambda x: x + 1), X + 1)
 
@@ -226,6 +227,6 @@ def test_function_without_call_parentheses(fresh: None) -> None:
 def test_variables_before_there_is_a_job(devices: int) -> None:
     with pytest.raises(JobError) as caught:
         flow.get_all_variables()
-    text = "at «flow.get_all_variables()»: there is no job yet; declare one with @global_function before variables are used"
+    text = "session at «flow.get_all_variables()»: there is no job yet; declare one with @global_function before variables are used"
     assert message_of(caught.value) == text
     np.testing.assert_array_equal(run_body(lambda x: x + 1), X + 1)

@@ -102,7 +102,7 @@ def test_tensors_of_devices_have_one_array_each(fresh: None) -> None:
 
     job([np.ones((2, 2), np.float32), np.zeros((2, 2), np.float32)])
     assert [part.sum() for part in arrays[0]] == [8, 0]
-    with pytest.raises(JobError, match=r"numbers of .* are of devices whose arguments differ in length; return it"):
+    with pytest.raises(JobError, match=r"values of .* differ in length between devices; return the tensor"):
         job([np.ones((2, 2), np.float32), np.zeros((1, 2), np.float32)])
 
 
@@ -120,5 +120,5 @@ def test_eager_jobs_raise_for_unsupported_features(eager: int) -> None:
     def training(x: tp.Numpy.Placeholder((4, 3))) -> None:
         x.numpy()
 
-    with pytest.raises(JobError, match=r"are those of one part of the batch; omit train\.num_gradient_accumulation_steps"):
+    with pytest.raises(JobError, match=r"belong to one of 2 microbatches; omit train\.num_gradient_accumulation_steps"):
         training(X)

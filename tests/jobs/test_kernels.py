@@ -76,7 +76,8 @@ def test_a_change_compiles_a_graph_anew() -> None:
 def test_a_missing_tier_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llvmlite", None)
     with pytest.raises(
-        ConfigError, match=r'config.kernels\(.llvm.\) at .* needs llvmlite: pip install "jobflow-sbp\[jit\]"; "numpy" needs nothing more'
+        ConfigError,
+        match=r'config.kernels\(.llvm.\) at .* needs llvmlite: pip install "jobflow-sbp\[jit\]"; use "numpy", which needs no other package',
     ):
         flow.config.kernels("llvm")
     with pytest.raises(ConfigError, match="one of auto, reference, numpy, llvm; got 'lvm'"):

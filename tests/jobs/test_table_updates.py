@@ -129,12 +129,12 @@ def test_a_lazy_update_of_a_dense_gradient_prints_a_notice(on: Begin, capsys: py
     on(1)
     monkeypatch.setitem(LAZY, "lamb", lambda: flow.optimizer.LAMB(constant(0.1)))
     train_lazily("lamb")
-    assert "indexed_slices_optimizer_conf names table, of which all rows are updated" in capsys.readouterr().err
+    assert "indexed_slices_optimizer_conf names table, but all rows are updated" in capsys.readouterr().err
     on(1)
     config = flow.function_config()
     config.indexed_slices_optimizer_conf({"op_name": ["table"]})
     flow.global_function(type="train", function_config=config)(lambda: None)
-    with pytest.raises(flow.JobError, match=r"is not of the form .*include_op_names"):
+    with pytest.raises(flow.JobError, match=r"must have the form .*include_op_names"):
         flow.get_all_variables()
 
 

@@ -202,5 +202,5 @@ def test_a_raising_watch_is_reported_and_the_session_continues(devices: int) -> 
     with pytest.raises(ValueError, match="not this one") as caught:
         job(X)
     (note,) = caught.value.__notes__
-    assert note.startswith("while job job (test_watch.py:") and "showed e, which is watched at test_watch.py:" in note
+    assert note.startswith("while job job (test_watch.py:") and "passed e to the callback of watch at test_watch.py:" in note
     np.testing.assert_array_equal(job(X), X)

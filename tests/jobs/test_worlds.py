@@ -121,5 +121,5 @@ def test_clients_that_pass_different_arguments_raise(tmp_path: Path, ranks: int)
     ending = end("multi_other_arguments", tmp_path, ranks)
     assert ending.code == 1
     assert ending.late < PROMPT
-    pairs = re.findall(r'train_job\(labels=...\) at endings\.py:\d+: argument "labels" of rank (\d) differs from that of rank (\d)', ending.err)
+    pairs = re.findall(r'train_job\(labels=...\) at endings\.py:\d+: argument "labels" differs between ranks (\d) and (\d)', ending.err)
     assert len(pairs) == 1 and "1" in pairs[0], ending.err

@@ -104,7 +104,7 @@ def test_least_recently_used_programs_are_dropped(fresh: None, capfd: pytest.Cap
     assert capfd.readouterr().err == ""
     assert [call(rows) for rows in (4, 1, 4, 3, 2, 5)] == [4, 4, 4, 4, 5, 6]  # 2 was the least recently used
     notices = capfd.readouterr().err
-    assert notices.count("\n") == 1 and all(fact in notices for fact in ("Doubled_0", "more than 3 shapes", "compiled_shapes"))
+    assert notices.count("\n") == 1 and all(fact in notices for fact in ("Doubled_0", "more than 3 argument shapes", "compiled_shapes"))
 
 
 def test_other_types_raise() -> None:
@@ -139,4 +139,4 @@ def test_short_parts_of_devices_are_compiled(fresh: None, capfd: pytest.CaptureF
     assert "shapes" not in capfd.readouterr().err
     assert [call(rows) for rows in (2, 4, 1)] == [3, 3, 4]
     notices = capfd.readouterr().err
-    assert notices.count("shapes of arguments") == 1 and "doubled" in notices and "more than 2" in notices
+    assert notices.count("argument shapes") == 1 and "doubled" in notices and "more than 2" in notices

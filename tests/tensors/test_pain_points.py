@@ -164,20 +164,20 @@ def loaded(model: Any, state: Any) -> None:
 
 
 MISTAKES: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
-    ("a rank named twice", lambda: flow.placement("cpu", [0, 0]), PlacementError, r"rank 0 is named twice in \[0, 0\]"),
+    ("a rank named twice", lambda: flow.placement("cpu", [0, 0]), PlacementError, r"rank 0 occurs twice in \[0, 0\]"),
     ("an unknown rank", lambda: flow.placement("cpu", [0, 5]), PlacementError, r"rank 5 of \[0, 5\] does not exist; there are the ranks 0 to 1"),
     ("no rank", lambda: flow.placement("cpu", [-1]), PlacementError, "rank -1"),
     (
         "too many sbp",
         lambda: ones([S0, B]),
         SbpError,
-        r"ones at test_pain_points\.py:\d+: 2 sbp for .* whose mesh has 1 dimensions; give one for each",
+        r"ones at test_pain_points\.py:\d+: 2 entries .* for .* whose mesh has 1 dimensions; pass one per dimension",
     ),
-    ("too few sbp", lambda: ones([]), SbpError, "0 sbp for .* whose mesh has 1 dimensions"),
-    ("too many sbp in to_global", lambda: ones().to_global(sbp=[S0, S1]), SbpError, "to_global at .*: 2 sbp for .* whose mesh has 1 dimensions"),
-    ("an axis that is not there", lambda: ones(flow.sbp.split(2)), SbpError, r"split\(dim=2\) of a tensor that has the axes 0 to 1"),
-    ("the same in to_global", lambda: ones().to_global(sbp=flow.sbp.split(2)), SbpError, r"split\(dim=2\) of a tensor that has the axes 0 to 1"),
-    ("a negative axis", lambda: flow.sbp.split(-1), SbpError, "one axis of a tensor, counted from 0, is needed; got dim=-1"),
+    ("too few sbp", lambda: ones([]), SbpError, "0 entries .* for .* whose mesh has 1 dimensions"),
+    ("too many sbp in to_global", lambda: ones().to_global(sbp=[S0, S1]), SbpError, "to_global at .*: 2 entries .* whose mesh has 1 dimensions"),
+    ("an axis that is not there", lambda: ones(flow.sbp.split(2)), SbpError, r"split\(dim=2\) names axis 2, but the tensor has the axes 0 to 1"),
+    ("the same in to_global", lambda: ones().to_global(sbp=flow.sbp.split(2)), SbpError, r"split\(dim=2\) names axis 2, but .* the axes 0 to 1"),
+    ("a negative axis", lambda: flow.sbp.split(-1), SbpError, "dim must be one axis, from 0 to 31; got dim=-1"),
     (
         "an array",
         lambda: ones() + np.ones((4, 4)),
@@ -243,18 +243,8 @@ MISTAKES: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         ShapeError,
         r"rank 0 has shape \[3, 2\], but its local tensor has \[2, 2\]; balance the pieces",
     ),
-    (
-        "pieces 4 + 2",
-        lambda: flow.ones(4 - 2 * me(), 2).to_global(pair(), S0),
-        ShapeError,
-        r"rank 0 has shape \[3, 2\], but its local tensor has \[4, 2\]",
-    ),
-    (
-        "copies of two shapes",
-        lambda: flow.ones(2 + me(), 2).to_global(pair(), B),
-        ShapeError,
-        r"rank 1 has shape \[2, 2\], but its local tensor has \[3, 2\]",
-    ),
+    ("pieces 4 + 2", lambda: flow.ones(4 - 2 * me(), 2).to_global(pair(), S0), ShapeError, r"rank 0 has shape \[3, 2\], but .* has \[4, 2\]"),
+    ("copies of two shapes", lambda: flow.ones(2 + me(), 2).to_global(pair(), B), ShapeError, r"rank 1 has shape \[2, 2\], but .* has \[3, 2\]"),
     (
         "pieces of two types",
         lambda: flow.ones(2, dtype=(flow.float32, flow.int32)[me()]).to_global(pair(), S0),
@@ -430,7 +420,7 @@ def test_cuda_without_a_gpu_is_the_host(capsys: pytest.CaptureFixture[str]) -> N
         assert flow.ones(2, placement=flow.placement("cuda", [0, 1]), sbp=B).cpu().placement.type == "cpu"
 
     on_ranks(2, program)
-    assert capsys.readouterr().err.count("tensors on cuda devices live in the memory of the host") == 1
+    assert capsys.readouterr().err.count("tensors on cuda devices use the memory of the host") == 1
 
 
 class TrainingStep(nn.Graph):

@@ -69,7 +69,7 @@ def test_local_tensors_become_a_global_tensor(how: Any) -> None:
 
 @with_ranks(2)
 def test_invalid_placements_raise_at_construction() -> None:
-    for ranks, reason in (([0, 0], "named twice"), ([0, 5], "does not exist"), ([], "numbers of processes"), ([0.5], "numbers of processes")):
+    for ranks, reason in (([0, 0], "occurs twice"), ([0, 5], "does not exist"), ([], "process numbers"), ([0.5], "process numbers")):
         with pytest.raises(PlacementError, match=reason):
             placement("cpu", ranks)
     with pytest.raises(PlacementError, match="unknown type"):
