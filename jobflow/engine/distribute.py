@@ -97,12 +97,12 @@ def current_placement(what: str) -> Placement:
     return placement
 
 
-def mesh_sbp(what: str, spec: Distribute | str | ParallelDistribution, type: TensorType, placement: Placement) -> tuple[Sbp, ...]:
+def mesh_sbp(what: str, wish: Distribute | str | ParallelDistribution, type: TensorType, placement: Placement) -> tuple[Sbp, ...]:
     """Return one sbp per mesh dimension, from one request for all dimensions or a list with one request for each.
 
     `auto()` becomes B.  Raises: SbpError for another number of requests, or for an axis that the tensor does not have.
     """
-    each: list[Any] = list(spec) if isinstance(spec, list | tuple) else [spec]
+    each: list[Any] = list(wish) if isinstance(wish, list | tuple) else [wish]
     if len(each) == 1:
         each *= len(placement.mesh)
     if len(each) != len(placement.mesh):
