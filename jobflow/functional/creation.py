@@ -264,7 +264,7 @@ def _holding(array: Array) -> Tensor:
 
 
 def array_of(what: str, data: Any) -> Array:
-    """Return a copy of the data as an array of one of jobflow's element types; Python floats become float64."""
+    """Return a copy of the data as an array of a supported element type; Python floats become float64."""
     check_numbers(what, data)
     try:
         array = np.array(_tensors_as_arrays(what, data))

@@ -140,7 +140,7 @@ class Function:
 def _results(saved: Saved, arguments: Sequence[Any], outputs: Sequence[Any], node: TapeNode | None) -> list[Any]:
     """Return the outputs, attached to `node`.
 
-    An argument that is returned becomes a new tensor in the same memory; a dirty argument stays the same object.
+    An argument among the outputs is replaced by a new tensor in the same memory, except for a dirty argument.
     """
     dirty, without = ({id(x) for x in marked} for marked in (saved._dirty, saved._without))
     if lost := dirty - {id(y) for y in outputs}:

@@ -83,7 +83,7 @@ def _together(here: EagerState, parts: Sequence[Value], p: float) -> float:
 
 
 def total_norm(tensors: Sequence[Tensor], p: float) -> float:
-    """Return the p-norm of all tensors as one vector, on every rank; all ranks must call this."""
+    """Return the p-norm of all tensors as one vector, on every rank; all ranks must call this function."""
     here = state()
     if not tensors:
         return 0.0

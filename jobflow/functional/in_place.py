@@ -1,7 +1,7 @@
-"""In-place forms of functions: `x.add_(y)`, `x += y`, `x[0] = y`.
+"""In-place variants of functions, such as `x.add_(y)`, `x += y` and `x[0] = y`.
 
-The result is computed out of place, converted to the element type and layout of x, and copied into the memory of x.  Afterwards x has
-the position of the result in the graph of gradients.  So x.mul_(y) does not need to save old values of x itself.
+The result is computed out of place, converted to the element type and layout of x, and copied into the memory of x.  Then x replaces the
+result in the autograd graph.  Therefore x.mul_(y) does not need to save old values of x itself.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ def _redistribute(x: Tensor, what: str, value: Tensor) -> Tensor:
 
 
 def copy_for_gradient(x: Tensor, others: Sequence[Any] = ()) -> Tensor:
-    """Return a copy of x if a gradient may read its old values, else x; traced writes happen after the run."""
+    """Return a copy of x if a recorded gradient may read its old values, else x.
+
+    Traced tensors need no copy, because their writes are applied after the run.
+    """
     here = state()
     recorded = x.traced is not None or here.building is not None
     if recorded or not here.grad_enabled or not any(isinstance(each, Tensor) and each._needs_gradient for each in (x, *others)):
@@ -85,13 +88,13 @@ def copy_for_gradient(x: Tensor, others: Sequence[Any] = ()) -> Tensor:
 
 
 def in_place(function: Callable[..., Tensor], word: str = "") -> Callable[..., Tensor]:
-    """Return the method, or the operator `word`, that overwrites its first argument with the function's result."""
+    """Return the in-place variant of a function as a method named `word`, or as the operator `word`."""
     name = f"{function.__name__}_"
     return method(form(function, OPERATORS.get(word) or word), word if word and word not in OPERATORS else name)
 
 
 def form(function: Callable[..., Tensor], what: str = "") -> Callable[..., Tensor]:
-    """Return the in-place form of a function, which overwrites its first argument with the result; errors name it `what`."""
+    """Return the in-place variant of a function, which overwrites its first argument; `what` is its name in error messages."""
     name = f"{function.__name__}_"
     what = what or name
     value: Callable[..., Tensor] = called_as(function, name) if isinstance(function, FunctionType) else function

@@ -51,7 +51,7 @@ def whole(like: Tensor) -> Layout | None:
 
 
 def listed(like: Tensor, array: Array) -> Tensor:
-    """Return an array that is equal on all ranks as a tensor, broadcast on the placement of `like`."""
+    """Return an array with equal values on all ranks as a tensor, broadcast on the placement of `like`."""
     type = TensorType(array.shape, dtype_of(array.dtype))
     layout = whole(like)
     if building_now() is None:
@@ -62,14 +62,14 @@ def listed(like: Tensor, array: Array) -> Tensor:
 
 
 def checked_indices(ids: Tensor, n: int, what: str) -> Tensor:
-    """Return indices along an axis of n elements with negative ones counted from the end; raise AxisError for others out of range."""
+    """Return indices into an axis of n elements, with n added to negative indices; raise AxisError for indices out of range."""
     if not ids.dtype.is_integer:
         raise DtypeError(f"{what} at {user_line()}: indices must be integers, or bool for a mask; got {ids.tensor_type}")
     return run(index_assertion(what, n), ids)
 
 
 def mask_indices(mask: Tensor, like: Tensor, what: str) -> list[Tensor]:
-    """Return the indices of the True elements of a mask, one tensor per axis; all ranks must call this."""
+    """Return the indices of the True elements of a mask, one tensor per axis; all ranks must call this function."""
     if mask.traced is not None:
         raise JobError(
             f"{what} at {user_line()}: the number of elements that a mask selects is not known while {running()} runs; "
@@ -87,12 +87,12 @@ Token = Any
 
 @dataclass(frozen=True)
 class Cut:
-    """The effect of a key on tensors of one type, without the gathers."""
+    """The window that a key selects from tensors of one type, before lists and masks gather elements."""
 
     window: Slice
-    #: axes along which the window is then reversed
+    #: axes along which the window is reversed
     backwards: tuple[int, ...]
-    #: the same as a sequence of operations
+    #: the operations that compute the window
     ops: tuple[Op, ...]
     #: the shape of the window, and the shape after removing the axes of integers and adding new axes
     inside: tuple[int, ...]
@@ -102,7 +102,7 @@ class Cut:
 
 
 def read(x: Tensor, key: Any, what: str) -> tuple[Cut, dict[int, Tensor]]:
-    """Parse a key: return its effect, and its index tensors by axis of the resulting window."""
+    """Parse a key into its window, and into its index tensors by axis of this window."""
     tokens: list[Token] = []
     tensors: list[Tensor] = []
     for item in map(_mask, key) if isinstance(key, tuple) else (key,):
@@ -124,7 +124,7 @@ def read(x: Tensor, key: Any, what: str) -> tuple[Cut, dict[int, Tensor]]:
 
 
 def _mask(item: Any) -> Any:
-    """Return a uint8 tensor or array as a mask, as in PyTorch; other items unchanged."""
+    """Return a uint8 tensor or array as a bool mask, as PyTorch does, and other items unchanged."""
     if isinstance(item, Tensor):
         return cast(item, bool_) if item.dtype is uint8 else item
     return item != 0 if isinstance(item, np.ndarray) and item.dtype == np.uint8 else item
@@ -165,7 +165,7 @@ def _index_tensors(x: Tensor, tensor: Tensor, axis: int, what: str) -> list[Tens
 
 @lru_cache(maxsize=1 << 12)
 def cut_of(x: TensorType, tokens: tuple[Token, ...], what: str) -> Cut:
-    """Return the effect of the items of a key on a tensor of type x."""
+    """Return the window that the items of a key select from a tensor of type x."""
     indexed = sum(map(_width, tokens))
     if indexed > x.ndim:
         raise AxisError(f"{what} at {user_line()}: {indexed} indices for {x}, which has {x.ndim} axes")
@@ -200,7 +200,7 @@ def cut_of(x: TensorType, tokens: tuple[Token, ...], what: str) -> Cut:
 
 
 def _one_ellipsis(x: TensorType, tokens: tuple[Token, ...], indexed: int, what: str) -> tuple[Token, ...]:
-    """Return the tokens with a single '...'; further ones select no axes, and must not be followed by another index."""
+    """Return the tokens with exactly one '...'; raise AxisError for an index after a second '...'."""
     if Ellipsis not in tokens:
         return (*tokens, Ellipsis)
     first = tokens.index(Ellipsis) + 1
@@ -234,7 +234,10 @@ def check_mask(mask: Tensor, x: Tensor, axis: int, what: str) -> None:
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """Return x[key]; the result of integers and slices is a view."""
+    """Return x[key]; the result of integers and slices is a view.
+
+    Raises: AxisError for an index out of range, or for more indices than axes; DtypeError for an index of another type.
+    """
     key = _mask(key)
     if isinstance(key, Tensor) and key.dtype is bool_ and key.ndim == x.ndim > 0:
         check_mask(key, x, 0, "x[...]")
@@ -275,13 +278,16 @@ def merged(x: Tensor, lookups: dict[int, Tensor], what: str) -> tuple[Tensor, Te
 
 
 def gather_at(x: Tensor, lookups: dict[int, Tensor], what: str) -> Tensor:
-    """Return the elements of x at the indices."""
+    """Return the elements of x at index tensors, which `lookups` lists by axis."""
     table, ids, axis, _ = merged(x, lookups, what)
     return run(Gather(axis), table, ids)
 
 
 def selected(x: Tensor, mask: Tensor, what: str) -> Tensor:
-    """Return the elements of x where a mask of its shape is True, in order; on every rank, and partial where x is partial."""
+    """Return the elements of x where a mask of the same shape is True, as a vector in row-major order.
+
+    The result is broadcast, or partial along the mesh dimensions where x is partial.
+    """
     if x.traced is not None or mask.traced is not None:
         mask_indices(mask if mask.traced is not None else x, x, what)
     places = np.flatnonzero(value_of(mask, what))
@@ -316,7 +322,7 @@ def setitem(x: Tensor, key: Any, value: Any) -> None:
 
 
 def filled(x: Tensor, mask: Tensor, value: Any) -> Tensor:
-    """Return x with a number, or a tensor without axes, where the mask is True."""
+    """Return x with `value`, a number or a tensor without axes, where the mask is True."""
     if isinstance(value, Tensor):
         return run(Where(), mask, cast(value, x.dtype), x)
     result = run(MaskedFill(number_as(x, value)), x, mask)
@@ -329,7 +335,7 @@ def number_as(x: Tensor, number: Any) -> Any:
 
 
 def _fitted(x: Tensor, value: Any, shape: Sequence[int], what: str) -> Tensor:
-    """Return a value in the element type of x, expanded to this shape."""
+    """Return `value` in the element type of x, expanded to `shape`."""
     if not isinstance(value, Tensor):
         return source(Constant(tuple(shape), x.dtype, number_as(x, value)), whole(x))
     extra = value.ndim - len(shape)
@@ -345,7 +351,7 @@ def _fitted(x: Tensor, value: Any, shape: Sequence[int], what: str) -> Tensor:
 
 
 def put(x: Tensor, lookups: dict[int, Tensor], value: Any, what: str) -> Tensor:
-    """Return x with the elements at the indices replaced; of several values for one index the last remains."""
+    """Return x with the elements at the indices replaced; a repeated index keeps its last value."""
     table, ids, axis, separate = merged(x, lookups, what)
     shape = (*table.shape[:axis], *ids.shape, *table.shape[axis + 1 :])
     rows = (*table.shape[:axis], ids.tensor_type.size, *table.shape[axis + 1 :])
@@ -362,7 +368,7 @@ def put(x: Tensor, lookups: dict[int, Tensor], value: Any, what: str) -> Tensor:
 
 
 def write_window(x: Tensor, cut: Cut, value_to_write: Any, what: str) -> None:
-    """Set x[window] = value in place."""
+    """Write a value into the window `cut` of x, in place."""
     window = cut.window
     if isinstance(value_to_write, Tensor):
         value = reshape(_fitted(x, value_to_write, cut.shape, what), cut.inside)

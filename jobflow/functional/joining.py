@@ -36,7 +36,7 @@ def _all_tensors(what: str, tensors: Sequence[Tensor]) -> list[Tensor]:
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Return the tensors concatenated along axis `dim`, in their common element type.
 
-    Raises: ArgumentError unless `tensors` is a list or tuple of tensors; ShapeError if another axis differs.
+    Raises: ArgumentError unless `tensors` is a list or tuple of tensors; ShapeError for an empty list, or if the sizes of another axis differ.
     """
     operands = together("cat", *_all_tensors("cat", tensors))
     full = [x for x in operands if x.shape != (0,)] or operands[:1]  # empty vectors are skipped, as in PyTorch
@@ -79,22 +79,22 @@ def _axis(what: str, x: Tensor, dim: int) -> int:
 
 
 def narrow(x: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
-    """Return a view of the `length` elements of axis `dim` from `start` on.
+    """Return `length` elements of axis `dim`, starting at index `start`, as a view.
 
-    Raises: ShapeError if they are not inside the axis.
+    Raises: ShapeError if the elements are not all inside the axis.
     """
     axis = _axis("narrow", x, dim)
     start, length = integer("narrow", start), integer("narrow", length)
     first = start + x.shape[axis] if start < 0 else start
     if not 0 <= first <= first + length <= x.shape[axis]:
-        raise ShapeError(f"narrow at {user_line()}: {length} elements from {start} on are not inside axis {axis} of {x.tensor_type}")
+        raise ShapeError(f"narrow at {user_line()}: {length} elements from index {start} exceed axis {axis} of {x.tensor_type}")
     return run(_window(x, axis, first, first + length), x)
 
 
 def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """Return consecutive pieces of axis `dim` as views.
 
-    An integer is the size of each piece, the last of which may be smaller; a list gives the size of each piece.
+    An integer is the size of all pieces, except for a smaller last one.  A list has one size per piece.
     Raises: ShapeError if the sizes do not add up to the axis.
     """
     axis = _axis("split", tensor, dim)
@@ -113,7 +113,7 @@ def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int 
 
 
 def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-    """Return at most `chunks` pieces of axis `dim`, of equal size except for the last, as views."""
+    """Return at most `chunks` pieces of axis `dim` as views, of equal size except for the last.  Raises: ShapeError if chunks < 1."""
     if chunks < 1:
         raise ShapeError(f"chunk at {user_line()}: chunks must be at least 1; got {chunks} for {x.tensor_type}")
     axis = _axis("chunk", x, dim)

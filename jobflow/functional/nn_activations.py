@@ -1,4 +1,4 @@
-"""Activation functions, element by element or along an axis."""
+"""Activation functions, element by element or along an axis.  `inplace=True` overwrites the input with the result."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _GELU, _GELU_TANH, _SOFTPLUS = act.Gelu(), act.GeluTanh(), act.Softplus()
 
 
 def with_inplace(function: Callable[P, Value]) -> Callable[P, Tensor]:
-    """Return the formula as a public function; its last parameter `inplace` overwrites the input with the result."""
+    """Return a formula as a public function whose argument `inplace` overwrites the input with the result."""
     out_of_place, declared, word = formula(function), signature(function), f"{function.__name__}_"
     position = list(declared.parameters).index("inplace")
 
@@ -205,9 +205,9 @@ def tanhshrink(input: Tensor) -> Value:
 
 @formula
 def prelu(input: Tensor, weight: Tensor) -> Value:
-    """Return x where x > 0, else weight * x; a single weight, or one per channel (axis 1) (He et al. 2015).
+    """Return x where x > 0, else weight * x (He et al. 2015).
 
-    Raises: ShapeError for another shape of the weight.
+    `weight` has a single element, or one element per channel (axis 1).  Raises: ShapeError for another shape of the weight.
     """
     shape, count = input.tensor_type.shape, weight.tensor_type.size
     factor: Value = sh.reshape(weight, ()) if count == 1 else weight
@@ -242,17 +242,20 @@ def _softmax_axis(what: str, input: Tensor, dim: int | None) -> int:
 
 
 def softmax(input: Tensor, dim: int | None = None) -> Tensor:
-    """Return e^x / sum(e^x) along `dim`.  None selects axis 0 of tensors with 0, 1 or 3 axes, else axis 1, as in PyTorch."""
+    """Return e^x / sum(e^x) along `dim`.
+
+    `dim=None` selects axis 0 for tensors with 0, 1 or 3 axes, else axis 1, as in PyTorch.
+    """
     return _along("softmax", Softmax, input, dim)
 
 
 def log_softmax(input: Tensor, dim: int | None = None) -> Tensor:
-    """Return the logarithm of the softmax along `dim`; None as in `softmax`."""
+    """Return the logarithm of the softmax along `dim`; `dim=None` selects the axis as in `softmax`."""
     return _along("log_softmax", LogSoftmax, input, dim)
 
 
 def _along(what: str, op: type[Softmax] | type[LogSoftmax], input: Tensor, dim: int | None) -> Tensor:
-    """Apply an operation along an axis; a tensor without axes counts as a vector of one element."""
+    """Apply an operation along an axis; a tensor without axes is treated as a vector of one element."""
     axis = _softmax_axis(what, input, dim)
     if input.tensor_type.ndim:
         return run(op(axis), input)
@@ -261,7 +264,7 @@ def _along(what: str, op: type[Softmax] | type[LogSoftmax], input: Tensor, dim: 
 
 
 def softmin(input: Tensor, dim: int | None = None) -> Tensor:
-    """Return the softmax of -x along `dim`; None as in `softmax`."""
+    """Return the softmax of -x along `dim`; `dim=None` selects the axis as in `softmax`."""
     return softmax(run(Negate(), input), dim)
 
 

@@ -1,7 +1,7 @@
-"""Attention: softmax(q k^T / sqrt(size) + mask) v (Vaswani et al. 2017).
+"""Scaled dot-product attention, softmax(q k^T / sqrt(size) + mask) v (Vaswani et al. 2017).
 
-A query can have no visible key, because masks hide all keys or add -inf to all scores.  Then its weights, output and gradients are zero.
-This holds for every function and module, eager or in graphs, on any number of ranks.
+Masks can hide all keys from a query, or add -inf to all scores of a query.  The weights, output and gradients of this query are zero: in
+every function and module, eager or in graphs, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, causal: b
 
 @composed
 def _repeated(x: Tensor, lead: tuple[int, ...]) -> Value:
-    """Return x expanded to these leading axes; its last two axes stay."""
+    """Return x expanded to the leading axes `lead`, with its last two axes unchanged."""
     return broadcast_to(x, (*lead, *x.tensor_type.shape[-2:]))
 
 
@@ -95,7 +95,7 @@ def scaled_dot_product_attention(
     """Return softmax(scale * q k^T + mask) v with dropout of probability `dropout_p` on the weights (Vaswani et al. 2017).
 
     Shapes: query [..., l, e], key [..., s, e], value [..., s, f] -> [..., l, f]; leading axes broadcast.  `scale` defaults to 1 / sqrt(e).
-    A bool mask is True for visible keys; a mask of the query's type is added to the scores.  With `is_causal`, query i sees the keys up to i.
+    A bool mask is True for visible keys; a mask of the query's type is added to the scores.  With `is_causal`, query i attends to keys 0 to i.
     The output of a query without visible keys is zero.
     Raises: ShapeError, DtypeError for arguments that do not match.
     """
@@ -131,16 +131,16 @@ def swap_first_axes(x: Tensor) -> Value:
 
 @composed
 def thirds(x: Tensor, which: int, axis: int) -> Value:
-    """Return one of three equal parts of x along an axis."""
+    """Return part `which`, 0 to 2, of three equal parts of x along an axis."""
     size = x.tensor_type.shape[axis] // 3
     front = (None,) * axis
     return sl.slice_(x, (*front, which * size), (*front, (which + 1) * size))
 
 
 def combined_mask(attention: Tensor | None, padding: Tensor | None, queries: Tensor, keys: Tensor) -> Tensor | None:
-    """Combine the masks of attention modules into a bool mask of visible keys, or a mask to add; None without masks.
+    """Combine the masks of attention modules into a bool mask of visible keys, or an additive mask; None without masks.
 
-    The result broadcasts to [batch, heads, queries, keys].  In the arguments True hides a key.  `attention` is [queries, keys] or
+    The result broadcasts to [batch, heads, queries, keys].  In the arguments, True hides a key.  `attention` is [queries, keys] or
     [batch * heads, queries, keys], `padding` is [batch, keys].  Both are bool or have the type of the queries [batch, heads, queries, size].
     """
     batch, heads, count, _ = queries.tensor_type.shape
@@ -183,7 +183,7 @@ def _visible(hidden: Tensor, more: Tensor | None) -> Value:
 
 @composed
 def _added(like: Tensor, first: Tensor, second: Tensor | None = None) -> Value:
-    """Return the masks as one mask to add to scores of the type of `like`, with -inf for hidden keys."""
+    """Combine the masks into one additive mask in the type of `like`, with -inf for hidden keys."""
     parts: list[Value] = []
     for mask in (first, second):
         if mask is not None and mask.tensor_type.dtype is bool_:

@@ -1,4 +1,4 @@
-"""Helpers of the `nn` functions: composition of operations, random numbers, argument checks."""
+"""Helpers of the `nn` functions for composition of operations, random numbers and argument checks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Sizes = int | Sequence[int]
 
 
 class Composing:
-    """The interpreter, during tracing, of a function composed of functions of operations; it records each operation separately."""
+    """The interpreter of composed functions during tracing, which records each operation separately."""
 
     takes_tensors = True
 
@@ -53,7 +53,7 @@ class Composing:
 
 
 def _scope_for(x: Tensor) -> scope.Scope | None:
-    """Return the scope for functions of operations on tensors with the placement of x; None for the current scope."""
+    """Return a scope in which functions of `jobflow.ops` accept tensors with the placement of x, or None if the current scope does."""
     now = scope.current()
     if hasattr(now.interpreter, "takes_tensors"):
         return None
@@ -82,14 +82,14 @@ def composing(x: Tensor) -> Iterator[None]:
 
 
 def real(what: str, name: str, value: Any) -> float:
-    """Return a number argument as a float; raise ArgumentError for anything else."""
+    """Return a number argument as a float; raise ArgumentError for other values."""
     if not isinstance(value, int | float | np.number):
         raise ArgumentError(f"{what} at {user_line()}: {name} must be a number; got {value!r}")
     return float(value)
 
 
 def whole(what: str, name: str, value: Any) -> int:
-    """Return an integer argument as an int; raise ArgumentError for anything else."""
+    """Return an integer argument as an int; raise ArgumentError for other values."""
     if not isinstance(value, int | np.integer):
         raise ArgumentError(f"{what} at {user_line()}: {name} must be an int; got {value!r}")
     return int(value)
@@ -100,7 +100,7 @@ _CHECKS: dict[Any, Callable[[str, str, Any], object]] = {"float": real, "int": w
 
 
 def composed(function: Callable[P, Value]) -> Callable[P, Tensor]:
-    """Return a function of `jobflow.ops` functions as one for eager and traced tensors; its first argument is a tensor."""
+    """Wrap a composition of `jobflow.ops` functions to accept eager and traced tensors; its first argument must be a tensor."""
 
     parameters = signature(function).parameters
     name = next(iter(parameters))
@@ -130,12 +130,12 @@ def composed(function: Callable[P, Value]) -> Callable[P, Tensor]:
 
 
 def formula(function: Callable[P, Value]) -> Callable[P, Tensor]:
-    """Return a composed function that computes two-byte floats in float32 and rounds once, at its end."""
+    """Wrap a function as `composed` does, and compute two-byte floats in float32 with a single rounding of the result."""
     return rounded_once(composed(function))
 
 
 def one_type(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Return the function with all tensor arguments cast to their common type, if that is a floating point type."""
+    """Wrap a function to cast all tensor arguments to their common type, if that is a floating point type."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Tensor:
@@ -157,7 +157,7 @@ def one_type(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
 
 def draw_for(x: Tensor) -> tuple[str, int, Value]:
-    """Return key, seed and counter of the next draw, for random values with the placement of x."""
+    """Return key, seed and counter of the next random operation, on the placement of x."""
     here = state()
     if here.building is not None:
         return here.building.draw_for(x)
@@ -174,7 +174,7 @@ def draw_for(x: Tensor) -> tuple[str, int, Value]:
 
 
 def assign(here: EagerState, x: Tensor, value: Tensor, what: str) -> None:
-    """Overwrite x with the values of a tensor, in the layout of x, without recording a gradient."""
+    """Overwrite x with `value`, converted to the layout of x, without recording a gradient."""
     if here.building is not None:
         here.building.write(x, value)
         return
@@ -190,7 +190,7 @@ def sizes(what: str, name: str, argument: Any, count: int, least: float = -math.
     """Return one int per spatial axis, from one int for all axes or one per axis; raise ShapeError for other values or values below `least`."""
     result = tuple(argument) if isinstance(argument, Sequence | np.ndarray) else (argument,) * count
     if len(result) != count or not all(isinstance(n, int | np.integer) for n in result):
-        raise ShapeError(f"{what} at {user_line()}: {name} must be one int, or {count}; got {argument!r}")
+        raise ShapeError(f"{what} at {user_line()}: {name} must be one int, or {count} ints; got {argument!r}")
     if min(result, default=least) < least:
         raise ShapeError(f"{what} at {user_line()}: {name} {argument!r} must be at least {least}")
     return tuple(int(n) for n in result)
@@ -200,19 +200,19 @@ def shape_of_rows(what: str, argument: Any) -> tuple[int, ...]:
     """Return the `normalized_shape` of a norm as a tuple, from one int or several; raise ShapeError for other values."""
     result = tuple(argument) if isinstance(argument, Sequence | np.ndarray) else (argument,)
     if not all(isinstance(n, int | np.integer) for n in result):
-        raise ShapeError(f"{what} at {user_line()}: normalized_shape must be one int, or several; got {argument!r}")
+        raise ShapeError(f"{what} at {user_line()}: normalized_shape must be an int or a sequence of ints; got {argument!r}")
     return tuple(int(n) for n in result)
 
 
 def one_of(what: str, name: str, value: str, legal: Sequence[str]) -> str:
-    """Return a text argument; raise ConfigError unless it is one of the `legal` texts."""
+    """Return `value`; raise ConfigError unless it is one of the `legal` values."""
     if value not in legal:
         raise ConfigError(f"{what} at {user_line()}: {name} {value!r} is not one of {', '.join(legal)}{did_you_mean(str(value), legal)}")
     return value
 
 
 def reduced(what: str, loss: Value, reduction: str) -> Value:
-    """Return the losses of the elements, their mean or their sum."""
+    """Return elementwise losses, their mean or their sum, as `reduction` selects."""
     one_of(what, "reduction", reduction, REDUCTIONS)
     if reduction == "none":
         return loss

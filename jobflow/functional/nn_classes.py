@@ -1,4 +1,4 @@
-"""Classification losses: labels are class indices, or probabilities of all classes.  The axis of classes may be split."""
+"""Classification losses, with class indices or class probabilities as targets.  The axis of classes may be split."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _check_weight(what: str, x: Tensor, weight: Tensor | None) -> None:
 
 
 def _counted(target: Tensor, ignored: int) -> Value:
-    """Return True where a label differs from `ignored`, which the labels' type may be unable to represent."""
+    """Return a bool tensor, True where a label differs from `ignored`, which may be out of range for one-byte labels."""
     labels = ew.cast(target, int64) if target.tensor_type.dtype.itemsize == 1 else target
     return ew.not_equal(labels, ew.fill_like(labels, ignored))
 
@@ -86,7 +86,7 @@ def nll_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, ignore
     """Return the loss -weight[t] * x[n, t, ...] of log-probabilities x [n, classes, ...] and class indices t [n, ...].
 
     The loss is 0 where t is `ignore_index`.  `reduction` "mean" divides the sum by the sum of the weights.
-    Raises: ArgumentError for another t that is not a class; ShapeError, DtypeError, ConfigError.
+    Raises: ArgumentError if t is neither a class nor `ignore_index`; ShapeError, DtypeError, ConfigError for other invalid arguments.
     """
     one_of("nll_loss", "reduction", reduction, ("mean", "sum", "none"))
     _check("nll_loss", input, target, weight)
@@ -102,11 +102,11 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Value:
-    """Return nll_loss(log_softmax(x), t): -weight[t] * log softmax(x)[n, t, ...] with the classes on axis 1 of x.
+    """Return nll_loss(log_softmax(x), t), that is -weight[t] * log softmax(x)[n, t, ...], with the classes on axis 1 of x.
 
     The target may also be probabilities of all classes, in the shape of x; then "mean" divides by the number of samples.
     `label_smoothing` distributes that share of each label evenly over all classes.
-    Raises: ArgumentError for a t that is neither a class nor `ignore_index`, or for a `label_smoothing` outside [0, 1]; ShapeError, DtypeError.
+    Raises: ArgumentError if t is neither a class nor `ignore_index`, or for a `label_smoothing` outside [0, 1]; ShapeError, DtypeError.
     """
     what = "cross_entropy"
     one_of(what, "reduction", reduction, ("mean", "sum", "none"))

@@ -46,7 +46,7 @@ def _biased(what: str, y: Value, bias: Tensor | None) -> Value:
 def pairs(
     what: str, padding: str | Sizes, kernel: tuple[int, ...], strides: tuple[int, ...], dilations: tuple[int, ...]
 ) -> tuple[tuple[int, int], ...]:
-    """Return the padding (before, after) per spatial axis; an odd amount of "same" has its extra element after."""
+    """Return the padding (before, after) per spatial axis; "same" puts the extra element of an odd amount after the axis."""
     if not isinstance(padding, str):
         each = sizes(what, "padding", padding, len(kernel))
         if min(each, default=0) < 0:

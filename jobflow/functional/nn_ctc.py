@@ -1,4 +1,4 @@
-"""Connectionist temporal classification with PyTorch's conventions; `jobflow.legacy.loss_functions` has those of jobs."""
+"""Connectionist temporal classification with PyTorch's conventions; see `jobflow.legacy.loss_functions` for the conventions of jobs."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def ctc_loss(
 ) -> Value:
     """Return the CTC loss of log-probabilities [frames, n, classes], or [frames, classes] of one sample (Graves et al. 2006).
 
-    `targets` are [n, longest], or the concatenated labels of all samples.  "mean" divides each loss by its number of labels, at least 1,
-    and averages over the samples.  `zero_infinity` replaces infinite losses by 0; they occur if a sample has more labels than fit its frames.
+    `targets` are [n, longest], or the concatenated labels of all samples; `blank` is the class of the blank.  "mean" divides each loss by its
+    number of labels, at least 1, and averages over the samples.  A loss is infinite if a sample has too few frames for its labels;
+    `zero_infinity` replaces it by 0.
     Raises: ArgumentError for lengths or labels out of range; ShapeError, ConfigError.
     """
     one_of("ctc_loss", "reduction", reduction, REDUCTIONS)
@@ -54,7 +55,7 @@ def ctc_loss(
 
 
 def _lengths(name: str, lengths: Tensor | Sequence[int]) -> Value:
-    """Return lengths as a tensor; raise ArgumentError for anything but a tensor or a sequence of integers."""
+    """Return lengths as a tensor; raise ArgumentError unless they are a tensor, or a list or tuple of integers."""
     if isinstance(lengths, Tensor):
         return lengths
     if not isinstance(lengths, list | tuple) or not all(isinstance(n, int | np.integer) for n in lengths):
@@ -75,7 +76,7 @@ def _as_batch(log_probs: Value, targets: Value, lengths: Value, labels: Value) -
 
 
 def ctc_inputs(log_probs: Value, targets: Value, input_lengths: Value, target_lengths: Value, blank: int) -> tuple[Value, Value, Value, Value]:
-    """Return the inputs of the operation, with runtime assertions on lengths and labels."""
+    """Return the inputs of the operation `CtcLoss`, with runtime assertions on lengths and labels."""
     if targets.tensor_type.ndim == 1 and log_probs.tensor_type.ndim == 3:
         targets = _padded(targets, target_lengths, log_probs.tensor_type.shape[1])
     try:
@@ -91,7 +92,7 @@ def ctc_inputs(log_probs: Value, targets: Value, input_lengths: Value, target_le
 
 
 def _padded(targets: Value, target_lengths: Value, count: int) -> Value:
-    """Return concatenated labels as [count, longest]; row i begins after the labels of the rows before it."""
+    """Return concatenated labels as a matrix [count, total], where row i starts with the labels of sample i."""
     total = targets.tensor_type.size
     ends = assert_bounds(call(CumSum(0), ew.cast(target_lengths, int64)), "ctc_loss", low=0, high=total, noun="sum of target lengths")
     first = ew.subtract(ends, ew.cast(target_lengths, int64))

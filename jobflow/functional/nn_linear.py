@@ -78,7 +78,10 @@ def _biased_product(ndim: int) -> Chain:
 
 
 def redistribute_bias(y: Tensor, bias: Tensor) -> Tensor:
-    """Return a bias of the last axis redistributed to match its product y: split where y is split along it, partial where y is partial."""
+    """Return a bias of the last axis redistributed to match y.
+
+    The bias is split where y is split along its last axis, and partial where y is partial.
+    """
     if y.layout is None or bias.layout is None or y.traced is not None:
         return bias
     last = S(y.ndim - 1)
@@ -106,7 +109,7 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
 
 
 def _row_numbers(what: str, ids: Tensor, count: int) -> Tensor:
-    """Return the row indices with a runtime assertion that they are rows; raise DtypeError for indices that are not integers."""
+    """Return row indices with a runtime assertion of their range; raise DtypeError for indices that are not integers."""
     if not ids.tensor_type.dtype.is_integer:
         raise DtypeError(f"{what} at {user_line()}: the indices {ids.tensor_type} must be integers")
     return run(row_assertion(what, count), ids)
@@ -122,9 +125,9 @@ def _looked_up(ids: Tensor, weight: Tensor, padding: int | None) -> Value:
 
 
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
-    """Return weight[input], one row per index; row `padding_idx` has no gradient.  The rows of the weight may be split.
+    """Return weight[input], one row per index; row `padding_idx` receives no gradient.  The rows of the weight may be split.
 
-    Raises: ArgumentError for an index out of range, DtypeError for indices that are not integers.
+    Raises: ArgumentError for an index out of range, DtypeError for indices that are not integers, ShapeError for a weight without axes.
     """
     if not weight.tensor_type.ndim:
         raise ShapeError(f"embedding at {user_line()}: weight {weight.tensor_type} must be [rows, size of a row]")
@@ -143,8 +146,8 @@ def _ones_at(ids: Tensor, classes: int) -> Value:
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """Return int64 rows with 1 at the indices in `tensor` and 0 elsewhere.
 
-    `num_classes` -1 stands for the largest index plus 1, for which all ranks must call this.
-    Raises: ArgumentError for an index outside [0, num_classes), or an empty tensor with `num_classes` -1; DtypeError.
+    `num_classes=-1` selects the largest index plus 1; then all ranks must call this function.
+    Raises: ArgumentError for an index outside [0, num_classes), or an empty tensor with `num_classes=-1`; DtypeError.
     """
     if whole("one_hot", "num_classes", num_classes) == -1:
         values = value_of(tensor, "one_hot without num_classes")
@@ -166,7 +169,7 @@ def _check_rate(what: str, p: float) -> None:
 
 @composed
 def _dropped(x: Tensor, p: float, each: Value | None) -> Value:
-    """Return x times a dropout mask of its type, or of the type of `each`, which broadcasts."""
+    """Return x times a dropout mask with the shape of x, or with the shape of `each`, which broadcasts to x."""
     if p == 1.0:
         return ew.scale(x, 0.0)
     key, seed, counter = draw_for(x)
@@ -177,7 +180,8 @@ def _dropped(x: Tensor, p: float, each: Value | None) -> Value:
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Return x with each element set to 0 with probability p, and divided by 1 - p otherwise; x itself unless `training`.
 
-    The mask depends on the seed and the number of the draw, not on the layout.  Raises: ArgumentError for p outside [0, 1].
+    The mask depends on the seed and the number of previous random operations, not on the layout.
+    Raises: ArgumentError for p outside [0, 1].
     """
     _check_rate("dropout", p)
     if not training or p == 0.0:
@@ -213,7 +217,7 @@ dropout3d = variant(_dropout_channels, 3, "dropout3d", "Return x with whole chan
 
 
 def length(x: Value, axes: tuple[int, ...], p: float, keepdims: bool) -> Value:
-    """Return the p-norm along axes, or of each element without axes, by functions of operations."""
+    """Return the p-norm along `axes`; without axes, the p-norm of each element."""
     if p == 2.0:
         return ew.sqrt(rd.reduce_sum(ew.square(x), axes, keepdims))
     if p == 1.0:
@@ -236,7 +240,7 @@ def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -
 
 
 def cosine(x1: Value, x2: Value, dim: int, eps: float) -> Value:
-    """Return the cosine of two broadcast tensors along an axis, by functions of operations."""
+    """Return the cosine similarity along axis `dim` of two tensors, which broadcast."""
     shape = broadcast_shapes("cosine_similarity", x1.tensor_type, x2.tensor_type)
     x1, x2 = (x if x.tensor_type.shape == shape else broadcast_to(x, shape) for x in (x1, x2))
     axes = (axis_of("cosine_similarity", dim, len(shape)),) if shape else ()

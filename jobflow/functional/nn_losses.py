@@ -32,7 +32,7 @@ P = ParamSpec("P")
 
 
 def reducing(function: Callable[P, Value]) -> Callable[P, Tensor]:
-    """Return the function of elementwise losses as a loss function that reduces them by its argument `reduction`."""
+    """Wrap a function of elementwise losses to reduce them as its argument `reduction` selects."""
     what, position = function.__name__, list(signature(function).parameters).index("reduction")
 
     @wraps(function)
@@ -132,9 +132,10 @@ def binary_cross_entropy_with_logits(
 @one_type
 @formula
 def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", *, log_target: bool = False) -> Value:
-    """Return t * (log t - x) for log-probabilities x and probabilities t, the terms of the Kullback-Leibler divergence; 0 where t is 0.
+    """Return t * (log t - x), 0 where t is 0, for log-probabilities x and probabilities t: the terms of the Kullback-Leibler divergence.
 
-    `log_target` expects log-probabilities t: e^t * (t - x).  `reduction` "batchmean" divides the sum by the size of the first axis.
+    With `log_target`, t are log-probabilities, and the terms are e^t * (t - x).  `reduction` "batchmean" divides the sum by the size of the
+    first axis.
     Raises: ConfigError for an unknown reduction.
     """
     one_of("kl_div", "reduction", reduction, (*REDUCTIONS, "batchmean"))
@@ -196,8 +197,9 @@ def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: 
 
 @reducing
 def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Value:
-    """Return 1 - c where t is 1, max(0, c - margin) where t is -1, with the cosine c of x1 and x2 along the last axis.
+    """Return 1 - c where t is 1, and max(0, c - margin) where t is -1.
 
+    c is the cosine of x1 and x2 along the last axis.
     Raises: ShapeError for inputs of different shapes, or unless the target has one element per pair of vectors.
     """
     one_shape("cosine_embedding_loss", input1=input1, input2=input2)
@@ -259,9 +261,9 @@ def _variance(input: Tensor, var: Tensor | float) -> Value:
 @one_type
 @reducing
 def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Value:
-    """Return (log v + (x - t)^2 / v) / 2 with v = max(var, eps), whose lower bound has no gradient; `full` adds log(2 pi) / 2.
+    """Return (log v + (x - t)^2 / v) / 2 with v = max(var, eps); the gradient ignores the bound eps, and `full` adds log(2 pi) / 2.
 
-    `var` is a number, or a tensor in the shape of `input`, without its last axis or with one element there.
+    `var` is a number, or a tensor with the shape of `input`, whose last axis may be missing or of size 1.
     Raises: ShapeError for another shape, ArgumentError for a negative variance.
     """
     variance = assert_bounds(_variance(input, var), "gaussian_nll_loss", low=0.0, nan=True, noun="variance")

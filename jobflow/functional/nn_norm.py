@@ -1,4 +1,4 @@
-"""Normalisation.  Batch statistics are those of the whole logical batch, independent of its layout."""
+"""Normalization functions.  Batch statistics cover the whole logical batch, independent of its layout."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _wide(p: Tensor | None, dtype: DType) -> Tensor | None:
 
 
 def update(op: Op, *inputs: Value) -> None:
-    """Overwrite a tensor with the result of an operation, now or in each run of the traced program."""
+    """Overwrite a tensor with the result of an operation, immediately or in each run of the traced program."""
     here = state()
     if here.building is not None:
         here.building.update(op, inputs)
@@ -69,8 +69,8 @@ def batch_norm(
 ) -> Tensor:
     """Return (x - mean) / sqrt(var + eps) * weight + bias per channel, axis 1 (Ioffe and Szegedy 2015).
 
-    In training, mean and var are the statistics of x, and the running statistics, if any, move towards them by `momentum`, with the unbiased
-    variance.  Otherwise the running statistics are used.
+    In training, mean and var are the statistics of x.  Running statistics, if passed, become (1 - momentum) * old + momentum * new, with the
+    unbiased variance.  Without `training`, the running statistics are mean and var.
     Raises: ShapeError for arguments that do not match or fewer than two values per channel in training; ArgumentError unless eps > 0.
     """
     t, what = input.tensor_type, "batch_norm"
@@ -103,7 +103,7 @@ def batch_norm(
 
 
 def _move_averages(averages: tuple[Tensor, Tensor], moments: tuple[Tensor, Tensor], momentum: float, correction: float) -> None:
-    """Move running averages towards the mean and the variance of a batch; the variance times `correction` is unbiased."""
+    """Update running averages with the mean and the variance of a batch; `correction` times the variance is unbiased."""
     vectors = (*averages, *moments)
     if running.runs_chains(*vectors) and all(x.tensor_type == vectors[0].tensor_type for x in vectors):
         update(bn.average_updates(vectors[0].tensor_type, momentum, correction), *vectors)
@@ -114,7 +114,7 @@ def _move_averages(averages: tuple[Tensor, Tensor], moments: tuple[Tensor, Tenso
 
 
 def _move(average: Tensor, value: Tensor, momentum: float) -> None:
-    """Move a running average towards a value; the value is converted to its element type and layout."""
+    """Update a running average with a value, converted to the element type and layout of the average."""
     value = cast(value, average.tensor_type.dtype)
     if average.layout is not None:
         value = redistribution.redistribute(state(), value, average.layout)
@@ -125,14 +125,14 @@ def _last_axes(what: str, x: Tensor, normalized_shape: int | Sequence[int]) -> t
     """Return `normalized_shape` as a tuple; raise ShapeError unless x ends with this shape."""
     shape = shape_of_rows(what, normalized_shape)
     if not shape or x.tensor_type.shape[-len(shape) :] != shape:
-        raise ShapeError(f"{what} at {user_line()}: normalized_shape {list(shape)} is not the end of the shape of input {x.tensor_type}")
+        raise ShapeError(f"{what} at {user_line()}: normalized_shape {list(shape)} must be the shape of the last axes of input {x.tensor_type}")
     return shape
 
 
 def _normalised_rows(
     what: str, norm: Callable[..., Value], x: Tensor, normalized_shape: int | Sequence[int], eps: float, **parameters: Tensor | None
 ) -> Value:
-    """Return x normalised over its last axes, which have the shape of the parameters; a tensor without leading axes is a single row."""
+    """Return x normalized over its last axes `normalized_shape`; a tensor without leading axes is a single row."""
     shape = _last_axes(what, x, normalized_shape)
     for name, p in parameters.items():
         if p is not None and p.tensor_type.shape != shape:
@@ -149,7 +149,7 @@ def layer_norm(
 ) -> Value:
     """Return (x - mean) / sqrt(var + eps) * weight + bias over the last axes, of shape `normalized_shape` (Ba et al. 2016).
 
-    Raises: ShapeError unless the input ends with this shape and the parameters have it.
+    Raises: ShapeError unless `normalized_shape` is the shape of the last axes of the input and of the parameters.
     """
     return _normalised_rows("layer_norm", nm.layer_norm, input, normalized_shape, eps, weight=weight, bias=bias)
 
@@ -158,7 +158,8 @@ def layer_norm(
 def rms_norm(input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Value:
     """Return x / sqrt(mean(x^2) + eps) * weight over the last axes, of shape `normalized_shape` (Zhang and Sennrich 2019).
 
-    `eps` defaults to the machine epsilon of the element type.  Raises: ShapeError unless the input ends with this shape and the weight has it.
+    `eps` defaults to the machine epsilon of the element type.
+    Raises: ShapeError unless `normalized_shape` is the shape of the last axes of the input and of the weight.
     """
     return _normalised_rows(
         "rms_norm", nm.rms_norm, input, normalized_shape, _epsilon(input.tensor_type.dtype) if eps is None else eps, weight=weight
@@ -172,9 +173,10 @@ def _epsilon(dtype: Any) -> float:
 
 @formula
 def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Value:
-    """Return [n, c, ...] with mean 0 and variance 1 in each of `num_groups` groups of channels, times weight plus bias per channel.
+    """Return [n, c, ...] normalized per sample and group of channels, then times weight plus bias per channel (Wu and He 2018).
 
-    The source is Wu and He (2018).  Raises: ShapeError unless the channels divide into the groups and the parameters have one element per channel.
+    Normalized values have mean 0 and variance 1.
+    Raises: ShapeError unless the channels divide into `num_groups` groups and the parameters have one element per channel.
     """
     t = input.tensor_type
     if t.ndim < 2 or num_groups < 1 or t.shape[1] % num_groups:
@@ -193,10 +195,11 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Return [n, c, ...] with mean 0 and variance 1 in each channel of each sample, times weight plus bias per channel.
+    """Return [n, c, ...] normalized per sample and channel, then times weight plus bias per channel (Ulyanov et al. 2016).
 
-    The source is Ulyanov et al. (2016).  Running statistics, if any, move towards the means over the samples; without `use_input_stats` they
-    replace the statistics of the input.  Raises: ShapeError unless each channel has several values.
+    Normalized values have mean 0 and variance 1.  Running statistics, if passed, are updated by `momentum` with the means over the samples.
+    With `use_input_stats=False`, they replace the statistics of the input.
+    Raises: ShapeError unless each channel has several values.
     """
     t, what = input.tensor_type, "instance_norm"
     if t.ndim < 3 or t.size // max(t.shape[0] * t.shape[1], 1) == 1:

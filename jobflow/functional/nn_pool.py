@@ -45,8 +45,8 @@ def _max_pool(spatial: int, input: Tensor, kernel_size: Sizes, stride: Sizes | N
 
 
 _MAX = (
-    "Return the largest element of each window of [n, c, l] or [c, l].\n\n    `stride` defaults to kernel_size; `ceil_mode` keeps a last window "
-    "that begins inside.  Raises: ShapeError for invalid sizes.\n    "
+    "Return the largest element of each window of [n, c, l] or [c, l].\n\n    `stride` defaults to kernel_size.  `ceil_mode` includes an "
+    "incomplete last window that starts inside the input or the padding before it.\n    Raises: ShapeError for invalid sizes.\n    "
 )
 max_pool1d = composed(variant(_max_pool, 1, "max_pool1d", _MAX))
 max_pool2d = composed(variant(_max_pool, 2, "max_pool2d", "Return the largest element of each window of images [n, c, h, w]; see `max_pool1d`."))
@@ -76,7 +76,7 @@ def _avg_pool(
 
 
 def _begun_inside(y: Value, x: Value, strides: Sequence[int], around: Sequence[int]) -> Value:
-    """Return y without last windows that begin in the padding after x."""
+    """Return y without last windows that start in the padding after x."""
     counts = (min(m, -(-(n + p) // s)) for m, n, s, p in zip(y.tensor_type.shape[2:], x.tensor_type.shape[2:], strides, around, strict=True))
     return sl.slice_(y, (None, None, *(0 for _ in strides)), (None, None, *counts))
 
@@ -101,9 +101,10 @@ def _summed(what: str, x: Value, kernel: Sequence[int], strides: Sequence[int], 
 def avg_pool1d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, ceil_mode: bool = False, count_include_pad: bool = True
 ) -> Value:
-    """Return the mean of each window of [n, c, l] or [c, l]; zeros of the padding count unless `count_include_pad=False`.
+    """Return the mean of each window of [n, c, l] or [c, l]; padded zeros count unless `count_include_pad=False`.
 
-    `stride` defaults to kernel_size.  `ceil_mode` keeps a last window that begins inside.  Raises: ShapeError for invalid sizes.
+    `stride` defaults to kernel_size.  `ceil_mode` includes an incomplete last window that starts inside the input or the padding before it.
+    Raises: ShapeError for invalid sizes.
     """
     return _avg_pool(1, input, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
@@ -147,7 +148,10 @@ def _largest_of_windows(x: Value, axis: int, windows: Sequence[tuple[int, int]])
     return sl.concat([rd.reduce_max(sl.slice_(x, (*front, a), (*front, b)), (axis,), True) for a, b in windows], axis)
 
 
-_MEANS = "Return m = `output_size` means along the last axis of size n; mean i covers the elements from floor(i n / m) to ceil((i + 1) n / m)."
+_MEANS = (
+    "Return m = `output_size` means along the last axis, of size n.\n\n    Mean i covers the elements from floor(i n / m) up to but excluding "
+    "ceil((i + 1) n / m).\n    "
+)
 adaptive_avg_pool1d = rounded_once(composed(variant(_adaptive_avg, 1, "adaptive_avg_pool1d", _MEANS)))
 adaptive_avg_pool2d = rounded_once(
     composed(variant(_adaptive_avg, 2, "adaptive_avg_pool2d", "Return `output_size` means of images [n, c, h, w]; see `adaptive_avg_pool1d`."))

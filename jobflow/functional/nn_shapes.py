@@ -57,10 +57,10 @@ def _factors(scale_factor: Any, count: int) -> list[float]:
 
 @composed
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Value:
-    """Return x with a border: `pad` lists the widths before and after the last axis, then of the axis before it, and so on.
+    """Return x with borders; `pad` lists the widths before and after the last axis, then of the axis before it, and so on.
 
-    The border consists of `value`, or by `mode` of the mirrored elements without the edge ("reflect"), the edge ("replicate"), or the
-    opposite end ("circular").  Negative widths remove elements.
+    `mode` selects the elements of the border: `value` ("constant"), mirrored elements without the edge ("reflect"), the edge ("replicate"), or
+    the opposite end ("circular").  Negative widths remove elements.
     Raises: ShapeError for widths that do not fit an axis, ConfigError for an unknown mode.
     """
     t, what = input.tensor_type, "pad"
@@ -98,9 +98,9 @@ def _bordered(x: Value, axis: int, before: int, after: int, mode: str) -> Value:
 
 @composed
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Value:
-    """Return [..., c * r * r, h, w] as [..., c, h * r, w * r] with r = upscale_factor: channels become pixels (Shi et al. 2016).
+    """Rearrange channels into pixels, [..., c * r * r, h, w] -> [..., c, h * r, w * r] with r = upscale_factor (Shi et al. 2016).
 
-    Raises: ShapeError unless r * r divides the channels.
+    Raises: ShapeError unless r * r divides the number of channels.
     """
     *lead, channels, h, w = _image("pixel_shuffle", input)
     r = upscale_factor
@@ -115,7 +115,7 @@ def pixel_shuffle(input: Tensor, upscale_factor: int) -> Value:
 
 @composed
 def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Value:
-    """Return [..., c, h * r, w * r] as [..., c * r * r, h, w] with r = downscale_factor: pixels become channels.
+    """Rearrange pixels into channels, [..., c, h * r, w * r] -> [..., c * r * r, h, w] with r = downscale_factor.
 
     Raises: ShapeError unless r divides the height and the width.
     """
@@ -178,7 +178,7 @@ def interpolate(
     """Return images [n, c, *spatial] resized to `size`, or by `scale_factor`.
 
     `mode` is "nearest", or "linear", "bilinear", "trilinear" for 1, 2, 3 spatial axes.  `align_corners` keeps the positions of the corner pixels.
-    Raises: ShapeError for other sizes or modes of other dimensions, DtypeError for linear modes of integers other than uint8.
+    Raises: ShapeError for invalid sizes, or for a mode of another number of axes; DtypeError for linear modes of integers other than uint8.
     """
     t, what = input.tensor_type, "interpolate"
     spatial = t.ndim - 2

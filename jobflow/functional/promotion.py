@@ -1,4 +1,4 @@
-"""Type promotion: the element type of an operation on tensors and numbers.
+"""Type promotion, which selects the common element type of tensors and numbers.
 
     bool < uint8, int8 < int32 < int64 < float16, bfloat16 < float32 < float64
 
@@ -62,7 +62,7 @@ def wider(a: DType, b: DType) -> DType:
 def result_type(*operands: Operand) -> DType:
     """Return the common element type of operands.  Raises: ArgumentError without operands."""
     if not operands:
-        raise ArgumentError(f"result_type at {user_line()}: no argument has a type")
+        raise ArgumentError(f"result_type at {user_line()}: at least one operand is needed")
     known = [_judged(operand) for operand in operands]
     highest = max(kind(dtype) for _, dtype in known)
     chosen = [(weight, dtype) for weight, dtype in known if kind(dtype) == highest]
@@ -84,7 +84,7 @@ def _judged(operand: Any) -> tuple[int, DType]:
 
 
 def cast(x: Tensor, dtype: DType) -> Tensor:
-    """Return x as this type; x itself if it already has it."""
+    """Return x converted to `dtype`, or x itself if it has this type."""
     return x if x.tensor_type.dtype is dtype else run(Cast(dtype), x)
 
 
@@ -92,12 +92,12 @@ _rounding_once = rounding_once(cast)
 
 
 def rounded_once(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function of tensors: two-byte floats are computed in float32 and rounded once."""
+    """Wrap a function of tensors to compute two-byte floats in float32 and round the result once."""
     return _rounding_once(function)
 
 
 def as_float(x: Tensor) -> Tensor:
-    """Return x as floats of the default type, unless it has a floating point type."""
+    """Return x converted to the default element type, or x itself if it has a floating point type."""
     return x if x.tensor_type.dtype.is_float else cast(x, state().default_dtype)
 
 
@@ -150,7 +150,7 @@ def constant(like: Tensor, number: Number, dtype: DType) -> Tensor:
     here = state()
     if (
         here.building is not None or value != value or (value == 0 and math.copysign(1.0, value) < 0)
-    ):  # as keys, -0.0 equals 0.0 and NaN equals nothing
+    ):  # as a dict key, -0.0 equals 0.0, and NaN differs from itself
         return source(Constant((), dtype, value), where)
     cached: Tensor | None = here.constants.get((dtype, where, value))
     if cached is None:
@@ -173,9 +173,9 @@ def convert_number(number: Number, dtype: DType) -> Number:
 
 
 def convert_fill(number: Number, dtype: DType) -> Number:
-    """Return a number that becomes an element, in this type; raise DtypeError if the type does not include it, as PyTorch does.
+    """Return a fill value as a value of this type; raise DtypeError if it is out of range, as PyTorch does.
 
-    Arithmetic rounds a number beyond a float type to infinity instead.
+    Arithmetic instead rounds a number outside the range of a float type to infinity.
     """
     value = convert_number(number, dtype)
     if dtype.is_float and abs(value) == math.inf and abs(number) != math.inf:
@@ -185,7 +185,7 @@ def convert_fill(number: Number, dtype: DType) -> Number:
 
 
 def with_number(x: Tensor, number: Number) -> tuple[Tensor, Number]:
-    """Return a tensor and a number in their common type."""
+    """Return a tensor and a number, both converted to their common type."""
     dtype = x.tensor_type.dtype
     if number_kind(number) > kind(dtype):
         dtype = number_dtype(number)
@@ -212,7 +212,7 @@ def pair(what: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
 
 
 def together(what: str, *tensors: Tensor) -> Sequence[Tensor]:
-    """Return the tensors in their common type."""
+    """Return the tensors converted to their common type."""
     first = tensors[0].tensor_type.dtype
     if all(x.tensor_type.dtype is first for x in tensors):
         return tensors

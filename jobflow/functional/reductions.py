@@ -41,7 +41,7 @@ Dim: TypeAlias = int | Sequence[int] | None
 
 
 class Extreme(NamedTuple):
-    """The extremes along an axis and their indices."""
+    """Extreme elements along an axis, with their indices."""
 
     values: Tensor
     indices: Tensor
@@ -81,7 +81,7 @@ def _reduced(op: type[Any], x: Tensor, axes: tuple[int, ...], keepdim: bool) -> 
 
 
 def _largest(what: str, op: type[Any], x: Tensor, dim: Dim, keepdim: bool) -> Tensor:
-    """Return the extreme over axes; bool tensors are computed as 0 and 1."""
+    """Return the maximum or minimum over axes; bool tensors are computed as uint8."""
     axes = axes_of(what, x, dim)
     check_filled(what, x.tensor_type, axes)
     return cast(_reduced(op, cast(x, uint8), axes, keepdim), bool_) if x.tensor_type.dtype is bool_ else _reduced(op, x, axes, keepdim)
@@ -91,7 +91,7 @@ def _largest(what: str, op: type[Any], x: Tensor, dim: Dim, keepdim: bool) -> Te
 
 
 def sum(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
-    """Return the sum over `dim`; the sum of integers or bool is int64."""
+    """Return the sum over `dim`, by default over all axes; the sum of integers or bool is int64."""
     return _reduced(ReduceSum, cast(x, dtype) if dtype else _counted(x), axes_of("sum", x, dim), keepdim)
 
 
@@ -155,7 +155,7 @@ def amin(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
 
 
 def max(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
-    """Return the largest element; with an axis (values, indices); with another tensor the elementwise maximum.
+    """Return the largest element; with an axis `dim`, (values, indices); with a tensor `dim`, the elementwise maximum.
 
     Raises: ShapeError for an empty tensor or axis.
     """
@@ -163,7 +163,7 @@ def max(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
 
 
 def min(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
-    """Return the smallest element; with an axis (values, indices); with another tensor the elementwise minimum.
+    """Return the smallest element; with an axis `dim`, (values, indices); with a tensor `dim`, the elementwise minimum.
 
     Raises: ShapeError for an empty tensor or axis.
     """
@@ -213,9 +213,9 @@ def _position(what: str, x: Tensor, dim: int | None, keepdim: bool, largest: boo
 
 
 def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """Return the median, the lower of two middle elements; with an axis (values, indices).  NaN if an element is NaN.
+    """Return the median, which is the lower of two middle elements, and NaN if an element is NaN.
 
-    Raises: ShapeError for an empty tensor or axis.
+    With an axis `dim`, return (values, indices).  Raises: ShapeError for an empty tensor or axis.
     """
     row = x if dim is not None and x.tensor_type.ndim else run(Reshape((x.tensor_type.size,)), x)
     axis = 0 if dim is None else axis_of("median", x, dim)
@@ -232,7 +232,7 @@ def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
 
 
 def _at(axis: int, position: int, *tensors: Tensor) -> list[Tensor]:
-    """Return the slices of the tensors at one position of an axis, which stays with size 1."""
+    """Return the slices of the tensors at one position of an axis, with this axis of size 1."""
     shape = tensors[0].tensor_type.shape
     first = tuple(position if i == axis else 0 for i in range(len(shape)))
     behind = tuple(position + 1 if i == axis else n for i, n in enumerate(shape))
@@ -243,17 +243,17 @@ def _at(axis: int, position: int, *tensors: Tensor) -> list[Tensor]:
 
 
 def _axes_of_truth(what: str, x: Tensor, dim: Dim) -> tuple[int, ...]:
-    """Return the axes in ascending order; None selects all axes, an empty sequence none, unlike in sums."""
+    """Return the axes in ascending order; unlike in sums, an empty sequence selects no axes."""
     return () if isinstance(dim, Sequence) and not len(dim) else axes_of(what, x, dim)
 
 
 def all(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """Return True where all elements over `dim` are nonzero."""
+    """Return a bool tensor, True where all elements over `dim` are nonzero."""
     return _reduced(ReduceAll, truth(x), _axes_of_truth("all", x, dim), keepdim)
 
 
 def any(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """Return True where at least one element over `dim` is nonzero."""
+    """Return a bool tensor, True where at least one element over `dim` is nonzero."""
     return _reduced(ReduceAny, truth(x), _axes_of_truth("any", x, dim), keepdim)
 
 
@@ -324,7 +324,7 @@ def logsumexp(x: Tensor, dim: Dim, keepdim: bool = False) -> Tensor:
 def norm(x: Tensor, p: float | str | None = "fro", dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
     """Return the vector norm (sum |x|^p)^(1/p) over `dim`.
 
-    "fro" is p = 2, inf the largest |x|, -inf the smallest, and 0 the number of nonzero elements.
+    `p="fro"` means p = 2.  For p = inf and p = -inf, return the largest and the smallest |x|; for p = 0, the number of nonzero elements.
     Raises: ArgumentError for another text, DtypeError unless x is a floating point tensor.
     """
     x = cast(x, dtype) if dtype else _floats("norm", x)

@@ -1,7 +1,7 @@
-"""Tensors of random values, in any layout.
+"""Random tensors in any layout.
 
-An element is a function of the seed, the number of the draw and the element's index in the logical tensor.  A tensor has the same
-elements in every layout, and as a local tensor on one rank.  Global and local tensors use separate generators, so that ranks may draw
+An element is a function of the seed, a counter of random operations, and the element's index in the logical tensor.  A tensor has the same
+elements in every layout, and as a local tensor on one rank.  Global and local tensors use separate generators, so that ranks may sample
 different numbers of local tensors.
 """
 
@@ -38,7 +38,7 @@ __all__ = [
     "randint", "randint_like", "randn", "randn_like", "randperm", "seed", "set_rng_state",
 ]  # fmt: skip
 
-#: the name of all draws, in place of the name of an operation
+#: key of all random operations, in place of the name of an operation
 DRAW = "draw"
 
 
@@ -46,27 +46,27 @@ DRAW = "draw"
 
 
 class Generator:
-    """A random generator with its own seed and count of draws."""
+    """A random number generator with its own seed and counter of random operations."""
 
     def __init__(self, device: Any = None) -> None:
         self.device = device or "cpu"
         self.core = Counter()
 
     def manual_seed(self, seed: int) -> Generator:
-        """Set the seed, reset the count of draws, and return the generator.  Raises: ArgumentError unless `seed` is an integer."""
+        """Set the seed, reset the counter, and return the generator.  Raises: ArgumentError unless `seed` is an integer."""
         self.core.seed, self.core.draws = _checked_seed(seed), 0
         return self
 
     def seed(self) -> int:
-        """Set a seed from the operating system, the same on every rank, and return it; all ranks must call this."""
+        """Set a random seed from the operating system, equal on all ranks, and return it; all ranks must call this method."""
         return self.manual_seed(new_seed()).core.seed
 
     def initial_seed(self) -> int:
-        """Return the seed."""
+        """Return the current seed."""
         return self.core.seed
 
     def get_state(self) -> Tensor:
-        """Return seed and count of draws as an int64[2] tensor."""
+        """Return seed and counter as an int64[2] tensor."""
         return Tensor.new(TensorType((2,), int64), None, np.array([self.core.seed, self.core.draws]))
 
     def set_state(self, state: Tensor) -> None:
@@ -75,7 +75,7 @@ class Generator:
 
 
 class _Default(Generator):
-    """The generator of global tensors."""
+    """The default generator of global tensors."""
 
     def __init__(self) -> None:
         self.device = "cpu"
@@ -89,15 +89,15 @@ default_generator = _Default()
 
 
 def new_seed() -> int:
-    """Return a seed from the operating system, the same on every rank."""
+    """Return a random seed from the operating system, equal on all ranks."""
     here = state()
     with meeting(here, here.rank.comm, zlib.crc32(b"seed"), lambda: f"seed at {user_line()}"):
-        drawn: list[int] = here.rank.comm.exchange(secrets.randbits(62))
-    return drawn[0]
+        seeds: list[int] = here.rank.comm.exchange(secrets.randbits(62))
+    return seeds[0]
 
 
 def manual_seed(seed: int) -> None:
-    """Set the seed of local and global random tensors, and reset their counts of draws; all ranks must call this.
+    """Set the seed of local and global random tensors, and reset their counters; all ranks must call this function.
 
     Raises: ArgumentError unless `seed` is an integer.
     """
@@ -112,10 +112,10 @@ def _checked_seed(seed: int) -> int:
 
 
 def seed() -> int:
-    """Set a seed from the operating system for local and global random tensors, and return it; all ranks must call this."""
-    chosen = new_seed()
-    manual_seed(chosen)
-    return chosen
+    """Set a random seed from the operating system for local and global random tensors, and return it; all ranks must call this function."""
+    value = new_seed()
+    manual_seed(value)
+    return value
 
 
 def initial_seed() -> int:
@@ -124,14 +124,14 @@ def initial_seed() -> int:
 
 
 def get_rng_state() -> Tensor:
-    """Return seed and count of draws of the global and of the local generator, as an int64[4] tensor."""
+    """Return seed and counter of the global generator, then of the local generator, as an int64[4] tensor."""
     here = state()
     generators = (here.global_generator, here.local_generator)
     return Tensor.new(TensorType((4,), int64), None, np.array([n for each in generators for n in (each.seed, each.draws)]))
 
 
 def set_rng_state(saved: Tensor) -> None:
-    """Restore a state returned by `get_rng_state`.  Raises: ArgumentError unless it is an int64[4] tensor."""
+    """Restore a state returned by `get_rng_state`.  Raises: ArgumentError unless `saved` is an int64[4] tensor."""
     here = state()
     values = _state_values(saved, 4)
     (here.global_generator.seed, here.global_generator.draws), (here.local_generator.seed, here.local_generator.draws) = values[:2], values[2:]
@@ -144,7 +144,7 @@ def _state_values(saved: Tensor, count: int) -> list[int]:
 
 
 def generator_of(generator: Any, layout: Layout | None) -> Counter:
-    """Return the counter of the requested generator, by default that of local or of global tensors."""
+    """Return the counter of `generator`, or by default the counter of local or global tensors."""
     here = state()
     if generator is not None:
         return generator.core if hasattr(generator, "core") else generator
@@ -152,7 +152,7 @@ def generator_of(generator: Any, layout: Layout | None) -> Counter:
 
 
 def _sample(spec: FactoryOptions, shape: tuple[int, ...], generator: Any, make: Any, dtype: DType | None = None) -> Tensor:
-    """Return the output of the random operation `make(shape, dtype, key, seed)` for the next draw."""
+    """Return the output of the random operation `make(shape, dtype, key, seed)`, after advancing the generator."""
     layout = spec.random_layout(len(shape))
     counter = generator_of(generator, layout)
     return spec.finish(source(make(shape, dtype or spec.dtype, DRAW, counter.seed), layout, counter.next()))
@@ -190,7 +190,7 @@ def randn_like(x: Tensor, *, generator: Any = None, **options: Any) -> Tensor:
 
 
 def randint(low: int, high: Any = None, size: Any = None, *, generator: Any = None, **options: Any) -> Tensor:
-    """Return uniform integers of [low, high), int64 by default; randint(high, size) starts at 0.
+    """Return uniform random integers in [low, high), int64 by default; randint(high, size) starts at 0.
 
     Raises: ArgumentError if the interval is empty or exceeds the element type.
     """
@@ -202,7 +202,7 @@ def randint(low: int, high: Any = None, size: Any = None, *, generator: Any = No
 
 
 def randint_like(x: Tensor, low: int, high: int | None = None, *, generator: Any = None, **options: Any) -> Tensor:
-    """Return uniform integers of [low, high) with the shape, element type and layout of x; randint_like(x, high) starts at 0."""
+    """Return uniform random integers in [low, high) with the shape, element type and layout of x; randint_like(x, high) starts at 0."""
     low, high = (0, low) if high is None else (low, high)
     return _integers(FactoryOptions("randint_like", options, x.dtype, x), x.tensor_type.shape, low, high, generator)
 
@@ -226,7 +226,7 @@ def _integers(spec: FactoryOptions, shape: tuple[int, ...], low: int, high: int,
 def randperm(n: int, *, generator: Any = None, **options: Any) -> Tensor:
     """Return a random permutation of the integers 0 to n - 1, int64 by default.
 
-    The permutation sorts random keys; every rank of a global tensor's placement computes all of it.  Raises: ArgumentError for negative n.
+    Every rank of a global tensor's placement computes the whole permutation by sorting random keys.  Raises: ArgumentError for negative n.
     """
     n = integer("randperm", n)
     if n < 0:
@@ -240,7 +240,7 @@ def randperm(n: int, *, generator: Any = None, **options: Any) -> Tensor:
 
 
 def uniform_like(x: Tensor, low: float, high: float, generator: Any = None) -> Tensor:
-    """Return uniform samples of [low, high) with the shape, element type and layout of x."""
+    """Return uniform samples in [low, high) with the shape, element type and layout of x."""
 
     if not low <= high:
         raise ArgumentError(f"uniform at {user_line()}: the lower bound {low} must not exceed the upper bound {high}")
@@ -252,7 +252,7 @@ def uniform_like(x: Tensor, low: float, high: float, generator: Any = None) -> T
 
 
 def normal_like(x: Tensor, mean: float, std: float, generator: Any = None) -> Tensor:
-    """Return normal samples with the shape, element type and layout of x."""
+    """Return samples of the normal distribution of mean `mean` and deviation `std`, with the shape, element type and layout of x."""
     return _sample(_floats(FactoryOptions("normal", {}, x.dtype, x)), x.tensor_type.shape, generator, _normal(mean, std))
 
 
@@ -291,13 +291,13 @@ def _of_each(mean: Any, std: Any, generator: Any, options: dict[str, Any]) -> Te
 
 
 def bernoulli(x: Tensor, p: float | None = None, *, generator: Any = None) -> Tensor:
-    """Return 1 with probability `p`, by default the element of x, else 0; in the element type of x.
+    """Return a tensor of the element type of x that is 1 with probability `p`, else 0; `p` defaults to the elements of x.
 
     Raises: ArgumentError for a probability outside [0, 1].
     """
     chances = as_float(x.detach()) if p is None else full_like(as_float(x.detach()), p)
-    drawn = rand_like(chances, generator=generator)
-    return cast(run(Less(), drawn, run(RuntimeAssertion("bernoulli", "probability", 0.0, 1.0), chances)), x.dtype)
+    samples = rand_like(chances, generator=generator)
+    return cast(run(Less(), samples, run(RuntimeAssertion("bernoulli", "probability", 0.0, 1.0), chances)), x.dtype)
 
 
 def multinomial(x: Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None) -> Tensor:
@@ -310,8 +310,8 @@ def multinomial(x: Tensor, num_samples: int, replacement: bool = False, *, gener
     weights, num_samples = as_float(x.detach()), integer("multinomial", num_samples)
     if weights.ndim not in (1, 2) or not num_samples > 0 or (not replacement and num_samples > weights.shape[-1]):
         raise ArgumentError(
-            f"multinomial at {user_line()}: cannot draw {num_samples} samples of weights {x.tensor_type} with replacement={replacement}; pass one or "
-            f"two axes of weights and at least one sample, without replacement at most one per weight"
+            f"multinomial at {user_line()}: cannot sample {num_samples} indices from weights {x.tensor_type} with replacement={replacement}; pass a "
+            f"vector or matrix of weights, and num_samples of at least 1, without replacement at most the number of weights"
         )
     if x.layout is not None:
         weights = redistribution.redistribute(state(), weights, whole(x.layout))

@@ -1,7 +1,7 @@
-"""flow.save and flow.load: structures of dicts, lists, tuples, numbers, text and tensors, as a checkpoint directory.
+"""Functions `flow.save` and `flow.load` for nested dicts, lists, tuples, numbers, text and tensors, stored as a checkpoint directory.
 
 The manifest stores the structure as a JSON tree.  Safetensors files store the tensors under their paths in the tree, such as
-"model.linear.weight".  Nothing is pickled, so untrusted files cannot execute code.
+"model.linear.weight".  Pickle is not used, so untrusted files cannot execute code.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Path = str | os.PathLike[str]
 def save(obj: Any, path: Path, global_dst_rank: int | None = None) -> None:
     """Write a structure to the directory `path`; an existing checkpoint is replaced atomically.
 
-    With `global_dst_rank`, all ranks must call this, and that rank writes, with global tensors whole.  Without it, every calling rank
-    writes, and global tensors are refused.
+    With `global_dst_rank`, all ranks must call `save`, and this rank writes the logical values of global tensors.  Without `global_dst_rank`,
+    every calling rank writes, and global tensors raise JobError.
     Raises: CheckpointError, on all ranks, if writing fails; JobError for a global tensor without `global_dst_rank`; ArgumentError for
     objects that cannot be saved.
     """
@@ -61,8 +61,8 @@ def save(obj: Any, path: Path, global_dst_rank: int | None = None) -> None:
 def load(path: Path, global_src_rank: int | None = None, map_location: Any = None) -> Any:
     """Return the structure that `save` wrote to the directory `path`.
 
-    With `global_src_rank`, all ranks must call this; that rank reads, and the tensors are global, on that rank.  Without it, every rank
-    reads, and the tensors are local.  `map_location`, a placement, moves global tensors there, broadcast.
+    With `global_src_rank`, all ranks must call `load`; this rank reads the files, and the tensors are global tensors on this rank.  A placement
+    as `map_location` broadcasts them to its ranks.  Without `global_src_rank`, every rank reads the files, and the tensors are local.
     Raises: CheckpointError, on all ranks, if data are missing or damaged.
     """
     what = f"load at {user_line()}"
@@ -81,7 +81,7 @@ def load(path: Path, global_src_rank: int | None = None, map_location: Any = Non
 
 
 def _from_one(here: EagerState, path: AnyPath, what: str, source: int, where: Any) -> Any:
-    """Read on one rank and send the structure to the others; the tensors are global."""
+    """Read on one rank, and send the structure to the other ranks; the tensors are global."""
     arrays: dict[str, Array] = {}
     message: tuple[Any, Any, CheckpointError | None] = (None, None, None)
     if here.rank.index == source:
@@ -123,7 +123,7 @@ def _tree_of(checkpoint: store.Checkpoint, what: str) -> Any:
 
 
 class Tree:
-    """Encoder of a structure as a JSON tree; it collects the arrays that the tree refers to."""
+    """Encoder of a structure as a JSON tree, which also collects the arrays of the structure."""
 
     def __init__(self, what: str, arrays: dict[str, Array], here: EagerState | None = None, rank: int = 0) -> None:
         self.what = what
@@ -177,7 +177,7 @@ def _below(path: str, key: Any) -> str:
 
 
 def decoded(tree: Any, tensor: Any) -> Any:
-    """Return the structure of a tree; `tensor(name)` returns its tensors."""
+    """Return the structure that a tree encodes; `tensor(name)` returns its tensors."""
     if not isinstance(tree, dict):
         return tree
     if "tensor" in tree:

@@ -44,9 +44,9 @@ def select(x: Tensor, dim: int, index: int) -> Tensor:
 
 
 def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """Return the slices of x along axis `dim` at the indices of a vector.
+    """Return the slices of x along axis `dim` at the indices of the vector `index`.
 
-    Raises: ShapeError unless the indices are a vector, AxisError for an index out of range.
+    Raises: ShapeError unless `index` is a vector, AxisError for an index out of range.
     """
     axis = axis_of("index_select", dim, x.ndim)
     if index.ndim > 1 or (not x.ndim and index.tensor_type.size != 1):
@@ -65,7 +65,7 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 
 def _first(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return the leading part of x of this shape."""
+    """Return the elements of x from index 0 on along each axis, in the shape `shape`."""
     if tuple(x.shape) == tuple(shape):
         return x
     return run(Slice((0,) * x.ndim, tuple(shape), (1,) * x.ndim), x)
@@ -77,7 +77,7 @@ def _names_none(index: Tensor) -> bool:
 
 
 def _checked_axis(what: str, x: Tensor, dim: int, index: Tensor, src: Tensor | None = None) -> int:
-    """Return the axis; raise ShapeError unless the indices have as many axes as x, none longer than that of x except `dim`."""
+    """Return the axis; raise ShapeError unless `index` has as many axes as x, each no longer than in x except for `dim`."""
     axis = axis_of(what, dim, x.ndim)
     bounds = [x.shape] if src is None else [x.shape, src.shape]
     fits = all(len(shape) == index.ndim for shape in bounds) and not any(
@@ -87,7 +87,7 @@ def _checked_axis(what: str, x: Tensor, dim: int, index: Tensor, src: Tensor | N
         raise ShapeError(
             f"{what} at {user_line()}: index {index.tensor_type} does not match "
             f"{x.tensor_type}{'' if src is None else f' and src {src.tensor_type}'} along axis {axis}; "
-            f"it needs as many axes, and except axis {axis} none longer than in {'x' if src is None else 'both'}"
+            f"index needs as many axes, each no longer than in {'x' if src is None else 'x and src'} except for axis {axis}"
         )
     return axis
 
@@ -95,7 +95,8 @@ def _checked_axis(what: str, x: Tensor, dim: int, index: Tensor, src: Tensor | N
 def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
     """Return y[i, j, ...] = x[i, index[i, j, ...], ...] for dim = 1, and likewise for any axis.
 
-    Raises: ShapeError unless `index` has as many axes as x, none longer than that of x except `dim`; AxisError for an index out of range.
+    `index` needs as many axes as x, each no longer than in x except for `dim`.
+    Raises: ShapeError for another shape, AxisError for an index out of range.
     """
     if _names_none(index):
         axis_of("gather", dim, x.ndim)
@@ -158,7 +159,7 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 
 
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
-    """Return x with alpha times the slices of `source` added along axis `dim` at the indices of a vector.
+    """Return x with alpha times the slices of `source` added along axis `dim` at the indices of the vector `index`.
 
     Raises: ShapeError unless `source` has one slice per index, DtypeError for a fractional alpha with integers.
     """
@@ -179,7 +180,7 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
 
 
 def index_fill(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
-    """Return x with a number at the indices of a vector along axis `dim`."""
+    """Return x with the number `value` along axis `dim` at the indices of the vector `index`."""
     axis = axis_of("index_fill", dim, x.ndim)
     if not x.ndim:
         return reshape(index_fill(_row(x), 0, index, value), ())
@@ -192,7 +193,7 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
 
 
 def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
-    """Return x with a number, or a tensor without axes, where the mask is True.  Raises: ShapeError for a value with axes."""
+    """Return x with `value`, a number or a tensor without axes, where the mask is True.  Raises: ShapeError for a value with axes."""
     if isinstance(value, Tensor) and value.ndim:
         raise ShapeError(
             f"masked_fill at {user_line()}: the value must be a number or a tensor without axes; got {value.tensor_type}; use where(mask, value, x)"
@@ -203,7 +204,7 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
 def masked_select(x: Tensor, mask: Tensor) -> Tensor:
     """Return the elements where the mask is True, as a vector; x and the mask broadcast.
 
-    All ranks must call this.  Raises: JobError during tracing, because the number of elements is unknown.
+    All ranks must call this function.  Raises: JobError during tracing, because the number of elements is unknown.
     """
     shape = common_shape("masked_select", x.shape, mask.shape)
     x, mask = (tensor if tuple(tensor.shape) == shape else expand(tensor, shape) for tensor in (x, mask))
@@ -214,7 +215,7 @@ def masked_select(x: Tensor, mask: Tensor) -> Tensor:
 def nonzero(x: Tensor, as_tuple: bool = False) -> Any:
     """Return the indices of the nonzero elements, one per row, or one vector per axis with `as_tuple`.
 
-    All ranks must call this.  Raises: JobError during tracing, because the number of elements is unknown.
+    All ranks must call this function.  Raises: JobError during tracing, because the number of elements is unknown.
     """
     return _nonzero_indices(x, "nonzero", as_tuple)
 
@@ -241,11 +242,11 @@ def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:
     return comparing.where(condition, input, other)
 
 
-# ------------------------------------------------------------------------ moved, and of matrices
+# ------------------------------------------------------------------------ moves and matrices
 
 
 def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Tensor:
-    """Return x with its elements shifted along the axes `dims`; elements that leave at the end reenter at the start.
+    """Return x with its elements shifted along the axes `dims`; elements shifted beyond the last position reappear at the first.
 
     Without `dims`, the flattened tensor is shifted.  Raises: ShapeError for different numbers of shifts and dims.
     """
@@ -292,7 +293,7 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
 
 
 def diag(x: Tensor, diagonal: int = 0) -> Tensor:
-    """Return a diagonal of a matrix, or the matrix with a vector as that diagonal.  Raises: ShapeError for other numbers of axes."""
+    """Return a diagonal of a matrix, or a matrix with the vector x as this diagonal.  Raises: ShapeError for other numbers of axes."""
     diagonal = integer("diag", diagonal)
     if x.ndim == 2:
         return _diagonal(x, diagonal)

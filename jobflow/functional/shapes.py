@@ -1,6 +1,6 @@
-"""Shapes: functions that rearrange or repeat elements.
+"""Functions that change the shape, rearrange or repeat elements.
 
-Results are views where possible: they share memory with the input, and writing into a view changes the input.
+Results are views where possible.  A view shares memory with the input, and writing into the view changes the input.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def reshape(x: Tensor, *shape: Any) -> Tensor:
 
 
 def view(x: Tensor, *size: Any) -> Tensor:
-    """Return a view of a local x in another shape, see `reshape`; with an element type, x cast to that type.
+    """Return a view of x in another shape, see `reshape`; for an element type as argument, return x cast to that type.
 
-    Raises: ShapeError if the layout in memory allows no view, or if the number of elements differs.
+    Raises: ShapeError if the memory layout of a local tensor allows no view, or if the number of elements differs.
     """
     if len(size) == 1 and isinstance(size[0], DType):
         return cast(x, size[0])
@@ -122,7 +122,10 @@ def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 
 def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
-    """Return x with axis `dim` split into axes of these sizes; one may be -1.  Raises: ShapeError unless their product is the axis."""
+    """Return x with axis `dim` split into axes of these sizes; one may be -1.
+
+    Raises: ShapeError unless the product of the sizes is the size of the axis.
+    """
     at = axis_of("unflatten", dim, x.ndim)
     if not x.ndim:
         raise ShapeError(f"unflatten at {user_line()}: {x.tensor_type} has no axis to unflatten")
@@ -139,7 +142,7 @@ def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
 
 
 def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
-    """Return x without its axes of size 1, or only without those named by `dim`."""
+    """Return x without its axes of size 1, or without the axes of size 1 among `dim`."""
     named = range(x.ndim) if dim is None else [axis_of("squeeze", d, x.ndim) for d in ([dim] if isinstance(dim, int) else dim)]
     gone = tuple(sorted({axis for axis in named if axis < x.ndim and x.shape[axis] == 1}))
     return run(Squeeze(gone), x)
@@ -208,7 +211,7 @@ moveaxis = movedim
 
 
 def flip(x: Tensor, *dims: Any) -> Tensor:
-    """Return x reversed along these axes."""
+    """Return x reversed along the axes `dims`."""
     axes = tuple(sorted({axis_of("flip", d, x.ndim) for d in sizes(dims)}))
     return run(Flip(axes), x) if x.ndim else run(Identity(), x)
 
@@ -245,7 +248,7 @@ def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def common_shape(what: str, *shapes: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape to which the shapes broadcast; raise ShapeError if there is none."""
+    """Return the shape to which the shapes broadcast; raise ShapeError if they do not broadcast."""
     ndim = max(map(len, shapes))
     columns = zip(*((1,) * (ndim - len(shape)) + tuple(shape) for shape in shapes), strict=True)
     column_sizes = [({*column} - {1}) or {1} for column in columns]

@@ -50,7 +50,7 @@ def argsort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = T
 
 
 def topk(x: Tensor, k: int, dim: int | None = None, largest: bool = True, sorted: bool = True) -> Ordered:
-    """Return the k largest or smallest elements along axis `dim`, by default the last, in order, and their int64 indices."""
+    """Return the k largest or smallest elements along axis `dim`, by default the last, sorted, and their int64 indices."""
     axis = axis_of("topk", -1 if dim is None else dim, x.ndim)
     result = Ordered(*run_several(TopK(axis, integer("topk", k), bool(largest)), x if x.ndim else reshape(x, 1)))
     return result if x.ndim or k != 1 else Ordered(*(y.reshape(()) for y in result))
@@ -71,7 +71,7 @@ def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_
     """Return the distinct elements, or slices along axis `dim`, in ascending order.
 
     `return_inverse` adds the index of each input element in the result, and `return_counts` the number of occurrences.  All ranks must call
-    this.  Raises: JobError during tracing, because the number of elements is unknown.
+    this function.  Raises: JobError during tracing, because the number of elements is unknown.
     """
     if x.traced is not None:
         raise JobError(f"unique at {user_line()}: the number of distinct elements is not known while {running()} runs; call unique outside")
@@ -86,8 +86,8 @@ def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_
 def searchsorted(sorted_sequence: Tensor, values: Tensor, right: bool = False) -> Tensor:
     """Return the int64 indices at which `values` would be inserted into a sorted vector.
 
-    They are before equal elements, or after them with `right`.  All ranks must call this.  Raises: ShapeError unless `sorted_sequence` is
-    a vector.
+    The indices precede equal elements, or follow equal elements with `right`.  All ranks must call this function.
+    Raises: ShapeError unless `sorted_sequence` is a vector.
     """
     if sorted_sequence.ndim != 1:
         raise ShapeError(f"searchsorted at {user_line()}: sorted_sequence must be a vector; got {sorted_sequence.tensor_type}")
@@ -120,12 +120,12 @@ def einsum(equation: str, *operands: Any) -> Tensor:
 
 
 def _parsed(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str]:
-    """Return the axis letters of the operands and of the result; dots are replaced by unique letters."""
+    """Return the axis letters of the operands and of the result, with unique letters in place of "..."."""
     what = f"einsum {equation!r} at {user_line()}"
     left, arrow, right = equation.replace(" ", "").partition("->")
     words = left.split(",")
     if len(words) != len(operands):
-        raise ShapeError(f"{what}: the equation has {len(words)} words for {len(operands)} tensors")
+        raise ShapeError(f"{what}: the equation has {len(words)} terms for {len(operands)} tensors")
     extra = [x.ndim - len(word.replace("...", "")) if "..." in word else 0 for word, x in zip(words, operands, strict=True)]
     dots = "".join(chr(ord("\u0391") + i) for i in range(max([0, *extra])))
     if not arrow:
@@ -135,7 +135,7 @@ def _parsed(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str]:
     result = right.replace("...", dots)
     for word, x in zip(words, operands, strict=True):
         if len(word) != x.ndim:
-            raise ShapeError(f"{what}: the word {word!r} names {len(word)} axes, but the tensor is {x.tensor_type}")
+            raise ShapeError(f"{what}: the term {word!r} has {len(word)} axes, but the tensor is {x.tensor_type}")
     if len(set(result)) != len(result) or not set(result) <= set("".join(words)):
         raise ShapeError(f"{what}: the result {result!r} must have distinct letters of the operands")
     sizes: dict[str, int] = {}
@@ -148,7 +148,7 @@ def _parsed(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str]:
 
 
 def _single(x: Tensor, word: str, needed: str) -> tuple[Tensor, str]:
-    """Return a tensor with the diagonals of repeated letters, summed over letters that are not needed."""
+    """Return the diagonal of x over repeated letters, summed over letters that are not in `needed`."""
     for c in [c for c in dict.fromkeys(word) if word.count(c) > 1]:
         while word.count(c) > 1:
             first, second = word.index(c), word.rindex(c)
@@ -179,7 +179,7 @@ def _product(x: Tensor, a: str, y: Tensor, b: str, needed: str) -> tuple[Tensor,
 
 
 def _widened(x: Tensor, word: str, other: Tensor, letters: str) -> Tensor:
-    """Return x with its axes of size 1 expanded to those of the other tensor."""
+    """Return x with its axes of size 1 expanded to the sizes of the same letters of the other tensor."""
     shape = tuple(max(n, other.shape[letters.index(c)]) if c in letters else n for c, n in zip(word, x.shape, strict=True))
     return x if shape == tuple(x.shape) else expand(x, shape)
 

@@ -50,11 +50,11 @@ class Tensor(
     ValueMethods,
     TensorBase,
 ):
-    """A tensor; create tensors with functions such as `flow.tensor`, `flow.randn` and `to_global`."""
+    """A tensor, created by functions such as `flow.tensor`, `flow.randn` and `to_global`."""
 
     __slots__ = ()
 
-    #: tensors are keys by identity
+    #: tensors hash by identity
     __hash__ = object.__hash__
 
     if TYPE_CHECKING:

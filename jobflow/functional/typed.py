@@ -1,4 +1,4 @@
-"""The class of tensors for modules that define methods: with all methods for type checkers, and its base class at runtime.
+"""The class of tensors for modules that define its methods: the whole class for type checkers, the base class at runtime.
 
 `jobflow.functional.tensor_class` composes the class from the methods, so these modules cannot import it.  `Tensor.new` creates tensors.
 """

@@ -1,5 +1,7 @@
-"""Elementwise functions of one tensor: powers, exponentials, angles, rounding, bounds.  Functions with floating point results cast integers to "
-"float32."""
+"""Elementwise functions of one tensor, such as powers, exponentials, trigonometric functions, rounding and bounds.
+
+Functions with floating point results convert integers to the default element type.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 def _of_floats(name: str, op: Op, doc: str) -> Function:
-    """Return a function with floating point results."""
+    """Return a function `name` that converts x to floats and applies `op`."""
 
     def function(x: Tensor) -> Tensor:
         return run(op, as_float(x))
@@ -42,7 +44,7 @@ def _of_floats(name: str, op: Op, doc: str) -> Function:
 
 
 def _of_numbers(name: str, op: Op, doc: str, *, whole: bool = False) -> Function:
-    """Return a function of any element type; with `whole`, it returns integers unchanged."""
+    """Return a function `name` that applies `op` to any element type; with `whole`, it returns integers unchanged."""
 
     def function(x: Tensor) -> Tensor:
         if whole and not x.tensor_type.dtype.is_float:
@@ -185,19 +187,19 @@ def nan_to_num(x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf:
 
 
 def isnan(x: Tensor) -> Tensor:
-    """Return True where an element is NaN."""
+    """Return a bool tensor, True where an element is NaN."""
     return run(NotEqual(), x, x)
 
 
 def isinf(x: Tensor) -> Tensor:
-    """Return True where an element is infinite."""
+    """Return a bool tensor, True where an element is infinite."""
     if not x.tensor_type.dtype.is_float:
         return _nowhere(x, 0)
     return run(Equal(), abs(x), constant(x, math.inf, x.tensor_type.dtype))
 
 
 def isfinite(x: Tensor) -> Tensor:
-    """Return True where an element is neither NaN nor infinite."""
+    """Return a bool tensor, True where an element is neither NaN nor infinite."""
     if not x.tensor_type.dtype.is_float:
         return _nowhere(x, 1)
     return run(Less(), abs(x), constant(x, math.inf, x.tensor_type.dtype))

@@ -19,7 +19,7 @@ from jobflow.tensors.convert import gathered
 from jobflow.tensors.state import building_now, running, state
 from jobflow.tensors.tensor import lasting_array
 
-#: tensors of more elements are printed abbreviated
+#: largest number of elements that are printed without abbreviation
 WHOLE = 1000
 EDGE = 3
 WIDTH = 80
@@ -27,7 +27,7 @@ DIGITS = 4
 
 
 def value_of(x: Tensor, what: str) -> Array:
-    """Return the logical value of x as an array; for a global tensor, all ranks must call this."""
+    """Return the logical value of x as an array; for a global tensor, all ranks must call this function."""
     if x.traced is not None or (building_now() is not None and building_now().differentiates):
         raise JobError(f"{what} at {user_line()}: a tensor has no values while {running()} runs; return it from {state().building.short}")
     if x.layout is None:
@@ -36,7 +36,7 @@ def value_of(x: Tensor, what: str) -> Array:
 
 
 def numpy(x: Tensor) -> Array:
-    """Return the logical value as a NumPy array; it shares the memory of a local tensor that requires no gradient, else it is a copy.
+    """Return the logical value as a NumPy array, which shares the memory of a local tensor unless gradients are recorded for it.
 
     Raises: JobError during tracing.
     """
@@ -46,7 +46,7 @@ def numpy(x: Tensor) -> Array:
 
 
 def as_array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
-    """Return the logical value for NumPy's own functions."""
+    """Return the logical value as a NumPy array, for `np.asarray` and other NumPy functions."""
     array = value_of(x, "a NumPy array")
     return np.array(array, dtype) if copy else np.asarray(array, dtype)
 
@@ -73,7 +73,7 @@ def as_float(x: Tensor) -> float:
 
 
 def as_int(x: Tensor) -> int:
-    """Return the only element as an int, without its fraction."""
+    """Return the only element as an int, rounded towards 0."""
     return int(_only(x, "int()"))
 
 
@@ -116,7 +116,7 @@ def contains(x: Tensor, value: Any) -> bool:
 
 
 def shown(x: Tensor) -> str:
-    """Return the text of a tensor: values, layout or device, element type and gradient function."""
+    """Return the repr of a tensor, with values, layout or device, element type and gradient function."""
     parts = []
     if x.traced is not None:
         parts += ["...", f"size={tuple(x.shape)}"]

@@ -58,9 +58,9 @@ def test_invalid_sorting_arguments_raise() -> None:
         (lambda: x.topk(7), "k=7 is not between 0 and the 6"),
         (lambda: F.kthvalue(x, 0), "k=0 is not between 1 and the 6"),
         (lambda: F.einsum("ij,jk->ik", x, x), r"the axis 'j' has 6 elements in one tensor and 4 in another"),
-        (lambda: F.einsum("ijk->i", x), r"names 3 axes, but the tensor is float64\[4,6\]"),
+        (lambda: F.einsum("ijk->i", x), r"has 3 axes, but the tensor is float64\[4,6\]"),
         (lambda: F.einsum("ij->k", x), "must have distinct letters of the operands"),
-        (lambda: F.einsum("ij,jk", x), "2 words for 1 tensors"),
+        (lambda: F.einsum("ij,jk", x), "2 terms for 1 tensors"),
     ):
         with pytest.raises(ShapeError, match=words):
             wrong()
