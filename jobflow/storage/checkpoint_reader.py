@@ -1,6 +1,7 @@
-"""Reading of checkpoints: tensors, or parts of them, by name; data is checked against its hash when it is read.
+"""Reading of checkpoints: whole tensors or boxes of them, by name, with a hash check of the data that is read.
 
-Directories of the legacy system are recognised: one directory per variable with the raw data in `out` and, in later releases, its type in `meta`.
+Legacy checkpoints are directories with one directory per variable. Such a directory has the raw data in `out` and, in later releases, the type in
+`meta`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from jobflow.storage.remote import AnyPath, RemotePath, StoreError, path_of
 from jobflow.storage.untrusted import HEADER, Mark, content, mark_of, open_regular, shape_of
 
 Array = np.ndarray[Any, Any]
-#: element types of `meta` files; the first has no NumPy type of the same name and is therefore only read
+#: element types of `meta` files; kChar is only read, because NumPy has no type of this name
 LEGACY_TYPES = {
     "kChar": "char",
     "kFloat": "float32",
@@ -41,15 +42,18 @@ LEGACY_TYPES = {
 
 
 def variable_type(what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> TensorType:
-    """Return the type of a tensor or an array in a file; raise CheckpointError, beginning with `what`, for types that variables cannot have."""
+    """Return the type of a stored array as a variable type.
+
+    Raises: CheckpointError with the prefix `what` for types that variables do not support.
+    """
     try:
         return TensorType(shape, dtype_of(dtype.newbyteorder("=")))
     except (KeyError, TypeError):
-        raise CheckpointError(f"{what} has type {dtype}, which variables do not support") from None
+        raise CheckpointError(f"{what} has type {dtype}, which variables do not support; convert it before saving") from None
 
 
 class Stored(ABC):
-    """A tensor in files, the first of which is `file`."""
+    """A tensor in one or more files; `file` is the first."""
 
     name: str
     file: AnyPath
@@ -81,20 +85,20 @@ class Stored(ABC):
         """Read the tensor; raise CheckpointError if it is damaged."""
 
     def read(self, box: Box) -> Array:
-        """Read a box as a new array; raise CheckpointError if the data read for it is damaged."""
+        """Read a box as a new array; raise CheckpointError if its data is damaged."""
         inside: Any = (*box.slices, ...)
         return np.array(self.numpy()[inside])
 
 
 class Opened:
-    """The files of a checkpoint; a header is read and checked on first use."""
+    """The files of a checkpoint, whose headers are read and checked on first use."""
 
     def __init__(self, root: AnyPath, contents: Manifest, mark: Mark | None) -> None:
         self.root = root
         self.manifest = contents
         self._mark = mark
         self._headers: dict[str, safetensors.Header] = {}
-        #: the contents of each file by the manifest: name -> boxes
+        #: file -> tensor name -> boxes, by the manifest
         self._parts: dict[str, dict[str, list[Spans]]] = {file: {} for file in contents.files}
         for name, entry in contents.tensors.items():
             for shard in entry.shards:
@@ -119,7 +123,7 @@ class Opened:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """A context for reading a file; an error becomes ReplacedError if the checkpoint was replaced or removed."""
+        """Convert errors of the block to ReplacedError if the checkpoint was replaced or removed during the read."""
         try:
             yield
         except (ReplacedError, StoreError):
@@ -128,11 +132,11 @@ class Opened:
             now = _mark(self.root)
             if now == self._mark:
                 raise
-            what = "removed" if now is None else "replaced by another one"
-            raise ReplacedError(f"checkpoint {self.root} was {what} while it was being read; load it again, or load the newest one") from error
+            what = "removed" if now is None else "replaced"
+            raise ReplacedError(f"checkpoint {self.root} was {what} during the read; load it again, or load the newest one") from error
 
     def _check_tensors(self, file: str, header: safetensors.Header) -> None:
-        """Raise CheckpointError unless the file contains exactly the parts listed in the manifest."""
+        """Raise CheckpointError unless the file has the tensors that the manifest lists, with their shapes and types."""
         for name, boxes in self._parts[file].items():
             dtype = self.manifest.tensors[name].dtype
             shape = tuple(max(b for _, b in spans) - min(a for a, _ in spans) for spans in zip(*boxes, strict=True))
@@ -160,11 +164,11 @@ class StoredShard:
 
     @property
     def info(self) -> safetensors.TensorInfo:
-        """The position of the data in the file; reads the header on first use."""
+        """The type and position of the data in the file."""
         info = self.opened.header(self.file_path.name).infos[self.name]
         own = replace(info, shape=tuple(stop - start for start, stop in self.box), start=info.start + self.at)
         if self.at + own.nbytes > info.nbytes:
-            raise CheckpointError(f'{self.file_path}: tensor "{self.name}" is damaged: its box {box_text(self.box)} exceeds its bounds')
+            raise CheckpointError(f'{self.file_path}: tensor "{self.name}" is damaged: {self.at} + {own.nbytes} bytes exceed its {info.nbytes} bytes')
         return own
 
     def numpy(self) -> Array:
@@ -189,7 +193,7 @@ class StoredShard:
 
 @dataclass(frozen=True)
 class StoredTensor(Stored):
-    """A tensor of a checkpoint, in one shard per rank that wrote it; at most one shard is in memory besides the result."""
+    """A tensor of a checkpoint in one or more shards; reading keeps at most one shard in memory besides the result."""
 
     name: str
     file: AnyPath
@@ -219,7 +223,7 @@ class StoredTensor(Stored):
 
 @dataclass(frozen=True)
 class LegacyTensor(Stored):
-    """A file `out` of raw little-endian data; `declared` is its type from the caller, for files without `meta`."""
+    """A tensor in a file `out` of raw little-endian data; `declared` is the caller's type for files without `meta`."""
 
     name: str
     file: AnyPath
@@ -250,7 +254,10 @@ class LegacyTensor(Stored):
 
 @dataclass(frozen=True)
 class Checkpoint(Mapping[str, Array]):
-    """Arrays by name, read on demand.  `extra` is the saved JSON tree; `single` is True for the directory of one legacy variable."""
+    """The arrays of a checkpoint by name, read on demand.
+
+    `extra` is the saved JSON tree. `single` is True for the directory of one legacy variable.
+    """
 
     path: AnyPath
     stored: Mapping[str, Stored]
@@ -275,13 +282,13 @@ class Checkpoint(Mapping[str, Array]):
 
 
 def load(path: str | os.PathLike[str] | RemotePath, types: Mapping[str, TensorType] | None = None, *, check: bool = True) -> Checkpoint:
-    """Open the checkpoint in the directory `path`.
+    """Open the checkpoint in the directory `path`; data is read and checked on access.
 
-    `types` maps names to types for a legacy directory without `meta` files.  Data is checked when it is read.
-    Raises: CheckpointError if there is no checkpoint, or if files are missing or contradict each other; with check=False only on first use.
+    `types` maps names to types for a legacy directory without `meta` files.
+    Raises: CheckpointError if there is no checkpoint, or if files are missing or inconsistent; with check=False, only on access.
     """
     root = path_of(path)
-    mark = _mark(root)  # before reading, so that a replacement in between is detected
+    mark = _mark(root)  # before the read, so that a replacement during the read is detected
     if mark is not None:
         return _load(root, check, mark)
     if not root.is_dir():
@@ -290,7 +297,7 @@ def load(path: str | os.PathLike[str] | RemotePath, types: Mapping[str, TensorTy
 
 
 def _mark(root: AnyPath) -> Mark | None:
-    """Return the identity of the checkpoint at this path now, or None."""
+    """Return the identity of the checkpoint at this path, or None without a checkpoint."""
     if isinstance(root, RemotePath):
         try:
             return (root / manifest.NAME).stat().mark
@@ -317,7 +324,7 @@ def _load(root: AnyPath, check: bool, mark: Mark) -> Checkpoint:
 def unreadable(path: AnyPath) -> str | None:
     """Return the reason why the checkpoint in `path` cannot be opened; None if it can, or if `path` has no manifest.
 
-    Raises: ReplacedError and StoreError, which do not describe the present checkpoint.
+    Raises: ReplacedError if the checkpoint was replaced meanwhile; StoreError if the store fails.
     """
     try:
         (path / manifest.NAME).lstat()
@@ -332,9 +339,9 @@ def unreadable(path: AnyPath) -> str | None:
 
 
 def problems(path: str | os.PathLike[str] | RemotePath) -> Iterator[str]:
-    """Read every byte of a checkpoint and yield its problems, tensor by tensor; yield nothing if it is intact.
+    """Read every byte of a checkpoint and yield one message per damaged tensor; yield nothing for an intact checkpoint.
 
-    Raises: ReplacedError and StoreError, which do not describe the present checkpoint.
+    Raises: ReplacedError if the checkpoint was replaced meanwhile; StoreError if the store fails.
     """
     try:
         checkpoint = load(path)
@@ -352,7 +359,7 @@ def problems(path: str | os.PathLike[str] | RemotePath) -> Iterator[str]:
             except (CheckpointError, OSError) as error:
                 yield str(error)
             except MemoryError:
-                yield f'{part.file_path}: tensor "{part.name}" is larger than memory'
+                yield f'{part.file_path}: tensor "{part.name}" does not fit in memory'
 
 
 def _load_legacy(root: AnyPath, types: Mapping[str, TensorType]) -> Checkpoint:
@@ -360,7 +367,7 @@ def _load_legacy(root: AnyPath, types: Mapping[str, TensorType]) -> Checkpoint:
         return Checkpoint(root, {root.name: LegacyTensor(root.name, root / "out", types.get(root.name))}, {}, single=True)
     try:
         names = sorted(entry.name for entry in root.iterdir() if (entry / "out").is_file())
-    except FileNotFoundError:  # removed since
+    except FileNotFoundError:  # removed by another process
         raise CheckpointError(f"checkpoint {root}: there is no such directory") from None
     if not names:
         raise CheckpointError(f"checkpoint {root}: the directory contains neither a {manifest.NAME} nor a directory per variable")

@@ -1,7 +1,7 @@
 """Comparison of two checkpoints tensor by tensor, with at most two tensors in memory.
 
-absolute = max |a - b|, relative = max |a - b| / max(|a|, |b|), both over unequal elements.  Two NaN are equal; a NaN and a number differ by
-infinity.
+The absolute difference is max |a - b|, the relative difference max |a - b| / max(|a|, |b|), both over unequal elements. Two NaN are equal; the
+difference of a NaN and a number is infinite.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ BLOCK = 2**20
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference of tensor `name`: a type is None where the tensor is missing; `unequal` counts differing elements of equal types."""
+    """A difference between two checkpoints in the tensor `name`.
+
+    `first` and `second` are the types, None if the tensor is missing. `unequal` counts the differing elements if the types are equal.
+    """
 
     name: str
     first: str | None
@@ -34,12 +37,12 @@ class Difference:
 
     @property
     def of_type(self) -> bool:
-        """True if the name, shape or element type differs, so that the data was not compared."""
+        """True if the tensor is missing on one side or the types differ, so that the data was not compared."""
         return self.first != self.second
 
 
 def selected(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Return the names that a pattern such as `encoder*` or `*-m` matches; raise CheckpointError if a pattern matches none."""
+    """Return the names that match any pattern, such as `encoder*` or `*-m`; raise CheckpointError for a pattern without a match."""
     values = dict.fromkeys(names)
     if (pattern := filters.unmatched(patterns, values)) is not None:
         raise CheckpointError(f'no tensor matches "{pattern}"{did_you_mean(pattern, values)}')
@@ -55,9 +58,9 @@ def type_text(stored: Stored) -> str:
 def differences(
     first: Checkpoint, second: Checkpoint, patterns: Sequence[str] = ("*",), *, rtol: float = 0.0, atol: float = 0.0
 ) -> Iterator[Difference]:
-    """Yield every tensor that differs, in the order of `first`; without tolerances the comparison is bitwise.
+    """Yield a difference for every unequal tensor, in the order of `first`; without tolerances the comparison is bitwise.
 
-    With tolerances, |a - b| <= atol + rtol max(|a|, |b|) counts as equal.
+    With tolerances, elements are equal if |a - b| <= atol + rtol max(|a|, |b|).
     Raises: CheckpointError if a tensor is damaged.
     """
     for name in selected(patterns, [*first, *(name for name in second if name not in first)]):
@@ -97,7 +100,7 @@ def _bits(x: Array) -> Array:
 
 
 def _distance(x: Array, y: Array) -> tuple[Array, Array]:
-    """Return |x - y| and max(|x|, |y|) as float64; integers are subtracted as integers, so that large ones lose no digits."""
+    """Return |x - y| and max(|x|, |y|) as float64; integers are subtracted as integers, so that large ones keep all digits."""
     if x.dtype.kind in "iu":
         wide = np.uint64 if x.dtype.kind == "u" else np.int64
         high, low = np.maximum(x, y).astype(wide), np.minimum(x, y).astype(wide)
@@ -110,7 +113,7 @@ def _distance(x: Array, y: Array) -> tuple[Array, Array]:
 
 
 def extra_differences(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield (dotted key, value, other value) for every differing leaf of two trees; None where a side lacks the leaf."""
+    """Yield (dotted key, first value, second value) for every unequal leaf of two trees; None stands for a missing leaf."""
     for key in [*first, *(key for key in second if key not in first)]:
         a, b = first.get(key), second.get(key)
         if isinstance(a, Mapping) and isinstance(b, Mapping):

@@ -1,6 +1,6 @@
-"""Checkpoints being written: in a temporary directory, or in an object store.
+"""Checkpoints during their write: in a temporary directory on a disk, or as objects in a store.
 
-A draft maps file names to their temporary location.  `publish` turns it into a checkpoint; before that, readers do not see it.
+A draft maps the names of a checkpoint's files to their temporary locations. Readers cannot see a draft until `publish` completes it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ Draft = Folder | Objects
 def begin(target: AnyPath, replace: bool, files: Files) -> Draft:
     """Return a new draft of the checkpoint `target`.
 
-    Raises: CheckpointError if `target` exists and must not be replaced; OSError.
+    Raises: CheckpointError if `target` exists and must not be replaced; OSError if the file system or store fails.
     """
     if replace and (reason := reading.unreadable(target)):
-        raise CheckpointError(f"checkpoint {target} is not replaced, because this process cannot read it: {reason}; rename it, or pass another path")
+        raise CheckpointError(
+            f"checkpoint {target} is not replaced, because this process cannot read it: {reason}; rename the checkpoint, or pass another path"
+        )
     return Objects.begin(target, replace, files) if isinstance(target, RemotePath) else Folder.begin(target, replace, files)
 
 
 def free_path(target: AnyPath) -> AnyPath:
-    """Return `target`, or if it exists the first of target-2, target-3, ... that does not."""
+    """Return the first path of target, target-2, target-3, ... that does not exist."""
     number, path = 1, target
     while remote_drafts.is_occupied(path) if isinstance(path, RemotePath) else local_drafts.is_occupied(path):
         number += 1
@@ -38,7 +40,7 @@ def free_path(target: AnyPath) -> AnyPath:
 
 
 def check_writable(directory: RemotePath) -> None:
-    """Raise OSError if a store cannot be written to, or objects cannot be removed from it."""
+    """Raise OSError if this process cannot create or remove objects in a directory of a store."""
     path, files = directory / f".writable.{uuid4().hex}", files_of()
     files.put(path, b"")
     files.remove_file(path)
@@ -53,7 +55,7 @@ def clean(directory: AnyPath) -> None:
 
 
 def put_away(path: AnyPath) -> None:
-    """Remove a checkpoint; readers stop seeing it before its first file is removed."""
+    """Remove a checkpoint; it becomes invisible to readers before its first file is removed."""
     if isinstance(path, RemotePath):
         remote_drafts.put_away(path, files_of())
     else:
@@ -65,14 +67,14 @@ def move(old: AnyPath, new: AnyPath) -> None:
     if isinstance(old, RemotePath) and isinstance(new, RemotePath):
         remote_drafts.move(old, new, files_of())
     elif isinstance(old, RemotePath) or isinstance(new, RemotePath):
-        raise ValueError(f"{old} and {new} are not in the same store")
+        raise ValueError(f"move: {old} and {new} are not in the same store")
     else:
         new.parent.mkdir(parents=True, exist_ok=True)
         old.rename(new)
 
 
 def unfinished_in(directory: AnyPath) -> list[str]:
-    """Return the running and abandoned drafts in a directory."""
+    """Return the names of running and abandoned drafts in a directory."""
     if isinstance(directory, RemotePath):
         return remote_drafts.unfinished_in(directory)
     return [entry.name for entry in directory.iterdir() if entry.name.startswith(".") and ".saving." in entry.name]

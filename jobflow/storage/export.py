@@ -1,7 +1,7 @@
-"""Conversion between checkpoints, .npz files, .safetensors files and directories of OneFlow; one tensor in memory at a time.
+"""Conversion between checkpoints, .npz files, .safetensors files and directories of OneFlow, with one tensor in memory at a time.
 
-A .npz is a zip file with one .npy file per tensor.  A legacy directory has one directory per variable with its raw little-endian data in `out`
-and, as text, its type in `meta`.  Both contain tensors only, without the saved JSON tree (step, position, ...).
+A .npz is a zip file with one .npy file per tensor. A legacy directory has one directory per variable, with raw little-endian data in `out` and the
+type as text in `meta`. Both contain tensors only, without the saved JSON tree (step, position, ...).
 """
 
 from __future__ import annotations
@@ -37,21 +37,24 @@ _NPY = ".npy"
 
 
 def to_npz(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[str] = ("*",), *, replace: bool = False) -> list[str]:
-    """Write tensors to one .npz file atomically; return the names of bfloat16 tensors, which become float32 because NumPy lacks the type."""
+    """Write tensors to one .npz file atomically, and return the names of the bfloat16 tensors.
+
+    NumPy has no bfloat16, so these tensors are written as float32.
+    """
     names = selected(patterns, source)
     _to_file(path, replace, lambda file: _write_npz(file, source, names))
     return [name for name in names if source.stored[name].type.dtype is bfloat16]
 
 
 def to_safetensors(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[str] = ("*",), *, replace: bool = False) -> list[str]:
-    """Write tensors to one .safetensors file atomically; types are preserved."""
+    """Write tensors to one .safetensors file atomically with their types; return [], the names of converted tensors."""
     names = selected(patterns, source)
     _to_file(path, replace, lambda file: _write_safetensors(file, source, names))
     return []
 
 
 def _write_safetensors(path: Path, source: Checkpoint, names: Sequence[str]) -> None:
-    """Write one tensor at a time; the header needs types only."""
+    """Write a file with one tensor in memory at a time; the header depends on the types only."""
     types = {name: source.stored[name].type for name in names}
     empty = {name: np.broadcast_to(np.zeros((), type.dtype.numpy), type.shape) for name, type in types.items()}
     header, order = header_of(empty)
@@ -59,7 +62,7 @@ def _write_safetensors(path: Path, source: Checkpoint, names: Sequence[str]) -> 
 
 
 def _to_file(path: str | os.PathLike[str], replace: bool, write: Callable[[Path], None]) -> None:
-    """Write a temporary file that replaces its target in one step."""
+    """Write a temporary file, and rename it to its target in one step."""
     target = _local(path, "export")
     if target.is_dir() or (target.exists() and not replace):
         raise CheckpointError(f"export to {target}: this path already exists; pass another name, or --force to replace a file")
@@ -92,7 +95,10 @@ def to_legacy(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequen
 
 
 def save_legacy(arrays: Mapping[str, Array], types: Mapping[str, TensorType], path: str | os.PathLike[str]) -> None:
-    """Write arrays to a new legacy directory atomically; `types` are the types of some of them."""
+    """Write the arrays named in `types` to a new legacy directory atomically.
+
+    Raises: CheckpointError if the path exists, or for names and types that the format cannot represent.
+    """
     target = _local(path, "conversion")
     if is_occupied(target):
         raise CheckpointError(f"conversion to {target}: this path already exists; pass a path that does not exist, or an empty directory")
@@ -122,7 +128,7 @@ def _write_legacy(folder: Path, source: Mapping[str, Array], kinds: Mapping[str,
 
 
 def _atomically(target: Path, write: Callable[[Path], None], publish: Callable[[Path], None]) -> None:
-    """Call `write` with a temporary directory, then `publish` it in one step; remove it after a failure.
+    """Call `write` with a temporary directory, then `publish` to move the result in one step; remove the directory after a failure.
 
     The directory has the name of a draft, so the next save removes it if this process dies.
     """
@@ -165,7 +171,10 @@ class NpzTensor(Stored):
 
 
 def open_any(path: str | os.PathLike[str] | RemotePath, types: Mapping[str, TensorType] | None = None) -> Checkpoint:
-    """Open a checkpoint, a legacy directory, a .npz or a .safetensors file; `types` are those of legacy variables without `meta`."""
+    """Open a checkpoint, a legacy directory, a .npz or a .safetensors file.
+
+    `types` maps names to types for legacy variables without `meta`.
+    """
     source = path_of(path)
     if not source.is_file():
         return load(source, types)
@@ -176,7 +185,7 @@ def open_any(path: str | os.PathLike[str] | RemotePath, types: Mapping[str, Tens
 
 @dataclass(frozen=True)
 class SafeTensor(Stored):
-    """A tensor in a .safetensors file, which has no hashes."""
+    """A tensor in a .safetensors file; the format has no hashes."""
 
     name: str
     file: AnyPath
@@ -191,7 +200,7 @@ class SafeTensor(Stored):
 
 
 def to_checkpoint(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[str] = ("*",)) -> None:
-    """Write tensors of any source, and a JSON tree, as a checkpoint with one shard per tensor, atomically."""
+    """Write the tensors and the JSON tree of a source as a checkpoint with one shard per tensor, atomically."""
     names = selected(patterns, source)
     for name in names:  # check all hashes before the first byte is written
         source.stored[name].numpy()

@@ -1,7 +1,7 @@
-"""All changes of checkpoints to the file system or an object store; tests inject failures here.
+"""All modifications of checkpoint files, on disks and in object stores.
 
-Every change is one call of `Files.do`, in any process and thread.  A test that observes or breaks changes passes its own factory of Files to `use`;
-in a program of several processes, every process calls `use`.
+Every modification is one call of `Files.do`, in any process and thread. A test that observes or fails modifications passes its own factory of Files
+to `use`. In a program of several processes, every process calls `use`.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from typing import Any, TypeVar
 from jobflow.storage.remote import AnyPath, RemotePath
 
 T = TypeVar("T")
-#: constants of renameat2(2)
+#: arguments of renameat2(2)
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-#: bytes written to a store at a time; the store may copy them
+#: bytes written to a store at a time, because the library may copy them
 _PIECE = 2**24
 
 
 class Files:
-    """The changes of one writer on rank `rank`; each writing thread has its own instance."""
+    """The modifications of one writer on rank `rank`; each writing thread has a separate instance."""
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
 
     def do(self, what: str, path: AnyPath, change: Callable[[], T]) -> T:
-        """Make one change, which is one system call; `what` is mkdir, create, write, sync, rename, exchange, unlink or rmdir.
+        """Run `change`, which is one system call: mkdir, create, write, sync, rename, exchange, unlink or rmdir (`what`).
 
-        In a store it is one request, or several that the store combines: create, write, put, copy or unlink.
+        In a store it is one request, or several requests that the store combines: create, write, put, copy or unlink.
         """
         return change()
 
@@ -57,7 +57,7 @@ class Files:
         return total
 
     def _upload(self, path: RemotePath, parts: Iterable[bytes | memoryview]) -> int:
-        """Write a new object, which a store creates as a whole or not at all; copy only a few pieces at a time."""
+        """Write a new object in pieces; the store creates it as a whole or not at all."""
         total = 0
         file = self.do("create", path, lambda: path.ask(lambda system, name: system.open(name, "wb")))
         try:
@@ -87,7 +87,7 @@ class Files:
         self.do("copy", new, lambda: old.ask(lambda system, name: system.cp_file(name, new.ask(lambda _, other: other))))
 
     def sync_directory(self, path: Path) -> None:
-        """Sync the names in a directory to the disk."""
+        """Sync the entries of a directory to the disk."""
         handle = os.open(path, os.O_RDONLY)
         try:
             self.do("sync", path, lambda: os.fsync(handle))
@@ -95,13 +95,16 @@ class Files:
             os.close(handle)
 
     def rename(self, old: Path, new: Path) -> None:
-        """Rename `old` to `new` in one step; `new` must not exist, be an empty directory, or be a file if `old` is one."""
+        """Rename `old` to `new` in one step.
+
+        `new` must be missing, an empty directory, or a file if `old` is a file.
+        """
         self.do("rename", new, lambda: os.replace(old, new))
 
     def exchange(self, a: Path, b: Path, between: Path) -> Path:
-        """Rename directory `a` to `b`; return the new path of the former `b`.
+        """Rename directory `a` to `b`, and return the new path of the previous `b`.
 
-        On Linux, file systems exchange the names in one step, and the former `b` is then `a`; otherwise two steps rename it to `between`.
+        Linux file systems exchange the names in one step, so the previous `b` is then at `a`. Elsewhere two renames move it to `between`.
         """
         if self.do("exchange", b, lambda: _exchanged(a, b)):
             return a
@@ -131,7 +134,7 @@ class Files:
 
 
 def _give_up(file: Any) -> None:
-    """Close a file of fsspec without completing its object."""
+    """Close an fsspec file without completing its object."""
     with suppress(Exception):  # the earlier error is raised
         file.discard()
     with suppress(AttributeError):
@@ -142,7 +145,7 @@ _maker: list[Callable[[int], Files]] = [Files]
 
 
 def use(make: Callable[[int], Files]) -> None:
-    """Use `make(rank)` for all later changes in this process; `use(Files)` restores the default."""
+    """Set the factory of writers to `make`, which is called with a rank; `use(Files)` restores the default."""
     _maker[0] = make
 
 
@@ -152,7 +155,7 @@ def files_of(rank: int = 0) -> Files:
 
 
 def _exchanged(a: Path, b: Path) -> bool:
-    """Exchange two names in one step; return False if the file system cannot."""
+    """Exchange two names in one step and return True; return False if the file system lacks this operation."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "renameat2"):
         return False

@@ -1,10 +1,10 @@
-"""The temporary directory of a checkpoint, the rename that completes it, and the removal of abandoned ones.
+"""The temporary directory of a checkpoint, its rename to the target, and the removal of abandoned directories.
 
-    .<target>.saving.<host>.<pid>-<start>.<random>      a checkpoint being written, or an old one being removed
-    .<target>.replaced.<host>.<pid>-<start>.<random>    an old one being replaced, where names cannot be exchanged
+    .<target>.saving.<host>.<pid>-<start>.<random>      a checkpoint during its write or its removal
+    .<target>.replaced.<host>.<pid>-<start>.<random>    a checkpoint during its replacement, if the system cannot exchange names
 
-The process is that of rank 0, which publishes; `start` is its start time, because process numbers are reused.  The next process that saves or
-lists checkpoints in the directory removes what a dead process left.
+<pid> is the process of rank 0, which publishes; <start> is its start time, because process numbers are reused. The next process that saves or lists
+checkpoints in the directory removes the leftovers of dead processes.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from jobflow.storage import manifest
 from jobflow.storage.file_system import Files, files_of
 from jobflow.storage.owner import host, is_alive, start_of
 
-#: An empty file by which tools of the legacy system recognise a complete snapshot.
+#: The empty file that marks a complete snapshot for tools of the legacy system.
 DONE = "snapshot_done"
 #: Prefix of the files in which ranks list the shards that they have written.
 PART = "part-"
 #: Seconds without a change after which a draft of another machine counts as abandoned.
 STALE = 24 * 3600.0
 _UNFINISHED = re.compile(r"\.(?P<target>.+)\.(?P<what>saving|replaced)\.(?P<host>[^/]+)\.(?P<pid>\d+)(-(?P<start>\d+))?\.[0-9a-f]+")
-#: drafts that this process has abandoned and could not remove
+#: drafts that this process failed to remove
 _abandoned: set[Path] = set()
 
 
 def temporary_path(target: Path) -> Path:
-    """Return an unused path next to `target`."""
+    """Return an unused path next to `target` for a draft of this process."""
     pid = os.getpid()
     return target.parent / f".{target.name}.saving.{host()}.{pid}-{start_of(pid)}.{uuid4().hex[:12]}"
 
@@ -46,12 +46,12 @@ class Folder:
 
     target: Path
     folder: Path
-    #: True if it replaces a checkpoint, or the rest of one
+    #: True if it replaces a complete or damaged checkpoint
     older: bool = False
 
     @classmethod
     def begin(cls, target: Path, replace: bool, files: Files) -> Folder:
-        """Remove leftovers and create an empty directory; raise CheckpointError if `target` exists and must not be replaced."""
+        """Remove leftovers of dead processes and create an empty draft; raise CheckpointError if `target` exists and must not be replaced."""
         older = _is_older(target, replace)
         missing = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
         files.make_directory(target.parent)
@@ -63,7 +63,7 @@ class Folder:
         return cls(target, draft, older)
 
     def name_of(self, name: str) -> str:
-        """Return the temporary path of a file."""
+        """Return the name of a file inside the draft."""
         return name
 
     def names(self) -> list[str]:
@@ -71,9 +71,9 @@ class Folder:
         return os.listdir(self.folder)
 
     def publish(self, text: str, files: Files) -> None:
-        """Complete the directory and rename it to the target in one step."""
+        """Write the manifest `text`, and rename the directory to the target in one step."""
         for name in sorted(self.names()):
-            if name.startswith(PART):  # replaced by the manifest
+            if name.startswith(PART):  # the manifest contains its entries
                 files.remove_file(self.folder / name)
         files.write(self.folder / manifest.NAME, [text.encode()])
         files.write(self.folder / DONE, [])
@@ -85,11 +85,11 @@ class Folder:
 
     @property
     def _between(self) -> Path:
-        """The path of an old checkpoint where names cannot be exchanged."""
+        """The temporary path of the replaced checkpoint if the file system cannot exchange names."""
         return self.folder.with_name(".replaced.".join(self.folder.name.rsplit(".saving.", 1)))
 
     def settle(self, files: Files) -> None:
-        """Sync the new name and remove the replaced checkpoint, after `publish`; raise CheckpointError on failure."""
+        """Sync the new name and remove the replaced checkpoint after `publish`; raise CheckpointError on failure."""
         old = self._between if self._between.exists() else self.folder
         try:
             files.sync_directory(self.target.parent)
@@ -102,11 +102,11 @@ class Folder:
         except OSError as error:
             _abandoned.add(old)
             raise CheckpointError(
-                f"checkpoint {self.target} is complete, but the replaced checkpoint could not be removed; the next save tries again: {error}"
+                f"checkpoint {self.target} is complete, but the replaced checkpoint could not be removed; the next save removes it: {error}"
             ) from error
 
     def discard(self, files: Files) -> None:
-        """Remove a draft that will not be completed; `clean` removes the rest later."""
+        """Remove a draft that will not be completed; if that fails, `clean` removes it later."""
         _abandoned.add(self.folder)
         with suppress(OSError):
             if self.folder.exists():
@@ -115,7 +115,10 @@ class Folder:
 
 
 def _is_older(target: Path, replace: bool) -> bool:
-    """Return True if a checkpoint, or the rest of one, is to be replaced; raise CheckpointError for anything else but an empty directory."""
+    """Return True if `target` is a complete or damaged checkpoint that is to be replaced.
+
+    Raises: CheckpointError if `target` exists otherwise, unless it is an empty directory.
+    """
     if replace and ((target / manifest.NAME).is_file() or any(target.glob("tensors-*.safetensors"))):
         return True
     if is_occupied(target):
@@ -129,7 +132,7 @@ def is_occupied(target: Path) -> bool:
 
 
 def put_away(path: Path, files: Files) -> None:
-    """Remove a checkpoint; readers stop seeing it before its first file is removed."""
+    """Remove a checkpoint; it becomes invisible to readers before its first file is removed."""
     hidden = temporary_path(path)
     files.rename(path, hidden)
     _abandoned.add(hidden)
@@ -138,7 +141,7 @@ def put_away(path: Path, files: Files) -> None:
 
 
 def clean(parent: Path, files: Files | None = None) -> None:
-    """Remove drafts of dead processes from `parent`, and restore the name of a checkpoint that they had moved.
+    """Remove drafts of dead processes from `parent`, and restore the name of a checkpoint whose replacement they interrupted.
 
     A notice lists files that cannot be removed.
     """
@@ -151,7 +154,7 @@ def clean(parent: Path, files: Files | None = None) -> None:
         except FileNotFoundError:
             pass  # another process has removed it
         except OSError as error:
-            notice(f"{entry} was left by a dead process and cannot be removed: {error}")
+            notice(f"{entry} is a leftover of a dead process and cannot be removed: {error}; remove it by hand")
 
 
 def _clear(entry: Path, left: re.Match[str], files: Files) -> None:

@@ -1,4 +1,4 @@
-"""manifest.json: the tensors of a checkpoint, their files, and the hashes that prove it complete.
+"""manifest.json: the tensors of a checkpoint, their files, and the hashes by which a reader detects damage.
 
 {
  "format": "jobflow checkpoint", "version": 2,
@@ -7,13 +7,13 @@
    {"box": [[0, 5], [0, 512]], "file": "tensors-00000-00001.safetensors", "sha256": "..."},
    {"box": [[5, 10], [0, 512]], "file": "tensors-00001-00001.safetensors", "sha256": "..."}]}
  },
- "files": {"tensors-00000-00001.safetensors": {"bytes": 10240, "header": "sha256 of what precedes the numbers"}, ...},
+ "files": {"tensors-00000-00001.safetensors": {"bytes": 10240, "header": "sha256 of the bytes before the data"}, ...},
  "extra": {"seed": 7},
- "sha256": "of all of this without this line"
+ "sha256": "of the whole content without this line"
 }
 
-The boxes of a tensor's shards are disjoint and cover the tensor.  A file stores its part of a tensor under the tensor's name.  A large part is hashed
-in blocks: each is a shard whose data begins `at` a byte offset of the part.
+The boxes of a tensor's shards are disjoint and cover the tensor. A file stores a box of a tensor under the tensor's name. A large box is hashed in
+blocks. Each block is a shard whose data begins at the byte offset `at` of the stored box.
 Version 1 has one file per tensor and no shards: "tensors": {"w": {"shape", "dtype", "file", "sha256"}}.
 """
 
@@ -42,7 +42,7 @@ Spans = tuple[Span, ...]
 
 @dataclass(frozen=True)
 class Shard:
-    """A box of a tensor: its file, the hash of its little-endian bytes, and their offset in the file's tensor."""
+    """A box of a tensor: its file, the hash of its little-endian bytes, and their offset in the file's tensor of this name."""
 
     box: Spans
     file: str
@@ -61,7 +61,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor: its type and its shards."""
+    """The shape, element type and shards of one tensor."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -74,7 +74,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file: its length and the hash of the bytes before the data."""
+    """The length of a file, and the hash of its bytes before the data."""
 
     bytes: int
     header: str
@@ -82,14 +82,14 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of a checkpoint; `extra` is a JSON tree of the caller.  `files` is empty in version 1."""
+    """The contents of a checkpoint; `extra` is the caller's JSON tree, and `files` is empty in version 1."""
 
     tensors: Mapping[str, Entry]
     extra: Mapping[str, Any]
     files: Mapping[str, FileEntry] = field(default_factory=dict)
 
     def text(self) -> str:
-        """Return the file's content; raise CheckpointError if `extra` is not a JSON tree."""
+        """Return the text of the manifest file; raise CheckpointError if `extra` is not a JSON tree."""
         check_extra(self.extra)
         body = self._body()
         tensors = (f"  {_json(name)}: {_tensor_text(tree)}" for name, tree in body["tensors"].items())
@@ -162,14 +162,14 @@ def text_of(value: Any) -> str:
 
 
 def check_shards(tensors: Mapping[str, Entry], where: str = "") -> None:
-    """Raise CheckpointError for the first tensor whose shards do not partition it."""
+    """Raise CheckpointError for the first tensor that its shards do not cover exactly once."""
     for name, entry in tensors.items():
         if problem := gap(entry):
             raise CheckpointError(f'{where}tensor "{name}" {problem}')
 
 
 def gap(entry: Entry) -> str | None:
-    """Return the problem of a tensor's boxes, or None if each element is in exactly one box."""
+    """Describe why a tensor's boxes do not cover each element exactly once; return None if they do."""
     for shard in entry.shards:
         if len(shard.box) != len(entry.shape) or any(not 0 <= a <= b <= n for (a, b), n in zip(shard.box, entry.shape, strict=True)):
             return f"has a shard {box_text(shard.box)}, which exceeds its shape {list(entry.shape)}"
@@ -181,18 +181,18 @@ def gap(entry: Entry) -> str | None:
     if both is not None:
         return f"has the shards {box_text(both[0])} and {box_text(both[1])}, which overlap"
     held, size = sum(map(volume, boxes)), math.prod(entry.shape)
-    return None if held == size else f"has {size} elements, but its shards hold {held}: {', '.join(map(box_text, boxes)) or 'there are none'}"
+    return None if held == size else f"has {size} elements, but its shards have {held}: {', '.join(map(box_text, boxes)) or 'no shards'}"
 
 
 def _overlap(boxes: Iterable[Spans]) -> tuple[Spans, Spans] | None:
-    """Return two overlapping boxes; raise ValueError if too many boxes are adjacent to compare each pair."""
+    """Return two overlapping boxes, or None; raise ValueError if more than MOST_PAIRS pairs would have to be compared."""
     active: list[Spans] = []
     pairs = 0
     for box in sorted(box for box in boxes if volume(box)):
         active = [other for other in active if not box or other[0][1] > box[0][0]]
         pairs += len(active)
         if pairs > MOST_PAIRS:
-            raise ValueError(f"{pairs:,} pairs of shards, and at most {MOST_PAIRS:,} are compared")
+            raise ValueError(f"{pairs:,} pairs exceed the maximum of {MOST_PAIRS:,}")
         for other in active:
             if all(a < d and c < b for (a, b), (c, d) in zip(box, other, strict=True)):
                 return other, box
@@ -211,7 +211,7 @@ def box_text(box: Spans) -> str:
 
 
 def check_extra(extra: Mapping[str, Any]) -> None:
-    """Raise CheckpointError unless `extra` is a JSON tree that is unchanged by writing and reading."""
+    """Raise CheckpointError unless `extra` is a JSON tree that equals itself after writing and reading."""
     try:
         text = json.dumps(extra)
         same = _same(json_tree(text.encode(), DEPTH - 1), extra)  # the manifest adds one level
@@ -219,7 +219,7 @@ def check_extra(extra: Mapping[str, Any]) -> None:
         raise CheckpointError(f"the extra values of a checkpoint must be strings, numbers, lists and dicts: {error}") from error
     if not same:
         raise CheckpointError(
-            f"the extra values of a checkpoint must survive JSON unchanged: use lists instead of tuples, and strings as keys; got {extra!r}"
+            f"the extra values of a checkpoint change in a conversion to JSON and back: {extra!r}; use lists instead of tuples, and strings as keys"
         )
 
 
@@ -242,7 +242,7 @@ def _json(tree: Any) -> str:
 
 
 def _tensor_text(tree: Mapping[str, Any]) -> str:
-    """Return one line, and one more per shard if there are several."""
+    """Return the JSON text of a tensor, with one line per shard if there are several."""
     if len(tree["shards"]) == 1:
         return _json(tree)
     shards = ",\n".join(f"   {_json(shard)}" for shard in tree["shards"])

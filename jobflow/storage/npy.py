@@ -1,6 +1,6 @@
 """Arrays in NumPy's own format: a .npy file, or the members of a .npz file, which is a zip file of .npy files.
 
-Only headers are read here; data is mapped, or read with the zip file's checksum, on demand.
+Opening reads headers only. Data is memory-mapped, or read on demand with a check of the zip file's checksum.
 """
 
 from __future__ import annotations
@@ -20,16 +20,13 @@ from jobflow.core.types import Array
 from jobflow.storage.remote import AnyPath
 from jobflow.storage.untrusted import MEMORY, Fault, Mark, mark_of, open_regular, shape_of
 
-#: the header of a member of a zip file: the size of its fixed part, and the offset of the lengths of name and extra field
+#: the fixed size of a zip member's header, and the offset of the lengths of its name and extra field in the header
 _ZIP_HEADER, _ZIP_LENGTHS = 30, 26
 
 
 @dataclass(frozen=True)
 class FileArray:
-    """An array in a file.
-
-    The .npy file is the whole file or the `member` of a zip file; `start` is the offset of the data in the .npy file.
-    """
+    """An array in a .npy file, which may be a `member` of a zip file; its data begins at offset `start` of the .npy file."""
 
     path: AnyPath
     name: str
@@ -56,7 +53,7 @@ class FileArray:
         return self.member is not None and self.member.compress_type != zipfile.ZIP_STORED
 
     def read(self) -> Array:
-        """Read the array; raise the fault if the zip file's checksum does not match, or the array exceeds the size limit."""
+        """Read the array; raise `fault` if the zip file's checksum does not match, or the array exceeds the size limit."""
         if self.member is None:
             return np.array(self.mapped(), order="K")
         MEMORY.check(self.member.file_size, f'{self.path}: array "{self.name}"', self.fault)
@@ -65,26 +62,26 @@ class FileArray:
                 with zipfile.ZipFile(file) as archive, archive.open(self.member) as packed:
                     content = bytearray(packed.read())
                 return np.frombuffer(content, self.dtype, math.prod(self.shape), self.start).reshape(self.shape, order=self.order)
-            except Exception as error:  # decompressors raise many types for a broken stream
+            except Exception as error:  # decompressors raise many types for a damaged stream
                 raise self.fault(f'{self.path}: array "{self.name}" is damaged: {error}') from error
 
     def mapped(self) -> Array:
-        """Return a memory map of an uncompressed array, without a check."""
+        """Return a memory map of an uncompressed array without a checksum; read a compressed array."""
         if self.is_packed or not self.nbytes:
             return self.read() if self.is_packed else np.empty(self.shape, self.dtype)
         with self._opened() as file:
             return np.asarray(np.memmap(file, self.dtype, "r", self._offset(file) + self.start, self.shape, self.order))
 
     def _opened(self) -> BinaryIO:
-        """Open the file again; raise the fault if it has been replaced."""
+        """Open the file again; raise `fault` if it was replaced or written since its header was read."""
         file = open_regular(self.path, self.fault)
         if mark_of(os.fstat(file.fileno())) != self.mark:
             file.close()
-            raise self.fault(f"{self.path} was replaced or written while it was being read; read it again")
+            raise self.fault(f"{self.path} was replaced or written during the read; read it again")
         return file
 
     def _offset(self, file: BinaryIO) -> int:
-        """Return the offset of the .npy file in the file."""
+        """Return the offset of the .npy file in the zip file; 0 without a zip file."""
         if self.member is None:
             return 0
         file.seek(self.member.header_offset + _ZIP_LENGTHS)
@@ -141,7 +138,7 @@ def _described(file: Any, path: AnyPath, name: str, member: zipfile.ZipInfo | No
 
 
 def _check_size(array: FileArray, size: int, what: str) -> None:
-    """Raise the fault unless the data fills a .npy file of this length."""
+    """Raise the array's `fault` unless header and data together have `size` bytes."""
     if size - array.start != array.nbytes:
         where = f"{array.dtype}{list(array.shape)} at byte {array.start}"
         raise array.fault(f"{what} is damaged: {where} needs {array.nbytes} bytes, but there are {size - array.start}")

@@ -1,4 +1,4 @@
-"""The process that owns a lock or an unfinished checkpoint, as recorded in files, and a test for whether it is running."""
+"""The process that owns a lock or an unfinished checkpoint, as recorded in files, and a test that it still runs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from jobflow.storage.untrusted import whole
 
 @dataclass(frozen=True)
 class Owner:
-    """A process.  Process numbers are reused, so `start` is its start time in clock ticks since boot ("0": unknown).
+    """A process on a machine.
 
-    `space` is the namespace of its number: the boot of the machine, and the container.
+    Process numbers are reused, so `start` is its start time in clock ticks since boot ("0": unknown). `space` identifies the
+    boot of the machine and the container, in which process numbers are unique.
     """
 
     host: str
@@ -27,12 +28,12 @@ class Owner:
 
     @classmethod
     def here(cls) -> Owner:
-        """Return this process."""
+        """Return the owner for the calling process."""
         return cls(host(), os.getpid(), start_of(os.getpid()), node_name())
 
     @classmethod
     def of(cls, tree: Any) -> Owner:
-        """Read an owner from a JSON tree; raise ValueError, KeyError or TypeError if the tree describes none."""
+        """Read an owner from a JSON tree; raise ValueError, KeyError or TypeError if a field is missing or invalid."""
         return cls(str(tree["host"]), whole(tree["pid"]), str(tree["start"]), str(tree["space"]))
 
     @property

@@ -1,7 +1,7 @@
 """The work of each rank for a checkpoint of a session, as commands that the session sends to the ranks.
 
-Commands return errors instead of raising them, so that all clients raise the same error and the ranks can continue.  The writing threads
-use files and private memory only; they do not communicate with other ranks.
+Commands return errors instead of raising them, so that all clients raise the same error and the ranks can continue. The writing threads use files
+and private memory only, and do not communicate with other ranks.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from jobflow.storage.remote import AnyPath
 from jobflow.storage.remote_drafts import UnsureError
 
 T = TypeVar("T")
-#: keys of a rank's memory: the running task, and tensors that are read but not yet assigned
+#: keys of a rank's memory: the running write, and loaded tensors before their assignment
 TASK, _STAGED = "saving", "loading"
 #: seconds between polls for a failure of rank 0
 _POLL = 1.0
 
 
 def attempted(what: Callable[[], T], why: str = "") -> T | CheckpointError:
-    """Return the result of `what`, or the error of its files; `why` is the prefix for errors that are not CheckpointError."""
+    """Return the result of `what`, or its CheckpointError; other errors of files become a CheckpointError with the prefix `why`."""
     try:
         return what()
     except CheckpointError as error:
@@ -51,7 +51,7 @@ def attempted(what: Callable[[], T], why: str = "") -> T | CheckpointError:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Create the draft for all ranks on rank 0, after checking the target and removing leftovers; return the draft or the error."""
+    """A command that creates the draft of a checkpoint on rank 0 and returns it, or the error."""
 
     target: AnyPath
     replace: bool
@@ -63,21 +63,21 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Publication:
-    """The arguments by which rank 0 publishes the parts of all ranks."""
+    """The data that rank 0 needs to publish the parts of all ranks."""
 
     #: shape and element type by name
     tensors: Mapping[str, tuple[tuple[int, ...], str]]
     extra: Mapping[str, Any]
-    #: the ranks that write, in order
+    #: the ranks that write, in ascending order
     ranks: Sequence[int]
     limit: float
-    #: called after publication
+    #: a function that rank 0 calls after publication
     then: Callable[[], Any] | None = None
 
 
 @dataclass(frozen=True)
 class Order:
-    """The boxes that one rank writes, by name; rank 0 also publishes."""
+    """The boxes that one rank writes, by name; `publication` is set on rank 0 only."""
 
     boxes: Mapping[str, Spans]
     publication: Publication | None = None
@@ -85,7 +85,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Write:
-    """Write the rank's boxes; if `asynchronous`, copy them now and write them in a thread."""
+    """A command that writes the rank's boxes; if `asynchronous`, it copies them and starts a thread that writes them."""
 
     draft: drafts.Draft
     asynchronous: bool
@@ -94,7 +94,7 @@ class Write:
         pieces: dict[str, Piece] | Exception
         try:
             pieces = {name: Piece(box, _array(state_of(rank), name, copied=self.asynchronous)) for name, box in order.boxes.items()}
-        except Exception as error:  # noqa: BLE001 - such as MemoryError: raised by the task, which reports it to the other ranks
+        except Exception as error:  # noqa: BLE001 - such as MemoryError; the task raises it and so reports it to the other ranks
             pieces = error
         task = self._task(rank, pieces, order)
         if not self.asynchronous:
@@ -118,7 +118,7 @@ def _array(state: State, name: str, copied: bool) -> Array:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a rank's writing: an error before publication (failure) or after it (warning)."""
+    """The result of a rank's write: an error before publication (`failure`), an error after it (`warning`), or neither."""
 
     failure: str | None = None
     warning: str | None = None
@@ -134,7 +134,7 @@ class Outcome:
 
 @dataclass(eq=False)
 class Task:
-    """The writing of one rank, in the thread that calls `run` or in a new non-daemon thread, for which the program waits."""
+    """The write of one rank, in the calling thread (`run`) or in a new non-daemon thread (`start`)."""
 
     work: Callable[[], str | None]
     outcome: Outcome | None = None
@@ -167,7 +167,7 @@ def _write_part(draft: drafts.Draft, rank: int, pieces: Mapping[str, Piece] | Ex
         if isinstance(pieces, Exception):
             raise pieces
         if order.publication is None and not pieces:
-            return None  # rank 0 does not wait for this rank and may already publish the directory
+            return None  # rank 0 does not wait for this rank and may have published the directory
         part = parts.write(draft, parts.prefix(rank), pieces, files)
         if order.publication is None:
             parts.deliver(draft, rank, part, files)
@@ -182,7 +182,7 @@ def _write_part(draft: drafts.Draft, rank: int, pieces: Mapping[str, Piece] | Ex
 
 
 def _settle(draft: drafts.Draft, what: Publication, files: Files) -> str | None:
-    """Finish the checkpoint after publication; return the error of this step, which does not fail the save."""
+    """Finish the checkpoint after publication; return an error as text, because the checkpoint is already complete."""
     try:
         draft.settle(files)
     except CheckpointError as error:
@@ -197,7 +197,10 @@ def _settle(draft: drafts.Draft, what: Publication, files: Files) -> str | None:
 
 @dataclass(frozen=True)
 class Collect:
-    """Wait for the rank's writing, but not for a hanging write after rank 0 has reached its time limit."""
+    """A command that waits for the rank's write and returns its outcome.
+
+    It stops waiting for a hanging write after rank 0 has failed, for example at its time limit.
+    """
 
     draft: drafts.Draft
 
@@ -211,7 +214,7 @@ class Collect:
 
 @dataclass(frozen=True)
 class Discard:
-    """Remove a draft that will not be completed, on rank 0."""
+    """A command that removes, on rank 0, a draft that will not be completed."""
 
     draft: drafts.Draft
 
@@ -225,7 +228,7 @@ class Discard:
 
 @dataclass(frozen=True)
 class Contents:
-    """The contents of a checkpoint as rank 0 reads them."""
+    """The types, JSON tree and digest of a checkpoint, as read by rank 0."""
 
     #: None for a legacy tensor without a recorded type that matches no variable
     types: Mapping[str, TensorType | None]
@@ -235,7 +238,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Inspect:
-    """Read the contents of a checkpoint on rank 0; `types` are those of legacy tensors without a `meta` file."""
+    """A command that reads the contents of a checkpoint on rank 0; `types` applies to legacy tensors without a `meta` file."""
 
     path: AnyPath
     types: Mapping[str, TensorType]
@@ -251,9 +254,9 @@ class Inspect:
 
 @dataclass(frozen=True)
 class Stage:
-    """Read the rank's boxes of the tensors in `types` into a staging area; return the error, if any.
+    """A command that reads the rank's boxes of the tensors in `types` into a staging area, and returns the error, if any.
 
-    Variables in memory shared by ranks are read by one rank.
+    One rank reads the variables in memory that ranks share.
     """
 
     path: AnyPath
@@ -267,7 +270,7 @@ class Stage:
         state, staged = state_of(rank), dict[str, Array]()
         checkpoint = reading.load(self.path, self.types, check=False)
         if checkpoint.digest != self.digest:
-            raise ReplacedError(f"checkpoint {self.path} was replaced by another one while it was being read; load it again")
+            raise ReplacedError(f"checkpoint {self.path} was replaced during the read; load it again")
         for i, (name, type) in enumerate(self.types.items()):
             if name in state.slots and (i % rank.size == rank.index or not is_common(state.slots[name].buffer)):
                 staged[name] = checkpoint.stored[name].read(state.variables[name].layout.box(type.shape, rank.index))
@@ -276,7 +279,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Apply:
-    """Assign the staged values to the variables, or drop them."""
+    """A command that assigns the staged values to the variables, or drops them if `assign` is False."""
 
     assign: bool
 
@@ -290,7 +293,7 @@ class Apply:
 
 @dataclass(frozen=True)
 class OnFirst:
-    """Call a function that uses only files on rank 0; return its result or its error."""
+    """A command that calls a function on rank 0, and returns its result or its error; the function uses only files."""
 
     def __call__(self, rank: Rank, what: Callable[[], Any] | None) -> Any:
         return None if what is None or rank.index != 0 else attempted(what)

@@ -1,10 +1,8 @@
-"""The files that each rank writes for a checkpoint; rank 0 waits for them in the directory, without messages.
+"""The files that each rank writes for a checkpoint; rank 0 polls the directory for them.
 
-    tensors-00002-00001.safetensors     data of rank 2
-    part-00002.json                     the manifest of its part; written after all of its files are on the disk
-    failed-00002                        instead of a part: the reason of a failure
-
-Rank 0 polls the directory for the part of every rank that writes.
+tensors-00002-00001.safetensors     data of rank 2
+part-00002.json                     the manifest of its part; written after all of its files are on the disk
+failed-00002                        instead of a part: the reason of a failure
 """
 
 from __future__ import annotations
@@ -32,16 +30,16 @@ from jobflow.storage.untrusted import HEADER, content, json_tree, whole
 
 #: Maximum bytes of tensors in one file, unless a single tensor is larger.
 SHARD = 2**31
-#: Bytes per hash, which are read together.
+#: Maximum bytes of a block with one hash, which is the smallest unit of a read.
 BLOCK = 2**26
 #: Seconds without a new file after which rank 0 gives up waiting for a rank.
 LIMIT = 600.0
-#: Seconds between polls of a directory, and of a store: the first and the longest pause.
+#: Seconds between polls of a directory, and of a store: the first pause and the longest pause.
 _PAUSES, _REMOTE_PAUSES = (0.002, 0.1), (0.02, 1.0)
 
 
 class OtherRankError(CheckpointError):
-    """A failure caused by another rank; the message names that rank."""
+    """A failure of another rank, which the message names."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ def prefix(rank: int) -> str:
 
 
 def write(draft: Draft, start: str, pieces: Mapping[str, Piece], files: Files) -> Part:
-    """Write pieces into files with the prefix `start`, and sync them to the disk."""
+    """Write pieces into files with the prefix `start`, sync them to the disk, and return their part."""
     shards: dict[str, list[Shard]] = {}
     written: dict[str, FileEntry] = {}
     for number, group in enumerate(_groups(pieces), 1):
@@ -117,7 +115,7 @@ def _raise_failure(draft: Draft) -> None:
 
 
 def _groups(pieces: Mapping[str, Piece]) -> Iterator[list[str]]:
-    """Yield the names for each file in order; files have at most SHARD bytes unless a single tensor is larger."""
+    """Yield the tensor names of each file; a file has at most SHARD bytes unless a single tensor is larger."""
     group: list[str] = []
     held = 0
     for name, piece in pieces.items():
@@ -131,7 +129,7 @@ def _groups(pieces: Mapping[str, Piece]) -> Iterator[list[str]]:
 
 
 def _hashed(piece: Piece, file: str) -> Iterator[Shard]:
-    """Yield the shards of a piece: blocks of rows, so that a reader of some rows need not read all."""
+    """Yield the shards of a piece as blocks with separate hashes, so that a reader of some rows need not read all."""
     at = 0
     for box in blocks(piece.box, piece.array.dtype.itemsize):
         inside = tuple(slice(a - start, b - start) for (a, b), (start, _) in zip(box, piece.box, strict=True))
@@ -154,12 +152,12 @@ def blocks(box: Spans, itemsize: int) -> Iterator[Spans]:
 
 
 def deliver(draft: Draft, rank: int, part: Part, files: Files) -> None:
-    """Signal to rank 0 that this rank's files are on the disk."""
+    """Write the manifest of this rank's part, which signals to rank 0 that its files are on the disk."""
     files.put(_at(draft, part_name(rank)), part.text().encode())
 
 
 def mark_failure(draft: Draft, rank: int, error: BaseException, files: Files) -> None:
-    """Signal to the other ranks that this rank has failed, as far as the disk allows."""
+    """Write a file that signals a failure to the other ranks; ignore errors of this write."""
     path = _at(draft, failed_name(rank))
     with suppress(OSError):
         files.put(path, (str(error) or type(error).__name__).encode())
@@ -169,20 +167,26 @@ def mark_failure(draft: Draft, rank: int, error: BaseException, files: Files) ->
 
 
 def has_failed(draft: Draft, rank: int) -> bool:
-    """Return True if a rank has signalled a failure; False if a store cannot be reached, because the writer meets the same error."""
+    """Return True if a rank has signalled a failure; return False if the store does not answer."""
     with suppress(StoreError):
         return _at(draft, failed_name(rank)).exists()
     return False
 
 
 def failures(draft: Draft) -> dict[int, str]:
-    """Return the failures that ranks have signalled, by rank."""
+    """Return the reasons of all signalled failures by rank."""
     names = sorted(name for name in draft.names() if name.startswith("failed-") and not name.endswith(".new"))
-    return {int(name.removeprefix("failed-")): _at(draft, name).read_bytes().decode() or "the reason could not be written" for name in names}
+    return {
+        int(name.removeprefix("failed-")): _at(draft, name).read_bytes().decode() or "unknown reason, because its file could not be written"
+        for name in names
+    }
 
 
 def gather(draft: Draft, ranks: Sequence[int], limit: float = LIMIT) -> list[Part]:
-    """Wait for the parts of these ranks; raise OtherRankError if a rank has failed, or after `limit` seconds without a new file."""
+    """Wait for the parts of these ranks and return them.
+
+    Raises: OtherRankError if a rank has failed, or after `limit` seconds without a new file.
+    """
     expected, count = {part_name(rank): rank for rank in ranks}, -1
     pause, longest = _REMOTE_PAUSES if isinstance(draft.folder, RemotePath) else _PAUSES
     deadline = time.monotonic() + limit
@@ -195,25 +199,28 @@ def gather(draft: Draft, ranks: Sequence[int], limit: float = LIMIT) -> list[Par
         if len(names) != count:
             count, deadline = len(names), time.monotonic() + limit
         if time.monotonic() > deadline:
-            raise OtherRankError(f"{listed(missing)} {'has' if len(missing) == 1 else 'have'} not finished writing: no new file for {limit:g} s")
+            raise OtherRankError(
+                f"{listed(missing)} {'has' if len(missing) == 1 else 'have'} written no new file for {limit:g} s; check the rank, or raise the limit"
+            )
         time.sleep(pause)
         pause = min(pause * 1.5, longest)
 
 
 def _delivered(draft: Draft, rank: int) -> Part:
-    """Return a rank's part; raise CheckpointError unless its files are visible here with the recorded lengths."""
+    """Read a rank's part; raise CheckpointError unless its files are visible here with the recorded lengths."""
     part = Part.read(_at(draft, part_name(rank)))
     for file, entry in part.files.items():
         path, size = draft.folder / file, None
         with suppress(FileNotFoundError):
             size = path.stat().st_size
         if size != entry.bytes:
-            raise CheckpointError(f"rank {rank} has written {entry.bytes} bytes to {path}, but the file has {'none' if size is None else size}")
+            actual = "is missing" if size is None else f"has {size}"
+            raise CheckpointError(f"rank {rank} wrote {entry.bytes} bytes to {path}, but the file {actual}; use a directory that all ranks share")
     return part
 
 
 def publish(draft: Draft, tensors: Mapping[str, tuple[tuple[int, ...], str]], parts: Sequence[Part], extra: Mapping[str, Any], files: Files) -> None:
-    """Make a checkpoint from the parts of all ranks; `tensors` maps names to shapes and element types."""
+    """Combine the parts of all ranks into a manifest, and publish the draft; `tensors` maps names to shapes and element types."""
     shards: dict[str, list[Shard]] = {name: [] for name in tensors}
     for part in parts:
         for name, added in part.shards.items():

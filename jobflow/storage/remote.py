@@ -1,10 +1,10 @@
-"""Paths in object stores, such as `s3://bucket/run`, and `memory://run` for one process, by fsspec; and local paths.
+"""Paths in object stores (through fsspec), such as `s3://bucket/run` or `memory://run`, and local paths.
 
-Addresses and credentials are configured as in fsspec and the library behind it.  They come from environment variables (AWS_ACCESS_KEY_ID,
+Addresses and credentials are configured as in fsspec and the library behind it. They come from environment variables (AWS_ACCESS_KEY_ID,
 AWS_ENDPOINT_URL, FSSPEC_S3_KEY, ...), files (~/.aws, ~/.config/fsspec), or `fsspec.config.conf["s3"] = {...}` in the program.
 
-fsspec returns False for queries that fail, and its listings may come from a cache.  Here each query is a request to the store, and each
-failure is an error that names the URL.  A local path, including `file://`, is a `Path` and never uses fsspec.
+fsspec returns False for queries that fail, and its listings may come from a cache. Here each query is a request to the store, and each failure is
+an error that names the URL. A local path, including `file://`, is a `Path` and never uses fsspec.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]+)://(?P<rest>.*)", re.DO
 
 
 class StoreError(FileError):
-    """A request that a store did not answer or refused; the contents of the store are unknown."""
+    """A request that a store refused or did not answer, so that the contents of the store are unknown."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """The status of an object, or of a folder, which has neither size nor time; attribute names are those of `os.stat`."""
+    """The status of an object or of a folder, with attribute names of `os.stat`; the size and time of a folder are 0."""
 
     st_size: int
     st_mtime: float
@@ -47,7 +47,7 @@ class Status:
 
 @dataclass(frozen=True, order=True)
 class RemotePath:
-    """An object in a store, or a folder, which is a common prefix of object names.  Supports the methods of `Path` that are used here."""
+    """The path of an object in a store, or of a folder, which is a common prefix of object names; a subset of `Path`."""
 
     url: str
 
@@ -62,7 +62,7 @@ class RemotePath:
 
     @property
     def is_of_one_process(self) -> bool:
-        """True if the objects are visible to this process only."""
+        """True if only this process can read the objects (`memory://`)."""
         return self.protocol == "memory"
 
     @property
@@ -100,7 +100,7 @@ class RemotePath:
     # ---------------------------------------------------------------- requests
 
     def ask(self, question: Callable[[Any, str], T]) -> T:
-        """Return the result of a request, which is called with fsspec's file system and the name of this path there.
+        """Call `question` with fsspec's file system and the name of this path there; return the result.
 
         Raises: FileNotFoundError; StoreError for all other failures.
         """
@@ -109,14 +109,14 @@ class RemotePath:
             system.invalidate_cache()
             return question(system, path)
         except FileNotFoundError as error:
-            raise FileNotFoundError(errno.ENOENT, "there is no such object", self.url) from error
+            raise FileNotFoundError(errno.ENOENT, "the object does not exist", self.url) from error
         except PermissionError as error:
             raise StoreError(f"{self.url}: the store refuses access ({_text(error)})") from error
         except Exception as error:  # whatever the library behind fsspec raises
-            raise StoreError(f"{self.url}: the store returns no valid answer ({_text(error)})") from error
+            raise StoreError(f"{self.url}: the request to the store failed ({_text(error)})") from error
 
     def stat(self) -> Status:
-        """Return the status; raise FileNotFoundError if neither an object nor a folder has this name."""
+        """Return the status of the object or folder; raise FileNotFoundError if neither exists."""
         return _status(self.ask(lambda system, path: system.info(path)))
 
     lstat = stat
@@ -147,7 +147,7 @@ class RemotePath:
         return (self / name for name in sorted({entry.strip("/").rpartition("/")[2] for entry in entries if entry.strip("/") != root}))
 
     def objects(self) -> dict[str, Status]:
-        """Return all objects below a folder by relative name, from one request."""
+        """Return all objects below a folder by relative name, with a single request."""
         entries: dict[str, Any]
         entries, root = self.ask(lambda system, path: (system.find(path, detail=True), path.strip("/")))
         inside = {name.strip("/").removeprefix(root).lstrip("/"): _status(info) for name, info in entries.items() if not name.endswith("/")}
@@ -164,7 +164,7 @@ class RemotePath:
         return bytes(self.ask(lambda system, path: system.cat_file(path)))
 
     def span(self, start: int, stop: int) -> bytes:
-        """Return the bytes from `start` to `stop`."""
+        """Return the bytes of the object from offset `start` up to `stop`."""
         return bytes(self.ask(lambda system, path: system.cat_file(path, start=start, end=stop))) if stop > start else b""
 
 
@@ -172,14 +172,14 @@ AnyPath = Path | RemotePath
 
 
 def path_of(text: str | os.PathLike[str] | RemotePath, absolute: bool = False) -> AnyPath:
-    """Return the path for a user's text, in a store if the text is a URL.
+    """Return the path that a user's text names: a RemotePath for a URL, else a Path.
 
     Raises: ModuleNotFoundError with the installation command if the store needs a package; ArgumentError for an unknown protocol.
     """
     if isinstance(text, RemotePath):
         return text
     if not isinstance(text, str | os.PathLike):
-        raise ArgumentError(f"a path must be a string, not {text!r} (at {user_line()})")
+        raise ArgumentError(f"a path at {user_line()} is {text!r}; pass a string or a path object")
     plain = os.fspath(text)
     url = _URL.fullmatch(plain)
     if url is None:
@@ -191,7 +191,7 @@ def path_of(text: str | os.PathLike[str] | RemotePath, absolute: bool = False) -
 
 
 def is_remote(text: str) -> bool:
-    """Return True if a text is the URL of an object in a store."""
+    """Return True if a text is a URL, except a `file://` URL."""
     return _URL.fullmatch(text) is not None and not text.lower().startswith(("file://", "local://"))
 
 
@@ -228,17 +228,17 @@ def _text(error: BaseException) -> str:
 def local_copy(path: RemotePath) -> Path:
     """Return a local file with the content of an object.
 
-    It is fetched once for all processes of this machine into `cache_folder`, and reused by later programs until the object changes.
+    The object is downloaded once per machine into `cache_folder`; later programs reuse the file until the object changes.
     """
     status = path.stat()
     if status.is_folder:
-        raise FileError(f"{path} is a folder, not a file")
+        raise FileError(f"{path} is a folder; pass the URL of a file")
     folder = cache_folder("objects") / hashlib.sha256(f"{path.url} {status.mark}".encode()).hexdigest()[:32]
     target = folder / path.name
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / ".lock", "wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed, or this process ends
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed, or this process ends
             if not target.exists():
                 _fetch(path, target, status)
     return target
@@ -251,7 +251,7 @@ def _fetch(path: RemotePath, target: Path, status: Status) -> None:
         path.ask(lambda system, source: system.get_file(source, os.fspath(part)))
         if part.stat().st_size != status.st_size or path.stat().mark != status.mark:
             raise StoreError(
-                f"{path} was replaced or truncated while it was being read: {part.stat().st_size} of {status.st_size} bytes were received"
+                f"{path} was replaced or truncated during the download: {part.stat().st_size} of {status.st_size} bytes were received; read it again"
             )
         os.replace(part, target)
     finally:

@@ -1,12 +1,12 @@
-"""A checkpoint being written to an object store, where objects cannot be renamed and each object is written atomically.
+"""A checkpoint during its write to an object store, where objects cannot be renamed and each object is written atomically.
 
     step-00000004/
-      .saving.0a1b2c3d4e5f                             the writing process, as JSON: the first object of a save, and the last one removed
-      tensors-00000-00001.0a1b2c3d4e5f.safetensors     all other objects carry the stamp of their save
+      .saving.0a1b2c3d4e5f                             the writing process as JSON: the first object of a save, and the last one removed
+      tensors-00000-00001.0a1b2c3d4e5f.safetensors     all other objects have the stamp of their save in their names
       part-00001.0a1b2c3d4e5f.json
       manifest.json                                    written last; its presence makes the checkpoint complete
 
-The manifest lists the objects of the checkpoint.  Objects with another stamp belong to a running or an abandoned save.
+The manifest lists the objects of the checkpoint. Objects with another stamp belong to a running or an abandoned save.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _abandoned: set[str] = set()
 
 
 class UnsureError(CheckpointError):
-    """A lost answer of a store: the checkpoint may or may not be complete."""
+    """A request without an answer of the store, so that the checkpoint may or may not be complete."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Objects:
 
     @classmethod
     def begin(cls, target: RemotePath, replace: bool, files: Files) -> Objects:
-        """Mark the folder as being written; raise CheckpointError if it contains other objects."""
+        """Write the marker of a new save; raise CheckpointError if the folder contains objects that must not be replaced."""
         present = target.objects()
         is_older = _has_manifest(target)
         others = [name for name in present if stamp_of(name) is None] or [manifest.NAME] * is_older
@@ -63,7 +63,7 @@ class Objects:
         try:
             _mark(target, draft.stamp, files)
         except OSError:
-            draft.discard(files)  # the store may have written it and lost the answer
+            draft.discard(files)  # the store may have written the marker without an answer
             raise
         return draft
 
@@ -72,17 +72,17 @@ class Objects:
         return self.target
 
     def name_of(self, name: str) -> str:
-        """Return the name of an object, from the name of the file in a local checkpoint."""
+        """Return the name of an object for the name of a file in a local checkpoint."""
         stem, dot, ending = name.partition(".")
         return f"{stem}.{self.stamp}{dot}{ending}"
 
     def names(self) -> list[str]:
-        """Return the objects that this save has written, by their names in a local checkpoint."""
+        """Return the names of this save's objects, as in a local checkpoint."""
         matches = (_STAMPED.fullmatch(path.name) for path in self.target.iterdir())
         return [match["stem"] + match["ending"] for match in matches if match and match["stamp"] == self.stamp]
 
     def publish(self, text: str, files: Files) -> None:
-        """Complete the checkpoint by writing its manifest."""
+        """Write the manifest `text`, which completes the checkpoint."""
         path = self.target / manifest.NAME
         try:
             files.put(path, text.encode())
@@ -100,7 +100,7 @@ class Objects:
             raise UnsureError(f"checkpoint {self.target} may or may not be complete: the store did not confirm its manifest: {error}") from error
 
     def settle(self, files: Files) -> None:
-        """Remove all objects outside the checkpoint, after `publish`; raise CheckpointError on failure."""
+        """Remove objects that do not belong to the checkpoint after `publish`; raise CheckpointError on failure."""
         try:
             present = self.target.objects()
             others = {stamp_of(name) for name in present if is_marker(name)} - {self.stamp}
@@ -109,11 +109,11 @@ class Objects:
         except OSError as error:
             _abandoned.add(self.stamp)
             raise CheckpointError(
-                f"checkpoint {self.target} is complete, but objects that it replaced could not be removed; the next save tries again: {error}"
+                f"checkpoint {self.target} is complete, but replaced objects could not be removed; the next save removes them: {error}"
             ) from error
 
     def discard(self, files: Files) -> None:
-        """Remove a draft that will not be completed, unless it was completed; `clean` removes the rest later."""
+        """Remove the objects of a draft unless it was completed; if that fails, `clean` removes them later."""
         _abandoned.add(self.stamp)
         with suppress(OSError):
             present, listed = self.target.objects(), _listed(self.target)
@@ -133,7 +133,7 @@ def _marker(stamp: str) -> str:
 
 
 def _mark(folder: RemotePath, stamp: str, files: Files) -> None:
-    """Record in the store which process writes or removes the objects of a stamp."""
+    """Write the marker of a stamp, which names this process as the writer or remover of its objects."""
     files.put(folder / _marker(stamp), json.dumps(asdict(Owner.here())).encode())
 
 
@@ -143,18 +143,18 @@ def is_marker(name: str) -> bool:
 
 
 def put_away(path: RemotePath, files: Files) -> None:
-    """Remove a checkpoint; it stops being one before its second object is removed."""
+    """Remove a checkpoint, starting with its manifest, so that it is incomplete at once."""
     names = path.objects()
     stamps = {stamp for name in names if (stamp := stamp_of(name)) is not None}
     _abandoned.update(stamps)
-    for stamp in stamps:  # if this process dies, the next one cleans by this mark
+    for stamp in stamps:  # if this process dies, the marker lets another one clean up
         _mark(path, stamp, files)
     _remove(path, {*names, *map(_marker, stamps)}, files)
     _abandoned.difference_update(stamps)
 
 
 def move(old: RemotePath, new: RemotePath, files: Files) -> None:
-    """Move checkpoints: they are complete at the new path before they become incomplete at the old one."""
+    """Move checkpoints; each is complete at the new path before it becomes incomplete at the old path."""
     names = sorted(old.objects(), key=lambda name: name.rpartition("/")[2] == manifest.NAME)
     for name in names:
         files.copy(old / name, new / name)
@@ -162,7 +162,7 @@ def move(old: RemotePath, new: RemotePath, files: Files) -> None:
 
 
 def unfinished_in(directory: RemotePath) -> list[str]:
-    """Return the folders with unfinished saves, and the process that writes each."""
+    """Return the folders with unfinished saves, each with its writing process if that is recorded."""
     writers: dict[str, str] = {}
     for name in directory.objects():
         folder, _, own = name.rpartition("/")
@@ -175,7 +175,7 @@ def unfinished_in(directory: RemotePath) -> list[str]:
 
 
 def is_occupied(target: RemotePath) -> bool:
-    """Return True if the folder contains objects that carry no stamp of a save."""
+    """Return True if the folder contains objects without a stamp, such as a manifest."""
     return any(stamp_of(name) is None for name in target.objects())
 
 
@@ -191,7 +191,7 @@ def clean(directory: RemotePath, files: Files | None = None) -> None:
 
 
 def _clear(folder: RemotePath, inside: Mapping[str, Status], around: Mapping[str, Status], files: Files) -> None:
-    """Remove abandoned objects from the folder of one checkpoint; `around` contains the objects of all checkpoints."""
+    """Remove abandoned objects from the folder of one checkpoint; `around` lists the objects of all checkpoints in the series."""
     by_stamp: dict[str, list[str]] = {}
     for name in inside:
         if (stamp := stamp_of(name)) is not None:
@@ -201,14 +201,14 @@ def _clear(folder: RemotePath, inside: Mapping[str, Status], around: Mapping[str
     try:
         listed = _listed(folder)
         if listed is None:
-            return  # any object may belong to the checkpoint
+            return  # the manifest is unreadable, so any object may belong to the checkpoint
         for stamp, names in by_stamp.items():
             going = [name for name in names if name not in listed]
             if going and not _in_use(folder, stamp, max(inside[name].st_mtime for name in names), around):
                 _remove(folder, going, files)
                 _abandoned.discard(stamp)
     except OSError as error:
-        notice(f"{folder} contains objects of abandoned saves, which cannot be removed: {error}")
+        notice(f"{folder} contains objects of abandoned saves that cannot be removed: {error}; remove them by hand")
 
 
 def _in_use(folder: RemotePath, stamp: str, last: float, around: Mapping[str, Status]) -> bool:
@@ -225,7 +225,7 @@ def _in_use(folder: RemotePath, stamp: str, last: float, around: Mapping[str, St
 
 
 def owner_of(marker: RemotePath) -> Owner | None:
-    """Return the process recorded in a marker; None without a readable marker."""
+    """Return the process that a marker records; None if the marker is missing or unreadable."""
     try:
         return Owner.of(json_tree(content(marker, HEADER, CheckpointError)))
     except StoreError:
@@ -244,7 +244,7 @@ def _has_manifest(folder: RemotePath) -> bool:
 
 
 def _listed(folder: RemotePath) -> Collection[str] | None:
-    """Return the files that the manifest lists; none without a manifest, and None if the manifest cannot be read.
+    """Return the names that the manifest lists; () without a manifest, and None if the manifest is damaged.
 
     A listing may lack the manifest of a complete checkpoint, so the manifest is requested by its name.
     Raises: StoreError if the store fails.
@@ -260,7 +260,7 @@ def _listed(folder: RemotePath) -> Collection[str] | None:
 
 
 def _remove(folder: RemotePath, names: Iterable[str], files: Files) -> None:
-    """Remove objects: the manifest first, so that the rest is no checkpoint, and markers last, so that the rest can be cleaned later."""
+    """Remove objects: the manifest first, so that the checkpoint is incomplete, and markers last, so that an interrupted removal can resume."""
     for name in sorted(names, key=lambda name: (is_marker(name.rpartition("/")[2]), name.rpartition("/")[2] != manifest.NAME, name)):
         with suppress(FileNotFoundError):  # another process has removed it
             files.remove_file(folder / name)

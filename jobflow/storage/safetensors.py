@@ -1,7 +1,7 @@
-"""The safetensors format: 8 bytes little-endian length n, n bytes of JSON header, then the tensors' bytes.
+"""The safetensors format: the length n of the header in 8 little-endian bytes, n bytes of JSON header, then the tensors' bytes.
 
-For each tensor, the header contains {"dtype": "F32", "shape": [2, 3], "data_offsets": [start, stop]}, counted from the header's end.
-Elements are little-endian and in C order.  Any reader of the format can read these files.
+For each tensor, the header contains {"dtype": "F32", "shape": [2, 3], "data_offsets": [start, stop]}; offsets count from the end of the header.
+Elements are little-endian and in C order. Any reader of the format can read these files.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TensorInfo:
 
 
 def storable(name: str, array: Any) -> Array:
-    """Return `array` in the stored form: little-endian, C order; raise CheckpointError if the format lacks its element type."""
+    """Convert an array to the stored form: little-endian, C order; raise CheckpointError if the format lacks its element type."""
     values = np.asarray(array)
     if values.dtype.name not in _NAMES:
         raise CheckpointError(
@@ -57,13 +57,13 @@ def storable(name: str, array: Any) -> Array:
 
 
 def _numpy(name: str) -> np.dtype[Any]:
-    """Return the element type in the byte order of files; raise DtypeError if it needs a package that is not installed."""
+    """Return the little-endian NumPy type of this name; raise DtypeError if it needs a package that is not installed."""
     dtype = bfloat16.numpy if name == bfloat16.name else np.dtype(name)
     return dtype.newbyteorder("<")
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """Return the element type `name` in the machine's byte order; raise CheckpointError if the format lacks it."""
+    """Return the NumPy type of this name in the machine's byte order; raise CheckpointError if the format lacks it."""
     if name not in _NAMES:
         raise CheckpointError(f"element type {name!r} is not supported; the format has {', '.join(_NAMES)}")
     return _numpy(name).newbyteorder("=")
@@ -75,8 +75,8 @@ def bytes_of(array: Array) -> memoryview:
 
 
 def header_of(tensors: Mapping[str, Array]) -> tuple[bytes, list[str]]:
-    """Return the bytes before the data in a file of these storable arrays, and the order of the arrays."""
-    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # wide elements first, so that all are aligned
+    """Return the bytes before the data in a file of these storable arrays, and the names of the arrays in file order."""
+    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # wide elements first, so that all tensors are aligned
     header: dict[str, Any] = {}
     stop = 0
     for name in order:
@@ -89,7 +89,7 @@ def header_of(tensors: Mapping[str, Array]) -> tuple[bytes, list[str]]:
 
 
 def encoded(tensors: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
-    """Yield the parts of a file of these storable arrays."""
+    """Yield the bytes of a file of these storable arrays: the header, then each array."""
     header, order = header_of(tensors)
     yield header
     for name in order:
@@ -106,12 +106,12 @@ class Header:
 
 
 def read_header(path: AnyPath) -> dict[str, TensorInfo]:
-    """Return the tensors of a file with their offsets; raise CheckpointError if the file is damaged or shorter than its header requires."""
+    """Return the tensors of a file by name, with types and offsets; raise CheckpointError if the file is damaged."""
     return dict(opened(path).infos)
 
 
 def opened(path: AnyPath) -> Header:
-    """Read a file's header; raise CheckpointError if the file is damaged or contains more than its tensors."""
+    """Read a file's header; raise CheckpointError if the file is missing, damaged, or longer than its tensors."""
     try:
         size, start, text = _beginning(path)
         header = json_tree(text)
@@ -142,7 +142,7 @@ def _beginning(path: AnyPath) -> tuple[int, bytes, bytes]:
 def _length(path: AnyPath, start: bytes, size: int) -> int:
     (length,) = struct.unpack("<Q", start)
     if length > size - 8:
-        raise ValueError(f"a header of {length} bytes in a file of {size}")
+        raise ValueError(f"its header has {length} bytes, but the file has {size}")
     HEADER.check(length, f"{path}: its header", CheckpointError)
     return int(length)
 
@@ -167,7 +167,7 @@ def _info(entry: Mapping[str, Any], data_start: int) -> TensorInfo:
     start, stop = (whole(at, "an offset") for at in entry["data_offsets"])
     info = TensorInfo(shape_of(entry["shape"]), _numpy(_NUMPY[entry["dtype"]]), data_start + start)
     if info.nbytes != stop - start:
-        raise ValueError(f"offsets {entry['data_offsets']} for {entry['dtype']}{entry['shape']}")
+        raise ValueError(f"offsets {entry['data_offsets']} do not fit {entry['dtype']}{entry['shape']}")
     return info
 
 

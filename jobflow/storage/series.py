@@ -1,4 +1,4 @@
-"""A directory of checkpoints, one per step: list them, find the newest complete one, delete old ones.
+"""A directory of checkpoints, one per step: listing, the search for the newest complete one, and the removal of old ones.
 
     checkpoints/step-00000100/  step-00000200/  step-00000300/
 
@@ -43,7 +43,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Newest:
-    """The newest intact checkpoint (None without one), and the newer ones that were skipped."""
+    """The newest intact checkpoint, and the newer ones that were skipped; `step` and `path` are None without an intact one."""
 
     step: int | None
     path: AnyPath | None
@@ -52,9 +52,9 @@ class Newest:
 
 @dataclass(frozen=True)
 class Series:
-    """The checkpoints in `directory`.
+    """The checkpoints in `directory`, and the rule by which old ones are removed.
 
-    `keep_last` 0 keeps all.  `best_metric` is a key of the saved dict "metrics"; `best_mode` is "min" if lower values are better, otherwise "max".
+    `keep_last` 0 keeps all. `best_metric` is a key of the saved dict "metrics"; `best_mode` is "min" if lower values are better, otherwise "max".
     """
 
     directory: AnyPath
@@ -68,7 +68,7 @@ class Series:
         if self.keep_last < 0 or self.keep_best < 0:
             raise ArgumentError(f"keep_last (0 keeps all) and keep_best must be at least 0; got {self.keep_last} and {self.keep_best}")
         if self.keep_best and self.best_metric is None:
-            raise ArgumentError(f"keep_best={self.keep_best} needs best_metric; pass the name of a saved metric")
+            raise ArgumentError(f"keep_best is {self.keep_best} without best_metric; pass the name of a saved metric")
         if self.best_mode not in ("min", "max"):
             raise ArgumentError(f'best_mode must be "min" or "max"; got {self.best_mode!r}')
 
@@ -98,9 +98,10 @@ class Series:
             raise CheckpointError(f"{self.directory}: the checkpoints cannot be listed: {error.strerror or error}; change its permissions") from None
 
     def newest_good(self) -> Newest:
-        """Read every byte of the newest checkpoint, and of the next older one after a damaged one, until one is intact.
+        """Return the newest intact checkpoint, after reading every byte of it and of the damaged newer ones.
 
-        Start again if a checkpoint disappears because another process saves here; raise ReplacedError after `TRIES` attempts.
+        Search again if a checkpoint disappears because another process saves here.
+        Raises: ReplacedError after `TRIES` attempts.
         """
         for _ in range(TRIES - 1):
             with suppress(ReplacedError):
@@ -116,8 +117,8 @@ class Series:
             if reason is None:
                 return Newest(step, path, tuple(skipped))
             skipped.append(Skipped(step, path, reason))
-        if self.present() != steps:  # a listing during a write may lack both the old and the new step
-            raise ReplacedError(f"{self.directory}: its checkpoints were replaced while they were listed")
+        if self.present() != steps:  # a listing during another process's save may lack both checkpoints
+            raise ReplacedError(f"{self.directory}: another process replaced checkpoints during the search; try again")
         return Newest(None, None, tuple(skipped))
 
     def misnamed(self) -> tuple[Skipped, ...]:
@@ -134,12 +135,12 @@ class Series:
         drafts.clean(self.directory)
 
     def best(self) -> list[int]:
-        """Return the steps with the metric, best first; equal ones newest first."""
+        """Return the steps of checkpoints with the metric, best first; among equal values, newest first."""
         scores = {step: self._score(step) for step in self.steps()}
         return sorted((step for step in scores if not math.isnan(scores[step])), key=lambda step: (scores[step], -step))
 
     def _score(self, step: int) -> float:
-        """Return the metric so that lower is better; NaN without a metric."""
+        """Return the metric of a checkpoint, negated if larger is better; NaN without a metric."""
         try:
             metrics = Manifest.read(self.path_of(step) / manifest.NAME).extra.get("metrics")
         except StoreError:
@@ -152,9 +153,9 @@ class Series:
         return -float(value) if self.best_mode == "max" else float(value)
 
     def prune(self, keep: Sequence[int] = ()) -> list[int]:
-        """Remove the checkpoints that need not be kept and are not in `keep`; return their steps.
+        """Remove the checkpoints that neither this series' rule nor `keep` retains; return their steps.
 
-        Readers stop seeing a checkpoint before its first file is removed.
+        A checkpoint becomes invisible to readers before its first file is removed.
         """
         steps = self.steps()
         needed = {*keep, *(steps[-self.keep_last :] if self.keep_last else steps), *(self.best()[: self.keep_best] if self.keep_best else ())}
@@ -165,21 +166,21 @@ class Series:
             going = [step for step in going if step != good]
         for step in going:
             drafts.put_away(self.path_of(step))
-        if isinstance(self.directory, RemotePath):  # a local save cleans before it begins
+        if isinstance(self.directory, RemotePath):  # a save to a disk cleans before it begins
             drafts.clean(self.directory)
         return going
 
     def save(self, session: Session, step: int, extra: Mapping[str, Any] | None = None, *, asynchronous: bool = False) -> sessions.Saving:
-        """Save the session as the checkpoint of `step`, replacing an existing one, and prune afterwards; collective.
+        """Save the session as the checkpoint of `step`, replacing an existing one, and prune afterwards.  Collective.
 
-        The new checkpoint is kept even if others have later steps, as after a program resumed from an earlier step.
+        The new checkpoint is kept even if others have later steps, for example after a program resumed from an earlier step.
         """
         whole = {"step": step, **(extra or {})}
         return sessions.save(session, self.path_of(step), whole, asynchronous=asynchronous, replace=True, then=partial(self.prune, (step,)))
 
 
 def _steps(names: Iterable[str]) -> list[int]:
-    """Return the steps of directories with these names, ascending."""
+    """Return the step numbers in these directory names, ascending; other names are ignored."""
     return sorted(int(match[1]) for match in map(_STEP.fullmatch, names) if match)
 
 
@@ -221,10 +222,10 @@ def _has_manifest(path: AnyPath) -> bool:
 
 
 def _problem(path: AnyPath) -> str | None:
-    """Return the first problem of a checkpoint; raise ReplacedError if it was replaced or removed meanwhile."""
+    """Return the first problem of a checkpoint, or None; raise ReplacedError if it was replaced or removed during the read."""
     problem = _first_problem(path)
     if problem is not None and _is_gone(path):
-        raise ReplacedError(f"checkpoint {path} was removed while it was being read")
+        raise ReplacedError(f"checkpoint {path} was removed during the read")
     return problem
 
 

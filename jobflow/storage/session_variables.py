@@ -1,4 +1,4 @@
-"""The variables of the session as arrays: `get_all_variables`, `load_variables`, and checkpoints of them."""
+"""The variables of the session as arrays: `get_all_variables`, `load_variables`, and checkpoints of variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jobflow.storage.export import save_legacy
 
 
 class StoredVariable:
-    """A variable outside of jobs; `numpy()` returns its current value."""
+    """A variable of the session as seen outside of jobs; `numpy()` returns its current value."""
 
     def __init__(self, session: Session, name: str) -> None:
         self._session = session
@@ -31,13 +31,13 @@ class StoredVariable:
         return f"<variable {self.name} {self._session.variables[self.name].type}>"
 
     def numpy(self) -> Array:
-        """Return the current logical value."""
+        """Return the current value of the whole variable, in any layout."""
         return self._session.read([self.name])[self.name]
 
 
 @scope.alone
 def get_all_variables() -> dict[str, StoredVariable]:
-    """Return every variable of the session by name: parameters, optimizer slots, train steps."""
+    """Return every variable of the session by name, including optimizer slots and train steps."""
     session = started_session()
     return {name: StoredVariable(session, name) for name in session.variables}
 
@@ -47,15 +47,15 @@ def load_variables(value_dict: Mapping[str, Any], ignore_mismatch: bool = True) 
     """Set variables from arrays, or from the result of `checkpoint.get` or `get_all_variables`.
 
     Names without a variable are skipped with one notice; with ignore_mismatch=False they raise CheckpointError (also RuntimeError).
-    Shape and element type must match the variable's (CheckpointError, also AssertionError).  After an error no variable has changed.
+    Raises: CheckpointError (also AssertionError) if a shape or element type differs from the variable's. After an error no variable has changed.
     """
     session = started_session()
     here = f"load_variables at {user_line()}"
     if not isinstance(value_dict, Mapping):
-        raise CheckpointError(f"{here}: value_dict is a {type(value_dict).__name__}, not a dict of values by name; pass checkpoint.get(path)")
+        raise CheckpointError(f"{here}: value_dict is a {type(value_dict).__name__}; pass a dict of values by name, such as checkpoint.get(path)")
     unknown = [name for name in value_dict if name not in session.variables]
     if unknown and not ignore_mismatch:
-        raise CheckpointError(f'{here}: there is no variable "{unknown[0]}"{did_you_mean(unknown[0], session.variables)}')
+        raise CheckpointError(f'{here}: the session has no variable "{unknown[0]}"{did_you_mean(unknown[0], session.variables)}')
     known = [name for name in value_dict if name in session.variables]
     session.write({name: _array(value_dict[name]) for name in known})
     sessions.report_unmatched(session, here, known, known, value_dict)
@@ -77,11 +77,11 @@ def initialize() -> None:
 
 @scope.alone
 def save(path: str, var_dict: Mapping[str, Any] | None = None) -> None:
-    """Write variables (all of the session, or those in `var_dict`) to the directory `path` atomically.
+    """Write all variables of the session, or those in `var_dict`, to the directory `path` atomically.
 
-    If `path` exists and is not an empty directory, the first free path of path-2, path-3, ... replaces it, and a notice names it.
-    With `config.checkpoint_format("oneflow")`, write one folder `<variable>` per variable, with its bytes in `out` and its type in `meta`, and the
-    file snapshot_done.
+    If `path` exists and is not an empty directory, the first free path of path-2, path-3, ... is used instead, and a notice names it.
+    With `config.checkpoint_format("oneflow")`, write one folder per variable, with its bytes in `out` and its type in `meta`, and the file
+    snapshot_done.
     """
     session = started_session()
     with store.located("save"):
@@ -111,7 +111,7 @@ def get(path: str) -> dict[str, Stored] | Stored:
 
 
 def restore(path: str) -> None:
-    """Set the variables that a checkpoint contains, and continue with its run counts, so that dropout continues too.
+    """Set the variables that a checkpoint contains, and the run counts of jobs, so that dropout continues its random sequence.
 
     A notice lists names that only one side has.
     Raises: CheckpointError if `path` is not a checkpoint, or contains no variable of the session.

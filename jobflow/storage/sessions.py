@@ -1,12 +1,11 @@
 """Checkpoints of the variables of a session, saved and loaded by all ranks together, in any layout.
 
-Saving.  Each box of a variable is written by one of the ranks that hold a copy.  Boxes are assigned so that all ranks write about as many
-bytes.  Rank 0 creates a temporary directory next to the target.  Each rank writes its boxes and then a manifest of its part there.  Rank 0
-waits for all parts and renames the directory to the target in one step (rank_files, local_drafts).  With `asynchronous` the ranks copy their
-boxes and continue while threads write.  No rank ever holds more than its own boxes.
+Saving. Each box of a variable is written by one of the ranks that have a copy. Each rank writes a similar number of bytes. Rank 0 creates
+a temporary directory next to the target. Each rank writes its boxes and a manifest of its part there. Rank 0 waits for all parts and renames the
+directory to the target in one step (rank_files, local_drafts). With `asynchronous` the ranks copy their boxes and continue while threads write.
+No rank stores more than its own boxes.
 
-Loading.  Each rank reads the shards that overlap its boxes and checks their hashes.  Variables change only after all ranks have read their
-boxes.
+Loading. Each rank reads the shards that overlap its boxes and checks their hashes. Variables change only after all ranks have read their boxes.
 
 `save`, `load` and `Saving.wait` are collective: in multi-client mode every rank calls them, and all get the same result.
 """
@@ -48,7 +47,7 @@ Where = str | os.PathLike[str] | RemotePath
 
 
 class AfterSavingError(CheckpointError):
-    """An error after the checkpoint was completed and published."""
+    """An error after the publication of a checkpoint, which is complete."""
 
 
 class Saving:
@@ -74,14 +73,15 @@ class Saving:
 
     @property
     def error(self) -> CheckpointError | None:
-        """The first error; before `wait` has collected the results of all ranks, the first error in this process."""
+        """The first error of all ranks; before `wait`, the first error of this process.  None without an error."""
         known = [task.outcome.problem for task in self._tasks if task is not None and task.outcome is not None]
         problem = next(filter(None, known if self._problems is None else self._problems), None)
         return CheckpointError(problem) if problem else None
 
     def wait(self) -> None:
-        """Wait until all ranks are done; collective.  An error is raised once: later calls of other functions do not repeat it.
+        """Wait until all ranks have finished writing, and raise the first error.  Collective.
 
+        Later functions do not raise the error again.
         Raises: CheckpointError if the checkpoint could not be saved; its subclass AfterSavingError if it is complete but a later step failed.
         """
         with scope.lock():
@@ -93,11 +93,11 @@ class Saving:
             raise (CheckpointError if self._failed else AfterSavingError)(self._problems[0])
 
     def detach(self) -> None:
-        """Stop communication with other ranks, because this rank leaves the program by an exception."""
+        """Stop communication with other ranks, because an exception ends the program on this rank."""
         self._detached = True
 
     def _local_problems(self) -> list[str]:
-        """Return the errors of this process; the next save removes the written files."""
+        """Wait for the writes of this process, and return their errors."""
         outcomes = [outcome for task in self._tasks if task is not None and (outcome := task.join(None)) is not None]
         self._failed = any(outcome.failure is not None for outcome in outcomes)
         return [outcome.problem for outcome in outcomes if outcome.problem is not None]
@@ -105,7 +105,7 @@ class Saving:
     def _collect(self) -> list[str]:
         """Return the errors of all ranks, and remove the written files after a failure.
 
-        Rank 0 decides: a published checkpoint is complete, even if another rank received no confirmation for its part.
+        A checkpoint that rank 0 has published is complete, even if another rank received no confirmation for its part.
         """
         outcomes: list[ranks.Outcome] = self._world.call(ranks.Collect(self._draft))
         failed = [rank for rank, outcome in enumerate(outcomes) if outcome.failure is not None]
@@ -132,14 +132,14 @@ def save(
     limit: float = parts.LIMIT,
     then: Callable[[], Any] | None = None,
 ) -> Saving:
-    """Write every variable of the session, and a JSON tree, to the directory `path` atomically.
+    """Write every variable of the session, and a JSON tree, to the directory `path` atomically.  Collective.
 
     The path must not exist or be an empty directory; with `replace` an older checkpoint may exist there.  "seed", "runs" and "layout" are added
     to `extra` unless it has these keys.  With `asynchronous`, return as soon as the ranks have copied their parts.  A later failure is raised by
     `Saving.wait`, by the next save, or at the end of the session.  At most one save is in progress at a time.
 
-    `limit` is the number of seconds that rank 0 waits for another rank without a new file.  `then` must be picklable; the process of rank 0 calls
-    it after publication.
+    `limit` is the number of seconds without a new file after which rank 0 fails the save.  `then` must be picklable; the process of rank 0 calls it
+    after publication.
     Raises: CheckpointError, the same on all ranks.
     """
     world = _world_of(session)
@@ -172,7 +172,7 @@ def save(
 
 
 def _world_of(session: Session) -> World:
-    """Return the session's world after creating all variables."""
+    """Create all variables of the session, and return its started world."""
     session.prepare_all()
     session.settle()
     return session.start()
@@ -183,22 +183,22 @@ def _shared_path(path: Where, world: World, what: str) -> AnyPath:
     location = path_of(path, absolute=True)
     if isinstance(location, RemotePath) and location.is_of_one_process and world.multi and world.size > 1:
         raise CheckpointError(
-            f"{what} at {user_line()}: {location} is visible to one process only, and this program has {world.size}; "
-            f"pass a directory that all of them share, or a store such as s3://bucket/name"
+            f"{what} at {user_line()}: {location} is visible to one process only, but this program has {world.size}; "
+            f"pass a directory that all processes share, or a store such as s3://bucket/name"
         )
     return location
 
 
 def described(session: Session) -> dict[str, Any]:
-    """Return the metadata of a session that every checkpoint stores."""
+    """Return the metadata of a session for a checkpoint: seed, run counts, and layouts."""
     layouts = {name: str(variable.layout) for name, variable in session.variables.items()}
     return {"seed": session.settings.seed, "runs": dict(session.runs), "layout": {"ranks": session.device_count(), "variables": layouts}}
 
 
 def assign_boxes(variables: Mapping[str, Variable], size: int) -> list[dict[str, Spans]]:
-    """Return the boxes that each rank writes: each box once, assigned to the rank with the fewest bytes among its holders.
+    """Return the boxes that each rank writes; each box is written by the rank with the fewest bytes among the ranks that have it.
 
-    Large boxes are assigned first, so that small ones even out the load.
+    Large boxes are assigned first, so that small boxes balance the load.
     """
     holders: list[tuple[int, str, Spans, list[int]]] = []
     for name, variable in variables.items():
@@ -220,14 +220,14 @@ def assign_boxes(variables: Mapping[str, Variable], size: int) -> list[dict[str,
 # ---- saves in progress ---------------------------------------------------------------------------------------------------------------
 
 _sessions: WeakSet[Session] = WeakSet()
-#: non-empty at the end of a program that could not save
+#: non-empty if a save failed at the end of the program
 _failed: list[bool] = []
 
 
 def _under_way(session: Session, saving: Saving) -> None:
     if not _sessions:
         atexit.unregister(_at_exit)
-        atexit.register(_at_exit)  # the last registered is called first: before the ranks end
+        atexit.register(_at_exit)  # registered last and so called first, before the ranks end
     _sessions.add(session)
     session.unfinished = saving
 
@@ -260,16 +260,16 @@ def _set_exit_code() -> None:
 def load(
     session: Session, path: Where, names: Filter = ("*",), strict: bool | Literal["variables", "some"] = True, *, what: str = "load"
 ) -> dict[str, Any]:
-    """Set the variables that the filter `names` selects (by name and type) from a checkpoint; return its JSON tree.
+    """Set the variables that the filter `names` selects by name and type from a checkpoint; return its JSON tree.  Collective.
 
     strict=True     the matching variables and the matching tensors must have the same names
     "variables"     every matching variable needs a tensor
-    "some"          names on both sides are loaded, and a notice lists the rest
+    "some"          names on both sides are loaded, and a notice lists the other names
     False           the same without a notice
 
-    If everything is loaded (names=("*",)), jobs continue with the saved run counts.
+    If all variables are loaded (names=("*",)), jobs continue with the saved run counts.
     Raises: CheckpointError, the same on all ranks, if a tensor is missing, damaged or of another type, or if the checkpoint contains no variable.
-    No variable has changed then.
+    After an error no variable has changed.
     """
     world = _world_of(session)
     session.finish()
@@ -309,7 +309,7 @@ def _chosen(
     strict: bool | Literal["variables", "some"],
     here: str,
 ) -> dict[str, TensorType]:
-    """Return the variables to load; raise CheckpointError if the checkpoint does not match them."""
+    """Return the types of the variables to load; raise CheckpointError if the checkpoint does not match them."""
     variables, tensors = selected(names, own), selected(names, there)
     if (pattern := unmatched(names, own)) is not None:
         raise CheckpointError(f'{here}: no variable matches "{pattern}"{did_you_mean(pattern, own)}')
@@ -325,14 +325,14 @@ def _chosen(
         raise CheckpointError(_nothing_in_common(here, own, there))
     for name, type in both.items():
         other = there[name]
-        assert other is not None, "legacy tensors without a recorded type have the type of the variable"
+        assert other is not None, f"{here}: tensor {name} has no type"
         if (other.shape, other.dtype.numpy) != (type.shape, type.dtype.numpy):
             raise CheckpointError(f'{here}: variable "{name}" is {type}, but the saved value is {other}')
     return both
 
 
 def _nothing_in_common(here: str, own: Iterable[str], there: Iterable[str]) -> str:
-    """Return the message for a checkpoint that shares no name with the variables, with the names on both sides."""
+    """Return the message for a checkpoint and a program without a common name."""
     sides = [_listed(list(names), 3) or "none" for names in (own, there)]
     return f"{here}: the checkpoint has no value for any variable, and nothing was changed; the variables are {sides[0]}, the saved values {sides[1]}"
 
@@ -351,7 +351,7 @@ def _listed(names: Sequence[str], most: int = 5) -> str:
 
 
 def _runs(extra: Mapping[str, Any], here: str) -> dict[str, int] | None:
-    """Return the saved run counts, by which dropout continues; None for legacy directories, which have none."""
+    """Return the saved run count of each job; None for legacy directories, which have no run counts."""
     saved = extra.get("runs")
     try:
         return None if saved is None else {str(job): whole(count) for job, count in saved.items()}
@@ -364,8 +364,9 @@ def _runs(extra: Mapping[str, Any], here: str) -> dict[str, int] | None:
 
 @scope.alone
 def on_first(session: Session, what: Callable[[], T]) -> T:
-    """Call `what` on rank 0 and return its result on all ranks; collective.  `what` must be picklable and use only files.
+    """Call `what` on rank 0 and return its result on all ranks.  Collective.
 
+    `what` must be picklable and use only files.
     Raises: CheckpointError on all ranks if the call fails.
     """
     world = session.world or session.start()
@@ -377,7 +378,7 @@ def on_first(session: Session, what: Callable[[], T]) -> T:
 
 @scope.alone
 def free_path(session: Session, path: Where) -> AnyPath:
-    """Return an unused path, the same on all ranks: `path`, or path-2, path-3 ... with a notice; collective."""
+    """Return an unused path, the same on all ranks: `path`, or path-2, path-3, ... with a notice.  Collective."""
     world = _world_of(session)
     session.finish()
     target = _shared_path(path, world, "save")
@@ -389,7 +390,7 @@ def free_path(session: Session, path: Where) -> AnyPath:
 
 @scope.alone
 def save_on_first(session: Session, path: Where, arrays: Mapping[str, Array], extra: Mapping[str, Any]) -> None:
-    """Save arrays that every client has, on rank 0; collective."""
+    """Save arrays on rank 0; every client passes the same arrays.  Collective."""
     session.finish()
     stored = {name_of(name): safetensors.storable(name, array) for name, array in arrays.items()}
     check_extra(extra)

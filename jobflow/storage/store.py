@@ -1,7 +1,7 @@
-"""Checkpoints of arrays in one process, as files: a directory with a manifest and safetensors files, read lazily, with hashes.
+"""Checkpoints of arrays in one process: directories with a manifest and safetensors files, which are read lazily and checked by hashes.
 
-A checkpoint is written as a draft, file by file, and synced to the disk.  The draft is then renamed to the target in one step, so readers see
-nothing or a complete checkpoint.  `sessions` does the same with many ranks.
+A checkpoint is written as a draft, file by file, and synced to the disk. The draft is then renamed to the target in one step, so readers see
+either no checkpoint or a complete one. `sessions` does the same with many ranks.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def save(
     replace: bool = False,
     files: Files | None = None,
 ) -> None:
-    """Write arrays by name, and a JSON tree, to the new directory `path`.
+    """Write arrays by name, and a JSON tree, to the new directory `path` atomically.
 
-    With `replace`, an older checkpoint may exist there; it is removed once the new one is complete.
-    Raises: CheckpointError if `path` is anything else but an empty directory, or if writing fails; nothing has changed then.
+    With `replace`, an older checkpoint may exist there; it is removed after the new one is complete.
+    Raises: CheckpointError if `path` exists otherwise and is not an empty directory, or if writing fails. After an error nothing has changed.
     """
     target, files = path_of(path, absolute=True), files or files_of()
     pieces = {name_of(name): _piece(name, array) for name, array in tensors.items()}
@@ -50,7 +50,7 @@ def save(
 
 @contextmanager
 def located(what: str) -> Iterator[None]:
-    """Append the user's line that called `what` to checkpoint errors of the block."""
+    """Append the name `what` and the user's line to checkpoint errors of the block."""
     try:
         yield
     except (CheckpointError, FileError) as error:
@@ -73,7 +73,7 @@ def _piece(name: str, array: Any) -> Piece:
 
 
 def name_of(name: Any) -> str:
-    """Return the name; raise CheckpointError unless a tensor can have it."""
+    """Return the name; raise CheckpointError unless it is a valid name of a tensor."""
     if not isinstance(name, str) or not name or name == "__metadata__":
-        raise CheckpointError(f"{name!r} cannot be the name of a tensor in a checkpoint")
+        raise CheckpointError(f"tensor {name!r} cannot be saved in a checkpoint under this name; use a non-empty string other than __metadata__")
     return name

@@ -1,8 +1,7 @@
-"""Reading files that users provide: regular files of a limited size, and texts of a limited depth.
+"""Safe reading of files that users provide: regular files of a limited size, and JSON of a limited depth.
 
-A path in a reader, a configuration or a checkpoint may name a pipe without a writer, a file of petabytes, or JSON nested 100,000 deep.
-All such files are opened here; `fault` constructs the caller's error.  Each limit can be set by an environment variable, which the
-message names.
+A path in a reader, a configuration or a checkpoint may name a pipe without a writer, a file of petabytes, or JSON nested 100,000 deep. This
+module opens all such files; `fault` constructs the caller's error. Each limit can be set by an environment variable, which the message names.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, FileError
 from jobflow.storage.remote import AnyPath, RemotePath, local_copy
 
-#: constructor of an error about a file, from a message that begins with the file's name
+#: constructor of an error about a file from its message, which begins with the file's name
 Fault = Callable[[str], Exception]
 
 #: maximum nesting depth of maps and lists
@@ -31,14 +30,14 @@ DEPTH = 200
 AXES = 64
 #: maximum size of an axis, and maximum number of bytes of an array
 LARGEST = 2**63 - 1
-#: bytes read at a time
+#: bytes per read
 _PIECE = 2**20
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The maximum size of an input from a file, in bytes or `unit`; the environment variable `variable` overrides it."""
+    """The maximum size of an input from a file, counted in `unit`; the environment variable named `variable` overrides it."""
 
     variable: str
     default: int
@@ -46,7 +45,7 @@ class Limit:
 
     @property
     def most(self) -> int:
-        """The limit in force; raises ConfigError if the variable contains no size."""
+        """The limit in force; raises ConfigError if the environment variable is not a size."""
         text = os.environ.get(self.variable, "").strip()
         if not text:
             return self.default
@@ -56,9 +55,9 @@ class Limit:
         return int(match[1]) * _UNITS[match[2].upper()]
 
     def check(self, size: int, what: str, fault: Fault) -> None:
-        """Raise the fault unless `size` is within the limit; `what` begins the message."""
+        """Raise the caller's error `fault` if `size` exceeds the limit; `what` begins the message."""
         if size > self.most:
-            raise fault(f"{what} has {size:,} {self.unit}, but at most {self.most:,} are read; set {self.variable} to raise the limit")
+            raise fault(f"{what} has {size:,} {self.unit}, more than the limit of {self.most:,}; set {self.variable} to raise it")
 
 
 #: a YAML file, which takes many times its size in memory
@@ -67,7 +66,7 @@ CONFIGURATION = Limit("JOBFLOW_MAX_CONFIGURATION", 2**20)
 HEADER = Limit("JOBFLOW_MAX_HEADER", 2**28)
 #: one row of a table, or one record
 RECORD = Limit("JOBFLOW_MAX_RECORD", 2**26)
-#: data held in memory as a whole: decompressed arrays, texts of characters
+#: data that is read into memory as a whole: decompressed arrays and texts
 MEMORY = Limit("JOBFLOW_MAX_UNPACKED", 2**33)
 #: an image; the default is Pillow's limit
 IMAGE = Limit("JOBFLOW_MAX_PIXELS", 89_478_485, "pixels")
@@ -76,7 +75,7 @@ IMAGE = Limit("JOBFLOW_MAX_PIXELS", 89_478_485, "pixels")
 def open_regular(path: str | AnyPath, fault: Fault = FileError) -> BinaryIO:
     """Open a regular file, or a local copy of an object in a store, for reading without blocking.
 
-    Raises: the fault for a pipe, a device or a folder; OSError as `open` does.
+    Raises: the caller's error `fault` for a pipe, a device or a folder; OSError as `open` does.
     """
     if isinstance(path, RemotePath):
         path = local_copy(path)
@@ -101,7 +100,7 @@ _KINDS = {
 
 def _check_kind(mode: int, path: str | Path, fault: Fault) -> None:
     if not stat.S_ISREG(mode):
-        raise fault(f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'a special file')}, not a regular file")
+        raise fault(f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'a special file')}; pass a regular file")
 
 
 #: the identity of a file, which changes if the file is replaced or written
@@ -109,12 +108,12 @@ Mark = tuple[int, int, int] | str
 
 
 def mark_of(status: os.stat_result) -> Mark:
-    """Return the identity of the file with this status."""
+    """Return the identity of a file from its `os.stat` result."""
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def content(path: str | AnyPath, limit: Limit, fault: Fault = FileError) -> bytes:
-    """Return all bytes of a file or an object; raise the fault above the limit, even if the file grows while it is read."""
+    """Return all bytes of a file or an object; raise `fault` above the limit, even if the file grows during the read."""
     if isinstance(path, RemotePath):
         return read_at_most(io.BytesIO(path.span(0, limit.most + 1)), limit, f"{path}", fault)
     with open_regular(path, fault) as file:
@@ -123,12 +122,12 @@ def content(path: str | AnyPath, limit: Limit, fault: Fault = FileError) -> byte
 
 
 def read_at_most(file: Any, limit: Limit, what: str, fault: Fault) -> bytes:
-    """Return the remaining bytes; raise the fault as soon as they exceed the limit."""
+    """Return the remaining bytes of an open file; raise `fault` as soon as they exceed the limit."""
     data = bytearray()
     while piece := file.read(_PIECE):
         data += piece
         if len(data) > limit.most:
-            raise fault(f"{what} has more than {limit.most:,} {limit.unit}, the maximum that is read; set {limit.variable} to raise the limit")
+            raise fault(f"{what} has more than {limit.most:,} {limit.unit}; set {limit.variable} to raise the limit")
     return bytes(data)
 
 
@@ -151,10 +150,10 @@ def depth_of(text: bytes) -> int:
 
 
 def json_tree(text: bytes, depth: int = DEPTH) -> Any:
-    """Parse a JSON text; raise ValueError for invalid JSON and, before parsing, for nesting deeper than `depth`."""
+    """Parse a JSON text; raise ValueError for invalid JSON, and for nesting deeper than `depth` before parsing it."""
     nesting = depth_of(text)
     if nesting > depth:
-        raise ValueError(f"it is nested {nesting:,} deep, but at most {depth} levels are read")
+        raise ValueError(f"it is nested {nesting:,} deep, more than the limit of {depth} levels")
     tree = json.loads(text.decode("utf-8-sig"))
     if _SURROGATE.search(text):  # an unpaired surrogate can neither be printed nor name a file
         json.dumps(tree, ensure_ascii=False).encode()
@@ -162,21 +161,21 @@ def json_tree(text: bytes, depth: int = DEPTH) -> Any:
 
 
 def whole(number: Any, what: str = "a number") -> int:
-    """Return the number; raise ValueError unless it is an integer from 0 to `LARGEST`."""
+    """Return `number`; raise ValueError unless it is an integer from 0 to `LARGEST`."""
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= LARGEST:
         raise ValueError(f"{what} is {number!r:.40}, not a whole number from 0 to {LARGEST}")
     return number
 
 
 def shape_of(sizes: Any) -> tuple[int, ...]:
-    """Return the shape of an array; raise ValueError unless it is a list of valid sizes."""
+    """Return an array's shape as a tuple; raise ValueError unless `sizes` is a list of valid sizes."""
     if not isinstance(sizes, list | tuple) or len(sizes) > AXES:
         raise ValueError(f"{sizes!r:.80} is not a shape: a list of at most {AXES} sizes")
     return tuple(whole(size, "a size") for size in sizes)
 
 
 def plain_name(name: Any) -> str:
-    """Return the name of a file in a folder; raise ValueError for a name that leads to another folder."""
+    """Return `name`; raise ValueError unless it is a plain file name without a path to another folder."""
     if not isinstance(name, str) or not name or name in (".", "..") or "\0" in name or Path(name).name != name:
         raise ValueError(f"{name!r:.80} is not the name of a file in this folder")
     return name

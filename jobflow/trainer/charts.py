@@ -1,6 +1,6 @@
-"""Charts of a run, drawn by matplotlib: `curves.png`, and SVG in the colours of the surrounding page.
+"""Charts of a training run, rendered by matplotlib as `curves.png` and as SVG elements for HTML pages.
 
-No global state of matplotlib changes: neither a window nor a backend is selected.
+No global state of matplotlib changes: no window opens, and no backend is selected.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: of Okabe and Ito, told apart by everybody
+#: the palette of Okabe and Ito, distinguishable with colour blindness
 COLOURS = {TRAIN: "#0072b2", "validation": "#d55e00", "test": "#009e73"}
 OTHERS = ("#cc79a7", "#e69f00", "#56b4e9")
 INK, GRID = "#333333", "#dddddd"
-#: what a page calls them, in its light and its dark mode
+#: CSS variables of the colours, which a page defines for its light and its dark mode
 VARIABLES = {**{colour: f"var(--{of})" for of, colour in COLOURS.items()}, **dict(zip(OTHERS, ("var(--p4)", "var(--p3)", "var(--p1)"), strict=True))}
 VARIABLES |= {INK: "var(--faint)", GRID: "var(--rule)"}
-#: points of a line; more cannot be seen
+#: maximum number of points of a line; more are not visible
 POINTS = 1000
-#: of all points, how many are averaged for the bold line
+#: window of the moving mean as a fraction of all points
 SMOOTHING = 0.03
-#: lines of fewer points have a mark on each
+#: lines with fewer points have a marker at each point
 FEW = 40
-#: of an axis of percents, the least span
+#: minimum span of a percent axis
 LEAST_SHARE = 0.1
-#: a panel, in inches
+#: width and height of a panel in inches, and dots per inch
 WIDTH, HEIGHT, DOTS = 5.0, 3.1, 160
 
 
 def curves_png(history: History, path: Path, title: str, steps_per_epoch: int = 0) -> Path | None:
-    """Draw all curves of a history into one file; return None if there are no curves, or if the file cannot be written."""
+    """Write the charts of a history to a PNG file and return its path, or None if there are no curves or writing fails."""
     pictures = list(history.pictures())
     if not pictures:
         return None
@@ -63,7 +63,7 @@ def curves_png(history: History, path: Path, title: str, steps_per_epoch: int = 
 
 @contextmanager
 def _figure(width: float, height: float) -> Iterator[Figure]:
-    """Yield a figure to draw on and save, under temporary settings of matplotlib."""
+    """Yield a figure of this size in inches; inside the block, matplotlib has temporary settings."""
     optional("matplotlib", "a chart")
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -74,9 +74,9 @@ def _figure(width: float, height: float) -> Iterator[Figure]:
 
 
 def draw_curves(axes: Axes, name: str, curves: Sequence[Curve], last: int = 0, steps_per_epoch: int = 0) -> None:
-    """Draw one quantity over the steps, up to at least `last`.
+    """Draw the curves of one quantity, with an x axis up to at least step `last`.
 
-    Noisy lines are thin with their moving mean in bold; evaluations are points on a line.
+    Long training curves are thin lines with a bold moving mean. Short curves have a marker at each point.
     """
     points = [curve.line.arrays(POINTS) for curve in curves]
     for i, (curve, (x, y)) in enumerate(zip(curves, points, strict=True)):
@@ -99,7 +99,7 @@ def draw_curves(axes: Axes, name: str, curves: Sequence[Curve], last: int = 0, s
 
 
 def scale_values(axes: Axes, name: str, values: Sequence[Numbers]) -> None:
-    """Select a logarithmic or percent axis where suitable; speeds start at zero."""
+    """Select the scale of the y axis: logarithmic for losses of a wide range, percent for fractions, from zero for rates."""
     from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 
     low, high = min(float(v.min()) for v in values), max(float(v.max()) for v in values)
@@ -134,7 +134,7 @@ def draw_times(axes: Axes, seconds: Numbers, bins: int = 32) -> None:
 
 
 def dress(axes: Axes, below: str) -> None:
-    """Add a light grid, and label the lower axis."""
+    """Add a light grid and the label of the x axis."""
     axes.set_xlabel(below, fontsize=9, color=INK)
     axes.grid(True, color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
@@ -152,12 +152,12 @@ _BAR = " | "
 
 
 def tooltips(texts: Iterable[str]) -> str:
-    """Encode tooltips for the parts of a line or bar as a group id of matplotlib."""
+    """Encode tooltips, one per marker or bar, in a string for the `gid` of a matplotlib artist."""
     return f"tooltips{_BAR}{_BAR.join(texts)}"
 
 
 def chart_svg(title: str, draw: Callable[[Axes], None]) -> str:
-    """Return one panel as an SVG element of an HTML page, with the page's font and colours, and with tooltips."""
+    """Return the chart that `draw` plots as an SVG element for an HTML page, with tooltips and the page's font and colours."""
     content = io.StringIO()
     with _figure(WIDTH, HEIGHT) as figure:
         draw(figure.add_subplot())
@@ -177,5 +177,5 @@ def chart_svg(title: str, draw: Callable[[Axes], None]) -> str:
 
 
 def _in_page(value: str) -> str:
-    """Return an attribute with the page's colours and font, and numbers with two decimals."""
+    """Return the value of an SVG attribute with the page's colours and font, and with numbers cut to two decimals."""
     return re.sub("#[0-9a-f]{6}", lambda colour: VARIABLES.get(colour[0], colour[0]), re.sub(r"font-family: [^;]*; |(?<=\.\d\d)\d+", "", value))

@@ -1,10 +1,10 @@
-"""`--profile`: a trace of all ranks for chrome://tracing or https://ui.perfetto.dev, and a table of the slowest ops.
+"""The trace of all ranks for `--profile`: a file for chrome://tracing or https://ui.perfetto.dev, and a table of the slowest ops.
 
     [ step 12                                                            ]      one track per rank
       [matmul][relu] ... [ all_reduce dense-kernel-grad ]  [adam]               categories: compute, communication
                               [ waiting ]                                       waiting, inside a communication
 
-All ranks record the same steps.  The begin and the end of a recording are collective.
+All ranks record the same steps. Starting and ending a recording are collective operations.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from jobflow.runtime.world.world import Rank
 from jobflow.trainer.units import duration_text, percent
 from jobflow.trainer.watching import leave
 
-#: where a rank keeps what it records, in `Rank.memory`
+#: key of the recording in `Rank.memory`
 RECORDING = "recording"
 #: microseconds in a second
 MICRO = 1e6
 STEP, COMPUTE, COMMUNICATION, WAITING, HOST = "step", "compute", "communication", "waiting", "host"
-#: what a step is made of
+#: categories of the time in a step
 PARTS = (COMPUTE, COMMUNICATION, WAITING, HOST)
 
 
 @dataclass(frozen=True)
 class Begin:
-    """A command for the ranks: start recording."""
+    """A command that starts a recording on each rank."""
 
     def __call__(self, rank: Rank, _: Any) -> None:
         rank.memory[RECORDING] = Recording(rank.index, rank.comm, executors_of(rank))
@@ -46,7 +46,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class End:
-    """A command for the ranks: stop recording and return the record."""
+    """A command that ends the recording on each rank and returns its timeline."""
 
     def __call__(self, rank: Rank, _: Any) -> Timeline:
         recording: Recording = rank.memory.pop(RECORDING)
@@ -63,9 +63,9 @@ class Slice:
     begin: float
     end: float
     timed: TimedCall | None = None
-    #: how many prepared calls of an op it is
+    #: number of consecutive calls of the op
     calls: int = 1
-    #: part of a step, not of another job that ran in between
+    #: True in a training step, False in another job between steps
     counted: bool = True
 
     @property
@@ -75,7 +75,10 @@ class Slice:
 
 @dataclass
 class Slow:
-    """Totals of an op over all ranks, shapes and recorded steps; `waiting` is part of `seconds`, `share` is relative to the ranks' time in steps."""
+    """Totals of one op over all ranks, shapes and recorded steps.
+
+    `seconds` includes `waiting`. `share` is the fraction of the time that all ranks spent in steps.
+    """
 
     timed: TimedCall
     seconds: float = 0.0
@@ -86,7 +89,7 @@ class Slow:
 
 @dataclass(frozen=True)
 class Traced:
-    """A recorded trace; `path` is the file for the viewer."""
+    """A recorded trace, and the path of its file for the viewer."""
 
     path: Path
     slices: tuple[Slice, ...]
@@ -103,7 +106,7 @@ class Traced:
         return [item for item in self.slices if item.counted]
 
     def parts(self) -> dict[int, dict[str, float]]:
-        """Return the seconds of each rank's recorded steps in each of `PARTS`; communication excludes waiting."""
+        """Return {rank: {category: seconds}} over the recorded steps; communication excludes waiting."""
         by_rank = {rank: dict.fromkeys(PARTS, 0.0) for rank in range(self.ranks)}
         for item in self.counted:
             own = by_rank[item.rank]
@@ -118,7 +121,7 @@ class Traced:
         return {rank: {part: max(0.0, seconds) for part, seconds in own.items()} for rank, own in by_rank.items()}
 
     def slowest(self, top: int | None = 20) -> list[Slow]:
-        """Return the slowest ops, each summed over all ranks and steps."""
+        """Return the totals of the `top` slowest ops, slowest first."""
         whole = sum(item.seconds for item in self.counted if item.category == STEP) or 1.0
         rows: dict[TimedCall, Slow] = {}
         for item in self.counted:
@@ -134,17 +137,18 @@ class Traced:
         return sorted(rows.values(), key=lambda row: -row.seconds)[:top]
 
     def text(self, top: int = 20) -> str:
-        """Return the table of time per part of a step, and the slowest ops."""
+        """Return two tables as text: the time of each rank by category, and the `top` slowest ops."""
         return (
-            f"Inside a step, mean of {self.steps}\n{parts_table(self)}\nhost: what the loop around the ops takes, arguments in, results out\n\n"
-            f"{slowest_table(self, top)}\nall ranks and recorded steps together; share of the ranks' time in steps"
+            f"Inside a step, mean of {self.steps}\n{parts_table(self)}\nhost: time outside of ops, for example for arguments and results\n\n"
+            f"{slowest_table(self, top)}\ntotals over all ranks and recorded steps; share of the ranks' time in steps"
         )
 
 
 class Tracing:
-    """A recording of `steps` steps from step `first` on (counted as in `StepReport`), written to a file; rank 0 has `traced` afterwards.
+    """A recording of `steps` training steps from step number `first`, written to a file.  Steps count from 1.
 
-    Every rank calls `before` and `after` around each step, with the same numbers, and `close` at the end.
+    Every rank calls `before` and `after` around each step, with equal step numbers, and `close` at the end.
+    Afterwards `traced` is the trace on rank 0, and None on the other ranks.
     """
 
     def __init__(self, path: Path, first: int, steps: int = 10, session: Callable[[], Session] = current_session) -> None:
@@ -158,33 +162,33 @@ class Tracing:
         return self._begun > 0
 
     def before(self, step: int) -> None:
-        """Start recording if step number `step`, the next one, is the first to record."""
+        """Start recording if `step`, the number of the next step, is the first step to record."""
         world = self._session().world
         if step >= self._first and not self._begun and self.traced is None and world is not None:
             world.call(Begin())
             self._begun = step
 
     def after(self, step: int) -> None:
-        """Count step number `step`, and close the recording after the last one."""
+        """Record that step number `step` has ended; after the last step to record, write the file."""
         if self._begun:
             self._done = step
             if step + 1 >= self._begun + self._steps:
                 self.close()
 
     def close(self) -> None:
-        """Write the record so far; without a record, do nothing."""
+        """End the recording and write its file; do nothing if no recording is active."""
         world = self._session().world
         if not self._begun or world is None:
             return
         first, self._begun = self._begun, 0
-        self._first = self._done + 2**62  # once
+        self._first = self._done + 2**62  # never record again
         timelines: list[Timeline] = world.call(End())
         if self._session().writes_files:
             self.traced = write(self.path, timelines, first, self._done + 1 - first)
 
 
 def write(path: Path, timelines: Sequence[Timeline], first: int, steps: int) -> Traced:
-    """Write the records of all ranks to one file; the recorded steps are `first`, `first` + 1 ..."""
+    """Write the timelines of all ranks to one file and return the trace; the first recorded step has the number `first`."""
     slices = tuple(item for recorded in timelines for item in slices_of(recorded, first, steps))
     start = min((item.begin for item in slices), default=0.0)
     slices = tuple(replace(item, begin=item.begin - start, end=item.end - start) for item in slices)
@@ -194,7 +198,7 @@ def write(path: Path, timelines: Sequence[Timeline], first: int, steps: int) -> 
 
 
 def slices_of(recorded: Timeline, first: int, steps: int) -> Iterator[Slice]:
-    """Yield the slices of steps, of calls, and of waits, in the clock of rank 0."""
+    """Yield slices for a rank's steps, op calls and waits, in the time of rank 0's clock."""
     waits = recorded.waits + recorded.offset
     for job, plans in recorded.runs.items():
         ran = sorted(
@@ -208,7 +212,7 @@ def slices_of(recorded: Timeline, first: int, steps: int) -> Iterator[Slice]:
 
 
 def run_slices(recorded: Timeline, title: str, run: TimedRun, calls: Sequence[TimedCall], waits: np.ndarray[Any, Any]) -> Iterator[Slice]:
-    """Yield the slices of one run of a plan, its ops, and their waits.  Consecutive calls of an op are one slice."""
+    """Yield a slice for one run of a plan, and slices for its ops and waits.  Consecutive calls of an op form one slice."""
     shift, rank = recorded.offset, recorded.rank
     yield Slice(rank, title, STEP, run.begin + shift, run.end + shift)
     times = run.times + shift
@@ -223,7 +227,7 @@ def run_slices(recorded: Timeline, title: str, run: TimedRun, calls: Sequence[Ti
 
 
 def joined(waits: Sequence[Sequence[float]], stop: float, gap: float = 2e-6) -> list[tuple[float, float]]:
-    """Merge consecutive waits, because a long wait is recorded in pieces."""
+    """Merge waits that are less than `gap` seconds apart, because a long wait is recorded in pieces; end them at `stop`."""
     merged: list[tuple[float, float]] = []
     for begin, end in waits:
         if merged and begin - merged[-1][1] < gap:
@@ -233,7 +237,7 @@ def joined(waits: Sequence[Sequence[float]], stop: float, gap: float = 2e-6) -> 
 
 
 def events(traced: Traced) -> dict[str, Any]:
-    """Return the trace event format: complete events ("X") on one thread per rank, and the threads' names."""
+    """Return the trace in the Trace Event Format: complete events ("X") on one thread per rank, and the names of the threads."""
     named: list[dict[str, Any]] = [{"name": "process_name", "ph": "M", "pid": 0, "tid": 0, "args": {"name": "jobflow"}}]
     for rank, host in enumerate(traced.hosts):
         named.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": {"name": f"rank {rank} ({host})"}})
@@ -251,7 +255,7 @@ def event(item: Slice) -> dict[str, Any]:
 
 
 def parts_table(traced: Traced) -> TextTable:
-    """Return a table of time per part of a step and rank, with shares; `host` is the loop around the ops."""
+    """Return a table of each rank's mean step time by category, with shares."""
     rows = []
     for rank, parts in traced.parts().items():
         whole = sum(parts.values())
@@ -261,7 +265,7 @@ def parts_table(traced: Traced) -> TextTable:
 
 
 def slowest_table(traced: Traced, top: int | None = 20) -> TextTable:
-    """Return a table of the slowest ops, in milliseconds over all ranks and recorded steps, with shares of the ranks' time in steps."""
+    """Return a table of the slowest ops: total milliseconds over all ranks and recorded steps, and shares of the ranks' time in steps."""
     rows = []
     for row in traced.slowest(top):
         waiting = f"{row.waiting * 1e3:,.3f}" if row.timed.category == COMMUNICATION else ""

@@ -22,13 +22,16 @@ from jobflow.trainer.watching import EvaluationReport
 
 
 def batches_of(jobs: Jobs, samples: Samples | Stream, fields: Iterable[str] | None = None) -> Batches:
-    """Return the batches of an evaluation.  Callers that evaluate repeatedly should reuse them, because they cache the ranges that ranks read."""
+    """Return the batches of an evaluation of these samples.
+
+    The object caches the ranges that each rank reads, so repeated evaluations should reuse it.
+    """
     data, read = jobs.config.data, jobs.network.taken(jobs.fields) if fields is None else fields
     return Batches(samples, None, data.evaluation_batch_size, False, data.prefetch, fields=list(read))
 
 
 def measure(jobs: Jobs, batches: Batches, place: str, step: int = 0, epoch: int = 0) -> EvaluationReport:
-    """Evaluate one pass over the samples; metrics are named "<place>/<metric>"."""
+    """Evaluate the model on one pass over the batches; the report names metrics "<place>/<metric>"."""
     began, means = time.perf_counter(), Means()
     jobs.over(batches, jobs.evaluation, lambda rows, outputs: means.add(outputs, rows, jobs.pieces(rows)))
     metrics = {f"{place}/{name}": value for name, value in means.values().items()}
@@ -36,13 +39,14 @@ def measure(jobs: Jobs, batches: Batches, place: str, step: int = 0, epoch: int 
 
 
 def evaluate(loaded: Loaded, checkpoint: str | Path | None = None, place: str | None = None) -> EvaluationReport:
-    """Evaluate a checkpoint on data.test (else data.validation), or on data.<place>; the default is the newest valid checkpoint.
+    """Evaluate a checkpoint on the samples of data.<place>.
 
+    `checkpoint` defaults to the newest valid checkpoint. `place` defaults to "test", or to "validation" if there is no data.test.
     Raises: CheckpointError without a checkpoint; ConfigError if the configuration has no such data.
     """
     reader = place or next((p for p in ("test", "validation") if getattr(loaded.config.data, p) is not None), "test")
     if getattr(loaded.config.data, reader) is None:
-        raise ConfigError(f"data.{reader}: the configuration has no such samples")
+        raise ConfigError(f"data.{reader}: the configuration has no reader under this key; add one")
     with trained(loaded, checkpoint) as (jobs, path, extra):
         samples = open_place(jobs.config, reader, extra.get("facts", {}))
         jobs.take(samples)
@@ -51,14 +55,15 @@ def evaluate(loaded: Loaded, checkpoint: str | Path | None = None, place: str | 
 
 
 def rows_of(samples: Samples | Stream, batch_size: int) -> int:
-    """Return the number of rows of a full batch."""
+    """Return the number of samples in a full batch, which is smaller than `batch_size` if there are fewer samples."""
     return min(batch_size, len(samples)) if isinstance(samples, Samples) else batch_size
 
 
 @contextmanager
 def trained(loaded: Loaded, checkpoint: str | Path | None) -> Iterator[tuple[Jobs, AnyPath, Mapping[str, Any]]]:
-    """Yield the jobs of a configuration, the path of the checkpoint, and its extra entries; the default is the newest valid checkpoint.
+    """Yield the jobs of a configuration, the path of the checkpoint, and the checkpoint's extra entries.
 
+    `checkpoint` defaults to the newest valid checkpoint.
     Raises: CheckpointError without a checkpoint.
     """
 
@@ -74,6 +79,6 @@ def trained(loaded: Loaded, checkpoint: str | Path | None) -> Iterator[tuple[Job
 
 
 def restore(jobs: Jobs, path: AnyPath, job: Job) -> None:
-    """Set the variables of a job from a checkpoint."""
+    """Compile a job, and load its variables from the checkpoint `path`."""
     jobs.session.compiled(job, job.declared_shapes(jobs.session))
     sessions.load(jobs.session, path, strict="variables", what="--checkpoint")

@@ -1,4 +1,7 @@
-"""Figures of a job before it runs: memory and communication of each rank, parameters, operations; and a description of the machine."""
+"""Figures of a compiled job, and a description of the machine.
+
+The figures are the memory and communication of each rank, the parameters, and the arithmetic operations.
+"""
 
 from __future__ import annotations
 
@@ -31,19 +34,22 @@ from jobflow.strategies.pipeline import flops
 from jobflow.tools.explain import Change, boxing_rows
 from jobflow.trainer.units import size_text
 
-#: routes that move nothing between ranks are left out of tables
+#: tables omit redistributions that send at most this number of bytes
 QUIET = 0.0
 
 
 @dataclass(frozen=True)
 class RankFigures:
-    """Memory and communication of a rank in one run; `common` are bytes of variables stored once per node for all its ranks."""
+    """Memory and communication of one rank in one run of a job.
+
+    `common` counts the bytes of variables that are stored once per machine and shared by its ranks.
+    """
 
     rank: int
     memory: Footprint
     common: int
     traffic: dict[str, Traffic]
-    #: prepared instructions that compute, and that communicate
+    #: number of instructions that compute, and of instructions that communicate
     computing: int
     communicating: int
     #: bytes of buffers that peers read
@@ -57,20 +63,20 @@ class RankFigures:
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures of a compiled job."""
+    """Memory, communication, parameters and arithmetic operations of a compiled job."""
 
     ranks: tuple[RankFigures, ...]
-    #: trainable numbers, and bytes of all variables, which is about what a checkpoint takes
+    #: number of trainable elements, number of variables, and bytes of all variables (about the size of a checkpoint)
     parameters: int
     variables: int
     variable_bytes: int
-    #: in products and convolutions of one run, over all ranks
+    #: multiplications and additions in products and convolutions of one run, over all ranks
     operations: float
     changes: tuple[Change, ...]
 
     @property
     def largest(self) -> int:
-        """Bytes allocated by the rank with the most memory."""
+        """Bytes allocated on the rank that needs most memory."""
         return max((figures.memory.total for figures in self.ranks), default=0)
 
     def kinds(self) -> list[str]:
@@ -79,7 +85,7 @@ class Figures:
 
 
 def figures_in(session: Session, programs: Sequence[Physical], most: int | None = None) -> Figures:
-    """Return the figures of a job in this session.  Launched ranks are all clients, and pass arguments to themselves."""
+    """Return the figures of a job under the settings of this session, for all ranks or for the first `most` ranks."""
     on_hosts, multi = session.device_tag == "cpu", session.multi or launched() is not None
     io_buffers = on_hosts and not multi and all(program is programs[0] for program in programs)
     share, processes = session.settings.share_variables and on_hosts, launched() is not None
@@ -95,10 +101,10 @@ def figures_of(
     target: Target = CPU,
     processes: bool = False,
 ) -> Figures:
-    """Return the figures of a job from the programs of its ranks, or of its first `most` ranks.
+    """Return the figures of a job from the programs of its ranks, for all ranks or for the first `most` ranks.
 
-    With `share`, values that are whole on all ranks are stored once, as on one machine without GPUs.  With `io_buffers`, ranks read arguments
-    from the buffers of a single client.  With `processes`, ranks share memory by windows.
+    With `share`, variables that are whole on all ranks are stored once, as on one machine without GPUs. With `io_buffers`, ranks read arguments
+    from the buffers of a single client. With `processes`, ranks are processes that share memory by windows.
     """
     graph = programs[0].graph
     storage = StorageChoice(share=share, io_buffers=io_buffers)
@@ -120,7 +126,7 @@ def rank_figures(program: Program, rank: int, ranks: int, processes: bool = Fals
 
 
 def operations_of(program: Physical) -> float:
-    """Return the multiplications and additions of products and convolutions in one run; local tensors count once per rank."""
+    """Count the multiplications and additions of products and convolutions in one run; local tensors count once per rank."""
     total = 0.0
     for node in program.graph.nodes:
         if len(node.inputs) > 1 and not isinstance(node.op, Reroute):
@@ -154,7 +160,7 @@ def environment(ranks: int | None = None) -> dict[str, str]:
 
 
 def blas_text() -> str:
-    """Return a text such as "OpenBLAS 0.3.30, 1 thread a process"."""
+    """Describe the BLAS library and its threads, such as "OpenBLAS 0.3.30, 1 thread a process"."""
     threads = blas_threads.threads()
     return blas_threads.library() + ("" if threads is None else f", {threads} thread{'s' if threads != 1 else ''} a process")
 
@@ -170,5 +176,5 @@ def processor() -> str:
 
 
 def host_memory() -> int:
-    """Return the bytes of the machine's memory."""
+    """Return the size of the machine's memory in bytes."""
     return int(psutil.virtual_memory().total)

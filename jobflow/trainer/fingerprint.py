@@ -1,8 +1,8 @@
-"""The fingerprint of a model's program, which a checkpoint holds: a run does not resume with other formulas.
+"""The fingerprint of a model's program, saved in checkpoints so that a run does not resume with a changed model.
 
-The program is the traced forward pass of the train job, before differentiation. The fingerprint covers the operations that the loss and the
-updates of variables depend on, their attributes and result types, and the parameters' names and types. The trace uses a fixed number of
-samples in the consistent view, so layouts, batch size, precision, ranks and line numbers do not change it.
+The program is the traced forward pass of the train job, before differentiation. The fingerprint covers the operations behind the loss and the
+variable updates: their attributes, their result types, and the parameters' names and types. The trace uses a fixed number of
+samples in the consistent view. So the fingerprint does not depend on layouts, batch size, precision, ranks or line numbers.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from jobflow.ops.op import Op
 from jobflow.ops.source import ReadVariable
 from jobflow.storage.remote import AnyPath
 
-#: increased when the fingerprint of an unchanged program changes
+#: version of the algorithm; increase it if unchanged programs get other fingerprints
 VERSION = 2
 #: number of samples in a trace
 ROWS = 4
-#: attributes that name random streams, which follow from the configuration's seed
+#: attributes outside of the fingerprint: they name random streams, which depend on the configuration's seed
 UNNAMED = ("seed", "name")
 ACCEPT = "checkpoint.accept_changed_model"
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The hash of a program by the rules of a version."""
+    """The hash of a program, and the version of the hash algorithm."""
 
     program: str
     version: int = VERSION
 
     def tree(self) -> dict[str, Any]:
-        """Return the entry of a checkpoint."""
+        """Return the fingerprint as a JSON object for a checkpoint."""
         return {"version": self.version, "program": self.program}
 
     @classmethod
@@ -51,18 +51,19 @@ class Fingerprint:
         return cls(digest.hexdigest())
 
     def check(self, path: AnyPath, saved: Any, accepted: bool) -> str:
-        """Compare with the entry `saved` of the checkpoint `path`; return a notice, or "" if the programs are equal.
+        """Compare this fingerprint with `saved`, the entry of the checkpoint `path`.
 
-        Raises: CheckpointError if the program changed, unless `accepted`.
+        Return a notice for the user, or "" if the programs are equal.
+        Raises: CheckpointError if the programs differ and `accepted` is False.
         """
         if not isinstance(saved, Mapping) or saved.get("version") != self.version:
-            return f"{path} does not show if the model's program changed (its fingerprint is of {_version(saved)}); training resumes"
+            return f"the fingerprint in {path} has {_version(saved)}, so a change of the model is not detected; training resumes"
         if saved.get("program") == self.program:
             return ""
         if accepted:
             return f"the model's program changed since {path} was saved; training resumes, because {ACCEPT} is true"
         raise CheckpointError(
-            f"{path} was saved by a model with another program: its operations, their attributes or its parameters changed; "
+            f"{path} was saved by a different model: its operations, their attributes or its parameters changed; "
             f"start again with --resume never (the checkpoints are renamed), or resume with --set {ACCEPT}=true"
         )
 
@@ -72,14 +73,14 @@ def _version(saved: Any) -> str:
 
 
 def lines(program: Traced) -> Iterator[str]:
-    """Yield a line for each operation that the loss or an update of a variable depends on; operands are numbers of lines."""
+    """Yield one text line per operation that the loss or a variable update depends on; operands are line numbers."""
     training = program.training
     ends = [*(training.losses if training is not None else ()), *program.losses, *program.updates.values()]
     needed, numbers = _needed(ends), dict[Value, str]()
     for node in program.nodes:
         if node not in needed:
             continue
-        if isinstance(node.op, Identity):  # layouts
+        if isinstance(node.op, Identity):  # changes only the layout
             numbers[node.outputs[0]] = numbers[node.inputs[0]]
             continue
         at = f"%{len(numbers)}"
@@ -104,7 +105,7 @@ def _needed(ends: Iterable[Value]) -> set[Node]:
 
 
 def _text(op: Op) -> str:
-    """Return the operation with its attributes, without addresses of objects."""
+    """Format an operation with its attributes, without memory addresses."""
     shown = (field.name for field in fields(op) if field.name not in op.unshown and field.name not in UNNAMED)
     text = ", ".join(f"{name}={getattr(op, name)}" for name in shown)
     return re.sub(r" at 0x[0-9a-f]+", "", f"{type(op).__name__}({text})")

@@ -1,7 +1,7 @@
-"""Search for the operation that produced the first infinite or NaN value, by repeating the step with every tensor fetched.
+"""Search for the operation that produced the first infinite or NaN value, by a repetition of the step with every tensor fetched.
 
-The result is the first in program order: a non-finite variable or argument, else an op with finite inputs and a non-finite result.  All ranks
-take part and compute the same result.
+The result is the first in program order: a non-finite variable or argument, else an op with finite inputs and a non-finite result. The search
+is collective, and all ranks return the same result.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def first_not_finite(session: Session, job: Job, batch: Batch, run: int) -> str:
     values = runner.watched(batch.arguments, run)
     tensor = next((one for one in ordered(values.values()) if not_finite(one)), None)
     if tensor is None:
-        return "run again, the step has finite numbers only, so they depend on something beside variables, batch and seed"
+        return "a repetition of the step has only finite values, so its result does not depend on variables, batch and seed alone"
     node = _node(tensor)
     return _in_batch(tensor, node.op, runner, batch) if isinstance(node.op, Input) else described(tensor)
 
 
 def _in_batch(one: Seen, op: Input, runner: Runner, batch: Batch) -> str:
-    """Describe the first non-finite element of an argument, its sample, and the rank that read it."""
+    """Describe the first non-finite element of an argument, its sample, and the rank that read the sample."""
     declared = dict(runner.job.signature.placeholders())[op.argument].per_device
     starts = [start for start, _ in cut(batch.size, runner.ranks)] if declared else [0] * runner.ranks
     for rank, parts in enumerate(runner.fetched.parts):
@@ -49,7 +49,7 @@ def _in_batch(one: Seen, op: Input, runner: Runner, batch: Batch) -> str:
         if rows is not None:
             row = starts[runner.graph.placement.ranks.index(rank)] + (rows.start or 0) + int(index[0])
             return f"{described(one)}: rank {rank} read {shard[tuple(index)]} in {batch.where(row)}"
-    raise AssertionError(f"no rank holds a number of {op.argument} that is not finite")
+    raise AssertionError(f"the argument {op.argument} has non-finite elements, but no shard of the batch contains them")
 
 
 def ordered(values: Iterable[Seen]) -> list[Seen]:
@@ -63,14 +63,14 @@ def not_finite(one: Seen) -> int:
 
 
 def _floats(array: Array) -> Any:
-    """Return an array of floats in a type of NumPy, or None for other elements."""
+    """Return a floating-point array in a NumPy type (bfloat16 as float32), or None for other element types."""
     if array.dtype.kind == "f":
         return array
     return array.astype(np.float32) if array.dtype.kind == "V" or array.dtype.name == "bfloat16" else None
 
 
 def _node(one: Seen) -> Node:
-    assert one.value is not None, "variables are seen where they are read"
+    assert one.value is not None, "the tensor has no value in the graph"
     return one.value.node
 
 
@@ -78,10 +78,10 @@ def described(one: Seen) -> str:
     """Describe a tensor, its source line, and its non-finite elements."""
     node, bad = _node(one), not_finite(one)
     size = sum(array.size for array in one.shards.values())
-    much = f"{bad} of {size} numbers"
+    count = f"{bad} of {size} elements"
     if isinstance(node.op, ReadVariable):
-        return f'the variable "{node.op.key}" is not finite ({much}) when the step begins'
+        return f'the variable "{node.op.key}" has non-finite values ({count}) before the step'
     if isinstance(node.op, Input):
-        return f'the argument "{node.op.argument}" is not finite ({much})'
+        return f'the argument "{node.op.argument}" has non-finite values ({count})'
     phase = "" if node.phase == "forward" else f" in the {node.phase} pass"
-    return f'the first op that is not finite{phase} is {node.op.word()} "{node.name}" at {node.where} ({much}); its inputs are finite'
+    return f'the first op with a non-finite result{phase} is {node.op.word()} "{node.name}" at {node.where} ({count}); its inputs are finite'

@@ -1,4 +1,4 @@
-"""The history of a run's measurements for charts: steps and values per quantity."""
+"""The history of a run's measurements, from which charts are drawn: steps and values per quantity."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from jobflow.trainer.units import is_share
 from jobflow.trainer.watching import EvaluationReport, Outcome, RunInfo, StepReport, Watcher
 
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
-#: what a curve of training is called beside those of "validation" and the like
+#: name of the training curve, next to "validation" and "test"
 TRAIN = "train"
-#: quantities of steps that are no metrics
+#: quantities of steps other than metrics
 RATE, SPEED = "learning rate", "samples per second"
-#: what files of metrics call them, and what else is in these
+#: column of a metrics file -> quantity, and columns without a curve
 _WRITTEN = {"rate": RATE, "samples_per_second": SPEED}
 _OTHER = frozenset({"step", "epoch", "seconds"})
 
 
 @dataclass
 class Line:
-    """One quantity over steps."""
+    """The values of one quantity, and their steps."""
 
     steps: array[int] = field(default_factory=lambda: array("q"))
     values: array[float] = field(default_factory=lambda: array("d"))
@@ -50,7 +50,7 @@ class Line:
         return self.values[-1]
 
     def arrays(self, most: int | None = None) -> tuple[Numbers, Numbers]:
-        """Return steps and values; means of neighbours if there are more than `most`."""
+        """Return the steps and the values; if there are more than `most`, average neighbouring points."""
         x, y = np.array(self.steps, np.float64), np.array(self.values, np.float64)
         if most is None or len(x) <= most:
             return x, y
@@ -62,7 +62,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of a chart: the samples that it describes ("train", "validation"), and its points."""
+    """A line of a chart with the name of its samples, such as "train" or "validation"."""
 
     of: str
     line: Line
@@ -70,7 +70,7 @@ class Curve:
 
 @dataclass
 class History(Watcher):
-    """A callback that records a run; `lines` by the names of the metrics files: "loss", "validation/loss"."""
+    """A callback that records a run; `lines` has the names of the metrics files as keys, such as "loss" and "validation/loss"."""
 
     lines: dict[str, Line] = field(default_factory=dict)
     seconds: array[float] = field(default_factory=lambda: array("d"))
@@ -78,14 +78,14 @@ class History(Watcher):
     evaluating: float = 0.0
     evaluations: int = 0
     checkpoints: list[tuple[int, AnyPath]] = field(default_factory=list)
-    #: moments of this process: the beginning, the end of the first step, the last event
+    #: times of the start, the end of the first step, and the last event
     began: float | None = None
     first: float | None = None
     latest: float | None = None
     step_number: int = 0
     samples: int = 0
     outcome: Outcome | None = None
-    #: earlier parts of the run left no records
+    #: True if earlier parts of the run have no records
     missing: bool = False
 
     def started(self, run: RunInfo) -> None:
@@ -114,7 +114,7 @@ class History(Watcher):
 
     def saved(self, run: RunInfo, path: AnyPath) -> None:
         self.latest = perf_counter()
-        number = re.search(r"(\d+)$", path.name)  # it may be of an earlier step, being written beside the steps after it
+        number = re.search(r"(\d+)$", path.name)  # an asynchronous checkpoint may belong to an earlier step
         self.checkpoints.append((int(number[1]) if number else self.step_number, path))
 
     def finished(self, run: RunInfo, outcome: Outcome) -> None:
@@ -126,9 +126,9 @@ class History(Watcher):
             self.lines.setdefault(name, Line()).add(step, float(value))
 
     def read(self, path: Path, before: int) -> bool:
-        """Read the records of the resumed run up to step `before`, as JSON lines or as a table; return True if there are any.
+        """Add the records of a metrics file up to step `before`; return True if it has any.
 
-        Skip lines truncated by a kill.
+        Lines that a crash truncated are skipped.
         """
         records = [record for record in recorded(path) if 0 < record.get("step", 0) <= before]
         for record in records:
@@ -136,7 +136,7 @@ class History(Watcher):
         return bool(records)
 
     def pictures(self) -> Iterator[tuple[str, list[Curve]]]:
-        """Yield the charts, each with one metric in training and validation.  The loss comes first, learning rate and speed come last."""
+        """Yield the title and the curves of each chart, one chart per metric: the loss first, learning rate and speed last."""
         groups: dict[str, list[Curve]] = {"loss": []}
         for name, line in self.lines.items():
             of, _, base = name.rpartition("/")
@@ -154,7 +154,7 @@ class History(Watcher):
 
 
 def smoothed(values: Numbers, window: int) -> Numbers:
-    """Return the mean of `window` values around each value; near the ends, a smaller symmetric window."""
+    """Return the centred moving mean over `window` values; the window shrinks near both ends."""
     last = len(values) - 1
     reach = (min(i, last - i, window // 2) for i in range(last + 1))
     return np.array([values[i - r : i + r + 1].mean() for i, r in enumerate(reach)])
@@ -170,5 +170,5 @@ def wants_logarithm(values: Sequence[Numbers], name: str) -> bool:
 
 
 def is_fraction(name: str, values: Sequence[Numbers]) -> bool:
-    """Return True for fractions of one, which are shown in percent."""
+    """Return True if a metric is a fraction of one, so that its axis is in percent."""
     return is_share(name) and all(((v >= 0) & (v <= 1)).all() for v in values)

@@ -1,10 +1,10 @@
 """Jobs of a checked configuration for training, evaluation and prediction, each for batches of a fixed number of rows.
 
-A job is declared for every length of batch, because a builder may depend on the length.  Jobs of one kind share their name, so that they share
-variables and dropout continues with the same random numbers.
+A job is declared for every batch length, because a builder may depend on the length. All train jobs share one name, so that they share
+variables, and dropout continues with the same random numbers.
 
-A job averages the outputs of a builder within each sample and returns one value per row.  The client sums over rows in float64, in the order of the
-rows.  So a metric is the mean over the actual samples, independent of the number of ranks and of the split of the last batch.
+A job averages the outputs of a builder within each sample and returns one value per row. The client sums over rows in float64, in the order of
+the rows. So a metric is the mean over the actual samples, independent of the number of ranks and of the split of the last batch.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from jobflow.trainer.network import Network, key_line, layered, line_of, network
 from jobflow.trainer.optimizing import optimizer_from
 from jobflow.typing.annotations import Bundle, ListNumpy, Numpy
 
-#: the names of all jobs for training, evaluation and prediction
+#: names of the jobs for training, evaluation and prediction
 TRAIN, EVALUATION, PREDICTION = "train", "evaluation", "prediction"
-#: an additional result of the train job
+#: name of the train job's result that counts non-finite gradient elements
 HALTED = "#halted"
-#: the variable of that result
+#: name of the variable with this count
 COUNTER = f"{NOT_FINITE}-{TRAIN}"
 #: types of a sample by field
 Fields = Mapping[str, TensorType]
@@ -62,7 +62,7 @@ Fields = Mapping[str, TensorType]
 
 @dataclass
 class Jobs:
-    """The jobs of a configuration in a separate session, for samples of some fields; nothing runs before a job is called."""
+    """The jobs of a configuration in a separate session, declared on demand for samples with these fields."""
 
     loaded: Loaded
     session: Session
@@ -82,7 +82,7 @@ class Jobs:
         return self.loaded.config
 
     def take(self, samples: Samples | Stream) -> None:
-        """Use the fields of these samples for the jobs."""
+        """Set the fields that the jobs read to the fields of `samples`."""
         self.fields = {name: TensorType(tuple(one.shape), one.dtype) for name, one in samples.fields.items()}
         self.network = layered(self.network, self.fields)
 
@@ -92,7 +92,7 @@ class Jobs:
         return self.session.device_count()
 
     def mirrored(self, rows: int) -> bool:
-        """Return True if every rank has separate tensors; a batch with fewer samples than ranks uses the consistent view."""
+        """Return True if a batch of `rows` samples uses the mirrored view; batches with fewer samples than ranks do not."""
         return self.config.strategy.view == "mirrored" and rows >= self.ranks
 
     def train(self, rows: int) -> Job:
@@ -103,11 +103,11 @@ class Jobs:
         return self._job(TRAIN, rows, self.network.taken(self.fields))
 
     def evaluation(self, rows: int) -> Job:
-        """Return the job with the same results, but without an update."""
+        """Return the job that computes the loss and all metrics of `rows` samples without an update."""
         return self._job(EVALUATION, rows, self.network.taken(self.fields))
 
     def prediction(self, rows: int, fields: Fields | None = None) -> Job:
-        """Return the job for scores of `rows` samples without labels."""
+        """Return the job that computes the scores of `rows` samples without labels."""
         return self._job(PREDICTION, rows, self.network.inputs(self.fields if fields is None else fields))
 
     def arguments(self, job: Job, batch: Mapping[str, Any]) -> list[Any]:
@@ -116,11 +116,11 @@ class Jobs:
         return [per_device(batch[name], self.ranks) if declared.per_device else batch[name] for name, declared in placeholders]
 
     def call(self, job: Job, batch: Mapping[str, Any]) -> dict[str, Array]:
-        """Run a job on a batch."""
+        """Run a job on a batch, and return its outputs by name."""
         return self.session.call(job, tuple(self.arguments(job, batch)))
 
     def over(self, batches: Batches, job: Callable[[int], Job], use: Callable[[int, dict[str, Array]], None]) -> None:
-        """Run one pass over the samples; call `use` with the length and the outputs of every batch."""
+        """Run one pass over the samples; call `use` with the number of samples and the outputs of every batch."""
         with batches.start(epochs=1) as reading:
             for batch in reading:
                 with batch.told():
@@ -128,12 +128,12 @@ class Jobs:
                 use(batch.size, outputs)
 
     def pieces(self, rows: int, microbatches: int = 1) -> list[int]:
-        """Return the number of rows of each part of a batch with one result for the whole part."""
+        """Return the number of rows of each microbatch; in the mirrored view, of each microbatch on each rank."""
         ranks = [stop - start for start, stop in cut(rows, self.ranks)] if self.mirrored(rows) else [rows]
         return [stop - start for own in ranks for start, stop in cut(own, min(microbatches, own))]
 
     def microbatches(self, rows: int) -> int:
-        """Return the number of parts of a training batch; fewer than configured if the batch is too short."""
+        """Return the number of microbatches of a training batch: as configured, or fewer if the batch is too short."""
         strategy = self.config.strategy
         count = strategy.microbatches or strategy.accumulation
         least = self.pieces(rows)[-1]
@@ -142,12 +142,12 @@ class Jobs:
         return max(1, min(count, least))
 
     def check_lengths(self) -> None:
-        """Raise ConfigError if the model cannot be built for every batch length of training and its evaluations."""
+        """Raise ConfigError if the model cannot be traced for a batch length of training or of its evaluations."""
         data, types = self.config.data, self.network.taken(self.fields)
         train = lengths(self.samples["train"], data.batch_size, data.drop_last)
         evaluation = lengths(self.samples.get("validation"), data.evaluation_batch_size, False)
         others = [(TRAIN, rows, "training") for rows in train[1:]]
-        others += [(EVALUATION, rows, "an evaluation") for rows in evaluation if train and rows != train[0]]
+        others += [(EVALUATION, rows, "evaluation") for rows in evaluation if train and rows != train[0]]
         for kind, rows, word in others:
             job = self._declared(kind, rows, types)
             named = zip(job.signature.placeholders(), job.declared_shapes(self.session), strict=True)
@@ -155,24 +155,24 @@ class Jobs:
             try:
                 job.trace(self.session, job.placement(self.session), shapes)
             except Exception as error:
-                advice = "Set data.drop_last: true" if kind == TRAIN else "Give data.evaluation_batch_size a divisor of the number of samples"
+                advice = "Set data.drop_last: true" if kind == TRAIN else "Set data.evaluation_batch_size to a divisor of the number of samples"
                 raise ConfigError(
-                    f"{self.network.where}: {self.network.what} works for batches of {counted(train[0], 'sample')}, but not for one of "
-                    f"{rows:,}, which comes in {word}: a number of samples seems to be written in it. "
+                    f"{self.network.where}: {self.network.what} accepts batches of {counted(train[0], 'sample')}, but not the batch of "
+                    f"{rows:,} in {word}; its code seems to contain a fixed number of samples. "
                     f"{advice}, or use the length of the arguments, such as x.shape[0]. The error: {error}"
                 ) from error
 
     def check_metrics(self) -> None:
-        """Raise ConfigError, with its line, if the configuration names a metric that the traced model does not return."""
+        """Raise ConfigError if the configuration names a metric that the traced model does not return."""
         known, early = [f"validation/{name}" for name in self.metrics], self.config.evaluation.early_stopping
         waited = {"evaluation.early_stopping.metric": early.metric if early else None, "checkpoint.best_metric": self.config.checkpoint.best_metric}
         for key, metric in waited.items():
             if metric is not None and metric not in known:
                 near = did_you_mean_or(metric, known, f"there are {', '.join(known)}")
-                raise ConfigError(f'{self.loaded.origin(key)}: {key}: the model does not give "{metric}"{near}')
+                raise ConfigError(f'{self.loaded.origin(key)}: {key}: the model returns no metric "{metric}"{near}')
 
     def fingerprint(self) -> Fingerprint | None:
-        """Return the fingerprint of the train job's program; None if the model takes no batch in the consistent view.
+        """Return the fingerprint of the train job's program, or None if the model accepts no batch in the consistent view.
 
         The program is traced for ROWS samples, or for a whole batch if the model accepts no other length.
         """
@@ -193,7 +193,7 @@ class Jobs:
         return self._made[key]
 
     def _declared(self, name: str, rows: int, types: Fields, *, plain: bool = False) -> Job:
-        """Declare a job; a `plain` one is in the consistent view and has no strategy."""
+        """Declare a job; with `plain`, in the consistent view and without a strategy."""
         body = {TRAIN: self._train, EVALUATION: self._measured, PREDICTION: self._predicted}[name]
 
         def function(*values: Any) -> Any:
@@ -243,7 +243,7 @@ class Jobs:
 
 
 def _weighed(loss: Any, like: Any) -> Any:
-    """Repeat a loss that each rank of the mirrored view has reduced, once per sample, so that ranks are weighted by their samples."""
+    """Repeat the mean loss of a rank in the mirrored view once per sample, so that ranks are weighted by their samples."""
     if not like.local or loss.tensor_type.size > 1:
         return loss
     return broadcast_to(reshape(loss, (1,)), (like.tensor_type.shape[0],))
@@ -299,7 +299,7 @@ def summed(array: Array, rows: int, pieces: Sequence[int]) -> float:
 def prepared(loaded: Loaded, *, only: Sequence[str] = ("train", "validation", "test")) -> Iterator[Jobs]:
     """Yield the jobs of a configuration in a separate session, which is closed at the end of the block.
 
-    Under mpiexec every rank is a client.  `only`: the readers to open.
+    Under mpiexec every rank is a client. `only` lists the readers to open.
     """
     config = loaded.config
     session = Session()
@@ -327,7 +327,7 @@ def _opened(loaded: Loaded, session: Session, only: Sequence[str]) -> Jobs:
 
 
 def lengths(samples: Samples | Stream | None, size: int, drop_last: bool) -> list[int]:
-    """Return the lengths of the batches of these samples, longest first; streams have no known last batch."""
+    """Return the distinct batch lengths of these samples, longest first; for a stream, only the full length."""
     if not isinstance(samples, Samples):
         return [] if samples is None else [size]
     whole, rest = divmod(len(samples), size)
@@ -343,19 +343,19 @@ def epoch_length(config: TrainConfig, samples: Samples | Stream | None) -> int:
         return 0
     if isinstance(samples, Stream):
         if config.training.steps is None:
-            raise ConfigError("training.epochs: the number of samples of the reader of data.train is not known; set training.steps instead")
+            raise ConfigError("training.epochs: the reader of data.train has an unknown number of samples; set training.steps instead")
         return 0
     count, size = len(samples), config.data.batch_size
     if config.data.drop_last and count < size:
-        raise ConfigError(f"data.batch_size: {counted(size, 'sample')} make a batch, but data.train has {count} and data.drop_last leaves them out")
+        raise ConfigError(f"data.batch_size: data.train has {count} samples, less than a batch of {size}; reduce it, or set data.drop_last: false")
     return count // size if config.data.drop_last else -(-count // size)
 
 
 def open_place(config: TrainConfig, place: str, facts: Mapping[str, Any]) -> Samples | Stream:
-    """Open the reader of data.<place>; `facts` are from the training samples."""
+    """Open the reader of data.<place>; `facts` are properties of the training samples, such as their classes."""
     reader = getattr(config.data, place)
     if reader is None:
-        raise ConfigError(f"data.{place}: the configuration has no such samples")
+        raise ConfigError(f"data.{place}: the configuration has no reader under this key; add one")
     return open_reader(reader.reader, facts or None, **reader.arguments)
 
 

@@ -1,9 +1,9 @@
-"""A lock that allows one training at a time in a directory: a file with the process that trains, removed at its end.
+"""A lock that allows one training at a time in a directory: a file that names the training process until its end.
 
     runs/lenet/train.lock                         on a disk: one file, written under the lock of the file system
     s3://bucket/lenet/train.lock.0a1b2c...        in a store: one object per training; a training that detects another one exits
 
-Locks of dead processes are detected: on the same machine by the process id, else by the file's age.  A running training updates the time of its
+A lock of a dead process is detected by the process id on the same machine, else by the file's age. A running training updates the time of its
 file every few seconds.
 """
 
@@ -32,9 +32,9 @@ from jobflow.storage.remote import AnyPath, RemotePath, StoreError
 from jobflow.storage.untrusted import HEADER, content, json_tree
 
 NAME = "train.lock"
-#: seconds between two signs of life, and after which a lock without one is taken for abandoned
+#: seconds between heartbeats, and seconds without one after which a lock counts as abandoned
 BEAT, STALE = 10.0, 120.0
-#: seconds that are waited for who looks at the lock in the same moment
+#: seconds to wait for another process that accesses the lock at the same time
 PATIENCE = 5.0
 
 
@@ -51,7 +51,7 @@ class Held:
 
     @classmethod
     def read(cls, path: AnyPath) -> Held:
-        """Read a lock file; return an owner without a name if it is unreadable."""
+        """Read a lock file; if its content is invalid, return an owner with an empty host name."""
         try:
             tree = json_tree(content(path, HEADER))
             return cls(Owner.of(tree), str(tree["since"]), str(tree["token"]))
@@ -99,14 +99,14 @@ class Lock(ABC):
 
     def _check(self, path: AnyPath, other: Held, idle: float) -> None:
         who, alive = other.owner, other.owner.is_alive
-        named = f"process {who.pid} on {who.host}" if who.host else "a process that cannot be read from it"
+        named = f"process {who.pid} on {who.host}" if who.host else "an unknown process"
         if alive or (alive is None and idle < STALE):
             since = f" since {other.since}" if other.since else ""
-            rest = "" if alive else f"; if that process is no more, wait {STALE:.0f} seconds or remove the file"
+            rest = "" if alive else f"; if that process has ended, wait {STALE:.0f} seconds or remove the file"
             raise ConfigError(
                 f"{path.parent} is in use: {named} trains there{since} ({path}){rest}. Wait until it ends, stop it, or {self._elsewhere}"
             )
-        notice(f"{path} was left by {named}, which has ended")
+        notice(f"{path} is an abandoned lock of {named}, which has ended")
         self._is_left(path)
 
     def _is_mine(self) -> bool:
@@ -138,7 +138,7 @@ class Lock(ABC):
         except ConfigError as error:
             notice(f"two trainings write to one folder: {error}")
 
-    #: what the error advises
+    #: advice to a second training
     _elsewhere: str
 
     @abstractmethod
@@ -194,13 +194,13 @@ class FolderLock(Lock):
 
 
 class StoreLock(Lock):
-    """The lock of a directory in a store.
+    """The lock of a directory in an object store.
 
-    A store has no locks, but lists its objects.  So each training first writes a separate object, then lists the objects of others.  Of two trainings
-    that start at once, at least one detects the other and exits.
+    A store has no locks. So each training writes a separate object, and then lists the objects of other trainings. If two trainings start at the
+    same time, at least one detects the other and exits.
     """
 
-    _elsewhere = "give another checkpoint.directory"
+    _elsewhere = "set another checkpoint.directory"
 
     def __init__(self, folder: RemotePath) -> None:
         token = uuid4().hex
@@ -229,13 +229,13 @@ class StoreLock(Lock):
 
 
 def lock_of(folder: AnyPath) -> Lock:
-    """The lock of a directory."""
+    """Return the lock of a directory on a disk or in an object store."""
     return StoreLock(folder) if isinstance(folder, RemotePath) else FolderLock(folder)
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Exclude other processes of this machine from such a block; without a guarantee if the file system has no locks."""
+    """Acquire an exclusive `flock` on a folder for the block; continue without it after PATIENCE seconds or if locks are unsupported."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         deadline = time.monotonic() + PATIENCE

@@ -1,8 +1,8 @@
 """The training loop: steps, evaluations and checkpoints until the last step or a request to stop.
 
-After each step the loop calls the callbacks, and all ranks exchange requests to stop. A due evaluation follows, and early stopping reads it. At
-last a due or final checkpoint is saved, so it contains the complete state after its step.  A resumed run continues with the same samples, random
-numbers, learning rates and decisions as an uninterrupted one.  The schedule depends on steps and epochs alone.
+After each step the loop calls the callbacks, and all ranks exchange requests to stop. A due evaluation follows, and early stopping uses its
+metric. Then a due or final checkpoint is saved, so it contains the complete state after its step. A resumed run continues with the same samples,
+random numbers, learning rates and decisions as an uninterrupted one. The schedule depends on steps and epochs alone.
 """
 
 from __future__ import annotations
@@ -75,15 +75,15 @@ def make_directory(key: str, origin: object, path: AnyPath) -> None:
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise ConfigError(f"{origin}: {key}: nothing can be written to {path}: {error.strerror or error}; give a writable directory") from None
+        raise ConfigError(f"{origin}: {key}: {path} is not writable: {error.strerror or error}; set a writable directory") from None
 
 
 def without_failure(change: Callable[[], None], path: AnyPath) -> None:
-    """Check or acquire a lock; raise ConfigError if the file system refuses access."""
+    """Call `change`, which checks or acquires a lock; raise ConfigError if the file system refuses access."""
     try:
         change()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read and written: {error.strerror or error}") from None
+        raise ConfigError(f"{path} cannot be read and written: {error.strerror or error}; correct its permissions") from None
 
 
 def distinct(folders: Sequence[Path]) -> list[Path]:
@@ -103,7 +103,7 @@ class Before(NamedTuple):
 
 @dataclass
 class Loop:
-    """One training run; every rank has one, and all of them take the same decisions."""
+    """The training run of one rank; all ranks take the same decisions."""
 
     jobs: Jobs
     callbacks: Sequence[Watcher]
@@ -111,7 +111,7 @@ class Loop:
     signals: Signals
     tracing: Tracing | None = None
     progress: Progress = field(default_factory=Progress)
-    #: "" during training
+    #: None during training
     stopped: Stopped | None = None
     message: str = ""
 
@@ -136,7 +136,7 @@ class Loop:
     # ---------------------------------------------------------------- the run
 
     def run(self, resume: str) -> Outcome:
-        """Run the whole training; return its outcome."""
+        """Run the whole training, and return its outcome."""
         self._check_alike()
         first = self._writes
         job = self.jobs.train(rows_of(self.jobs.samples["train"], self.config.data.batch_size))
@@ -153,7 +153,7 @@ class Loop:
             return self._watched(self._info(checkpoint), first)
 
     def _watched(self, info: RunInfo, first: bool) -> Outcome:
-        """Run the remaining steps with the callbacks, which only the `first` rank calls."""
+        """Run the remaining steps; only the rank with `first` set calls the callbacks."""
         self.info = info
         self.watchers = tuple(self.callbacks) if first else ()
         try:
@@ -199,14 +199,14 @@ class Loop:
         return over and self.progress.step > 0 and (self._validation is None or self.progress.evaluated == self.progress.step)
 
     def _complete(self, checkpoint: AnyPath | None) -> Outcome:
-        """Return the outcome of a run that was complete before; its files stay unchanged."""
+        """Return the outcome of a run that was already complete; its files remain unchanged."""
         step, steps = self.progress.step, self.jobs.steps
         self.stopped = "end" if self._over else "early"
-        done = f"step {step:,} of {steps:,}" if step <= steps else f"it has {step:,} steps, and {steps:,} are asked for"
+        done = f"step {step:,} of {steps:,}" if step <= steps else f"{step:,} steps, and {steps:,} are configured"
         longer = "training.epochs or training.steps" if self._over else "evaluation.early_stopping.patience"
         self.message = (
             f"{self.config.output} is complete ({'stopped early at ' if not self._over else ''}{done}; {metrics_text(self.progress.metrics)}) and "
-            f"stays as it is; raise {longer} to go on, or begin anew with --resume never"
+            f"stays unchanged; increase {longer} to continue, or start again with --resume never"
         )
         self._saved = checkpoint
         return self._outcome()
@@ -299,7 +299,7 @@ class Loop:
         return self.session.writes_files
 
     def _due(self, interval: Evaluation | Checkpoint) -> bool:
-        """Return True if the intervals every_steps or every_epochs of a section are due after the current step."""
+        """Return True if an interval of this section, every_steps or every_epochs, ends with the current step."""
         progress = self.progress
         by_steps = interval.every_steps is not None and progress.step % interval.every_steps == 0
         by_epochs = interval.every_epochs is not None and progress.sample == 0 and progress.epoch % interval.every_epochs == 0
@@ -315,7 +315,7 @@ class Loop:
         return batches_of_training(self.jobs)
 
     def _check_alike(self) -> None:
-        """Raise ConfigError unless all ranks have the same configuration and samples with the same fingerprints."""
+        """Raise ConfigError unless all ranks have the same configuration and samples with equal fingerprints."""
         check_configurations(self.session, self.loaded)
         prints = {f"data.{place}": samples.fingerprint for place, samples in self.jobs.samples.items() if isinstance(samples, Samples)}
         check_alike(self.session, prints)
@@ -361,7 +361,7 @@ class Loop:
             if self.early.heed(report.metrics[self.early.metric]):
                 self.stopped = "early"
                 best = metric_text(self.early.metric, self.early.best or 0.0)
-                self.message = f"{self.early.metric} was not better than {best} in {counted(self.early.patience, 'evaluation')}"
+                self.message = f"{self.early.metric} did not improve on {best} in {counted(self.early.patience, 'evaluation')}"
             progress.early = self.early.state()
         return True
 
@@ -414,7 +414,7 @@ class Loop:
                 self._saved_step = -1
             if self.stopped and step == self.progress.step:
                 raise
-            self._notice(f"training goes on without a checkpoint of step {step}: {error}")
+            self._notice(f"training continues without a checkpoint of step {step}: {error}")
 
     def _notice(self, text: str) -> None:
         if self._writes:
@@ -427,7 +427,7 @@ class Loop:
         return COUNTER in self.session.variables and bool(self.session.read([COUNTER])[COUNTER][0])
 
     def _not_finite(self, before: Before, loss: float | None) -> None:
-        """Stop after a step with a non-finite loss or gradient: name the first op with such a value, and restore the state before the step."""
+        """Stop after a step with a non-finite loss or gradient, find the op that caused it, and restore the state before the step."""
         session, bad = self.session, before.progress.step + 1
         what = "the gradients" if loss is None else f"the loss {loss}"
         batch = self._halted()

@@ -1,4 +1,4 @@
-"""The check that a metric which the model has reduced over its batch is a mean, because the trainer averages metrics over batches."""
+"""A check that metrics reduced over a batch are means, because the trainer averages metrics over batches."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def check_mean(name: str, value: Any, rows: int) -> None:
     if not _is_mean(value, rows):
         node = _unshaped(value).node
         raise ConfigError(
-            f'{node.where}: the metric "{name}" is one number for the whole batch, the result of {node.op.word()}, and no mean over '
-            f"the samples; the trainer averages metrics over batches, so return one value per sample, or a mean: the mean loss for a perplexity"
+            f'{node.where}: the metric "{name}" is one number for the whole batch, computed by {node.op.word()}, which is not a mean over '
+            f"the samples; return one value per sample, or a mean that the trainer can average over batches (the mean loss instead of a perplexity)"
         )
 
 

@@ -1,7 +1,7 @@
-"""Metrics files: a JSON object per line, a table of comma-separated values, and TensorBoard events if tensorboardX is installed.
+"""Metrics files: JSON lines, a table of comma-separated values, and TensorBoard events if tensorboardX is installed.
 
-A crash may truncate the last record; the next start removes it.  The start also removes records after the resumed checkpoint, so that a
-resumed run has the same records as an uninterrupted one.
+A crash may truncate the last record; the next start removes it. The start also removes records after the resumed checkpoint, so that a resumed
+run has the same records as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIRST = ("step", "epoch", "train/loss", "rate")
 
 
 def step_record(report: StepReport) -> Record:
-    """Return the record of a step."""
+    """Return the record of a training step as written to metrics files."""
     speed = report.samples / report.seconds if report.seconds > 0 else 0.0
     metrics = {f"train/{name}": value for name, value in report.metrics.items()}
     times = {"seconds": round(report.seconds, 6), "samples_per_second": round(speed, 2)}
@@ -76,7 +76,7 @@ class Lines:
         return self._file is not None and not os.path.samestat(now, os.fstat(self._file))
 
     def add(self, line: str) -> None:
-        """Append a line by a single write."""
+        """Append a line, with a single write unless the system accepts only a part."""
         if self._file is None:
             self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         data = f"{line}\n".encode()
@@ -96,7 +96,7 @@ class Lines:
 
 
 class Records(Watcher, ABC):
-    """A callback that writes a record every `every` steps and for each evaluation; `saved` flushes `file` and `closed` closes it."""
+    """A callback that writes a record every `every` steps and for each evaluation; `saved` flushes the file, and `closed` closes it."""
 
     def __init__(self, file: Any, every: int = 1) -> None:
         self._file, self._every = file, every
@@ -245,7 +245,7 @@ def metric_files(config: TrainConfig, output: Path) -> list[Watcher]:
 
 
 def recorded(path: Path) -> Iterable[Record]:
-    """Return the numbers of each line of a metrics file, JSON or a table; {} for damaged or truncated lines."""
+    """Return the numbers of each line of a metrics file (JSON lines or CSV); {} for a damaged line."""
     lines = Lines(path).read()
     return map(_record, lines) if path.suffix == ".jsonl" else map(_row, csv.DictReader(lines))
 

@@ -33,7 +33,7 @@ __all__ = ["Callback", "CheckpointConfig", "DataModule", "Model", "NumpyDataModu
 
 
 class DataModule(Module):
-    """A source of batches: `forward(step_idx, optimizer_idx)` runs in the body of the job and returns tensors, for example of a reader."""
+    """A source of batches: `forward(step_idx, optimizer_idx)` runs in the body of the job and returns a tuple of tensors."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class NumpyDataModule(DataModule):
         """Return the batch of a step; raise ArgumentError if it is not a tuple of arrays."""
         arrays = self.forward(step, optimizer)
         if not isinstance(arrays, tuple) or not arrays or not all(isinstance(array, np.ndarray) for array in arrays):
-            raise ArgumentError(f"{type(self).__name__}.forward at {user_line()} gave {type(arrays).__name__}; give a tuple of NumPy arrays")
+            raise ArgumentError(f"{type(self).__name__}.forward at {user_line()} returned {type(arrays).__name__}; return a tuple of NumPy arrays")
         return arrays
 
 
@@ -106,12 +106,12 @@ class CheckpointConfig:
 
 def _interval(what: str, value: int) -> int:
     if type(value) is not int or value < 1:
-        raise ArgumentError(f"{what} at {user_line()}: the interval is {value!r}; it is a number of steps, at least 1")
+        raise ArgumentError(f"{what} at {user_line()}: step_interval is {value!r}; pass an int of at least 1")
     return value
 
 
 class Callback:
-    """A receiver of the results of each step: arrays, nested like the step's results."""
+    """A receiver of the results of each step, as arrays nested like the step's results."""
 
     def on_training_step_end(self, outputs: Any, step_idx: int, optimizer_idx: int) -> None:
         """Handle the results of a training step of one optimizer."""
@@ -131,7 +131,7 @@ class Model(Module):
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def training_step(self, batch: Any, optimizer_idx: int = 0) -> Any:
-        """Return the loss of a batch, or a tuple that starts with it.  With a single optimizer, the parameter `optimizer_idx` may be omitted."""
+        """Return the loss of a batch, or a tuple whose first entry is the loss.  Models with one optimizer may omit `optimizer_idx`."""
         raise NotImplementedError(f"{type(self).__name__} has no training_step")
 
     def validation_step(self, batch: Any) -> Any:
@@ -139,7 +139,7 @@ class Model(Module):
         raise NotImplementedError(f"{type(self).__name__} has no validation_step")
 
     def configure_optimizers(self) -> Any:
-        """Return an optimizer of `flow.optimizer`, or a list with a separate step for each."""
+        """Return an optimizer of `flow.optimizer`, or a list of optimizers, each with a separate training step."""
         raise NotImplementedError(f"{type(self).__name__} has no configure_optimizers")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -155,12 +155,15 @@ class Model(Module):
         callbacks: Callback | Sequence[Callback] | None = None,
         max_steps: int = 100,
     ) -> None:
-        """Train for `max_steps` steps with the configured validation and checkpoints.  Without `training_config`, validate only."""
+        """Train for `max_steps` steps with the configured validation and checkpoints.  Without `training_config`, validate only.
+
+        Raises: JobError without `training_config` and `validation_config`, or if one of them has no data.
+        """
         described = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
         train = () if training_config is None else _steps(self, training_config, self._optimizers())
         validate = () if validation_config is None else _steps(self, validation_config, [None])
         if not train and not validate:
-            raise JobError(f"{type(self).__name__}.fit at {user_line()}: there is nothing to do; give training_config or validation_config")
+            raise JobError(f"{type(self).__name__}.fit at {user_line()}: neither training_config nor validation_config was passed; pass one of them")
         saves = checkpoint_config or CheckpointConfig()
         if saves.load_dirpath is not None:
             self.load_checkpoint(saves.load_dirpath)
@@ -181,7 +184,9 @@ class Model(Module):
         optimizers = list(selected) if isinstance(selected, list | tuple) else [selected]
         for optimizer in optimizers:
             if not hasattr(optimizer, "minimize"):
-                raise ArgumentError(f"{type(self).__name__}.configure_optimizers gave {optimizer!r}; give an optimizer of flow.optimizer, or a list")
+                raise ArgumentError(
+                    f"{type(self).__name__}.configure_optimizers returned {optimizer!r}; return an optimizer of flow.optimizer, or a list"
+                )
         return optimizers
 
     def load_checkpoint(self, dirpath: str) -> None:
@@ -197,7 +202,7 @@ def _steps(model: Model, config: TrainingConfig, optimizers: Iterable[Any]) -> t
     """Return a function per optimizer, or per None for validation, that runs a step and returns its results."""
     what = f"{type(model).__name__}.fit at {user_line()}"
     if config.data is None:
-        raise JobError(f"{what}: the {type(config).__name__} has no data; call config_data(...) on it before")
+        raise JobError(f"{what}: the {type(config).__name__} has no data; call its config_data(...) first")
     listed = list(optimizers)
     return tuple([_step(model, config.data, config.exe_cfg, optimizer, i, len(listed)) for i, optimizer in enumerate(listed)])
 

@@ -34,13 +34,13 @@ from jobflow.trainer.config.functions import makes_module
 
 #: the target field for lists of layers
 LABELS = "labels"
-#: its name in messages
+#: the name of a list of layers in messages
 LISTED = "the list of layers"
 
 
 @dataclass(frozen=True)
 class Network:
-    """A function from fields to outputs, both by name; `where` is the source line of the function."""
+    """A model as a function from named fields to named outputs; `where` is the source line of the function."""
 
     function: Callable[..., Mapping[str, Any]]
     #: accepted fields, required fields, and whether it accepts any other field
@@ -49,9 +49,9 @@ class Network:
     others: bool
     where: SourceLine
     what: str
-    #: its key in the configuration, and its source line
+    #: the model's key in the configuration, and the key's source line
     key: str
-    #: the module, if it is one
+    #: the module; None for a builder and for a list of layers
     module: Module | None = None
 
     def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -69,7 +69,7 @@ class Network:
         raise ConfigError(f"{what}; {advice}")
 
     def taken(self, fields: Mapping[str, TensorType]) -> dict[str, TensorType]:
-        """Return the fields that the model takes; raise ConfigError if a needed field is missing."""
+        """Return the fields that the model uses; raise ConfigError if a required field is missing."""
         missing = [name for name in self.needed if name not in fields]
         if missing:
             near = did_you_mean_or(missing[0], fields, f"the samples have {', '.join(fields) or 'none'}{self._advice()}")
@@ -109,7 +109,7 @@ class Network:
 
     @property
     def named(self) -> str:
-        """The start of messages: the key of the configuration, its value, and the value's source line."""
+        """The start of messages: the key of the configuration, its value, and the source line of the value."""
         return f"{self.key}: {self.what}" + ("" if self._is_own else f" at {self.where}")
 
     @property
@@ -124,7 +124,7 @@ def network_of(loaded: Loaded) -> Network:
         return _listed(loaded)
     key = _key_of(loaded, "model.builder")
     if loaded.builder is None:
-        raise ConfigError(f"model.builder: {model.builder} was not imported, because the configuration was loaded with look_outside=False")
+        raise ConfigError(f"model.builder: {model.builder} was not imported; load the configuration with look_outside=True")
     if makes_module(loaded.builder):
         return _of_module(loaded, loaded.builder, model.builder, key)
     return _built(loaded.builder, model.builder, dict(model.arguments), loaded.config.strategy.recompute, key)
@@ -203,7 +203,7 @@ def _of_module(loaded: Loaded, builder: Callable[..., Any], target: str, key: st
     recompute = {"recompute": True} if config.strategy.recompute else {}
     module = builder(**config.model.arguments, **recompute)
     if not isinstance(module, Module):
-        raise ConfigError(f"{key}: {target} says that it returns an nn.Module, and returned {module!r}")
+        raise ConfigError(f"{key}: {target} is annotated to return an nn.Module, but returned {module!r}; return a module")
     session = current_session()
     if session.multi and session.device_tag == "cpu":  # the strategy lays out a global module; a local one is replicated
         module.to_global(placement("cpu", range(session.device_count())), sbp.broadcast)
@@ -217,7 +217,7 @@ def _line_of(code: CodeType) -> SourceLine:
 
 
 def _measured(module: Module, loss: str, **batch: Any) -> Mapping[str, Any]:
-    """Return the outputs that a module names, or its scores with a loss against the labels."""
+    """Return the dict of outputs of a module, or the loss of its scores against the labels."""
     fields = {name: _scaled(x) if name != LABELS else x for name, x in batch.items()}
     named = _by_name(module, batch)
     labels = None if named is not None and LABELS in named else fields.pop(LABELS, None)
@@ -233,27 +233,27 @@ def _measured(module: Module, loss: str, **batch: Any) -> Mapping[str, Any]:
 
 
 def _scaled(x: Any) -> Any:
-    """Convert bytes, which are pixels, to numbers from 0 to 1."""
+    """Convert uint8 pixels to floats from 0 to 1."""
     return math.multiply(arrays.cast(x, float32), 1 / 255) if x.tensor_type.dtype.name == "uint8" else x
 
 
 def _by_name(module: Module, fields: Container[str]) -> dict[str, bool] | None:
-    """Return the parameters of `forward` and whether each is needed, if all needed ones are fields.
+    """Return the parameters of `forward`, True for required ones, if all required ones are fields.
 
-    Return None for a module that takes one tensor of any name.
+    Return None for a module that accepts one tensor of any name.
     """
     named = _parameters(module)
     return named if named and all(n in fields for n, needed in named.items() if needed) else None
 
 
 def _parameters(module: Module) -> dict[str, bool]:
-    """Return the named parameters of `forward`, and whether each is needed."""
+    """Return the named parameters of `forward`, True for required ones."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {n: p.default is p.empty for n, p in inspect.signature(module.forward).parameters.items() if p.kind in kinds}
 
 
 def _not_a_field(module: Module, fields: Container[str]) -> str:
-    """Return the first needed parameter of `forward` that is not a field; "" if there is none."""
+    """Return the first required parameter of `forward` that is not a field, or ""."""
     return next((name for name, needed in _parameters(module).items() if needed and name not in fields), "")
 
 
@@ -372,7 +372,7 @@ _LAYERS: dict[str, Callable[[Any, Any, str], Any]] = {
 
 
 def _class_numbers(x: Any, labels: Any) -> Any:
-    """Return the labels, checked if a conversion to int32 could change them."""
+    """Return the labels, with a runtime assertion if a conversion to int32 could change them."""
     if labels.tensor_type.dtype in (bool_, char, int8, uint8, int32):
         return labels
     classes = x.tensor_type.shape[-1]

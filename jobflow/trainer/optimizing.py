@@ -11,7 +11,7 @@ from jobflow.legacy.optimizer import schedules as of
 from jobflow.legacy.optimizer.job_optimizers import OF_YAML, Minimizer
 from jobflow.trainer.config import Loaded, schema
 
-#: with float16, what the loss is multiplied by at first; it shrinks where gradients overflow, and each time costs a step
+#: initial loss scale with float16; each overflow of a gradient reduces the scale and skips a step
 FIRST_SCALE = 2.0**15
 
 
@@ -44,7 +44,10 @@ def slow_start(loaded: Loaded, steps: int) -> Iterator[str]:
 
 
 def optimizer_from(config: schema.TrainConfig, steps: int) -> Minimizer:
-    """Return the optimizer; with float16 it has a dynamic loss scale, else it may halt at non-finite gradients."""
+    """Return the configured optimizer.
+
+    With float16 it has a dynamic loss scale, else it halts at non-finite gradients if training.halt_where_not_finite is set.
+    """
     options = config.optimizer
     shared: dict[str, Any] = {"lr_scheduler": schedule_from(options, steps)}
     if options.clip_norm is not None:

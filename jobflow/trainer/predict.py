@@ -34,7 +34,7 @@ OUTPUTS = (".npz", ".csv")
 LONGEST = 4
 #: the input field of language models
 TOKENS = "tokens"
-#: their target field, which a prompt lacks
+#: the target field of language models, which a prompt lacks
 TARGETS = "targets"
 
 
@@ -55,7 +55,7 @@ def predict(
     Rank 0 writes the outputs to `output`, an .npz or .csv file, if it is not None.  With `probabilities`, return these instead of scores.
     """
     if output is not None and Path(output).suffix not in OUTPUTS:
-        raise ArgumentError(f"--output {output}: predictions are written as {' or '.join(OUTPUTS)}")
+        raise ArgumentError(f"--output {output}: the suffix of predictions must be {' or '.join(OUTPUTS)}")
     with trained(loaded, checkpoint) as (jobs, path, extra):
         samples = opened(jobs, source, extra.get("facts", {}))
         check_fields(jobs, samples, extra.get("fields"), source)
@@ -70,7 +70,7 @@ def predict(
 
 
 def run_over(jobs: Jobs, samples: Samples | Stream, path: AnyPath) -> dict[str, Array]:
-    """Return the outputs for all samples."""
+    """Load the checkpoint `path`, and return the outputs for all samples by name."""
     restore(jobs, path, jobs.prediction(rows_of(samples, jobs.config.data.evaluation_batch_size)))
     batches: list[dict[str, Array]] = []
     jobs.over(batches_of(jobs, samples, jobs.network.inputs(jobs.fields)), jobs.prediction, lambda _, outputs: batches.append(outputs))
@@ -81,7 +81,7 @@ def run_over(jobs: Jobs, samples: Samples | Stream, path: AnyPath) -> dict[str, 
 
 
 def opened(jobs: Jobs, source: str | Path, facts: Mapping[str, Any]) -> Samples | Stream:
-    """Open the samples of a file or folder with the reader of training, without labels."""
+    """Open the samples of a file or folder without labels, with the reader of the training samples if it fits."""
     if str(source) in PLACES and not Path(source).exists():
         return open_place(jobs.config, str(source), facts)
     name = reader_for(jobs.config, path_of(source))
@@ -106,12 +106,12 @@ def check_fields(jobs: Jobs, samples: Samples | Stream, trained: Any, source: st
             if [list(field.shape), field.dtype.name] != [list(shape), dtype]:
                 raise ArgumentError(
                     f'--input {source}: a sample\'s field "{name}" is {field}, and the model was trained on {dtype}{list(shape)}; '
-                    f"give samples of that shape and type (the arguments of data.train.reader may make them)"
+                    f"give samples of that shape and type (arguments of data.train.reader may convert samples)"
                 )
 
 
 def labels_of(jobs: Jobs, fields: Iterable[str]) -> list[str]:
-    """Return the fields that a prediction lacks."""
+    """Return the fields that only training needs, such as the labels."""
     network = jobs.network
     return [name for name in fields if (name not in network.needed if network.needed else name == LABELS)]
 
@@ -132,15 +132,15 @@ def with_probabilities(jobs: Jobs, outputs: Mapping[str, Array]) -> dict[str, Ar
     scores = outputs.get("scores")
     if scores is None or scores.ndim != 2 or scores.shape[1] < 2 or jobs.config.model.loss == "mean_squared_error":
         outputs_text = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
-        raise ConfigError(f"--probabilities: the model gives no scores of classes, float[samples, classes] from a cross entropy, but {outputs_text}")
+        raise ConfigError(f"--probabilities: the model returns {outputs_text} instead of class scores float[samples, classes]; omit --probabilities")
     wide = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
     return {**outputs, "scores": (wide / wide.sum(axis=1, keepdims=True)).astype(np.float32)}
 
 
 def reader_for(config: TrainConfig, source: AnyPath) -> str:
-    """Return the name of the reader for a file or folder."""
+    """Return the name of the reader for a file or folder; raise ArgumentError if the path is missing or no reader fits."""
     if not source.exists():
-        raise ArgumentError(f"--input {source}: there is no such file; or say one of {', '.join(PLACES)} for the samples of the configuration")
+        raise ArgumentError(f"--input {source}: there is no such file; pass an existing file or folder, or one of {', '.join(PLACES)}")
     trained = config.data.train.reader
     known = next((name for suffix, name in _BY_SUFFIX.items() if source.name.endswith(suffix)), None) if source.is_file() else None
     if known is None and "path" in inspect.signature(READERS[trained]).parameters:
@@ -153,7 +153,7 @@ def reader_for(config: TrainConfig, source: AnyPath) -> str:
 
 
 def arguments_for(name: str, source: AnyPath, training: Mapping[str, Any], needed: tuple[str, ...]) -> dict[str, Any]:
-    """Return a reader's arguments for an input file: the training arguments without those for labels and for parts of the data."""
+    """Return a reader's arguments for an input file: the training arguments except those for labels and data splits."""
     legal = inspect.signature(READERS[name]).parameters
     arguments = {
         key: value for key, value in training.items() if key in legal and key not in ("split", "validation_every", "classes", "labels", "flip")
@@ -172,7 +172,7 @@ def arguments_for(name: str, source: AnyPath, training: Mapping[str, Any], neede
 
 
 def write(path: Path, outputs: Mapping[str, Array], classes: Sequence[str]) -> None:
-    """Write the outputs to a file atomically."""
+    """Write the outputs to an .npz or .csv file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}{path.suffix}")
     try:
@@ -188,7 +188,7 @@ def write(path: Path, outputs: Mapping[str, Array], classes: Sequence[str]) -> N
 
 
 def rows(outputs: Mapping[str, Array], classes: Sequence[str]) -> Iterator[list[Any]]:
-    """Yield the rows of a table with a column per number of a sample; for class scores, the best class is the first column."""
+    """Yield the header and the rows of a table with one column per output element; for class scores, the first column is the best class."""
     names, flat = [], []
     scores = outputs.get("scores", outputs.get("probabilities"))
     if scores is not None and scores.ndim == 2 and scores.shape[1] > 1:
@@ -208,7 +208,7 @@ def rows(outputs: Mapping[str, Array], classes: Sequence[str]) -> Iterator[list[
 
 
 def is_of_text(config: TrainConfig) -> bool:
-    """True if the model was trained on text, which it can continue."""
+    """Return True if the model was trained on text, so that it can continue a prompt."""
     return config.data.train.reader == "text"
 
 
@@ -248,23 +248,23 @@ def generate(
 def _scores(network: Network, outputs: Mapping[str, Array]) -> Array:
     """Return the scores of the tokens; raise ConfigError if the model returns none."""
     if "scores" not in outputs:
-        raise ConfigError(f'{network.named} returned {", ".join(outputs)}; text is generated from "scores": name them so in the dict')
+        raise ConfigError(f'{network.named} returned {", ".join(outputs)}; return a dict with "scores" to generate text')
     return outputs["scores"]
 
 
 def _of_prompts(network: Network) -> Network:
-    """Return the network; raise ConfigError if it needs more than tokens."""
+    """Return the network; raise ConfigError if it requires other fields than tokens."""
     more = [name for name in network.needed if name != TOKENS]
     if more:
         raise ConfigError(
-            f"{network.where}: {network.what} needs the field{'s' if len(more) > 1 else ''} {', '.join(more)}, and a prompt gives {TOKENS} only; "
+            f"{network.where}: {network.what} needs the field{'s' if len(more) > 1 else ''} {', '.join(more)}, and a prompt has {TOKENS} only;  "
             f"give the parameter a default, such as {more[0]}=None, and return the scores without it"
         )
     return network
 
 
 def texts(words: Vocabulary, tokens: Iterator[int], say: Callable[[str], None]) -> Iterator[str]:
-    """Yield the text of tokens in pieces; a multi-byte character appears when it is complete."""
+    """Yield the text of the tokens in pieces, and pass each piece to `say`; a multi-byte character is one piece."""
     pending: list[int] = []
     for token in tokens:
         pending.append(token)

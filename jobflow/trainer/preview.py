@@ -1,6 +1,6 @@
-"""`--dry-run`: layout, memory and communication of each rank, steps and checkpoints of a run, without running it.
+"""The preview of a run for `--dry-run`: its strategy, its steps, and the memory and communication of each rank.
 
-The train job is compiled for whole batches; no rank starts, nothing is written.
+The train job is compiled for full batches. No rank starts, and no file is written.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from jobflow.trainer.jobs import Jobs, prepared
 from jobflow.trainer.optimizing import slow_start
 from jobflow.trainer.units import count_text, size_text
 
-#: rows of a batch that a rank gets at a time, under which its kernels hardly pay
+#: a warning appears if a rank gets fewer rows of a batch at a time, because kernels are then inefficient
 FEW_ROWS = 4
-#: of the machine's memory, what a run may take before a warning
+#: fraction of the machine's memory above which a warning appears
 FULL = 0.8
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The length of a run."""
+    """The numbers of samples and steps of a run."""
 
-    #: None for a stream, whose end nobody knows
+    #: None for a stream of unknown length
     samples: int | None
     batch_size: int
     steps_per_epoch: int
@@ -42,7 +42,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Preview:
-    """A preview of a run before its start."""
+    """The schedule, figures and warnings of a run, computed before its start."""
 
     name: str
     strategy: str
@@ -55,13 +55,13 @@ class Preview:
         parts = [
             f"{self.name}: {self.strategy}",
             str(TextTable([], [*summary(self.schedule, self.figures)])),
-            "\n".join(["Memory of each rank, in use when it is fullest", str(memory_table(self.figures)), *common_memory(self.figures)]),
-            f"Communication of each rank in a step\n{traffic_table(self.figures) or 'nothing moves between ranks'}",
+            "\n".join(["Memory of each rank at its peak", str(memory_table(self.figures)), *common_memory(self.figures)]),
+            f"Communication of each rank in a step\n{traffic_table(self.figures) or 'no communication'}",
             f"Plan of each rank\n{plan_table(self.figures)}",
         ]
         if self.warnings:
             parts.append("\n".join([f"{len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}", *(f"  ! {text}" for text in self.warnings)]))
-        return "\n\n".join([*parts, "Nothing has run."])
+        return "\n\n".join([*parts, "This was a dry run; no step was executed."])
 
 
 def preview(loaded: Any) -> Preview:
@@ -91,11 +91,11 @@ def preview_of(jobs: Jobs) -> Preview:
 def strategy_text(strategy: Any, ranks: int) -> str:
     """Describe the parallelism of a run."""
     if ranks == 1:
-        first = "one rank, nothing is parallel"
+        first = "one rank, no parallelism"
     elif strategy.view == "mirrored":
         first = f"{ranks} ranks, each with its own tensors and its part of every batch (mirrored view)"
     else:
-        first = f"{ranks} ranks: {', '.join(dimensions(strategy, ranks)) or 'laid out by the compiler'}"
+        first = f"{ranks} ranks: {', '.join(dimensions(strategy, ranks)) or 'layouts chosen by the compiler'}"
     return "; ".join([first, *extras(strategy)])
 
 
@@ -107,7 +107,7 @@ def dimensions(strategy: Any, ranks: int) -> Iterator[str]:
         yield f"{pipeline} pipeline stages"
     if data > 1:
         each = f"{data} groups of ranks" if tensor * pipeline > 1 else f"{data} ranks"
-        yield f"every batch is cut for {each} (data parallel)"
+        yield f"every batch is split over {each} (data parallel)"
     if tensor > 1:
         yield f"tensors of the model are split over {tensor} ranks (tensor parallel)"
 
@@ -116,15 +116,15 @@ def extras(strategy: Any) -> Iterator[str]:
     """Yield descriptions of the strategy's other options."""
     sharded = {1: "optimizer state is", 2: "gradients and optimizer state are", 3: "parameters, gradients and optimizer state are"}
     if strategy.zero:
-        yield f"{sharded[strategy.zero]} kept in parts (ZeRO {strategy.zero})"
+        yield f"{sharded[strategy.zero]} sharded (ZeRO {strategy.zero})"
     if (strategy.accumulation or 1) > 1:
         yield f"gradients are accumulated over {strategy.accumulation} parts of a batch"
     if strategy.microbatches and (strategy.pipeline or 1) > 1:
-        yield f"{strategy.microbatches} microbatches go through the pipeline"
+        yield f"{strategy.microbatches} microbatches in the pipeline"
     if strategy.recompute:
-        yield "activations are computed again instead of kept"
+        yield "activations are recomputed in the backward pass"
     if strategy.precision and strategy.precision != "float32":
-        yield f"products in {strategy.precision}"
+        yield f"matrix products in {strategy.precision}"
 
 
 def summary(schedule: Schedule, figures: Figures) -> Iterator[tuple[str, str]]:
@@ -136,23 +136,23 @@ def summary(schedule: Schedule, figures: Figures) -> Iterator[tuple[str, str]]:
     if figures.operations:
         yield "operations of a step", f"{count_text(figures.operations)} in products and convolutions, all ranks together"
     yield "checkpoint", f"about {size_text(figures.variable_bytes)}, {figures.variables} tensors"
-    yield "memory", f"{size_text(figures.largest)} on the rank with most"
+    yield "memory", f"{size_text(figures.largest)} on the rank with the largest total"
 
 
 def memory_table(figures: Figures) -> TextTable:
-    """Return a table of each rank's memory at its peak; consecutive ranks with the same figures share a row."""
+    """Return a table of each rank's memory at its peak; consecutive ranks with equal figures share a row."""
     used = [category for category in CATEGORIES if any(f.memory.at_peak[category] for f in figures.ranks)]
     rows = []
     for ranks, figure in alike(figures, lambda f: (f.memory, f.common)):
         sizes = [size_text(figure.memory.at_peak[category]) if figure.memory.at_peak[category] else "-" for category in used]
         rows.append([ranks, *sizes, size_text(figure.memory.total), figure.memory.peak])
-    return TextTable(["rank", *used, "allocated", "fullest at"], rows, right=range(1, len(used) + 2))
+    return TextTable(["rank", *used, "allocated", "peak at"], rows, right=range(1, len(used) + 2))
 
 
 def common_memory(figures: Figures) -> list[str]:
-    """Return a sentence about memory shared by the ranks of a machine; nothing without shared memory."""
+    """Return a sentence about the variables that the ranks of a machine share, or [] if they share none."""
     common = max((f.common for f in figures.ranks), default=0)
-    return [f"{size_text(common)} of the variables lie once in memory that all ranks of a machine share"] if common else []
+    return [f"{size_text(common)} of the variables are stored once, in memory shared by all ranks of a machine"] if common else []
 
 
 def traffic_table(figures: Figures) -> TextTable | None:
@@ -166,13 +166,13 @@ def traffic_table(figures: Figures) -> TextTable | None:
 
 
 def plan_table(figures: Figures) -> TextTable:
-    """Return a table of the number of instructions per rank."""
+    """Return a table of the number of computing and communicating instructions per rank."""
     rows = [[ranks, f.computing, f.communicating] for ranks, f in alike(figures, lambda f: (f.computing, f.communicating))]
     return TextTable(["rank", "computing instructions", "communications"], rows, right=(1, 2))
 
 
 def alike(figures: Figures, key: Any) -> Iterator[tuple[str, Any]]:
-    """Yield ranges of consecutive ranks with the same figures, such as "0-3", with the figures of the first."""
+    """Yield ranges of consecutive ranks with equal figures, such as "0-3", and these figures."""
     first = 0
     for i, figure in enumerate(figures.ranks):
         if i + 1 == len(figures.ranks) or key(figures.ranks[i + 1]) != key(figure):
@@ -188,10 +188,10 @@ def warnings_of(figures: Figures, schedule: Schedule, strategy: Any) -> Iterator
     ranks = len(figures.ranks)
     idle = [str(f.rank) for f in figures.ranks if f.computing == 0]
     if idle:
-        yield f"rank{'s' * (len(idle) > 1)} {', '.join(idle)} compute nothing"
+        yield f"rank{'s' * (len(idle) > 1)} {', '.join(idle)} without computation"
     yield from _batch_warnings(schedule, strategy, ranks)
     if ranks > len(usable_cores()):
-        yield f"{ranks} ranks for {len(usable_cores())} cores of this machine; on one machine they will take turns"
+        yield f"{ranks} ranks for {len(usable_cores())} cores of this machine; on one machine they share cores"
     memory, whole = host_memory(), sum(f.memory.total - f.common for f in figures.ranks) + max((f.common for f in figures.ranks), default=0)
     if whole > FULL * memory:
         yield f"the ranks allocate {size_text(whole)} together; this machine has {size_text(memory)}"
@@ -201,12 +201,12 @@ def warnings_of(figures: Figures, schedule: Schedule, strategy: Any) -> Iterator
 def _shared_memory_warnings(figures: Figures) -> Iterator[str]:
     shared = sum(f.shared for f in figures.ranks) + max((f.common for f in figures.ranks), default=0)
     if len(figures.ranks) > 1 and shared > shared_memory.free():
-        yield f"the ranks share {size_text(shared)}, more than there is free; {shared_memory.shortage()}. They exchange tensors by messages instead"
+        yield f"the ranks share {size_text(shared)}, more than the free shared memory; {shared_memory.shortage()}. They send messages instead"
 
 
 def _batch_warnings(schedule: Schedule, strategy: Any, ranks: int) -> Iterator[str]:
     if schedule.samples is not None and schedule.batch_size > schedule.samples:
-        yield f"a batch of {schedule.batch_size} is more than the {counted(schedule.samples, 'sample')} there are"
+        yield f"a batch of {schedule.batch_size} is larger than the data set of {counted(schedule.samples, 'sample')}"
     inner = (strategy.tensor or 1) * (strategy.pipeline or 1)
     cut = ranks if strategy.view == "mirrored" else strategy.data or max(ranks // inner, 1)
     parts = (strategy.accumulation or 1) * ((strategy.microbatches or 1) if (strategy.pipeline or 1) > 1 else 1)
@@ -214,6 +214,6 @@ def _batch_warnings(schedule: Schedule, strategy: Any, ranks: int) -> Iterator[s
     if rows < FEW_ROWS and cut * parts > 1:
         yield f"a batch of {schedule.batch_size} gives each of {cut * parts} parts {rows:.3g} samples; larger batches use ranks better"
     elif schedule.batch_size % (cut * parts):
-        yield f"a batch of {schedule.batch_size} cannot be cut into {cut * parts} equal parts; some ranks wait for others"
+        yield f"a batch of {schedule.batch_size} does not divide into {cut * parts} equal parts; some ranks wait for others"
     if schedule.last is not None and schedule.last < cut:
-        yield f"the last batch of an epoch has {counted(schedule.last, 'sample')} for {cut} parts of the ranks; data.drop_last: true leaves it out"
+        yield f"the last batch of an epoch has {counted(schedule.last, 'sample')} for {cut} parts of the ranks; data.drop_last: true omits it"

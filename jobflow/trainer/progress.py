@@ -2,8 +2,8 @@
 
     epoch 3/10 ━━━━━━━━━━━━━━━━━━━╺━━━━━━━━━━━━━━━━━━ 1200/4000 loss 0.1234  5,600 samples/s  0:29 left  lr 0.001
 
-The bar is the last line of the terminal.  Output of the program and lines of evaluations appear above it.  The training thread redraws it a few
-times per second.
+The bar is the last line of the terminal. Other output of the program and lines about evaluations appear above it. The training thread redraws
+the bar a few times per second.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich import progress
 
 Mode: TypeAlias = Literal["auto", "bar", "plain", "none"]
-#: seconds between two pictures of the bar
+#: seconds between two updates of the bar
 REDRAW = 0.2
 #: steps over which the speed is averaged
 WINDOW = 50
@@ -51,16 +51,16 @@ class Progress(Watcher):
             self._bar = bar(stream)
             self._bar.add_task(epoch_text(run, None), total=run.steps, completed=run.first_step, texts=["compiling"])
             self._bar.start()
-        elif run.first_step < run.steps:  # else a last evaluation was left out
+        elif run.first_step < run.steps:  # otherwise only the last evaluation remains
             left = counted(run.steps - run.first_step, "step")
             self._say(f"{run.name}: {left} of {counted(run.batch_size, 'sample')} on {counted(run.ranks, 'rank')}")
         if run.resumed_from is not None:
-            self._say(f"going on from step {run.first_step}: {run.resumed_from}")
+            self._say(f"resuming from step {run.first_step}: {run.resumed_from}")
 
     def step(self, run: RunInfo, report: StepReport) -> None:
         now = perf_counter()
         if self._first is None:
-            self._first = now, report.step  # what comes before compiled the job
+            self._first = now, report.step  # the time before includes compilation
         elif report.step == self._first[1] + 1:
             self._recent.clear()
         self._recent.append(report)
@@ -73,7 +73,7 @@ class Progress(Watcher):
             self._say("  ".join([counter, epoch_text(run, report), *self._texts(run, report)]))
 
     def _texts(self, run: RunInfo, report: StepReport) -> Iterator[str]:
-        """Yield the texts next to the counter, the most important first: the values of this step, as in the metrics files."""
+        """Yield the texts next to the counter, most important first: the values of this step as in the metrics files."""
         yield f"loss {number_text(report.loss)}"
         seconds = sum(recent.seconds for recent in self._recent)
         yield f"{rate_text(sum(recent.samples for recent in self._recent) / seconds if seconds > 0 else 0.0)} samples/s"
@@ -112,7 +112,7 @@ def epoch_text(run: RunInfo, report: StepReport | None) -> str:
 
 
 def bar(stream: IO[str]) -> progress.Progress:
-    """Return a progress bar as wide as the terminal; texts of a task that do not fit are omitted, the least important first."""
+    """Return a progress bar as wide as the terminal; if the texts of a task do not fit, the last ones are omitted."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.table import Column
@@ -137,7 +137,7 @@ def bar(stream: IO[str]) -> progress.Progress:
 
 @dataclass(frozen=True)
 class Fitting:
-    """As many of the first texts as fit the width."""
+    """A line with as many of the leading texts as fit the width."""
 
     texts: Sequence[str]
 

@@ -1,4 +1,4 @@
-"""`report.html`: a self-contained page about a run with result, curves, time, memory, communication, configuration and machine."""
+"""`report.html`: a self-contained page with the result, curves, time, memory, communication, configuration and machine of a run."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from jobflow.trainer.preview import alike, common_memory, memory_table, strategy
 from jobflow.trainer.units import count_text, duration_text, metric_text, percent, rate_text, size_text
 from jobflow.trainer.watching import ENDS, RunInfo, leave
 
-#: ranks with figures of memory and communication; the others hardly differ
+#: maximum number of ranks whose memory and communication are shown
 MOST_RANKS = 16
-#: seconds between updates of the page of a running training, at checkpoints, and their largest share of the run's time
+#: minimum seconds between updates of the page at checkpoints, and their maximum share of the run's time
 REFRESH, MOST_TIME = 30.0, 0.01
-UNFINISHED = "The run has not come to its end: it goes on, or was ended without a word. `jobflow train` with the same file goes on with it."
+UNFINISHED = "The run has not finished: it is running, or its process was killed. `jobflow train` with the same file resumes it."
 
 
 class Report(History):
     """A callback that writes the page and `curves.png` at the end of a run, also after an error.  The default path is in the run's output.
 
     During the run, it writes a page marked as unfinished, which remains if the process is killed.
-    `traced` returns the record of `--profile`; `announce` receives the location of the page.
+    `traced` returns the trace of `--profile`; `announce` is called with a line that names the page.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ def report_page(
     *,
     unfinished: bool = False,
 ) -> str:
-    """Return the page of a run; an `unfinished` one omits sections that are slow to compute."""
+    """Return the HTML page of a run; with `unfinished`, omit sections that are slow to compute."""
     compiled = None if unfinished else run.compiled()
     laid_out = None if compiled is None else figures_in(current_session(), compiled.programs, MOST_RANKS)
     unended = ("unfinished", "plain") if unfinished else ("failed", "bad")
@@ -124,12 +124,12 @@ def _message(history: History, error: BaseException | None) -> str:
 
 
 def result(run: RunInfo, history: History, laid_out: Figures | None, message: str) -> dict[str, Any]:
-    """Return the cards, and every metric with its last and best value."""
+    """Return the content of the result section: the message, the cards, and each metric with its last and best value."""
     rows = []
     for name, line in history.lines.items():
         if name not in (RATE, SPEED) and len(line):
             last, *best = _last_and_best(name, line)
-            rows.append([name.replace("/", " "), last, *(best if "/" in name else ["-", "-"])])  # the best of single steps is noise
+            rows.append([name.replace("/", " "), last, *(best if "/" in name else ["-", "-"])])  # the best value of single steps is noise
     metrics = TextTable(["metric", "last", "best", "at step"], rows, right=(1, 2, 3))
     return {"message": message, "cards": [*_cards(run, history, laid_out)], "metrics": metrics, "missing": run.first_step if history.missing else 0}
 
@@ -144,13 +144,13 @@ def _cards(run: RunInfo, history: History, laid_out: Figures | None) -> Iterator
         yield "training loss", metric_text("loss", loss.last), f"of step {loss.steps[-1]:,}"
     epochs = f"; {history.step_number / run.steps_per_epoch:.3g} epochs" if run.steps_per_epoch else ""
     yield "steps", f"{history.step_number:,}", f"of {run.steps:,}{epochs}"
-    yield "time", duration_text(history.elapsed), _before(run) or "all in all"
+    yield "time", duration_text(history.elapsed), _before(run) or "in total"
     speed = history.lines.get(SPEED)
     if speed is not None and len(speed):
         yield "speed", f"{rate_text(float(np.median(speed.values)))} samples/s", f"median; batches of {run.batch_size:,}"
     if laid_out is not None:
         yield "parameters", count_text(laid_out.parameters), f"{size_text(laid_out.variable_bytes)} with the optimizer's state"
-        yield "memory", size_text(laid_out.largest), "of the rank with most"
+        yield "memory", size_text(laid_out.largest), "on the rank with the largest total"
 
 
 def _before(run: RunInfo) -> str:
@@ -175,7 +175,7 @@ def curves(run: RunInfo, history: History) -> dict[str, str]:
 
 
 def timing(run: RunInfo, history: History, traced: Traced | None) -> dict[str, Any]:
-    """Return the parts of the run's time, the distribution of step times, and the profile of single ops."""
+    """Return the parts of the run's time, the distribution of step times, and the trace of `--profile`."""
     if not history.seconds:
         return {}
     seconds = np.array(history.seconds)
@@ -193,7 +193,7 @@ def timing(run: RunInfo, history: History, traced: Traced | None) -> dict[str, A
 
 
 def where_time_went(history: History) -> Iterator[tuple[str, float]]:
-    """Yield parts of the run's time, which sum to the whole."""
+    """Yield (name, seconds) for each part of the elapsed time."""
     assert history.first is not None and history.began is not None
     begin = history.first - history.began
     steps = sum(history.seconds[1:])
@@ -202,7 +202,7 @@ def where_time_went(history: History) -> Iterator[tuple[str, float]]:
     yield "waiting for data", waited
     yield "evaluation", history.evaluating
     yield "start and first step", begin
-    yield "saving and all else", max(0.0, history.elapsed - begin - steps - history.evaluating)
+    yield "saving and other", max(0.0, history.elapsed - begin - steps - history.evaluating)
 
 
 def spread(seconds: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
@@ -212,7 +212,7 @@ def spread(seconds: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
 
 
 def profile(traced: Traced) -> dict[str, Any]:
-    """Return the record of `--profile`."""
+    """Return the bars and tables of a trace of `--profile`."""
     bars = [(f"rank {rank}", _bar(parts, lambda size: duration_text(size / max(traced.steps, 1)))) for rank, parts in traced.parts().items()]
     return {"steps": traced.steps, "bars": bars, "parts": parts_table(traced), "slowest": slowest_table(traced), "file": traced.path.name}
 
@@ -222,7 +222,7 @@ def _bar(parts: Mapping[str, float], text: Callable[[float], str]) -> dict[str, 
 
 
 def memory(laid_out: Figures | None, ranks: int) -> dict[str, Any]:
-    """Return the use of each rank's memory at its peak."""
+    """Return the memory of each rank at its peak, as bars and as a table."""
     if laid_out is None:
         return {}
     used = [category for category in CATEGORIES if any(f.memory.at_peak[category] for f in laid_out.ranks)]
@@ -234,7 +234,7 @@ def memory(laid_out: Figures | None, ranks: int) -> dict[str, Any]:
 
 
 def communication(laid_out: Figures | None, ranks: int) -> dict[str, Any]:
-    """Return bytes by kind and rank, and every change of layout."""
+    """Return the table of bytes by kind and rank, and the table of redistributions."""
     if laid_out is None or (ranks == 1 and not laid_out.kinds()):
         return {}
     rows = [(row.route, size_text(row.nbytes), *row[2:]) for row in laid_out.changes]
@@ -248,17 +248,17 @@ def _rest(laid_out: Figures, ranks: int) -> list[str]:
 
 
 def checkpoints(run: RunInfo, history: History) -> TextTable | None:
-    """Return a table of saved checkpoints, with the size of existing ones."""
+    """Return a table of saved checkpoints with their paths and sizes, or None without checkpoints."""
     rows = [(f"{step:,}", _relative(path, run.output), _size(path)) for step, path in history.checkpoints]
     if run.resumed_from is not None:
-        rows.insert(0, (f"{run.first_step:,}", _relative(run.resumed_from, run.output), "went on from here"))
+        rows.insert(0, (f"{run.first_step:,}", _relative(run.resumed_from, run.output), "resumed from here"))
     return TextTable(["step", "path", "size"], rows, right=(0, 2), code=(1,)) if rows else None
 
 
 def _size(path: AnyPath) -> str:
-    """Return the size of a checkpoint on this machine; training does not wait for a store because of a page."""
+    """Describe the size of a local checkpoint; a remote one is not measured, because training would wait for the store."""
     if isinstance(path, RemotePath):
-        return "not asked for"
+        return "not measured"
     return size_text(sum(file.stat().st_size for file in path.rglob("*") if file.is_file())) if path.is_dir() else "removed by retention"
 
 
@@ -279,7 +279,7 @@ def configuration(loaded: Any) -> list[tuple[str, TextTable, TextTable]]:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (path, value) of every value without inner values, such as "model.layers.0.dense.units"."""
+    """Yield (path, value) of every leaf of a tree, such as "model.layers.0.dense.units"."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from leaves(inner, f"{path}.{key}" if path else str(key))

@@ -1,7 +1,7 @@
 """Resuming a run: the choice of a checkpoint, the comparison with the configuration, and the saved state.
 
-Settings that determine the losses must not change: seed, model, training data, batch size, order, kind of optimizer.  All others may change from
-run to run: the number of ranks, the strategy, learning rates, the length, and the intervals of evaluations and checkpoints.
+Settings that determine the losses must not change: seed, model, training data, batch size, order and kind of optimizer. Other settings may
+change from run to run: the number of ranks, the strategy, learning rates, the length, and the intervals of evaluations and checkpoints.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FIXED = ("seed", "model", "data.train", "data.batch_size", "data.shuffle", "data
 
 @dataclass
 class Progress:
-    """The state of a run; with the variables and the counts of runs, it determines the rest of the run."""
+    """The state of a run; together with the variables and the run counts, it determines the remaining steps."""
 
     step: int = 0
     epoch: int = 0
@@ -52,7 +52,7 @@ class Progress:
     seconds: float = 0.0
 
     def extra(self, plain: Mapping[str, Any], samples: Samples | Stream) -> dict[str, Any]:
-        """Return a checkpoint's entries in addition to variables, seed, counts of runs and layout; `samples` are the training samples."""
+        """Return a checkpoint's entries in addition to variables, seed, run counts and layout; `samples` are the training samples."""
         return {
             "step": self.step,
             "position": {"epoch": self.epoch, "sample": self.sample},
@@ -112,7 +112,7 @@ def together(session: Session, ask: Callable[[], T]) -> T:
 
 
 def check_alike(session: Session, mine: Mapping[str, Any]) -> None:
-    """Raise ConfigError on all ranks unless the ranks have read the same data; `mine` holds a description and a hash of it."""
+    """Raise ConfigError on all ranks unless the ranks have read the same data; `mine` maps names of data to their hashes."""
     world = session.start()
     if not world.multi:
         return
@@ -120,7 +120,9 @@ def check_alike(session: Session, mine: Mapping[str, Any]) -> None:
     for rank, other in enumerate(others, 1):
         different = [name for name in first if other.get(name) != first[name]]
         if different:
-            raise ConfigError(f"rank {rank} has read another {different[0]} than rank 0: {other.get(different[0])}, not {first[different[0]]}")
+            raise ConfigError(
+                f"{different[0]} differs between ranks: rank 0 has {first[different[0]]}, rank {rank} has {other.get(different[0])}; use equal files"
+            )
 
 
 def check_configurations(session: Session, loaded: Loaded) -> None:
@@ -142,7 +144,7 @@ def check_configurations(session: Session, loaded: Loaded) -> None:
 
 
 def _unequal(key: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the key and both values of each difference between two trees."""
+    """Yield (key, value of `one`, value of `other`) for each difference between two trees."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for name in {**one, **other}:
             yield from _unequal(f"{key}.{name}" if key else name, one.get(name), other.get(name))
@@ -170,7 +172,7 @@ def chosen(series: Series, option: str, advice: str = NEVER) -> AnyPath | None:
     if not (path / "manifest.json").is_file():
         newest = _newest(Series(path), "repair one, or give another path")
         if newest is None:
-            raise CheckpointError(f"--resume {option}: it has no complete checkpoint")
+            raise CheckpointError(f"--resume {option}: the directory has no complete checkpoint")
         return newest
     return path
 
@@ -187,9 +189,9 @@ def _newest(series: Series, advice: str) -> AnyPath | None:
 
 
 def follow(session: Session, choose: Callable[[], AnyPath | None], use: Callable[[AnyPath], None]) -> AnyPath | None:
-    """Use the checkpoint that rank 0 chooses on all ranks and return it; None if there is none.
+    """Choose a checkpoint on rank 0, and call `use` with it on all ranks; return the checkpoint, or None if there is none.
 
-    If another process replaces or removes it during the read, as a running training may do, rank 0 chooses again.
+    If another process, such as a running training, replaces or removes the checkpoint during the read, rank 0 chooses again.
     """
     for left in reversed(range(TRIES)):
         checkpoint = together(session, choose)
@@ -207,7 +209,7 @@ def follow(session: Session, choose: Callable[[], AnyPath | None], use: Callable
 
 
 def set_aside(directory: AnyPath) -> None:
-    """Rename a directory of checkpoints, so that they are not mixed with those of the new run."""
+    """Rename a directory of checkpoints, so that the new run does not mix them with its own."""
     earlier = [path for path in directory.iterdir() if path.is_dir() or path.is_symlink()] if directory.is_dir() else []
     if not earlier:
         return
@@ -217,14 +219,14 @@ def set_aside(directory: AnyPath) -> None:
 
 
 def set_aside_behind(series: Series, step: int) -> None:
-    """Rename checkpoints of later steps, because the run resumed from `step` writes its own."""
+    """Move checkpoints of later steps to another directory, because the run resumed from `step` writes new ones."""
     later = [other for other in series.present() if other > step]
     if not later:
         return
     directory = series.directory
     aside = _free(directory)
     _rename(map(series.path_of, later), aside)
-    notice(f"training goes on from step {step}; checkpoints of later steps are now in {aside}")
+    notice(f"training resumes from step {step}; checkpoints of later steps are now in {aside}")
 
 
 def _rename(paths: Iterable[AnyPath], folder: AnyPath) -> None:
@@ -250,13 +252,13 @@ def check_same(path: AnyPath, then: Mapping[str, Any], loaded: Loaded) -> None:
     if wrong:
         listed = "\n".join(f"  {line}" for line in wrong)
         raise ConfigError(
-            f"{path} belongs to another run, so training cannot continue from it:\n{listed}\n"
+            f"{path} belongs to another run, so training cannot resume from it:\n{listed}\n"
             f"set these back, use another output, or start again with --resume never (the checkpoints are renamed)"
         )
 
 
 def differences(key: str, before: Any, now: Any, origins: Mapping[str, Any]) -> list[str]:
-    """Yield one line for every changed value below `key`."""
+    """Return one line for every changed value below `key`."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         return [line for name in {**before, **now} for line in differences(f"{key}.{name}", before.get(name), now.get(name), origins)]
     if before == now:
@@ -288,12 +290,12 @@ def read(session: Session, path: AnyPath, loaded: Loaded, program: Fingerprint |
             notice(text)
     loaded_entries = _load(session, path, same=_at(entries["config"], PRECISION) == loaded.config.strategy.precision)
     if json.dumps(loaded_entries, sort_keys=True) != json.dumps(entries, sort_keys=True):
-        raise ReplacedError(f"checkpoint {path} was replaced by another one while it was being read")
+        raise ReplacedError(f"checkpoint {path} was replaced by another process during the read; resume again")
     return progress
 
 
 def _load(session: Session, path: AnyPath, same: bool) -> dict[str, Any]:
-    """Load variables from the checkpoint; with another precision the loss scale starts anew."""
+    """Load variables from the checkpoint; with another precision the loss scale restarts at its initial value."""
     try:
         return _loaded(session, path, same)
     except ReplacedError:
@@ -308,12 +310,12 @@ def _loaded(session: Session, path: AnyPath, same: bool) -> dict[str, Any]:
     there = together(session, lambda: set(store.load(path)))
     lacking = [name for name in session.variables if name not in there and not name.startswith((NOT_FINITE, "System-Train-DynamicLossScale"))]
     if lacking:
-        raise CheckpointError(f"{path} lacks the variable {lacking[0]}, so training cannot continue from it")
+        raise CheckpointError(f"{path} lacks the variable {lacking[0]}, so training cannot resume from it; start again with --resume never")
     return sessions.load(session, path, strict=False, what="--resume")
 
 
 def series_of(config: TrainConfig) -> Series:
-    """Return the series of checkpoints of a run."""
+    """Return the series of checkpoints that a configuration describes."""
     options = config.checkpoint
     return Series(
         path_of(options.directory),

@@ -1,8 +1,8 @@
-"""The end of training: early stopping, signals, time limits, and the agreement of ranks about them.
+"""The end of training: early stopping, signals, time limits, and the exchange between ranks about them.
 
-Steps and metrics are equal on all ranks. Clocks, signals and files are not, so ranks exchange a message about them every PERIOD seconds. It holds
-the received signal, the time limit, and the state of the checkpoint. All ranks act on the same messages. Rank 0 also sends the number of steps
-until the next exchange.
+Steps and metrics are equal on all ranks. Clocks, signals and files are not, so ranks exchange a message about them every PERIOD seconds. The
+message contains the received signal, the time limit, and the state of the checkpoint. All ranks act on the same messages. Rank 0 also sends the
+number of steps until the next exchange.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jobflow.program.commands import ExchangeItems
 from jobflow.runtime.world.launched import launched
 from jobflow.trainer.watching import INTERRUPTED
 
-#: seconds between two agreements
+#: seconds between two exchanges
 PERIOD = 0.2
 #: assumed seconds of the first save, and additional reserve
 FIRST_SAVE = 10.0
@@ -77,7 +77,7 @@ class Early:
 
 # -------------------------------------------------------------------- Ctrl-C and SIGTERM
 
-# A handler only records the signal; the step is finished and saved first. Ranks exchange signals in the next agreement, so all stop after the
+# A handler only records the signal; the step is finished and saved first. Ranks then exchange signals, so all stop after the
 # same step, whichever rank received the signal. A second Ctrl-C ends the process at once.
 
 
@@ -197,7 +197,10 @@ class Clock:
 
 @dataclass(frozen=True)
 class Request:
-    """The message of a rank, and the combined result: the requested end, its reason, the state of the checkpoint, and the next exchange."""
+    """The message of a rank, or the combination of all messages.
+
+    The fields are the requested end and its reason, the state of the checkpoint, and the number of steps until the next exchange.
+    """
 
     stop: str = ""
     why: str = ""
@@ -217,13 +220,13 @@ class Agreement:
     _last: tuple[int, float] | None = field(default=None)
 
     def ask(self, step: int, done: bool = True) -> Request | None:
-        """Return the combined request after `step` steps; None, on all ranks alike, between exchanges."""
+        """Exchange messages and return the combined request after `step` steps; return None on all ranks between exchanges."""
         if step < self._next:
             return None
         again = self._period(step)
         stop, why = self.request()
         if not stop and self.clock.is_up(again):
-            stop, why = "terminated", "the time is nearly up"
+            stop, why = "terminated", "the time limit is near"
         mine = Request(stop, why, done, again)
         world = self.session.start()
         answers: list[Request] = world.call(ExchangeItems(mine)) if world.multi else [mine]

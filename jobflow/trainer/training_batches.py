@@ -18,7 +18,7 @@ from jobflow.trainer.jobs import Jobs, prepared
 
 @contextmanager
 def first_batch(loaded: Loaded) -> Iterator[tuple[Job, dict[str, Array]]]:
-    """Yield the train job for one device and its arguments; they are valid inside the block."""
+    """Yield the train job for one device and the arguments of its first batch, which are valid inside the block."""
     with prepared(loaded, only=("train",)) as jobs:
         jobs.session.settings.cpu_device_num = 1  # a mirrored job then takes the whole batch, which its caller divides
         with batches_of_training(jobs).start(epochs=1) as reading:

@@ -67,7 +67,7 @@ def is_share(name: str) -> bool:
 
 
 def metrics_text(metrics: Mapping[str, float]) -> str:
-    """Return metrics as text, with the part before the slash once: "validation loss 0.07123, accuracy 97.2 %"."""
+    """Return metrics as text, with a prefix such as "validation" only once: "validation loss 0.07123, accuracy 97.2 %"."""
     parts, before = [], ""
     for name, value in metrics.items():
         of, _, base = name.rpartition("/")

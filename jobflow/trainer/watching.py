@@ -1,4 +1,4 @@
-"""Callbacks of a run: the interface of progress bars, metrics files, charts and reports, and the data that they receive.
+"""Callbacks of a run: the interface of progress bars, metrics files, charts and reports, and the data that callbacks receive.
 
     started (saved | step | evaluated)* finished? closed
 
@@ -87,7 +87,7 @@ Stopped = Literal["end", "early", "interrupt", "terminated", "nan"]
 
 DONE = 0
 NOT_FINITE = 3
-#: saved; the same command resumes the run
+#: exit code of a saved run, which the same command resumes
 AGAIN = 75
 
 #: kind of end -> exit code, label, rating
@@ -145,7 +145,7 @@ class Watcher:
 
 
 def leave(path: Path, content: bytes) -> bool:
-    """Write an optional output file; return False after a notice if that fails."""
+    """Write an optional output file and return True; after a failure, print a notice and return False."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)

@@ -72,7 +72,7 @@ def test_an_unreachable_store_raises(monkeypatch: pytest.MonkeyPatch, memory: An
     """A broken connection raises StoreError, although fsspec reports it as a missing object."""
     monkeypatch.setattr(type(memory), "info", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("the line is dead")))
     assert memory.exists("/runs") is False
-    with pytest.raises(StoreError, match=r"memory://runs: the store returns no valid answer \(RuntimeError: the line is dead\)"):
+    with pytest.raises(StoreError, match=r"memory://runs: the request to the store failed \(RuntimeError: the line is dead\)"):
         ROOT.exists()
     save(ROOT / "step-00000001")
     with pytest.raises(StoreError, match="the line is dead"):  # not "there is no checkpoint": a run would begin anew
@@ -286,7 +286,7 @@ def test_processes(server: Store, tmp_path: Path) -> None:
     assert first == second
     step, reason, read, *problems = first
     assert (step, read, problems) == (6, [2.0, 0.0], [])
-    assert "memory://steps/1 is visible to one process only, and this program has 2" in reason
+    assert "memory://steps/1 is visible to one process only, but this program has 2" in reason
     assert len(list((tmp_path / "cache").rglob("x.npy"))) == 1
 
 

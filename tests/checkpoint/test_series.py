@@ -108,7 +108,7 @@ def test_checkpoints_that_cannot_be_read_are_not_pruned_or_replaced(tmp_path: Pa
 def test_invalid_settings_raise(tmp_path: Path) -> None:
     for wrong, text in (
         ({"keep_last": -1}, "at least 0"),
-        ({"keep_best": 1}, "needs best_metric"),
+        ({"keep_best": 1}, "without best_metric"),
         ({"best_mode": "least"}, "best_mode"),
     ):
         with pytest.raises(ArgumentError, match=text):
@@ -251,6 +251,6 @@ def test_files_that_cannot_be_removed_are_reported_and_do_not_stop_a_save(tmp_pa
 
     store.save(tmp_path / "c", {"w": np.zeros(4)}, files=Stuck())
     assert list(store.problems(tmp_path / "c")) == []
-    assert f"{left} was left by a dead process and cannot be removed: [Errno 13]" in capsys.readouterr().err
+    assert f"{left} is a leftover of a dead process and cannot be removed: [Errno 13]" in capsys.readouterr().err
     store.save(tmp_path / "d", {"w": np.zeros(4)})
     assert not left.exists()

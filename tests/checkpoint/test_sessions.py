@@ -276,9 +276,9 @@ def test_a_tensor_with_a_gap_raises(tmp_path: Path) -> None:
     result = manifest.Manifest.read(path)
     entry = result.tensors["up-weight"]
     for shards, text in (
-        (entry.shards[:1], r'tensor "up-weight" has 42 elements, but its shards hold 24: \[0:4, 0:6\]'),
+        (entry.shards[:1], r'tensor "up-weight" has 42 elements, but its shards have 24: \[0:4, 0:6\]'),
         ((*entry.shards, entry.shards[0]), r'tensor "up-weight" has the shards \[0:4, 0:6\] and \[0:4, 0:6\], which overlap'),
-        ((), r'tensor "up-weight" has 42 elements, but its shards hold 0: there are none'),
+        ((), r'tensor "up-weight" has 42 elements, but its shards have 0: no shards'),
         ((manifest.Shard(((0, 7), (0, 9)), "x", ""),), r"has a shard \[0:7, 0:9\], which exceeds its shape \[7, 6\]"),
     ):
         path.write_text(manifest.Manifest({**result.tensors, "up-weight": manifest.Entry(entry.shape, entry.dtype, shards)}, {}, result.files).text())
@@ -445,7 +445,7 @@ def test_a_rank_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_rank_0_names_the_ranks_that_did_not_finish_writing(tmp_path: Path) -> None:
     draft = Folder(tmp_path / "c", tmp_path)
-    with pytest.raises(CheckpointError, match=r"ranks 1, 2 have not finished writing: no new file for 0.05 s"):
+    with pytest.raises(CheckpointError, match=r"ranks 1, 2 have written no new file for 0.05 s"):
         parts.gather(draft, [1, 2], 0.05)
     (tmp_path / parts.failed_name(2)).write_text("its reason")
     with pytest.raises(CheckpointError, match="rank 2: its reason"):
@@ -471,7 +471,7 @@ def test_too_little_memory_for_the_copies_fails_the_save(tmp_path: Path, monkeyp
 
 def test_extra_is_checked_before_anything_is_written(tmp_path: Path) -> None:
     _, session = training(2)
-    with pytest.raises(CheckpointError, match="must survive JSON unchanged"):
+    with pytest.raises(CheckpointError, match="change in a conversion to JSON and back"):
         sessions.save(session, tmp_path / "c", {"position": (1, 2)})
     sessions.save(session, tmp_path / "c", {"metrics": {"loss": math.nan}})
     assert math.isnan(sessions.load(session, tmp_path / "c")["metrics"]["loss"])

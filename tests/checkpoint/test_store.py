@@ -140,12 +140,12 @@ def test_the_target_must_be_free(tmp_path: Path) -> None:
         ({"x": np.array(["a"])}, {}, 'tensor "x": a checkpoint cannot store elements of type <U1'),
         ({"x": np.zeros(2, complex)}, {}, "cannot store elements of type complex128"),
         ({"x": [object()]}, {}, "cannot store elements of type object"),
-        ({"": np.zeros(2)}, {}, "'' cannot be the name of a tensor"),
-        ({3: np.zeros(2)}, {}, "3 cannot be the name of a tensor"),
-        ({"__metadata__": np.zeros(2)}, {}, "cannot be the name of a tensor"),
+        ({"": np.zeros(2)}, {}, "tensor '' cannot be saved"),
+        ({3: np.zeros(2)}, {}, "tensor 3 cannot be saved"),
+        ({"__metadata__": np.zeros(2)}, {}, "cannot be saved in a checkpoint under this name"),
         ({}, {"x": np.zeros(2)}, "extra values of a checkpoint must be strings, numbers, lists and dicts"),
-        ({}, {"x": (1, 2)}, "extra values of a checkpoint must survive JSON unchanged"),
-        ({}, {"x": {1: 2}}, "extra values of a checkpoint must survive JSON unchanged"),
+        ({}, {"x": (1, 2)}, "extra values of a checkpoint change in a conversion to JSON and back"),
+        ({}, {"x": {1: 2}}, "extra values of a checkpoint change in a conversion to JSON and back"),
     ],
 )
 def test_unsupported_values_raise(tmp_path: Path, tensors: Any, extra: Any, text: str) -> None:

@@ -69,7 +69,7 @@ def test_a_resumed_run_prints_the_remaining_steps_and_keeps_metrics(words: list[
         capfd.readouterr()
         assert main([*words, *output_options, *settings]) == 0
         out = capfd.readouterr().out
-        assert "1 step of 50 samples on 1 rank" in out and "going on from step 5" in out
+        assert "1 step of 50 samples on 1 rank" in out and "resuming from step 5" in out
         page = (tmp_path / f"{len(settings)}" / "report.html").read_text()
         evaluated = re.search(r"validation loss.*?at step (\d+)", page, re.DOTALL)
         assert evaluated is not None and "5 steps" in page and "earlier parts of the run" in page

@@ -52,7 +52,7 @@ def test_going_on_and_beginning_anew(run: list[str], folder: Path, capfd: pytest
     elsewhere = ["--output", str(folder / "other"), "--set", "logging.report=false"]
     assert main(["train", run[0], *elsewhere, "--resume", str(folder / "out" / "checkpoints")]) == 0
     assert main(["train", run[0], *elsewhere, "--resume", "never", "--time-limit", "0.001s"]) == 75
-    assert "the time is nearly up" in capfd.readouterr().err
+    assert "the time limit is near" in capfd.readouterr().err
 
 
 def test_dry_run_and_profile(run: list[str], folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

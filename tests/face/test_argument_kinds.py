@@ -146,10 +146,10 @@ def test_wrong_kinds_raise_with_the_line_inside_a_job(what: str) -> None:
 
 #: outside of jobs: what is called, and how the error ends
 ELSEWHERE: dict[str, tuple[Callable[[], Any], str]] = {
-    "a path that is none": (lambda: flow.train.CheckPoint().load(None), "a path must be a string, not None"),
-    "a folder that is none": (lambda: flow.checkpoint.save(3), "a path must be a string, not 3"),
-    "a checkpoint that is none": (lambda: flow.checkpoint.get(None), "a path must be a string, not None"),
-    "values that are none": (lambda: flow.load_variables([1]), "load_variables at {here}: value_dict is a list, not a dict of values by name"),
+    "a path that is none": (lambda: flow.train.CheckPoint().load(None), "a path at {here} is None; pass a string"),
+    "a folder that is none": (lambda: flow.checkpoint.save(3), "a path at {here} is 3; pass a string"),
+    "a checkpoint that is none": (lambda: flow.checkpoint.get(None), "a path at {here} is None; pass a string"),
+    "values that are none": (lambda: flow.load_variables([1]), "load_variables at {here}: value_dict is a list; pass a dict of values by name"),
     "a variable that is none": (
         lambda: flow.experimental.get_interface_blob_value("W"),
         "get_interface_blob_value at {here}: there is no variable 'W'",

@@ -171,7 +171,7 @@ class TestVariables:
         [
             ({"fc-weight": np.zeros((6, 3), np.float32)}, r'variable "fc-weight" is float32\[3,6\] but the value is float32\[6, 3\]'),
             ({"fc-bias": np.ones(3, np.float32), "fc-weight": np.zeros((3, 6))}, r'variable "fc-weight" is float32\[3,6\] but the value is float64'),
-            ({"fc-bias": np.ones(3, np.float32), "fc-wieght": np.zeros(3)}, r'there is no variable "fc-wieght"; did you mean "fc-weight"\?'),
+            ({"fc-bias": np.ones(3, np.float32), "fc-wieght": np.zeros(3)}, r'the session has no variable "fc-wieght"; did you mean "fc-weight"\?'),
         ],
     )
     def test_load_variables_all_or_none(self, devices: int, variables: dict[str, Any], text: str) -> None:

@@ -75,7 +75,7 @@ def test_a_run_does_not_resume_with_another_program(
     assert resumed(stopped, tmp_path / "metric") == 3, "a metric is not part of the program of the loss"
     assert "program" not in capfd.readouterr().err
     monkeypatch.setattr(Changing, "function", "tanh")
-    with pytest.raises(CheckpointError, match=r"another program.*--resume never.*--set checkpoint\.accept_changed_model=true"):
+    with pytest.raises(CheckpointError, match=r"a different model.*--resume never.*--set checkpoint\.accept_changed_model=true"):
         resumed(stopped, tmp_path / "other")
     assert resumed(stopped, tmp_path / "accepted", "checkpoint.accept_changed_model=true") == 3
     assert "the model's program changed since" in capfd.readouterr().err
@@ -85,7 +85,7 @@ def test_a_run_does_not_resume_with_another_program(
 @pytest.mark.parametrize("saved", [None, {"version": 1, "program": "a"}])
 def test_a_checkpoint_without_a_comparable_fingerprint_is_resumed_with_a_notice(saved: Any) -> None:
     notice = Fingerprint("b").check(Path("step-00000003"), saved, False)
-    assert "does not show if the model's program changed" in notice and "training resumes" in notice
+    assert "so a change of the model is not detected" in notice and "training resumes" in notice
 
 
 def test_checkpoints_hold_the_fingerprint(stopped: Path) -> None:

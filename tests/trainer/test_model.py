@@ -149,12 +149,12 @@ class Wrong(flow.model.NumpyDataModule):
 @pytest.mark.parametrize(
     ("call", "kind", "text"),
     [
-        (lambda: Functions().fit(), JobError, "there is nothing to do; give training_config or validation_config"),
-        (lambda: Functions().fit(flow.model.TrainingConfig()), JobError, r"the TrainingConfig has no data; call config_data\(...\)"),
+        (lambda: Functions().fit(), JobError, "neither training_config nor validation_config was passed; pass one of them"),
+        (lambda: Functions().fit(flow.model.TrainingConfig()), JobError, r"the TrainingConfig has no data; call its config_data\(...\)"),
         (lambda: configured(data=Functions()), ArgumentError, "is not a model.DataModule or a model.NumpyDataModule"),
-        (lambda: Functions().fit(configured(data=Wrong())), ArgumentError, "Wrong.forward at .* gave ndarray; give a tuple of NumPy arrays"),
+        (lambda: Functions().fit(configured(data=Wrong())), ArgumentError, "Wrong.forward at .* returned ndarray; return a tuple of NumPy arrays"),
         (lambda: flow.model.Model().fit(configured()), NotImplementedError, "Model has no configure_optimizers"),
-        (lambda: flow.model.CheckpointConfig().config_save("x", 0), ArgumentError, "the interval is 0; it is a number of steps, at least 1"),
+        (lambda: flow.model.CheckpointConfig().config_save("x", 0), ArgumentError, "step_interval is 0; pass an int of at least 1"),
     ],
 )
 def test_wrong_arguments_of_fit_raise(fresh: None, call: Any, kind: Any, text: str) -> None:

@@ -74,7 +74,7 @@ def test_two_processes_train_as_one(whole: tuple[Path, Recorder], tmp_path: Path
 def test_a_dry_run_of_a_module_on_two_processes_prints_one_plan(whole: tuple[Path, Recorder]) -> None:
     command = [*under_mpiexec(2), sys.executable, "-m", "jobflow", "train", str(whole[0] / "run.yaml"), "--dry-run"]
     done = run_command(command, environment=PATHS)
-    assert done.code == 0 and done.out.count("Nothing has run.") == 1, done.out + done.err
+    assert done.code == 0 and done.out.count("This was a dry run; no step was executed.") == 1, done.out + done.err
 
 
 def test_inputs_and_outputs_of_modules(whole: tuple[Path, Recorder], tmp_path: Path) -> None:
@@ -92,8 +92,8 @@ def test_inputs_and_outputs_of_modules(whole: tuple[Path, Recorder], tmp_path: P
     assert "# units: 12" in show(loaded(squares, tmp_path / "out"))
     for builder, message in {
         text("Scores", ", arguments: {unit: 3}"): "unit",
-        text("plain", ", loss: mean_squared_error"): "a builder returns its own, omit it",
-        text("no_module"): "says that it returns an nn.Module, and returned 12",
+        text("plain", ", loss: mean_squared_error"): "a builder returns its own loss, omit it",
+        text("no_module"): "is annotated to return an nn.Module, but returned 12",
     }.items():
         file = write_config(tmp_path / "wrong", builder)
         with pytest.raises(ConfigError, match=message):
@@ -125,7 +125,7 @@ def test_a_reduced_metric_must_be_a_mean(kind: str, is_mean: bool, tmp_path: Pat
     if is_mean:
         run(config)
     else:
-        with pytest.raises(ConfigError, match=r'nets_to_train.py:\d+.*the metric "metric" is one number for the whole batch.*no mean'):
+        with pytest.raises(ConfigError, match=r'nets_to_train.py:\d+.*the metric "metric" is one number for the whole batch.*not a mean'):
             run(config)
 
 
@@ -137,5 +137,5 @@ def test_the_mean_cross_entropy_of_a_module_is_a_mean(tmp_path: Path) -> None:
 
 def test_the_error_about_a_metric_names_the_reduction_below_its_casts(tmp_path: Path) -> None:
     file = write_config(tmp_path, text("Counting"))
-    with pytest.raises(ConfigError, match=r'nets_to_train.py:\d+: the metric "hits" .* the result of reducesum, and no mean'):
+    with pytest.raises(ConfigError, match=r'nets_to_train.py:\d+: the metric "hits" .* computed by reducesum, which is not a mean'):
         run(loaded(file, tmp_path / "out", "training.steps=1", "optimizer.warmup_steps=0"))

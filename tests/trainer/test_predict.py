@@ -65,11 +65,11 @@ def test_tables_name_classes() -> None:
 
 
 def test_wrong_inputs_of_predict_raise(trained: Loaded, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"predictions are written as \.npz or \.csv"):
+    with pytest.raises(ArgumentError, match=r"the suffix of predictions must be \.npz or \.csv"):
         predict(trained, "train", tmp_path / "scores.txt")
-    with pytest.raises(ArgumentError, match=r"there is no such file; or say one of train, validation, test"):
+    with pytest.raises(ArgumentError, match=r"there is no such file; pass an existing file or folder, or one of train, validation, test"):
         predict(trained, tmp_path / "nothing.npz")
-    with pytest.raises(ConfigError, match=r"data\.test: the configuration has no such samples"):
+    with pytest.raises(ConfigError, match=r"data\.test: the configuration has no reader under this key; add one"):
         predict(trained, "test")
     builder = ("model.layers=null", "model.loss=null", "model.builder=nets_to_train:plain")
     built = loaded(Path(trained.files[0]), Path(trained.config.output), *builder)
@@ -83,7 +83,7 @@ def test_wrong_inputs_of_predict_raise(trained: Loaded, tmp_path: Path) -> None:
 def test_evaluation_needs_a_checkpoint(trained: Loaded, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no checkpoint in"):
         evaluate(loaded(Path(trained.files[0]), tmp_path))
-    with pytest.raises(ConfigError, match=r"data\.test: the configuration has no such samples"):
+    with pytest.raises(ConfigError, match=r"data\.test: the configuration has no reader under this key; add one"):
         evaluate(trained, place="test")
     steps = Path(trained.config.checkpoint.directory)
     reports = [evaluate(trained, steps / f"step-{step:08d}") for step in (1, 4)]
@@ -113,5 +113,5 @@ def test_a_text_model_without_scores_raises(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(changed.replace("here.txt", str(tmp_path / "here.txt")))
     config = loaded(tmp_path / "run.yaml", tmp_path / "out")
     run(config)
-    with pytest.raises(ConfigError, match=r'nets_to_train:unnamed at .* returned logits; text is generated from "scores"'):
+    with pytest.raises(ConfigError, match=r'nets_to_train:unnamed at .* returned logits; return a dict with "scores"'):
         generate(config, "abc", 3)

@@ -149,7 +149,7 @@ def test_ranks_exchange_requests_every_fifth_of_a_second(monkeypatch: pytest.Mon
 def test_the_end_of_the_time_is_a_reason_to_stop() -> None:
     world: Any = Together()
     agreement = Agreement(world, Clock(deadline=0.0), lambda: ("", ""))
-    assert agreement.ask(1) == Request("terminated", "the time is nearly up", True)
+    assert agreement.ask(1) == Request("terminated", "the time limit is near", True)
 
 
 # -------------------------------------------------------------------- signals
@@ -202,7 +202,7 @@ def test_sigterm_twice_still_saves(file: Path, tmp_path: Path) -> None:
 def test_the_time_limit_saves_in_time(file: Path, tmp_path: Path) -> None:
     outcome, recorder = run(loaded(file, tmp_path), time_limit=1e-6)
     assert (outcome.step, outcome.stopped, outcome.exit_code) == (1, "terminated", AGAIN)
-    assert outcome.message == "the time is nearly up" and recorder.saves == ["step-00000001"]
+    assert outcome.message == "the time limit is near" and recorder.saves == ["step-00000001"]
 
 
 def test_other_threads_get_no_handlers() -> None:

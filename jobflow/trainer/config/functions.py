@@ -38,7 +38,7 @@ def check(tree: Tree, problems: Problems, folder: str) -> Callable[..., Any] | N
 
 
 class _Checks:
-    """The checks of one tree; paths are dotted."""
+    """The checks of functions and files in one tree; paths are dotted strings."""
 
     def __init__(self, tree: Tree, problems: Problems) -> None:
         self.tree, self.problems = tree, problems
@@ -72,7 +72,7 @@ class _Checks:
             )
             return None
         if self.valid_value("model.loss") is not None and not module and self.tree.get("model.layers") is None:
-            self.report("model.loss", "model.loss is that of layers; a builder returns its own, omit it")
+            self.report("model.loss", "model.loss applies to layers only; a builder returns its own loss, omit it")
         if self.valid_value("strategy.recompute") is True and "recompute" not in parameters:
             advice = "a builder that has one wraps its blocks in jobflow.checkpointed if it is true"
             self.report("strategy.recompute", f"strategy.recompute: {name} has no parameter `recompute`", advice)
@@ -103,7 +103,7 @@ class _Checks:
             self.function(path, function)
 
     def function(self, path: str, name: str) -> None:
-        """Check the function of a reader, which returns samples, and its arguments."""
+        """Check the function that a reader calls for its samples, and the function's arguments."""
         if not re.fullmatch(IMPORT_PATH, name):
             self.report(f"{path}.function", f"{path}.function must be {PATTERNS[IMPORT_PATH]}; got {shown(name)}")
             return
@@ -114,7 +114,7 @@ class _Checks:
 
     def no_file(self, path: str, file: str) -> None:
         if is_remote(file):
-            self.report(path, f"there is no object or folder {file}", "a URL of what is in the store")
+            self.report(path, f"there is no object or folder {file}", "a URL of an object or folder in the store")
             return
         folder, last = os.path.split(file)
         near = did_you_mean(last, os.listdir(folder or ".")) if os.path.isdir(folder or ".") else f"; there is no folder {folder}"
@@ -125,7 +125,7 @@ class _Checks:
         try:
             return path_of(file).exists()
         except (FileError, ArgumentError, ModuleNotFoundError) as error:
-            self.report(path, str(error), "a path, or a URL of what is in a store")
+            self.report(path, str(error), "a path, or a URL of an object or folder in a store")
             return True
 
     def imported(self, path: str, name: str) -> Callable[..., Any] | None:
@@ -139,7 +139,7 @@ class _Checks:
     def arguments(self, model: type[BaseModel], path: str, function: str, owner: str, besides: str = "") -> None:
         """Check the map at a path, without the key `besides`, against the parameters of a function.
 
-        `owner` is the path that a problem names if there is no map.
+        If there is no map, a problem names the path `owner`.
         """
         arguments = self.tree.get(path)
         if arguments is None or isinstance(arguments, dict):
@@ -153,7 +153,7 @@ def _not_a_builder(function: Callable[..., Any], makes: bool) -> str:
     from jobflow.nn.modules.module import Module  # NumPy, and all functions of tensors
 
     if isinstance(function, Module):
-        return f"a module already, of class {type(function).__name__}; name its class or a function that makes it"
+        return f"an nn.Module object of class {type(function).__name__}; name its class, or a function that returns it"
     if not inspect.isclass(function) or makes:
         return ""
     bases = ", ".join(f"{base.__module__}.{base.__qualname__}" for base in function.__bases__ if base is not object)

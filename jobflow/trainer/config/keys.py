@@ -29,7 +29,7 @@ def notes_of(field: FieldInfo) -> Notes:
 
 
 def kinds_of(annotation: Any) -> list[Any]:
-    """Return the types that an annotation allows: the members of a union."""
+    """Return the members of a union annotation; other annotations are the only member."""
     if get_origin(annotation) is Annotated:
         return kinds_of(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
@@ -88,7 +88,7 @@ SECTIONS = tuple(_sections((), TrainConfig))
 
 @cache
 def sections_with() -> Mapping[str, Mapping[tuple[Path, str | None], None]]:
-    """Return key -> (path of a section with this key, the section's tag if it is selected by name)."""
+    """Return a mapping from each key to its sections: (path, tag), where the tag is None unless `name:` selects the section."""
     result: dict[str, dict[tuple[Path, str | None], None]] = {}
     for path, section in SECTIONS:
         for key in fields_of(section):
@@ -98,7 +98,7 @@ def sections_with() -> Mapping[str, Mapping[tuple[Path, str | None], None]]:
 
 @cache
 def synonyms() -> Mapping[str, str]:
-    """Return the names of keys in other programs -> the key."""
+    """Return a mapping from names in other programs to keys of the schema."""
     return {word: key for _, section in SECTIONS for key, field in fields_of(section).items() for word in notes_of(field).also}
 
 
@@ -174,7 +174,7 @@ def setting_meant(word: str) -> str:
 
 
 def place_meant(name: str, exactly: bool) -> str:
-    """Return the path of a setting: `name` if it is a path, such as `optimizer.lr`, or that of the matching key, or ""."""
+    """Return `name` if it is a path such as `optimizer.lr`, else the path of the matching key, or "" without a match."""
     section, point, _ = name.partition(".")
     is_path = section in fields_of(TrainConfig) and (bool(point) or not exactly)
     return name if is_path else place_of(name, exactly)

@@ -114,7 +114,7 @@ class Files:
             circle = " -> ".join(os.path.basename(name) for name in (*chain[chain.index(real) :], real))
             return self.nothing(begin, named_at or begin, f"files extend each other in a circle: {circle}")
         if len(chain) >= DEPTH:
-            return self.nothing(begin, named_at or begin, f"more than {DEPTH} files extend each other in a row")
+            return self.nothing(begin, named_at or begin, f"the chain of base files is longer than {DEPTH}")
         if real not in self.trees:
             own, tree = self.own(file, named_at), Tree({}, {})
             bases = own.plain.pop("extends", [])
@@ -178,7 +178,7 @@ def with_settings(tree: Tree, settings: Sequence[str], problems: Problems) -> Tr
         name = name.strip()
         path = steps_of(name)
         if not sign or not name or dotted(path) != name:
-            problems.add(at, path, f'"{setting}" is no setting', "write a key, = and a value, such as: --set optimizer.lr=0.1")
+            problems.add(at, path, f'"{setting}" is not a setting', "write a key, = and a value, such as: --set optimizer.lr=0.1")
         elif len(path) > DEPTH:
             problems.add(at, path, f"a key has at most {DEPTH} steps")
         elif name == "extends":
@@ -194,7 +194,7 @@ def _with_setting(tree: Tree, path: Path, value: Tree, at: Origin, problems: Pro
     for outer, step in zip(prefixes(path), path, strict=False):
         outer_value = tree.find(outer)
         if not isinstance(outer_value, dict) and outer_value is not MISSING and child(outer_value, step) is MISSING:
-            problems.add(at, path, f"{dotted(path)} cannot be set: {dotted(outer)} is no map, and has no such position")
+            problems.add(at, path, f"{dotted(path)} cannot be set: {dotted(outer)} is not a map and has no position {step}")
             return tree
     if any(step.isdecimal() for step in path):  # lists are not merged
         changed = tree.having(path, value.plain, Mark(at, at))

@@ -1,4 +1,4 @@
-"""Reading: YAML text -> tree.  PyYAML parses the structure and its list_entries; plain words are interpreted here by the rules of YAML 1.2.
+"""Reading: YAML text -> tree.  PyYAML parses the structure and its positions; this module interprets plain words by the rules of YAML 1.2.
 
     1e-3  3.  .5                    numbers                      (YAML 1.1: 1e-3 is a text)
     true false                      the only bools               (YAML 1.1: yes, no, on, off and y too)
@@ -30,11 +30,11 @@ _MEANINGS: tuple[tuple[str, Callable[[str], Any]], ...] = (
     (r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", lambda word: float(word.replace(".", ""))),
 )
 _TWO_MEANINGS = re.compile(r"[-+]?0\d+")
-#: most nodes of a file, to stop aliases that multiply
+#: maximum number of nodes of a file, against aliases that expand exponentially
 MOST = 100_000
-#: deepest nesting of maps and lists
+#: maximum nesting depth of maps and lists
 DEPTH = 64
-_TOO_DEEP = f"lists and maps stand inside each other more than {DEPTH} deep"
+_TOO_DEEP = f"lists and maps are nested more than {DEPTH} deep"
 
 
 def value_of(word: str) -> Any:
@@ -43,7 +43,7 @@ def value_of(word: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that composes nodes.  Only nodes with an explicit tag in the file have a tag other than ""."""
+    """A loader that composes nodes; a node without an explicit tag in the file has the tag ""."""
 
     depth = 0
 
@@ -115,7 +115,7 @@ def _complaint(error: yaml.YAMLError | RecursionError, text: str) -> tuple[int, 
 
 
 class _Reading:
-    """The conversion of PyYAML nodes to values with their source list_entries."""
+    """The conversion of PyYAML nodes to values with their source positions."""
 
     def __init__(self, file: str, problems: Problems, whole: Origin | None) -> None:
         self.file, self.problems, self.whole = file, problems, whole
@@ -132,7 +132,7 @@ class _Reading:
         self.count += 1
         refused = {
             "an alias is inside the value that it names": node in self.open,
-            "the aliases of this file multiply without end": self.count > MOST,
+            f"the aliases of this file expand to more than {MOST} values": self.count > MOST,
             _TOO_DEEP: len(self.open) >= DEPTH,
         }
         for reason in (reason for reason, holds in refused.items() if holds):

@@ -29,7 +29,10 @@ def resolved(tree: Tree, problems: Problems) -> Tree:
 
 
 class _Broken(Exception):
-    """A broken reference: the message, the advice, and the path of another value to report it at; no message if it was reported before."""
+    """A broken reference: the message, the advice, and the path of another value to report it at.
+
+    The message is "" if the problem was already reported.
+    """
 
     def __init__(self, message: str = "", legal: str = "", path: Path | None = None) -> None:
         super().__init__(message)
@@ -44,7 +47,7 @@ class _References:
         self.broken: list[Path] = []
 
     def value(self, value: Any, path: Path = (), chain: tuple[Path, ...] = ()) -> Any:
-        """Return a value without references, or `MISSING` if one is broken.  `chain`: the paths under resolution."""
+        """Return a value without references, or `MISSING` if one is broken; `chain` lists the paths being resolved."""
         if isinstance(value, dict):
             entries_by_key = {key: self.value(inner, (*path, key), chain) for key, inner in value.items()}
             return {key: inner for key, inner in entries_by_key.items() if inner is not MISSING}
@@ -75,7 +78,7 @@ class _References:
         if match[0] == "$${":
             return "${"
         if match[1] is None:
-            raise _Broken('"${" without "}"', "write ${a.key}, or $${ for a plain ${; references do not stand inside references")
+            raise _Broken('"${" without "}"', "write ${a.key}, or $${ for a plain ${; references cannot be nested")
         target = self.target_value(match[1], chain, False)
         if isinstance(target, dict | list):
             raise _Broken(f"{match[0]} is {'a map' if isinstance(target, dict) else 'a list'}, which cannot be part of a text")
@@ -87,7 +90,7 @@ class _References:
         if text.startswith("env:"):
             return _environment(text, alone)
         if not _PATH.fullmatch(text):
-            raise _Broken(f'"${{{inside}}}" is no reference', "write ${a.key}, ${env:NAME} or ${env:NAME, otherwise}")
+            raise _Broken(f'"${{{inside}}}" is not a reference', "write ${a.key}, ${env:NAME} or ${env:NAME, otherwise}")
         target: Path = tuple(text.split("."))
         entry = self.tree.find(target)
         if entry is MISSING:
@@ -98,7 +101,7 @@ class _References:
             written = (path for path in reversed(chain) if self.tree.mark(path).at != DEFAULT)  # report at a value from a file or setting
             raise _Broken(f"references form a circle: {' -> '.join(map(dotted, (*chain, target)))}", "", next(written, None))
         elif len(chain) > DEPTH:
-            raise _Broken(f"more than {DEPTH} references lead from one to the next")
+            raise _Broken(f"the chain of references is longer than {DEPTH}")
         else:
             result = self.value(entry, target, chain)
             if any(path[: len(target)] == target for path in self.broken):
@@ -122,7 +125,7 @@ class _References:
 def _environment(inside: str, alone: bool) -> Any:
     match = _ENVIRONMENT.fullmatch(inside)
     if match is None:
-        raise _Broken(f'"${{{inside}}}" is no reference', "write ${env:NAME} or ${env:NAME, otherwise}")
+        raise _Broken(f'"${{{inside}}}" is not a reference', "write ${env:NAME} or ${env:NAME, otherwise}")
     text = os.environ.get(match[1], None if match[2] is None else match[2].strip())
     if text is None:
         advice = f"set it, or write a default: ${{env:{match[1]}, otherwise}}"

@@ -19,11 +19,11 @@ Wrong = Iterator[tuple[str, str, str]]
 
 
 class _Unknown(Exception):
-    """A value that has a problem itself, so that a rule cannot be applied."""
+    """An invalid value, to which a rule cannot be applied."""
 
 
 def check(tree: Tree, problems: Problems) -> None:
-    """Report every invalid combination of valid values, at the key written nearest to the user."""
+    """Report every invalid combination of valid values at the most specific key: a setting, the requested file, a base file, a default."""
 
     def values(section: str, *keys: str) -> list[Any]:
         paths = [(*section.split("."), key) for key in keys]
@@ -32,7 +32,7 @@ def check(tree: Tree, problems: Problems) -> None:
         return [default_at(path, tree.plain) if (value := tree.find(path)) is MISSING else value for path in paths]
 
     def distance(path: Path) -> int:
-        """Return the distance of a value from the user: 0 setting, 1 requested file, 2 base file, 3 default."""
+        """Return the rank of a value's source: 0 setting, 1 requested file, 2 base file, 3 default."""
         at = DEFAULT if tree.find(path) is MISSING else tree.mark(path).at
         return 3 if at == DEFAULT else 0 if not at.line else 1 if at.file == tree.mark(()).at.file else 2
 

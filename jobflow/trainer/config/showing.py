@@ -53,7 +53,7 @@ def builder_defaults(loaded: Loaded) -> dict[str, Any]:
 
 
 def show_json(loaded: Loaded) -> str:
-    """Return {"config": all values, "origins": {key: {"file", "line", "column"}}}; keys absent from the origins have their defaults."""
+    """Return {"config": all values, "origins": {key: {"file", "line", "column"}}} as JSON; keys with defaults have no origin."""
     return json.dumps({"config": loaded.plain, "origins": {key: vars(origin) for key, origin in loaded.origins.items()}}, indent=2) + "\n"
 
 

@@ -56,7 +56,7 @@ DEFAULT = Origin("default")
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem; `key` is the path of the value, such as "optimizer.lr", `legal` describes the legal values."""
+    """One problem of a configuration; `key` is the path of the value, such as "optimizer.lr", and `legal` describes the legal values."""
 
     file: str
     line: int
@@ -110,7 +110,7 @@ class Problems:
         return path in self._around
 
     def spoil(self, path: Path) -> bool:
-        """Return True if rules cannot use the value at a path: it, a value inside it, or a value around it has a problem."""
+        """Return True if rules cannot use the value at a path, because the value, an inner value or an outer value has a problem."""
         wrong = {wrong for _, wrong in self.by_place} | self.unreported
         return self.about(path) or not wrong.isdisjoint(prefixes(path)[1:]) or any(other[: len(path)] == path for other in self.unreported)
 

@@ -57,7 +57,7 @@ class Validation:
         return self.part if self.base else self.tree.plain
 
     def located(self, error: ErrorDetails) -> tuple[Path, bool]:
-        """Return the path of an error's value, or of the missing or unknown key, and whether the error concerns only one member of a union.
+        """Return the path of an error's value or key, and True if the error concerns only one member of a union.
 
         Locations of pydantic include the members of unions, which the tree does not.
         """
@@ -76,7 +76,7 @@ class Validation:
         return path, bool(skipped) and skipped >= last - 1 and error["type"] not in _OF_KEYS
 
     def report(self, errors: Sequence[ErrorDetails]) -> None:
-        """Report errors of pydantic; unknown keys first, because a key is not missing if an unknown key was probably intended as it."""
+        """Report errors of pydantic, unknown keys first, so that a misspelt key is not also reported as missing."""
         located = [(*self.located(error), error["type"], error) for error in errors]
         meant = {self.unknown(path) for path, _, kind, _ in located if kind in _UNKNOWN}
         for path, _, kind, _ in located:
@@ -99,7 +99,7 @@ class Validation:
         return kinds_at(path[len(self.base) :], self.values, self.model)
 
     def fields(self, path: Path) -> dict[str, FieldInfo | None]:
-        """Return the keys allowed at a path; None as the field of keys of a dataclass or TypedDict that a function accepts."""
+        """Return the keys allowed at a path with their fields; keys of a dataclass or TypedDict have None."""
         fields: dict[str, FieldInfo | None] = {}
         for kind in self.kinds(path):
             inside = fields_of(kind) if is_section(kind) else dict.fromkeys(getattr(kind, "__annotations__", {}))
@@ -177,7 +177,7 @@ class Validation:
             self.problems.add(at, path, f"{full or 'the configuration'} must be {words}; got {shown(first['input'])}{near}")
 
     def nameless(self, path: Path) -> None:
-        """Report a section without the name that selects it, or the key that was probably intended as `name`."""
+        """Report a section without `name`, or a misspelt `name`."""
         tags, full = self.tags(path), dotted(path)
         for key, value in self.map_at(path).items():
             if value in tags or difflib.get_close_matches(key, ["name"], cutoff=0.7):
@@ -236,7 +236,7 @@ _STRATEGY = {"dp": "data", "ddp": "data", "tp": "tensor", "pp": "pipeline", "fsd
 
 
 def requirement(error: ErrorDetails, choices: Sequence[Any]) -> str:
-    """Describe the legal value, to follow "must be"; `choices`: the legal values of a choice."""
+    """Describe the legal value, to follow "must be"; `choices` are the legal values of a literal."""
     bounds = {key: f"{value:g}" if isinstance(value, float) else value for key, value in error.get("ctx", {}).items()}
     if error["type"] == "literal_error" and choices:
         each = [f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices]

@@ -97,15 +97,15 @@ def test_settings_lie_over_files_and_are_their_own_origin() -> None:
 @pytest.mark.parametrize(
     ("setting", "key", "part"),
     [
-        ("optimizer.lr", "optimizer.lr", "is no setting"),
-        ("=3", "", "is no setting"),
-        ("a..b=3", "a.b", "is no setting"),
+        ("optimizer.lr", "optimizer.lr", "is not a setting"),
+        ("=3", "", "is not a setting"),
+        ("a..b=3", "a.b", "is not a setting"),
         ("a.b=", "a.b", "there is no value for a.b"),
         ("extends=x.yaml", "extends", "in files only"),
         ("a.b=[1", "a.b", '"]" is missing'),
         ("a.b=010", "a.b", "different readers"),
-        ("a.l.7=3", "a.l.7", "a.l is no map, and has no such position"),
-        ("a.b.c=3", "a.b.c", "a.b is no map"),
+        ("a.l.7=3", "a.l.7", "a.l is not a map and has no position 7"),
+        ("a.b.c=3", "a.b.c", "a.b is not a map"),
     ],
 )
 def test_settings_that_cannot_be(setting: str, key: str, part: str) -> None:
@@ -126,7 +126,7 @@ def test_paths_of_keys_with_dots() -> None:
 def test_aliases_of_aliases_make_nothing_deeper_or_larger_than_may_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write short lines whose expansion is 60 levels deeper, or ten times as large, as the line before."""
     monkeypatch.setattr(reading, "MOST", 2000)  # it takes a while to count further
-    for line, reason in (("[" * 60 + "{}" + "]" * 60, "more than 64 deep"), ("[" + "{}, " * 9 + "{}]", "multiply without end")):
+    for line, reason in (("[" * 60 + "{}" + "]" * 60, "more than 64 deep"), ("[" + "{}, " * 9 + "{}]", "expand to more than")):
         lines = ["a0: &a0 " + line.replace("{}", "1"), *(f"a{i}: &a{i} " + line.replace("{}", f"*a{i - 1}") for i in range(1, 7))]
         with pytest.raises(ConfigErrors, match=reason):
             tree_of("\n".join(lines))

@@ -63,15 +63,15 @@ def test_the_text_has_all_figures(tmp_path: Path, no_world: None) -> None:
     plan = preview.preview(loaded(tmp_path, batch=51))
     text = plan.text()
     for words in (
-        "small: 2 ranks: every batch is cut for 2 ranks (data parallel)",
+        "small: 2 ranks: every batch is split over 2 ranks (data parallel)",
         "2,410",
         "1,300 for training, 51 in a batch",
         "52: 2 epochs of 26",
         "optimizer state",
-        "fullest at",
+        "peak at",
         "0-1",
-        "a batch of 51 cannot be cut into 2 equal parts",
-        "Nothing has run.",
+        "a batch of 51 does not divide into 2 equal parts",
+        "This was a dry run; no step was executed.",
     ):
         assert words in text
     assert max(map(len, text.splitlines())) < 170
@@ -112,12 +112,16 @@ def changed(**values: Any) -> SimpleNamespace:
     ("strategy", "ranks", "words"),
     [
         (changed(), 1, ["one rank"]),
-        (changed(), 4, ["4 ranks: every batch is cut for 4 ranks (data parallel)"]),
+        (changed(), 4, ["4 ranks: every batch is split over 4 ranks (data parallel)"]),
         (changed(tensor=4), 4, ["4 ranks: tensors of the model are split over 4 ranks (tensor parallel)"]),
-        (changed(tensor=2, zero=1), 4, ["cut for 2 groups of ranks", "split over 2 ranks", "optimizer state is kept in parts (ZeRO 1)"]),
+        (changed(tensor=2, zero=1), 4, ["split over 2 groups of ranks", "split over 2 ranks", "optimizer state is sharded (ZeRO 1)"]),
         (changed(pipeline=2, microbatches=4), 2, ["2 pipeline stages", "4 microbatches"]),
         (changed(view="mirrored"), 2, ["mirrored view"]),
-        (changed(accumulation=3, recompute=True, precision="bfloat16"), 1, ["over 3 parts", "again instead of kept", "products in bfloat16"]),
+        (
+            changed(accumulation=3, recompute=True, precision="bfloat16"),
+            1,
+            ["over 3 parts", "recomputed in the backward pass", "products in bfloat16"],
+        ),
     ],
 )
 def test_strategies_in_words(strategy: SimpleNamespace, ranks: int, words: list[str]) -> None:
@@ -132,11 +136,11 @@ SCHEDULE = Schedule(samples=1000, batch_size=64, steps_per_epoch=16, steps=160, 
     [
         (SCHEDULE, changed(), []),
         (replace(SCHEDULE, batch_size=6), changed(), ["gives each of 2 parts 3 samples"]),
-        (replace(SCHEDULE, batch_size=65), changed(), ["cannot be cut into 2 equal parts"]),
+        (replace(SCHEDULE, batch_size=65), changed(), ["does not divide into 2 equal parts"]),
         (replace(SCHEDULE, batch_size=64), changed(accumulation=16), ["gives each of 32 parts 2 samples"]),
         (replace(SCHEDULE, batch_size=64), changed(tensor=2), []),
         (replace(SCHEDULE, last=1), changed(), ["the last batch of an epoch has 1 sample", "drop_last"]),
-        (replace(SCHEDULE, samples=32, last=32), changed(), ["more than the 32 samples"]),
+        (replace(SCHEDULE, samples=32, last=32), changed(), ["larger than the data set of 32 samples"]),
         (replace(SCHEDULE, samples=None, last=None), changed(), []),
     ],
 )
@@ -156,7 +160,7 @@ def test_unsuitable_machines_and_ranks_give_warnings(tmp_path: Path, monkeypatch
     warnings = list(warnings_of(idle, SCHEDULE, changed()))
     assert (
         len(warnings) == 3
-        and "rank 1 compute nothing" in warnings[0]
+        and "rank 1 without computation" in warnings[0]
         and "2 ranks for 1 cores" in warnings[1]
         and "this machine has 1000 B" in warnings[2]
     )

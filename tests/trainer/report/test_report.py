@@ -161,7 +161,7 @@ def test_the_parts_of_the_time_add_up(tmp_path: Path) -> None:
     parts = dict(where_time_went(history))
     assert sum(parts.values()) == pytest.approx(history.latest - 100.0)
     assert parts["start and first step"] == 7.0 and parts["waiting for data"] == pytest.approx(1.0)
-    assert parts["saving and all else"] == pytest.approx(2.0) and parts["evaluation"] == 0.05
+    assert parts["saving and other"] == pytest.approx(2.0) and parts["evaluation"] == 0.05
 
 
 def test_an_unwritable_page_does_not_fail_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
