@@ -27,27 +27,6 @@ Result = TypeVar("Result")
 TENSORS = "jobflow.functional"
 #: classes that operators accept as the other operand
 OPERANDS = (TensorBase, int, float, np.generic, np.ndarray)
-#: functions that create tensors; in the body of a job, they return tensors of the job
-FACTORIES = frozenset(
-    {
-        "arange",
-        "as_tensor",
-        "empty",
-        "eye",
-        "full",
-        "linspace",
-        "logspace",
-        "normal",
-        "ones",
-        "rand",
-        "randint",
-        "randn",
-        "randperm",
-        "range",
-        "tensor",
-        "zeros",
-    }
-)
 
 
 def in_job() -> bool:
@@ -66,7 +45,7 @@ def is_tensor(x: Any) -> bool:
 
 def of_tensors(function: Function, word: str) -> Function:
     """Wrap a function with argument checks, and record calls with tensors of a job in the body being traced."""
-    if word in FACTORIES:
+    if _creates(function):
         return _factory(function)
     roles = Roles(word, function)
 
@@ -90,6 +69,11 @@ def of_tensors(function: Function, word: str) -> Function:
         return function(*arguments, **named)
 
     return called  # type: ignore[return-value]
+
+
+def _creates(function: Callable[..., Any]) -> bool:
+    """Return True for a factory: only these have options of creation (dtype, placement, ...) and no tensor parameters."""
+    return bool(function.__code__.co_flags & inspect.CO_VARKEYWORDS) and not tensors_of(function)
 
 
 def _factory(function: Function) -> Function:
