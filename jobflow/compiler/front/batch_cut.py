@@ -43,7 +43,9 @@ def cut_batch(
     if rows == 0:
         raise JobError(f"{what}: the batch has no rows ({', '.join(lengths)}); pass at least {count} rows")
     if count > rows:
-        raise JobError(f"{what}: the batch has {rows} rows ({', '.join(lengths)}), so {count - rows} of them would be empty; request at most {rows}")
+        raise JobError(
+            f"{what}: the batch has {rows} rows ({', '.join(lengths)}), so {count - rows} of the {count} would be empty; request at most {rows}"
+        )
     return Microbatches(count, rows, tuple(lengths), where)
 
 

@@ -111,7 +111,7 @@ def counted(program: Traced, loss: Value) -> int:
     """Return the number of terms in the mean of a loss.
 
     The terms are the elements of the loss, or its rows if the shape is dynamic and no strategy sets a view.
-    In the mirrored view, a device without samples returns 0, so that its mean has weight 0 among the means of the devices.
+    On a device without samples in the mirrored view, the result is 0, so that its mean has weight 0 among the means of the devices.
     """
     if loss.local and is_without_rows(program.inputs.values(), program.rows):
         return 0

@@ -78,7 +78,7 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Stopping:
-    """The halting of training, without a scale, at the first step with elements that are not finite.
+    """The check that halts training at the first step with elements that are not finite, used without a loss scale.
 
     `count` is the number of such elements in the first step that had any; until then it is zero.
     """

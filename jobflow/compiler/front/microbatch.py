@@ -191,7 +191,7 @@ def _check_alike(one: Body, other: Body, microbatches: Microbatches, joined: boo
     for name in {**a.variables, **b.variables}:
         first, second = (str(t.variables[name].type) if name in t.variables else "nothing" for t in (a, b))
         if first != second:
-            raise JobError(f'{what} declares variable "{name}" as {first} and as {second}; the shape of a variable cannot depend on the batch')
+            raise JobError(f'{what} declares variable "{name}" as {first} and as {second}; declare it with a type that does not depend on the batch')
     counts = {
         "results": (len(outputs), len(others)),
         "watches": (len(a.watches), len(b.watches)),
@@ -201,7 +201,7 @@ def _check_alike(one: Body, other: Body, microbatches: Microbatches, joined: boo
     for word, (n, m) in counts.items():
         if n != m:
             raise JobError(
-                f"{what} has {n} {word} for the one and {m} for the other; their number must not depend on the rows or on values outside of the job"
+                f"{what} has {n} {word} in the first trace and {m} in the second; their number must not depend on rows or on outside values"
             )
     for x, y in zip(outputs, others, strict=True):
         if joined and x.shape[1:] != y.shape[1:]:

@@ -143,7 +143,7 @@ class _Stages:
         return node.placement if node.placement in self.own and node.inputs else None
 
     def _assign_forward(self, node: Node) -> None:
-        """Assign a forward node to the first stage with its label at or after the stages of its inputs.
+        """Assign a forward node to the first stage with its label (a number or placement) at or after the stages of its inputs.
 
         A node without a label gets the last of these stages.
         """
@@ -181,7 +181,7 @@ class _Stages:
                 first[value.node] = min(stage, first.get(value.node, stage))
 
     def _assign_backward(self, node: Node) -> None:
-        """Assign a backward node to the last stage with its label up to the stages of its gradients.
+        """Assign a backward node to the last stage with its label (a number or placement) up to the stages of its gradients.
 
         A node without a label gets the first of these stages.
         """

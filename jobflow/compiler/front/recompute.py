@@ -36,7 +36,7 @@ Key = tuple[int, int | None, Placement]
 
 @dataclass
 class RecomputedRegion:
-    """A region to recompute."""
+    """A region whose values are recomputed in the backward pass."""
 
     #: forward nodes that may be recomputed, in order, and the position of the last
     nodes: list[Node] = field(default_factory=list)

@@ -42,7 +42,7 @@ class Reroute(Op):
         raise SbpError("Reroute: its layouts are fixed when it is inserted and cannot be inferred; call `infer` for types only")
 
     def kernel(self, *arrays: object) -> None:
-        raise SbpError("Reroute: it has no kernel; lower the program to the steps of its route first")
+        raise SbpError("Reroute: it has no kernel; lower the program to the instructions of its route first")
 
     def sent(self, *types: TensorType) -> dict[int, int]:
         """Return the bytes that each communicating rank sends for tensors of these logical types, including the alignment in joins."""
@@ -60,7 +60,7 @@ class Reroute(Op):
         return max(self.sent(*types).values(), default=0)
 
     def joined_types(self, types: Sequence[TensorType], rank: int) -> list[TensorType]:
-        """Return the types of the parts that `rank` holds of the tensors."""
+        """Return the types of the parts of these tensors on `rank`."""
         layouts = [source for source, _ in self.each] or [self.source] * len(types)
         return [layout.local_type(type, rank) for layout, type in zip(layouts, types, strict=True)]
 

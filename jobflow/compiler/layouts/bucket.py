@@ -103,7 +103,7 @@ def _is_all_reduce(node: Node) -> bool:
 
 
 def _among(node: Node) -> tuple[Any, ...]:
-    """Return the key of tensors that can be reduced together: groups of ranks, reduction, element type."""
+    """Return the key of tensors that can be reduced together: placement, mesh dimensions, reduction and element type."""
     assert isinstance(node.op, Reroute)
     dimensions = changed(node.op.source, node.op.target)
     return node.op.source.placement, dimensions, node.op.source.sbp[dimensions[0]], node.inputs[0].dtype
@@ -117,7 +117,7 @@ def _nbytes(node: Node) -> int:
 
 
 def _joined(group: Sequence[Node]) -> Reroute:
-    """Return one reduction of all tensors of a group."""
+    """Return the `Reroute` that reduces all tensors of a group together."""
     ops = [node.op for node in group if isinstance(node.op, Reroute)]
     if all(op == ops[0] for op in ops):
         return ops[0]

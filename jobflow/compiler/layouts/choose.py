@@ -122,7 +122,7 @@ def choose(case: Case) -> Choice:
 
 
 def _all_whole(case: Case, legal: Sequence[Signature]) -> Signature:
-    """Return the signature with only B; an op without one has a single signature, which is returned instead."""
+    """Return the signature whose inputs and outputs are all B; if there is none, return the last legal signature."""
     return next((s for s in legal if all(sbp == B for sbp in (*s.inputs, *s.outputs))), legal[-1])
 
 
@@ -169,7 +169,7 @@ def _most(signatures: list[Signature], count: Callable[[Signature], int]) -> lis
 
 
 def _has_room(case: Case, signatures: Sequence[Signature]) -> bool:
-    """Return True if no axis of an input is cut into pieces with fewer elements than the next mesh dimension has ranks."""
+    """Return True if every split axis of an input has at least one element per rank."""
     if case.at_once and all(operand.here and operand.now == tuple(s.inputs[i] for s in signatures) for i, operand in enumerate(case.operands)):
         return True
     for i, operand in enumerate(case.operands):

@@ -274,7 +274,7 @@ def changes(source: Layout, target: Layout, type: TensorType) -> Iterator[tuple[
 
 @lru_cache(maxsize=1 << 14)
 def sent(name: str, source: Layout, target: Layout, type: TensorType) -> dict[int, int]:
-    """Return the bytes that each communicating rank sends in one hop, equal to the counts of the communicators."""
+    """Return the bytes that each communicating rank sends in one hop, as the communicators count them."""
     nbytes: dict[int, int] = {}
     if name in ("move", "exchange"):
         shape, each = type.shape, type.dtype.itemsize

@@ -153,7 +153,9 @@ class Sharding(Rewriter):
     def _operand(self, value: Value, node: Node) -> Operand:
         layout, constraint = self.layouts[value], self.constraints.get(value)
         if isinstance(layout, Local):
-            raise PlanError(f"{node.op} at {node.where}: {value.name} has the mirrored view, but the op is consistent; convert it with to_global")
+            raise PlanError(
+                f"{node.op} at {node.where}: {value.name} is in the mirrored view, but the op is in the consistent view; convert it with to_global"
+            )
         now, here = present(layout, node.placement, value)
         if constraint is None or len(constraint.marks) != len(now):
             return Operand(value.tensor_type, now, here)

@@ -461,6 +461,6 @@ def flat_pieces(types: Sequence[TensorType], placement: Placement) -> list[FlatP
 
 
 def _clipped(type: TensorType, start: int, stop: int) -> Span:
-    """Return the elements of a tensor between two byte offsets, clipped to the tensor."""
+    """Return the range of elements of a tensor between two byte offsets, clipped to the tensor."""
     begin, end = (min(max(byte, 0), type.nbytes) // type.dtype.itemsize for byte in (start, stop))
     return begin, end

@@ -123,7 +123,7 @@ def _connected(ranks: Sequence[int], all_transfers: tuple[BoxTransfer, ...]) -> 
 def exchange_steps(build: Builder, x: LocalValue, source: Box, target: Box, exchange: Exchange, order: int) -> LocalValue:
     """Append the instructions of an exchange; return the `target` box of this rank.
 
-    `x` holds the `source` box of this rank.
+    `x` is the `source` box of this rank.
     """
     gives = sorted((move for move in exchange.transfers if move.source == build.rank), key=lambda move: exchange.ranks.index(move.target))
     takes = sorted((move for move in exchange.transfers if move.target == build.rank), key=lambda move: exchange.ranks.index(move.source))

@@ -19,7 +19,7 @@ from jobflow.plan.plan import Announced, Kind, Slot
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LocalValue:
-    """One tensor on this rank, compared by identity.  `slot` is set if its memory is fixed, as for variables."""
+    """A tensor on this rank, compared by identity; `slot` is set if its memory is fixed, as for variables."""
 
     type: TensorType
     name: str
@@ -89,7 +89,7 @@ Action: TypeAlias = Op | Collect | Send | Receive | WaitFor | Join
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LocalInstruction:
-    """One instruction of this rank."""
+    """An instruction of this rank: an action with its inputs and outputs."""
 
     action: Action
     inputs: tuple[LocalValue, ...]
@@ -115,7 +115,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class RankProgram:
-    """All instructions of one rank in a run, in order."""
+    """The program of one rank: the instructions of a run, in order."""
 
     job: str
     rank: int

@@ -37,7 +37,7 @@ def plan_memory(ordered: Ordered) -> Plan:
 
 
 def allocations_of(ordered: Ordered) -> tuple[dict[LocalValue, LocalValue], dict[LocalValue, LocalValue], frozenset[LocalInstruction]]:
-    """Return the allocation of every value, its allocation if parts of joins are separate, and the instructions that do no work."""
+    """Return the allocation of every value, the same with parts of joins as separate allocations, and the instructions that do no work."""
     planning = _last.planning = _planning(ordered)
     allocations, parts = ({value: way(value) for value in planning.windows} for way in (planning.allocation, planning.part))
     return allocations, parts, frozenset(planning.free)
@@ -106,7 +106,7 @@ class _Planning:
     # ---------------------------------------------------------------- places
 
     def allocation(self, value: LocalValue) -> LocalValue:
-        """Return the root whose memory contains the value, through joins."""
+        """Return the root whose memory contains the value; the memory of a join contains its parts."""
         root = self.windows[value].root
         while root in self.inside:
             root = self.inside[root][0]
@@ -176,7 +176,7 @@ class _Planning:
         return lifetimes
 
     def _allocate(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return the bytes of each buffer, and the peak of the bytes of its values."""
+        """Return the size in bytes of each buffer, and the peak of its live bytes."""
         lifetimes = self._lifetimes()
         shared = {self.allocation(value) for step in self.steps if isinstance(step.action, Collect | Send) for value in step.inputs}
         sizes: dict[str, int] = {}
@@ -268,7 +268,7 @@ class _Planning:
 
 
 def _receive_key(receive: Receive) -> int:
-    """Return the verifier's key of a value during its receive."""
+    """Return the key under which the verifier tracks a value until its receive completes."""
     return -1 - receive.order
 
 

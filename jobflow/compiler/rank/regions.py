@@ -182,7 +182,7 @@ class _RegionBuilder:
         return value in self.outside or value in self.over or not steps.issuperset(self.readers.get(value, ()))
 
     def _in_place_conflict(self, group: RegionGroup, new: RegionGroup) -> str | None:
-        """Return the reason if a value updated in place is also read through another window or written twice."""
+        """Return the reason if a value updated in place is also read through another window or written twice; otherwise None."""
         written = [value for g in (group, new) for k in g.steps for value in self._writes(self.steps[k])]
         reads = dict.fromkeys((*group.inputs, *new.inputs))
         tables = [value for g in (group, new) for value in g.inputs if LOOKED_UP in g.space.places[value]]

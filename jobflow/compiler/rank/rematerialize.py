@@ -48,7 +48,7 @@ class Rematerialization:
     bounds: FusionLimits
 
     def run(self) -> tuple[Rematerialized, ...]:
-        """Add instructions to recompute to the groups; return the rematerialized values."""
+        """Change the groups to recompute values where that saves time; return the recomputed values."""
         producers = {value: i for i, step in enumerate(self.steps) for value in step.outputs}
         free = [i for i in range(len(self.steps)) if i in self.groups and self.facts[i].space.free]
         return tuple(

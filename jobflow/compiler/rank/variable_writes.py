@@ -16,7 +16,7 @@ from jobflow.ops.update import Assign
 
 
 def write(program: RankProgram) -> RankProgram:
-    """Make writes explicit; `updates` is empty afterwards."""
+    """Return the program with an instruction for every write of a variable; its `updates` are empty."""
     over = written_over(program.steps)
     stored = views_of(program.steps, set(program.reads.values()))
     steps = list(program.steps)
