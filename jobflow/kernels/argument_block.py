@@ -45,7 +45,7 @@ _pointer, _HEAD = ctypes.c_void_p.from_address, object.__basicsize__
 
 
 def _choose() -> Callable[[Array], int]:
-    """Return the faster function for the address of an array, `_read_address`, if it is correct for an example; otherwise the slower one."""
+    """Return the function for the address of an array: `_read_address`, which is faster, if it is correct for an example."""
     example = np.arange(4.0)[1:]
     return _read_address if _read_address(example) == _reported_address(example) else _reported_address
 

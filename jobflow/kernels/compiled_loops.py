@@ -54,7 +54,7 @@ class CompiledLoopOnCopies:
         if expressions is None or space is None:
             return "it has no expression over rows"
         if any(LOOKED_UP in places for places in space.operands):
-            return "tables are not copied"
+            return "it reads a table, which is not copied"
         if llvm.cheap(expressions):
             return "copying costs more than the computation"
         places = count(1)

@@ -103,7 +103,7 @@ def _bind_chain(chain: Chain, target: Target, device: Binder, inputs: Sequence[A
 
 
 def _view(op: Op, inputs: Sequence[Array]) -> Array | None:
-    """Return the output of a view operation; None if the operation is no view or the strides do not allow one."""
+    """Return the output of a view operation; None for other operations, or if the strides do not allow a view."""
     if not isinstance(op, ViewOp):
         return None
     try:
@@ -125,7 +125,7 @@ class EagerCalls:
         self._op, self._bind = op, bind
 
     def run(self, device: OneOperationDevice, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Compute the outputs."""
+        """Bind the operation to these arrays and compute the outputs."""
         device.begin_instruction()
         _bind_and_run(self._bind, device, inputs, outputs)
 

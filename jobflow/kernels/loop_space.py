@@ -22,7 +22,7 @@ LINE, COLUMNS_AT_A_TIME = 64, 256
 
 @dataclass(frozen=True)
 class OperandAccess:
-    """Access of the innermost loop to an operand."""
+    """The memory access of the innermost loop to one operand."""
 
     dtype: DType
     inner: InnerLayout
@@ -47,7 +47,7 @@ class LoopForm:
 
 @dataclass(frozen=True)
 class Space:
-    """Sizes of the axes, the innermost last, and the strides of each operand along them in bytes."""
+    """The index space of a loop: sizes of the axes, the innermost last, and the strides of each operand along them in bytes."""
 
     sizes: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
@@ -63,7 +63,7 @@ class Space:
     def tiles(self) -> Iterator[tuple[int, Space]]:
         """Yield tiles of the innermost axis with their first index; the other axes are ordered so that cache lines are reused soonest.
 
-        Tiles pay for an operand in transposed order, such as y of y[n,k] += x[k,n].  Each element of its row is in another cache line, and the next
+        Tiles save time for an operand in transposed order, such as y of y[n,k] += x[k,n].  Each element of its row is in another cache line, and the next
         row reads the adjacent elements of the same lines.
         """
         size = self.sizes[-1]

@@ -61,5 +61,5 @@ def machine_class() -> MachineClass:
 
 
 def agree(classes: Iterable[MachineClass]) -> None:
-    """Use the lowest of the ranks' classes from now on."""
+    """Set the class of this process to the lowest of the ranks' classes."""
     _agreed[:] = [min(classes, key=CLASSES.index)]

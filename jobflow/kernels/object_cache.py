@@ -92,7 +92,7 @@ class ObjectCache:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
-        """Open the folder, so that it cannot be replaced by another one while it is used."""
+        """Yield a descriptor of the folder, so that the folder cannot be replaced by another one while it is used."""
         at = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             _check_trusted(at, self.folder)
@@ -117,7 +117,7 @@ def _check_trusted(descriptor: int, name: str) -> None:
     """Raise PermissionError if another user could have written the file or folder."""
     status = os.fstat(descriptor)
     if status.st_uid != os.geteuid():
-        raise PermissionError(f"{name} belongs to user {status.st_uid}, not to {os.geteuid()}")
+        raise PermissionError(f"{name} belongs to user {status.st_uid}, not to {os.geteuid()}; remove it or choose another cache folder")
     if status.st_mode & 0o022:
         raise PermissionError(f"{name} is writable by other users (mode {status.st_mode & 0o777:o}); run chmod go-w {name}")
 
@@ -129,7 +129,7 @@ def _file(name: str, flags: int, at: int) -> Iterator[Any]:
 
 
 def _replace(name: str, content: bytes, at: int) -> None:
-    """Write the file atomically."""
+    """Write a file atomically, by renaming a temporary file."""
     part = f".{os.urandom(16).hex()}"
     try:
         with _file(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, at) as file:
@@ -150,7 +150,7 @@ def _remove(name: str, at: int) -> bool:
 
 
 def _files(at: int, ending: str = _ENDING) -> Iterator[tuple[float, int, str]]:
-    """Yield (last use, size, name) of the files."""
+    """Yield (time of the last use, size in bytes, name) of the files with this ending."""
     for name in os.listdir(at):
         with contextlib.suppress(OSError):
             status = os.stat(name, dir_fd=at, follow_symlinks=False)

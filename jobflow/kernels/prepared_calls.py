@@ -122,7 +122,7 @@ class PreparedCalls:
         self._operands, self._known = [], {}  # frees the memory of the stand-ins
 
     def run(self, device: OneOperationDevice, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Compute the outputs."""
+        """Compute the outputs from these inputs with the prepared calls."""
         if self._alone is not None:
             function, block = self._alone
             function(block([address(a) for a in (*inputs, *outputs)]))

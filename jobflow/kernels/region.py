@@ -19,7 +19,7 @@ MemberOutput: TypeAlias = tuple[int, int]
 
 @lru_cache(4096)
 def expression_on(op: Op, *types: TensorType) -> tuple[Expression, ...] | None:
-    """Return the cached expression of an operation for inputs of these types."""
+    """Return the cached expressions of an operation for inputs of these types, one per output; None if it has none."""
     return op.expression(*types)
 
 

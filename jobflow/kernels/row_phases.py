@@ -20,7 +20,7 @@ COLUMNS = "column_sum"
 
 @dataclass(frozen=True)
 class Phase:
-    """A pass over a row."""
+    """A pass over the elements of a row, with the expressions that are computed in it."""
 
     #: computed once before the pass, from values per row and results of earlier passes
     row: tuple[Expression, ...]

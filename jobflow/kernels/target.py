@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jobflow.kernels.patterns import Patterns
 
 Kind: TypeAlias = Literal["cpu", "cuda"]
-#: the operation's plain kernel; array functions and BLAS, prepared once; loops compiled for regions, by LLVM for CPUs and by NVRTC for GPUs
+#: the plain kernel of the operation; array functions and BLAS, prepared once; loops compiled for regions, by LLVM for CPUs and by NVRTC for GPUs
 Tier: TypeAlias = Literal["reference", "numpy", "llvm", "nvrtc"]
 #: values of `flow.config.kernels`; "auto" is the fastest installed tier, see `cpu_tier`
 SETTINGS: dict[str, Tier] = {"auto": "llvm", "reference": "reference", "numpy": "numpy", "llvm": "llvm"}

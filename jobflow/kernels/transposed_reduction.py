@@ -36,7 +36,7 @@ def has_strided_columns(outputs: Sequence[Expression], inputs: Sequence[Array], 
 
 
 def transposed_reduction(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> TransposedLoop | None:
-    """Return the loop over rows.
+    """Return a loop that computes the sums of columns as sums of rows.
 
     The result is None if columns are not contiguous in memory, or if the expressions use row primitives.
     """

@@ -34,7 +34,7 @@ def _at_once(op: Pointwise, inputs: Sequence[DType], outputs: Sequence[DType]) -
 
 @implements(Pointwise, at_once=_at_once)
 def calls_over_elements(op: Pointwise, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """Prepare NumPy calls, or the call of the kernel."""
+    """Prepare NumPy calls; if the operation has none, prepare the call of its kernel."""
     return _at_once(op, [dtype_of(a.dtype) for a in inputs], [dtype_of(a.dtype) for a in outputs])(device, inputs, outputs)
 
 

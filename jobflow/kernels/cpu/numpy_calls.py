@@ -191,7 +191,7 @@ def _assign_scratch(steps: list[Expression], last: dict[Expression, int], slots:
 
 
 class _Scratch:
-    """Rows of scratch, with slots from `first` on."""
+    """The scratch rows of a formula; their slots begin at `first`."""
 
     def __init__(self, first: int) -> None:
         self.first, self.rows = first, 0

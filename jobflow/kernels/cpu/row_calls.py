@@ -31,7 +31,7 @@ SHORT_ROW = 1024
 
 @implements(Indexed)
 def calls_over_rows(op: Indexed, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """Prepare calls over rows, or the call of the kernel."""
+    """Prepare calls over rows; if the operation has none, prepare the call of its kernel."""
     formulas, space = facts_of(op, *map(type_of, inputs))
     calls = row_calls(device, formulas, space, op.in_place, inputs, outputs)
     return kernel_call(op, device, inputs, outputs) if calls is None else calls

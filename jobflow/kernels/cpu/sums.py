@@ -37,7 +37,7 @@ def sum_over_stretched_axes(op: SumTo, device: Binder, inputs: Sequence[Array], 
 
 
 def _no_elements(op: Reduce, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-    return None if inputs[0].size else "no elements"
+    return None if inputs[0].size else "the input has no elements"
 
 
 @implements(Reduce, refuses=_no_elements)
@@ -46,7 +46,7 @@ def reduced_axes(op: Reduce, device: Binder, inputs: Sequence[Array], outputs: S
 
 
 def _no_axis(op: ArgExtreme, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-    return None if inputs[0].shape[op.axis] else "no elements"
+    return None if inputs[0].shape[op.axis] else "the input has no elements along the axis"
 
 
 @implements(ArgExtreme, refuses=_no_axis)

@@ -62,7 +62,7 @@ def updates_of_read_rows(op: RowUpdate, device: Binder, inputs: Sequence[Array],
 def row_calls(
     op: RowUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array], over_all: Callable[[Sequence[Array]], list[Call]]
 ) -> list[Call]:
-    """Return the calls of an update.
+    """Return the calls that update the rows of a table which a step has read.
 
     `over_all(scalars)` returns calls that update all rows of the outputs in place, as rows without a gradient.
     """

@@ -204,7 +204,7 @@ PRODUCTS = WinogradBackend(lambda transform: transform.products(), lambda a, b, 
 
 
 def _of_tiles(values: Array, tiles: int) -> list[ImageTile]:
-    """Return the tiles of [i,c,(j tile),n]."""
+    """Return views of the tiles of values [i,c,(j tile),n]."""
     per_tile = values.reshape(*values.shape[:2], -1, tiles, values.shape[3])
     return [ImageTile(per_tile[:, :, :, tile].swapaxes(0, 1), 0, 0) for tile in range(tiles)]
 

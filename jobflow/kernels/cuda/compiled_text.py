@@ -24,7 +24,7 @@ Launcher = Callable[[tuple[int, ...], tuple[int, ...], tuple[Any, ...]], None]
 
 @dataclass(frozen=True)
 class LoadedText:
-    """The functions of a text on the current GPU."""
+    """The functions of a compiled text, loaded on the current GPU."""
 
     loaded: Any
 

@@ -74,7 +74,7 @@ def bind(
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """A kernel function and the arrays whose addresses are its arguments, which stay alive."""
+    """A kernel function; it keeps the arrays alive whose addresses are its arguments."""
 
     function: Launcher
     arrays: Sequence[Array]
@@ -94,7 +94,7 @@ class PreparedKernel:
 
 
 def prepared(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> PreparedKernel:
-    """Return the prepared kernel for these arrays."""
+    """Return the kernel of these outputs, prepared for these arrays."""
     shape = loop_shape(facts(tuple(outputs)), inputs, targets)
     outputs, index_operands = with_index_operands(outputs, len(inputs), shape)
     known, read = facts(tuple(outputs)), [*inputs, *index_operands]
