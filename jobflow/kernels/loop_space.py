@@ -63,8 +63,8 @@ class Space:
     def tiles(self) -> Iterator[tuple[int, Space]]:
         """Yield tiles of the innermost axis with their first index; the other axes are ordered so that cache lines are reused soonest.
 
-        Tiles save time for an operand in transposed order, such as y of y[n,k] += x[k,n].  Each element of its row is in another cache line, and the next
-        row reads the adjacent elements of the same lines.
+        Tiles save time for an operand in transposed order, such as y of y[n,k] += x[k,n].  Each element of its row is in another cache line.
+        The next row reads the adjacent elements of the same lines.
         """
         size = self.sizes[-1]
         across = (s for s in self.strides if any(0 < abs(step) < min(LINE, abs(s[-1])) for step in s[:-1]))

@@ -25,7 +25,7 @@ def _others(op: ChannelOp, x: Array) -> tuple[int, ...]:
 
 
 def _wide(op: ChannelOp, x: Array, *vectors: Array) -> list[Array]:
-    """Return vectors per channel as views that broadcast along x."""
+    """Return vectors of one value per channel as views that broadcast along x."""
     return [along(vector, op.axis, x.ndim) for vector in vectors]
 
 

@@ -243,7 +243,7 @@ COSTS["amx", "numpy"] = COSTS["avx512", "numpy"]  # NumPy does not use the matri
 
 
 def sizes(op: ConvOp, shapes: Shapes) -> Sizes:
-    """Return the sizes of a convolution whose whole x and w have these shapes."""
+    """Return the sizes of a convolution from the logical shapes of x and w."""
     (n, c, *spatial), (o, _, *kernel) = shapes
     window = op.window(tuple(kernel))
     return Sizes(n, c, o, op.groups, tuple(spatial), window.out_sizes("conv", tuple(spatial)), window)
@@ -285,7 +285,7 @@ def _unfit_for_tiles(op: ConvOp, s: Sizes, single: bool, m: Tiles) -> str | None
 
 @lru_cache(4096)
 def estimates(op: ConvOp, shapes: Shapes, single: bool, costs: Costs) -> dict[Algorithm, float]:
-    """Estimate the cost in nanoseconds of each algorithm that applies to an operation whose whole x and w have these shapes."""
+    """Estimate the cost in nanoseconds of each algorithm that applies to an operation; `shapes` are the logical shapes of x and w."""
     s, kind = sizes(op, shapes), type(op)
     costs_by_algorithm: dict[Algorithm, float] = {m: costs.winograd(kind, s, m) for m in TILES if unfit(op, s, single, m) is None}
     if unfit(op, s, single, "im2col") is None:
@@ -296,7 +296,7 @@ def estimates(op: ConvOp, shapes: Shapes, single: bool, costs: Costs) -> dict[Al
 
 
 def why_not(op: ConvOp, shapes: Shapes, single: bool, algorithm: Algorithm, tier: Tier) -> str | None:
-    """Return the reason not to use an algorithm for whole x and w of these shapes, or None if it costs least."""
+    """Return the reason not to use an algorithm for these logical shapes of x and w, or None if it costs least."""
     costs = estimates(op, shapes, single, COSTS[machine_class(), tier])
     if algorithm not in costs:
         return unfit(op, sizes(op, shapes), single, algorithm)

@@ -109,7 +109,7 @@ def maxima_by_axes(op: MaxPool, device: Binder, inputs: Sequence[Array], outputs
 
 
 def _shares(window: Window, x: Array, y: Array) -> Array:
-    """Return 1 / count of each window of y as [*spatial, 1], or one value if all are equal."""
+    """Return 1 / (number of elements) of each window of y as [*spatial, 1], or one value if all are equal."""
     count = counts(np, window, x.shape[1:-1], y.shape[1:-1], x.dtype)[..., None]
     return 1 / (count.ravel()[:1] if (count == count.ravel()[0]).all() else count)
 

@@ -43,7 +43,9 @@ class ProductSum(Op):
             if addend.dtype is not y.dtype:
                 raise DtypeError(f"{self.word()}: the element types of the product {y} and of {addend} differ; cast one of them")
             if addend.shape not in (y.shape, y.shape[1:]):
-                raise ShapeError(f"{self.word()}: {addend} has neither the shape of the product {y} nor the shape of its rows")
+                raise ShapeError(
+                    f"{self.word()}: {addend} has neither the shape of the product {y} nor the shape of its rows; reshape it to one of them"
+                )
         return y
 
     def rule(self, *types: TensorType) -> Rule:

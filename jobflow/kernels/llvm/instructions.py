@@ -248,9 +248,9 @@ def _converted(at: Lines, value: str, source: DType, target: DType, lanes: int) 
 
 
 def _limited(at: Lines, value: str, source: DType, target: DType, lanes: int) -> str:
-    """Convert a float to an integer.
+    """Convert a float to an integer; NaN and values out of range become the smallest integer.
 
-    One-byte integers are truncated from int32.  NaN and values out of range become the smallest integer.
+    One-byte integers are converted to int32 and truncated.
     """
     wide = int32 if target.itemsize < int32.itemsize else target
     before, after, truth, (low, high) = register(source, lanes), register(wide, lanes), several("i1", lanes), wide.span

@@ -30,7 +30,7 @@ COLUMN_ROWS = 3
 
 
 def print_loop(outputs: Sequence[Expression], form: LoopForm, expensive: set[Expression]) -> Printed:
-    """Print the loop of lowered outputs; its note names the element types of its scratch rows."""
+    """Print the loop of lowered outputs; the note of the result names the element types of its scratch rows."""
     loop = _Loop(outputs, form, expensive)
     loop.write()
     ending = [*sorted(loop.at.declared), "", ATTRIBUTES, *([WEIGHTS] if any("!prof" in line for line in loop.at.lines) else ())]

@@ -300,7 +300,7 @@ def load_words(at: VectorFunction) -> dict[str, str]:
 
 
 def scale_of(at: VectorFunction, form: ProductForm) -> str:
-    """Return the scale: 1, or minus the value at the address `by`."""
+    """Return the scale of the product: 1, or minus the value at the address `by` if the argument block has one."""
     at.write(f"br i1 {at.value('icmp ne i64 %by, 0')}, label %given, label %start")
     at.label("given")
     rate = at.value(f"load {form.kind}, ptr {at.value('inttoptr i64 %by to ptr')}")

@@ -36,7 +36,7 @@ def _geometry(op: Op, data: Array, ids: Array, y: Array) -> tuple[int, ...]:
             return ids.shape[op.batch], 1, math.prod(data.shape[ids.ndim :]), y.shape[op.batch], 0
         case UnsortedSegmentSum():
             return ids.size, 1, math.prod(data.shape[op.axis + ids.ndim :]), y.shape[op.axis], op.offset
-    raise AssertionError(f"{op} is not a segment sum")
+    raise AssertionError(f"{op} is not one of UnsortedSegmentSum, DimScatterAdd and BatchSegmentSum")
 
 
 def _refused(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
