@@ -1,1 +1,1 @@
-"""The compiler: from a traced job to the plan of each rank, as pure functions, each with its own result type."""
+"""The compiler: pure functions from a traced job to the plan of each rank, one per stage, each with a result type."""

@@ -148,7 +148,7 @@ def _weights(losses: Sequence[Value], elements: Sequence[int], microbatches: Mic
 
 
 def _sharing(program: Traced, value: Value, microbatches: Microbatches) -> int:
-    """Return the number of ranks that share the rows of a value; in the mirrored view they share arguments that are cut over the ranks."""
+    """Return the number of ranks that share the rows of a value: all ranks in the mirrored view if arguments are cut over them, else 1."""
     of_all = bool(microbatches.arguments) and not any(program.inputs[name].local for name in microbatches.arguments)
     return value.node.placement.size if value.local and of_all else 1
 

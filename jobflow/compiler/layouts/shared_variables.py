@@ -142,7 +142,7 @@ class _UpdateDivision(Rewriter):
         return over is not None and value.node.inputs[over] is self.graph.reads[name]
 
     def _dependents(self, nodes: Iterable[Node]) -> dict[Node, None]:
-        """Return these nodes and their dependents in order."""
+        """Return these nodes and all nodes that depend on them, in program order."""
         dependents = dict.fromkeys(nodes)
         return {node: None for node in self.graph.nodes if node in dependents or self._joins(dependents, node)}
 

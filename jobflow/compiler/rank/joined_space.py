@@ -44,7 +44,7 @@ class JoinedSpace:
         return all(set(lead) <= set(self.places[value]) for value in values)
 
     def whole_rows(self) -> bool:
-        """Return True if each value has either all axes of a row of several axes, or none of them."""
+        """Return True unless a value has only some of the axes of a row."""
         row = {len(self.sizes) - i for i in range(1, self.row + 1) if self.row > 1 and self.sizes[-i] != 1}
         return all(row.isdisjoint(places) or row.issubset(places) for places in self.places.values())
 
@@ -67,7 +67,7 @@ def space_of_step(step: LocalInstruction) -> JoinedSpace:
 
 
 def joined_space(a: JoinedSpace, b: JoinedSpace) -> JoinedSpace | None:
-    """Return one of the spaces with the values of the other, whose axes are renamed according to shared values; None if incompatible."""
+    """Return one index space for both operations, in which shared values have the same axes; None if there is none."""
     for small, large in ((b, a), (a, b)):
         axes = _renamed(small, large)
         if axes is not None:

@@ -1,4 +1,4 @@
-"""The program of one rank before it has addresses: instructions over values.  `lower` builds it, `memory` plans it."""
+"""The program of one rank before addresses are assigned: instructions over values.  `lower` builds it, `memory` plans it."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class _Planning:
         return sizes, needed
 
     def _peak(self, roots: list[LocalValue], lifetimes: dict[LocalValue, list[int]]) -> int:
-        """Return the peak of live bytes of the roots."""
+        """Return the largest number of bytes that these roots occupy at any instruction."""
         change = np.zeros(len(self.steps) + 3, np.int64)  # positions from -1 (arguments) to the results
         for root in roots:
             first, last = lifetimes[root]

@@ -114,6 +114,6 @@ class Rematerialization:
         return tuple(sorted(set(result)))
 
     def _in_memory(self, value: LocalValue, producers: Mapping[LocalValue, int]) -> bool:
-        """Return True for variables, arguments, outputs of instructions outside regions, and values that regions compute for others."""
+        """Return True for variables, arguments, outputs of instructions outside regions, and values that a region computes for other readers."""
         group = self.groups.get(producers[value]) if value in producers else None
         return group is None or value in self.stored or not set(group.steps).issuperset(self.readers.get(value, ()))
