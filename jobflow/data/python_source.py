@@ -74,6 +74,8 @@ def calling(what: str) -> Iterator[None]:
 class Listed(Samples):
     """The elements of a sequence, read one at a time."""
 
+    whole = True
+
     def __init__(self, data: Any, names: Sequence[str] | None, what: str) -> None:
         self._data, self._names, self.what, self._lock = data, names, what, threading.Lock()
         if not len(data):

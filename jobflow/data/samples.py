@@ -44,6 +44,8 @@ class Samples(ABC):
     fields: Mapping[str, Field]
     #: for messages
     what: str = ""
+    #: True if a sample is read with all its fields, which may differ at each read: user code with random numbers
+    whole: bool = False
     #: the file name suffixes that identify its files, if there are such
     suffixes: ClassVar[tuple[str, ...]] = ()
 
@@ -242,6 +244,7 @@ class Subset(Samples):
 
     def __init__(self, samples: Samples, numbers: Sequence[int] | Array) -> None:
         self._samples, self._numbers, self.what = samples, np.asarray(numbers, np.int64), f"a subset of {samples}"
+        self.whole = samples.whole
         super().__init__(samples.fields, len(self._numbers))
 
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from operator import itemgetter
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class Window:
 
     def open(self, begin: Position, after: Position, size: int, fields: Sequence[str]) -> Ready:
         """Return the next batch, and start to read the rows that were requested of the last batch of this size."""
-        shards = Shards(self, begin, size)
+        shards = Shards(self, begin, size, fields)
         self._open.append(shards)
         for rows, names in self._requests.get(size, {}).items():
             shards.prepare(rows, frozenset(names))
@@ -65,17 +66,19 @@ class Ready:
 class Shards:
     """The reads of one batch and the rows requested of it."""
 
-    def __init__(self, window: Window, begin: Position, size: int) -> None:
-        self.window, self.begin, self.size = window, begin, size
+    def __init__(self, window: Window, begin: Position, size: int, fields: Sequence[str]) -> None:
+        self.window, self.begin, self.size, self.fields = window, begin, size, fields
         self.requested: dict[Stretch, set[str]] = {}
         self._coming: dict[tuple[Stretch, str], Coming[dict[str, Array]]] = {}
+        #: of whole samples: disjoint rows in ascending order, with all their fields
+        self._whole: list[tuple[Stretch, dict[str, Array]]] = []
+        self._reading_whole = threading.Lock()
 
     def prepare(self, rows: Stretch, names: frozenset[str]) -> None:
         """Start to read rows of fields unless that read has started."""
         missing = frozenset(name for name in names if (rows, name) not in self._coming)
         if missing:
-            data, begin = self.window.data, self.begin
-            future = self.window.pool.ask(partial(data.read, begin, rows, missing), partial(data.text, begin, rows))
+            future = self.window.pool.ask(partial(self._read, rows, missing), partial(self.window.data.text, self.begin, rows))
             self._coming.update({(rows, name): future for name in missing})
 
     def take(self, rows: Stretch, name: str) -> Array:
@@ -90,11 +93,28 @@ class Shards:
                 return future.result()[name]
         data = self.window.data
         with notice_if_long(partial(data.text, self.begin, rows)):
-            arrays = data.read(self.begin, rows, (name,))
+            arrays = self._read(rows, (name,))
         result: Coming[dict[str, Array]] = Coming(partial(data.text, self.begin, rows))
         result.set_result(arrays)
         self._coming[rows, name] = result  # a second access returns the same rows even if the reader's data changed
         return arrays[name]
+
+    def _read(self, rows: Stretch, names: Collection[str]) -> dict[str, Array]:
+        """Read rows of fields; read the row of a whole sample once, so that its fields belong together."""
+        data = self.window.data
+        if not data.samples.whole:
+            return data.read(self.begin, rows, names)
+        with self._reading_whole:
+            end = rows[0]
+            for start, stop in [*(each for each, _ in self._whole), (rows[1], rows[1])]:
+                gap = (end, min(start, rows[1]))
+                if gap[0] < gap[1]:
+                    self._whole.append((gap, data.read(self.begin, gap, self.fields)))
+                end = max(end, stop)
+            self._whole.sort(key=itemgetter(0))
+            pieces = [(start, arrays) for (start, stop), arrays in self._whole if start < rows[1] and stop > rows[0]]
+            parts = {name: [arrays[name][max(rows[0] - start, 0) : rows[1] - start] for start, arrays in pieces] for name in names}
+        return {name: each[0] if len(each) == 1 else np.concatenate(each) for name, each in parts.items()}
 
     def fingerprint(self, name: str) -> str:
         data = self.window.data

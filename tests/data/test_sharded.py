@@ -20,6 +20,8 @@ from jobflow import scope
 from jobflow.core.errors import ArgumentError
 from jobflow.core.layout import Box
 from jobflow.data import Batches, Order, Position, per_device
+from jobflow.data.python_source import samples_of
+from jobflow.data.samples import Subset
 from jobflow.engine.job import job_of
 from jobflow.engine.session import Session, current_session
 from jobflow.program.arguments import ArgumentPart
@@ -227,8 +229,37 @@ def test_clients_read_their_rows_and_train_as_one(tmp_path: Path) -> None:
         for ours, theirs in zip(each["losses"], alone, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5)
     for rank in range(2):
-        assert 'argument "images" of rank' in (tmp_path / f"differs{rank}").read_text()
+        assert 'argument "images" differs between ranks' in (tmp_path / f"differs{rank}").read_text()
 
 
 def test_positions_are_pairs() -> None:
     assert Position(2, 5)._asdict() == {"epoch": 2, "sample": 5} and Position() == (0, 0)
+
+
+class Changing:
+    """Samples whose fields hold the number of the read, as random augmentation of an image and its mask would."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, number: int) -> dict[str, int]:
+        self.reads += 1
+        return {"image": self.reads, "mask": self.reads}
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_fields_of_a_sample_come_from_one_read(prefetch: int) -> None:
+    data = Changing()
+    samples = Subset(samples_of(data), range(COUNT))
+    data.reads = 0
+    batches = Batches(samples, Order(1, COUNT), SIZE, drop_last=True, prefetch=prefetch, sharded=True)
+    requests = [("mask", 2, 4), ("image", 0, 3), ("image", 3, 8), ("image", 2, 4), ("mask", 0, 8)]
+    with batches.start(epochs=2) as reading:
+        for batch in reading:
+            read = {request: batch.arguments[request[0]].part((slice(*request[1:]),)) for request in requests}
+            whole = read["mask", 0, 8]
+            assert all(np.array_equal(rows, whole[start:stop]) for (_, start, stop), rows in read.items())
+    assert data.reads == 2 * (COUNT // SIZE) * SIZE
