@@ -108,7 +108,7 @@ def test_placements_print_as_written() -> None:
 
 
 def test_a_rank_twice() -> None:
-    with pytest.raises(PlacementError, match=r"^placement cpu\[0, 1, 0\] names a rank twice$"):
+    with pytest.raises(PlacementError, match=r"^placement cpu\[0, 1, 0\] contains a rank twice; list each rank once$"):
         Placement("cpu", (0, 1, 0))
 
 
@@ -138,7 +138,7 @@ def on(n: int) -> Placement:
 
 
 def test_a_layout_has_one_sbp_per_mesh_dimension() -> None:
-    with pytest.raises(SbpError, match=r"^2 sbp for a mesh of 1 dimensions on cpu\[0-1\]$"):
+    with pytest.raises(SbpError, match=r"^2 sbp for cpu\[0-1\], whose mesh has 1 dimensions; pass one per dimension$"):
         Layout(on(2), (B, B))
     assert str(layout(Placement("cpu", (0, 1, 2, 3), (2, 2)), S(0))) == "cpu[0-3:2x2]:S(0),S(0)"
 

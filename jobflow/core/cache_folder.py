@@ -9,14 +9,14 @@ _chosen: list[str] = []
 
 
 def choose_cache_folder(folder: str | None) -> None:
-    """Set the directory of `flow.config.cache_folder`; None selects the directory from the environment."""
+    """Set the cache directory of `flow.config.cache_folder`; None selects the directory from the environment."""
     _chosen[:] = [] if folder is None else [os.path.abspath(os.path.expanduser(folder))]
 
 
 def cache_folder(name: str) -> Path:
-    """Return a folder in the configured directory, in $JOBFLOW_CACHE, or in jobflow in $XDG_CACHE_HOME or ~/.cache.
+    """Return the folder `name` in the cache directory, which is not created; all files in it may be removed.
 
-    All files in the folder may be removed.
+    The cache directory is the configured one, $JOBFLOW_CACHE, or jobflow in $XDG_CACHE_HOME or ~/.cache.
     """
     if _chosen:
         return Path(_chosen[0], name)

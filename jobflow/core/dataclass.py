@@ -1,6 +1,6 @@
 """The `dataclass` of the standard library at a twentieth of its cost: importing jobflow defines some 370 such classes.
 
-The library generates and compiles six functions for each class.  Here a function is generated at its first use, which for most never happens.
+The library generates and compiles six functions for each class.  This module generates a function at its first use; most are never used.
 Functions that need not be fast are shared by all classes.  The fields are the library's: `fields`, `replace`, `asdict`, patterns and type
 checkers work unchanged.  `order` is not supported.
 """
@@ -23,7 +23,7 @@ else:
     def dataclass(cls=None, /, *, repr=True, eq=True, frozen=False, slots=False, weakref_slot=False):
         if cls is None:
             return partial(dataclass, repr=repr, eq=eq, frozen=frozen, slots=slots, weakref_slot=weakref_slot)
-        cls.__doc__ = cls.__doc__ or cls.__name__  # else the library would look for the parameters of `__init__`
+        cls.__doc__ = cls.__doc__ or cls.__name__  # otherwise the library would read the parameters of `__init__`
         _here.making = True
         try:
             cls = dataclasses.dataclass(cls, init=False, repr=False, eq=False, slots=slots, weakref_slot=weakref_slot)
@@ -49,7 +49,7 @@ else:
 
 
 class Frozen:
-    """Base methods that reject assignments to attributes."""
+    """A mixin class that rejects assignments to attributes and their deletion."""
 
     __slots__ = ()
 
@@ -70,7 +70,7 @@ _here = _Here()
 
 
 class _FrozenParameters:
-    """The class parameters, with frozen=True for the standard library's `dataclass` and unchanged for this module.
+    """A descriptor of dataclass parameters: frozen=True for the standard library, unchanged for this module.
 
     The library checks that frozen classes derive only from frozen ones.
     """
@@ -95,7 +95,7 @@ class _LazyMethod:
     def __get__(self, instance: Any, owner: type) -> Any:
         method = self.write(self.cls)
         method.__module__, method.__qualname__ = self.cls.__module__, f"{self.cls.__qualname__}.{self.name}"
-        setattr(self.cls, self.name, method)  # threads may write it at once: the methods are alike
+        setattr(self.cls, self.name, method)  # concurrent threads generate equal methods
         return method if instance is None else method.__get__(instance, owner)
 
 

@@ -57,7 +57,7 @@ __all__ = [
 _PACKAGE = os.path.join(os.path.abspath(sys.modules["jobflow"].__path__[0]), "")
 #: Python's standard library
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
-#: ready models are programs like those of users
+#: the models of jobflow count as user programs
 _MODELS = os.path.join(_PACKAGE, "models") + os.sep
 #: the advice of messages that reject an array in place of a tensor of a job
 NOT_A_TENSOR = "arrays become tensors as arguments of the job, as variables (get_variable, load_variables) or as constants (flow.tensor)"
@@ -73,68 +73,68 @@ class JobflowError(Exception):
 
     @property
     def told(self) -> str:
-        """The printed form: kind and message."""
+        """The message with the name of the exception class."""
         return f"{type(self).__name__}: {self}"
 
 
 class ShapeError(JobflowError, ValueError, AssertionError):
-    """The shapes of an op's operands do not match."""
+    """Error for operands of an op whose shapes do not match."""
 
 
 class AxisError(ShapeError, IndexError):
-    """An axis, or an index along an axis, is out of range."""
+    """Error for an axis, or an index along an axis, that is out of range."""
 
 
 class DtypeError(JobflowError, TypeError):
-    """An op does not support an element type."""
+    """Error for an element type that an op does not support."""
 
 
 class SbpError(JobflowError, ValueError):
-    """No signature of an op, or no conversion between layouts, satisfies the request."""
+    """Error for a requested layout without a matching signature of an op or conversion between layouts."""
 
 
 class PlacementError(JobflowError, ValueError):
-    """A placement names devices that do not exist, or names one twice."""
+    """Error for a placement with devices that do not exist, or with a device listed twice."""
 
 
 class ConfigError(JobflowError, ValueError, AssertionError, AttributeError):
-    """An option has an unknown name or a wrong value."""
+    """Error for an option with an unknown name or an invalid value."""
 
 
 class ArgumentError(JobflowError, ValueError, AssertionError):
-    """A job was called with arguments that do not match its declaration."""
+    """Error for arguments that do not match the declaration of a job or function."""
 
 
 class JobError(JobflowError, AssertionError, NotImplementedError):
-    """A job is declared or used in an invalid way."""
+    """Error for an invalid declaration or use of a job."""
 
 
 class DuplicateNameError(JobflowError, AssertionError):
-    """Two variables or ops of one job have the same name."""
+    """Error for two variables or ops of one job with the same name."""
 
 
 class PlanError(JobflowError):
-    """A plan is inconsistent; the verifier rejects it before a run."""
+    """Error for an inconsistent plan, raised by the verifier before a run."""
 
 
 class CheckpointError(JobflowError, AssertionError, RuntimeError):
-    """A checkpoint is missing, damaged, or does not fit the variables."""
+    """Error for a checkpoint that is missing, damaged, or does not match the variables."""
 
 
 class ReplacedError(CheckpointError):
-    """Another process replaced or removed a checkpoint during the read; the new checkpoint may be complete."""
+    """Error for a checkpoint that another process replaced or removed during the read; the new checkpoint may be complete."""
 
 
 class DataError(JobflowError, ValueError):
-    """A file of samples is missing, damaged, or does not have the contents that its reader expects."""
+    """Error for a data file that is missing, damaged, or has unexpected contents."""
 
 
 class FileError(JobflowError, OSError):
-    """A path is a pipe, a device or a folder, or a file above the size limit of its kind."""
+    """Error for a path that is a pipe, a device or a folder, or a file above the size limit of its kind."""
 
 
 class DivergedError(JobflowError, RuntimeError):
-    """Ranks that should execute the same operations diverge; the message lists the operation of each rank.
+    """Error for ranks that execute different operations; the message lists the operation of each rank.
 
     `first` is the rank that diverged because of its own error, if any.
     """
@@ -148,7 +148,7 @@ class DivergedError(JobflowError, RuntimeError):
 
 
 class RankError(JobflowError):
-    """A rank failed during a run; the first failure is reported."""
+    """Error for the first rank that failed during a run, with its number and message."""
 
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(f"rank {rank}: {message}")
@@ -160,11 +160,11 @@ class RankError(JobflowError):
 
 
 class AbortedError(JobflowError):
-    """This rank was stopped because another rank failed."""
+    """Error for a rank that was stopped because another rank failed."""
 
 
 def in_short(error: BaseException) -> str:
-    """Return an exception as one line: its kind, the first line of its message, and the raising line unless it is in jobflow."""
+    """Return an exception as one line: class, first line of the message, and the raising line unless it is in jobflow."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -190,14 +190,14 @@ class SourceLine:
 NOWHERE = SourceLine("<jobflow>", 0)
 
 
-#: the frame of `at_line`, and its line
+#: the frame that entered `at_line`, and its line
 _STANDING: ContextVar[tuple[FrameType, SourceLine] | None] = ContextVar("standing", default=None)
 
 
 class at_line:
-    """Context manager `with at_line(line):` that attributes the work of the block to this line, for example of a configuration file.
+    """Context manager `with at_line(line):` that attributes errors in the block to this line, for example of a configuration file.
 
-    Lines of the user's program called by the block have precedence; lines that called the block do not.
+    Lines of the user's program that the block calls have precedence over `line`.
     """
 
     def __init__(self, line: SourceLine) -> None:
@@ -217,7 +217,10 @@ def user_line() -> SourceLine:
 
 
 def line_of(frame: FrameType | None, standing: FrameType | None = None, line: SourceLine = NOWHERE) -> SourceLine:
-    """Return the user's line of a frame and its callers, up to the frame `standing`, which is replaced by `line`."""
+    """Return the innermost user's line of a frame and its callers.
+
+    The search stops at the frame `standing` and then returns `line`; without a user's line it returns NOWHERE.
+    """
     while frame is not None:
         if frame is standing:
             return line
@@ -227,12 +230,12 @@ def line_of(frame: FrameType | None, standing: FrameType | None = None, line: So
     return NOWHERE
 
 
-#: a cache of files of jobflow or the standard library
+#: cache of file names of jobflow or the standard library
 _NOT_OF_USERS: set[str] = set()
 
 
 def is_users(frame: FrameType) -> bool:
-    """Return True for a frame outside of jobflow, the interpreter and the standard library."""
+    """Return True for a frame of the user's program: not of jobflow, the interpreter or the standard library."""
     file = frame.f_code.co_filename
     if _is_own(file) or _is_standard(file):
         _NOT_OF_USERS.add(file)
@@ -258,7 +261,7 @@ def _is_own(file: str) -> bool:
 
 
 def _is_standard(file: str) -> bool:
-    """Return True for a file of Python's standard library, which calls functions of the user."""
+    """Return True for a file of Python's standard library."""
     return file.startswith(_LIBRARY) and not any(file.startswith(_LIBRARY + name) for name in ("site-packages", "dist-packages"))
 
 
@@ -270,13 +273,13 @@ def did_you_mean(name: str, legal: Iterable[str]) -> str:
 
 
 def did_you_mean_or(name: str, legal: Iterable[str], advice: str) -> str:
-    """Return `advice` as the end of a message, after the suggestion of `did_you_mean` if there is one."""
+    """Return the end of a message: the suggestion of `did_you_mean`, if any, and `advice`."""
     near = did_you_mean(name, legal)
     return f"{near} {advice[:1].upper()}{advice[1:]}" if near else f"; {advice}"
 
 
 def no_attribute(name: str, message: str, legal: Iterable[str] = ()) -> AttributeError:
-    """Return the error for a missing attribute, without Python's own suggestion."""
+    """Return the AttributeError for a missing attribute, with a suggestion from `legal` in place of Python's own."""
     return AttributeError(f"{message}{did_you_mean(name, legal)}", name=name, obj=None)
 
 

@@ -1,4 +1,4 @@
-"""Optional packages, and the extra of jobflow that installs each."""
+"""Optional packages, and the extras of jobflow that install them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jobflow.core.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Package:
-    """A package: its import name, minimum version, purpose, and the extra of jobflow-sbp that installs it ("" for none)."""
+    """An optional package: name, import name, minimum version, purpose, and the extra of jobflow-sbp that installs it ("" for none)."""
 
     name: str
     module: str
@@ -47,12 +47,15 @@ PACKAGES = (
 
 
 def package_of(module: str) -> Package | None:
-    """Return the entry of `PACKAGES` to which a module belongs, or None."""
+    """Return the entry of `PACKAGES` that contains the module, or None."""
     return next((package for package in PACKAGES if f"{module}.".startswith(f"{package.module}.")), None)
 
 
 def optional(module: str, what: str) -> Any:
-    """Import a module of one of `PACKAGES` for the feature `what`; if it is missing, raise ModuleNotFoundError with the install command."""
+    """Import a module of an optional package for the feature `what`.
+
+    Raises ModuleNotFoundError with the install command if the package is missing.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -14,12 +14,12 @@ from typing import Any
 
 from jobflow.core.errors import did_you_mean
 
-#: how the import path of a function is written
+#: the syntax of an import path of a function
 IMPORT_PATH = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 
 
 class ImportFailedError(LookupError):
-    """A module or function that does not exist: `message` states the problem, and `advice`, which may be empty, the solution."""
+    """Error for an import path whose module or function does not exist; `advice` may be empty."""
 
     def __init__(self, message: str, advice: str = "") -> None:
         super().__init__(f"{message}; {advice}" if advice else message)
@@ -27,7 +27,7 @@ class ImportFailedError(LookupError):
 
 
 def function_named(target: str) -> Callable[..., Any]:
-    """Return the function or other callable of an import path "module:function".  Raises: ImportFailedError."""
+    """Return the callable of an import path "module:function".  Raises: ImportFailedError."""
     name, _, path = target.partition(":")
     target_object: Any = module_named(name, target)
     for part in path.split("."):
@@ -39,7 +39,7 @@ def function_named(target: str) -> Callable[..., Any]:
             raise ImportFailedError(f"{name} has no {part}{did_you_mean(part, known)}", listed)
         target_object = getattr(target_object, part)
     if not callable(target_object):
-        raise ImportFailedError(f"{target} is not a function but {type(target_object).__name__} {target_object!r:.60}")
+        raise ImportFailedError(f"{target} is {target_object!r:.60} of type {type(target_object).__name__}, not a function")
     return target_object
 
 
@@ -47,16 +47,16 @@ def module_named(name: str, target: str = "") -> ModuleType:
     """Import a module for the import path `target`.  Raises: ImportFailedError, chained to an error raised by the module itself."""
     try:
         return importlib.import_module(name)
-    except Exception as error:  # runs user code, which may raise anything
+    except Exception as error:  # runs user code, which may raise any exception
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is None or not f"{name}.".startswith(f"{missing}."):
             raise ImportFailedError(f"{name} cannot be imported: {_failure(error)}", _advice(missing)) from error
-        advice = "modules are looked for in the folder of the configuration, in the current one, and among what is installed"
+        advice = "modules are searched in the folder of the configuration, in the current folder, and among installed packages"
         raise ImportFailedError(f"there is no module {missing}{_near_module(missing, target)}", advice) from None
 
 
 def _advice(missing: str | None) -> str:
-    """Return the way out for a package that a user's module imports and that is not installed."""
+    """Return the advice for the module `missing`, which a user's module imports; "" if no module is missing."""
     if missing is None:
         return ""
     package = missing.partition(".")[0]
@@ -66,7 +66,7 @@ def _advice(missing: str | None) -> str:
 
 
 def _failure(error: Exception) -> str:
-    """Describe an exception and its line outside of the import machinery."""
+    """Describe an exception with its line outside of the import machinery."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"SyntaxError at {os.path.basename(error.filename)}:{error.lineno}: {error.msg}"
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename and frame.filename != __file__]
@@ -75,7 +75,7 @@ def _failure(error: Exception) -> str:
 
 
 def _near_module(missing: str, target: str) -> str:
-    """Suggest a correction for a missing module: the function in the correct syntax, or a module with a similar name."""
+    """Return a suggestion for a missing module: the function in the correct syntax, or a module with a similar name."""
     if ".py:" in target and (meant := meant_function(target)):
         return f'; did you mean "{meant}"?'
     head, _, last = missing.rpartition(".")

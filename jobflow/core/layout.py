@@ -78,7 +78,7 @@ class Broadcast:
         return "jobflow.sbp.broadcast"
 
     def __call__(self) -> Broadcast:
-        """Return self: programs write both `sbp.broadcast` and `sbp.broadcast()`."""
+        """Return self, because programs write both `sbp.broadcast` and `sbp.broadcast()`."""
         return self
 
 
@@ -133,7 +133,10 @@ def _grid(mesh: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 class Interned(type):
-    """Metaclass that makes equal instances one object, visible only when complete; thread-safe."""
+    """Metaclass that returns one shared object for equal arguments.
+
+    Threads may create instances concurrently, because only complete instances are registered.
+    """
 
     def __call__(cls, *arguments: Any, **named: Any) -> Any:
         instance = super().__call__(*arguments, **named)
@@ -152,7 +155,7 @@ class Placement(metaclass=Interned):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The identity of a placement."""
+        """The fields that identify a placement."""
         return self.tag, self.ranks, self.mesh
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -162,7 +165,7 @@ class Placement(metaclass=Interned):
         if not self.mesh:
             object.__setattr__(self, "mesh", (len(self.ranks),))
         if len(set(self.ranks)) != len(self.ranks):
-            raise PlacementError(f"placement {self.tag}{list(self.ranks)} names a rank twice")
+            raise PlacementError(f"placement {self.tag}{list(self.ranks)} contains a rank twice; list each rank once")
         if math.prod(self.mesh) != len(self.ranks):
             raise PlacementError(f"placement {self.tag}{list(self.ranks)}: {len(self.ranks)} ranks do not fill a mesh of {self.mesh}")
 
@@ -206,13 +209,13 @@ class ParallelConf(str):
         return conf
 
     def device_tag(self) -> str:
-        """The kind of device: "cpu" or "gpu"."""
+        """Return the kind of device: "cpu" or "gpu"."""
         return self.placement.tag
 
 
 @cache
 def first_ranks(tag: str, count: int) -> Placement:
-    """Return a placement of the first `count` ranks on a mesh of one dimension."""
+    """Return a placement of the first `count` ranks with one mesh dimension."""
     return Placement(tag, tuple(range(count)))
 
 
@@ -274,7 +277,7 @@ class Layout(metaclass=Interned):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The identity of a layout."""
+        """The fields that identify a layout."""
         return self.placement, self.sbp
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -282,7 +285,7 @@ class Layout(metaclass=Interned):
 
     def __post_init__(self) -> None:
         if len(self.sbp) != len(self.placement.mesh):
-            raise SbpError(f"{len(self.sbp)} sbp for a mesh of {len(self.placement.mesh)} dimensions on {self.placement}")
+            raise SbpError(f"{len(self.sbp)} sbp for {self.placement}, whose mesh has {len(self.placement.mesh)} dimensions; pass one per dimension")
 
     def __str__(self) -> str:
         return f"{self.placement}:{','.join(map(str, self.sbp))}"
@@ -319,7 +322,7 @@ class Layout(metaclass=Interned):
     def shards(self, array: Array) -> list[Array]:
         """Split a whole NumPy array into the shards of the ranks, as views.
 
-        For a partial layout, the first rank holds the values and the others the identity element.
+        For a partial layout, the first shard has the values, and the others are filled with the identity element of the reduction.
         """
         parts = [array[self.box(array.shape, rank).slices] for rank in self.placement.ranks]
         for i, rank in enumerate(self.placement.ranks):
@@ -343,7 +346,7 @@ class Layout(metaclass=Interned):
 
 
 def _folded(parts: dict[tuple[int, ...], Array], dimension: int, sbp: Sbp) -> dict[tuple[int, ...], Array]:
-    """Reduce the shards, by mesh coordinates, along a mesh dimension; of copies, retain the first."""
+    """Combine shards, keyed by mesh coordinates, along a mesh dimension: reduce partial values, and take the first of equal copies."""
     if isinstance(sbp, Split):
         return parts
     left: dict[tuple[int, ...], Array] = {}
@@ -385,7 +388,7 @@ def layout(placement: Placement, *sbp: Sbp) -> Layout:
 class Signature:
     """One legal combination of input and output S/B/P of an op along one mesh dimension.
 
-    `divides`: legal only if the number of ranks (the product of the mesh sizes that split the axis this way) divides it; 0 allows any number.
+    A signature with `divides` > 0 is legal only if the number of ranks that split the axis divides this number.
     A merging reshape needs it: shards of [b, t] are shards of [b * t] only if b divides evenly.
     """
 
@@ -405,9 +408,10 @@ class Signature:
 class Rule:
     """The axes of an op that are split together, e.g. ``Rule("mk,kn->mn", linear=((0,), (1,)))``.
 
-    A lower-case letter is an axis that may be split; any other mark is an axis that stays whole.  The only input of an op, if it has no axes, is
-    written "1", because an empty left side means no inputs.  Splitting a letter has these layouts: S for every tensor with the letter, B for
+    A lower-case letter is an axis that may be split; any other mark is an axis that stays whole.  A single input without axes is written "1",
+    because an empty left side means no inputs.  Splitting a letter has these layouts: S for every tensor with the letter, B for
     inputs without it, and P(`reduce`) for outputs without it.
+
     `linear` lists groups of inputs in which the op is jointly linear: if exactly these are P(sum), so is every output.
     `also` has signatures that letters cannot express.  They follow the signatures of the letters and precede the all-B signature, which is
     legal unless `whole` is False.  Layout inference prefers earlier entries of `signatures()` among equals.
@@ -441,7 +445,7 @@ def _letter_signatures(inputs: list[str], outputs: list[str], reduce: Reduction)
     letters = dict.fromkeys(mark for word in [*inputs, *outputs] for mark in word if mark.islower())
     for axis in letters:
         if not any(axis in word for word in inputs) and inputs:
-            continue  # new axes of outputs are not split by letters
+            continue  # new axes of outputs have no split signature
         yield Signature(
             tuple(S(word.index(axis)) if axis in word else B for word in inputs),
             tuple(S(word.index(axis)) if axis in word else Partial(reduce) for word in outputs),
@@ -450,7 +454,7 @@ def _letter_signatures(inputs: list[str], outputs: list[str], reduce: Reduction)
 
 @dataclass(frozen=True)
 class Local:
-    """The layout of a value in the mirrored view: each rank of the placement has its own value, without a logical whole."""
+    """The layout of a value in the mirrored view: each rank of the placement has a separate value, without a logical tensor."""
 
     placement: Placement
 

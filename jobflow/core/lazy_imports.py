@@ -19,14 +19,14 @@ from typing import Any, ClassVar, cast
 
 from jobflow.core.errors import no_attribute
 
-#: public name -> the module where it is, and its name there; "" if it is that module
+#: public name -> (module, attribute); the attribute "" is the module itself
 Homes = dict[str, tuple[str, str]]
 
 
 def read(package: str, stub: Path) -> tuple[Homes, list[str]]:
     """Return the module of each name of a stub, and the stub's `__all__`, by default all names.
 
-    The stub has only statements `from a import b as c` and `from a import *`; the latter imports a's `__all__`.
+    The stub contains only statements `from a import b as c` and `from a import *`; the latter imports a's `__all__`.
     """
     targets: Homes = {}
     public: list[str] | None = None
@@ -56,16 +56,16 @@ def _listed(module: str, source: Path) -> Collection[str]:
 def attach(
     package: str, file: str, modules: Mapping[str, str] = MappingProxyType({}), convert: Callable[[str, Any], Any] = lambda name, value: value
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` of a package; `modules` are modules of other packages that may be imported from it.
+    """Return `__getattr__`, `__dir__` and `__all__` of a package.
 
-    `convert` returns the value of a name in the package from the imported object.
+    `modules` maps names of this package to modules of other packages.  `convert` returns the public value from the name and the imported object.
     """
     targets, public = read(package, Path(file).with_suffix(".pyi"))
     inside = Path(file).parent
 
     def find(name: str) -> Any:
         if name not in targets:
-            # the import system asks for a module before it imports it
+            # the import system looks up a module before it imports it
             hints = () if name.startswith("_") or inside.joinpath(f"{name}.py").exists() else targets
             raise no_attribute(name, f"module {package!r} has no attribute {name!r}", hints)
         target, attribute = targets[name]
@@ -84,12 +84,12 @@ def attach(
 class _Aliases:
     """An import hook for module aliases of stubs, such as `jobflow.math`: one module object under both names.
 
-    The finder and loader has no base class, because `importlib.abc` imports the archive modules.
+    The class has no base class, because `importlib.abc` imports the archive modules.
     """
 
     #: package -> the names of its stub
     names: ClassVar[dict[str, Collection[str]]] = {}
-    #: what may be imported besides -> where it is
+    #: alias -> module of another package
     modules: ClassVar[dict[str, str]] = {}
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
@@ -106,16 +106,19 @@ class _Aliases:
         return ModuleSpec(fullname, cast(Any, self), loader_state=real) if real and importlib.util.find_spec(real) else None
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Return None: the import system creates an ordinary module."""
+        """Return None, which selects the default creation of modules."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Replace the entry in `sys.modules`, which the import system returns, by the aliased module."""
+        """Replace the new module in `sys.modules` by the aliased module; the import system returns that entry."""
         assert module.__spec__ is not None
         sys.modules[module.__spec__.name] = importlib.import_module(module.__spec__.loader_state)
 
 
 def _is_file(fullname: str, path: Sequence[str]) -> bool:
-    """Return True if the path has a file of this module; a folder may be the remains of an older version, with `__pycache__` only."""
+    """Return True if the path has a file of this module.
+
+    A folder with `__pycache__` only, from an older version, does not count.
+    """
     spec = PathFinder.find_spec(fullname, path)
     return spec is not None and spec.origin is not None
 

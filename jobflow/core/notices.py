@@ -10,7 +10,7 @@ _saying = threading.Lock()
 
 
 def notice(text: str) -> None:
-    """Print ``jobflow: text`` to standard error, unless this process has said it before."""
+    """Print ``jobflow: text`` to standard error, unless this process has already printed it."""
     with _saying:
         if text in _PRINTED:
             return

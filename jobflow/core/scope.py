@@ -1,4 +1,4 @@
-"""The scope of a program: the placement, view and options in force, and the interpreter that receives operations.
+"""The scope of a program: the current placement, view, options and interpreter of ops.
 
 Programs enter scopes with `placement`, `consistent_view`, `mirrored_view`, `namespace` and `config`; jobflow itself with `using`.
 """
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 
 class Interpreter(Protocol):
-    """A receiver of op calls: a tracer records them, an eager interpreter runs them."""
+    """A receiver of op calls: a tracer records them, and an eager interpreter runs them."""
 
     def apply(self, op: Any, inputs: Sequence[Tensor], name: str | None) -> tuple[Any, ...]: ...
 
@@ -39,13 +39,16 @@ class Placer(Protocol):
 
 @dataclass
 class Root:
-    """Mutable state with the lifetime of the process (or of a test): the session and its environment.  All other parts of a scope are immutable."""
+    """Mutable state with the lifetime of the process (or of a test): the session and its environment.
+
+    All other fields of a scope are immutable.
+    """
 
     session: Any = None
     environment: Any = None
     #: shared state of the global tensors of this rank
     eager: Any = None
-    #: held by the Python thread that calls a job or a graph, redistributes global tensors, or changes these fields
+    #: lock for calls of jobs and graphs, redistribution of global tensors, and changes of these fields
     lock: threading.RLock = field(default_factory=threading.RLock)
 
 
@@ -62,7 +65,7 @@ class Scope:
     stage: int | None = None
     #: number of the checkpointing region, whose values are recomputed for the backward pass
     region: int | None = None
-    #: age of the variables in runs; 1 for the variables of this run
+    #: age of the variables that ops read, in runs; 1 for the variables of this run
     buffered: int = 1
     #: False to turn `enable_qat` off
     quantized: bool = True
@@ -70,9 +73,9 @@ class Scope:
     outer: Scope | None = None
 
     def full_name(self, name: str) -> str:
-        """Return `name` after the namespaces, joined with "-" as in the legacy API."""
+        """Return `name` after the namespaces, joined with "-" as in the legacy API; raise JobError if `name` is no string."""
         if not isinstance(name, str):
-            raise JobError(f"{user_line()}: the name of an op or a variable must be a string, not {name!r} of type {type(name).__name__}")
+            raise JobError(f"name at {user_line()}: the name of an op or a variable must be a string, not {name!r} of type {type(name).__name__}")
         return "-".join((*self.namespace, name))
 
 
@@ -91,7 +94,7 @@ def lock() -> threading.RLock:
 
 
 def alone(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Wrap `function` so that it holds the lock."""
+    """Return `function` wrapped so that every call holds the lock."""
 
     @wraps(function)
     def holding(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
@@ -104,7 +107,7 @@ def alone(function: Callable[Parameters, Result]) -> Callable[Parameters, Result
 def caller() -> str:
     """Return the name of this Python thread, for ranks to compare; "" for the main thread, and for a rank that is a thread.
 
-    Ranks match their calls in order.  If several threads call, the names identify matching calls.
+    Ranks match their calls in order.  If several threads call jobs, the names identify matching calls.
     """
     if threading.current_thread() is threading.main_thread() or current().root is not _ROOT.root:
         return ""
@@ -132,7 +135,7 @@ class _Changed:
 
 
 def _with(scope: Scope, changes: dict[str, Any]) -> Scope:
-    """Return a scope with changed fields; every op enters one, and `dataclasses.replace` takes three times as long."""
+    """Return a copy of the scope with changed fields; faster than `dataclasses.replace`, because every op enters a scope."""
     if not changes.keys() <= scope.__dict__.keys():
         raise TypeError(f"a scope has no {', '.join(changes.keys() - scope.__dict__.keys())}")
     other = object.__new__(Scope)
@@ -154,7 +157,7 @@ def leave(token: Token[Scope | None]) -> None:
 
 
 class _Entered:
-    """A reentrant `with` block that changes the scope, also usable by several threads at once."""
+    """Base class of reentrant context managers that change the scope; several threads may use one object concurrently."""
 
     def _changes(self) -> dict[str, Any]:
         return {}
@@ -169,12 +172,12 @@ class _Entered:
 
 
 def _elements(argument: Any) -> tuple[Any, ...]:
-    """Return the elements of a list or another iterable; () for a text, bytes, a dict or a scalar."""
+    """Return the elements of an iterable; () for a text, bytes, a dict or a scalar."""
     return tuple(argument) if isinstance(argument, Iterable) and not isinstance(argument, str | bytes | dict) else ()
 
 
 class placement(_Entered):
-    """Run the ops called in the block on these devices.
+    """Context manager that runs the ops of the block on these devices.
 
     `device_tag` is "cpu", "gpu" or "cuda".  `machine_device_ids` is "machine:devices" ("0:0", "0:0-3"), a list of such texts or of ranks, or
     a list of rows ([[0, 1], [2, 3]]).  `hierarchy`, like rows, arranges the devices as a mesh of several dimensions; tensors have one S/B/P
@@ -184,7 +187,7 @@ class placement(_Entered):
 
     def __init__(self, device_tag: str, machine_device_ids: str | Sequence[Any], hierarchy: Sequence[int] | None = None) -> None:
         if not isinstance(device_tag, str) or device_tag not in ("cpu", "gpu", "cuda"):
-            raise PlacementError(f'placement at {user_line()}: unknown device tag {device_tag!r}; use "cpu" or "gpu"')
+            raise PlacementError(f'placement at {user_line()}: device_tag {device_tag!r} is unknown; use "cpu" or "gpu"')
         self.tag = device_tag
         self.devices = (machine_device_ids,) if isinstance(machine_device_ids, str) else _elements(machine_device_ids)
         self.hierarchy = None if hierarchy is None else _elements(hierarchy)
@@ -219,13 +222,13 @@ class _ViewScope(_Entered):
 
 
 class consistent_view(_ViewScope):
-    """Ops in the block work on logical tensors, which are split and assembled automatically."""
+    """Context manager for ops on logical tensors, which are split and assembled automatically."""
 
     view = "consistent"
 
 
 class mirrored_view(_ViewScope):
-    """Ops in the block work on separate tensors per device; variables are copies that stay equal."""
+    """Context manager for ops on separate tensors per device; variables are replicated and remain equal on all devices."""
 
     view = "mirrored"
 
@@ -241,7 +244,7 @@ def mirrored_view_enabled() -> bool:
 
 
 class namespace(_Entered):
-    """Prefix "<name>-" to the names of variables and ops of the block."""
+    """Context manager that prefixes "<name>-" to the names of variables and ops in the block."""
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str) or not name:
@@ -253,12 +256,12 @@ class namespace(_Entered):
 
 
 class config(_Entered):
-    """Make the block a stage of a pipeline, or a region of activation checkpointing.
+    """Context manager that makes the block a stage of a pipeline, or a region of activation checkpointing.
 
     `pipeline_stage_id_hint` is the number of the stage.  With `checkpointing=True`, every entry of the block begins a region.  Only the inputs of
     a region are saved for the backward pass, which recomputes the other values.  This saves memory and doubles the computation; results are
-    equal, including random numbers.  `checkpointing=False` ends a region inside of it.  In stage `ssp_stage_id` of `ssp_num_stages`, trained
-    variables are read by `experimental.ssp_variable_proxy` with a buffer of ssp_num_stages - ssp_stage_id.
+    equal, including random numbers.  `checkpointing=False` ends an enclosing region for the block.  In stage `ssp_stage_id` of `ssp_num_stages`,
+    `experimental.ssp_variable_proxy` reads trained variables with a buffer of ssp_num_stages - ssp_stage_id.
     `quantization_aware_training=False` turns `function_config.enable_qat` off for the block.
     Raises: ConfigError for an unknown option, or a value of the wrong kind.
     """
@@ -295,7 +298,7 @@ class config(_Entered):
 
 
 def checkpointed(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """`function` with every call of it a region of its own: `config(checkpointing=True)` for a layer or a block of them.
+    """Return `function` with each call in a separate region of activation checkpointing, as in `config(checkpointing=True)`.
 
     @flow.checkpointed
     def block(x): ...
@@ -321,7 +324,7 @@ def _new_region() -> int:
 
 @dataclass(frozen=True)
 class Devices:
-    """Devices of a placement in the legacy API."""
+    """The devices of a placement, in the form of the legacy API."""
 
     placement: Placement
     per_machine: int
@@ -338,7 +341,7 @@ class Devices:
 
     @property
     def machine_id2device_id_list(self) -> dict[int, list[int]]:
-        """The devices of each machine."""
+        """The device indices of each machine, by index of the machine."""
         devices: dict[int, list[int]] = {}
         for rank in self.placement.ranks:
             devices.setdefault(rank // self.per_machine, []).append(rank % self.per_machine)
@@ -352,7 +355,7 @@ class Devices:
 
 @dataclass(frozen=True)
 class CurrentScope:
-    """The description of the current scope for programs."""
+    """A description of the current scope, as returned by `current_scope`."""
 
     device_parallel_desc_symbol: Devices
     #: unique per session
@@ -360,7 +363,7 @@ class CurrentScope:
 
 
 def current_scope() -> CurrentScope:
-    """Return the devices of ops called here; raise JobError outside a job."""
+    """Return the devices that run the ops called here; raise JobError outside a job."""
     here = current()
     session: Placer | None = here.root.session
     if here.placement is None or session is None:

@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 def variant(function: Callable[Concatenate[First, P], Result], first: First, name: str, doc: str, /, **defaults: Any) -> Callable[P, Result]:
-    """Return `function` with this first argument, under its own name and documentation, and with its own defaults."""
+    """Return `function` with a fixed first argument, and with a different name, docstring and defaults."""
     whole = signature(function)
     parameters = [each.replace(default=defaults.get(each.name, each.default)) for each in list(whole.parameters.values())[1:]]
     own = whole.replace(parameters=parameters)
@@ -28,7 +28,7 @@ def variant(function: Callable[Concatenate[First, P], Result], first: First, nam
             bound.apply_defaults()
             return function(first, *bound.args, **bound.kwargs)
         except TypeError:
-            _bound(name, own, arguments, named)  # which says so in words of the caller if it is the arguments that do not fit
+            _bound(name, own, arguments, named)  # raises an error about the arguments if they do not match
             raise
 
     call.__name__ = call.__qualname__ = name

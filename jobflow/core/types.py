@@ -11,7 +11,7 @@ import numpy as np
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import DtypeError
 
-#: A NumPy or CuPy array.  Kernels see nothing else.
+#: A NumPy or CuPy array.
 Array: TypeAlias = Any
 #: The module `numpy` or `cupy`.
 Xp: TypeAlias = Any
@@ -19,15 +19,15 @@ Xp: TypeAlias = Any
 
 @dataclass(frozen=True, eq=False)
 class DType:
-    """An element type; one object per type, so `is` and `==` agree."""
+    """An element type.  Each type is one object, so `is` and `==` are equivalent."""
 
     name: str
-    #: None for a type that NumPy has from another package, which is imported when it is needed
+    #: the NumPy dtype; None for a type of another package, which is imported at its first use
     native: np.dtype[Any] | None = None
 
     @cached_property
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy dtype; DtypeError if it needs a package that is not installed."""
+        """The NumPy dtype; reading it raises DtypeError if the type needs a package that is not installed."""
         return _borrowed(self.name) if self.native is None else self.native
 
     def __repr__(self) -> str:
@@ -47,32 +47,32 @@ class DType:
 
     @property
     def is_floating_point(self) -> bool:
-        """PyTorch's name of `is_float`."""
+        """True for floating point types; PyTorch's name of `is_float`."""
         return self.is_float
 
     @property
     def is_complex(self) -> bool:
-        """False: no tensor has complex elements."""
+        """False, because tensors have no complex elements."""
         return False
 
     @property
     def is_signed(self) -> bool:
-        """True if the type has negative numbers."""
+        """True if the type includes negative numbers."""
         return self.is_float or self.numpy.kind == "i"
 
     @property
     def is_half(self) -> bool:
-        """True for 16-bit floats, which are storage types; arithmetic is in float32."""
+        """True for 16-bit floats. They are storage types; arithmetic is in float32."""
         return self is float16 or self is bfloat16
 
     @property
     def arithmetic(self) -> DType:
-        """The type of CPU arithmetic."""
+        """The type of arithmetic on the CPU: float32 for 16-bit floats, otherwise the type itself."""
         return float32 if self.is_half else self
 
     @property
     def of_gradient(self) -> DType:
-        """The type of gradients: float64 for integers, which only a cast gives a gradient."""
+        """The type of gradients: float64 for integers, which get a gradient only through a cast, otherwise the type itself."""
         return self if self.is_float else float64
 
     @cached_property
@@ -86,7 +86,7 @@ class DType:
 
     @cached_property
     def span(self) -> tuple[float, float]:
-        """The smallest and the largest number of the type, for floats the finite ones."""
+        """The smallest and the largest finite number of the type."""
         if self.is_float:
             return -self.largest, self.largest
         if not self.is_integer:
@@ -95,9 +95,9 @@ class DType:
         return int(bounds.min), int(bounds.max)
 
     def number(self, value: float) -> float:
-        """Convert a Python number to the type; a number beyond a float type becomes infinite.
+        """Convert a Python number to the type; a number out of the range of a float type becomes infinite.
 
-        Raises: ValueError if an integer type would lose a fraction, or does not include the number.
+        Raises: ValueError if an integer type cannot represent the number.
         """
         value, (low, high) = plain(value), self.span
         if self.is_float:
@@ -110,23 +110,23 @@ class DType:
 
 
 class Opaque(DType):
-    """The type of data from readers that are no tensors."""
+    """A type of data from readers that are not tensors."""
 
     is_float = is_integer = is_signed = False
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """Raise DtypeError: the type has no NumPy dtype."""
-        raise DtypeError(f"tensors have no elements of type {self.name}; decode records, and make tensors of tensor buffers")
+        """Raise DtypeError, because the type has no NumPy dtype."""
+        raise DtypeError(f"elements of type {self.name} have no NumPy dtype; decode records, and convert tensor buffers to tensors")
 
 
 def plain(number: float) -> float:
-    """Convert a NumPy scalar to a Python number, which compares with all others."""
+    """Convert a NumPy scalar to a Python number, so that comparisons ignore the NumPy type."""
     return number.item() if isinstance(number, np.generic) else number
 
 
 def float_info(dtype: DType) -> Any:
-    """Return NumPy's description of a float type: min, max, eps, tiny, bits."""
+    """Return NumPy's `finfo` of a float type: min, max, eps, tiny, bits."""
     tell = np.finfo if dtype.native is not None else _ml_dtypes(dtype.name).finfo
     return tell(dtype.numpy)
 
@@ -155,7 +155,7 @@ bfloat16 = DType("bfloat16")
 float32 = DType("float32", np.dtype(np.float32))
 float64 = DType("float64", np.dtype(np.float64))
 
-#: types of data that are no tensors: records, and arrays of different shapes
+#: types of data that are not tensors: records, and arrays of different shapes
 record = Opaque("record")
 tensor_buffer = Opaque("tensor_buffer")
 
@@ -165,12 +165,12 @@ _BY_NUMPY = {dtype.native: dtype for dtype in reversed(DTYPES) if dtype is not c
 
 
 def dtype_named(name: str) -> DType:
-    """Return the element type called `name`; raise KeyError if there is none."""
+    """Return the element type `name`; raise KeyError if there is none."""
     return _BY_NAME[name]
 
 
 def dtype_of(dtype: Any) -> DType:
-    """Return the element type of a NumPy dtype (or anything `np.dtype` accepts); raise KeyError if jobflow has none."""
+    """Return the element type of a DType or an argument of `np.dtype`; raise KeyError if jobflow has none."""
     if isinstance(dtype, DType):
         return dtype
     numpy_dtype = np.dtype(dtype)
@@ -208,7 +208,7 @@ class TensorType:
 
 
 class Typed:
-    """Base of objects with a tensor type, with shortcuts to its fields."""
+    """Base class of objects with a tensor type, with shortcuts to its fields."""
 
     __slots__ = ()
     tensor_type: TensorType
@@ -228,7 +228,7 @@ class Typed:
 
 @runtime_checkable
 class Tensor(Protocol):
-    """The operands and results of ops: values of a traced graph, or eager tensors."""
+    """An operand or result of an op: a value of a traced graph, or an eager tensor."""
 
     @property
     def tensor_type(self) -> TensorType: ...
@@ -245,7 +245,7 @@ def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
 
 
 def hides_elements(x: object) -> bool:
-    """Return True if x is a masked array with a masked element, which has no valid value for a tensor."""
+    """Return True for a masked array with a masked element, which has no valid value for a tensor."""
     return isinstance(x, np.ndarray) and type(x) is not np.ndarray and bool(np.any(getattr(x, "mask", False)))
 
 

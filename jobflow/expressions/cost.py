@@ -22,7 +22,7 @@ _MANY = {
     **dict.fromkeys(("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "power", "softplus", "sinh", "cosh", "tanh"), 20),
     **dict.fromkeys(("sin", "cos", "tan", "arcsin", "arccos", "arctan", "arctan2", "arcsinh", "arccosh", "arctanh"), 20),
 }
-#: arithmetic of one core in the time of reading one byte from memory or a shared cache; a low estimate, which favours reading
+#: operations of one core in the time of reading one byte from memory or a shared cache; a low estimate, which favours reading
 FLOPS_PER_BYTE = 1
 #: arithmetic per element; 1 for other primitives
 FLOPS: Mapping[str, int] = {
@@ -48,15 +48,15 @@ class Cost:
 
     @property
     def as_bytes(self) -> int:
-        """The whole cost in bytes: the memory traffic, and the bytes transferable in the time of the arithmetic."""
+        """The total cost in bytes: the memory traffic, plus the bytes that could be transferred in the time of the arithmetic."""
         return self.bytes + self.flops // FLOPS_PER_BYTE
 
 
 def flops_per_element(outputs: Sequence[Expression]) -> int:
-    """Return the arithmetic for one index; subexpressions shared by several outputs count once."""
+    """Return the floating-point operations for one index; subexpressions shared by several outputs count once."""
     return sum(FLOPS.get(x.primitive, 1) for x in in_order(outputs))
 
 
 def cost(outputs: Sequence[Expression], elements: int, operands: Sequence[TensorType]) -> Cost:
-    """Return the cost of expressions for this number of indices; `operands` are the types of inputs and outputs."""
+    """Return the cost of evaluating expressions for `elements` indices; `operands` are the types of inputs and outputs."""
     return Cost(flops_per_element(outputs) * elements, sum(type.nbytes for type in operands))

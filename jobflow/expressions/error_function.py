@@ -58,7 +58,7 @@ def _tail(xp: Xp, size: Array) -> Array:
     b = xp.maximum(size, 4.0)
     inverse = 1.0 / (b * b)
     scaled = xp.where(size <= 4.0, _ratio(MIDDLE, a), (ONE_OVER_ROOT_PI - inverse * _ratio(LARGE, inverse)) / b)
-    near = xp.trunc(xp.minimum(size, 30.0) * 16.0) / 16.0  # split x^2 in two, so that exp loses no digits
+    near = xp.trunc(xp.minimum(size, 30.0) * 16.0) / 16.0  # split x^2 into two summands, so that exp loses no digits
     rest = (xp.minimum(size, 30.0) - near) * (xp.minimum(size, 30.0) + near)
     return xp.exp(-near * near) * xp.exp(-rest) * scaled
 

@@ -1,4 +1,4 @@
-"""Expressions as text: 0.5 * x0 * (1.0 + erf(x0 * 0.7071))."""
+"""Text form of expressions, such as 0.5 * x0 * (1.0 + erf(x0 * 0.7071))."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _SIGNS = {
 
 
 def text(x: Expression) -> str:
-    """Return one expression as one line."""
+    """Format one expression as one line."""
     return _text(x, {}, outermost=True)
 
 
 def lines(outputs: Sequence[Expression]) -> list[str]:
-    """Return expressions as lines; a subexpression with several readers gets its own line and name."""
+    """Format expressions as lines; a subexpression with several readers gets a separate line and a name."""
     order = in_order(outputs)
     readers = Counter(y for x in order for y in x.arguments)
     names: dict[Expression, str] = {}

@@ -1,4 +1,4 @@
-"""The index space of an operation, and the mapping of the axes of its operands to the axes of the space.
+"""The index space of an operation, and the mapping from the axes of its operands to the axes of the space.
 
 An expression is computed at every index of one space, whose last axis is its row.  Elementwise operations broadcast as in NumPy.  Other
 operations name the axes by the letters of their rule:
@@ -21,7 +21,7 @@ from jobflow.core.types import Array, TensorType, Xp
 
 #: for each axis of an operand the axis of the space; None for a broadcast axis of size 1, LOOKED_UP for the lookup axis of a table
 Places = tuple[int | None, ...]
-#: marks the lookup axis of a table, which the space does not have
+#: marks the lookup axis of a table, which is not an axis of the space
 LOOKED_UP = -1
 
 
@@ -39,7 +39,7 @@ class IndexSpace:
         return self.collapsed(self.sizes)
 
     def view(self, operand: int, x: Array) -> Array | None:
-        """Return a NumPy array as a view with the axes of the space, or None if no such view exists."""
+        """Return the array of an operand as a view with the axes of the space, or None if no such view exists."""
         wide = self.wide(operand, x)
         try:
             return wide.reshape(self._with_row_axis(wide.shape), copy=False)
@@ -47,7 +47,7 @@ class IndexSpace:
             return None
 
     def read(self, operand: int, x: Array) -> Array:
-        """Return an array with the axes of the space, as a view if possible, else as a copy."""
+        """Return the array of an operand with the axes of the space, as a view if possible, else as a copy."""
         wide = self.wide(operand, x)
         return wide.reshape(self._with_row_axis(wide.shape))
 
@@ -56,7 +56,7 @@ class IndexSpace:
         return (*self.collapsed(wide[: len(self.sizes)]), *wide[len(self.sizes) :])
 
     def wide(self, operand: int, x: Array) -> Array:
-        """Return a view with every axis of the space, of size 1 where the operand has none; the axes of a row stay separate."""
+        """Return a view with every axis of the space, of size 1 for axes that the operand lacks; the axes of a row stay separate."""
         places = self.operands[operand]
         present = x[(*(0 if axis is None else slice(None) for axis in places), ...)]  # the ellipsis makes the result a view, even of 0 axes
         order = [axis if axis != LOOKED_UP else len(self.sizes) for axis in places if axis is not None]
@@ -64,11 +64,11 @@ class IndexSpace:
         return turned[(*(slice(None) if i in order else None for i in range(len(self.sizes))), ...)]
 
     def collapsed(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Return the sizes with the row as one axis."""
+        """Return the sizes with the axes of the row merged into one."""
         return (*sizes[: len(sizes) - self.row], math.prod(sizes[len(sizes) - self.row :])) if sizes else ()
 
     def write(self, operand: int, value: Array, x: Array, xp: Xp) -> None:
-        """Write the computed `value` of an operand, which broadcasts to the operand's view in the space, to its array `x`."""
+        """Write the computed `value` of an operand to its array x. `value` broadcasts to the operand's view in the space."""
         places = self.operands[operand]
         order = [axis for axis in places if axis is not None]
         sizes = [n if i in order else 1 for i, n in enumerate(self.sizes)]

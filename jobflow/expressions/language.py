@@ -3,8 +3,8 @@
     x, y = element(0, float32), element(1, float32)
     z = where(x > 0, x * y, 0.5 * exp(x))
 
-An expression has an element type and arguments that are expressions.  Equal expressions are one object, so common subexpressions are computed
-once.  Nothing is promoted or broadcast: operands have equal types, and a Python number takes the type of the other operand.
+An expression has an element type and arguments, which are expressions.  Equal expressions are one object, so common subexpressions are computed
+once.  Nothing is promoted or broadcast: operands have equal types, and a Python number is converted to the type of the other operand.
 
 Elements are read at the index of the result; a `number` is the same for all indices.  A row is the last axis of the index space.
 `row_sum`, `row_product` and `row_max` compute one value per row, which is read at every element of the row.  `index` is the index itself.
@@ -31,7 +31,7 @@ Operand: TypeAlias = "Expression | float"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Expression:
-    """A `primitive` applied to `arguments`; interned, and compared by identity."""
+    """A primitive applied to arguments; interned, and compared by identity."""
 
     primitive: str
     arguments: tuple[Expression, ...]
@@ -114,12 +114,12 @@ def element(position: int, dtype: DType) -> Expression:
 
 
 def number(position: int, dtype: DType) -> Expression:
-    """Return input `position`, one number for all indices whose value is passed at run time, such as a learning rate."""
+    """Return input `position` as a scalar that is passed at run time, such as a learning rate."""
     return make("number", (), dtype, position)
 
 
 def constant(value: float, dtype: DType) -> Expression:
-    """Return a compile-time number, converted to the type."""
+    """Return a compile-time constant, converted to `dtype`."""
     return make("constant", (), dtype, dtype_value(value, dtype))
 
 
@@ -133,22 +133,22 @@ def dtype_value(value: float, dtype: DType) -> float:
 
 
 def _typed(name: str, operands: Sequence[Operand]) -> tuple[Expression, ...]:
-    """Return the operands as expressions of one type; Python numbers become constants."""
+    """Return the operands as expressions of one type; Python numbers become constants. Raise DtypeError if types differ."""
     types = {x.dtype for x in operands if isinstance(x, Expression)}
     if len(types) != 1:
         listed = " and ".join(x.dtype.name if isinstance(x, Expression) else str(x) for x in operands)
-        raise DtypeError(f"{name} of {listed}: the element types differ, or no operand is an expression; use cast")
+        raise DtypeError(f"{name}: the operands {listed} must have one element type, and at least one must be an expression; use cast")
     (dtype,) = types
     return tuple(x if isinstance(x, Expression) else constant(x, dtype) for x in operands)
 
 
 def _same(name: str, kinds: str = "fViu") -> Callable[..., Expression]:
-    """Return the constructor of a primitive whose result has the type of its operands, which is of one of these NumPy kinds."""
+    """Return the constructor of a primitive whose operands and result have one type, with a NumPy kind in `kinds`."""
 
     def function(*operands: Operand) -> Expression:
         typed = _typed(name, operands)
         if typed[0].dtype.numpy.kind not in kinds:
-            raise DtypeError(f"{name} of {typed[0].dtype.name}")
+            raise DtypeError(f"{name}: operands of type {typed[0].dtype.name} are not supported")
         return make(name, typed, typed[0].dtype)
 
     function.__name__ = name
@@ -156,7 +156,7 @@ def _same(name: str, kinds: str = "fViu") -> Callable[..., Expression]:
 
 
 def _logical(name: str) -> Callable[..., Expression]:
-    """Return the constructor of a primitive on truth values; nonzero integers are true."""
+    """Return the constructor of a logical primitive; nonzero integers are true."""
 
     def function(*operands: Operand) -> Expression:
         return make(name, tuple(x if x.dtype is bool_ else not_equal(x, 0) for x in _typed(name, operands)), bool_)
@@ -260,7 +260,7 @@ def greater_equal(x: Operand, y: Operand) -> Expression:
 
 
 def row_min(x: Expression) -> Expression:
-    """Return the smallest element of a row: the negated maximum of negated floats, or of integers the inverted maximum of inverted bits."""
+    """Return the minimum of a row: the negated maximum of negated floats, or the inverted maximum of inverted integers."""
     return -row_max(-x) if x.dtype.is_float else invert(row_max(invert(x)))
 
 
@@ -269,13 +269,13 @@ def square(x: Expression) -> Expression:
 
 
 def clip(x: Expression, low: float | None, high: float | None) -> Expression:
-    """Limit x to [low, high]; NaN stays."""
+    """Limit x to [low, high]; NaN remains NaN."""
     x = x if low is None else maximum(x, low)
     return x if high is None else minimum(x, high)
 
 
 def where(condition: Expression, x: Operand, y: Operand) -> Expression:
-    """Return x where the condition holds, else y; both are computed."""
+    """Return x where the condition is true, else y; both are computed."""
     if condition.dtype is not bool_:
         raise DtypeError(f"where: the condition is {condition.dtype.name}, not bool")
     chosen = _typed("where", (x, y))
@@ -283,24 +283,24 @@ def where(condition: Expression, x: Operand, y: Operand) -> Expression:
 
 
 def rare_where(condition: Expression, x: Operand, y: Operand) -> Expression:
-    """Return the result of `where`, for a condition that rarely holds; kernels compute x only near such elements."""
+    """Return the result of `where` for a rarely true condition; kernels compute x only near elements where it is true."""
     chosen = where(condition, x, y)
     return make("rare_where", chosen.arguments, chosen.dtype)
 
 
 def library(name: str, *operands: Operand) -> Expression:
-    """Return a function of the C library, called for one number at a time as NumPy does."""
+    """Return a call of a C library function on one number at a time, as in NumPy."""
     typed = _typed(name, operands)
     return make("library", typed, typed[0].dtype, name)
 
 
 def cast(x: Expression, dtype: DType) -> Expression:
-    """Convert x to another element type, as NumPy casts."""
+    """Convert x to another element type, as NumPy does."""
     return x if x.dtype is dtype else make("cast", (x,), dtype)
 
 
 def weighted_sum(alpha: Operand, x: Operand, beta: Operand, y: Operand) -> Expression:
-    """Return alpha x + beta y in one pass, with one rounding less where the target supports it."""
+    """Return alpha x + beta y; targets with a fused multiply-add round once less."""
     typed = _typed("weighted_sum", (alpha, x, beta, y))
     return make("weighted_sum", typed, typed[0].dtype)
 
@@ -314,14 +314,14 @@ def fma(x: Operand, y: Operand, z: Operand) -> Expression:
 def ldexp(x: Expression, n: Expression) -> Expression:
     """Return x 2^n, for n of int32."""
     if n.dtype is not int32 or not x.dtype.is_float:
-        raise DtypeError(f"ldexp of {x.dtype.name} and {n.dtype.name}, not of a float and int32")
+        raise DtypeError(f"ldexp: the operands are {x.dtype.name} and {n.dtype.name}, not a float type and int32")
     return make("ldexp", (x, n), x.dtype)
 
 
 def reinterpret(x: Expression, dtype: DType) -> Expression:
     """Return the bits of x as another element type of the same size."""
     if x.dtype.itemsize != dtype.itemsize or bool_ in (x.dtype, dtype):
-        raise DtypeError(f"reinterpret {x.dtype.name} as {dtype.name}")
+        raise DtypeError(f"reinterpret: {x.dtype.name} and {dtype.name} must be types of the same size other than bool")
     return x if x.dtype is dtype else make("reinterpret", (x,), dtype)
 
 
@@ -334,26 +334,29 @@ def looked_up(position: int, dtype: DType, at: Expression) -> Expression:
 
 
 def columns() -> Expression:
-    """Return the number of elements of a row; cast it to the type of its use."""
+    """Return the number of elements of a row as float64; cast it to the type of its use."""
     return make("columns", (), float64)
 
 
 def index(axis: int) -> Expression:
-    """Return the index of the element along an axis of the space, as int64; index(-1) is the column."""
+    """Return the int64 index along an axis of the space; `axis` is negative, and -1 is the column."""
     if axis >= 0:
-        raise JobError(f"index({axis}): the axes of an index space are counted from its last, which is -1")
+        raise JobError(f"index({axis}): the axis must be negative; -1 is the last axis of the index space")
     return make("index", (), int64, axis)
 
 
 def row_element(x: Expression, at: Expression) -> Expression:
-    """Return the element in column `at` of the row; 0 if the row has no such column."""
+    """Return the element in column `at` of the row, or 0 if the row has no such column."""
     return row_sum(where(equal(index(-1), cast(at, int64)), x, 0.0))
 
 
 def philox(element: Expression, stream: Expression, key: tuple[int, int], plane: int = 0) -> Expression:
-    """Return the 32 random bits of an element from `expressions.philox`, as int64; `element` is its flat index in the whole logical tensor."""
+    """Return the 32 random bits of an element from `expressions.philox`, as int64.
+
+    `element` is the flat index of the element in the logical tensor.
+    """
     if element.dtype is not int64 or stream.dtype is not int64:
-        raise DtypeError(f"philox of {element.dtype.name} and {stream.dtype.name}, not of int64")
+        raise DtypeError(f"philox: element and stream are {element.dtype.name} and {stream.dtype.name}, not int64")
     return make("philox", (element, stream), int64, (*key, plane))
 
 
@@ -377,7 +380,7 @@ def _in_order(outputs: tuple[Expression, ...]) -> tuple[Expression, ...]:
 
 
 def replaced(x: Expression, substitutes: Mapping[Expression, Expression]) -> Expression:
-    """Substitute subexpressions of x."""
+    """Return x with subexpressions replaced by their `substitutes`."""
     known = dict(substitutes)
     for y in in_order([x]):
         if y not in known:

@@ -1,4 +1,4 @@
-"""Expressions on arrays: the reference for every kernel.
+"""Evaluation of expressions on arrays: the reference for every kernel.
 
 `functions(xp)` has the functions of `language` for arrays of NumPy or CuPy, so that a formula runs directly on arrays.
 `evaluate` runs expressions.
@@ -36,7 +36,7 @@ SHARED = (
 
 @lru_cache
 def functions(xp: Xp) -> Any:
-    """Return the functions of `language` for arrays of this module."""
+    """Return a namespace with the functions of `language` for arrays of the module `xp`."""
 
     def rsqrt(x: Array) -> Array:
         return 1 / xp.sqrt(x)
@@ -79,7 +79,10 @@ def functions(xp: Xp) -> Any:
 
 
 def exact_fma(xp: Xp, x: Array, y: Array, z: Array) -> Array:
-    """Return x y + z of float64 as if rounded once, unless it overflows, by the rounding errors of product and sum (Dekker, Knuth)."""
+    """Return x y + z of float64 as if rounded once, from the rounding errors of product and sum (Dekker, Knuth).
+
+    If that overflows, the result is rounded twice.
+    """
     product, total = x * y, x * y + z
     halves = []
     for a in (x, y):
@@ -93,14 +96,14 @@ def exact_fma(xp: Xp, x: Array, y: Array, z: Array) -> Array:
 
 
 def exponent_limit(dtype: Any) -> float:
-    """Return the largest exponent whose e^x does not overflow the element type, with a margin for a sum."""
+    """Return the largest x for which e^x does not overflow the element type, with a margin for a sum."""
     return float(math.floor(math.log(dtype_of(dtype).largest) - 1))
 
 
 def row_sum(xp: Xp, x: Array) -> Array:
-    """Return the sum of each row (the last axis) as [..., 1]: 16 partial sums of every sixteenth element, then summed by halves.
+    """Return the sum of each row (the last axis), of shape [..., 1].
 
-    On a GPU, row and column sums are CuPy's own: one launch each.
+    On a CPU, 16 partial sums of every sixteenth element are added by halves.  On a GPU, row and column sums are CuPy's, with one launch each.
     """
     return _in_lanes(xp, np.add, 0, x) if xp is np else x.sum(axis=-1, dtype=x.dtype, keepdims=True)
 
@@ -124,7 +127,7 @@ def _in_lanes(xp: Xp, together: np.ufunc, nothing: int, x: Array) -> Array:
 
 
 def row_max(xp: Xp, x: Array) -> Array:
-    """Return the largest element of each row as [..., 1]; for empty rows -inf, or the smallest integer."""
+    """Return the largest element of each row, of shape [..., 1]; for empty rows -inf, or the smallest integer."""
     return x.max(axis=-1, keepdims=True) if x.shape[-1] else xp.full((*x.shape[:-1], 1), MAX.identity(x.dtype), x.dtype)
 
 
@@ -133,9 +136,9 @@ def row_min(xp: Xp, x: Array) -> Array:
 
 
 def column_sum(xp: Xp, x: Array) -> Array:
-    """Return the sum of each column over all rows, as [columns].
+    """Return the sum of each column over all rows, a vector.
 
-    Blocks of 64 rows are summed in sequence; the sums of the blocks are added with compensation.
+    Blocks of 64 rows are summed sequentially; the sums of the blocks are added with compensation.
     """
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     if xp is not np:
@@ -152,7 +155,7 @@ ROWS = {"row_sum": row_sum, "row_product": row_product, "row_max": row_max, "row
 
 
 def _one_after_the_other(terms: Array) -> Array:
-    """Return the sequential sum along the first axis; NumPy would sum pairwise if this is the only axis."""
+    """Return the sequential sum along the first axis; NumPy's sum would be pairwise if this is the only axis."""
     total = terms[0]
     for term in terms[1:]:
         total = total + term
@@ -160,9 +163,9 @@ def _one_after_the_other(terms: Array) -> Array:
 
 
 def compensated(terms: Array) -> Array:
-    """Return the compensated sum along the first axis (W. Kahan, 1965), as accurate as one addition; infinities stay.
+    """Return the compensated sum along the first axis (W. Kahan, 1965), as accurate as one addition.
 
-    The rounding error of each addition is subtracted from the next term.
+    The rounding error of each addition is subtracted from the next term.  Infinities are preserved.
     """
     total = lost = np.full(terms.shape[1:], -0.0, terms.dtype)
     for term in terms:

@@ -1,7 +1,7 @@
-"""Philox4x32-10: random bits as a function of a key and an index, so that any element of a tensor can be computed alone.
+"""Philox4x32-10: random bits as a function of a key and an index, so that each element of a tensor can be computed separately.
 
-J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).  A key of two 32-bit words turns a counter of four words into
-four random words, in ten rounds.  Element i of a tensor, counted in C order in the whole logical tensor, takes
+J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).  A key of two 32-bit words maps a counter of four words to
+four random words, in ten rounds.  Element i of a tensor, counted in C order in the whole logical tensor, is
 
     word w of counter (lane index, stream, plane)    where  i = 64 group + 16 w + lane  and  lane index = 16 group + lane
 
@@ -43,7 +43,7 @@ def key_of(seed: int, name: str) -> Key:
 
 
 def random_stream(default: int, seed: int | None, name: str) -> tuple[str, int]:
-    """Return (name, seed) of a random op: an explicit `seed` has no name, so that equal seeds sample equal numbers."""
+    """Return (name, seed) of a random op.  An explicit `seed` has the name "", so that ops with equal seeds sample equal numbers."""
     return (name, default) if seed is None else ("", seed)
 
 
@@ -70,7 +70,7 @@ def philox(xp: Xp, keys: Array, even: Array, odd: Array, work: Array) -> None:
 
 
 def words_of(key: Key, lane: int, stream: int) -> tuple[int, int, int, int]:
-    """Return the four words of one lane index, computed with Python integers: faster than `words` for a few numbers on the host."""
+    """Return the four words of one lane index, computed with Python integers, which is faster than `words` for a few numbers."""
     a, b, c, d = lane & MASK, lane >> 32, stream & MASK, (stream >> 32) << 8 & MASK
     for i in range(ROUNDS):
         x, y = a * MULTIPLIERS[0], c * MULTIPLIERS[1]
@@ -83,7 +83,7 @@ def words(xp: Xp, key: Key, lanes: Array, stream: int, plane: int = 0) -> Array:
     n = lanes.shape[0]
     keys = round_keys(xp, key)
     out = xp.empty((4, n), xp.uint32)
-    block = BLOCK if xp is np else max(n, 1)  # on a GPU every block costs a hundred launches
+    block = BLOCK if xp is np else max(n, 1)  # on a GPU each block takes a hundred launches
     even, odd, work = (xp.empty((2, min(n, block)), xp.uint64) for _ in range(3))
     for start in range(0, n, block):
         part = lanes[start : start + block]
@@ -131,14 +131,14 @@ class Stream:
         return words(self.xp, self.key, lanes, self.stream, plane)
 
     def bits(self, start: int, count: int, plane: int = 0) -> Array:
-        """Return the random words of elements start .. start + count, as uint32[count]."""
+        """Return the random words of elements [start, start + count), as uint32[count]."""
         first, last = start // GROUP, -(-(start + count) // GROUP)
         lanes = self.xp.arange(first * LANES, last * LANES, dtype=self.xp.uint64)
         grouped = self.words(lanes, plane).reshape(4, last - first, LANES).transpose(1, 0, 2)
         return grouped.reshape(-1)[start - first * GROUP :][:count]
 
     def bits_at(self, index: Array, plane: int = 0) -> Array:
-        """Return the random words of the elements at these flat indices (uint64[n])."""
+        """Return the random words of the elements at the flat indices `index` (uint64[n]), as uint32[n]."""
         xp = self.xp
         group, offset = index // xp.uint64(GROUP), index % xp.uint64(GROUP)
         drawn = self.words(group * xp.uint64(LANES) + offset % xp.uint64(LANES), plane)
@@ -155,7 +155,7 @@ class Stream:
         return self.xp.concatenate([self._rows(starts[i : i + step], length, plane) for i in range(0, starts.size, step)])
 
     def _rows(self, starts: Array, length: int, plane: int) -> Array:
-        """Return the words of several runs: whole groups and a slice for long runs, element by element for short ones."""
+        """Return the words of several runs of equal length: whole groups and a slice for long runs, element by element for short ones."""
         xp = self.xp
         index = xp.asarray(starts)[:, None] + xp.arange(length)
         if length < GROUP // 2:
@@ -171,7 +171,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Elements of a random tensor, flat: those of a box, or of flat indices (uint64[n])."""
+    """A flat selection of elements of a random tensor: a box, or flat indices (uint64[n])."""
 
     stream: Stream
     elements: Box | Array
@@ -186,7 +186,7 @@ class Drawn:
         return self.stream.xp.asarray(indices(self.elements)) if isinstance(self.elements, Box) else self.elements
 
     def unit(self, dtype: np.dtype[np.generic], plane: int = 0) -> Array:
-        """Sample U[0, 1): from 24 random bits in float32 and smaller, from 53 (of this plane and the next) in float64."""
+        """Sample U[0, 1) for the elements, from 53 random bits (of two planes) in float64, and from 24 bits in smaller types."""
         high, xp = self.bits(plane), self.stream.xp
         if dtype != np.float64:
             return (high >> xp.uint32(8)).astype(xp.float32) * xp.float32(2.0**-24)

@@ -1,7 +1,7 @@
 """Derivatives of expressions, as expressions.
 
 `derivative(y, wrt, dy)` returns the gradients of `wrt` for a gradient dy of y.  The rule of a primitive may reuse the primitive's result.
-At kinks `DERIVATIVES` defines which one-sided derivative counts.
+At a kink, `DERIVATIVES` selects a one-sided derivative.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from jobflow.core.errors import JobError
 from jobflow.expressions import language as f
 from jobflow.expressions.language import Expression, in_order
 
-#: (gradient of the result, result, arguments) -> gradients of the arguments, None where there is none
+#: (gradient of the result, result, arguments) -> gradients of the arguments, or None
 Rule: TypeAlias = Callable[..., Sequence[Expression | None]]
 
 _TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)
 
 
 def _step(g: Expression, y: Expression, *x: Expression) -> Sequence[None]:
-    """Return no gradients: the function is piecewise constant."""
+    """Return no gradients, because the function is piecewise constant."""
     return (None,) * len(x)
 
 
 def _maximum(g: Expression, y: Expression, a: Expression, b: Expression) -> Sequence[Expression | None]:
-    """Assign the gradient of equal operands to the first one; for max(0, x) compare the result, so that x need not be saved."""
+    """Assign the gradient of equal operands to the first one; for max(0, x), compare the result, so that x need not be saved."""
     if a.primitive == "constant":
         return None, f.where(y > a, g, 0.0)
     return f.where(b > a, 0.0, g), f.where(b > a, g, 0.0)
@@ -109,7 +109,7 @@ DERIVATIVES: dict[str, Rule] = {
 
 
 def derivative(y: Expression, wrt: Sequence[Expression], dy: Expression) -> list[Expression | None]:
-    """Return the gradients of the subexpressions `wrt` of y, None for one that y does not depend on or that is not float."""
+    """Return the gradients of the subexpressions `wrt` of y; None for a subexpression without influence on y, or not of a float type."""
     gradients: dict[Expression, Expression] = {y: dy}
     for x in reversed(in_order([y])):
         g = gradients.get(x)
@@ -117,7 +117,7 @@ def derivative(y: Expression, wrt: Sequence[Expression], dy: Expression) -> list
             continue
         rule = DERIVATIVES.get(x.primitive)
         if rule is None:
-            raise JobError(f"{x.primitive} has no derivative")
+            raise JobError(f"derivative: the primitive {x.primitive} has no derivative")
         for argument, share in zip(x.arguments, rule(g, x, *x.arguments), strict=True):
             if share is not None and argument.primitive != "constant":
                 gradients[argument] = _sum(gradients[argument], share) if argument in gradients else share

@@ -11,7 +11,7 @@ from jobflow.expressions.language import Expression, constant, in_order, make
 
 
 def where_zero(outputs: Sequence[Expression], position: int) -> list[Expression]:
-    """Simplify the outputs for elements of input `position` equal to 0; other factors are assumed to be finite."""
+    """Simplify the outputs for the case that the elements of input `position` are 0; other factors are assumed to be finite."""
     now: dict[Expression, Expression] = {}
     for x in in_order(outputs):
         if x.primitive == "element" and x.attribute == position:

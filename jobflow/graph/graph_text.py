@@ -9,17 +9,17 @@ from jobflow.graph.ir import Graph, Node, Physical, Sharded, Value
 
 
 def graph_text(graph: Graph) -> str:
-    """Return the text of the logical program."""
+    """Return the text of a logical program."""
     return _text(graph, lambda value: str(value.tensor_type))
 
 
 def sharded_text(sharded: Sharded) -> str:
-    """Return the text of the logical program with the layout of every value."""
+    """Return the text of a logical program with the layout of every value."""
     return _text(sharded.graph, lambda value: f"{value.tensor_type} {sharded.layouts[value]}")
 
 
 def physical_text(physical: Physical) -> str:
-    """Return the text of the program with every layout change as a node."""
+    """Return the text of a program with every layout change as a node."""
     return _text(physical.graph, lambda value: f"{value.tensor_type} {physical.layouts[value]}")
 
 
@@ -38,11 +38,14 @@ def _line(node: Node, describe: Callable[[Value], str]) -> str:
 
 
 def bare(line: str) -> str:
-    """Return a step of a program without the user's line."""
+    """Return a line of a program text without the comment with the user's line."""
     return line.partition("  # ")[0].strip()
 
 
 def first_difference(one: Sequence[str], other: Sequence[str]) -> tuple[str, str]:
-    """Return the first steps in which two program texts differ; if none differ, the first user lines that differ."""
+    """Return the first pair of lines in which two program texts differ, apart from user lines.
+
+    If only user lines differ, return the first such pair.
+    """
     pairs = [(a.strip(), b.strip()) for a, b in zip_longest(one, other, fillvalue="nothing more") if a.strip() != b.strip()]
     return next((pair for pair in pairs if bare(pair[0]) != bare(pair[1])), pairs[0])

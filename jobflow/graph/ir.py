@@ -1,7 +1,6 @@
 """The logical program before layouts are chosen: values, nodes, graphs.
 
-All classes are immutable, so graphs may share nodes.  A pass builds a new graph from new nodes where something changes and from shared nodes
-elsewhere.
+All classes are immutable, so graphs may share nodes.  A pass returns a new graph, which shares the unchanged nodes.
 """
 
 from __future__ import annotations
@@ -45,7 +44,10 @@ class Value(Typed):
 
 
 def is_dynamic(value: Value) -> bool:
-    """Return True if the shape may differ between ranks: in the mirrored view, values computed from each rank's own arguments."""
+    """Return True if the shape of the value may differ between ranks.
+
+    In the mirrored view, this holds for values computed from each rank's own arguments.
+    """
     visited, rest = set(), [value]
     while rest:
         one = rest.pop()
@@ -58,7 +60,7 @@ def is_dynamic(value: Value) -> bool:
 
 
 def batch_axis(value: Value) -> int | None:
-    """Return the axis of the samples: axis 0 of arguments, and the axis that operations derive from it; None without one."""
+    """Return the batch axis of a value, derived from axis 0 of the arguments; None without one."""
     axes: dict[Value, int | None] = {}
     waiting = [value.node]
     while waiting:
@@ -84,7 +86,7 @@ def _batch_axes(node: Node, inputs: Sequence[int | None]) -> Sequence[int | None
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """An input or an output of the node called `node`."""
+    """A reference to an input or an output of a node, by the node's name."""
 
     node: str
     index: int
@@ -93,7 +95,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Provenance of a node in the user's program; nodes added by passes inherit it from the nodes that they serve."""
+    """Origin of a node in the user's program; nodes added by passes inherit it from the nodes that they serve."""
 
     #: the user's line, for errors about the node
     where: SourceLine = NOWHERE
@@ -111,7 +113,7 @@ class Provenance:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:
-    """One application of an operation on a placement; compared by identity.  A node is created together with its outputs."""
+    """One application of an operation on a placement; compared by identity.  The constructor also creates the outputs."""
 
     op: Op
     inputs: tuple[Value, ...]
@@ -141,7 +143,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Variable:
-    """A named tensor that persists between runs: declared by `get_variable`, by optimizers, and for the training step."""
+    """A named tensor that persists between runs, declared by `get_variable`, by an optimizer, or for the training step."""
 
     name: str
     type: TensorType
@@ -179,7 +181,7 @@ class Graph:
     updates: dict[str, Value] = field(default_factory=dict)
     #: mirrored view only: the length of the first axis of each rank's arguments, if the ranks' shapes differ
     rows: tuple[int, ...] = ()
-    #: the author of the program ("the job", "the module"), for messages
+    #: the kind of program, for messages
     kind: Literal["job", "graph"] = "job"
 
     def values(self) -> Iterator[Value]:
@@ -198,14 +200,17 @@ class Sharded:
 
 @dataclass(frozen=True)
 class Physical:
-    """A graph in which every node reads its inputs in their layouts: layout changes are separate nodes."""
+    """A graph with layouts in which layout changes are separate nodes: every node reads its inputs in the layouts of the values."""
 
     graph: Graph
     layouts: dict[Value, Layout | Local]
 
 
 def nodes_behind(last: Node, ends: Container[Value] = ()) -> list[Node]:
-    """Return the last node and the nodes that it depends on, in topological order, without the producers of these values."""
+    """Return `last` and the nodes that it depends on, in topological order.
+
+    The search stops at the values `ends`, without their producers.
+    """
     order: dict[Node, None] = {}
     waiting = [(last, False)]
     while waiting:

@@ -25,7 +25,7 @@ Take = Callable[[Node, tuple[Value, ...]], Sequence[Value]]
 
 
 def outputs_of(node: Node) -> tuple[Output, ...]:
-    """Return the outputs of a node."""
+    """Return the outputs of a node in the form of the constructor of `Node`."""
     return tuple([(value.tensor_type, value.name, value.local) for value in node.outputs])
 
 
@@ -39,7 +39,7 @@ def changed(
     placement: Placement | None = None,
     provenance: Provenance | None = None,
 ) -> Node:
-    """Return the node with other inputs and, if passed, another op, other outputs, another name, placement or provenance.
+    """Return a copy of the node with other inputs and, if passed, another op, outputs, name, placement or provenance.
 
     Return the same node if nothing changes.
     """
@@ -75,22 +75,22 @@ class Rewriter:
         return self.add(changed(node, inputs, **changes) if changes or inputs != node.inputs else node)
 
     def add(self, node: Node) -> tuple[Value, ...]:
-        """Add a further node; return its outputs."""
+        """Add a node to the new graph; return its outputs."""
         self.nodes.append(node)
         return node.outputs
 
     def walk(self, nodes: Iterable[Node]) -> None:
-        """Rewrite some nodes of the graph in order."""
+        """Rewrite these nodes of the graph in order."""
         walk(nodes, self.take, self.now)
 
     def stay(self, nodes: Iterable[Node]) -> None:
-        """Keep some nodes of the graph unchanged; their inputs are also unchanged."""
+        """Add nodes of the old graph, whose inputs are unchanged, to the new graph."""
         for node in nodes:
             self.nodes.append(node)
             self.now.update(zip(node.outputs, node.outputs, strict=True))
 
     def run(self) -> Graph:
-        """Return the new graph."""
+        """Rewrite all nodes and return the new graph."""
         self.walk(self.graph.nodes)
         return self.rebuilt()
 
@@ -100,7 +100,7 @@ class Rewriter:
 
 
 def walk(nodes: Iterable[Node], take: Take, now: dict[Value, Value]) -> None:
-    """Add to `now` the replacements that `take` returns for the outputs of nodes."""
+    """Call `take` for each node in order, and record the replacements of its outputs in `now`."""
     for node in nodes:
         now.update(zip(node.outputs, take(node, tuple([now[value] for value in node.inputs])), strict=True))
 
@@ -118,7 +118,7 @@ def with_values(graph: Graph, nodes: Sequence[Node], now: Mapping[Value, Value])
 
 
 def needed_nodes(roots: Iterable[Any]) -> set[Node]:
-    """Return every node that a root depends on."""
+    """Return all nodes that a root depends on, including the producers of the roots."""
     alive: set[Node] = set()
     stack = [value.node for value in roots]
     while stack:
@@ -130,7 +130,7 @@ def needed_nodes(roots: Iterable[Any]) -> set[Node]:
 
 
 def consumers(graph: Graph) -> dict[Value, list[Node]]:
-    """Return the readers of each value, in program order."""
+    """Return the nodes that read each value, in program order."""
     readers: dict[Value, list[Node]] = {value: [] for value in graph.values()}
     for node in graph.nodes:
         for value in dict.fromkeys(node.inputs):

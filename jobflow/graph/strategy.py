@@ -1,4 +1,4 @@
-"""The compiler's interface to a strategy."""
+"""The interface between the compiler and strategies of parallelism."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobflow.graph.traced import Traced
 
 
 class Distribution(Protocol):
-    """The object that makes a program parallel for the compiler."""
+    """A transformation of a traced program into a parallel one."""
 
     def distribute(self, program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
         """Return the distributed program and its outputs."""
@@ -21,19 +21,19 @@ class Distribution(Protocol):
 
 @runtime_checkable
 class Strategy(Distribution, Protocol):
-    """Parallelism of a job: the placement of its nodes, the stored layouts of variables, and the layouts in which values are read.
+    """The parallelism of a job: the placement of its nodes, the stored layouts of variables, and the layouts in which values are read.
 
-    Layout inference chooses the remaining layouts; strategies do not change it.
+    Layout inference chooses the remaining layouts.
     """
 
     @property
     def view(self) -> View | None:
-        """The view in which the job's body is traced; None leaves it to the job."""
+        """The view in which the job's body is traced; None for the view of the job's configuration."""
         ...
 
     @property
     def microbatches(self) -> int | None:
-        """The number of microbatches; None leaves it to the job."""
+        """The number of microbatches; None for the number of the job's configuration."""
         ...
 
     @property

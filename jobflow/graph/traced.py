@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Traced:
-    """A program as traced: not yet differentiated, without layouts.
+    """A program as traced, before differentiation and without layouts.
 
-    A pass returns a new program; it records additions with `Tracer.onward`.
+    A pass returns a new program.  `Tracer.onward` records additions to a program.
     """
 
     name: str
-    #: the placement of nodes for which the body names none
+    #: the default placement of nodes
     placement: Placement
     nodes: tuple[Node, ...]
     inputs: Mapping[str, Value]
     variables: Mapping[str, Variable]
-    #: variables that other jobs have declared: their storage is shared and does not change
+    #: variables that other jobs have declared; their storage is shared and fixed
     known: Mapping[str, Variable]
     reads: Mapping[str, Value]
     #: the new values of variables
@@ -48,21 +48,21 @@ class Traced:
     counts: Mapping[str, int]
     #: the line that declares the program
     where: SourceLine = NOWHERE
-    #: the author of the program ("the job", "the module"), for messages
+    #: the kind of program, for messages
     kind: Literal["job", "graph"] = "job"
     #: the type in which products and convolutions are computed; None for the types of their inputs
     half: DType | None = None
-    #: variables of which a step updates only the rows that it read
+    #: variables with lazy updates: only the rows that a step reads
     lazily: tuple[str, ...] = ()
     #: the strategy; None leaves parallelism to the body and to layout inference
     strategy: Distribution | None = None
-    #: the microbatches, if any: the body is then that of one microbatch, of the longer ones if there are two sizes
+    #: the microbatches; the body is then traced for one microbatch, for the longer size if there are two
     microbatches: Microbatches | None = None
     #: the pipeline schedule by name; None leaves it to the compiler
     schedule: str | None = None
-    #: the same body for the shorter microbatches, if there are any, and its outputs
+    #: the body traced for the shorter microbatches, and its outputs; None if all sizes are equal
     tail: tuple[Traced, Sequence[Value]] | None = None
-    #: the same body for the whole batch, and its outputs, if the program gives the numbers of the batch; None: by the rule of accumulation steps
+    #: the body traced for the whole batch, and its outputs, if results must equal those of the batch; None for gradient accumulation
     whole: tuple[Traced, Sequence[Value]] | None = None
     #: in a job: the tensor of the user's program, by variable
     tensors: Mapping[str, Any] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Traced:
         return f"{self.kind} {self.name}"
 
     def graph(self, outputs: Sequence[Value] = ()) -> Graph:
-        """The graph of the program, without training and microbatches."""
+        """Return the graph of the program with these outputs, without training and microbatches."""
         return Graph(
             self.name,
             self.placement,

@@ -26,7 +26,7 @@ class Parameter:
     gradient: Value
 
 
-#: slot(name, type, initial value, like) -> the current value of an optimizer's own variable, created at its first use.
+#: slot(name, type, initial value, like) -> the current value of an optimizer slot, which is created at its first use.
 #: `like` is the variable whose stored layout it shares, or the placement of a replicated scalar; None means all ranks of the job.
 Slots = Callable[[str, TensorType, float, Variable | Placement | None], Value]
 
@@ -39,9 +39,9 @@ def updated(
     slots: Slots,
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Value]:
-    """Return new values by variable and slot name, each from its variable's update; the learning rate is read once per type.
+    """Apply each variable's update `op_of(name)`; return the new values by variable and slot name.
 
-    `names` maps slots to their names in a face.
+    `rate_of` computes the learning rate once per element type.  `names` maps slots to their names in the calling API.
     """
     dtypes = {parameter.variable.name: rate_dtype(parameter.variable.type.dtype) for parameter in parameters}
     rates = {dtype: rate_of(dtype) for dtype in dict.fromkeys(dtypes.values())}
@@ -72,18 +72,18 @@ class DynamicScale:
 
 @dataclass(frozen=True)
 class Halting:
-    """No loss scale; a step with gradients that are not finite is skipped, and so is every later step."""
+    """The option to skip the first step with non-finite gradients and all later steps, without a loss scale."""
 
 
 class Optimizer(Protocol):
     """A rule that computes new values of variables from gradients by ordinary operations."""
 
     def selects(self, names: Sequence[str]) -> Sequence[str]:
-        """Return the trainable variables that this optimizer updates."""
+        """Return the names of the trainable variables that this optimizer updates."""
         ...
 
     def update(self, parameters: Sequence[Parameter], step: Value, slots: Slots) -> dict[str, Value]:
-        """Return new values by variable name, slots included.  `step` is int64[1], the number of earlier updates."""
+        """Return new values by variable name, including slots.  `step` is int64[1], the number of earlier updates."""
         ...
 
     @property
@@ -93,13 +93,13 @@ class Optimizer(Protocol):
 
     @property
     def dynamic_loss_scale(self) -> DynamicScale | Halting | None:
-        """A loss scale that adapts to overflows, or another reason to skip steps; None if `loss_scale` is constant."""
+        """The dynamic loss scale, or the option to halt at non-finite gradients; None if `loss_scale` is constant."""
         ...
 
 
 @dataclass(frozen=True)
 class Training:
-    """Losses to minimise, with their optimizers; `where` is the user's line that requested it."""
+    """The losses to minimise and their optimizers; `where` is the user's line of the request."""
 
     losses: tuple[Value, ...]
     optimizers: tuple[Optimizer, ...]
@@ -108,14 +108,14 @@ class Training:
 
 @dataclass(frozen=True)
 class Microbatches:
-    """The batch of a job in `count` balanced parts that pass through its body one after another.
+    """The division of a batch into `count` balanced microbatches, which pass through the job's body one after another.
 
     `rows` is the length of the batch; in the mirrored view, the length on each rank.
     """
 
     count: int
     rows: int
-    #: the arguments that are cut along their first axis; every microbatch reads the others whole
+    #: the arguments that are cut along their first axis; the others are passed whole
     arguments: tuple[str, ...]
     #: the setting that requests the microbatches, for messages
     where: SourceLine
@@ -124,22 +124,22 @@ class Microbatches:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """Return the first and last + 1 row of every microbatch."""
+        """The rows [start, stop) of every microbatch."""
         return cut(self.rows, self.count)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the lengths of microbatches: one size, or two with the longer first."""
+        """The distinct lengths of microbatches: one size, or two with the longer first."""
         return tuple(dict.fromkeys(stop - start for start, stop in self.spans))
 
 
 @dataclass(frozen=True)
 class ArgumentBounds:
-    """The valid values of an argument, checked at run time."""
+    """A runtime assertion on the values of an argument."""
 
     argument: str
     check: RuntimeAssertion
-    #: the line that reads it
+    #: the user's line that reads the argument
     where: SourceLine
 
 

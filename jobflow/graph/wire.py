@@ -1,4 +1,4 @@
-"""Graphs as flat tables for pickling, without recursion."""
+"""Graphs as flat tables, which pickle without recursion."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Wire = tuple[Any, ...]
 
 
 def graph_to_wire(graph: Graph) -> Wire:
-    """Return the nodes in order, with values replaced by numbers."""
+    """Return the graph as a table of nodes in order, with values replaced by numbers."""
     number = {value: i for i, value in enumerate(graph.values())}
     nodes = [
         (
@@ -38,7 +38,7 @@ def graph_to_wire(graph: Graph) -> Wire:
 
 
 def graph_from_wire(wire: Wire) -> Graph:
-    """Return the graph that a table describes."""
+    """Return the graph of a table from `graph_to_wire`."""
     name, placement, rows, inputs, outputs, variables, reads, updates, lengths = wire
     nodes: list[Node] = []
     values: list[Value] = []

@@ -1,6 +1,6 @@
-"""The memory of a rank by use, and its peak, before the program runs.
+"""The memory of a rank by category, and its peak, before the program runs.
 
-A byte of the arena is in use from the instruction that writes it to the last instruction that reads it.  The writer determines the kind of use:
+A byte of the arena is in use from the instruction that writes it to the last instruction that reads it.  The writer determines the category:
 the forward pass (activations), the backward pass (gradients), the update (temporaries), or a communication (received data).  Variables are
 always in use.
 
@@ -53,7 +53,7 @@ class _Touch:
 
 
 def footprint(plan: Plan) -> Footprint:
-    """Return the memory of a rank by use."""
+    """Return the memory of a rank by category, and its peak."""
     instructions = plan.instructions
     touches = [touch for touch in _ordered_accesses(plan, instructions) if touch.slot.buffer in plan.buffers]
     last = len(instructions) + 1
@@ -70,7 +70,7 @@ def footprint(plan: Plan) -> Footprint:
 
 
 def _ordered_accesses(plan: Plan, instructions: tuple[Instruction, ...]) -> Iterator[_Touch]:
-    """Return the reads and writes in order of time; within an instruction, reads come before writes."""
+    """Yield the reads and writes in order of time; within an instruction, reads come before writes."""
     for feed in plan.feeds:
         yield _Touch(0, feed.slot, "activations")
     for time, instruction in enumerate(instructions, 1):
@@ -94,7 +94,7 @@ def _accesses(instruction: Instruction) -> tuple[tuple[Slot, ...], tuple[Slot, .
 
 
 def _add_lives(touches: list[_Touch], in_use: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> None:
-    """Add the live ranges of one buffer: from each write to the last read before the next write."""
+    """Add the live ranges of one buffer to `in_use`: from each write to the last read before the next write."""
     edges = np.unique([edge for touch in touches for edge in (touch.slot.offset, touch.slot.stop)])
     sizes = np.diff(edges)
     written = np.full(len(sizes), -1)
@@ -113,7 +113,7 @@ def _add_lives(touches: list[_Touch], in_use: np.ndarray[tuple[int, int], np.dty
         if touch.category is None:
             read[parts.start : parts.stop] = touch.time
             continue
-        again = [part for part in parts if read[part] != touch.time]  # parts that the instruction reads and overwrites stay live
+        again = [part for part in parts if read[part] != touch.time]  # bytes that the instruction reads and overwrites stay live
         end(again)
         written[again] = touch.time
         read[again] = -1
@@ -130,7 +130,7 @@ def _describe(instructions: tuple[Instruction, ...], time: int) -> str:
 
 
 def footprint_text(footprints: dict[int, Footprint]) -> str:
-    """Return a table with a line per rank, in MiB."""
+    """Return a table of footprints by rank, with a line per rank, in MiB."""
     rows = [(rank, *(f"{f.at_peak[c] / 2**20:.2f}" for c in CATEGORIES), f"{f.total / 2**20:.2f}", f.peak) for rank, f in footprints.items()]
     table = TextTable(["rank", *CATEGORIES, "allocated", "fullest at"], rows, right=range(len(CATEGORIES) + 2))
-    return f"{table}\nMiB in use at each rank's fullest moment; allocated is that of all buffers"
+    return f"{table}\nMiB in use at the peak of each rank; allocated is the size of all buffers"

@@ -1,4 +1,4 @@
-"""The program of one rank as plain data: it can be printed, pickled, compared and verified.
+"""The program of one rank as plain data that can be printed, pickled, compared and verified.
 
 A slot is a strided window on a buffer.  ``arena`` is private to this rank, and its memory is reused by live range.  ``shared`` is the same, but
 visible to the other ranks of the node, and collectives read it.  Variables persist between runs, in ``state/...`` (private to this rank) or
@@ -35,7 +35,7 @@ def consecutive_offsets(types: Iterable[TensorType]) -> tuple[list[int], int]:
 
 
 def line_cut(nbytes: int, n: int) -> list[tuple[int, int]]:
-    """Cut a number of bytes into n pieces at cache lines, so that no two ranks write to one line; the last line stays whole."""
+    """Cut a number of bytes into n balanced spans of whole cache lines, so that no two ranks write to the same line."""
     return [(start * ALIGNMENT, stop * ALIGNMENT) for start, stop in cut(-(-nbytes // ALIGNMENT), n)]
 
 
@@ -57,7 +57,7 @@ class Slot:
 
     @property
     def stop(self) -> int:
-        """One past the last byte of the slot."""
+        """The offset after the last byte of the slot."""
         if 0 in self.type.shape:
             return self.offset
         reach = sum((n - 1) * s for n, s in zip(self.type.shape, self.strides, strict=True))
@@ -78,7 +78,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective of all `ranks`.  Slots are contiguous; pieces are concatenated in rank order.
+    """A collective of all `ranks` on contiguous slots; pieces are concatenated in rank order.
 
     all_reduce      input and output have `sum(counts)` elements
     all_gather      rank i sends counts[i]
@@ -117,7 +117,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The completion of a transfer: a sent slot may be overwritten, a received slot may be read."""
+    """The completion of a transfer: a sent slot may be overwritten, and a received slot may be read."""
 
     peer: int
     sends: bool
@@ -129,7 +129,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """One line of the schedule: a communication as all ranks see it, including those that take no part."""
+    """An entry of the communication schedule, equal on all ranks, including ranks that do not participate."""
 
     what: str
     name: str

@@ -1,7 +1,7 @@
 """Verification of plans before they run.
 
 Within a rank, no instruction reads memory that another value has overwritten or that was never written.  Across ranks, all plans follow one
-communication schedule: each rank takes part exactly in its own communications, in this order.  Every byte of a shared variable is written by
+communication schedule: each rank executes exactly its own communications, in this order.  Every byte of a shared variable is written by
 exactly one rank, or none is written.
 
 Only epilogues write variables, and ranks begin them together, so a variable is written after all ranks have read it.  No epilogue reads bytes of
@@ -21,7 +21,7 @@ from jobflow.plan.storage import is_common
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The memory that one instruction reads or writes; a key names the value."""
+    """The slots that one instruction reads and writes, each with a number that identifies the value in it."""
 
     name: str
     reads: tuple[tuple[int, Slot], ...]
@@ -37,11 +37,11 @@ class _Memory:
         self.keys: list[int] = []
 
     def touching(self, start: int, stop: int) -> slice:
-        """Return the intervals that share a byte with [start, stop)."""
+        """Return the indices of the intervals that overlap [start, stop)."""
         return slice(bisect_right(self.stops, start), bisect_left(self.starts, stop))
 
     def take(self, start: int, stop: int, key: int) -> None:
-        """Record a write of the value `key`."""
+        """Record a write of the value `key` to [start, stop)."""
         if start >= stop:
             return
         at = self.touching(start, stop)
@@ -76,7 +76,7 @@ def _check_read(memory: _Memory, key: int, slot: Slot, name: str) -> None:
 
 
 def verify_order(plan: Plan) -> None:
-    """Raise PlanError unless this rank takes part in exactly its communications, in the order of the schedule, so that no rank waits for ever.
+    """Raise PlanError unless this rank executes exactly its scheduled communications, in an order without deadlocks.
 
     A rank blocks in collectives and in waits for transfers.  Collectives and receives follow the order of the schedule.  A send is posted before
     any later communication, and awaited only after all earlier ones.  Then the earliest of all blocking communications can always complete.
@@ -105,7 +105,7 @@ def _verify_transfers(plan: Plan, sends: dict[int, Transfer]) -> None:
                 met = instruction.order
             case Transfer(peer, is_send, _, order):
                 if order in posted or order not in due or order <= last.get((peer, is_send), -1):
-                    raise wrong(instruction, f"is posted twice, belongs to another rank, or is posted after a later one to or from rank {peer}")
+                    raise wrong(instruction, f"is posted twice, belongs to another rank, or is posted after a later transfer with rank {peer}")
                 if is_send and met > order:
                     raise wrong(instruction, f"is posted after the wait for number {met}")
                 posted[order], last[peer, is_send] = instruction, order
@@ -113,7 +113,7 @@ def _verify_transfers(plan: Plan, sends: dict[int, Transfer]) -> None:
                 if order not in posted or order in waited or posted[order].slot != slot:
                     raise wrong(instruction, "has a wait before its post, two waits, or a wait on another slot")
                 if is_send and any(met < number < order for number in meetings):
-                    raise wrong(instruction, f"has a wait before earlier communication: the rank has reached only number {met}")
+                    raise wrong(instruction, f"has a wait before earlier communication; the last completed one is number {met}")
                 waited.add(order)
                 met = met if is_send else order
     for order, transfer in posted.items():
@@ -122,7 +122,7 @@ def _verify_transfers(plan: Plan, sends: dict[int, Transfer]) -> None:
 
 
 def _verify_meetings(plan: Plan, sends: set[int]) -> None:
-    """Check that collectives and waits for receives are those of the schedule, in its order."""
+    """Check that collectives and waits for receives match the schedule, in order."""
     done = [i for i in plan.instructions if isinstance(i, Collective) or (isinstance(i, Wait) and not i.sends)]
     due = [number for number, announced in enumerate(plan.schedule) if plan.rank in announced.ranks and number not in sends]
     for i in range(max(len(done), len(due))):
@@ -131,12 +131,12 @@ def _verify_meetings(plan: Plan, sends: set[int]) -> None:
         if instruction is None or instruction.order != number:
             ours = "nothing" if instruction is None else f"{instruction.name} (number {instruction.order})"
             theirs = "nothing more" if number is None else f"{plan.schedule[number]} (number {number})"
-            raise PlanError(f"job {plan.job}, rank {plan.rank}: its communication {i} is {ours}, but the schedule has {theirs} for it")
+            raise PlanError(f"job {plan.job}, rank {plan.rank}: communication {i} is {ours}, but the schedule requires {theirs}")
 
 
 @dataclass(frozen=True)
 class PlanSummary:
-    """The part of a rank's plan that other ranks compare with theirs.
+    """The part of a rank's plan that is compared across ranks.
 
     Ranks number their buffers independently, so a shared buffer is named after its first variable.
     """
@@ -146,7 +146,7 @@ class PlanSummary:
     stored: tuple[tuple[str, str, int, int], ...]
     #: intervals of shared variables that this rank writes: buffer, first byte, last byte + 1, name of the step
     writes: tuple[tuple[str, int, int, str], ...]
-    #: intervals that this rank reads while others may write
+    #: intervals that this rank reads while other ranks may write: buffer, first byte, last byte + 1, name of the step
     reads: tuple[tuple[str, int, int, str], ...]
 
 
@@ -183,7 +183,7 @@ def compare_plans(job: str, plans: Sequence[PlanSummary]) -> None:
 
 
 def _compare_writes(job: str, plans: Sequence[PlanSummary]) -> Mapping[str, _Memory]:
-    """Return the writers of each variable; raise PlanError if two ranks write one byte, or if a written variable has unwritten bytes."""
+    """Return the writing ranks by buffer; raise PlanError if two ranks write one byte, or if a written variable has unwritten bytes."""
     writes = sorted((*write, rank) for rank, plan in enumerate(plans) for write in plan.writes)
     last = ("", 0, 0, "", 0)
     covered: dict[str, _Memory] = {}
@@ -206,7 +206,7 @@ def _compare_writes(job: str, plans: Sequence[PlanSummary]) -> Mapping[str, _Mem
 
 
 def _compare_reads(job: str, plans: Sequence[PlanSummary], written: Mapping[str, _Memory]) -> None:
-    """Raise PlanError if an epilogue reads bytes that another rank writes; `written` maps bytes to ranks."""
+    """Raise PlanError if an epilogue reads bytes that another rank writes; `written` has the writing ranks by buffer."""
     for rank, plan in enumerate(plans):
         for buffer, start, stop, name in plan.reads:
             memory = written.get(buffer, _Memory())
@@ -218,7 +218,7 @@ def _compare_reads(job: str, plans: Sequence[PlanSummary], written: Mapping[str,
 
 
 def compare_schedules(job: str, schedules: Sequence[Sequence[Announced]]) -> None:
-    """Raise PlanError that names two ranks and the first communication in which they differ."""
+    """Raise PlanError with the first communication that differs between two ranks."""
     first = schedules[0]
     for rank, schedule in enumerate(schedules):
         for number in range(max(len(first), len(schedule))):

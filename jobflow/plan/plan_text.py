@@ -6,7 +6,7 @@ from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Transfer, 
 
 
 def plan_text(plan: Plan) -> str:
-    """Return the program of one rank with its memory as text."""
+    """Return the program of one rank and the sizes of its buffers as text."""
     sizes = ", ".join(f"{name} {nbytes} bytes" for name, nbytes in plan.buffers.items())
     lines = [f"job {plan.job}, rank {plan.rank}: {sizes}"]
     lines.extend(f"  feed {feed.name} -> {feed.slot}" for feed in plan.feeds)

@@ -1,7 +1,7 @@
 """The storage of variables: buffers, slots, and memory shared by ranks.
 
-Variables of one group and element type, declared together, are contiguous in one buffer.  Each is aligned.  One update therefore covers
-them all.  Variables that every rank of a node stores whole may be in memory common to the ranks: once, instead of one copy per rank.
+Variables of one group and element type, declared together, are contiguous in one buffer, and each is aligned.  Therefore one update covers
+them all.  Variables that every rank of a node stores whole may be in memory shared by the ranks: once, instead of one copy per rank.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class RankMemory:
     """The memory that a rank has before its program is planned."""
 
     rank: int
-    #: the rank's parts of variables
+    #: the rank's shards of variables
     slots: Mapping[str, Slot]
-    #: the rank's parts of arguments by key: in shared memory, and in private memory
+    #: the rank's shards of arguments by key: in shared memory, and in private memory
     places: Mapping[str, Slot] = field(default_factory=dict)
     own: Mapping[str, Slot] = field(default_factory=dict)
-    #: True if the rank delivers outputs that all ranks hold whole; otherwise only the first rank does
+    #: True if this rank returns replicated outputs; otherwise only the first rank does
     copies: bool = False
     #: True if all arguments pass through the shared I/O buffers; the same on all ranks
     io_buffers: bool = False
 
 
 def is_argument(buffer: str) -> bool:
-    """Return True for an argument that is read directly from the caller's memory."""
+    """Return True for a buffer that is an argument in the caller's memory."""
     return buffer.startswith(ARGUMENT)
 
 
@@ -53,13 +53,13 @@ def is_common(buffer: str) -> bool:
 
 
 def private_copies(graph: Graph) -> frozenset[str]:
-    """Return the variables that are assigned a tensor of the mirrored view: each rank has its own copy, and the copies may differ."""
+    """Return the variables that are assigned a tensor of the mirrored view, whose copies may differ between ranks."""
     ops = {name: _assigned(value).node.op for name, value in graph.updates.items()}
     return frozenset(name for name, op in ops.items() if isinstance(op, ToGlobal) and any(isinstance(sbp, Broadcast) for sbp in op.sbp))
 
 
 def _assigned(value: Value) -> Value:
-    """Return the value that a guarded assignment writes to a variable; other values are returned unchanged."""
+    """Return the value that a guarded assignment writes to a variable; return other values unchanged."""
     op = value.node.op
     return value.node.inputs[1] if isinstance(op, GuardedUpdate) and isinstance(op.op, Assign) else value
 
@@ -67,9 +67,9 @@ def _assigned(value: Value) -> Value:
 def place_variables(
     variables: Iterable[Variable], rank: int, number: int = 0, sharing: tuple[int, ...] = (), own: Collection[str] = ()
 ) -> tuple[dict[str, Slot], dict[str, int]]:
-    """Return the slots of this rank's parts by variable, and the bytes of the buffers by name; `number` numbers the first buffer.
+    """Return the slots of this rank's shards by variable, and the sizes of the buffers in bytes by name.
 
-    `sharing` lists the ranks that can share memory; variables in `own` are not shared.
+    `number` is the number of the first buffer.  `sharing` lists the ranks that can share memory; variables in `own` are not shared.
     """
     groups: dict[tuple[str, str, str], list[Variable]] = {}
     for variable in variables:
@@ -89,9 +89,9 @@ def place_variables(
 
 
 def _is_shared(variable: Variable, sharing: tuple[int, ...]) -> bool:
-    """Return True for variables in shared memory.  Scalars are not shared, since all ranks read and write them at once at no cost.
+    """Return True for variables in shared memory.
 
-    Gradients are not shared, since programs write to them.
+    Scalars are private, because all ranks read and write them concurrently.  Gradients are private, because programs write to them.
     """
     private = variable.group in ("scalar", "gradient")
     return len(sharing) > 1 and variable.placement.ranks == sharing and variable.layout.is_whole and not private

@@ -1,4 +1,4 @@
-"""The bytes that communication sends, by the textbook formulas; the same for plans and for runs.
+"""The number of bytes that communication sends, by the textbook formulas, for plans and for runs.
 
 A collective is counted as a ring algorithm, whatever its implementation (windows, MPI, NCCL).  For b bytes evenly split over n ranks each rank sends
 
@@ -28,7 +28,10 @@ class Traffic(NamedTuple):
 
 
 def handed(kind: str, counts: Sequence[int], me: int, n: int) -> int:
-    """Return the number of elements that the rank at position `me` of `n` sends; `counts` as in `Collective`, or the size of a transfer."""
+    """Return the number of elements that the rank at position `me` of `n` sends in a communication.
+
+    `counts` is that of a `Collective`; for a transfer, it is [size], and the sender has position 0.
+    """
     if n == 1:
         return 0
     if kind == "transfer":
@@ -42,7 +45,7 @@ def handed(kind: str, counts: Sequence[int], me: int, n: int) -> int:
 
 
 def planned(plan: Plan) -> dict[str, Traffic]:
-    """Return the bytes that one run of a rank's plan sends, by kind of communication."""
+    """Return the number of operations and bytes that one run of a rank's plan sends, by kind of communication."""
     return total((kind, Traffic(1, nbytes)) for kind, nbytes in _each(plan.instructions, plan.rank))
 
 
@@ -56,7 +59,7 @@ def _each(instructions: Iterable[Instruction], rank: int) -> Iterable[tuple[str,
 
 
 def total(parts: Iterable[tuple[str, Traffic]]) -> dict[str, Traffic]:
-    """Return the sums by kind, ordered by name of the kind."""
+    """Return the sum of the traffic per kind, sorted by kind."""
     sums: dict[str, Traffic] = {}
     for kind, traffic in parts:
         so_far = sums.get(kind, Traffic(0, 0))

@@ -21,7 +21,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Declared:
-    """The declaration of a placeholder: the type of the logical array (of the largest array per device if `per_device`), and its line."""
+    """The declaration of a placeholder: its array type and the user's line.
+
+    If `per_device`, `type` is that of the largest array per device.
+    """
 
     type: TensorType
     per_device: bool
@@ -34,7 +37,7 @@ class Declared:
 
 
 class Definition:
-    """The attributes of a declared argument that programs read."""
+    """The public attributes of a declared argument."""
 
     declared: Declared
 
@@ -56,7 +59,9 @@ class Definition:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "declared":
             raise AttributeError(name)
-        raise no_attribute(name, f'{user_line()}: {self!r} has shape, dtype and is_dynamic, no "{name}"; the tensor that the body is given has more')
+        raise no_attribute(
+            name, f'{self!r} at {user_line()}: a declaration has no "{name}", only shape, dtype and is_dynamic; use the tensor in the body of the job'
+        )
 
 
 class Placeholder(Definition, type):
@@ -68,44 +73,51 @@ class Placeholder(Definition, type):
 
 
 class Numpy:
-    """As a result: the logical array as one `numpy.ndarray`."""
+    """Annotation of a result: the logical array as one `numpy.ndarray`."""
 
     @staticmethod
     def Placeholder(shape: tuple[int, ...], dtype: DType = float32) -> Any:
-        """An argument that is one array of exactly `shape`; other element types are converted to `dtype` if no value changes."""
+        """Return the annotation of an argument that is one array of exactly `shape`.
+
+        Other element types are converted to `dtype` if no value changes.
+        """
         name = "Numpy.Placeholder"
         return Placeholder(name, (Numpy,), {"declared": _declare(name, shape, dtype, per_device=False)})
 
 
 class ListNumpy:
-    """As a result: a list with one `numpy.ndarray` per device."""
+    """Annotation of a result: a list with one `numpy.ndarray` per device."""
 
     @staticmethod
     def Placeholder(shape: tuple[int, ...], dtype: DType = float32) -> Any:
-        """An argument that is a list of one array per device, each with the rank of `shape` and at most as many elements."""
+        """Return the annotation of an argument that is a list of one array per device.
+
+        Each array has as many axes as `shape`, and at most as many elements.
+        """
         name = "ListNumpy.Placeholder"
         return Placeholder(name, (ListNumpy,), {"declared": _declare(name, shape, dtype, per_device=True)})
 
 
 class ListListNumpy:
-    """As a result: a list with one list of `numpy.ndarray` per device."""
+    """Annotation of a result: a list with one list of `numpy.ndarray` per device."""
 
     @staticmethod
     def Placeholder(shape: tuple[int, ...], dtype: DType = float32) -> Any:
-        """An argument that is, per device, a list of shape[0] arrays, each (1, ...) with the rank of shape and at most as many elements as shape[1:].
+        """Return the annotation of an argument that is a list of shape[0] arrays per device.
 
-        In the body of the job it is a tensor list, for `tensor_list_to_tensor_buffer`.
+        Each array is (1, ...) with as many axes as `shape`, and at most as many elements as shape[1:].
+        In the body of the job the argument is a tensor list, for `tensor_list_to_tensor_buffer`.
         """
         name = "ListListNumpy.Placeholder"
         return Placeholder(name, (ListListNumpy,), {"declared": _declare(name, shape, dtype, per_device=True, nested=True)})
 
 
 class Callback(Generic[T]):
-    """As a result: calling the job returns a function that takes a handler; the handler receives the value in the form `T`."""
+    """Annotation of a result `T`: a call of the job returns a function that takes a handler, which receives the value."""
 
 
 class Bundle(Generic[T]):
-    """As a result: any nesting of tuples, lists and dicts; each leaf in the form `T` (`Numpy` or `ListNumpy`)."""
+    """Annotation of a result: any nesting of tuples, lists and dicts, with leaves in the form `T` (`Numpy` or `ListNumpy`)."""
 
 
 class FixedTensorDef(Definition):
@@ -139,11 +151,11 @@ def _declare(what: str, shape: Any, dtype: Any, *, per_device: bool, nested: boo
     if not isinstance(shape, tuple):
         raise JobError(f"{what} at {where}: shape must be a tuple of positive ints, e.g. (100, 784); got {shape!r}")
     if not all(not isinstance(n, bool) and hasattr(n, "__index__") and int(n.__index__()) > 0 for n in shape):
-        raise JobError(f"{what} at {where}: shape must be a tuple of positive ints; {shape!r} has something else in it")
+        raise JobError(f"{what} at {where}: shape must be a tuple of positive ints; got {shape!r}")
     try:
         declared = dtype_of(dtype if dtype is not None else "?none")  # np.dtype(None) would be float64
     except (KeyError, TypeError):
         raise JobError(f"{what} at {where}: dtype must be an element type such as jobflow.float32; got {dtype!r}") from None
     if declared in (record, tensor_buffer) or (nested and not shape):
-        raise JobError(f"{what} at {where}: {dtype!r} with shape {shape} is nothing that can be passed; arguments are arrays of numbers")
+        raise JobError(f"{what} at {where}: {dtype!r} with shape {shape} cannot be an argument; declare an array of numbers")
     return Declared(TensorType(tuple(int(n) for n in shape), declared), per_device, where, nested)

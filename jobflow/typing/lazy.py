@@ -1,4 +1,4 @@
-"""Lazy arguments of jobs: each rank reads only its own part."""
+"""Lazy arguments of jobs, of which each rank reads only its shard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobflow.core.types import Array
 class Lazy(ABC):
     """An array of at least one axis that is read on demand; `value[slices]` is an ndarray.
 
-    With several clients, each rank reads only its own part of an argument.  Clients compare `fingerprint` instead of the content: equal fingerprints
+    With several clients, each rank reads only its shard of an argument.  Clients compare `fingerprint` instead of the content: equal fingerprints
     mean equal arrays.
     """
 
@@ -47,7 +47,7 @@ class Lazy(ABC):
 
 
 class Rows(Lazy):
-    """Some rows of a lazy array."""
+    """A range of rows of a lazy array."""
 
     def __init__(self, value: Lazy, start: int, stop: int) -> None:
         self.shape, self.dtype = (stop - start, *value.shape[1:]), value.dtype
@@ -63,12 +63,12 @@ class Rows(Lazy):
 
 
 def whole(value: Any) -> Any:
-    """Read all lazy arrays of an argument: an array, or a list of arrays."""
+    """Return an argument, an array or a list of arrays, with all lazy arrays read."""
     if isinstance(value, Lazy):
         return value[:]
     return [whole(each) for each in value] if isinstance(value, list) else value
 
 
 def is_lazy(value: Any) -> bool:
-    """Return True for a lazy array, and for a list that contains one."""
+    """Return True for a lazy array or a list that contains one."""
     return isinstance(value, Lazy) or (isinstance(value, list) and any(isinstance(each, Lazy) for each in value))

@@ -1,4 +1,4 @@
-"""Return annotations of jobs: a check of the body's result, and the structure that delivers arrays."""
+"""Return annotations of jobs: a check of the body's result, and the structure in which results are returned to the caller."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from jobflow.core.errors import JobError
 from jobflow.core.types import Array, Tensor, TensorType
 from jobflow.typing.annotations import Bundle, Callback, ListListNumpy, ListNumpy, Numpy
 
-#: The form of a delivered leaf: one whole array, a list with one array or one list per device, or (without annotation) an object that
-#: converts to all of these.
+#: The form of a leaf of a result: one whole array, a list with one array or one list per device, or (without annotation) an object that
+#: converts to all of these forms.
 Kind = Literal["numpy", "list", "lists", "local"]
 #: nothing: None.  value: the value.  callback: a function that takes a handler.  future: an object with get() and async_get().
 Mode = Literal["nothing", "value", "callback", "future"]
@@ -20,9 +20,10 @@ Mode = Literal["nothing", "value", "callback", "future"]
 
 @dataclass(frozen=True)
 class HostResult:
-    """A result that is computed on the host: arrays of different shapes, each at most of this type, which the job's feed returns by name.
+    """A result that is computed on the host: arrays of different shapes, up to `tensor_type`, which the job's feed returns under `name`.
 
-    `take` converts the arrays of all rows to the delivered result: an array, a list with one array per device, or with a list per device if `nested`.
+    `take` converts the arrays of all rows to the result of a call.  That is an array, a list with one array per device, or, if `nested`, a list with
+    one list per device.
     """
 
     name: str
@@ -37,7 +38,7 @@ class HostResult:
 
     @property
     def is_dynamic(self) -> bool:
-        """True: the shape differs between runs."""
+        """True, because the shape differs between runs."""
         return True
 
 
@@ -74,14 +75,14 @@ class _Dict:
 
 @dataclass(frozen=True)
 class _Any:
-    """Any nesting of tuples, lists and dicts."""
+    """An annotation that accepts any nesting of tuples, lists and dicts."""
 
     kind: Kind
 
 
 @dataclass(frozen=True)
 class Results:
-    """The tensors that a body returned, in order, with their form of delivery and the nesting around them (leaves by number)."""
+    """The tensors that a body returned, in order, with the requested form of each and the nesting around them (leaves by number)."""
 
     mode: Mode
     leaves: tuple[Tensor, ...]
@@ -91,24 +92,24 @@ class Results:
     dynamic_axes: tuple[int | None, ...] = ()
 
     def build(self, arrays: Sequence[Any]) -> Any:
-        """Return the nested result with one object per leaf: an array, a list of arrays, or a substitute."""
+        """Return the result of a call, with `arrays[i]` in place of leaf i: an array, a list of arrays, or a substitute."""
         return _rebuilt(self.structure, arrays) if self.mode != "nothing" else None
 
 
 @dataclass(frozen=True)
 class Returned:
-    """A return annotation; `tree` is None for ``-> None``."""
+    """A parsed return annotation; `tree` is None for ``-> None``."""
 
     mode: Mode
     tree: Any
 
     def results(self, returned: Any, what: str) -> Results:
-        """Check `returned` against the annotation; raise JobError if they differ.  `what` names the job."""
+        """Return the tensors in `returned`; raise JobError if it does not match the annotation.  `what` is the job in messages."""
         if self.mode == "future" and returned is None:
             return Results("nothing", (), (), None)
         if self.tree is None:
             if returned is not None:
-                raise JobError(f"{what} is annotated None but its body returned {_kind(returned)}; return nothing, or annotate what it returns")
+                raise JobError(f"{what} is annotated None but its body returned {_kind(returned)}; return nothing, or annotate the result")
             return Results(self.mode, (), (), None)
         leaves: list[Tensor] = []
         kinds: list[Kind] = []
@@ -117,7 +118,7 @@ class Returned:
 
 
 def read_return(annotation: Any, missing: bool, what: str) -> Returned:
-    """Return the tree of a return annotation; raise JobError for an annotation that jobs do not accept."""
+    """Parse a return annotation; raise JobError if jobs do not accept it."""
     if missing:
         return Returned("future", _Any("local"))
     if annotation is None or annotation is type(None):
@@ -157,7 +158,7 @@ def _named(annotation: Any) -> str:
 
 @dataclass(frozen=True)
 class _Reader:
-    """A walk over a returned structure and its annotation that collects the tensors."""
+    """A recursive walk over a returned structure and its annotation that collects the tensors."""
 
     what: str
     leaves: list[Tensor]
@@ -172,7 +173,7 @@ class _Reader:
             self._container(dict, value, path)
             for key in value:
                 if type(key) is not tree.key:
-                    raise JobError(f"{self.what}: {path} has the key {key!r}; the annotation says that keys are {tree.key.__name__}")
+                    raise JobError(f"{self.what}: {path} has the key {key!r}; the annotation requires keys of type {tree.key.__name__}")
             return {key: self.read(tree.arm, branch, f"{path}[{key!r}]") for key, branch in value.items()}
         if isinstance(tree, _List):
             self._container(list, value, path)
@@ -180,7 +181,7 @@ class _Reader:
         self._container(tuple, value, path)
         if len(value) != len(tree.arms):
             remedy = f"annotate it -> {_annotation(value)}"
-            raise JobError(f"{self.what}: {path} is a tuple of {len(value)}; the annotation says {len(tree.arms)}; {remedy}")
+            raise JobError(f"{self.what}: {path} is a tuple of {len(value)}; the annotation has {len(tree.arms)}; {remedy}")
         return tuple(self.read(arm, branch, f"{path}[{i}]") for i, (arm, branch) in enumerate(zip(tree.arms, value, strict=True)))
 
     def _any(self, tree: _Any, value: Any, path: str) -> Any:
@@ -195,7 +196,7 @@ class _Reader:
     def _container(self, kind: type, value: Any, path: str) -> None:
         if type(value) is not kind:
             remedy = f"; annotate it -> {_annotation(value)}" if _is_tensor(value) or isinstance(value, tuple | list | dict) else ""
-            raise JobError(f"{self.what}: {path} is {_kind(value)}; the annotation says that it is a {kind.__name__}{remedy}")
+            raise JobError(f"{self.what}: {path} is {_kind(value)}; the annotation requires a {kind.__name__}{remedy}")
 
     def _leaf(self, kind: Kind, value: Any, path: str) -> int:
         if not _is_tensor(value):
@@ -204,7 +205,7 @@ class _Reader:
         ragged, nested = isinstance(value, HostResult), isinstance(value, HostResult) and value.nested
         if (kind == "numpy" and ragged) or (kind == "list" and nested) or (kind == "lists" and not nested):
             fits = "tp.ListListNumpy" if nested else "tp.ListNumpy" if ragged else "tp.Numpy or tp.ListNumpy"
-            raise JobError(f"{self.what}: {path} is {'of another shape at every run' if ragged else 'one tensor'}; annotate it -> {fits}")
+            raise JobError(f"{self.what}: {path} is {'a tensor whose shape differs between runs' if ragged else 'one tensor'}; annotate it -> {fits}")
         self.leaves.append(value)
         self.kinds.append(kind)
         return len(self.leaves) - 1
@@ -215,7 +216,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _annotation(value: Any, kind: Kind = "numpy") -> str:
-    """The annotation that fits what a body returned."""
+    """Return the text of an annotation that matches the returned value."""
     leaf = "tp.ListNumpy" if kind == "list" else "tp.Numpy"
     if isinstance(value, tuple):
         return f"tuple[{', '.join(_annotation(entry, kind) for entry in value)}]"

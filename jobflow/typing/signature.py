@@ -1,4 +1,4 @@
-"""The signature of a job, read once from the function's annotations; binding of calls; structure of results."""
+"""The signature of a job, read once from the function's annotations, with binding of arguments and the structure of results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Bound = tuple[str, Declared, Any]
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter; `tree` is a declaration, or a tuple / list / dict of trees."""
+    """A parameter of a job; `tree` is a declaration, or a tuple, list or dict of trees."""
 
     name: str
     tree: Any
@@ -34,24 +34,24 @@ class Parameter:
 
 @dataclass(frozen=True)
 class JobSignature:
-    """Name, parameters and results of the job function defined at `where`."""
+    """The name, parameters and results of the job function defined at `where`."""
 
     name: str
     where: SourceLine
     parameters: tuple[Parameter, ...]
     returned: Returned
-    #: True if arguments must have the declared element types
+    #: True if arguments are not converted to the declared element types
     exact: bool = False
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> JobSignature:
-        """Read the annotations of `function`; raise JobError if a job does not accept them."""
+        """Read the annotations of `function`; raise JobError if jobs do not accept them."""
         name = getattr(function, "__name__", repr(function))
         code = getattr(function, "__code__", None)
         where = SourceLine(code.co_filename, code.co_firstlineno) if code is not None else user_line()
         if not inspect.isfunction(function):
             raise JobError(
-                f"global_function at {user_line()}: a job is a Python function; got {function!r}: write a function that calls it, with annotations"
+                f"global_function at {user_line()}: a job must be a Python function; got {function!r}; write an annotated function that calls it"
             )
         signature = inspect.signature(function)
         parameters = tuple(_parameter(function, parameter, f"job {name} ({where})") for parameter in signature.parameters.values())
@@ -60,19 +60,19 @@ class JobSignature:
         return cls(name, where, parameters, read_return(annotation, missing, f"job {name} ({where})"))
 
     def placeholders(self) -> list[tuple[str, Declared]]:
-        """Return name and declaration of each array that a call passes, in order."""
+        """Return the name and the declaration of each array argument, in order."""
         return [leaf for parameter in self.parameters for leaf in _leaves(parameter.name, parameter.tree)]
 
     def arguments(self, values: Sequence[Any]) -> list[Any]:
-        """Return the arguments of the function's body: one value per placeholder, nested as the parameters are."""
+        """Return the arguments of the job's body: one value per placeholder, in the nesting of the parameters."""
         rest = iter(values)
         return [_nested(parameter.tree, rest) for parameter in self.parameters]
 
     def bind(self, args: Sequence[Any], devices: int = 1) -> list[Bound]:
         """Check the arguments of a call and return them as a flat list.
 
-        Arrays are converted to the declared element type, without a copy if they have it.  A per-device argument must have `devices` arrays.
-        Raises: ArgumentError (also a ValueError and an AssertionError) for arguments that contradict the declaration.
+        Arrays are converted to the declared element type, without a copy if they already have it.  A per-device argument must have `devices` arrays.
+        Raises: ArgumentError (also a ValueError and an AssertionError) for arguments that do not match the declaration.
         """
         if len(args) != len(self.parameters):
             raise ArgumentError(self._wrong_number(len(args)))
@@ -86,7 +86,7 @@ class JobSignature:
         return bound
 
     def results(self, returned: Any) -> Results:
-        """Check the body's result against the return annotation; return its values and its structure."""
+        """Check the body's result against the return annotation; return its tensors and their nesting."""
         return self.returned.results(returned, f"job {self.name} ({self.where})")
 
     def _bind(self, path: str, tree: Any, value: Any, devices: int, bound: list[Bound]) -> None:
@@ -106,7 +106,7 @@ class JobSignature:
                 self._bind(f"{path}[{i}]", branch, element, devices, bound)
 
     def _array(self, path: str, declared: Declared, value: Any) -> Any:
-        """Return `value` as one array of exactly the declared type."""
+        """Return `value` as one array of exactly the declared type; raise ArgumentError for other values."""
         want = declared.type
         if not isinstance(value, np.ndarray | Lazy):
             raise self._error(path, f"is {_kind(value)}; the job declares {declared}", _instead_of_array(value))
@@ -115,7 +115,7 @@ class JobSignature:
         return self._converted(path, declared, value)
 
     def _per_device(self, path: str, declared: Declared, value: Any, devices: int) -> list[Any]:
-        """Return `value` as a list of one array per device."""
+        """Return `value` as a list of one array per device; raise ArgumentError for other values."""
         if not isinstance(value, list | tuple):
             advice = f"Pass a list of {devices}" + (f", for example np.array_split({path}, {devices})." if isinstance(value, np.ndarray) else ".")
             raise self._error(path, f"is {_kind(value)}; the job declares a list of one array per device, {declared}", advice)
@@ -128,7 +128,7 @@ class JobSignature:
         return [self._piece(f"{path}[{i}]", declared, piece) for i, piece in enumerate(value)]
 
     def _listed(self, path: str, declared: Declared, value: Any) -> list[Any]:
-        """Return `value` as the list of arrays of one device, each without its first axis."""
+        """Return the list of arrays of one device, each without its first axis; raise ArgumentError for other values."""
         count, *sizes = declared.type.shape
         if not isinstance(value, list | tuple) or len(value) != count:
             shown = f"has {len(value)} elements" if isinstance(value, list | tuple) else f"is {_kind(value)}"
@@ -150,7 +150,7 @@ class JobSignature:
         return self._converted(path, declared, value)
 
     def _converted(self, path: str, declared: Declared, value: Any) -> Any:
-        """Convert `value` to the declared element type if every number stays the same, apart from rounding of floats."""
+        """Convert `value` to the declared element type; raise ArgumentError if a number would change, apart from rounding of floats."""
         want = declared.type.dtype.numpy
         if hides_elements(value):
             raise self._error(
@@ -159,17 +159,19 @@ class JobSignature:
         if value.dtype == want:
             return value
         if self.exact:
-            advice = f"An eager job converts nothing: pass {path}.astype(np.{want}), or declare another dtype."
+            advice = f"An eager job does not convert arguments; pass {path}.astype(np.{want}), or declare another dtype."
             raise self._error(path, f"{_is_array(value)}; the job declares {declared}", advice)
         if isinstance(value, Lazy):
-            raise self._error(path, f"{_is_array(value)} that is read later; the job declares {declared}", "Declare the type that is read.")
+            raise self._error(path, f"{_is_array(value)} that is read lazily; the job declares {declared}", "Declare the element type of the file.")
         if value.dtype.kind not in "biuf" and value.dtype.name != bfloat16.name:
             raise self._error(path, f"has elements of type {value.dtype}; the job declares {declared}", "Pass an array of numbers.")
         with np.errstate(over="ignore", invalid="ignore"):
             converted = value.astype(want)
         if want.kind in "biu" and not _same_numbers(value, converted):
-            advice = f"Pass whole numbers that {declared.type.dtype.name} can hold, or declare another dtype."
-            raise self._error(path, f"is {value.dtype} with numbers that {declared.type.dtype.name} cannot hold; the job declares {declared}", advice)
+            advice = f"Pass integers in the range of {declared.type.dtype.name}, or declare another dtype."
+            raise self._error(
+                path, f"is {value.dtype} with numbers that {declared.type.dtype.name} cannot represent; the job declares {declared}", advice
+            )
         return converted
 
     def _error(self, path: str, what: str, advice: str) -> ArgumentError:
@@ -232,12 +234,14 @@ def _parameter(function: Callable[..., Any], parameter: inspect.Parameter, what:
     if annotation is inspect.Parameter.empty:
         if parameter.default is inspect.Parameter.empty:
             if parameter.name in ("self", "cls"):
-                raise JobError(f"{where} has no annotation: a method is no job; declare the job inside a method, as a function of arrays alone")
+                raise JobError(
+                    f"{where} has no annotation, because a method cannot be a job; declare the job in a method, as a function of arrays only"
+                )
             raise JobError(f"{where} has no annotation; write {parameter.name}: tp.Numpy.Placeholder(shape, dtype)")
         notice("FixedTensorDef and MirroredTensorDef are old names; write tp.Numpy.Placeholder or tp.ListNumpy.Placeholder as annotation")
         return Parameter(parameter.name, _old_tree(parameter.default, where))
     if parameter.default is not inspect.Parameter.empty:
-        raise JobError(f"{where} has an annotation and a default value; every call passes every argument, so drop the default")
+        raise JobError(f"{where} has an annotation and a default value; remove the default, because every call must pass all arguments")
     return Parameter(parameter.name, _tree(annotation, where))
 
 
@@ -251,12 +255,12 @@ def _evaluated(function: Callable[..., Any], annotation: Any, what: str) -> Any:
     try:
         return eval(_located(annotation, function), function.__globals__, frame.f_locals if frame is not None else {})
     except Exception as error:
-        advice = "Names in it must be known where the job is decorated"
+        advice = "Its names must be defined where the job is decorated"
         raise JobError(f"{what} {annotation!r} cannot be evaluated: {error}. {advice}") from error
 
 
 def _located(annotation: str, function: Callable[..., Any]) -> CodeType:
-    """Compile the text at the line of the function, so that errors about its declarations show this line."""
+    """Compile the annotation text at the line of the function, so that errors in declarations show this line."""
     place = inspect.unwrap(function).__code__
     tree = ast.parse(annotation, mode="eval")
     return compile(ast.increment_lineno(tree, place.co_firstlineno - 1), place.co_filename, "eval")

@@ -187,7 +187,7 @@ def test_lazy_arguments_are_checked(session: Session) -> None:
             job(*arguments)
 
     floats = declare(lambda labels: flow.math.relu(labels), tp.Numpy.Placeholder((REST,)), name="floats")
-    with pytest.raises(ArgumentError, match=r"int32\[4\] that is read later; the job declares float32.*Declare the type that is read"):
+    with pytest.raises(ArgumentError, match=r"int32\[4\] that is read lazily; the job declares float32.*Declare the element type of the file"):
         floats(lazy["labels"])
     assert rows_read(samples, "labels") == []
 

@@ -157,7 +157,7 @@ DEFINITIONS += [(flow.FixedTensorDef((4, 3), flow.int8), False), (flow.MirroredT
 @pytest.mark.parametrize(("declared", "is_dynamic"), DEFINITIONS)
 def test_declared_properties_of_an_argument(declared: Any, is_dynamic: bool) -> None:
     assert (declared.shape, declared.dtype, declared.is_dynamic) == ((4, 3), flow.int8, is_dynamic)
-    with pytest.raises(AttributeError, match=r'has shape, dtype and is_dynamic, no "with_distribute"; the tensor that the body is given has more'):
+    with pytest.raises(AttributeError, match=r'a declaration has no "with_distribute", only shape, dtype and is_dynamic'):
         _ = declared.with_distribute
 
 

@@ -77,15 +77,15 @@ WRONG: dict[str, tuple[str, Any, Any, str]] = {
         "labels",
         X,
         Y + 0.5,
-        f"is float64 with numbers that int32 cannot hold; the job declares int32[4] ({DECLARED}). "
-        "Pass whole numbers that int32 can hold, or declare another dtype.",
+        f"is float64 with numbers that int32 cannot represent; the job declares int32[4] ({DECLARED}). "
+        "Pass integers in the range of int32, or declare another dtype.",
     ),
     "too large numbers": (
         "labels",
         X,
         Y.astype(np.int64) + 2**40,
-        f"is int64 with numbers that int32 cannot hold; the job declares int32[4] ({DECLARED}). "
-        "Pass whole numbers that int32 can hold, or declare another dtype.",
+        f"is int64 with numbers that int32 cannot represent; the job declares int32[4] ({DECLARED}). "
+        "Pass integers in the range of int32, or declare another dtype.",
     ),
     "a label too large": (
         "labels",

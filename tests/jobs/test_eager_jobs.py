@@ -108,7 +108,7 @@ def test_tensors_of_devices_have_one_array_each(fresh: None) -> None:
 
 def test_eager_jobs_raise_for_unsupported_features(eager: int) -> None:
     job = declare(lambda x: x, tp.Numpy.Placeholder((2,)))
-    with pytest.raises(ArgumentError, match=r'argument "x" is float64\[2\].*An eager job converts nothing: pass x.astype\(np.float32\)'):
+    with pytest.raises(ArgumentError, match=r'argument "x" is float64\[2\].*An eager job does not convert arguments; pass x.astype\(np.float32\)'):
         job(np.ones(2))
     with pytest.raises(JobError, match="comes too late: call it before jobs are declared"):
         flow.enable_eager_execution(False)

@@ -195,7 +195,7 @@ class TestSmallNames:
             (("cpu", None), "machine_device_ids is a text such as .*, not None"),
             (("cpu", []), "or a list of such texts or of ranks, not ."),
             (("cpu", b"0:0"), "not b'0:0'"),
-            ((0, "0:0"), "unknown device tag 0"),
+            ((0, "0:0"), "device_tag 0 is unknown"),
             (("cpu", "0:0-1", 2), "hierarchy must be a shape of the devices such as .2, 2.; got 2"),
             (("cpu", "0:0-1", [1.5]), "hierarchy must be a shape"),
             (("cpu", "0:0-1", "2"), "hierarchy must be a shape"),

@@ -222,12 +222,12 @@ def test_whole_numbers_are_converted_silently_to_an_integer_placeholder(number: 
 
 @pytest.mark.parametrize("value", [[0.5, 1, 2, 3], [np.nan, 1, 2, 3], [np.inf, 1, 2, 3], [2.0**31, 0, 0, 0], [-(2.0**31) - 1, 0, 0, 0]])
 def test_floats_that_an_integer_placeholder_would_lose(value: list[float]) -> None:
-    with pytest.raises(ArgumentError, match=r'argument "labels" is float64 with numbers that int32 cannot hold; .* Pass whole numbers'):
+    with pytest.raises(ArgumentError, match=r'argument "labels" is float64 with numbers that int32 cannot represent; .* Pass integers'):
         train.bind([images, np.array(value)])
 
 
 def test_integers_out_of_range_are_not_wrapped_around() -> None:
-    with pytest.raises(ArgumentError, match="int64 with numbers that int32 cannot hold"):
+    with pytest.raises(ArgumentError, match="int64 with numbers that int32 cannot represent"):
         train.bind([images, np.array([2**31, 0, 0, 0])])
     np.testing.assert_array_equal(train.bind([images, np.array([2**31 - 1, -(2**31), 0, 0])])[1][2], [2**31 - 1, -(2**31), 0, 0])
 
@@ -329,11 +329,11 @@ def test_no_annotation_gives_a_future_and_none_nothing() -> None:
         (tp.Numpy, None, "the result is None; it must be a tensor that the body computed"),
         (tp.Numpy, np.zeros(3), "the result is a ndarray; it must be a tensor that the body computed"),
         (tp.Numpy, (tensor(),), "the result is a tuple; it must be a tensor"),
-        (tuple[tp.Numpy, tp.Numpy], [tensor(), tensor()], "the result is a list; the annotation says that it is a tuple"),
-        (tuple[tp.Numpy, tp.Numpy], (tensor(),), "the result is a tuple of 1; the annotation says 2"),
+        (tuple[tp.Numpy, tp.Numpy], [tensor(), tensor()], "the result is a list; the annotation requires a tuple"),
+        (tuple[tp.Numpy, tp.Numpy], (tensor(),), "the result is a tuple of 1; the annotation has 2"),
         (list[tp.Numpy], [tensor(), 3], "the result[1] is a int; it must be a tensor"),
-        (dict[str, tp.Numpy], {1: tensor()}, "the result has the key 1; the annotation says that keys are str"),
-        (dict[int, tp.Numpy], {True: tensor()}, "the result has the key True; the annotation says that keys are int"),
+        (dict[str, tp.Numpy], {1: tensor()}, "the result has the key 1; the annotation requires keys of type str"),
+        (dict[int, tp.Numpy], {True: tensor()}, "the result has the key True; the annotation requires keys of type int"),
         (tp.Bundle[tp.Numpy], {"a": [None]}, "the result['a'][0] is None; it must be a tensor"),
     ],
 )
