@@ -129,7 +129,7 @@ class Node:
 
     @property
     def where(self) -> SourceLine:
-        """The user's line."""
+        """The user's line that created the node."""
         return self.provenance.where
 
     @property

@@ -15,7 +15,7 @@ class Distribution(Protocol):
     """A transformation of a traced program into a parallel one."""
 
     def distribute(self, program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
-        """Return the distributed program and its outputs."""
+        """Return the distributed program, and the values in it that replace `outputs`."""
         ...
 
 

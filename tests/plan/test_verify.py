@@ -149,7 +149,10 @@ def test_transfers_may_overlap() -> None:
             (SEND2, SEND0, RECEIVE1, RECEIVE3, RECEIVED1, RECEIVED3, SENT0, SENT2),
             r"send x \(number 0\) is posted twice, .* after a later transfer with rank 0",
         ),
-        ((SEND0, SEND2, RECEIVE3, RECEIVE1, RECEIVED1, RECEIVED3, SENT0, SENT2), r"receive x \(number 1\) is posted twice, .* after a later transfer"),
+        (
+            (SEND0, SEND2, RECEIVE3, RECEIVE1, RECEIVED1, RECEIVED3, SENT0, SENT2),
+            r"receive x \(number 1\) is posted twice, .* after a later transfer",
+        ),
         ((SEND0, SENT0, SEND2, RECEIVED1, RECEIVE1, RECEIVE3, RECEIVED3, SENT2), r"receive x \(number 1\) has a wait before its post"),
         ((SEND0, SEND2, RECEIVE1, RECEIVE3, RECEIVED1, RECEIVED3, SENT0), r"send x \(number 2\) has no wait"),
         ((SEND0, SENT0, RECEIVE1, RECEIVED1, RECEIVE3, RECEIVED3), r"communication 1 is x \(number 3\), but the schedule requires move x2 \[1, 0\]"),

@@ -145,7 +145,7 @@ def test_declarations_that_are_not_those_of_a_job() -> None:
             JobSignature.of(function)
         assert text in str(raised.value)
         assert str(raised.value).startswith(f"job {function.__name__} (test_signature.py:")
-    with pytest.raises(JobError, match="a job is a Python function"):
+    with pytest.raises(JobError, match="a job must be a Python function"):
         JobSignature.of("train")  # type: ignore[arg-type]
 
 
@@ -233,7 +233,7 @@ def test_integers_out_of_range_are_not_wrapped_around() -> None:
 
     def bytes_job(x: tp.Numpy.Placeholder((2,), dtype=int8)) -> None: ...
 
-    with pytest.raises(ArgumentError, match="uint8 with numbers that int8 cannot hold"):
+    with pytest.raises(ArgumentError, match="uint8 with numbers that int8 cannot represent"):
         JobSignature.of(bytes_job).bind([np.array([0, 255], np.uint8)])
 
 
