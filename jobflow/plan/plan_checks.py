@@ -172,7 +172,7 @@ def verify_writes(plan: Plan) -> None:
         outputs = instruction.outputs if isinstance(instruction, Compute) else (instruction.output,) if isinstance(instruction, Collective) else ()
         if any(slot.buffer in stored for slot in outputs):
             raise PlanError(
-                f"job {plan.job}, rank {plan.rank}: {instruction.name} at {instruction.where} writes a variable in the body; only the epilogue may write variables"
+                f"job {plan.job}, rank {plan.rank}: {instruction.name} at {instruction.where} writes a variable in the body instead of the epilogue"
             )
 
 

@@ -224,7 +224,7 @@ def test_a_write_of_a_variable_in_the_body_raises() -> None:
     update = Compute(Assign(), (variable, slot(0, 4)), (variable,), "update")
     sound = Plan("job", 0, {}, (), (), (update,), (), {"w": variable})
     verify_writes(sound)
-    with pytest.raises(PlanError, match=r"^job job, rank 0: update .*writes a variable in the body; only the epilogue may$"):
+    with pytest.raises(PlanError, match=r"^job job, rank 0: update .*writes a variable in the body instead of the epilogue$"):
         verify_writes(replace(sound, body=(update,), epilogue=()))
 
 
