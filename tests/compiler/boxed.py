@@ -1,4 +1,4 @@
-"""Changes of layout as separate programs: run on threads, compared with the logical value and with the announced bytes."""
+"""Support for tests of redistributions: each one is a program, run on threads and compared with the logical value and the announced bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUNS = 2
 
 
 def change(source: Layout, target: Layout, type: TensorType, number: int = 0, where: SourceLine = NOWHERE) -> tuple[Value, Node, Sharded]:
-    """Return a program that reads x in `source` and whose reader needs it in `target`."""
+    """Return a program that reads x in layout `source`, and whose reader needs it in layout `target`."""
     read = Node(Input(type.shape, type.dtype, f"x{number}"), (), ((type, f"x{number}", False),), f"x{number}", source.placement)
     (x,) = read.outputs
     copy = Node(Copy(), (x,), ((type, f"y{number}", False),), f"y{number}", target.placement, Provenance(where))
@@ -34,7 +34,7 @@ def change(source: Layout, target: Layout, type: TensorType, number: int = 0, wh
 
 
 def together(parts: list[Sharded]) -> Physical:
-    """Merge many programs into one, so that a world is started and bound once."""
+    """Merge many programs into one, so that only one world is started and only one plan is bound."""
     graphs = [part.graph for part in parts]
     nodes = tuple(node for graph in graphs for node in graph.nodes)
     whole = Graph("job", graphs[0].placement, nodes, tuple(v for g in graphs for v in g.inputs), tuple(v for g in graphs for v in g.outputs))
@@ -67,7 +67,7 @@ def parts_along(sbp: Sbp, n: int, array: Array, random: np.random.Generator) -> 
 
 
 def agree(n: int, pairs: list[Pair], type: TensorType) -> None:
-    """Run all changes at once on n ranks; compare the results with the logical values and the sent bytes with the prediction."""
+    """Run all redistributions in one program on n ranks; compare the results with the logical values and the sent bytes with the prediction."""
     random = np.random.default_rng(7)
     value = random.integers(0 if type.dtype.name == "uint8" else -20, 21, type.shape).astype(type.dtype.numpy)
     changes = [change(source, target, type, i) for i, (source, target) in enumerate(pairs)]

@@ -36,5 +36,5 @@ def differences(record: Path, known: Collection[str], least: int) -> list[Differ
 
 
 def idle(rows: list[Difference], cases: list[Case]) -> list[str]:
-    """Return the rows of a table that do not differ."""
+    """Return the rows of a table that match no difference."""
     return [f"{op}: {row}" for row in rows for op in row.ops if not any(row.covers(*case) for case in cases if case[0] == op)]

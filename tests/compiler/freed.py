@@ -23,14 +23,14 @@ def slots(instruction: Instruction) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]
 
 
 def bytes_of(marks: Marks, slot: Slot) -> Any:
-    """Return the marks of the bytes that a slot touches, as a view."""
+    """Return a view of the marks of all bytes that a slot contains."""
     if 0 in slot.type.shape:
         return np.zeros(0, bool)
     return np.ndarray((*slot.type.shape, slot.type.dtype.itemsize), bool, marks[slot.buffer], slot.offset, (*slot.strides, 1))
 
 
 def deaths(plan: Plan) -> list[Marks]:
-    """Return, per instruction, the touched bytes that are not read again before their next write."""
+    """Return, per instruction, the bytes that it uses and that are not read again before their next write."""
     live = {name: np.zeros(size, bool) for name, size in plan.buffers.items()}
     for _, slot in plan.fetches:
         if slot.buffer in live:

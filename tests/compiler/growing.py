@@ -49,7 +49,7 @@ class Growth:
         return tuple(self.words[x].shape)
 
     def pick(self, *ndims: int) -> str:
-        """Return a float value, if possible with one of these numbers of axes; later values are likelier."""
+        """Return a float value, if possible with one of these numbers of axes; recent values have a higher probability."""
         candidates = [x for x in self.pool if not ndims or len(self.shape(x)) in ndims]
         if not candidates:
             return self.weight(*(self.size() for _ in range(ndims[0])))
@@ -108,7 +108,7 @@ class Growth:
 
 
 def grown(seed: int, meshes: tuple[tuple[int, ...], ...] = MESHES) -> Program:
-    """Return the program of a seed."""
+    """Return the random program of a seed."""
     g = Growth(seed, meshes)
     for mark, ndim in (("x", 2), ("y", 3)):
         sizes = ", ".join(str(g.size()) for _ in range(ndim))
@@ -123,7 +123,7 @@ def grown(seed: int, meshes: tuple[tuple[int, ...], ...] = MESHES) -> Program:
 
 
 def ops(lines: Any) -> int:
-    """Return the number of statements other than sources."""
+    """Return the number of statements, without sources."""
     return sum(not any(f"= {word}(" in line for word in ("weight", "argument", "indices")) for line in lines)
 
 
@@ -131,7 +131,7 @@ def _mentions(text: str, name: str) -> bool:
     return name in text.replace("(", " ").replace(")", " ").replace(",", " ").replace("[", " ").replace("]", " ").split()
 
 
-# What is said.  Each gives the expression of one statement, or None where nothing fits. ------------------------------
+# Statements: each function returns an expression, or None if no value of the program fits. --------
 
 
 def _unary(g: Growth) -> str:
@@ -339,7 +339,7 @@ def _dropped(g: Growth) -> str:
 
 
 def _lost(g: Growth) -> str:
-    """Return the cross entropy of rows, broadcast to their columns."""
+    """Return the cross entropy of each row, broadcast to the columns."""
     x = g.pick(2)
     rows, classes = g.shape(x)
     kind = g.one(["sparse", "split", "dense", "sigmoid", "smooth"])

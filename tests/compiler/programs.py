@@ -54,7 +54,7 @@ OPTIMIZERS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Program:
-    """Statements, and the names of the outputs whose means form the loss."""
+    """A program: its statements, and the names of the outputs whose means form the loss."""
 
     lines: tuple[str, ...]
     ends: tuple[str, ...]
@@ -120,7 +120,7 @@ def words(tracer: Tracer) -> dict[str, Any]:
 
 
 def graph_of(program: Program) -> Graph:
-    """Return the training graph: the loss sums the means of all ends, and each end is an output."""
+    """Return the training graph, which returns all ends; the loss is the sum of their means."""
 
     def body(tracer: Tracer) -> list[Any]:
         spoken = words(tracer)
@@ -152,7 +152,7 @@ def first_values(graph: Graph, seed: int) -> tuple[dict[str, Any], dict[str, Any
 
 
 class Mismatch(AssertionError):
-    """The results of ranks differ from those of the kernels on whole arrays."""
+    """An error raised if results of ranks differ from those of the kernels on whole arrays."""
 
 
 def compare(what: str, ours: Any, theirs: Any) -> None:
@@ -164,7 +164,7 @@ def compare(what: str, ours: Any, theirs: Any) -> None:
 
 @contextmanager
 def any_size() -> Iterator[None]:
-    """Apply optimizations for large tensors to all sizes."""
+    """Apply optimizations for large tensors to tensors of all sizes."""
     before = shared_variables.CHEAPER, shared_variables.FAR_CHEAPER
     shared_variables.CHEAPER = shared_variables.FAR_CHEAPER = 0
     try:
@@ -176,7 +176,7 @@ def any_size() -> Iterator[None]:
 def check(world: World, program: Program, graph: Graph | None = None, target: Target = CPU) -> None:
     """Raise Mismatch unless two steps on the ranks equal two steps of the kernels on whole arrays, for all ends and variables.
 
-    Run once with private memory and once with memory shared by the ranks.
+    The ranks run once with private memory and once with shared memory.
     """
     graph = graph_of(program) if graph is None else graph
     _check(world, program, graph, target, common=False)

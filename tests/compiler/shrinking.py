@@ -17,7 +17,7 @@ SMALLER = ((2,), (3,), (2, 2), (4,))
 
 
 def shrunk(program: Program, fails: Fails, seconds: float = 60.0) -> Program:
-    """Return the smallest program that fails in the same way and is found in time."""
+    """Return the smallest program that fails in the same way, within a time limit."""
     kind, deadline = fails(program), time.monotonic() + seconds
     if kind is None:
         return program

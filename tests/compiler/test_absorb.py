@@ -58,14 +58,17 @@ def test_variables_that_are_each_others_gradients_are_read_before_the_update() -
 
 
 def test_products_with_causal_weights_skip_zeros() -> None:
-    """One product forward and three backward; scores and the gradient of the weights are products of whole matrices."""
+    """Expect one product that skips zeros in the forward pass and three in the backward pass.
+
+    The scores and the gradient of the weights are products of whole matrices.
+    """
     words = computed(plan_of(trace(attentive, train=True)))
     assert words.count("lowermatmul") == 4
     assert words.count("batchmatmul") == 2
 
 
 def residual(tracer: Tracer) -> Any:
-    """Return x + (x w + b), and x w again, read twice."""
+    """Return x + (x w + b), and x w as a separate value with two readers."""
     x, w = tracer.input("x", TensorType((WIDE, WIDE), float64)), variable(tracer, "w", WIDE, WIDE, dtype=float64)
     return add(x, bias_add(matmul(x, w), variable(tracer, "b", WIDE, dtype=float64)))
 

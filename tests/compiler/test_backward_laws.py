@@ -44,7 +44,10 @@ OPS = {
 
 
 def combinations(sample: Sample, mesh: Sequence[int], pairs: int, random: np.random.Generator) -> list[tuple[Signature, ...]]:
-    """Return signatures, one per mesh dimension: random pairs on two dimensions; on two ranks, only those that three cannot have."""
+    """Return combinations of signatures, one signature per mesh dimension.
+
+    On two dimensions these are random pairs; on two ranks, only signatures that three ranks cannot have.
+    """
     ranks = int(np.prod(mesh))
     legal = [s for s in sample.op.rule(*map(type_of, sample.arrays)).signatures() if s.legal(ranks) and not (ranks == 2 and s.legal(3))]
     if len(mesh) == 1 or not legal:
@@ -59,7 +62,7 @@ def some_sbp(ndim: int, mesh: Sequence[int], random: np.random.Generator) -> tup
 
 
 def forward_and_backward(tracer: Tracer, sample: Sample, mark: str, mesh: Sequence[int], pairs: int) -> tuple[list[Any], dict[str, Any]]:
-    """Return outputs and gradients under every combination of signatures, and the required arguments."""
+    """Return outputs and gradients for every combination of signatures, and the required arguments."""
     random = np.random.default_rng(zlib.crc32(str(sample).encode()))
     arguments = {f"{mark}x{i}": a for i, a in enumerate(sample.arrays)}
     inputs = [tracer.input(key, type_of(a), split=False) for key, a in arguments.items()]
@@ -82,7 +85,7 @@ def forward_and_backward(tracer: Tracer, sample: Sample, mark: str, mesh: Sequen
 
 
 def gradients(op: Op, *tensors: list[Any]) -> list[Any]:
-    """Return the gradients that exist; some ops have one only for some attributes."""
+    """Return all gradients that are not None; some ops have gradients for some attributes only."""
     try:
         return [gradient for gradient in op.grad(*(x for row in tensors for x in row)) if gradient is not None]
     except JobError as error:
@@ -91,7 +94,7 @@ def gradients(op: Op, *tensors: list[Any]) -> list[Any]:
 
 
 def graph_of(cls: type[Op], mesh: tuple[int, ...], pairs: int) -> tuple[Graph, dict[str, Any]]:
-    """Return all samples of an op in one graph."""
+    """Return one graph with all samples of an op."""
     arguments: dict[str, Any] = {}
 
     def body(tracer: Tracer) -> list[Any]:
@@ -106,7 +109,7 @@ def graph_of(cls: type[Op], mesh: tuple[int, ...], pairs: int) -> tuple[Graph, d
 
 
 def compare(cls: type[Op], mesh: tuple[int, ...], pairs: int) -> int:
-    """Compare the values; return their number."""
+    """Compare the values; return the number of comparisons."""
     graph, arguments = graph_of(cls, mesh, pairs)
     if not graph.outputs:
         return 0
@@ -126,7 +129,7 @@ def compare(cls: type[Op], mesh: tuple[int, ...], pairs: int) -> int:
 @pytest.mark.parametrize("pairs", [2, pytest.param(8, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", OPS)
 def test_gradients_in_all_layouts_equal_those_of_whole_tensors(name: str, pairs: int) -> None:
-    """On the two-dimensional mesh, every second op runs, because layouts combine in the same way for all; with --full, all run."""
+    """Run every second op on the two-dimensional mesh, because layouts combine in the same way for all ops; with --full, run all."""
     meshes = MESHES if pairs > 2 or list(OPS).index(name) % 2 else MESHES[:2]
     compared = {mesh: compare(OPS[name], mesh, pairs) for mesh in meshes}
     assert all(compared[mesh] for mesh in meshes if mesh != (2,)), compared

@@ -1,4 +1,4 @@
-"""Every change of layout, run on threads: the result is the logical value, and the sent bytes equal the announced ones."""
+"""Tests of every redistribution, run on threads: the result is the logical value, and the sent bytes equal the announced ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def layouts(placement: Placement, each: Sequence[Sbp]) -> list[Layout]:
 
 
 def sampled(sources: list[Layout], targets: list[Layout], n: int) -> list[Pair]:
-    """Return all pairs, or n of them."""
+    """Return all pairs, or a random sample of n pairs."""
     pairs = list(product(sources, targets))
     if len(pairs) <= n:
         return pairs
@@ -118,7 +118,7 @@ def test_conversions_between_meshes_keep_values(case: str, shape: tuple[int, ...
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_conversions_of_images_with_the_batch_innermost_keep_values(n: int) -> None:
-    """A convolution stores its output as c, h, w, n; routes still transfer logical pieces."""
+    """Redistribute the output of a convolution, which is stored as c, h, w, n; routes still transfer logical pieces."""
     random = np.random.default_rng(1)
     x, w = random.normal(size=(9 * n - 1, 2, 4, 4)), random.normal(size=(3, 2, 3, 3))
 

@@ -59,7 +59,7 @@ def test_sums_of_a_batch_norm_share_a_collective() -> None:
 
 
 def test_buckets_do_not_exceed_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """48 + 12, 60 + 20, 40 + 8 bytes."""
+    """Expect buckets of 48 + 12, 60 + 20 and 40 + 8 bytes."""
     monkeypatch.setattr(bucketing, "LIMIT", 80)
     assert reduced(trace(network, first(2), train=True)) == [["w0", "b0"], ["w1", "b1"], ["w2", "b2"]]
 
@@ -90,7 +90,7 @@ def test_split_variables_are_not_in_buckets() -> None:
 
 
 def test_sums_of_the_forward_pass_are_not_moved() -> None:
-    """A partial loss is summed for its reader, before the gradients exist."""
+    """Sum a partial loss for its reader, before the gradients exist."""
 
     def body(tracer: Tracer) -> Any:
         return relu(reduce_sum(network(tracer)))
@@ -125,7 +125,7 @@ def two_layers(tracer: Tracer) -> Any:
 
 
 def test_gradients_in_several_layouts_share_a_collective() -> None:
-    """Columns, pieces and rows: along the data dimension, all are summed among the same ranks."""
+    """Use gradients in columns, pieces and rows; along the data dimension, all are summed among the same ranks."""
     assert reduced(trace(two_layers, GRID, train=True))[-1] == list(STORED)
 
 
@@ -143,7 +143,7 @@ def test_a_bucket_of_several_layouts_sums_all_gradients() -> None:
 
 
 def test_a_bucket_of_several_layouts_sends_whole_cache_lines() -> None:
-    """In 64-byte lines: of w0 3 or 2 columns, of b0 3 or 2 numbers, of w1 3 or 2 rows."""
+    """Send 64-byte lines: 3 or 2 columns of w0, 3 or 2 numbers of b0, 3 or 2 rows of w1."""
     (node,) = (node for node in distribute(trace(two_layers, GRID, train=True)).graph.nodes if len(node.inputs) == 3 and isinstance(node.op, Reroute))
     sent = node.op.sent(*(value.tensor_type for value in node.inputs))
     assert sent == {rank: 128 + 64 + 128 if rank % 2 == 0 else 64 + 64 + 64 for rank in range(4)}
@@ -154,7 +154,7 @@ def test_one_rank_has_no_buckets() -> None:
 
 
 def test_squares_for_the_global_norm_share_a_collective() -> None:
-    """With clipping by the global norm and half of the weights split, one message contains the squares of all gradients."""
+    """Clip by the global norm with half of the weights split; one message contains the squares of all gradients."""
 
     @flow.global_function("train")
     def job(x: tp.Numpy.Placeholder((4, 6))) -> tp.Numpy:

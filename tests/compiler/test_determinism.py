@@ -1,4 +1,4 @@
-"""Ranks that compile independently get equal plans: these do not depend on string hashes or object addresses."""
+"""Tests that ranks which compile independently get equal plans; these do not depend on string hashes or object addresses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def printed(seed: int) -> str:
 
 
 def test_plans_are_the_same_under_any_hash_seed() -> None:
-    """A perceptron, a convolutional network, an attention block, and five random programs, on two ranks."""
+    """Compare the plans of a perceptron, a convolutional network, an attention block, and five random programs, on two ranks."""
     first, second = (printed(seed) for seed in (0, 1))
     assert first.count("job job, rank 1") == 8 and "all_reduce" in first
     assert first == second

@@ -65,7 +65,7 @@ def test_gradients_have_the_placement_line_and_name_of_their_op() -> None:
 
 
 def test_gradients_sum_contributions() -> None:
-    """d (w w) / d w is w + w; the two equal products are one node after simplification."""
+    """Expect w + w as the gradient of w w; the two equal products are one node after simplification."""
     graph = trace(lambda t: multiply(variable(t, "w", 2), variable(t, "w", 2)), train=True)
     assert added(graph) == (
         "%multiply_0.filllike_0: float32[2] = FillLike(value=0.5)(%multiply_0)\n"
@@ -127,7 +127,7 @@ def test_loss_scale_is_divided_out() -> None:
 
 
 def test_regularizers_are_added_to_gradients() -> None:
-    """g + l1 sign(w) + l2 w."""
+    """Expect g + l1 sign(w) + l2 w."""
 
     def body(tracer: Tracer) -> Any:
         w = variable(tracer, "w", 2, dtype=float64, l1=0.5, l2=0.25)
@@ -176,7 +176,7 @@ def test_a_loss_without_trainable_variables_raises() -> None:
 
 
 def test_an_op_without_a_gradient_raises() -> None:
-    """Updates have no gradient; the message names the op."""
+    """Differentiate an update, which has no gradient; the message names the op."""
     with pytest.raises(JobError, match=r"SgdUpdate has no gradient"):
         trace(lambda t: _updated(t), train=True)
 

@@ -107,7 +107,7 @@ def test_two_variables_are_exchanged_by_a_guarded_step() -> None:
 
 
 def test_writes_that_the_count_depends_on_are_not_guarded() -> None:
-    """A counter whose new value the loss reads cannot wait for the gradients of that loss."""
+    """Read the new value of a counter in the loss; its write cannot wait for the gradients of that loss."""
 
     def counting(tracer: Tracer) -> Any:
         value = apply(Increment(), variable(tracer, "n", 6, 3, trainable=False))

@@ -1,8 +1,8 @@
-"""Changes of layout measured on another system: jobflow has the same pieces on every rank and the same values, and supports all of them.
+"""Redistributions measured on another system: jobflow has the same pieces on every rank and the same values, and supports all of them.
 
 Deliberate differences:
 
-* that system rejects an axis with fewer elements than ranks, or ends the process; here some pieces are empty;
+* the other system rejects an axis with fewer elements than ranks, or ends the process; here some pieces are empty;
 * it lacks some conversions of float16 and uint8; here a conversion only moves and adds bytes;
 * it treats the placement [1, 0] as [0, 1]; here a placement keeps the order of its ranks.
 """
@@ -52,7 +52,7 @@ def ends(case: dict[str, Any], pair: str) -> tuple[Layout, Layout]:
 
 
 def pieces(layout: Layout, shape: tuple[int, ...], ranks: int) -> str:
-    """Return the shapes that each rank of the world holds, as measured; ranks outside of the placement hold no data."""
+    """Return the measured shapes of the pieces on each rank of the world; ranks outside of the placement have no data."""
     shapes = {rank: box.shape for rank, box in layout.boxes(shape).items()}
     return " ".join("x".join(map(str, shapes.get(rank, (0,) * len(shape)))) for rank in range(ranks))
 
@@ -80,7 +80,7 @@ def test_measured_conversions_keep_values(case: dict[str, Any]) -> None:
 
 
 def test_conversions_that_failed_when_measured_are_supported() -> None:
-    """List the conversions of the test above that failed on the other system."""
+    """Run the conversions of the test above that failed on the other system."""
     failed = [(case["type"], pair) for case in MEASURED for pair, measured in case["pieces"].items() if measured in FAILED]
     kinds = {kind: [pair for type, pair in failed if type == kind] for kind in dict.fromkeys(type for type, _ in failed)}
     assert {kind: len(pairs) for kind, pairs in kinds.items()} == {

@@ -80,7 +80,7 @@ def attentive(tracer: Tracer) -> Any:
 MODELS = {"deep": deep, "convolutional": convolutional, "attentive": attentive}
 
 
-# -------------------------------------------------------------------- nothing is read too late
+# -------------------------------------------------------------------- reads of freed memory
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_random_programs_do_not_read_freed_memory(n: int, spoiling: None) -> Non
 
 
 def test_the_spoiling_executor_detects_a_late_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory overwritten one instruction too early changes the results, so the check detects errors."""
+    """Overwrite memory one instruction too early; the results change, so the executor detects such errors."""
     monkeypatch.setattr(program, "Executor", SpoilingExecutor)
     monkeypatch.setattr("freed.deaths", lambda plan: [*deaths(plan)[1:], deaths(plan)[0]])
     graph = trace(deep)
@@ -130,7 +130,7 @@ def test_the_spoiling_executor_detects_a_late_read(monkeypatch: pytest.MonkeyPat
         assert not np.allclose(bound.run(x=x)[0], evaluate(graph, {"x": x}, values)[0][0])
 
 
-# -------------------------------------------------------------------- places
+# -------------------------------------------------------------------- addresses
 
 
 def test_slots_are_aligned() -> None:
@@ -142,7 +142,7 @@ def test_slots_are_aligned() -> None:
 
 
 def test_dead_memory_is_reused() -> None:
-    """In a forward pass, two activations are alive at a time for any depth of the network."""
+    """Expect two live activations at any time in a forward pass, for any depth of the network."""
     shallow, tall = (plan_of(trace(lambda t, n=n: deep(t, n))) for n in (4, 40))
     assert shallow.buffers == tall.buffers
     assert tall.buffers["arena"] <= 3 * 8 * 16 * 8
@@ -181,7 +181,7 @@ def test_a_view_that_strides_do_not_allow_is_copied() -> None:
 
 
 def test_gradients_are_computed_in_their_bucket() -> None:
-    """Gradients of one all_reduce are computed in its buffer."""
+    """Expect that gradients of one all_reduce are computed in its buffer."""
 
     def body(tracer: Tracer) -> Any:
         x, w, b = tracer.input("x", type_(6, 4)), variable(tracer, "w", 4, 3), variable(tracer, "b", 3)
@@ -200,7 +200,7 @@ def test_empty_pieces_need_no_memory() -> None:
         np.testing.assert_array_equal(bound.run(x=np.ones((3, 4), np.float32))[0], np.full((3, 1), 4))
 
 
-# -------------------------------------------------------------------- the verifier sees planted mistakes
+# -------------------------------------------------------------------- planted mistakes
 
 
 def test_verify_detects_a_lifetime_that_ends_too_early(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ MICROBATCHES = 3
 
 
 def test_stages_send_each_tensor_once() -> None:
-    """A residual stream through two stages, a weight shared by both, and gradients clipped by the global norm."""
+    """Send a residual stream through two stages, with a weight shared by both and gradients clipped by the global norm."""
     config = flow.function_config()
     config.train.num_gradient_accumulation_steps(MICROBATCHES)
 

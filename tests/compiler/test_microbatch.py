@@ -1,4 +1,4 @@
-"""Unrolled graphs: the program for two microbatches as text, uneven microbatches, and nodes that simplify must not merge."""
+"""Unrolled graphs: the graph of two microbatches as text, uneven microbatches, and nodes that simplification must not merge."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def linear(tracer: Tracer, x: Any) -> Tensor:
     return matmul(x, ew.scale(w, 3.0))
 
 
-def test_two_microbatches_as_text() -> None:
-    """The scaled weight is computed once; gradients of the second microbatch are added to those of the first."""
+def test_the_graph_of_two_microbatches_prints_as_expected() -> None:
+    """Expect that the scaled weight is computed once, and that gradients of the second microbatch are added to those of the first."""
     assert plain(graph_text(unrolled(linear, 4, 2))) == (
         "job job on cpu[0]\n"
         "  %x[0:2]: float64[2,2] = Input(key=x[0:2])()\n"

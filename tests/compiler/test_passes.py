@@ -1,4 +1,4 @@
-"""Passes do not change their input: for all examples, the input of each stage is the same after the stage."""
+"""Tests that passes do not change their input, for all examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages of nodes, pipeline order, and transfers concurrent to computation: each rank executes its row of the schedule."""
+"""Stages of nodes, pipeline order, and transfers that overlap with computation: each rank executes its row of the schedule."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_placement_used_twice_has_two_stages() -> None:
 
 
 def test_one_placement_is_one_stage() -> None:
-    """Gradient accumulation is a pipeline of one stage, in which a microbatch is finished before the next."""
+    """Treat gradient accumulation as a pipeline of one stage, in which a microbatch is finished before the next."""
     physical = compiled("straight", 1, "1f1b", 3)
     assert pipeline_of_graph(physical, "1f1b").form.groups == (0,)
     assert work(physical, 0) == [f"{way} {i}" for i in range(3) for way in ("forward", "backward")]
@@ -106,20 +106,23 @@ def needed(name: str, size: int, schedule: str, microbatches: int = 10) -> list[
 
 
 def test_1f1b_needs_less_memory_than_gpipe() -> None:
-    """Ten microbatches in four stages: 4, 3, 2 and 1 activations instead of 10 of each."""
+    """Run ten microbatches in four stages: they store 4, 3, 2 and 1 activations instead of 10 each."""
     less = [a / b for a, b in zip(needed("transformer", 4, "1f1b"), needed("transformer", 4, "gpipe"), strict=True)]
     assert less == sorted(less, reverse=True)
     assert less[0] < 0.65 and less[3] < 0.35
 
 
 def test_activations_of_1f1b_do_not_grow_with_the_microbatches() -> None:
-    """With twice as many microbatches of half the rows, the last stage, which stores one, needs less memory; with gpipe it stores all."""
+    """Run twice as many microbatches of half the rows.
+
+    The last stage, which stores one activation, needs less memory; with gpipe it stores all.
+    """
     assert needed("transformer", 4, "1f1b", 10)[3] < 0.8 * needed("transformer", 4, "1f1b", 5)[3]
     assert needed("transformer", 4, "gpipe", 10)[3] > 0.9 * needed("transformer", 4, "gpipe", 5)[3]
 
 
 def test_ranks_compute_during_transfers() -> None:
-    """1f1b, the first of two stages: the second microbatch is computed during the transfer of the first one's activation."""
+    """Run the first of two stages by 1f1b: it computes the second microbatch while the activation of the first is transferred."""
     physical = compiled("straight", 2, "gpipe", 5)
     instructions = plan_of(physical, 0).body
     posts = {i.order: at for at, i in enumerate(instructions) if isinstance(i, Transfer) and i.sends}

@@ -24,7 +24,7 @@ SHORT = {float16: "16", bfloat16: "16", float32: "32", float64: "64", int32: "in
 
 
 def precisions(graph: Graph) -> str:
-    """Return the forward nodes except sources and casts: their word and the bits of the first output."""
+    """Return the word of each forward node, except sources and casts, and the bits of its first output."""
     nodes = [n for n in graph.nodes if n.phase == "forward" and n.inputs and not isinstance(n.op, ew.Cast)]
     return " ".join(f"{node.op.word()}:{SHORT[node.outputs[0].dtype]}" for node in nodes)
 

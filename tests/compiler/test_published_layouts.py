@@ -1,6 +1,6 @@
-"""Layouts equal those measured on the legacy system, on two devices and on two by two, except for recorded differences.
+"""Tests that layouts equal those measured on the legacy system, on two devices and on two by two, except for recorded differences.
 
-`data/published_layouts.json` holds the measurements: layouts of the inputs -> layout of the output.  "S0,B" is S(0) along the outer and B
+`data/published_layouts.json` contains the measurements: layouts of the inputs -> layout of the output.  "S0,B" is S(0) along the outer and B
 along the inner mesh dimension.  The differences are the rows of a table in docs/internals/decisions/0006.  Every row must still differ.
 """
 
@@ -169,7 +169,7 @@ def chosen(op: str, types: Sequence[str], mesh: str, inputs: Sequence[str]) -> s
 
 
 def mismatches(mesh: str, op: str) -> list[tuple[str, str, str]]:
-    """Return (inputs, published, ours) for every difference."""
+    """Return (inputs, published layout, layout of jobflow) for every difference."""
     row, differences = PUBLISHED[mesh][op], []
     for line in row["chosen"]:
         inputs, published = line.split(" -> ")

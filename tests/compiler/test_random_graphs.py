@@ -1,4 +1,4 @@
-"""Random programs with random layouts, forward and backward, equal their kernels on any mesh; `scripts/fuzz_layouts` runs more."""
+"""Tests that random programs with random layouts, forward and backward, equal their kernels on any mesh; `scripts/fuzz_layouts` runs more."""
 
 from __future__ import annotations
 

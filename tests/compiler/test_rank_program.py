@@ -83,7 +83,7 @@ def test_ops_with_sizes_are_localized() -> None:
 
 
 def test_all_ranks_number_all_communication() -> None:
-    """Ranks 2 and 3 also number the communication of ranks 0 and 1, and vice versa."""
+    """Expect that ranks 2 and 3 also number the communication of ranks 0 and 1, and vice versa."""
 
     def body(tracer: Tracer) -> Any:
         with scope.using(placement=on(0, 1)):
@@ -132,7 +132,7 @@ def test_a_returned_variable_is_copied_before_it_changes() -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_every_kind_of_value_can_be_returned(n: int) -> None:
-    """Arguments, constants, views, partial values, variables before and after they are written."""
+    """Return arguments, constants, views, partial values, and variables before and after they are written."""
     x, w = np.arange(8.0).reshape(4, 2), -np.ones((4, 2))
 
     def body(tracer: Tracer) -> Any:
@@ -164,7 +164,7 @@ def test_every_kind_of_value_can_be_returned(n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_variables_are_exchanged(n: int) -> None:
-    """Every assignment uses the value from before the run."""
+    """Expect that every assignment uses the value from before the run."""
 
     def body(tracer: Tracer) -> Any:
         a, b, c = (variable(tracer, name, 2, dtype=float64, trainable=False) for name in "abc")
@@ -182,7 +182,7 @@ def test_variables_are_exchanged(n: int) -> None:
 
 
 def test_an_assignment_from_a_trained_variable_uses_its_old_value() -> None:
-    """This also holds if one instruction updates several variables."""
+    """Test the case that one instruction updates several variables, too."""
 
     def body(tracer: Tracer) -> Any:
         a, b = (variable(tracer, name, 4, dtype=float64) for name in "ab")
@@ -207,7 +207,7 @@ def updates(program: RankProgram) -> list[str]:
 
 
 def test_updates_of_contiguous_variables_are_joined() -> None:
-    """w ends at 48 bytes and b begins at 64: 16 elements further."""
+    """Use a w that ends at 48 bytes and a b that begins at 64, which is 16 elements further."""
     for n in (1, 2):
         program = write(lowered(trace(layer, first(n), train=True)))
         assert updates(program) == ["float32[4,3]", "float32[3]"]
@@ -215,7 +215,7 @@ def test_updates_of_contiguous_variables_are_joined() -> None:
 
 
 def test_one_gradient_of_two_contiguous_variables_is_copied() -> None:
-    """For w + v, both gradients are one tensor, which needs two addresses."""
+    """Differentiate w + v: both gradients are one tensor, which needs two addresses."""
 
     def body(tracer: Tracer) -> Any:
         w, v, u = (variable(tracer, name, 4, dtype=float64) for name in "wvu")
@@ -247,7 +247,7 @@ class Lars:
 
 
 def test_an_update_of_whole_variables_gathers_a_split_one() -> None:
-    """The variable is gathered and updated on every rank, and each rank stores its piece, without communication after the write."""
+    """Expect a gather and an update on every rank, each of which stores its piece, without communication after the write."""
     text = [str(s) for s in lowered(trace(lambda t: relu(variable(t, "w", 4, 2, sbp=S(0))), first(2), train=True, optimizer=Lars())).schedule]
     assert [line.split()[0] for line in text] == ["all_gather"] * len(text) and text
 

@@ -37,7 +37,7 @@ def masked(tracer: Tracer, x: Value, i: int) -> Any:
 
 
 def chain(depth: int, each: int, layer: Layer = dense, rows: int = 64) -> Callable[[Tracer], Any]:
-    """Return a loss of `depth` layers in regions of `each` layers; no regions if that is 0."""
+    """Return a loss of `depth` layers in regions of `each` layers; without regions if `each` is 0."""
 
     def body(tracer: Tracer) -> Any:
         x = tracer.input("x", type_(rows, 8))
@@ -98,7 +98,7 @@ def test_recomputed_nodes_are_not_merged_with_the_originals() -> None:
 
 
 def test_regions_reduce_memory() -> None:
-    """16 layers in regions of 4: the inputs of 4 regions and the values of one are stored, instead of those of 16 layers."""
+    """Run 16 layers in regions of 4: the inputs of 4 regions and the values of one are stored, instead of those of 16 layers."""
     whole, regions = (arena(trace(chain(16, each, rows=4096), train=True)) for each in (0, 4))
     layer = 4096 * 8 * 4
     assert whole >= 16 * layer
@@ -136,7 +136,7 @@ def test_recomputed_random_ops_sample_the_same_values() -> None:
 
 
 def test_moving_statistics_are_written_once() -> None:
-    """The forward pass writes them from stored statistics; nodes are repeated only after their region has ended."""
+    """Expect that the forward pass writes them from stored statistics, and that nodes are repeated only after their region has ended."""
 
     def layer(tracer: Tracer, x: Value, i: int) -> Any:
         y = dense(tracer, x, i)
@@ -169,7 +169,7 @@ def test_results_of_the_job_are_not_recomputed() -> None:
 
 
 def test_a_gather_in_a_separate_region_is_repeated() -> None:
-    """A parameter is gathered at the read, dropped, and gathered again."""
+    """Expect that a parameter is gathered where it is read, dropped, and gathered again."""
 
     def body(tracer: Tracer) -> Any:
         x, w = tracer.input("x", type_(6, 8)), variable(tracer, "w", 8, 8)

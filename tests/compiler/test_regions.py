@@ -1,4 +1,4 @@
-"""Fused operations: results stay bit-equal, and peak memory does not grow."""
+"""Fused operations: they keep results bit-equal, and do not raise peak memory."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def ordered(graph: Graph, target: Any = FUSED) -> Ordered:
 
 
 def regions(program: Ordered) -> list[list[str]]:
-    """Return the members of every region by name of the operation."""
+    """Return the members of every region, by name of the operation."""
     actions = [step.action for step in (*program.body, *program.epilogue)]
     return [[member.op.word() for member in action.members] for action in actions if isinstance(action, Region)]
 
@@ -162,7 +162,7 @@ def test_a_cheap_vector_is_recomputed_in_each_row() -> None:
 
 
 def test_row_reductions_are_fused_with_elementwise_ops() -> None:
-    """A residual sum, its layer norm, and operations on the statistics with one number per row."""
+    """Fuse a residual sum, its layer norm, and operations on the statistics, which have one number per row."""
 
     def body(tracer: Tracer) -> Any:
         x = add(matmul(x_of(tracer, 6, 40), tracer.input("w", type_(40, 4), split=False)), tracer.input("r", type_(6, 4)))
@@ -173,7 +173,7 @@ def test_row_reductions_are_fused_with_elementwise_ops() -> None:
 
 
 def test_values_for_a_part_of_a_row_are_not_fused_with_the_row() -> None:
-    """A factor per channel does not match a row of channels and pixels, but it joins rows of pixels."""
+    """Use a factor per channel: it does not match a row of channels and pixels, but it joins rows of pixels."""
 
     def body(tracer: Tracer) -> Any:
         return group_norm(tracer.input("x", type_(6, 4, 3, 5)), 2, *(tracer.input(name, type_(4), split=False) for name in ("gamma", "beta")))
@@ -186,7 +186,7 @@ def test_values_for_a_part_of_a_row_are_not_fused_with_the_row() -> None:
 
 
 def test_unread_outputs_are_not_computed() -> None:
-    """This also holds for an operation outside of regions: the sums for gamma and beta that are constants."""
+    """Test an operation outside of regions, too: the sums for gamma and beta are unread if these are constants."""
     alone = replace(FUSED, fusion=FusionLimits(members=1))
     graph = trace(
         lambda t: apply(LayerNormGrad(1), *(t.input(n, type_(*s)) for n, s in zip("yxgmi", ((8, 4), (8, 4), (4,), (8,), (8,)), strict=True)))[0]
@@ -205,7 +205,7 @@ def test_a_loss_and_its_gradient_are_one_region() -> None:
 
 
 def test_lookups_are_fused_with_their_readers() -> None:
-    """Word and position embeddings are fused; a table that is computed in the same program is not."""
+    """Expect that word and position embeddings are fused, but not a table that is computed in the same program."""
 
     def body(tracer: Tracer, table: Any) -> Any:
         program = gather(table, tracer.input("ids", TensorType((8,), int64)))
@@ -235,7 +235,7 @@ def test_regions_stay_within_the_bounds_of_the_target() -> None:
 
 
 def test_an_update_is_not_fused_with_another_view_of_its_variable() -> None:
-    """w' = w + w.T would read elements that are already written."""
+    """Update w' = w + w.T, which would read elements that are already written."""
 
     def body(tracer: Tracer) -> Any:
         w = variable(tracer, "w", 4, 4)
@@ -257,7 +257,7 @@ def test_body_and_epilogue_are_not_fused() -> None:
 
 
 def test_regions_that_raise_peak_memory_are_not_formed() -> None:
-    """tanh(x) of all columns is not fused with the sums of pairs, because x would live until its last reader."""
+    """Expect that tanh(x) of all columns is not fused with the sums of pairs, because x would live until its last reader."""
 
     def body(tracer: Tracer) -> Any:
         x = relu(matmul(a := x_of(tracer, 64, 64), a))
@@ -313,7 +313,7 @@ def test_cheap_values_are_recomputed_instead_of_read() -> None:
 
 
 def test_expensive_values_are_read() -> None:
-    """Recomputation would read another matrix, or the function is expensive."""
+    """Use values whose recomputation would read another matrix or call an expensive function."""
 
     def body(tracer: Tracer, make: Any) -> Any:
         x = x_of(tracer, 64, 64)
@@ -351,7 +351,7 @@ t33 = batch_norm_train(t30, w31, w32, 0, 0.1)[0]
 
 
 def test_random_programs_in_compiled_loops_equal_their_kernels() -> None:
-    """Forward, backward and updates in compiled loops equal the kernels up to rounding."""
+    """Compare forward, backward and updates in compiled loops with the kernels, up to rounding."""
     with pytest.MonkeyPatch.context() as patch, world_of(2) as world:
         patch.setattr(compiled_loops, "FEWEST", 1)
         patch.setattr(registry, "_unsupported_reason", lru_cache(registry._unsupported_reason.__wrapped__))

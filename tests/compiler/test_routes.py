@@ -48,7 +48,7 @@ from jobflow.ops.matmul import matmul
     ids=str,
 )
 def test_every_conversion_has_the_expected_route_and_bytes(source: Sbp, target: Sbp, names: list[str], sent: float) -> None:
-    """1280 bytes on 4 ranks: the routes and the bytes that each rank sends."""
+    """Redistribute 1280 bytes on 4 ranks; compare the routes and the bytes that each rank sends."""
     assert way(Layout(first(4), (source,)), Layout(first(4), (target,)), type_(20, 16)) == (names, sent)
 
 
@@ -63,7 +63,7 @@ def way(source: Layout, target: Layout, type: TensorType) -> tuple[list[str], in
 
 
 def test_the_path_is_the_cheapest() -> None:
-    """The path is direct, although all_reduce and slice would also work."""
+    """Expect the direct route, although all_reduce and slice would also work."""
     assert way(Layout(first(2), (P,)), Layout(first(2), (S(0),)), type_(10, 10))[0] == ["reduce_scatter"]
     assert way(Layout(first(2), (S(0),)), Layout(first(2), (S(1),)), type_(10, 10))[0] == ["all_to_all"]
 
@@ -92,20 +92,22 @@ SQUARE, CUBE = Placement("cpu", (0, 1, 2, 3), (2, 2)), Placement("cpu", tuple(ra
     ],
     ids=str,
 )
-def test_paths_on_a_2x2_mesh(source: tuple[Sbp, ...], target: tuple[Sbp, ...], names: list[str], sent: float) -> None:
-    """1280 bytes on 2 x 2 ranks: mesh dimensions with equal changes change together."""
+def test_paths_on_a_2x2_mesh_have_the_expected_routes_and_bytes(
+    source: tuple[Sbp, ...], target: tuple[Sbp, ...], names: list[str], sent: float
+) -> None:
+    """Redistribute 1280 bytes on 2 x 2 ranks; mesh dimensions with equal changes change together."""
     assert way(Layout(SQUARE, source), Layout(SQUARE, target), type_(20, 16)) == (names, sent)
 
 
 def test_inner_reductions_come_first() -> None:
-    """Sums of maxima: the maxima along the inner mesh dimension come first."""
+    """Reduce sums of maxima: the maxima along the inner mesh dimension come first."""
     hops = path(Layout(SQUARE, (P, Partial(MAX))), Layout(SQUARE, (B, B)), type_(20, 16))
     assert [str(hop.target) for hop in hops] == ["cpu[0-3:2x2]:P,B", "cpu[0-3:2x2]:B,B"]
     assert path(Layout(SQUARE, (B, B)), Layout(SQUARE, (P, Partial(MAX))), type_(20, 16))[0].target.sbp == (P, B)
 
 
 def test_small_tensors_take_fewer_hops() -> None:
-    """A kilobyte is sent whole from one rank to two; of a megabyte, each receives half, and they exchange the halves."""
+    """Send a kilobyte from one rank to two as a whole; of a megabyte, each rank receives half, and they exchange the halves."""
     source, target = Layout(on(0), (B,)), Layout(on(1, 2), (B,))
     assert way(source, target, type_(256))[0] == ["move"]
     assert way(source, target, type_(512, 512))[0] == ["move", "all_gather"]
@@ -135,7 +137,7 @@ def test_equivalent_layouts_are_free(source: Layout, target: Layout) -> None:
 
 
 def test_nested_pieces_are_not_flat_pieces() -> None:
-    """6 rows: 2, 1 and 2, 1 on a square, but 2, 2, 1, 1 in a row; rank 2 sends its first row to rank 1."""
+    """Cut 6 rows into 2, 1, 2, 1 on a square, but 2, 2, 1, 1 in a row; rank 2 sends its first row to rank 1."""
     source, target = Layout(SQUARE, (S(0), S(0))), Layout(first(4), (S(0),))
     assert way(source, target, type_(6, 16)) == (["exchange"], 64)
     assert [exchange.ranks for exchange in exchanges(source, target, (6, 16))] == [(0,), (1, 2), (3,)]
@@ -202,7 +204,7 @@ def test_transfers_keep_present_data() -> None:
     assert boxes(transfers(Layout(first(2), (B,)), Layout(on(1, 0), (B,)), (5,))) == ["1->1 ((0, 5),)", "0->0 ((0, 5),)"]
 
 
-def test_holders_of_the_same_part_take_turns() -> None:
+def test_holders_of_the_same_part_send_alternately() -> None:
     result = transfers(Layout(on(0, 1), (B,)), Layout(on(2, 3, 4, 5), (S(0),)), (4,))
     assert [move.source for move in result] == [0, 1, 0, 1]
 
@@ -308,7 +310,7 @@ def test_reroutes_have_the_line_of_their_reader() -> None:
     ids=str,
 )
 def test_bytes_per_rank_are_those_of_the_busiest_rank(source: Layout, target: Layout, sent: float) -> None:
-    """For a tensor of 96 bytes."""
+    """Redistribute a tensor of 96 bytes."""
     assert Reroute(source, target).bytes_per_rank(type_(6, 4)) == sent
 
 

@@ -42,7 +42,7 @@ class TrainGraph(nn.Graph):
 
 
 def table_module(looks: int = 1) -> Any:
-    """Return a table with this number of lookups; 0 for `Turned`."""
+    """Return a table with this number of lookups; 0 selects `Turned`."""
     module = Table(looks) if looks else Turned()
     with flow.no_grad():
         module.table.weight.copy_(flow.tensor(np.random.RandomState(5).randn(ROWS, WIDTH).astype(np.float32)))
@@ -76,7 +76,7 @@ def close(a: Any, b: Any) -> None:
 @pytest.mark.parametrize("looks", [0, 1, 2])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_row_updates_equal_the_dense_formula(name: str, looks: int) -> None:
-    """In eager mode, gradients are whole tensors."""
+    """Compare with eager mode, in which gradients are whole tensors."""
     dense, sparse = table_module(looks), table_module(looks)
     optimizer = OPTIMIZERS[name](dense.parameters())
     graph = TrainGraph(sparse, OPTIMIZERS[name](sparse.parameters()))

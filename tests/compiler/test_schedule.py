@@ -39,7 +39,7 @@ def test_1f1b_alternates_after_the_warm_up() -> None:
 
 
 def test_schedules_are_valid_for_any_assignment_of_stages() -> None:
-    """Groups run several stages, in any order, with and without a backward pass."""
+    """Let groups run several stages, in any order, with and without a backward pass."""
     chance = random.Random(5)
     for _ in range(300):
         groups = [0]
@@ -81,7 +81,7 @@ def test_validate_raises_if_a_group_stores_too_many_activations() -> None:
         validate(form, rows_of(form, "gpipe"), SCHEDULES["1f1b"].limit)
 
 
-def test_diagram_draws_rows_over_time() -> None:
+def test_diagram_prints_rows_over_time() -> None:
     form = straight(2, 3)
     rows = rows_of(form, "1f1b")
     assert diagram(rows, simulate(rows, form.needs), ["stage 0", "stage 1"]).splitlines() == [

@@ -1,4 +1,4 @@
-"""Layouts follow the policy, as text and compared with published choices."""
+"""Tests that layouts follow the policy, as text and compared with published choices."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def chosen(graph: Graph) -> dict[str, str]:
     return {value.name: layout_text(sharded.layouts, value) for value in graph.values()}
 
 
-def test_data_parallel_layouts() -> None:
-    """Batches stay split, parameters are whole, and gradients become partial."""
+def test_data_parallel_gradients_are_partial() -> None:
+    """Expect that batches stay split, parameters are whole, and gradients are partial."""
 
     def body(tracer: Tracer) -> Any:
         x, w, b = tracer.input("x", type_(6, 4)), variable(tracer, "w", 4, 3), variable(tracer, "b", 3)
@@ -61,7 +61,7 @@ def test_data_parallel_layouts() -> None:
 
 
 def test_a_split_variable_gives_model_parallel_layouts() -> None:
-    """A variable stored split is a constraint: the product reads all of x and computes pieces of its columns."""
+    """Use a variable stored split, which is a constraint: the product reads all of x and computes pieces of its columns."""
 
     def body(tracer: Tracer) -> Any:
         x, w, b = tracer.input("x", type_(6, 4)), variable(tracer, "w", 4, 2, sbp=S(1)), variable(tracer, "b", 2, sbp=S(0))
@@ -104,13 +104,13 @@ def test_the_signature_with_most_present_layouts_wins() -> None:
 
 
 def test_ties_go_to_fewer_moved_bytes() -> None:
-    """A row vector S(0) and a matrix S(0) do not match: the smaller one moves."""
+    """Combine a row vector S(0) with a matrix S(0), which do not match: the smaller one moves."""
     assert decide(arithmetic.add, [type_(4, 6), type_(6)], [S(0), S(0)]) == "S(0) B -> S(0)"
     assert decide(arithmetic.add, [type_(2, 6), type_(50, 2, 6)], [S(0), S(0)]) == "B S(0) -> S(0)"
 
 
 def test_slicing_a_whole_tensor_has_low_priority() -> None:
-    """S(0) + B gathers the first, although slicing the second would move no data: the legacy order."""
+    """Expect that S(0) + B gathers the first, as in the legacy system, although slicing the second would move no data."""
     assert decide(arithmetic.add, SQUARE, [S(0), B]) == "B B -> B"
 
 
@@ -120,7 +120,7 @@ def test_making_a_tensor_partial_has_the_lowest_priority() -> None:
 
 
 def test_remaining_ties_go_to_the_order_of_the_rule() -> None:
-    """Both rows and columns of a square product may be split; rows come first."""
+    """Split a square product, of which both rows and columns may be split; rows come first."""
     assert decide(linalg.matmul, SQUARE, [S(0), S(1)]) == "S(0) B -> S(0)"
 
 
@@ -182,7 +182,7 @@ def test_a_value_on_as_many_other_ranks_counts_as_present() -> None:
 
 
 def test_updates_keep_the_stored_layout_of_their_variable() -> None:
-    """A request for a split gradient does not split its variable."""
+    """Request a split gradient, which does not split its variable."""
 
     def body(tracer: Tracer) -> Any:
         w = to_layout(variable(tracer, "w", 4, 4, dtype=float64), B, grad=(S(1),))

@@ -88,7 +88,7 @@ def test_few_samples_are_exchanged_instead_of_the_product(n: int) -> None:
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_a_rank_multiplies_with_its_own_rows(n: int) -> None:
-    """If the other factors are small, the rank reads no rows of the weight that others write."""
+    """Use small other factors; the rank then reads no rows of the weight that others write."""
 
     def body(tracer: Tracer) -> Any:
         return matmul(tracer.input("x", type_(12, 300)), variable(tracer, "w", 1000, 300), transpose_b=True)
@@ -101,7 +101,7 @@ def test_a_rank_multiplies_with_its_own_rows(n: int) -> None:
 
 
 def test_a_reader_of_a_weight_in_two_operands_reads_all_of_it() -> None:
-    """Otherwise, the gradient of the samples would have to be summed over the rows."""
+    """Read a weight in two operands; otherwise the gradient of the samples would have to be summed over the rows."""
 
     def body(tracer: Tracer) -> Any:
         before = matmul(tracer.input("x", type_(12, 20)), variable(tracer, "v", 20, 300))
@@ -115,7 +115,7 @@ def test_many_samples_are_not_exchanged() -> None:
 
 
 def test_an_update_that_reads_another_shared_variable_reads_a_copy() -> None:
-    """The pieces of both variables differ, so one rank would read bytes that another writes."""
+    """Use variables whose pieces differ, so that one rank would read bytes that another writes."""
 
     def body(tracer: Tracer) -> Any:
         old, other = variable(tracer, "average", 40, trainable=False), variable(tracer, "w", 1000)
@@ -170,7 +170,7 @@ OPTIMIZERS = {
 
 
 def trained(devices: int, optimizer: str, share: bool) -> tuple[list[float], dict[str, Any], list[str]]:
-    """Return losses, variables, and the communication of the ranks in a step."""
+    """Return losses, variables, and the communication of the ranks in one step."""
     flow.clear_default_session()
     flow.config.cpu_device_num(devices)
     flow.config.share_variables(share)
@@ -225,7 +225,7 @@ def test_variables_are_written_and_exchanged(fresh: None) -> None:
 
 
 def test_ranks_with_different_memory_orders_send_one_order(fresh: None) -> None:
-    """255 rows are stored column by column, but 256 are not: all ranks must send factors in one order."""
+    """Use 255 rows, which are stored column by column, and 256 rows, which are not; all ranks must send factors in one order."""
 
     def losses(share: bool) -> list[Any]:
         flow.clear_default_session()

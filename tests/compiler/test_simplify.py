@@ -1,4 +1,4 @@
-"""Equal nodes are merged, and unused nodes are removed."""
+"""Tests that equal nodes are merged, and that unused nodes are removed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_nodes_with_other_attributes_types_or_placements_are_not_merged() -> Non
 
 
 def test_zeros_of_both_signs_are_not_merged() -> None:
-    """0.0 == -0.0, but 1 / 0.0 is not 1 / -0.0."""
+    """Use 0.0 and -0.0, which are equal, although 1 / 0.0 and 1 / -0.0 are not."""
 
     def body(tracer: Tracer) -> Any:
         one = tracer.input("x", type_(1))

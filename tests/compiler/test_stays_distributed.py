@@ -1,4 +1,4 @@
-"""Split tensors stay split: no large tensor is gathered, forward or backward, and results equal those of one rank."""
+"""Tests that split tensors stay split: no large tensor is gathered, forward or backward, and results equal those of one rank."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MESHES = [(2,), (3,), (4,), (2, 2)]
 
 @dataclass
 class Program:
-    """The functions for a case: on a mesh of two dimensions, batches are split along the outer and models along the inner one."""
+    """The functions of a case; on a mesh of two dimensions, batches are split along the outer and models along the inner one."""
 
     tracer: Tracer
 
@@ -58,7 +58,7 @@ class Program:
 
 
 def weighed(p: Program, y: Any) -> Any:
-    """Return a loss in which every element has another weight."""
+    """Return a loss in which every element has a different weight."""
     return reduce_mean(multiply(y, tanh(y)))
 
 
@@ -160,7 +160,7 @@ def built(case: Callable[[Program], Any], mesh: tuple[int, ...]) -> Graph:
 
 
 def put_together(physical: Physical) -> list[tuple[str, int, str]]:
-    """Return (value, bytes, route) of every tensor that is gathered."""
+    """Return (value, bytes, route) for every tensor that is gathered."""
     gathered = []
     for node in physical.graph.nodes:
         if isinstance(node.op, Reroute):

@@ -172,7 +172,7 @@ def test_to_local_and_to_global_are_inverse(sbp: Any) -> None:
 
 
 def test_view_conversions_have_gradients() -> None:
-    """d sum(v * to_global(to_local(w))) / dw is v, for every conversion of w."""
+    """Expect v as the gradient of sum(v * to_global(to_local(w))), for every conversion of w."""
     v = np.arange(8.0).reshape(4, 2)
     for sbp in (B, P, S(0), S(1)):
 

@@ -55,7 +55,7 @@ def variable(tracer: Tracer, name: str, *shape: int, sbp: Sbp = B, dtype: DType 
 
 @dataclass(frozen=True)
 class Sgd:
-    """The optimizer w - rate * gradient, for every variable."""
+    """An optimizer for every variable: w - rate * gradient."""
 
     rate: float = 1.0
     loss_scale: float = 1.0

@@ -1,7 +1,7 @@
 """Execution of CUDA kernels on the host: the same text, compiled by g++ with emulated CUDA built-ins.
 
 The threads of a block are contexts that are switched at `__syncthreads` and at shuffles; blocks run sequentially.  All kernels of a test are
-compiled at once.
+compiled together.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def test_the_text_compiles_for_processors_with_amx() -> None:
 
 @pytest.fixture
 def everything_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use tiles even if vectors are faster."""
+    """Use tiles for all products, even if vectors are faster."""
     if machine_class.own_class() != "amx":
         pytest.skip("this CPU has no AMX, or may not use it")
     monkeypatch.setattr(blas_threads, "threads", lambda: 1)
@@ -61,7 +61,7 @@ def largest_error(a: Array, b: Array, y: Array) -> float:
 
 
 @pytest.mark.usefixtures("everything_in_tiles")
-def test_products_of_every_form_of_operands() -> None:
+def test_products_of_every_form_of_operands_equal_numpy() -> None:
     random = np.random.default_rng(0)
     for n, ((rows, depth, columns), turns) in enumerate(product(SIZES, product((False, True), repeat=3))):
         pairs = [(), (3,), (2, 3), (2, 1, 3)][n % 4] if rows < 40 else ()
@@ -88,7 +88,7 @@ def in_vectors(monkeypatch: pytest.MonkeyPatch, a: Array, b: Array) -> Array:
 
 @pytest.mark.usefixtures("everything_in_tiles")
 def test_errors_are_smaller_than_those_of_vector_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operands of one magnitude, of magnitudes that differ by 2^40, and sums that nearly cancel."""
+    """Use operands of one magnitude, operands of magnitudes that differ by 2^40, and sums that nearly cancel."""
     random = np.random.default_rng(1)
     a, b = random_matrix(random, (128, 512)), random_matrix(random, (512, 128))
     wide = np.exp2(random.uniform(-20, 20, (2, 128, 512))).astype("float32")
@@ -98,7 +98,7 @@ def test_errors_are_smaller_than_those_of_vector_products(monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("everything_in_tiles")
 def test_values_out_of_range_are_multiplied_in_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Infinite, NaN, very large, and very small operands, whose pieces would be flushed to zero, are multiplied in vectors."""
+    """Use infinite, NaN, very large, and very small operands, whose pieces would be flushed to zero."""
     random = np.random.default_rng(2)
     a, b = np.clip(random_matrix(random, (96, 100)), -1, 1), random_matrix(random, (100, 96))
     for factor, other in ((1e-42, 1), (1e-36, 1e30), (1e-20, 1e-20), (3e38, 1e-3), (0, 1)):
@@ -112,7 +112,7 @@ def test_values_out_of_range_are_multiplied_in_vectors(monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("everything_in_tiles")
 def test_mixed_magnitudes_lose_subnormal_numbers_only() -> None:
-    """Numbers below 2^-126 are flushed to zero without other changes."""
+    """Expect that numbers below 2^-126 are flushed to zero, without other changes."""
     random = np.random.default_rng(7)
     a, b = random_matrix(random, (64, 90)), random_matrix(random, (90, 50))
     for smallest in (1e-45, 1e-40, 1e-38, 1e-35, 1e-30):
@@ -121,7 +121,7 @@ def test_mixed_magnitudes_lose_subnormal_numbers_only() -> None:
 
 
 @pytest.mark.usefixtures("everything_in_tiles")
-def test_products_of_strided_factors() -> None:
+def test_products_of_strided_factors_equal_numpy() -> None:
     random = np.random.default_rng(8)
     a, b = random_matrix(random, (96, 180)), random_matrix(random, (90, 120))
     for left, right in ((a[:, ::2], b), (a[::2, ::2], b), (b.T, a[:, ::2].T), (a[:, :1], b[:1, ::3]), (a[:, 1:2], b[:1]), (b.T[::2, :1], a[:1, ::2])):
@@ -134,7 +134,7 @@ def test_products_of_strided_factors() -> None:
 
 @pytest.mark.usefixtures("everything_in_tiles")
 def test_products_of_short_operands_are_exact() -> None:
-    """Products of operands with one piece (bfloat16), two pieces (float16), and one of each are exact."""
+    """Use operands with one piece (bfloat16), two pieces (float16), and one of each."""
     random = np.random.default_rng(6)
     for digits in product((8, 11, 24), repeat=2):
         a, b = (random.integers(-(2 ** (n // 3)), 2 ** (n // 3), shape) for n, shape in zip(digits, ((50, 70), (70, 40)), strict=True))
@@ -167,7 +167,7 @@ def test_concurrent_threads_compute_equal_products() -> None:
 
 
 @pytest.mark.usefixtures("everything_in_tiles")
-def test_product_plus_bias() -> None:
+def test_products_with_a_bias_equal_numpy() -> None:
     random = np.random.default_rng(5)
     a, b, bias = random_matrix(random, (70, 90)), random_matrix(random, (90, 50)), random_matrix(random, (1, 50))[0]
     y = np.empty((70, 50), "float32")

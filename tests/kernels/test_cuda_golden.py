@@ -32,7 +32,7 @@ def update() -> tuple[list[Expression], KernelForm]:
 
 
 def softmax() -> tuple[list[Expression], KernelForm]:
-    """Return three passes over a row that a warp shares."""
+    """Return a softmax, which takes three passes over a row that a warp shares."""
     e = f.exp(f.element(0, float32) - f.row_max(f.element(0, float32)))
     return [e / f.row_sum(e)], KernelForm(LoopForm(1, (DENSE,), (DENSE,)), 32)
 

@@ -18,7 +18,7 @@ from jobflow.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 
 
 @pytest.mark.skipif(host_cuda.COMPILER is None, reason="there is no C++ compiler (g++)")
-def test_pooling_kernels(tmp_path: Path) -> None:
+def test_pooling_kernels_equal_the_operations(tmp_path: Path) -> None:
     texts, runs = [], []
     for cls in (MaxPool, MaxPoolGrad, AvgPool, AvgPoolGrad):
         for k, (sample, arrays) in enumerate(cases(cls)):

@@ -1,4 +1,4 @@
-"""Printed CUDA C, run on the host, equals the expressions on arrays, and NVRTC compiles it."""
+"""Tests that printed CUDA C, run on the host, equals the expressions on arrays, and that NVRTC compiles it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_random_kernels_equal_their_expressions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 def test_sums_of_rows_and_columns_equal_their_expressions(dtype: DType, tmp_path: Path) -> None:
-    """A layer norm with its gradients: bit-equal if 16 threads share a row, else within the error of another order of additions."""
+    """Compute a layer norm with its gradients: bit-equal if 16 threads share a row, else within the error of another order of additions."""
     x, w, dy = (f.element(k, dtype) for k in range(3))
     columns = f.cast(f.columns(), dtype)
     scale = f.rsqrt(f.row_sum(x * x) / columns + 1e-5)
@@ -119,7 +119,7 @@ def test_unsupported_operands_have_a_reason() -> None:
 
 @pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.full)])
 def test_every_op_equals_its_expression(every: int, tmp_path: Path) -> None:
-    """Every sample in all types, or alternately in half of the four types: the first in the first and third, the next in the others."""
+    """Run every sample in all types, or alternately in two of the four types."""
     kernels, expected, alone = HostKernels(tmp_path), [], []
     for case, arrays in (case_and_arrays for cls in OPS.values() for k, case_and_arrays in enumerate(cases(cls)) if (k + k // 4) % every == 0):
         op, types = case.op, [type_of(a) for a in arrays]

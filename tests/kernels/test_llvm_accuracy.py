@@ -1,4 +1,4 @@
-"""Errors of decomposed functions are within their table, at arguments of every exponent."""
+"""Tests that errors of decomposed functions are within their table, at arguments of every exponent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRUE: dict[str, Callable[[Any], Any]] = {
 
 
 def arguments(dtype: DType, count: int) -> np.ndarray:
-    """Return numbers of every exponent and sign, and as many of ordinary size."""
+    """Return numbers of every exponent and sign, and as many numbers of ordinary size."""
     bits = np.linspace(0, 2.0 ** (8 * dtype.itemsize) - 2.0**12, count).astype(np.uint64).astype(f"u{dtype.itemsize}")
     ordinary = np.random.default_rng(1).uniform(-20, 20, count)
     with np.errstate(over="ignore"):
@@ -34,7 +34,7 @@ def arguments(dtype: DType, count: int) -> np.ndarray:
 
 
 def errors(got: np.ndarray, true: np.ndarray) -> np.ndarray:
-    """Return distances in units of the last place; infinite if only one of both is NaN or infinite."""
+    """Return distances in units of the last place; infinity if only one of two values is NaN or infinite."""
     form = np.finfo(got.dtype)
     true = true.astype(WIDEST)
     exponent = np.clip(np.floor(np.log2(np.abs(true))), form.minexp, form.maxexp - 1)
@@ -111,7 +111,7 @@ def test_errors_of_squares_and_cubes_are_within_the_table(dtype: DType) -> None:
 @pytest.mark.parametrize("name", sorted(MAXIMAL_ERROR.keys() - OF_TWO))
 @pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 def test_the_reference_evaluates_decompositions(name: str, dtype: DType) -> None:
-    """They mean the same on arrays, but for fused multiply-adds of float64, which NumPy rounds twice."""
+    """Evaluate decompositions on arrays; only fused multiply-adds of float64 differ, because NumPy rounds them twice."""
     expanded, expensive = lowered([getattr(f, name)(f.element(0, dtype))])
     assert expensive
     x = arguments(dtype, 2000)

@@ -1,4 +1,4 @@
-"""Machine code on disk: shared by processes that start at once, and read only if no other user could have written it."""
+"""Tests of machine code on disk: it is shared by concurrent processes, and read only if no other user could have written it."""
 
 from __future__ import annotations
 

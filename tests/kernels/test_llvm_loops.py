@@ -1,4 +1,4 @@
-"""Compiled loops equal the expressions on arrays."""
+"""Tests that compiled loops equal the expressions on arrays."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def random_array(draw: random.Random, shape: tuple[int, ...], dtype: DType) -> n
 
 
 def operand(draw: random.Random, shape: tuple[int, ...], dtype: DType, writable: bool = False) -> np.ndarray:
-    """Return an array of a random memory layout that broadcasts to the shape; a writable one has this shape."""
+    """Return an array of a random memory layout that broadcasts to the shape; a writable array has this shape."""
     layout = draw.choice(("dense", "dense", "transposed", "apart", "backwards") + (() if writable else ("broadcast", "one")))
     if layout == "broadcast":
         small = tuple(draw.choice((1, n)) for n in shape)[draw.randint(0, len(shape)) :]
@@ -90,7 +90,7 @@ def run(outputs: Sequence[Expression], inputs: Sequence[np.ndarray], targets: Se
 
 
 def same(a: np.ndarray, b: np.ndarray) -> bool:
-    """Compare values; NaN equals NaN, and the zeros are equal."""
+    """Compare values; NaN equals NaN, and 0.0 equals -0.0."""
     if a.dtype.kind in "fV":
         a, b = a.astype(np.float64), b.astype(np.float64)
     return bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))
@@ -122,8 +122,8 @@ def test_random_loops_equal_their_expressions() -> None:
         check_random_loop(seed)
 
 
-def test_random_loops_with_tiles_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operands in transposed order are tiled; the loops are those of the test above."""
+def test_random_loops_in_tiles_equal_their_expressions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the loops of the test above on operands in transposed order, which are tiled."""
     monkeypatch.setattr(loop_space, "COLUMNS_AT_A_TIME", 7)
     for seed in range(60):
         check_random_loop(seed)
@@ -133,7 +133,7 @@ def test_random_loops_with_tiles_of_columns(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.full
-def test_many_random_loops() -> None:
+def test_many_random_loops_equal_their_expressions() -> None:
     for seed in range(60, 2000):
         check_random_loop(seed)
 
@@ -163,7 +163,7 @@ def test_sums_of_rows_have_the_bits_of_the_reference(dtype: DType, width: int) -
 @pytest.mark.parametrize("shape", [(1, 5), (64, 16), (65, 17), (3, 50, 33), (200, 1)])
 @pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 def test_sums_of_columns_have_the_bits_of_the_reference(shape: tuple[int, ...], dtype: DType) -> None:
-    """Gradients of a layer norm: one output per element, two per column."""
+    """Compute gradients of a layer norm: one output per element, two per column."""
     dy, x, w = (f.element(k, dtype) for k in range(3))
     scale = f.rsqrt(f.row_sum(x * x) / f.cast(f.columns(), dtype) + 1e-5)
     normal = x * scale
@@ -198,8 +198,8 @@ def test_sums_of_many_rows_are_exact_and_keep_infinities() -> None:
 
 
 @pytest.mark.parametrize("stored", [(3, 1, 2, 0), (3, 2, 1, 0), (0, 1, 2, 3)])
-def test_sums_of_columns_with_transposed_memory(stored: tuple[int, ...]) -> None:
-    """Gradients of a bias and of relu, for images stored with their channels outermost."""
+def test_sums_of_columns_in_transposed_memory_equal_the_reference(stored: tuple[int, ...]) -> None:
+    """Compute gradients of a bias and of relu, for images stored with their channels outermost."""
     shape = (6, 5, 7, 9)
     dy, y, b = f.element(0, float32), f.element(1, float32), f.element(2, float32)
     masked = f.where(y + b > 0.0, dy, 0.0)
@@ -274,7 +274,7 @@ def test_quotients_and_powers_of_integers_equal_the_reference(dtype: DType) -> N
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5, 17), (40, 32), (4, 1, 6)])
 def test_indices_and_random_words_equal_the_reference(shape: tuple[int, ...]) -> None:
-    """Index arithmetic that merges several axes, that does not, and of one axis only; and sums of rows with it."""
+    """Use index arithmetic that merges several axes, that does not, and that has one axis only; and sums of rows with it."""
     x, stream = f.element(0, float32), f.number(1, int64)
     strides = [int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
     dense = f.constant(5, int64)
@@ -315,7 +315,7 @@ def test_floats_out_of_range_convert_to_integers_as_in_numpy(source: DType, targ
 
 
 def test_operands_are_checked_without_reading_memory() -> None:
-    """The run counter of a dropout is a view of an address without memory, which must not be read."""
+    """Use the run counter of a dropout, a view of an address without memory, which must not be read."""
     op = DropoutMask(0.5, "mask")
     types = TensorType((8, 32), float32), TensorType((1,), int64)
     assert unsupported_reason(op, target_of("cpu", "llvm"), types, [types[0]]) is None
@@ -332,7 +332,7 @@ def test_a_scalar_is_read_when_the_loop_runs() -> None:
 
 
 def test_concurrent_threads_share_one_compiler() -> None:
-    """Machine code is freed with its compiler, so a second compiler would leave dangling loops."""
+    """Compile in several threads; machine code is freed with its compiler, so a second compiler would leave dangling loops."""
     program = (
         "import threading\n"
         "from concurrent.futures import ThreadPoolExecutor\n"
@@ -346,7 +346,7 @@ def test_concurrent_threads_share_one_compiler() -> None:
 
 
 def test_loops_do_not_change_floating_point_modes() -> None:
-    """Subnormal numbers are not flushed to zero, in a loop or after one, and rounding is to nearest."""
+    """Expect that subnormal numbers are not flushed to zero, in a loop or after one, and that rounding is to nearest."""
     x, y = (f.element(i, float32) for i in range(2))
     small = np.full(100, 3e-40, np.float32)
     large = np.full(100, 1e38, np.float32)

@@ -42,7 +42,7 @@ def stored(shape: Sequence[int], dtype: str, turned: bool, random: Any) -> Array
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_products_of_every_form_of_operands(dtype: str) -> None:
+def test_products_of_every_form_of_operands_equal_numpy(dtype: str) -> None:
     random = np.random.default_rng(0)
     for n, ((rows, depth, columns), turns) in enumerate(product(SIZES, product((False, True), repeat=3))):
         pairs = [(), (3,), (2, 3), (2, 1, 3)][n % 4] if rows < 100 else ()
@@ -70,7 +70,7 @@ def test_products_of_every_form_of_operands(dtype: str) -> None:
 
 
 def test_parts_of_a_product_have_the_bits_of_the_whole() -> None:
-    """A batch that is split over ranks gives equal bits, and non-finite values of a row do not affect other rows."""
+    """Split a batch over ranks, which keeps the bits; non-finite values of a row do not affect other rows."""
     random = np.random.default_rng(1)
     a, b = random.uniform(-1, 1, (100, 700)).astype("float32"), random.uniform(-1, 1, (700, 90)).astype("float32")
     a[17, 3], b[5, 60] = np.nan, np.inf
@@ -85,7 +85,7 @@ def test_parts_of_a_product_have_the_bits_of_the_whole() -> None:
 
 
 def test_products_with_triangles_equal_whole_products() -> None:
-    """Products with a triangle equal the whole product for all rows, depths, blocks and tiles, including rows and columns of zeros."""
+    """Use all rows, depths, blocks and tiles, including rows and columns of zeros."""
     random = np.random.default_rng(3)
     for rows, depth, columns in ((128, 128, 64), (600, 300, 20), (40, 700, 33), (9, 30, 70)):
         a, b = np.tril(random.uniform(-1, 1, (2, rows, depth)).astype("float32")), random.uniform(-1, 1, (2, depth, columns)).astype("float32")
@@ -118,8 +118,8 @@ def test_unsupported_products_are_not_replaced(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(("lanes", "rows", "panel"), [(8, (4, 2, 1), 3), (4, (6, 4, 2, 1), 4), (2, (6, 4, 2, 1), 4)])
-def test_products_with_vectors_of_other_machines(lanes: int, rows: tuple[int, ...], panel: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine also runs the texts for vectors of 32 and 16 bytes."""
+def test_products_in_shorter_vectors_equal_numpy(lanes: int, rows: tuple[int, ...], panel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the texts for vectors of 32 and 16 bytes, which other machines have, on this machine."""
     for dtype in (float32, float64):
         form = ProductForm(dtype, lanes if dtype is float32 else max(lanes // 2, 2), rows, panel, 64)
         compiler = Compiler()

@@ -1,4 +1,4 @@
-"""Compiled running sums and products have the bits of NumPy's."""
+"""Tests that compiled running sums and products have the bits of NumPy's."""
 
 from __future__ import annotations
 

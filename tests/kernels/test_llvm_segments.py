@@ -1,4 +1,4 @@
-"""Compiled segment sums have the bits of NumPy's."""
+"""Tests that compiled segment sums have the bits of NumPy's."""
 
 from __future__ import annotations
 

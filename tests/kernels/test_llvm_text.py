@@ -23,7 +23,7 @@ def update() -> tuple[list[Expression], LoopForm]:
 
 
 def softmax() -> tuple[list[Expression], LoopForm]:
-    """Return three passes over a row; the second stores its exponentials for the third."""
+    """Return a softmax in three passes over a row; the second pass stores its exponentials for the third."""
     e = f.exp(f.element(0, float32) - f.row_max(f.element(0, float32)))
     return [e / f.row_sum(e)], LoopForm(1, (DENSE,), (DENSE,))
 

@@ -1,4 +1,7 @@
-"""Compiled Winograd transforms equal the products that they replace: at edges, with remainders of samples, in one dimension, split by samples."""
+"""Tests that compiled Winograd transforms equal the products that they replace.
+
+The cases have edges, remainders of samples, one dimension, and blocks of samples.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The class of CPUs that determines products and convolutions; `tests/runtime/programs/world_cases.py` tests its agreement between ranks."""
+"""The class of CPUs that determines products and convolutions; `tests/runtime/programs/world_cases.py` tests the common class of ranks."""
 
 from __future__ import annotations
 

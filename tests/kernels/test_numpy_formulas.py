@@ -26,7 +26,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def computed(name: str, *inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the results by the formula, and the exact ones."""
+    """Return the results of the formula, and the exact results."""
     program = compiled([getattr(f, name)(*(f.element(i, float32) for i in range(len(inputs))))], len(inputs), 0, {})
     assert program is not None and len(program.steps) > 2, "it is one call"
     y = np.empty_like(inputs[0])
@@ -47,7 +47,7 @@ def check(name: str, y: np.ndarray, true: np.ndarray, *inputs: np.ndarray) -> No
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("name", OF_ONE)
-def test_errors_of_formulas_of_one_argument(name: str) -> None:
+def test_errors_of_formulas_are_within_their_bounds(name: str) -> None:
     x = arguments(float32, 50_000)
     check(name, *computed(name, x), x)
 
@@ -69,7 +69,7 @@ def test_formulas_warn_only_if_numpy_does(name: str) -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_errors_of_arctan2() -> None:
+def test_errors_of_arctan2_are_within_their_bounds() -> None:
     some = np.array([0.0, -0.0, 1.0, -1.0, 2.0, 0.5, 1e30, -1e30, 3e38, 1e-40, np.inf, -np.inf, np.nan], np.float32)
     pairs = np.array(np.meshgrid(some, some), np.float32).reshape(2, -1)
     drawn = np.random.default_rng(0).choice(arguments(float32, 5_000), (2, 20_000))

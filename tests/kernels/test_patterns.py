@@ -1,4 +1,4 @@
-"""Patterns of a target: each row matches its samples, no other row does, and the result does not change."""
+"""Patterns of a target: each row matches its samples, no other row does, and the results do not change."""
 
 from __future__ import annotations
 
