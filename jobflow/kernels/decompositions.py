@@ -25,7 +25,7 @@ DECOMPOSITIONS: dict[str, Formula] = {formula.__name__: formula for formula in _
     "remainder": integer_functions.remainder,
     "philox": integer_functions.random_word,
 }
-#: in units of the last place of float32 and of float64; without ldexp
+#: function -> largest error for float32 and float64, in units of the last place; ldexp is not listed
 MAXIMAL_ERROR: dict[str, tuple[float, float]] = {
     "exp": (0.9, 0.9),
     "exp2": (1.0, 1.0),

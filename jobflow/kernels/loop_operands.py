@@ -92,7 +92,7 @@ def _refused_space(known: Facts, outputs: Sequence[Expression], inputs: Sequence
         if any(np.may_share_memory(target, inputs[i]) for i in known.tables):
             return f"output {k} may share memory with a table"
         if any(overlaps(target, other) for other in (*operands, *targets[:k], *targets[k + 1 :])):
-            return f"output {k} shares memory with another operand other than element by element"
+            return f"output {k} shares memory with another operand, but not element by element"
         if any(target.size and address(target) == address(other) for other in targets[:k]):
             return f"output {k} has the address of another output"
     axes = len(loop_space(known, inputs, targets, shape).sizes)

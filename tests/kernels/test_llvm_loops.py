@@ -245,7 +245,7 @@ def test_unsupported_operands_have_a_reason() -> None:
     assert refuses([f.power(k, k)], [a, a.view(np.int32)], [a.view(np.int32)]) == "a power of integers needs a constant exponent of at least 0"
     assert refuses([x], [a], [np.zeros(8)]) == "output 0 is float64, not float32"
     assert refuses([x], [a.astype(">f4")], [a]) == "input 0 is >f4, not float32"
-    assert refuses([x], [a[:4]], [a[1:5]]) == "output 0 shares memory with another operand other than element by element"
+    assert refuses([x], [a[:4]], [a[1:5]]) == "output 0 shares memory with another operand, but not element by element"
     assert refuses([x], [a], [np.zeros(1, np.float32)]) == "output 0 of shape (1,) does not cover (8,)"
     assert refuses([x + f.number(1, float32)], [a, a], [a]) == "input 1 has 8 elements, not one"
     assert refuses([f.row_max(x)], [a[:0]], [np.zeros(1, np.float32)]) == "rows have no elements"

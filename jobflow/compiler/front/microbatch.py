@@ -77,7 +77,7 @@ class _Body:
     watches: tuple[Watch, ...]
     backward: Gradients
     gradients: dict[str, Value]
-    #: the factor on the gradients
+    #: the factor by which gradients are multiplied (`raised_by`)
     raised: float
     #: node whose result depends on row positions -> elements per row along its first axis, on all ranks that share it
     times: dict[Node, int | None] = field(default_factory=dict)

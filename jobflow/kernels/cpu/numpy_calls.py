@@ -30,7 +30,7 @@ from jobflow.ops.op import Binder, Call
 
 #: elements per block: the arrays of one block of Adam (w, m, v, g and one of scratch) stay in a second-level cache of 1 MB
 BLOCK = 32 * 1024
-#: the same for formulas of few arrays, where fewer, longer calls pay more
+#: the same for formulas of few arrays, where fewer, longer calls save more time
 LONG_BLOCK, FEW = 64 * 1024, 4
 
 #: a function, and a selector of its arguments, including its output, from the list of slots

@@ -37,7 +37,7 @@ ORDER = ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0))
 UNFIT = 16
 #: bits of 2^127 and of 2^-40: a float32 as an integer
 TOO_LARGE, TOO_SMALL = (127 + 127) << 23, (127 - 40) << 23
-#: smallest ratio of rows times columns to their sum, and smallest filled share of the tiles, for which packing pays
+#: smallest ratio of rows times columns to their sum, and smallest filled share of the tiles, for which packing saves time
 REUSE, FILLED = 48, (2, 3)
 _INTEGERS = f"<{HALF} x i32>"
 
