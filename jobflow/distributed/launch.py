@@ -1,4 +1,4 @@
-"""Start a program as several ranks: `python -m jobflow.distributed.launch --nproc_per_node 2 script.py`, or `jobflow launch ...`.
+"""The launcher of several ranks: `python -m jobflow.distributed.launch --nproc_per_node 2 script.py`, or `jobflow launch ...`.
 
 Each rank is a process with MASTER_ADDR, MASTER_PORT, WORLD_SIZE, RANK and LOCAL_RANK in its environment.  Ranks connect by these variables, so a
 program may run on several nodes with one launcher on each.  No mpiexec is needed.
@@ -27,7 +27,7 @@ from jobflow.runtime.world.service.authentication import SECRET, new_secret
 DESCRIPTION = """\
 Start a program as several ranks on this node, and end all of them when one fails.
 
-Every line that a rank prints is shown with the rank before it.  The first rank that fails ends all others, its traceback is
+Every line of output is prefixed with the rank.  The first rank that fails ends all others, its traceback is
 shown last, and its exit code is passed on (128 + n for signal n)."""
 
 EXAMPLES = """\
@@ -36,16 +36,16 @@ examples:
   jobflow launch --nproc_per_node 2 -m package.train --epochs 3
 
   two nodes with two ranks each; 192.168.1.1 is node 0:
-    jobflow launch --nnodes 2 --node_rank 0 --nproc_per_node 2 --master_addr 192.168.1.1 --master_port 7788 train.py   # there
-    jobflow launch --nnodes 2 --node_rank 1 --nproc_per_node 2 --master_addr 192.168.1.1 --master_port 7788 train.py   # on the other
+    jobflow launch --nnodes 2 --node_rank 0 --nproc_per_node 2 --master_addr 192.168.1.1 --master_port 7788 train.py   # on node 0
+    jobflow launch --nnodes 2 --node_rank 1 --nproc_per_node 2 --master_addr 192.168.1.1 --master_port 7788 train.py   # on node 1
 
-  and in both terminals the same secret, by which the ranks know each other:
+  and in both terminals the same secret, by which the ranks authenticate each other:
     export JOBFLOW_SECRET=$(cat secret)      # written by: python -c "import secrets; print(secrets.token_hex())" > secret
 
   python -m jobflow.distributed.launch takes the same options."""
 
 ADDRESS, ADDRESS_6, PORT = "127.0.0.1", "::1", 29500
-#: seconds
+#: seconds between SIGTERM and SIGKILL
 GRACE = 1.0
 
 
@@ -56,12 +56,12 @@ def fill(into: argparse.ArgumentParser) -> argparse.ArgumentParser:
     many = whole(1)
     _add(into, "--nproc_per_node", type=many, default=1, metavar="N", help="ranks on this node (default 1)")
     _add(into, "--nnodes", type=many, default=1, metavar="N", help="nodes; a launcher runs on each (default 1)")
-    _add(into, "--node_rank", type=whole(0), default=0, metavar="R", help="which of the nodes this is, from 0 (default 0)")
+    _add(into, "--node_rank", type=whole(0), default=0, metavar="R", help="number of this node, from 0 (default 0)")
     _add(into, "--master_addr", metavar="A", help=f"address of node 0 (default {ADDRESS}, or {ADDRESS_6} without IPv4; needed for several nodes)")
     _add(into, "--master_port", type=whole(1, 65535), metavar="P", help=f"a free port there (default: any on one node, {PORT} on several)")
     _add(into, "--no_python", action="store_true", help='"script" is any program, run without python')
-    _add(into, "--logdir", type=Path, metavar="DIR", help="also write what rank N prints to DIR/rank_N/stdout and stderr")
-    _add(into, "--redirect_stdout_and_stderr", action="store_true", help='write it only there (DIR is "log" if --logdir is not given)')
+    _add(into, "--logdir", type=Path, metavar="DIR", help="also write the output of rank N to DIR/rank_N/stdout and stderr")
+    _add(into, "--redirect_stdout_and_stderr", action="store_true", help='write the output to these files only (DIR is "log" without --logdir)')
     into.add_argument("--grace", type=float, default=GRACE, metavar="S", help=f"seconds between SIGTERM and SIGKILL (default {GRACE:g})")
     add_program(into)
     return into
@@ -82,13 +82,13 @@ def _add(into: argparse.ArgumentParser, name: str, **options: object) -> None:
 def check(options: argparse.Namespace) -> None:
     """Raise ConfigError if options contradict each other or the program does not exist."""
     if options.node_rank >= options.nnodes:
-        raise ConfigError(f"--node_rank {options.node_rank} but --nnodes {options.nnodes}: nodes are numbered from 0 to {options.nnodes - 1}")
+        raise ConfigError(f"--node_rank {options.node_rank} but --nnodes {options.nnodes}; pass --node_rank from 0 to {options.nnodes - 1}")
     if options.nnodes > 1 and options.master_addr is None:
-        raise ConfigError(f"--nnodes {options.nnodes} needs --master_addr, the address of node 0, the same on all nodes")
+        raise ConfigError(f"--nnodes {options.nnodes} needs --master_addr; pass the address of node 0 on all nodes")
     if options.module and options.no_python:
-        raise ConfigError("-m and --no_python exclude each other: a module is run by python")
+        raise ConfigError("-m and --no_python exclude each other, because Python runs a module; omit one of them")
     if options.no_python and shutil.which(options.script) is None:
-        raise ConfigError(f"there is no program {options.script!r} to run")
+        raise ConfigError(f"program {options.script!r} was not found in PATH; check its name, or pass its path")
     if not options.no_python:
         check_script(options)
 
@@ -140,7 +140,7 @@ def common_environment(ranks: int) -> dict[str, str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the program and return the exit code."""
+    """Run the program as the requested ranks, and return the exit code."""
     check(options)
     host = options.master_addr or loopback()
     size = options.nnodes * options.nproc_per_node
@@ -168,7 +168,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def loopback() -> str:
-    """Return the loopback address of this machine: of IPv4 unless only IPv6 has one."""
+    """Return the loopback address of this machine: the IPv4 address if there is one, or else the IPv6 address."""
     for family, address in ((socket.AF_INET, ADDRESS), (socket.AF_INET6, ADDRESS_6)):
         with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind((address, 0))
@@ -186,14 +186,14 @@ def _place(options: argparse.Namespace, host: str, size: int, secret: bytes) -> 
 
 
 def _alone(words: list[str], environment: dict[str, str]) -> int:
-    """Replace this process by the only rank."""
+    """Replace this process by the only rank of the program."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execvpe(words[0], words, environment)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `python -m jobflow.distributed.launch`."""
+    """Run the launcher with these arguments, or with those of the command line, and return the exit code."""
     options = fill(argparse.ArgumentParser(prog="python -m jobflow.distributed.launch")).parse_args(arguments)
     try:
         return run(options)

@@ -16,7 +16,7 @@ PATIENCE = 10.0
 
 
 def find() -> str | None:
-    """Return the path of mpiexec: next to the interpreter, where a wheel installs it, or from PATH; None without one."""
+    """Return the path of mpiexec, next to the interpreter (where a wheel installs it) or from PATH; None if there is none."""
     return shutil.which("mpiexec", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]))
 
 
@@ -38,6 +38,6 @@ def kind(said: str) -> str:
 
 
 def ranks(path: str, size: int, program: Sequence[str]) -> list[str]:
-    """Return the command that runs `program` as `size` ranks on this machine, also on fewer cores than ranks."""
+    """Return the command that runs `program` as `size` ranks on this machine, which may have fewer cores than ranks."""
     more = ["--oversubscribe"] if flavour(path) == "Open MPI" else []
     return [path, *more, "-n", str(size), *program]

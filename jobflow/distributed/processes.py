@@ -94,7 +94,7 @@ class Processes:
     def run(self, command: Sequence[str], environments: Mapping[int, Mapping[str, str]]) -> int:
         """Start `command` with each rank's environment and wait until all processes have ended.
 
-        Return the exit code of this process: 0, that of the rank that failed first, or 128 + signal.
+        Return the exit code of this process: 0, the exit code of the rank that failed first, or 128 + signal.
         """
         before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         try:
@@ -102,7 +102,7 @@ class Processes:
                 self._start(rank, command, environment)
             self._watch()
         finally:
-            # leave no process behind if this one fails
+            # no process may remain if this one fails
             self._signal_all(signal.SIGKILL)
             for number, old in before.items():
                 signal.signal(number, old)
@@ -181,7 +181,7 @@ class Processes:
             failed: int | None = json.loads(line).get("failed")
             if self._first is None and self._kill_at is None and failed is not None:
                 self._first = failed
-                self._kill_at = time.monotonic() + self._grace  # the service ends ranks; this process ends the remaining ones
+                self._kill_at = time.monotonic() + self._grace  # the service ends ranks; this process kills those that remain
 
     def _tell(self, message: dict[str, Any]) -> None:
         if self._service is not None:

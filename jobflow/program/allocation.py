@@ -1,9 +1,9 @@
-"""The memory that a rank allocates for a program, before anything is allocated.
+"""Prediction of the memory that a rank allocates for a program.
 
     memory_of(Program(physical, storage, target), rank, ranks).total
 
-The rank's executor is bound as usual, with a device and a communicator that reserve addresses instead of memory and count what is
-requested.  So the figures come from the code that allocates: variables, buffers of the plan, staging buffers of collectives, and scratch of
+The rank's executor is bound as usual, with a device and a communicator that reserve addresses instead of memory and count the requested
+bytes.  So the numbers come from the code that allocates: variables, buffers of the plan, staging buffers of collectives, and scratch of
 kernels.  The interpreter, BLAS and MPI are not counted.
 """
 
@@ -32,9 +32,9 @@ from jobflow.runtime.executor import Executor
 from jobflow.runtime.variable_buffers import State
 from jobflow.runtime.world.command_queue import command_queue_bytes
 
-#: pages without memory behind them, until something is written there
+#: flags of pages whose memory is allocated at the first write
 _RESERVE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-#: why half of a communicator's interface is missing
+#: the error of methods that only ranks that run may call
 RESERVES = "a rank that only reserves memory does not run"
 
 
@@ -44,27 +44,27 @@ class Allocation:
 
     #: parameters, optimizer state and other variables, of this rank alone
     variables: int
-    #: variables, arguments and results that all ranks of a machine have in common; one rank allocates them for all
+    #: variables, arguments and results that all ranks of a machine share; one rank allocates them
     common: int
     #: the buffers of the plan
     buffers: int
-    #: copies of what peers cannot read where it lies
+    #: copies of sources that peers cannot read directly
     staging: int
     #: temporary memory of kernels
     scratch: int
-    #: room of shared windows for later requests, if ranks are processes
+    #: free bytes of shared windows for later requests, if ranks are processes
     windows: int = 0
 
     @property
     def total(self) -> int:
-        """Bytes of a rank, with all that the ranks have in common."""
+        """The bytes of a rank, including memory shared with other ranks."""
         return self.variables + self.common + self.buffers + self.staging + self.scratch + self.windows
 
 
 def allocation(program: Program, rank: int, ranks: int, processes: bool = False) -> Allocation | None:
-    """Return what rank `rank` of `ranks` on one machine would allocate, or None for a GPU, whose kernels cannot be bound without it.
+    """Return the allocation of rank `rank` of `ranks` on one machine; None for a GPU, because its kernels cannot be bound without the GPU.
 
-    With `processes`, ranks share memory in windows; these figures include what the world itself keeps there.
+    With `processes`, ranks share memory in windows, which also contain the command queue of the world.
     """
     if program.target.kind != "cpu":
         return None
@@ -83,13 +83,13 @@ def allocation(program: Program, rank: int, ranks: int, processes: bool = False)
 
 
 def _room(variables: dict[str, int], requests: Sequence[int], rank: int, ranks: int) -> int:
-    """The bytes of windows that no request of this rank has allocated."""
+    """Return the bytes of windows that no request of this rank has allocated."""
     shared = [nbytes for name, nbytes in variables.items() if is_common(name) and rank == 0]
     return bytes_of_windows([command_queue_bytes(rank, ranks), *shared, *requests]) - sum(shared) - sum(requests)
 
 
 def memory_of(program: Program, rank: int, ranks: int, processes: bool = False) -> Footprint:
-    """Return the memory of rank `rank` of `ranks` on one machine: by use at its fullest moment, and all that it allocates."""
+    """Return the memory of rank `rank` of `ranks` on one machine: the peak by use, and the total allocation."""
     plan = footprint(program.plan(rank, ranks))
     allocated = allocation(program, rank, ranks, processes)
     if allocated is None:
@@ -99,7 +99,7 @@ def memory_of(program: Program, rank: int, ranks: int, processes: bool = False) 
 
 
 def _buffer_sizes(plan: Plan) -> dict[str, int]:
-    """The bytes of the buffers of variables."""
+    """Return the bytes of each buffer of variables."""
     sizes: dict[str, int] = {}
     for slot in plan.variables.values():
         sizes[slot.buffer] = max(sizes.get(slot.buffer, 0), aligned(slot.stop))
@@ -107,17 +107,17 @@ def _buffer_sizes(plan: Plan) -> dict[str, int]:
 
 
 def _padded(nbytes: int) -> int:
-    """The bytes that are allocated for so many, to align them."""
+    """Return the bytes of an aligned allocation of `nbytes`."""
     return nbytes + ALIGNMENT
 
 
 def _reserved(nbytes: int) -> Array:
-    """Addresses for `nbytes`."""
+    """Return an array of `nbytes` reserved addresses without memory."""
     return np.frombuffer(mmap.mmap(-1, max(nbytes, 1), flags=_RESERVE), np.uint8)[:nbytes]
 
 
 class ReservingDevice(CpuDevice):
-    """A host that counts the bytes that are requested."""
+    """A CPU device that reserves addresses instead of memory, and counts the requested bytes."""
 
     def __init__(self) -> None:
         self.allocated = self.scratched = 0
@@ -135,7 +135,7 @@ class ReservingDevice(CpuDevice):
 
 
 class ReservingCommunicator(Recorder):
-    """One of several ranks of a machine: what it binds is laid out and never runs."""
+    """The communicator of one of several ranks of a machine; bound operations get staging offsets and never run."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         super().__init__(tuple(range(ranks)), rank, _reserved)
@@ -155,7 +155,7 @@ class ReservingCommunicator(Recorder):
         return self._regions.locate(array)
 
     def exchange(self, item: Any) -> list[Any]:
-        """Return the item for each rank: the others would send the same."""
+        """Return the item once per rank, because other ranks would send the same."""
         return [item] * self.size
 
     def seal(self) -> None:
@@ -165,9 +165,9 @@ class ReservingCommunicator(Recorder):
         self.allocated = before
 
     def barrier(self) -> None:
-        """Return at once: there are no other ranks."""
+        """Return immediately, because there are no other ranks."""
 
-    # The rest of the interface, for ranks that run.
+    # The other methods of the interface are for ranks that run.
 
     def compare_digests(self, digest: int, what: Callable[[], str]) -> None:
         raise AssertionError(RESERVES)

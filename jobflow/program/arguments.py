@@ -1,4 +1,4 @@
-"""Arguments of a program: the parts that ranks take of them, and the values that their readers accept."""
+"""Arguments of a program: the parts that ranks read, and bounds on the values."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from jobflow.typing.lazy import Lazy
 
 @dataclass(frozen=True)
 class ArgumentPart:
-    """A rank's part of an argument: a box of these rows, or of all rows if None.
+    """A rank's part of an argument: a box within `rows`, or within all rows if `rows` is None.
 
-    Without a box the rank has an array of its own.
+    Without a box, the rank has a separate array.
     """
 
     key: str
@@ -46,7 +46,7 @@ class ArgumentPart:
 
 
 def argument_parts(programs: Sequence[Physical]) -> tuple[tuple[ArgumentPart, ...], ...]:
-    """Return per rank, whose program this is, the parts that it takes of the arguments."""
+    """Return per rank the parts of the arguments that its program reads."""
     return tuple(_parts(program, rank) for rank, program in enumerate(programs))
 
 
@@ -62,7 +62,7 @@ def _parts(physical: Physical, rank: int) -> tuple[ArgumentPart, ...]:
 
 
 def check_arguments(program: str, bounds: Iterable[ArgumentBounds], arguments: Mapping[str, Any]) -> None:
-    """Raise an error if an argument holds a value that its reader does not accept; parts of lazy arguments are checked when they are read."""
+    """Raise an error if an argument has a value out of bounds; parts of lazy arguments are checked when they are read."""
     for bound in bounds:
         if bound.argument not in arguments:
             continue
@@ -79,7 +79,7 @@ def check_arguments(program: str, bounds: Iterable[ArgumentBounds], arguments: M
 
 
 def check_values(program: str, bound: ArgumentBounds, array: Array, device: str = "", first: int = 0) -> None:
-    """Raise an error if an array, whose first row has this number, holds a value out of bounds."""
+    """Raise an error if an array has a value out of bounds; `first` is the number of its first row in the argument."""
     check = bound.check
     if check.passes(array):
         return
@@ -87,11 +87,11 @@ def check_values(program: str, bound: ArgumentBounds, array: Array, device: str 
     if len(wrong):
         at = tuple(map(int, wrong[0]))
         shown = f" at {[at[0] + first, *at[1:]]}" if at else ""
-        least = "no 0" if check.low is None else f"none below {check.low}"
-        takes = f"takes {least}" if check.high is None else f"takes {'whole numbers from ' * check.whole}{check.low} to {check.high}"
+        least = "no 0" if check.low is None else f"no value below {check.low}"
+        accepts = f"accepts {least}" if check.high is None else f"accepts {'whole numbers from ' * check.whole}{check.low} to {check.high}"
         error = check.error(
             f'{program}({bound.argument}=...) at {user_line()}: argument "{bound.argument}"{device} holds {array[at].item()}{shown}; '
-            f"{check.what} at {bound.where} {takes}. {check.advice or 'Pass such numbers, or make what they point into larger.'}"
+            f"{check.what} at {bound.where} {accepts}. {check.advice or 'Pass values in this range, or enlarge the indexed tensor.'}"
         )
         error.row = at[0] + first if at else None
         raise error

@@ -1,4 +1,4 @@
-"""A program that a client runs on the ranks of a world: cut arguments, run, assemble outputs."""
+"""Programs that a client runs on the ranks of a world: arguments are divided among the ranks, and outputs are assembled."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ Parts = Sequence[Sequence[tuple[int, Array]]]
 
 @dataclass(frozen=True)
 class ClientProgram:
-    """A program on the ranks of a world, which refer to it by its number."""
+    """A program on the ranks of a world, identified by its number."""
 
     name: str
     #: the line that declares the program
     where: SourceLine
     number: int
-    #: per rank; the same object for all unless the ranks' shapes differ
+    #: the program of each rank; one object for all ranks unless their shapes differ
     programs: tuple[Physical, ...]
     #: per rank, its parts of the arguments
     parts: tuple[tuple[ArgumentPart, ...], ...]
-    #: the values of arguments that their readers accept
+    #: bounds on the values of arguments
     bounds: tuple[ArgumentBounds, ...]
     #: per result, the number of outputs that are concatenated along axis 0; () for one each
     pieces: tuple[int, ...]
@@ -59,13 +59,13 @@ class ClientProgram:
         world.call(Bind(self.number, storage, target, cache_folder), [tables[id(program)] for program in self.programs])
 
     def release(self, world: World, variables: Sequence[str] = ()) -> None:
-        """Release the program on every rank, and these variables."""
+        """Release the program and these variables on every rank."""
         world.call(Unbind(self.number, tuple(variables)))
 
     # ---------------------------------------------------------------- running
 
     def run(self, world: World, arguments: Mapping[str, Any], here: Collection[int] | None = None) -> list[Any]:
-        """Run once with whole arguments; return whole results, lists with one array per device for local ones.  `here` as in `feeds`."""
+        """Run once with whole arguments, and return whole results; a local result is a list with one array per device.  `here` as in `feeds`."""
         buffers = client_buffers_of(world.ranks[0]).get(self.number)
         if buffers is None:
             return self.outputs(self.run_on_ranks(world, self.feeds(arguments, here)))
@@ -74,16 +74,19 @@ class ClientProgram:
         return self._joined(buffers.read())
 
     def run_on_ranks(self, world: World, feeds: Sequence[Mapping[str, Array]] | None = None) -> list[list[tuple[int, Array]]]:
-        """Run once with the ranks' parts of arguments; return their parts of the outputs.  An error of all ranks together changes nothing."""
+        """Run once with the ranks' parts of the arguments, and return their parts of the outputs.
+
+        If all ranks raise an error together, no variable has changed.
+        """
         answers = world.call(Run(self.number, self.name), feeds)
         if isinstance(answers[0], JobflowError):
             raise answers[0]
         return answers
 
     def feeds(self, arguments: Mapping[str, Any], here: Collection[int] | None = None) -> list[dict[str, Array]]:
-        """Return per rank its parts of the arguments: views of the caller's arrays.
+        """Return per rank its parts of the arguments, as views of the caller's arrays.
 
-        With `here`, only the parts of these ranks are cut.  Lazy arguments are read now.
+        With `here`, only these ranks get parts.  Lazy arguments are read now.
         """
         ranks = self.graph.placement.ranks
         feeds: list[dict[str, Array]] = []
@@ -105,7 +108,7 @@ class ClientProgram:
     # ---------------------------------------------------------------- outputs
 
     def shards(self, parts: Parts) -> list[dict[int, Array]]:
-        """Return per output the arrays of its ranks."""
+        """Return per output its shards by rank."""
         shards: list[dict[int, Array]] = [{} for _ in self.graph.outputs]
         for rank, fetches in enumerate(parts):
             for position, array in fetches:
@@ -113,7 +116,7 @@ class ClientProgram:
         return shards
 
     def outputs(self, parts: Parts) -> list[Any]:
-        """Return per result the whole array, or a list with one array per device for a local one."""
+        """Return the results as whole arrays; a local result is a list with one array per device."""
         layouts = self.programs[0].layouts
         outputs = zip(self.graph.outputs, self.shards(parts), strict=True)
         return self._joined([assembled(layouts[value], value.tensor_type, shards) for value, shards in outputs])
@@ -126,7 +129,7 @@ class ClientProgram:
 
 
 def assembled(layout: Layout | Local, type: TensorType, shards: Mapping[int, Array]) -> Any:
-    """Return the tensor of which ranks hold these shards; a list with one array per device for a local one."""
+    """Assemble a tensor from its shards by rank; a local tensor becomes a list with one array per device."""
     if isinstance(layout, Local):
         return [shards[rank] for rank in layout.placement.ranks]
     if layout.is_whole:

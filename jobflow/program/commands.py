@@ -1,4 +1,4 @@
-"""Commands from the client to the ranks; picklable."""
+"""Commands from the client to the ranks, which can be pickled."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ def executors_of(rank: Rank) -> dict[int, Executor]:
 
 
 def client_buffers_of(rank: Rank) -> dict[int, ClientBuffers]:
-    """Return the shared I/O buffers of the programs that have them, by number."""
+    """Return the shared I/O buffers of the rank's programs by number; programs without such buffers are absent."""
     return rank.memory.setdefault("client_buffers", {})
 
 
 @dataclass(frozen=True)
 class Bind:
-    """Bind a program on its ranks; later commands refer to it by `number`.  Raise PlanError if the ranks' plans do not match."""
+    """The command that binds a program; later commands refer to the program by `number`.
+
+    Raises: PlanError if the plans of the ranks do not match.
+    """
 
     number: int
     storage: StorageChoice = ALONE
     target: Target = CPU
-    #: the folder in which the rank keeps compiled loops, if the user has chosen one
+    #: the folder for compiled loops, if the user has set one
     cache_folder: str | None = None
 
     def __call__(self, rank: Rank, table: Wire) -> None:
@@ -52,7 +55,7 @@ class Bind:
 
 @dataclass(frozen=True)
 class Unbind:
-    """Release a program and its memory, if it is bound, and these variables."""
+    """The command that releases a program, if it is bound, and these variables."""
 
     number: int
     variables: tuple[str, ...] = ()
@@ -65,14 +68,14 @@ class Unbind:
 
 @dataclass(frozen=True)
 class Run:
-    """Run a program once: the rank's parts of the arguments in, of the outputs out; without arguments through the shared I/O buffers.
+    """The command that runs a program once, with the rank's parts of the arguments, and returns the rank's parts of the outputs.
 
-    An error that all ranks raise together is returned, see `ClientProgram.run_on_ranks`.
+    Without arguments, both are in the shared I/O buffers.  An error that all ranks raise together is returned, see `ClientProgram.run_on_ranks`.
     """
 
     number: int
     job: str = ""
-    #: ranks compare it in the run, so that the time this takes is the run's
+    #: ranks compare the command inside the run, so that the run includes the time of the comparison
     compares: ClassVar[bool] = True
 
     def __str__(self) -> str:
@@ -89,7 +92,10 @@ class Run:
 
 @dataclass(frozen=True)
 class ReadVariables:
-    """Return the rank's parts of variables, by name; without `copies` only the first rank sends variables that every rank holds whole."""
+    """The command that returns the rank's parts of variables, by name.
+
+    Without `copies`, only the first rank sends variables that are whole on every rank.
+    """
 
     names: tuple[str, ...]
     copies: bool = False
@@ -102,7 +108,7 @@ class ReadVariables:
 
 @dataclass(frozen=True)
 class WriteVariables:
-    """Overwrite the rank's parts of variables."""
+    """The command that overwrites the rank's parts of variables."""
 
     def __call__(self, rank: Rank, values: Mapping[str, Array]) -> None:
         state = state_of(rank)
@@ -112,7 +118,7 @@ class WriteVariables:
 
 @dataclass(frozen=True)
 class Initialize:
-    """Give variables their initial values again."""
+    """The command that resets variables to their initial values."""
 
     names: tuple[str, ...]
 
@@ -127,10 +133,10 @@ def _sends(layout: Layout, rank: Rank) -> bool:
 
 @dataclass(frozen=True)
 class ExchangeItems:
-    """Return the item of every rank, so that clients can compare."""
+    """The command that returns one item per rank, so that clients can compare them."""
 
     item: Any
-    about: str = "what the clients have"
+    about: str = "items of the clients"
 
     def __str__(self) -> str:
         return f"a comparison of {self.about}"
@@ -141,7 +147,7 @@ class ExchangeItems:
 
 @dataclass(frozen=True)
 class Sent:
-    """Return the traffic that the rank has sent since its world began, by kind of communication."""
+    """The command that returns the traffic of the rank since its world began, by kind of communication."""
 
     def __call__(self, rank: Rank, _: Any) -> dict[str, Traffic]:
         return rank.comm.sent()
@@ -149,7 +155,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Barrier:
-    """Wait until every rank is here."""
+    """The command that waits until every rank executes it."""
 
     def __call__(self, rank: Rank, _: Any) -> None:
         return None

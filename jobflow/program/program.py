@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from jobflow.compiler.rank.local import RankProgram
     from jobflow.compiler.rank.order import Ordered
 
-#: bytes of an argument whose copy takes longer than to prepare the calls that read it
+#: bytes of an argument from which a copy takes longer than preparing the calls that read the argument
 LARGE = 1 << 21
 
 
@@ -42,10 +42,10 @@ LARGE = 1 << 21
 class StorageChoice:
     """Options for the storage of a program's tensors; the same on all ranks.
 
-    share   variables that all ranks hold whole are stored once in memory that the ranks share
-    io_buffers   one client passes arguments and receives results in shared memory, if there is any
-    copies  all ranks deliver outputs that they hold whole, not only the first rank
-    in_place  each rank reads its large arguments at their addresses, which may differ between runs
+    share       store variables that are whole on all ranks once, in memory that the ranks share
+    io_buffers  pass arguments and results of a single client in shared memory, if there is any
+    copies      fetch outputs that are whole on all ranks from all of them, not only from the first
+    in_place    read large arguments of each rank at their addresses, which may differ between runs
     """
 
     share: bool = False
@@ -54,13 +54,13 @@ class StorageChoice:
     in_place: bool = False
 
 
-#: each rank has its own copy of everything
+#: separate storage on each rank
 ALONE = StorageChoice()
 
 
 @dataclass(frozen=True)
 class BoundProgram:
-    """A program that a rank can run; with `buffers`, its client passes arguments there."""
+    """A program that a rank can run; with `buffers`, the client passes arguments in shared memory."""
 
     executor: Executor
     buffers: ClientBuffers | None = None
@@ -165,6 +165,6 @@ def _check_separate(state: State, separate: Collection[str], graph: Graph) -> No
         if name in state.slots and is_common(state.slots[name].buffer):
             where = graph.updates[name].node.where
             raise JobError(
-                f"job {graph.name}, {where}: assigns each device's own tensor to variable {name!r}, of which an earlier job has stored one copy "
-                f"for all devices; declare this job before that one, or call config.share_variables(False) before any job runs"
+                f"job {graph.name} at {where}: each device assigns its own tensor to variable {name!r}, but an earlier job stores one copy "
+                f"for all devices; declare this job before that job, or call config.share_variables(False) before any job runs"
             )

@@ -1,4 +1,4 @@
-"""The ranks of a program, numbered from 0, and the comparison of what they have traced."""
+"""The ranks of a program, numbered from 0, and the comparison of the programs that they traced."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ class RankGroup:
         return cls((graph.placement, *nodes, *variables))
 
     def graph(self, graph: Graph) -> Graph:
-        """Return the graph with ranks of the group."""
+        """Return the graph with placements on ranks of the group, in place of ranks of the world."""
         variables = {name: replace(variable, placement=self.within[variable.placement]) for name, variable in graph.variables.items()}
         return replace(_Replacing(graph, self.within).run(), placement=self.within[graph.placement], variables=variables)
 
     def layout(self, layout: Layout) -> Layout:
-        """Return the layout with ranks of the group."""
+        """Return the layout with a placement on ranks of the group, in place of ranks of the world."""
         return Layout(self.within[layout.placement], layout.sbp)
 
     def world_layout(self, layout: Any) -> Layout:
-        """Return the layout with ranks of the world."""
+        """Return the layout with a placement on ranks of the world, in place of ranks of the group."""
         assert isinstance(layout, Layout)
         return Layout(self.outside[layout.placement], layout.sbp)
 
 
 class _Replacing(Rewriter):
-    """Replace the placement of every node."""
+    """A rewriter that replaces the placement of every node."""
 
     def __init__(self, graph: Graph, placements: Mapping[Placement, Placement]) -> None:
         super().__init__(graph)
@@ -67,12 +67,12 @@ class ProgramDifference(NamedTuple):
 
 
 def program_digest(lines: Sequence[str]) -> int:
-    """Return a number for a program's text without the user's lines."""
+    """Return a digest of a program's text, without the user's lines."""
     return crc32("\n".join(map(bare, lines)).encode())
 
 
 def compare_programs(lines: Sequence[str], ranks: Sequence[int], exchange: Callable[[Any], list[Any]]) -> ProgramDifference | None:
-    """Compare the texts of the programs that these ranks have traced; return None if they are equal.  Collective."""
+    """Return the first difference between the texts of the programs that these ranks traced; None if they are equal.  Collective."""
     if len(set(exchange(program_digest(lines)))) == 1:
         return None
     programs = exchange(list(lines))
@@ -92,9 +92,9 @@ def compare_devices(job: str, programs: Sequence[Physical]) -> None:
         if word is not None:
             here, there = ([x for x in a if x not in b] or a for a, b in ((ours[word], theirs[word]), (theirs[word], ours[word])))
             raise JobError(
-                f"job {job}: the devices' arguments have different lengths, {list(first.graph.rows)}, and for these the body records different "
-                f"{word}: {', '.join(here) or 'none'} on device 0, {', '.join(there) or 'none'} on device {device}; use the same modules and "
-                f"variables for every length, or pass arrays of one length"
+                f"job {job}: the lengths of arguments on the devices are {list(first.graph.rows)}, and the body records different {word} for "
+                f"them: {', '.join(here) or 'none'} on device 0, {', '.join(there) or 'none'} on device {device}; use the same modules and "
+                f"variables for every length, or pass arrays of equal length"
             )
 
 

@@ -1,10 +1,10 @@
 """Shared memory in which the client passes arguments to the ranks and receives results (the buffer `io`).
 
-If the ranks of a world share memory, each job has a range there for every argument and for every output, whole.  A call then copies the
+If the ranks of a world share memory, each job has a range there for every whole argument and every whole output.  A call then copies the
 arguments, sends a command that only names the job, and copies the results.  Each rank reads its part of the arguments in place, and writes its
-part of the outputs.  Nothing is pickled, and no message carries arrays.  A call ends before the next one begins, so one range each is enough.
+part of the outputs.  No array is pickled or sent in a message.  A call ends before the next one begins, so one range per tensor is enough.
 
-There are none for ranks whose shapes differ, for multiple clients, and for devices with memory of their own.
+There are no such buffers if shapes differ between ranks, for multiple clients, or for devices with separate memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ IO_BUFFERS = "io"
 
 @dataclass(frozen=True)
 class BufferRange:
-    """The range of a tensor in the shared I/O buffers: whole, or with `local` the ranks' tensors one after another."""
+    """The range of a tensor in the shared I/O buffers; with `local`, the range has the tensors of all ranks, in order."""
 
     offset: int
     type: TensorType
@@ -40,7 +40,7 @@ class BufferRange:
 
 @dataclass(frozen=True)
 class IoBuffers:
-    """The ranges of one job; the same on all ranks."""
+    """The ranges of one job in the shared I/O buffers; the same on all ranks."""
 
     arguments: Mapping[str, BufferRange]
     outputs: tuple[BufferRange, ...]
@@ -64,19 +64,19 @@ class IoBuffers:
 
 
 class ClientBuffers:
-    """The client's side of shared I/O buffers."""
+    """The client's views of the shared I/O buffers of a job."""
 
     def __init__(self, io_buffers: IoBuffers, memory: Array) -> None:
         self._arguments = [(name, argument.view(memory)) for name, argument in io_buffers.arguments.items()]
         self._outputs = [(output.view(memory), output.local) for output in io_buffers.outputs]
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Copy the arguments of a call into the buffers: arrays, lists with one array for each rank, numbers."""
+        """Copy the arguments of a call into the buffers; each is an array, a number, or a list with one array per rank."""
         for name, view in self._arguments:
             np.copyto(view, values[name], casting="unsafe")
 
     def read(self) -> list[Any]:
-        """Return copies of the outputs, with a list of one array for each rank for a local output."""
+        """Return copies of the outputs; a local output is a list with one array per rank."""
         return [list(view.copy()) if local else view.copy() for view, local in self._outputs]
 
 
@@ -91,7 +91,7 @@ def _part(whole: BufferRange, value: Value, physical: Physical, rank: int, memor
 
 
 def io_buffers_of(physical: Physical) -> IoBuffers | None:
-    """Return the ranges of a job, or None if a tensor is partial or the ranks' arguments differ in shape."""
+    """Return the ranges of a job, or None if a tensor is partial or the shapes of arguments differ between ranks."""
     graph = physical.graph
     own = [layout for value in graph.inputs if isinstance(layout := physical.layouts[value], Local)]
     if graph.rows or any(layout.placement.ranks != graph.placement.ranks for layout in own):

@@ -31,7 +31,7 @@ LARGER = 4
 
 
 class _PoolMemory(np.ndarray[Any, Any]):
-    """The bytes of one buffer.  NumPy would replace an ordinary array as the base of a view by the array's owner, so this is a subclass."""
+    """The bytes of one buffer, as a subclass: NumPy would replace an ordinary array as the base of a view by the array's owner."""
 
     __slots__ = ()
 
@@ -105,9 +105,9 @@ class BufferPool:
         return self.classes.get(size) or self.classes.setdefault(size, SizeClass(self, size))
 
     def larger_or_new(self, size_class: SizeClass) -> tuple[SizeClass, Any]:
-        """Return a buffer and its class: a free one of a larger class if possible, else a new one.
+        """Return a buffer and its class: a free buffer of a larger class if possible, or else a new one.
 
-        The first pass of a program would otherwise map memory for every size class, while buffers of other classes are free.
+        Without larger buffers, the first pass of a program would map memory for every size class, while buffers of other classes are free.
         """
         nbytes = size_class.nbytes
         for larger in sorted((each for each in list(self.classes.values()) if nbytes < each.nbytes <= LARGER * nbytes), key=lambda each: each.nbytes):
@@ -137,7 +137,7 @@ class BufferPool:
 
 
 def _limit() -> int:
-    """Return an eighth of the memory of this machine."""
+    """Return an eighth of the memory of this machine in bytes, or 1 GiB if the memory is unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
     except (ValueError, OSError, AttributeError):  # not every platform reports it

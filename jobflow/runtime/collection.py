@@ -11,7 +11,7 @@ from contextlib import contextmanager
 def collection_paused() -> Iterator[None]:
     """Pause the garbage collector; leave it off if the program had switched it off.
 
-    Several threads may be inside: the one that switched the collector off switches it on again.
+    Several threads may be inside such blocks.  The thread that switched the collector off switches it on again.
     """
     running = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Bind a plan to memory once, then run it: a step is `for f, a in calls: f(*a)`.
+"""The executor of a plan, which binds the plan to memory once; a step is then `for f, a in calls: f(*a)`.
 
 Every instruction becomes one or a few prepared calls on views of the rank's buffers.  The body runs before the epilogue.  All ranks
 synchronize between them, by a barrier or by a collective at the end of the body.  So if a body raises on any rank, no variable has changed on any
@@ -134,9 +134,9 @@ class Executor:
         return registry.bind(instruction.op, self.target, self.device, [self.view(s) for s in inputs], [self.view(s) for s in outputs])
 
     def run(self, arguments: Mapping[str, Array] | None) -> list[tuple[int, Array]]:
-        """Run one step: take this rank's shards of the arguments, return its shards of the outputs as (position, NumPy copy).
+        """Run one step on this rank's shards of the arguments; return its shards of the outputs as (position, NumPy copy).
 
-        Without arguments, both are in memory shared by the ranks.
+        If `arguments` is None, arguments and outputs are in memory shared by the ranks.
         """
         if self.begin is not None:
             self.begin()
@@ -167,9 +167,9 @@ class Executor:
         return []
 
     def show(self, outputs: Iterable[int]) -> dict[int, tuple[Array, Array, int]]:
-        """Stop copying these outputs.
+        """Stop copying these outputs; return the array, the buffer and the offset of each, by position.
 
-        Return, by position, the array of each, its buffer and its offset.  Outputs in the memory of an argument are omitted, and still copied.
+        Outputs in the memory of an argument are omitted, and still copied.
         """
         requested = set(outputs) if self.device.tag == "cpu" else set()
         places = {position: slot for position, slot in self.plan.fetches if position in requested and slot.buffer == "arena"}
@@ -177,7 +177,7 @@ class Executor:
         return {position: (view, self.buffers["arena"], places[position].offset) for position, view in self.fetches if position in places}
 
     def feed(self, arguments: Mapping[str, Array]) -> None:
-        """Make this rank's shards of the arguments available to the plan; every rank calls it."""
+        """Make this rank's shards of the arguments available to the plan; every rank must call this."""
         for name, (target, _) in self.feeds.items():
             argument = self._rebound_arguments.get(name)
             if argument is None or not self._read_in_place(argument, arguments[name]):

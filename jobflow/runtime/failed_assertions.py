@@ -14,7 +14,7 @@ from jobflow.runtime.device.device import Device
 class FailedAssertion(NamedTuple):
     """The failed assertion of one rank."""
 
-    #: the order of the last communication before it; -1 without one
+    #: the order of the last communication before the assertion; -1 if there is none
     before: int
     #: the rank in the world
     rank: int
@@ -58,7 +58,7 @@ def located(error: JobflowError, where: SourceLine) -> str:
 
 
 def raise_first(everywhere: Sequence[FailedAssertion | None]) -> None:
-    """Raise the earliest failed assertion of any rank, the same on all ranks, which can all continue.
+    """Raise the earliest failed assertion of any rank; all ranks raise the same error and can continue.
 
     Ranks communicate in one order.  The failure with fewer communications before it cannot be a consequence of another one.
     """

@@ -1,6 +1,7 @@
-"""Delay Ctrl-C until a step is complete: a program that catches KeyboardInterrupt sees all variables updated, or none.
+"""Handling of Ctrl-C, which is delayed until a step is complete.
 
-An uncaught KeyboardInterrupt prints one line and exits with code 130 (`install`).
+A program that catches KeyboardInterrupt sees all variables updated, or none.  An uncaught KeyboardInterrupt prints one line and exits with
+code 130 (`install`).
 
 Python runs signal handlers in the main thread only, so this module has no effect in other threads.
 """
@@ -99,9 +100,9 @@ class caught(_SigintScope):
 
 
 def install() -> None:
-    """Report an uncaught KeyboardInterrupt in one line, and deliver one again that Python cannot raise.
+    """Print an uncaught KeyboardInterrupt in one line, and send SIGINT again if Python had to drop its exception.
 
-    A hook that the program has set before, or that calls this one, keeps its own report and end.
+    A hook that the program has set before, or that calls this one, keeps its own report and exit code.
     """
     report, ignored = sys.excepthook, sys.unraisablehook
 
@@ -152,7 +153,10 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def forget_interrupt() -> None:
-    """Reset the interpreter's note of a KeyboardInterrupt in `exec` of a string, by which it would exit by a signal instead of a code."""
+    """Clear the interpreter's flag of an unhandled KeyboardInterrupt, which `exec` of a string resets.
+
+    With this flag the interpreter would exit by a signal instead of a code.
+    """
     exec("")
 
 

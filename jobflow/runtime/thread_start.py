@@ -1,4 +1,4 @@
-"""Start of threads. Without address space, `threading.Thread.start` fails, or waits for ever for a thread that died before it began."""
+"""Start of threads. Without address space, `threading.Thread.start` fails, or waits forever for a thread that died before it began."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def start_thread(work: Callable[[], object], name: str, *, daemon: bool = True) 
 
 
 def check_space(operation: str, needed: int) -> None:
-    """Raise JobError unless the process can have `needed` more bytes of address space."""
+    """Raise JobError unless the process can map `needed` more bytes of address space."""
     try:
         mmap.mmap(-1, needed, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
     except (OSError, MemoryError):
@@ -39,7 +39,7 @@ def check_space(operation: str, needed: int) -> None:
 
 
 def address_space() -> str:
-    """Describe in an error that the address space of this process is used up, and what to do."""
+    """Return the text that memory or address space is used up, with advice."""
     if not has_limit():
         return "the system has no memory left for the process; end other programs, use smaller batches, or start fewer ranks and readers"
     limit = _limit(resource.RLIMIT_AS, 20, " MiB")

@@ -30,7 +30,7 @@ MEETINGS = 9
 
 @dataclass(frozen=True)
 class TimedCall:
-    """A prepared call: its instruction, and the `kernel` that does the work."""
+    """A prepared call in a timeline: the name of its instruction, and the `kernel` that does the work."""
 
     name: str
     kernel: str
@@ -168,9 +168,9 @@ def host() -> str:
 
 
 def offset(comm: Communicator, machine: str, clock: Callable[[], float] = perf_counter) -> float:
-    """Return the difference between the clock of rank 0 and this rank's clock.
+    """Return the difference in seconds between the clock of rank 0 and this rank's clock.
 
-    Return 0 on one machine, otherwise the median difference at the ends of `MEETINGS` barriers.
+    The result is 0 on one machine, and otherwise the median difference at the ends of `MEETINGS` barriers.
     """
     machines = comm.exchange(machine)
     if len(set(machines)) == 1:

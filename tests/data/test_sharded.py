@@ -199,7 +199,7 @@ def test_limits_hold_for_what_a_rank_reads(session: Session) -> None:
         batch = next(reading)
     job = train_job(SIZE)
     fed(session, job, batch, 1)
-    with pytest.raises(ArgumentError, match=r'argument "labels" holds 7 at .* takes 0 to 2'):
+    with pytest.raises(ArgumentError, match=r'argument "labels" holds 7 at .* accepts 0 to 2'):
         fed(session, job, batch, 2)
 
 

@@ -32,10 +32,10 @@ class TestOptions:
             (["run.yaml"], "run.yaml is a configuration, not a Python program; to train it on each rank: -m jobflow train run.yaml"),
             (["sleep", "1"], "sleep is a program: write --no_python before it"),
             (["nowhere"], "write -m before the name of a module"),
-            (["--no_python", "nowhere"], "there is no program 'nowhere' to run"),
+            (["--no_python", "nowhere"], "program 'nowhere' was not found in PATH"),
             (["--no_python", "-m", "nowhere"], "-m and --no_python exclude each other"),
             (["--nnodes", "2", str(PLAIN)], "--nnodes 2 needs --master_addr"),
-            (["--nnodes", "2", "--node_rank", "2", str(PLAIN)], "--node_rank 2 but --nnodes 2: nodes are numbered from 0 to 1"),
+            (["--nnodes", "2", "--node_rank", "2", str(PLAIN)], "--node_rank 2 but --nnodes 2; pass --node_rank from 0 to 1"),
             (["--nproc_per_node", "2", "--master_addr", "no.such.invalid", str(PLAIN)], "MASTER_ADDR=no.such.invalid is not a name or address"),
         ],
     )
@@ -64,7 +64,7 @@ class TestOptions:
         output = capsys.readouterr().out
         assert "--nproc_per_node" in output and "two nodes with two ranks each" in output
         assert jobflow(["launch", "--no_python", "nowhere"]) == 2
-        assert "there is no program" in capsys.readouterr().err
+        assert "was not found in PATH" in capsys.readouterr().err
 
 
 class TestOutput:

@@ -52,7 +52,7 @@ def test_which_variables_count(more: dict[str, str], expected: Launch | None) ->
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        ({"RANK": "2"}, "RANK=2 but WORLD_SIZE=2: ranks are numbered from 0 to 1"),
+        ({"RANK": "2"}, "RANK=2 but WORLD_SIZE=2; set RANK to a number from 0 to 1"),
         ({"RANK": "-1"}, "RANK='-1' must be a whole number of at least 0"),
         ({"RANK": "one"}, "RANK='one' must be"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE='0' must be a whole number of at least 1"),

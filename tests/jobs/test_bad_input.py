@@ -92,16 +92,16 @@ WRONG: dict[str, tuple[str, Any, Any, str]] = {
         X,
         np.array([0, 1, 2, 3]),
         "holds 3 at [3]; sparse_softmax_cross_entropy at "
-        '«loss = flow.nn.sparse_softmax_cross_entropy_with_logits(labels, logits, name="softmax_loss")» takes 0 to 2. '
-        "Pass such numbers, or make what they point into larger.",
+        '«loss = flow.nn.sparse_softmax_cross_entropy_with_logits(labels, logits, name="softmax_loss")» accepts 0 to 2. '
+        "Pass values in this range, or enlarge the indexed tensor.",
     ),
     "a negative label": (
         "labels",
         X,
         np.array([0, -1, 2, 0]),
         "holds -1 at [1]; sparse_softmax_cross_entropy at "
-        '«loss = flow.nn.sparse_softmax_cross_entropy_with_logits(labels, logits, name="softmax_loss")» takes 0 to 2. '
-        "Pass such numbers, or make what they point into larger.",
+        '«loss = flow.nn.sparse_softmax_cross_entropy_with_logits(labels, logits, name="softmax_loss")» accepts 0 to 2. '
+        "Pass values in this range, or enlarge the indexed tensor.",
     ),
 }
 

@@ -108,8 +108,8 @@ def test_devices_that_use_other_variables_raise_with_their_names() -> None:
     flow.config.cpu_device_num(2)
     train = mirrored(DependsOnLength())
     message = (
-        r"job train at .*test_mirrored_modules.py:\d+: the devices' arguments have different lengths, \[4, 3\], and for these the body records "
-        r"different variables: long.bias, long.weight on device 0, short.bias, short.weight on device 1; use the same modules and variables"
+        r"job train at .*test_mirrored_modules.py:\d+: the lengths of arguments on the devices are \[4, 3\], and the body records "
+        r"different variables for them: long.bias, long.weight on device 0, short.bias, short.weight on device 1; use the same modules and variables"
     )
     with pytest.raises(JobError, match=message):
         train(batch((4, 3)))

@@ -324,6 +324,6 @@ class TestCopies:
     def test_variables_stored_once_reject_per_device_values(self, on: Begin) -> None:
         on(2)
         keep = self.declared("show", "keep")["keep"]
-        says = r"job keep, test_variables.py:\d+: assigns each device's own tensor to variable 'kept'.*declare this job before that one, or call"
+        says = r"job keep at test_variables.py:\d+: each device assigns its own tensor to variable 'kept'.*declare this job before that job, or call"
         with pytest.raises(JobError, match=says):
             keep([np.ones(2, np.float32)] * 2)

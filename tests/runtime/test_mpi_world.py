@@ -148,8 +148,8 @@ class TestEnds:
     @pytest.mark.parametrize(
         ("name", "text"),
         [
-            ("part_in_the_middle", "ranks 0 and 1 do different things at collective 4 of ranks [1, 0]:"),
-            ("part_by_order", "do different things, and wait for each other without end:"),
+            ("part_in_the_middle", "ranks 0 and 1 run different operations at collective 4 of ranks [1, 0]:"),
+            ("part_by_order", "run different operations, and wait for each other without end:"),
         ],
     )
     def test_diverged_ranks_end_the_job(self, name: str, text: str, ranks: int) -> None:

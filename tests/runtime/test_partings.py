@@ -143,12 +143,12 @@ class TestTexts:
             Arrival(8, "to_global of float32[4,6] S(0) -> B at train.py:15"),
         ]
         assert divergence(17, (0, 1), output).text == (
-            "ranks 0 and 1 do different things at collective 17 of ranks [0, 1]:\n"
+            "ranks 0 and 1 run different operations at collective 17 of ranks [0, 1]:\n"
             "  rank 0: numpy() of float32[4,6] cpu[0-1]:S(0) at train.py:12\n"
             "  rank 1: to_global of float32[4,6] S(0) -> B at train.py:15"
         )
         assert divergence(2, (3, 0, 2, 1), [Arrival(1, "a"), Arrival(2, "b"), Arrival(1, "a"), Arrival(2, "b")]).text == (
-            "ranks 0 and 2 do different things at collective 2 of ranks [3, 0, 2, 1]:\n  ranks 0, 1: b\n  ranks 2, 3: a"
+            "ranks 0 and 2 run different operations at collective 2 of ranks [3, 0, 2, 1]:\n  ranks 0, 1: b\n  ranks 2, 3: a"
         )
 
     def test_a_divergence_of_equal_descriptions_lists_digests(self) -> None:
@@ -159,7 +159,7 @@ class TestTexts:
     def test_a_deadlock_lists_all_waits(self) -> None:
         result = deadlock({1: StuckRank("a barrier", [0, 2]), 0: StuckRank("an exchange", [1])})
         assert result.first is None and result.text == (
-            "ranks 0 and 1 do different things, and wait for each other without end:\n"
+            "ranks 0 and 1 run different operations, and wait for each other without end:\n"
             "  rank 0 waits for rank 1 in an exchange\n  rank 1 waits for ranks 0 and 2 in a barrier"
         )
 

@@ -60,7 +60,9 @@ class TestRanksThatDoDifferentThings:
         (first, text), (second, other) = reports[case][0], reports[case][1]
         assert text == other
         results = re.search(
-            r"ranks 0 and 1 (do different things at collective \d+|have built different graphs).*?\n *rank 0: (.*)\n *rank 1: (.*)", text, re.DOTALL
+            r"ranks 0 and 1 (run different operations at collective \d+|have built different graphs).*?\n *rank 0: (.*)\n *rank 1: (.*)",
+            text,
+            re.DOTALL,
         )
         assert results, text
         assert results[2] != results[3] and all(re.search(r"diverging\.py:\d+", one) for one in results.groups()[1:]), text

@@ -76,7 +76,7 @@ def test_labels_that_are_no_classes_name_the_sample(value: float, dtype: Any, mo
 
 def test_labels_beyond_the_scores_name_their_number(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        ArgumentError, match=r"holds 7 at .*takes whole numbers from 0 to 3\. Classes are whole numbers from 0, and the model has 4 scores"
+        ArgumentError, match=r"holds 7 at .*accepts whole numbers from 0 to 3\. Classes are whole numbers from 0, and the model has 4 scores"
     ):
         started(folder, tmp_path, changed(lambda labels: np.where(np.arange(SAMPLES) == 5, 7, labels).astype(np.int64)))
 

@@ -6,7 +6,7 @@ perform it at every step.  A rank binds only the operations in which it takes pa
 
     allocate ... bind_* ... seal()        and a step is        for function, arguments in calls: function(*arguments)
 
-A transfer between two ranks has two parts: `start` returns at once, so it overlaps with computation until `wait`.  Between two ranks, both start
+A transfer between two ranks has two parts: `start` returns immediately, so it overlaps with computation until `wait`.  Between two ranks, both start
 the transfers of one direction in the same order; otherwise the order is free.
 
 Peers read arrays inside memory from `allocate` directly; other arrays are copied to such memory first.  An operation that cannot finish because
@@ -62,10 +62,11 @@ class Communicator(Protocol):
     members: tuple[int, ...]
 
     def group(self, ranks: Sequence[int]) -> Communicator:
-        """Return the communicator of these ranks: ranks[i] of this one is its rank i.  The same ranks always get the same object.
+        """Return the communicator of these ranks, whose rank i is rank ranks[i] of this communicator.  The same ranks always get the same object.
 
-        Only its ranks call this, without communication: the first operation of the group is collective.  The group is closed with the world.
-        Raises: PlacementError if this rank is not one of them, or if one does not exist.
+        Only members call this, without communication: the first operation of the group is collective.  The group is closed with the world.
+
+        Raises: PlacementError if this rank is not a member, or if a rank does not exist.
         """
 
     def compare_digests(self, digest: int, what: Callable[[], str]) -> None:
@@ -87,29 +88,29 @@ class Communicator(Protocol):
         """
 
     def bind(self, what: Binding) -> list[Call]:
-        """Bind the collective `what`, of one of the four kinds below."""
+        """Bind a collective of one of the four kinds below, and return its calls."""
 
     def bind_all_reduce(self, ranks: Sequence[int], source: Array, target: Array, reduce: Reduction, name: str = "") -> list[Call]:
-        """Bind target = reduction of every rank's source (target may be source); all ranks get identical bits.
+        """Bind an all-reduce: `target` receives the reduction of all sources, with the same bits on all ranks.
 
-        Inside a node the sources are combined in the order of `ranks`; between nodes in MPI's order.
+        `target` may be `source`.  Inside a node the sources are combined in the order of `ranks`; between nodes in MPI's order.
         """
         return self.bind(Binding("all_reduce", ranks, source, target, (source.size,), (), reduce, name))
 
     def bind_all_gather(self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], name: str = "") -> list[Call]:
-        """Bind target = concatenation of the ranks' sources; counts in elements."""
+        """Bind an all-gather: `target` receives the concatenation of the sources, which have counts[i] elements on rank i."""
         return self.bind(Binding("all_gather", ranks, source, target, counts, (), None, name))
 
     def bind_reduce_scatter(
         self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], reduce: Reduction, name: str = ""
     ) -> list[Call]:
-        """Bind target = this rank's piece (counts[i] elements) of the reduction of all sources."""
+        """Bind a reduce-scatter: `target` receives this rank's piece of the reduction of all sources; rank i has counts[i] elements."""
         return self.bind(Binding("reduce_scatter", ranks, source, target, counts, (), reduce, name))
 
     def bind_all_to_all(
         self, ranks: Sequence[int], source: Array, target: Array, counts: Sequence[int], receives: Sequence[int], name: str = ""
     ) -> list[Call]:
-        """Bind an exchange of pieces: piece i of source (counts[i] elements) goes to rank i; piece i of target (receives[i]) comes from it."""
+        """Bind an all-to-all: rank i receives counts[i] elements of `source`, and sends receives[i] elements to `target`."""
         return self.bind(Binding("all_to_all", ranks, source, target, counts, receives, None, name))
 
     def bind_send(self, peer: int, source: Array, name: str = "") -> Transfers:
@@ -131,13 +132,13 @@ class Communicator(Protocol):
         """Wait until every rank of the world reaches the barrier."""
 
     def exchange(self, item: Any) -> list[Any]:
-        """Return every rank's small picklable item, in rank order; collective."""
+        """Gather a small picklable item of every rank, and return the items in rank order; collective."""
 
     def check(self) -> None:
-        """Raise AbortedError or RankError if another rank has failed; for a rank that waits for its device."""
+        """Raise AbortedError or RankError if another rank has failed; a rank that waits for its device calls this."""
 
     def observe(self, waited: Waited | None) -> None:
-        """Report this rank's waits for other ranks to `waited` from now on; None stops the reports.  Without reports waits cost nothing extra.
+        """Report this rank's waits for other ranks to `waited` from now on; None stops the reports.  Without reports, waits have no overhead.
 
         Operations of MPI and NCCL are not reported, because waiting and transfer cannot be separated.
         """

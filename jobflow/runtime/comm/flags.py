@@ -61,9 +61,10 @@ class FlagChannel:
 
 
 class FlagComparison:
-    """A barrier at which ranks compare a number: `theirs[rank]` holds the digest and the number of the comparison of that rank.
+    """A barrier at which ranks compare digests; `theirs[rank]` are another rank's slots, each with a comparison number and a digest.
 
-    Each rank has two slots, used in turn.  A rank at the next comparison has read all slots of this one, but others may still read its own.
+    Each rank uses one slot for even and one for odd comparisons.  A rank at the next comparison has read all slots of this one, but other ranks
+    may still read its slot.
     """
 
     def __init__(self, control: Control, name: str, mine: Sequence[memoryview], theirs: Mapping[int, Sequence[memoryview]]) -> None:
@@ -115,4 +116,4 @@ class MpiComparison:
         request = self._comm.Iallreduce(self._mine, self._largest, self._maximum)
         self.done = count = self.done + 1
         self._control.wait(request.Test, what, lambda: [WaitEdge(rank, self.name, count) for rank in self._others])
-        return bool((self._largest == self._mine).all())  # the largest is the smallest
+        return bool((self._largest == self._mine).all())  # the maximum equals the minimum, which the complement of the digest provides

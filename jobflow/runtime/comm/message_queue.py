@@ -3,8 +3,8 @@
 `Control` transports status words for the whole job: a rank starts a session, leaves, or aborts.  Every waiting rank polls them.  `MessageQueue`
 transports picklable items; large arrays are sent separately from the pickle, without a copy.
 
-Every wait of a process uses `Control.wait`.  It first polls, then yields the core, later sleeps.  It raises an error when an awaited rank has
-left or any rank has aborted.  After ten seconds it prints which ranks wait where for which ranks.  After a tenth of a second a rank broadcasts its
+Every wait of a process uses `Control.wait`.  A wait first polls, then yields the core, and later sleeps.  An error is raised when an awaited
+rank has left or any rank has aborted.  After ten seconds, the waits of all ranks are printed.  After a tenth of a second a rank broadcasts its
 wait, so that ranks in a deadlock detect it.
 """
 
@@ -99,7 +99,7 @@ class Control:
         return None if id(error) == self._amid else error
 
     def say(self, word: str, text: str = "") -> None:
-        """Send a status word to every other rank; return at once."""
+        """Send a status word to every other rank, and return immediately."""
         self.words[self.rank].append(word)
         self._broadcast(word, text)
 
@@ -134,7 +134,7 @@ class Control:
             self.words[rank].append(word)
 
     def _check_deadlock(self) -> None:
-        """Detect whether this rank is in a deadlock."""
+        """Record the time if this rank is in a deadlock."""
         if self.rank in self.waits and self._stuck_since == float("inf") and self.rank in stuck(self._missing()):
             self._stuck_since = time.monotonic()
 
@@ -175,7 +175,7 @@ class Control:
             raise AbortedError(self.reason)
 
     def left(self, rank: int, what: str) -> RankError:
-        """Return the error of waiting for a rank whose script has ended."""
+        """Return the error of this rank, which waits for a rank whose script has ended."""
         return exited(rank, self.rank, what, self._other_waits(range(self.size)))
 
     def _other_waits(self, ranks: Sequence[int]) -> list[str]:

@@ -96,7 +96,7 @@ class MpiCommunicator(Recorder):
         return MpiCommunicator(self._settings, members, self)
 
     def _open_group(self, what: What) -> None:
-        """Open this group."""
+        """Open this group once all members have called each other."""
         world = self._all
         assert isinstance(world, MpiCommunicator)
         here = world._call(self.members)
@@ -116,7 +116,7 @@ class MpiCommunicator(Recorder):
         return self._callers.setdefault(members, set())
 
     def _all_called(self, here: set[int], others: set[int]) -> bool:
-        """Receive calls, and store those of groups that this rank opens later; return True once all others have called."""
+        """Receive calls, also for groups that this rank opens later; return True once all others have called."""
         mpi = self._settings.mpi
         status = mpi.Status()
         while self._comm.Iprobe(mpi.ANY_SOURCE, _CALL, status):
@@ -134,7 +134,7 @@ class MpiCommunicator(Recorder):
         return self._counts[kind]
 
     def _make_comparison(self) -> FlagComparison | MpiComparison:
-        """Compare by flags if all ranks share memory in one node, otherwise by MPI; the same choice on all ranks."""
+        """Return a comparison by flags if all ranks share memory in one node, or else by MPI; the choice is the same on all ranks."""
         name = f"{self._name} agreed"
         if self._windows is not None and len(self._near) == self.size and platform.machine() in ORDERED:
             lines = self.allocate(2 * ALIGNMENT)
@@ -212,7 +212,7 @@ class MpiCommunicator(Recorder):
         return barriers
 
     def channels(self, pairs: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Channel]:
-        """Return the channels of such pairs; none if stores are not ordered, because transfers then use MPI."""
+        """Return the channels of pairs whose ranks are in this node; none if stores are not ordered, because transfers then use MPI."""
         channels: dict[tuple[int, ...], Channel] = {}
         for pair, lines in (self._common_lines(pairs) if platform.machine() in ORDERED else {}).items():
             (peer,) = (rank for rank in pair if rank != self._me)
@@ -252,7 +252,10 @@ class MpiCommunicator(Recorder):
                 self._communicator(group.ranks)
 
     def _by_windows(self, group: Group, operations: Sequence[Sequence[BindingMessage]]) -> bool:
-        """Return True for operations over shared windows; the same on all ranks of the group, which have the same messages and barriers."""
+        """Return True for operations over shared windows.
+
+        The result is the same on all ranks of the group, because they have the same messages and barriers.
+        """
         readable = all(message.readable for messages in operations for message in messages)
         return readable and self._operations.has_barrier(group)
 
@@ -344,7 +347,7 @@ class MpiCommunicator(Recorder):
         self._control.abort(reason)
 
     def reset(self) -> None:
-        raise JobError("an aborted communicator of processes cannot be used again; end the job")
+        raise JobError("reset of a communicator: ranks that are processes cannot continue after an abort; end the job")
 
     def close(self) -> None:
         for _, group in sorted(self._groups.items()):  # in the same order on all ranks
@@ -388,7 +391,7 @@ class MpiTransfer:
 
 @lru_cache
 def _operation(mpi: Any, reduce: Reduction, dtype: np.dtype[Any]) -> Any:
-    """Return MPI's reduction; for extremes of floats a custom one, because MPI may lose a NaN on some ranks only."""
+    """Return MPI's reduction; for the maximum and minimum of floats a custom one, because MPI may lose a NaN on some ranks only."""
     if reduce is Reduction.SUM or dtype.kind != "f":
         return {Reduction.SUM: mpi.SUM, Reduction.MAX: mpi.MAX, Reduction.MIN: mpi.MIN}[reduce]
 

@@ -1,7 +1,7 @@
 """Communicators of ranks on GPUs: NCCL if each rank has its own GPU, otherwise through host memory.
 
-Both use a communicator of the host (`inner`) for everything except tensors.  NCCL calls are enqueued on the device's stream and return at once;
-calls through host memory wait for the stream.
+Both use a communicator of the host (`inner`) for everything except tensors.  NCCL calls are enqueued on the device's stream and return
+immediately; calls through host memory wait for the stream.
 """
 
 from __future__ import annotations
@@ -137,8 +137,9 @@ class NcclCommunicator(_DeviceCommunicator, Recorder):
     """One NCCL communicator per group of ranks, created when the first operation of the group is sealed.
 
     Collectives use the stream of the device's kernels; transfers use one stream for each pair of ranks and direction.
-    NCCL calls are asynchronous: if a peer never launches its part, the rank detects that when it waits for the device, which therefore listens.
-    An aborted communicator cannot be used again.
+
+    NCCL calls are asynchronous, so a rank cannot detect in the call that a peer never launches its part.  The device calls `_listen` for that
+    while it waits for the stream.  An aborted communicator cannot be used again.
     """
 
     def __init__(self, inner: Communicator, device: Any, world: NcclCommunicator | None = None) -> None:
@@ -176,7 +177,10 @@ class NcclCommunicator(_DeviceCommunicator, Recorder):
         record.operation.fill([(self._usable, ()), *calls])
 
     def _transfer(self, record: Record) -> list[Call]:
-        """Return the start of a transfer, on its own stream concurrent with the device's kernels; its wait makes the kernels wait for that stream."""
+        """Return the calls that start a transfer on its own stream, concurrent with the device's kernels.
+
+        The wait of the transfer makes the kernels wait for that stream.
+        """
         comm, stream, array = self._comms[record.group], self._streams[record.group], record.target
         launch = comm.recv
         if record.ranks[0] == self._me:
@@ -228,7 +232,9 @@ class NcclCommunicator(_DeviceCommunicator, Recorder):
 
     def _usable(self) -> None:
         if self._ended is not None:
-            raise JobError(f"ranks cannot exchange tensors after a failed step ({self._ended}); start a new session with clear_default_session()")
+            raise JobError(
+                f"communication: ranks cannot exchange tensors after a failed step ({self._ended}); start a new session with clear_default_session()"
+            )
 
     def _listen(self) -> None:
         try:

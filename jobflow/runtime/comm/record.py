@@ -1,7 +1,7 @@
-"""Recording the operations of a communicator until `seal`, which checks that all ranks recorded the same.
+"""Recording the operations of a communicator until `seal`, which checks that all ranks recorded the same operations.
 
 `bind_*` creates a `Record` and an `Operation` without calls.  `seal` exchanges one `BindingMessage` per record: the operation, and the memory in
-which peers find this rank's data.  It checks that the messages of an operation's ranks match, and the communicator fills in the calls.
+which peers find this rank's data.  The messages of the ranks of an operation must match; the communicator then fills in the calls.
 
 Records and messages use rank numbers of the world, also in a group.
 """
@@ -29,7 +29,7 @@ from jobflow.runtime.comm.solo_communicator import SingleRankGroup, copying
 
 
 class MemoryRange(NamedTuple):
-    """The `nbytes` at `offset` of the owner's allocation number `region`."""
+    """A range of `nbytes` bytes at `offset` in allocation number `region` of one rank."""
 
     region: int
     offset: int
@@ -37,7 +37,7 @@ class MemoryRange(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Operations that their ranks bind in one order: the collectives of some ranks, or the transfers from one to another."""
+    """A series of operations that its ranks bind in the same order: the collectives of some ranks, or the transfers from one rank to another."""
 
     ranks: tuple[int, ...]
     transfers: bool
@@ -58,7 +58,7 @@ class BindingMessage(NamedTuple):
     nbytes: int
     #: the range in which peers read this rank's source; None without data or shared memory
     source: MemoryRange | None
-    #: the second buffer for a small source, used in turn with `source`
+    #: the second buffer for a small source, used alternately with `source`
     twin: MemoryRange | None
     #: the range in which peers read this rank's piece of the result of a large all_reduce
     result: MemoryRange | None
@@ -86,7 +86,7 @@ class BindingMessage(NamedTuple):
 
 
 def _unsealed() -> None:
-    raise PlanError("a communication was called before seal() of its communicator")
+    raise PlanError("communication: an operation was called before seal() of its communicator")
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class Operation:
         self._arrays += arrays
 
     def rewind(self) -> None:
-        """Start again with the first buffer."""
+        """Use the first staging buffer for the next run."""
         self._turns.odd = False
 
     def run(self) -> None:

@@ -3,7 +3,7 @@
 Every operation is a barrier, reads of the peers' data, and another barrier.  The first barrier signals that all sources are ready, the second that
 all have been read and may be overwritten.
 
-* A small source is first copied to one of two buffers, which the operations of a group use in turn.  A rank at the barrier of the next operation
+* A small source is first copied to one of two buffers, which the operations of a group use alternately.  A rank at the barrier of the next operation
   has finished reading in this one.  So the buffer is free after that barrier, and a second barrier is not needed.
 * A larger source that peers cannot read is copied to memory that all such operations share, because a second barrier ends each of them.
 * all_reduce: each rank combines all sources into its own target.  Large and in-place ones run in two halves: each rank combines its piece of the
@@ -59,7 +59,7 @@ class Channel(Protocol):
 
 
 class Memory(Protocol):
-    """The interface to memory shared among the ranks of a node, as the algorithms need it."""
+    """The interface to memory that the ranks of a node share."""
 
     def allocate(self, nbytes: int) -> Array:
         """Allocate as in `Communicator.allocate`; collective over the node."""
@@ -74,7 +74,7 @@ class Memory(Protocol):
         """Return the barrier of each group of ranks, if it has one; collective over the world with the same groups."""
 
     def channels(self, pairs: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Channel]:
-        """Return this rank's end of the channel from the first rank of each pair to the second, as for `barriers`."""
+        """Return this rank's end of the channel from the first to the second rank of each pair; collective like `barriers`."""
 
 
 @dataclass(frozen=True)
@@ -335,7 +335,7 @@ def _offsets(counts: Sequence[int]) -> list[int]:
 
 
 def _gathering(pieces: Sequence[Array], target: Array, counts: Sequence[int], me: int) -> list[Call]:
-    """Return the calls for target = concatenation of the pieces; each rank starts with its own piece, to spread the memory reads."""
+    """Return the calls that concatenate the pieces in `target`; each rank starts with its own piece, to spread the memory reads."""
     n = len(pieces)
     offsets = _offsets(counts)
     calls: list[Call] = []
@@ -350,7 +350,7 @@ def _combine(ufunc: Any, a: Array, b: Array, out: Array) -> Call:
 
 
 def combining(ufunc: Any, sources: Sequence[Array], target: Array, spare: Array) -> list[Call]:
-    """Return the calls for target = sources[0] + sources[1] + ... from left to right; target may be one of them.
+    """Return the calls that combine the sources from left to right in `target`, which may be one of the sources.
 
     `spare` has BLOCK bytes for partial sums.
     """

@@ -1,4 +1,4 @@
-"""The shared memory of this machine, and how much of it ranks may use."""
+"""The shared memory of this machine, and the limit on its use by ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MPI_SHARE, UCX_SHARE = 1100 << 10, 16 << 20
 
 
 def limit() -> int:
-    """Return the bytes that LIMIT allows; raise ConfigError unless it is a number of at least 0."""
+    """Return the bytes that LIMIT allows; raise ConfigError if LIMIT is not a number of at least 0."""
     text = os.environ.get(LIMIT, "").strip()
     try:
         mib = float(text) if text else math.inf
@@ -35,7 +35,7 @@ def limit() -> int:
 
 
 def size() -> int:
-    """Return the bytes of FOLDER, used or not."""
+    """Return the total bytes of FOLDER."""
     status = _statistics()
     return sys.maxsize if status is None else status.f_blocks * status.f_frsize
 
@@ -47,7 +47,7 @@ def available() -> int:
 
 
 def free(reserved: int = 0) -> int:
-    """Return the bytes that windows may still take, if the job's windows have `reserved` bytes already."""
+    """Return the bytes that new windows may have, if the existing windows of the job have `reserved` bytes."""
     return min(max(0, available() - SPARE), max(0, limit() - reserved))
 
 
@@ -61,7 +61,7 @@ def _statistics() -> os.statvfs_result | None:
 def prepare_mpi(ranks: int) -> None:
     """Prepare the start of the MPI library among `ranks` ranks of this machine; raise JobError if SIGBUS would end them.
 
-    UCX crashes if FOLDER has room for a part of its buffers only.  Its other kind of shared memory (System V) does not use FOLDER.
+    UCX crashes if FOLDER has room for a part of its buffers only.  System V shared memory, which UCX can use instead, does not need FOLDER.
     The size of FOLDER decides instead of the free bytes, so that all ranks make the same choice.
     """
     if size() < UCX_SHARE * ranks:
@@ -73,6 +73,6 @@ def prepare_mpi(ranks: int) -> None:
 
 
 def shortage() -> str:
-    """Describe too little shared memory."""
+    """Return the text about too little shared memory, with advice."""
     limited = f", of which {LIMIT} allows {limit() / 2**20:.3g} MiB" if limit() < sys.maxsize else ""
     return f"too little shared memory: {FOLDER} has {size() / 2**20:.0f} MiB{limited}; {ADVICE}"

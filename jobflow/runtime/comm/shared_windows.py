@@ -34,26 +34,26 @@ class SharedWindow:
         self.memory = memory
         #: the part of each rank
         self._parts = parts
-        self._lent: list[weakref.ref[Array]] = []
+        self._views: list[weakref.ref[Array]] = []
         self._many = 64
 
-    def lend(self, rank: int, start: int, nbytes: int) -> Array:
+    def view(self, rank: int, start: int, nbytes: int) -> Array:
         """Return bytes of a rank's part as a tracked array; there is no other access to the memory."""
         array = np.frombuffer(memoryview(self._parts[rank])[start : start + nbytes], np.uint8)
-        if len(self._lent) >= self._many:
-            self._lent = [lent for lent in self._lent if lent() is not None]
-            self._many = max(64, 2 * len(self._lent))
-        self._lent.append(weakref.ref(array))
+        if len(self._views) >= self._many:
+            self._views = [view for view in self._views if view() is not None]
+            self._many = max(64, 2 * len(self._views))
+        self._views.append(weakref.ref(array))
         return array
 
     @property
-    def is_lent(self) -> bool:
+    def in_use(self) -> bool:
         """True while any array uses the memory."""
-        return any(lent() is not None for lent in self._lent)
+        return any(view() is not None for view in self._views)
 
 
 class FreeStretches:
-    """Free bytes of windows, as (window, start, stop), allocated first fit."""
+    """The free ranges of windows, as (window, start, stop), allocated first fit."""
 
     def __init__(self) -> None:
         self.free: list[tuple[int, int, int]] = []
@@ -83,7 +83,7 @@ def part_of_window(needed: int, first: int) -> int:
 
 
 def rounded(nbytes: int) -> int:
-    """Return the bytes of a window that a request for `nbytes` takes."""
+    """Return the bytes of a window that a request for `nbytes` occupies."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -128,7 +128,7 @@ class Windows:
         self._first = first
 
     def reduce(self, value: int, operation: Any) -> int:
-        """Return the reduction of the node's values."""
+        """Reduce a value over the ranks of the node."""
         mine, all_of_them = np.array([value]), np.zeros(1, np.int64)
         request = self._node.Iallreduce(mine, all_of_them, operation)
         self._counter.done = count = self._counter.done + 1
@@ -153,7 +153,7 @@ class Windows:
 
     def _take(self, nbytes: int, needed: int) -> Array:
         window, start = self._free.take(needed)
-        array = self._windows[window].lend(self._control.rank, start, nbytes)
+        array = self._windows[window].view(self._control.rank, start, nbytes)
         array[:] = 0
         self._regions.add(MemoryRange(window, start, nbytes), array, partial(self._returned.append, (window, start, start + needed)))
         return array
@@ -192,7 +192,7 @@ class Windows:
         return self._regions.locate(array)
 
     def peer_view(self, rank: int, location: MemoryRange) -> Array:
-        return self._windows[location.region].lend(rank, location.offset, location.nbytes)
+        return self._windows[location.region].view(rank, location.offset, location.nbytes)
 
     def sync(self) -> None:
         """Order memory accesses on machines that reorder them."""
@@ -206,7 +206,7 @@ class Windows:
         self._free.free.clear()
         while self._windows:
             window, needed = self._windows.pop(), self._needed.pop()
-            if self.reduce(int(window.is_lent), self._mpi.MAX):
+            if self.reduce(int(window.in_use), self._mpi.MAX):
                 _unfreed.append(window)
             else:
                 memory = window.memory

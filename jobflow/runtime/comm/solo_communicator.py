@@ -16,7 +16,7 @@ from jobflow.runtime.device.device import Device
 
 
 def copying(source: Array, target: Array) -> list[Call]:
-    """Return the calls for target = source: none if they are the same memory."""
+    """Return the calls that copy `source` to `target`; none if both have the same memory."""
     if source.size != target.size or source.dtype != target.dtype:
         raise PlanError(f"copy of {source.dtype}[{source.size}] to {target.dtype}[{target.size}]: types and sizes must be equal")
     if source.size == 0:

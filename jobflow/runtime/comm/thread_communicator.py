@@ -86,7 +86,7 @@ class ThreadBarrier:
             return [other for other in self._ranks if other not in self._waiting] if self._passed == number else []
 
     def _wake(self, ranks: Sequence[int]) -> None:
-        """Wake the waiting ones of these ranks, so that they raise the error of the world."""
+        """Wake those of these ranks that are waiting, so that they raise the error of the world."""
         with self._guard:
             waiting = {rank: self._waiting.pop(rank) for rank in ranks if rank in self._waiting}
             self._state.woken.update(waiting)
@@ -157,7 +157,7 @@ class ThreadChannel:
 
 
 class WaitingRank(NamedTuple):
-    """A rank that has waited for a while."""
+    """A rank in a long wait."""
 
     what: str
     #: returns the ranks that have not arrived yet
@@ -235,7 +235,7 @@ class ThreadsState:
             return self._group_states.setdefault(ranks, GroupState(self, ranks))
 
     def error(self) -> JobflowError:
-        """Return the error for which no rank can continue."""
+        """Return the error that every waiting rank raises."""
         return DivergedError(self.reason or "", self._first) if self._diverged else AbortedError(self.reason)
 
     def wait_long(self, rank: int, rank_lock: RankLock, waiting: WaitingRank) -> None:
@@ -266,7 +266,7 @@ class ThreadsState:
             self.woken.discard(rank)
 
     def _long_waits(self) -> tuple[dict[int, WaitingRank], dict[int, Sequence[int]]]:
-        """Return the ranks that have waited for a while, and the ranks for which they wait."""
+        """Return the ranks in a long wait, and the ranks for which each of them waits."""
         with self._guard:
             waits = dict(self._waits)
         return waits, {rank: waiting.missing() for rank, waiting in waits.items()}

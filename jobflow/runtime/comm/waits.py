@@ -1,7 +1,8 @@
-"""The wait graph: which rank waits for which, and detection of deadlocks.
+"""The wait graph of the ranks, and detection of deadlocks.
 
 Every wait is for other ranks to reach a point, such as the fifth barrier of a group or the third message between two ranks.  A `Counter` numbers the
 points.
+
 A waiting rank reaches no other point meanwhile.  A set of ranks is stuck if each waits for another of the set that has not reached
 the point.  Detection has no false positives: a computing rank is not waiting, and a wait does not change while it lasts.
 """
@@ -109,7 +110,7 @@ def stuck(missing: Mapping[int, Iterable[int]]) -> list[int]:
 
 
 def headline(what: What) -> str:
-    """Return the first line of a text, without the operations before."""
+    """Return the first line of the description of an operation."""
     return text_of(what).partition("\n")[0]
 
 
@@ -133,11 +134,11 @@ def waits_in(rank: int, what: str, missing: Sequence[int], error: str = "") -> s
 def deadlock(waits: Mapping[int, StuckRank]) -> Divergence:
     """Return the error of ranks in a deadlock.
 
-    A rank with a pending error that calls a collective while it unwinds is the one that diverged.
+    If a rank called a collective while an error was propagating on it, that rank diverged.
     """
     ranks = sorted(waits)
     first = next((rank for rank in ranks if waits[rank].error), None)
-    why = f"{named(ranks)} do different things, and wait" if first is None else f"{_failed(first, waits[first].error)}; {named(ranks)} wait"
+    why = f"{named(ranks)} run different operations, and wait" if first is None else f"{_failed(first, waits[first].error)}; {named(ranks)} wait"
     lines = [f"  {waits_in(rank, what, missing, '' if rank == first else error)}" for rank, (what, missing, error) in sorted(waits.items())]
     return Divergence("\n".join([f"{why} for each other without end:", *lines]), first)
 
@@ -180,5 +181,5 @@ def divergence(number: int, members: Sequence[int], came: Sequence[Arrival]) -> 
     ]
     why = "" if first is None else f"{_failed(members[first], came[first].error)}; "
     pair = named([members[ranks[0]], members[other]])
-    text = "\n".join([f"{why}{pair} do different things at collective {number} of ranks {list(members)}:", *lines])
+    text = "\n".join([f"{why}{pair} run different operations at collective {number} of ranks {list(members)}:", *lines])
     return Divergence(text, None if first is None else members[first])

@@ -66,7 +66,7 @@ class CudaDevice:
         except (ImportError, OSError, RuntimeError) as error:
             what = "CuPy finds no NVRTC, which compiles kernels; pip install 'cupy-cuda13x[ctk]'"
             raise PlacementError(f"gpu {index} cannot be used: {what} ({error})") from error
-        # import the lazy modules of CuPy here, because two threads must not import them at once
+        # import the lazy modules of CuPy here, because two threads must not import them at the same time
         self._empty_pinned = importlib.import_module("cupyx").empty_pinned
         importlib.import_module("cupyx.scipy.special")
         #: page-locked memory of asynchronous copies to the GPU, the bytes in use of its last array, and of all arrays

@@ -38,10 +38,10 @@ class Device(Protocol):
         """Copy `value`, a NumPy array of the same shape and any element type, to `target`; `value` may be changed after return."""
 
     def to_host(self, array: Array) -> Array:
-        """Return a NumPy copy."""
+        """Return a NumPy copy of an array."""
 
     def to_host_together(self, arrays: Sequence[Array]) -> list[Array]:
-        """Return NumPy copies after all launched work has finished."""
+        """Return NumPy copies of several arrays, after all launched work has finished."""
 
     def synchronize(self) -> None:
         """Wait until all launched work has finished."""

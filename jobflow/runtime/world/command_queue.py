@@ -33,7 +33,7 @@ EMPTY: bytes = write([])[0]
 
 
 class Direction:
-    """One direction between two ranks, for its reader or its writer."""
+    """The slot for messages from one rank to another, as its reader or its writer uses it."""
 
     def __init__(self, memory: Array) -> None:
         self._head = memoryview(memory[:ALIGNMENT].view(np.int64))

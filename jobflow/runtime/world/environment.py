@@ -35,7 +35,7 @@ def usable_cores() -> set[int]:
 
 @dataclass(frozen=True)
 class Launch:
-    """One of `size` processes, and its launcher."""
+    """The position of a process among `size` processes, and its launcher."""
 
     rank: int
     size: int
@@ -99,11 +99,11 @@ def _by_hand(environ: Mapping[str, str]) -> Launch | None:
     size, port = number(environ, "WORLD_SIZE", 1), number(environ, "MASTER_PORT", 1, 65535)
     rank = number(environ, "RANK", 0)
     if rank >= size:
-        raise ConfigError(f"RANK={rank} but WORLD_SIZE={size}: ranks are numbered from 0 to {size - 1}")
+        raise ConfigError(f"RANK={rank} but WORLD_SIZE={size}; set RANK to a number from 0 to {size - 1}")
     if environ.get("LOCAL_RANK"):
         local = number(environ, "LOCAL_RANK", 0)
         if local >= size:
-            raise ConfigError(f"LOCAL_RANK={local} but WORLD_SIZE={size}: set it to the number of the process on its machine, from 0")
+            raise ConfigError(f"LOCAL_RANK={local} but WORLD_SIZE={size}; set LOCAL_RANK to the number of the process on its machine, from 0")
     master = f"{environ['MASTER_ADDR']}:{port}"
     return Launch(rank, size, "jobflow launch" if environ.get(LAUNCHER) == master else "WORLD_SIZE", master)
 
@@ -171,7 +171,8 @@ def check_process(pid: int) -> None:
     """Raise JobError in a forked child of process `pid`, whose copies of ranks cannot communicate with the other ranks."""
     if pid != os.getpid():
         raise JobError(
-            f"{user_line()}: this process was forked (os.fork, multiprocessing) from a rank or a process with several devices, and is no rank; "
+            f"communication at {user_line()}: this process was forked (os.fork, multiprocessing) from a rank or a process with several devices, "
+            f"and is no rank; "
             f'call jobs and global tensors in the parent process, or start a new process: multiprocessing.get_context("spawn")'
         )
 
@@ -180,7 +181,7 @@ def check_process(pid: int) -> None:
 
 
 def rank() -> int:
-    """Return the number of this process among all; 0 for a single process."""
+    """Return the rank of this process; 0 for a single process."""
     launch = launched()
     return 0 if launch is None else launch.rank
 

@@ -90,7 +90,9 @@ class MpiProcess:
         """Wait until all ranks begin a session in the same mode."""
         if self.session:
             if self.session != session:
-                raise JobError(f"this job runs as {self.session} and cannot change to {session}; set the mode once, before the first session")
+                raise JobError(
+                    f"start of a session: the job runs as {self.session} and cannot change to {session}; set the mode once, before the first session"
+                )
             return
         self.session = session
         self._begun.done = 1
@@ -105,7 +107,8 @@ class MpiProcess:
                 raise self.control.left(rank, what)
             if words[rank][0] != session:
                 raise JobError(
-                    f"rank {self.control.rank} starts a session as {session}, rank {rank} as {words[rank][0]}; start all ranks in the same mode"
+                    f"start of a session: rank {self.control.rank} runs as {session}, rank {rank} as {words[rank][0]}; "
+                    f"start all ranks in the same mode"
                 )
 
     def _heard(self) -> bool:
@@ -127,7 +130,7 @@ class MpiProcess:
         self.queue.hand_over(dict.fromkeys(self.others, head), f"sending {order[0]!r}")
 
     def close_left(self, worlds: Sequence[set[int]]) -> None:
-        """Close the worlds that all ranks have left by an exception; `numbers[rank]` are the worlds of each rank."""
+        """Close the worlds that all ranks have left by an exception; `worlds[rank]` are the numbers of the worlds that a rank has left."""
         for number in sorted(set.intersection(*worlds)):
             rank = self.left_open.pop(number)
             rank.memory.clear()
@@ -253,7 +256,7 @@ def name_of(command: Command) -> str:
 class MpiWorld:
     """A world of one process per rank.  `device(local)` returns the device of the rank number `local` on its node.
 
-    `shared` and `nodes` are those of `MpiSettings`.
+    `shared` and `nodes` have the meaning of `MpiSettings`.
     """
 
     def __init__(
@@ -318,10 +321,10 @@ class MpiWorld:
 
     def call(self, command: Command, arguments: Sequence[Any] | None = None) -> list[Any]:
         if self._closed:
-            raise JobError("this world has been closed; create another one")
+            raise JobError(f"{name_of(command)}: this world has been closed; create another one")
         self._rank.check_process()
         if not self.is_client:
-            raise JobError(f"rank {self._rank.index} serves and cannot call commands; call them on rank 0, or on all ranks in multi-client mode")
+            raise JobError(f"{name_of(command)}: rank {self._rank.index} only serves; call commands on rank 0, or on all ranks in multi-client mode")
         items = each_argument(self.size, arguments)
         self._rank.device.activate()  # the user's thread may have another current device
         # pickling errors are raised before any rank begins

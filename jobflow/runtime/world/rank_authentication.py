@@ -13,7 +13,7 @@ from jobflow.core.errors import ConfigError, JobError
 from jobflow.runtime.world.service.authentication import RANK, SECRET, SERVICE, SHORTEST, VERSION, challenge, is_signature, secret_of, signature
 from jobflow.runtime.world.service.messages import LONG, record
 
-#: seconds for an answer of the service, and number of such times without an answer
+#: seconds to wait for an answer of the service, and number of such waits
 ANSWER, SILENCES = 10.0, 2
 #: environment variable of the seconds that ranks wait for absent ranks, and the default
 WAIT, LONGEST_WAIT = "JOBFLOW_JOIN_SECONDS", 300.0
@@ -37,7 +37,7 @@ def job_secret() -> bytes:
 
 
 def longest_wait() -> float:
-    """Return the seconds that a rank waits for absent ranks; raise ConfigError unless the variable contains a number above 0."""
+    """Return the seconds that a rank waits for absent ranks; raise ConfigError unless the variable is a number above 0."""
     text = os.environ.get(WAIT, "").strip()
     try:
         seconds = float(text) if text else LONGEST_WAIT
@@ -59,9 +59,10 @@ def lines_of(sock: socket.socket) -> Iterator[str]:
 
 
 def authenticate(sock: socket.socket, about: Mapping[str, Any], secret: bytes, master: str, answer: float = ANSWER) -> tuple[int, Iterator[str]]:
-    """Authenticate this rank and the service to each other; return the ticket for the MPI library, and the following lines.
+    """Authenticate this rank and the service to each other; return the ticket for the MPI library, and an iterator over the following lines.
 
     `answer` limits the seconds for each answer.
+
     Raises: JobError if another program or the service of another job listens there; OSError if the connection ends.
     """
     sock.settimeout(answer)

@@ -133,7 +133,7 @@ def start_service(listener: socket.socket, size: int, secret: bytes) -> tuple[su
 
 
 def about(started: Launch) -> dict[str, Any]:
-    """Return the description that a rank sends of itself."""
+    """Return the description of a rank that the rank sends to the service."""
     node, pid = node_name(), os.getpid()
     screen = f"{node} {os.getppid()}" if started.supervised else f"{node} {pid} own"
     return {"rank": started.rank, "size": started.size, "pid": pid, "node": node, "host": socket.gethostname(), "screen": screen}
@@ -309,7 +309,7 @@ class Membership:
             raise self._error or JobError("not connected")
 
     def _wait(self, ready: Callable[[dict[str, Any]], bool], awaited: Callable[[dict[str, Any]], Sequence[int]]) -> None:
-        """Wait until `ready(state)`; from time to time print the ranks in `awaited(state)`."""
+        """Wait until `ready(state)`; print the ranks in `awaited(state)` at growing intervals."""
         began, patience = time.monotonic(), PATIENCE
         while True:
             with self._news:

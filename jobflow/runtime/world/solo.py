@@ -24,7 +24,7 @@ class SoloWorld:
 
     def call(self, command: Command, arguments: Sequence[Any] | None = None) -> list[Any]:
         if not self.ranks:
-            raise JobError("this world has been closed; create another one")
+            raise JobError("call of a command: this world has been closed; create another one")
         argument = each_argument(1, arguments)[0]
         self._rank.device.activate()
         try:

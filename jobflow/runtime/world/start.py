@@ -13,9 +13,10 @@ from jobflow.runtime.world.world import World
 
 
 def start_world(tag: str, requested: int | None, *, multi: bool = False) -> World:
-    """Return the world of this process with `requested` devices of kind `tag`, one if None.  A serving process never returns from this call.
+    """Return the world of this process with `requested` devices of kind `tag`, or one device if None.
 
-    Under mpiexec there is one rank per process, independent of `requested`; otherwise one rank per device, on threads.
+    A serving process never returns from this call.  Under mpiexec there is one rank per process, independent of `requested`.  Otherwise
+    there is one rank per device, on threads.
     """
     make = gpu_device if tag == "gpu" else cpu_device
     started = launch.launched()

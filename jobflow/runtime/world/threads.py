@@ -114,7 +114,7 @@ class ThreadsWorld:
 
     def call(self, command: Command, arguments: Sequence[Any] | None = None) -> list[Any]:
         if not self._end.alive:
-            raise JobError("this world has been closed; create another one")
+            raise JobError("call of a command: this world has been closed; create another one")
         self.ranks[0].check_process()
         if threading.current_thread() in {worker.thread for worker in self._workers}:
             raise JobError("a rank cannot call its own world from inside a command, because all ranks are executing that command")

@@ -78,7 +78,7 @@ def _minor(version: str) -> str:
 
 
 def source_hash(package: Path) -> str:
-    """Return a hash of the package's Python files, which the cache holds for unchanged files."""
+    """Return a hash of the package's Python files, which is cached while the files do not change."""
     files = sorted(_files(str(package)))
     entry = cache_folder("sources") / _digest([str(package).encode(), repr(files).encode()])
     with suppress(OSError, UnicodeDecodeError):
@@ -101,7 +101,7 @@ def _digest(parts: Sequence[bytes] | Iterator[bytes]) -> str:
 
 
 def _files(root: str, folder: str = "") -> Iterator[tuple[str, int, int, int, int]]:
-    """Yield name, size, times and inode of each Python file: an edit changes one of these even if it restores the time of writing."""
+    """Yield name, size, times and inode of each Python file; an edit changes one of these even if it restores the modification time."""
     with os.scandir(os.path.join(root, folder)) as entries:
         for entry in entries:
             name = f"{folder}{entry.name}"
@@ -113,7 +113,7 @@ def _files(root: str, folder: str = "") -> Iterator[tuple[str, int, int, int, in
 
 
 def _store(entry: Path, text: str) -> None:
-    """Write a cache entry at once, so that no rank reads half of it; a cache that cannot be written to costs time only."""
+    """Write a cache entry atomically, so that no rank reads half of it; errors are ignored, because the cache only saves time."""
     draft = entry.with_name(f"{entry.name}.{os.getpid()}")
     with suppress(OSError):
         entry.parent.mkdir(parents=True, exist_ok=True)

@@ -34,7 +34,7 @@ class Rank:
     compare: Callable[[Command], None] | None = None
     #: data of upper floors between commands, such as states and executors; cleared when the world closes
     memory: dict[str, Any] = field(default_factory=dict)
-    #: the process that created it
+    #: id of the process that created the rank
     pid: int = field(default_factory=os.getpid)
 
     def check_process(self) -> None:
@@ -59,7 +59,7 @@ class World(Protocol):
 
     @property
     def unwinding(self) -> bool:
-        """True while an exception propagates through one of several clients: other ranks need not have it, and may run other operations."""
+        """True while an exception propagates through one of several clients; other ranks may not have raised it, and may run other operations."""
 
     def call(self, command: Command, arguments: Sequence[Any] | None = None) -> list[Any]:
         """Return the ranks' results, in rank order, of `command(rank, arguments[rank.index])` (None without arguments).

@@ -209,7 +209,7 @@ class Service:
             self._send(line, answer)
 
     def _assign(self, line: Connection, member: Member, receive: Callable[[str], None]) -> None:
-        """Register a connection as that of a rank."""
+        """Assign a connection to a rank."""
         self._unauthenticated.remove(line)
         self._owners[line], self._handlers[line] = member, receive
 

@@ -27,7 +27,7 @@ MOST, PIDS = 1 << 20, 1 << 31
 
 @dataclass(frozen=True)
 class About:
-    """The description of a rank by itself.  `second` is True for a second process with RANK=0, which requests the identity of the first."""
+    """The description that a rank sends.  `second` is True for a second process with RANK=0, which requests the identity of the first."""
 
     rank: int
     size: int

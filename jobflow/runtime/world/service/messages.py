@@ -18,7 +18,7 @@ Fields: TypeAlias = Mapping[str, type[int] | type[str] | type[bool]]
 
 
 def record(text: str) -> dict[str, Any]:
-    """Return the JSON object in a text; raise ValueError for anything else."""
+    """Return the JSON object in a text; raise ValueError for other texts."""
     try:
         entry = json.loads(text)
     except RecursionError:
@@ -29,7 +29,7 @@ def record(text: str) -> dict[str, Any]:
 
 
 def fields(text: str, needed: Fields, optional: Fields | None = None) -> dict[str, Any]:
-    """Return the JSON object in a text with these fields and no others; raise ValueError for anything else."""
+    """Return the JSON object in a text; raise ValueError unless it has the `needed` fields and no others than `optional` ones."""
     entry, legal = record(text), {**needed, **(optional or {})}
     if not needed.keys() <= entry.keys() <= legal.keys() or any(type(value) is not legal[name] for name, value in entry.items()):
         raise ValueError("wrong fields")

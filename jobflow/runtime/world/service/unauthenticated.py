@@ -41,7 +41,10 @@ class Peer:
     _ours: str = ""
 
     def authenticate(self, secret: bytes, text: str) -> str | None:
-        """Process a line; return the text about the rank once its signature is right.  Raise ValueError for any other message."""
+        """Process a line; return the text about the rank once its signature is right.
+
+        Raises: AuthenticationError for a wrong signature; ValueError for any other message.
+        """
         if not self._ours:
             request = record(text)
             if request.get("jobflow") != VERSION or type(request.get("challenge")) is not str:
@@ -67,7 +70,7 @@ class UnauthenticatedPeers:
         self._all: dict[Connection, Peer] = {}
 
     def add(self, sock: socket.socket) -> tuple[Peer, Connection | None]:
-        """Add a connection; return it, and the connection to close in its place."""
+        """Add a connection; return its peer, and the oldest connection if that must be closed because there are too many."""
         peer = Peer(Connection(sock))
         self._all[peer.line] = peer
         return peer, next(iter(self._all)) if len(self._all) > self.most else None
