@@ -10,17 +10,65 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobflow.core.errors import NOWHERE, ArgumentError, DataError, did_you_mean, user_line
+from jobflow.core.types import Array
 from jobflow.data.csv_table import CsvTable
 from jobflow.data.digits import Digits
+from jobflow.data.files import entries_of, fault_of
 from jobflow.data.idx import Idx
 from jobflow.data.image_folders import ImageFolders
-from jobflow.data.numpy_files import NumpyFiles
 from jobflow.data.ofrecord import OfRecord
 from jobflow.data.parquet import Parquet
 from jobflow.data.python_source import python_source
-from jobflow.data.samples import Samples, Stream
+from jobflow.data.samples import Columns, Samples, Split, Stream, checked_name
 from jobflow.data.text import Text
 from jobflow.data.waiting import notice_if_long
+from jobflow.storage.npy import in_archive, in_file
+from jobflow.storage.remote import AnyPath, path_of
+
+#: the name of the reader of NumPy files in messages
+_NUMPY = 'reader "numpy"'
+_fault = fault_of(_NUMPY)
+
+
+class NumpyFiles(Columns):
+    """The arrays of an .npz file, of a folder of .npy files, or of one .npy file; row i of each array is sample i.
+
+    `fields` maps fields to arrays (`{images: x_train, labels: y_train}`); by default each array is a field of the same name. `scale` multiplies
+    and `dtypes` converts the numbers of a field. Files are memory-mapped, so only the requested rows are read. Arrays compressed by
+    `np.savez_compressed` are decompressed into memory. Every `validation_every`-th row is for validation.
+    """
+
+    suffixes = (".npz", ".npy")
+
+    def __init__(
+        self,
+        path: str,
+        fields: dict[str, str] | None = None,
+        dtypes: dict[str, str] | None = None,
+        scale: dict[str, float] | None = None,
+        split: Split = "all",
+        validation_every: int = 10,
+    ) -> None:
+        file = path_of(path)
+        arrays = _arrays(file)
+        sources = {name: f"{_NUMPY}: {file / f'{name}.npy' if file.is_dir() else file}" for name in arrays}
+        if fields is not None:
+            arrays = {field: arrays[checked_name(name, arrays, f'{_NUMPY}: {file}: field "{field}": array')] for field, name in fields.items()}
+            sources = {field: sources[name] for field, name in fields.items()}
+        super().__init__(arrays, dtypes, scale, (split, validation_every), f"{_NUMPY}: {file}", sources)
+
+
+def _arrays(path: AnyPath) -> dict[str, Array]:
+    if path.is_dir():
+        files = [file for file in entries_of(path) if file.suffix == ".npy"]
+        if not files:
+            raise _fault(f"there is no .npy file in {path.absolute()}")
+        return {file.stem: in_file(file, _fault).mapped() for file in files}
+    if not path.exists():
+        raise _fault(f"there is no file or folder {path.absolute()}")
+    arrays = in_archive(path, _fault) if path.suffix == ".npz" else [in_file(path, _fault)]
+    return {array.name: array.mapped() for array in arrays}
+
 
 READERS: dict[str, Any] = {
     "digits": Digits,

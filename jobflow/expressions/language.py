@@ -88,9 +88,7 @@ class Expression:
         return less_equal(other, self)
 
     def __repr__(self) -> str:
-        from jobflow.expressions.expression_text import text
-
-        return text(self)
+        return _text(self, outermost=True)
 
 
 _interned: WeakValueDictionary[tuple[Any, ...], Expression] = WeakValueDictionary()
@@ -386,3 +384,39 @@ def replaced(x: Expression, substitutes: Mapping[Expression, Expression]) -> Exp
         if y not in known:
             known[y] = make(y.primitive, tuple(known[z] for z in y.arguments), y.dtype, y.attribute) if y.arguments else y
     return known[x]
+
+
+# Expressions as text: 0.5 * x0 * (1.0 + erf(x0 * 0.7071)) --------------------------------------------------------------
+
+_SIGNS = {
+    "add": "+",
+    "subtract": "-",
+    "multiply": "*",
+    "divide": "/",
+    "less": "<",
+    "less_equal": "<=",
+    "equal": "==",
+    "not_equal": "!=",
+    "logical_and": "and",
+    "logical_or": "or",
+    "bitwise_and": "&",
+    "bitwise_or": "|",
+    "bitwise_xor": "^",
+    "power": "**",
+}
+
+
+def _text(x: Expression, *, outermost: bool = False) -> str:
+    match x.primitive:
+        case "element":
+            return f"x{x.attribute}"
+        case "number":
+            return f"n{x.attribute}"
+        case "constant":
+            return repr(x.attribute)
+        case sign if sign in _SIGNS:
+            joined = f" {_SIGNS[sign]} ".join(map(_text, x.arguments))
+            return joined if outermost else f"({joined})"
+        case primitive:
+            function = x.dtype.name if primitive == "cast" else primitive
+            return f"{function}({', '.join(_text(y, outermost=True) for y in x.arguments)})"

@@ -101,11 +101,6 @@ def as_float(x: Tensor) -> Tensor:
     return x if x.tensor_type.dtype.is_float else cast(x, state().default_dtype)
 
 
-def is_operand(other: Any) -> bool:
-    """Return True if operators accept the object as an operand."""
-    return isinstance(other, Tensor | int | float | np.generic | np.ndarray)
-
-
 def operand(what: str, tensor: Tensor, other: Any) -> Tensor | Number:
     """Return the other operand of a tensor as a tensor or a Python number.
 

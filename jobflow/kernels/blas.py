@@ -111,21 +111,6 @@ def added_product(call: Call) -> AddedProduct | None:
     return AddedProduct(a, b, y, function.beta, alpha)
 
 
-def outer_product(a: Array, b: Array, y: Array) -> Call:
-    """Return the call for y[i,j] = a[i] b[j] on NumPy vectors; BLAS takes a third of the time of NumPy's broadcasting."""
-    write = adding_product(a.reshape(-1, 1), b.reshape(1, -1), y, 0.0)
-    return (np.multiply, (a[:, None], b, y)) if write is None else (write, (1.0,))
-
-
-def add_to_rows(y: Array, column: Array, factor: float = 1.0) -> Call:
-    """Return the call for y[i,j] += factor column[i], with factor 1 or -1.
-
-    BLAS computes it as a product with ones, in half the time of NumPy's broadcasting.
-    """
-    add = adding_product(column.reshape(-1, 1), np.ones((1, y.shape[1]), y.dtype), y)
-    return (np.add if factor > 0 else np.subtract, (y, column.reshape(-1, 1), y)) if add is None else (add, (factor,))
-
-
 def weighted_sum(alpha: Array, x: Array, beta: Array, y: Array) -> Call | None:
     """Return the call for y = alpha x + beta y on NumPy vectors, or None if BLAS cannot compute it.
 

@@ -109,12 +109,6 @@ def _at(x: TensorBase, end: Edge) -> TensorBase:
     return x
 
 
-def storage_changed(saved: tuple[Any, ...]) -> bool:
-    storage: Storage = saved[3]
-    before: int = saved[4]
-    return storage.version != before
-
-
 class _StaleTensor(TensorBase):
     """A saved tensor whose memory was overwritten after it was saved."""
 

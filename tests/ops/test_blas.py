@@ -104,18 +104,3 @@ def test_products_accumulate_into_the_output(there: bool, order: Any, monkeypatc
     for function, arguments in registry.bind(ProductSum(at=1), CPU, laws.Bench(), [rest, a, b, bias], [y]):
         function(*arguments)
     assert np.array_equal(y, rest + a @ b + bias)
-
-
-@pytest.mark.parametrize("there", [True, False], ids=["with the library", "without"])
-@pytest.mark.parametrize("order", [laws.plain, laws.innermost, laws.strided], ids=["rows", "columns", "gaps"])
-def test_products_of_vectors(there: bool, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not there:
-        monkeypatch.setattr(blas, "_gemm", lambda kind: None)
-    a, b, y = whole(5), whole(4), order(np.full((5, 4), np.nan, np.float32))
-    for (function, arguments), expected in (
-        (blas.outer_product(a, b, y), np.outer(a, b)),
-        (blas.add_to_rows(y, a), np.outer(a, b) + a[:, None]),
-        (blas.add_to_rows(y, 2 * a, -1.0), np.outer(a, b) - a[:, None]),
-    ):
-        function(*arguments)
-        assert np.array_equal(y, expected)

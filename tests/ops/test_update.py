@@ -15,7 +15,7 @@ from jobflow.expressions import language
 from jobflow.expressions.on_arrays import functions
 from jobflow.kernels import registry
 from jobflow.kernels.cpu.numpy_calls import block_calls, compiled
-from jobflow.kernels.cpu.updates_in_place import update_program
+from jobflow.kernels.cpu.updates import update_program
 from jobflow.kernels.target import CPU
 from jobflow.ops import optimizer_updates as formula
 from jobflow.ops import update

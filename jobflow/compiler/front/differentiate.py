@@ -13,18 +13,17 @@ backward pass as it does for the forward pass.  Gradients are processed in the o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import jobflow.core.scope as scope
 from jobflow.compiler.front.dynamic_loss_scale import Scaling
 from jobflow.compiler.front.gradient_sums import added, shorter_sum
-from jobflow.compiler.front.integer_paths import lets_through, operands
 from jobflow.compiler.front.trace import Tracer, recorded
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, PlanError
 from jobflow.core.layout import B, P, Split
-from jobflow.core.types import DType, Tensor, TensorType, bool_, float16, int64
+from jobflow.core.types import DType, Tensor, TensorType, bool_, float16, float64, int64
 from jobflow.graph.ir import End, Graph, Node, Provenance, Value, Variable, is_dynamic
 from jobflow.graph.rewrite import Rewriter, outputs_of
 from jobflow.graph.strategy import Strategy
@@ -32,8 +31,9 @@ from jobflow.graph.traced import Traced
 from jobflow.graph.training import DynamicScale, Optimizer, Parameter, Training, Watch
 from jobflow.ops import elementwise as ew
 from jobflow.ops.axes import Reshape, Squeeze
-from jobflow.ops.layout_ops import ToGlobal, ToLayout, ToLocal
-from jobflow.ops.op import apply
+from jobflow.ops.layout_ops import ToGlobal, ToLayout, ToLocal, ViewConversion
+from jobflow.ops.op import Op, apply
+from jobflow.ops.pointwise import Pointwise
 from jobflow.ops.reduce import ReduceSum
 from jobflow.ops.scalar import Cast, DivideBy, Scale
 from jobflow.ops.source import Constant, ReadVariable
@@ -278,7 +278,7 @@ def reached_from(values: set[Value], nodes: Sequence[Node]) -> set[Value]:
     reached = set(values)
     for node in nodes:
         if any(value in reached for value in node.inputs):
-            reached.update(value for value in node.outputs if value.dtype.is_float or lets_through(node, reached))
+            reached.update(value for value in node.outputs if value.dtype.is_float or _lets_through(node, reached))
     return reached
 
 
@@ -319,10 +319,10 @@ def _total(contributions: list[Value]) -> Value:
 
 
 def _add_gradients(node: Node, gradients: Mapping[Value, Value], needed: set[Value], contributions: Contributions, ends: dict[Value, End]) -> None:
-    inputs, outputs = operands(node, needed)
+    inputs, outputs = _operands(node, needed)
     results = node.op.grad(*inputs, *outputs, *(gradients.get(output) for output in node.outputs))
     for index, (value, gradient) in enumerate(zip(node.inputs, results, strict=True)):
-        if gradient is None or value not in needed or not (value.dtype.is_float or lets_through(node, needed)):
+        if gradient is None or value not in needed or not (value.dtype.is_float or _lets_through(node, needed)):
             continue
         if not isinstance(gradient, Value) or gradient.tensor_type != value.tensor_type.with_dtype(value.dtype.of_gradient):
             raise PlanError(
@@ -356,3 +356,43 @@ def _parameter(tracer: Tracer, name: str, gradient: Value, optimizer: Optimizer,
         if variable.l2:
             total = ew.add(total, ew.scale(value, variable.l2))
     return Parameter(variable, value, recorded(total))
+
+
+# Gradients through integers, which a legacy cast permits: an integer operation has the gradient of the same float64 operation ----
+
+
+def _lets_through(node: Node, reached: Container[Value]) -> bool:
+    """Return True if gradients flow through the integer results of a node: a cast with `through`, or a function of its integers."""
+    op, whole = node.op, {i for i, value in enumerate(node.inputs) if value in reached}
+    if isinstance(op, ViewConversion | Cast):
+        return isinstance(op, ViewConversion) or op.through or not node.inputs[0].dtype.is_float
+    if any(node.inputs[i].dtype.is_float for i in whole):
+        return False
+    return _is_linear(node, whole) or _is_formula(node, whole)
+
+
+def _is_linear(node: Node, whole: set[int]) -> bool:
+    linear = node.op.rule(*(value.tensor_type for value in node.inputs)).linear
+    return len(linear) == 1 and whole <= set(linear[0])
+
+
+def _is_formula(node: Node, whole: set[int]) -> bool:
+    """Return True for a differentiable operation whose result has the element type of the operands in `whole`."""
+    kinds = {value.dtype for value in (*node.outputs, *(node.inputs[i] for i in whole))}
+    return type(node.op).grad is not Op.grad and len(kinds) == 1 and len(node.outputs) == 1
+
+
+def _operands(node: Node, reached: Container[Value]) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
+    """Return the inputs and outputs that the gradient function of a node reads; integers on the path of a gradient become float64."""
+    path = [value for value in node.inputs if value in reached and value.dtype.is_integer]
+    if not path or isinstance(node.op, ViewConversion | Cast):
+        return node.inputs, node.outputs
+    together = {i for group in node.op.rule(*(value.tensor_type for value in node.inputs)).linear for i in group}
+    everything = isinstance(node.op, Pointwise) and not together
+    inputs = [_as_float(x) if everything or x in path or i in together else x for i, x in enumerate(node.inputs)]
+    return tuple(inputs), tuple(map(_as_float, node.outputs))
+
+
+def _as_float(value: Value) -> Value:
+    cast: Value = ew.cast(value, float64) if value.dtype.is_integer else value  # type: ignore[assignment]
+    return cast

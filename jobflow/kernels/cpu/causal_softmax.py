@@ -9,7 +9,7 @@ import numpy as np
 
 from jobflow.core.types import Array, dtype_of
 from jobflow.kernels.cpu.blocks import BLOCK
-from jobflow.kernels.cpu.exponential import fastest_exponential
+from jobflow.kernels.cpu.numpy_formulas import fastest_exponential
 from jobflow.kernels.cpu.row_calls import row_max_calls
 from jobflow.kernels.registry import implements
 from jobflow.ops.op import Binder, Call, Op

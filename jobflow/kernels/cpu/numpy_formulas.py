@@ -6,6 +6,7 @@ more CPUs.  A formula of these takes a quarter of the time, with an error of at 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 
@@ -141,6 +142,12 @@ def is_vectorized(name: str) -> bool:
     """Return True if NumPy has a vectorized loop of this function for float32 on this CPU."""
     info = np.lib.introspect.opt_func_info(func_name=f"^{name}$", signature="float32")
     return any(not loop["current"].startswith("baseline") for loops in info.values() for loop in loops.values())
+
+
+@cache
+def fastest_exponential() -> tuple[np.ufunc, float]:
+    """Return NumPy's fastest (f, c) with exp(x) = f(c x) in float32; its exp2 takes half the time of exp if both are vectorized."""
+    return (np.exp2, math.log2(math.e)) if is_vectorized("exp2") else (np.exp, 1.0)
 
 
 #: makes a quotient of zeros 1, and is lost to rounding in any other quotient

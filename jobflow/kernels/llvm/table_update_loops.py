@@ -10,7 +10,7 @@ from jobflow.core.types import Array, dtype_of
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import functions
 from jobflow.kernels import llvm
-from jobflow.kernels.cpu.table_updates import row_calls, unsupported_reason, without_gradient
+from jobflow.kernels.cpu.updates import row_calls, unsupported_reason, without_gradient
 from jobflow.kernels.registry import implements
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.row_update import RowUpdate

@@ -1,9 +1,4 @@
-"""Updates of the table rows that a step has read, in NumPy.
-
-1. The old values of these rows, in the table and its slots, are saved.
-2. One pass updates all rows as rows without a gradient.  It is omitted if such rows do not change (SGD, Adagrad, lazy updates).
-3. The rows with a gradient are computed from their old values and written to the table.
-"""
+"""Updates of variables in NumPy: of whole variables, of the rows of tables that a step has read, and guarded updates."""
 
 from __future__ import annotations
 
@@ -15,19 +10,60 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.types import Array, DType, dtype_of
+from jobflow.core.types import Array, DType, bool_, dtype_of
 from jobflow.expressions import language
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import functions
 from jobflow.expressions.zero_input import where_zero
+from jobflow.kernels import registry
 from jobflow.kernels.cpu.numpy_calls import CompiledFormula, block_calls, compiled
 from jobflow.kernels.cpu.segments import Groups, local_ids
-from jobflow.kernels.cpu.updates_in_place import update_program
-from jobflow.kernels.registry import implements
+from jobflow.kernels.registry import implements, kernel_call
+from jobflow.kernels.target import CPU
+from jobflow.ops.guarded_update import CountNotFinite, GuardedUpdate
 from jobflow.ops.op import Binder, Call
-from jobflow.ops.optimizer_updates import OptimizerUpdate
+from jobflow.ops.optimizer_updates import NormUpdate, OptimizerUpdate
 from jobflow.ops.row_update import RowUpdate
 from jobflow.ops.slices import same_memory
+
+# Whole variables -----------------------------------------------------------------------------------------------------
+
+
+@implements(OptimizerUpdate)
+def formula_in_blocks(op: OptimizerUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    program = update_program(op, dtype_of(inputs[0].dtype)) if op.elementwise else None
+    if program is None:
+        return kernel_call(op, device, inputs, outputs)
+    elements, operands = inputs[: program.elements], [a.reshape(()) for a in inputs[program.elements :]]
+    scalars, first = operands[:1], list[Call]()
+    if op.derives:
+        scalars = [device.scratch((), dtype_of(inputs[0].dtype)) for _ in range(program.scalars)]
+        first = [(_fill, (scalars, op.scalars, elements if isinstance(op, NormUpdate) else (), *operands))]
+    return [*first, *block_calls(program, device, elements, scalars, outputs, backwards=True)]
+
+
+@lru_cache(1024)
+def update_program(op: OptimizerUpdate, dtype: DType) -> CompiledFormula | None:
+    """Return the compiled formula of an update, which reads its scalars as inputs."""
+    n = op.count + 1
+    scalars = [language.number(n + i, dtype) for i in range(len(op.scalars(functions(np), 0.0, 0, *[np.ones((1, 1))] * n)))]
+    outputs = op.formula(language, *(language.element(i, dtype) for i in range(n)), *scalars)
+    return compiled(outputs, n, len(scalars), {k: (i,) for k, i in op.alias.items()})
+
+
+def _fill(
+    targets: Sequence[Array], compute: Callable[..., tuple[float, ...]], elements: Sequence[Array], rate: Array, step: Array | None = None
+) -> None:
+    rows = [a.reshape(1, -1) for a in elements]
+    for target, number in zip(targets, compute(functions(np), rate.item(), 0 if step is None else step.item(), *rows), strict=True):
+        target[()] = np.asarray(number).item()
+
+
+# Rows of tables ------------------------------------------------------------------------------------------------------
+#
+# 1. The old values of the rows that a step has read, in the table and its slots, are saved.
+# 2. One pass updates all rows as rows without a gradient.  It is omitted if such rows do not change (SGD, Adagrad, lazy updates).
+# 3. The rows with a gradient are computed from their old values and written to the table.
 
 
 @lru_cache(1024)
@@ -73,18 +109,13 @@ def row_calls(
     calls: list[Call] = [(np.copyto, (y, x)) for x, y in zip(variables, outputs, strict=True) if not same_memory(x, y)]
     if op.op.derives:
         scalars = [device.scratch((), dtype) for _ in op.op.scalars(functions(np), 0.0, 0)]
-        calls.append((_set, (scalars, op.op.scalars, rate, *step)))
+        calls.append((_fill, (scalars, op.op.scalars, (), rate, *step)))
     tables = [y.reshape(len(y), -1) for y in outputs]
     formula = update_program(op.op, dtype)
     assert formula is not None
     old = device.scratch((len(tables), ids.size, tables[0].shape[1]), dtype)
     read = _ReadRows(op.offset, tables, rows, ids, old, formula, scalars)
     return [*calls, (read.save_rows, ()), *over_all(scalars), (read.update, ())]
-
-
-def _set(targets: Sequence[Array], compute: Callable[..., tuple[float, ...]], rate: Array, step: Array | None = None) -> None:
-    for target, number in zip(targets, compute(functions(np), rate.item(), 0 if step is None else step.item()), strict=True):
-        target[()] = number
 
 
 class _Temporary:
@@ -123,3 +154,29 @@ class _ReadRows:
                 function(*arguments)
             for table, value in zip(self.tables, values, strict=True):
                 table[self.groups.names[part]] = value
+
+
+# Guarded updates -----------------------------------------------------------------------------------------------------
+
+
+@implements(CountNotFinite)
+def count(op: CountNotFinite, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    (x,), (n,) = inputs, outputs
+    finite = device.scratch(tuple(x.shape), bool_)
+    return [(np.isfinite, (x, finite)), (_count_false, (finite, n))]
+
+
+def _count_false(finite: Array, n: Array) -> None:
+    n[0] = finite.size - np.count_nonzero(finite)
+
+
+@implements(GuardedUpdate)
+def guarded_calls(op: GuardedUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    *own, bad = inputs
+    return [(_unless, (bad, registry.bind(op.op, CPU, device, own, outputs)))]
+
+
+def _unless(bad: Array, calls: list[Call]) -> None:
+    if not bad[0]:
+        for function, arguments in calls:
+            function(*arguments)
