@@ -386,7 +386,7 @@ def replaced(x: Expression, substitutes: Mapping[Expression, Expression]) -> Exp
     return known[x]
 
 
-# Expressions as text: 0.5 * x0 * (1.0 + erf(x0 * 0.7071)) --------------------------------------------------------------
+# Text form of expressions, such as 0.5 * x0 * (1.0 + erf(x0 * 0.7071)) --------------------------------------------------------------
 
 _SIGNS = {
     "add": "+",
