@@ -24,7 +24,7 @@ from jobflow.runtime.world.launched import end_job, guarded, say_once
 CODES = {
     0: "done",
     1: "an error, which is printed; or a failed check (verify, doctor, ckpt verify)",
-    2: "a wrong command line or configuration; nothing was started",
+    2: "an invalid command line or configuration; nothing was started",
     3: "the loss was not finite",
     75: "stopped by SIGTERM or a time limit, and saved; run the same command again",
     130: "stopped by Ctrl-C; training was saved if it had begun",
@@ -41,10 +41,10 @@ examples:
 
 
 class Top(argparse.ArgumentParser):
-    """The parser of `jobflow` itself, with a help text that groups the commands."""
+    """The parser of the program `jobflow`, with a help text that groups the commands."""
 
     def format_help(self) -> str:
-        """Return usage, commands by group, options, examples and exit codes."""
+        """Return the help text: usage, commands by group, options, examples and exit codes."""
         width = max(map(len, COMMANDS))
         groups = [f"{title}:\n" + "".join(f"  {c.name:<{width}}  {c.help}\n" for c in group) for title, group in GROUPS.items()]
         options = "options:\n  -h, --help     show this; `jobflow COMMAND --help` shows the options of a command\n"
@@ -54,7 +54,7 @@ class Top(argparse.ArgumentParser):
 
 
 def parser(filled: Iterable[Command]) -> argparse.ArgumentParser:
-    """Return the parser of all commands; only the commands in `filled` have their options."""
+    """Return the parser of all commands; only the commands in `filled` get their options, which imports their modules."""
     top = Top(prog="jobflow", usage="jobflow COMMAND ...", description=DESCRIPTION)
     top.add_argument("--version", action="version", version=f"jobflow {__version__}")
     _add_traceback(top)
@@ -75,12 +75,15 @@ def _add_traceback(into: argparse.ArgumentParser) -> None:
 
 
 def chosen(words: Sequence[str]) -> str | None:
-    """Return the command: the first word that is not an option."""
+    """Return the name of the command, which is the first word that is not an option; None without one."""
     return next((word for word in words if not word.startswith("-")), None)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code, one of `CODES`; argparse's SystemExit passes through."""
+    """Run one command and return its exit code, one of `CODES`.
+
+    `arguments` defaults to those of the process. SystemExit of argparse is not caught.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     shown = "--traceback" in words or shows_traceback()
     try:
@@ -105,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.filename is None or _lines(error.__traceback__):
             return _others(error, shown)
         return _failed(error, f"{error.filename}: {error.strerror} (--traceback shows where)", 1, shown)
-    except Exception as error:  # noqa: BLE001 - it is raised again unless it is somebody else's
+    except Exception as error:  # noqa: BLE001 - errors of jobflow are raised again
         return _others(error, shown)
 
 
@@ -115,7 +118,7 @@ def _interrupted(error: BaseException, shown: bool) -> int:
 
 
 def _others(error: Exception, shown: bool) -> int:
-    """Print an error raised by user code; raise an error of jobflow itself again."""
+    """Print an error raised by user code; re-raise an error of jobflow."""
     if is_interrupt(error):
         return _interrupted(error, shown)
     text = _of_users(error)
@@ -132,18 +135,18 @@ def _run(words: Sequence[str]) -> int:
         top.print_help()
         return 2
     if name not in COMMANDS:
-        raise ConfigError(f'there is no command "{name}"{did_you_mean_or(name, COMMANDS, "`jobflow --help` lists all")}')
+        raise ConfigError(f'unknown command "{name}"{did_you_mean_or(name, COMMANDS, "`jobflow --help` lists all commands")}')
     options, unknown = parser([COMMANDS[name]]).parse_known_args(words)
     if unknown:
         legal = [option for below in parsers(options.parser) for action in below._actions for option in action.option_strings]
         exact, close = (setting_for(unknown, exactly) if "--set" in legal else "" for exactly in (True, False))
-        near = exact or did_you_mean(unknown[0].partition("=")[0], legal) or close or " here"
-        options.parser.error(f"there is no {unknown[0]}{near}")
+        near = exact or did_you_mean(unknown[0].partition("=")[0], legal) or close or "; --help lists the options"
+        options.parser.error(f"unknown argument {unknown[0]}{near}")
     return int(options.run(options))
 
 
 def setting_for(words: Sequence[str], exactly: bool) -> str:
-    """Suggest `; did you mean --set optimizer.lr=3?` for `--lr 3` and for `optimizer.lr=3`; "" without a matching key."""
+    """Suggest `; did you mean --set optimizer.lr=3?` for `--lr 3` or `optimizer.lr=3`; return "" without a matching key."""
     from jobflow.trainer.config.keys import place_meant, setting_meant
 
     if not words[0].startswith("--"):
@@ -167,7 +170,7 @@ def parsers(top: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
 def _failed(error: BaseException, message: str, code: int, shown: bool) -> int:
     """Print an error, with its traceback if requested, and return the exit code.
 
-    Of several ranks only the first prints. An error on one rank ends all ranks; a wrong command line ends each rank separately.
+    Only the first of several ranks prints. An error on one rank ends all ranks; after a wrong command line each rank ends by itself.
     """
     text = "".join(traceback.format_exception(error)).rstrip() if shown else message
     started = guarded()
@@ -180,13 +183,13 @@ def _failed(error: BaseException, message: str, code: int, shown: bool) -> int:
     return code
 
 
-# How errors are printed: the user's own lines first, and jobflow's only with --traceback.
+# Errors show the lines of user code. Lines of jobflow are added with --traceback.
 
-_HEAD = "Traceback of your code (--traceback shows jobflow's lines, too):\n"
+_HEAD = "Traceback of your code (--traceback adds jobflow's lines):\n"
 
 
 def _of_users(error: BaseException) -> str | None:
-    """Return an error of user code with the traceback lines of that code only; None for an error of jobflow itself."""
+    """Format an error with the traceback lines of user code only; return None for an error of jobflow."""
     frames = _lines(error.__traceback__)
     if not frames:
         return None
@@ -194,13 +197,13 @@ def _of_users(error: BaseException) -> str | None:
 
 
 def _of_cause(error: BaseException) -> str:
-    """Return the lines of user code that raised the cause of an error, as a prefix of the message; "" without such lines."""
+    """Return the traceback lines of user code that caused an error, as a prefix of the message; "" without such lines."""
     cause = error.__cause__
     frames = _lines(cause.__traceback__) if cause is not None else []
     return f"{_HEAD}{''.join(frames)}" if frames else ""
 
 
 def _lines(trace: TracebackType | None) -> list[str]:
-    """Return the frames from the user's first one on, without those of jobflow."""
+    """Format the frames of a traceback, from the first one in user code on and without those of jobflow."""
     theirs = [(frame, line) for frame, line in traceback.walk_tb(trace) if not is_ours(frame)]
     return traceback.StackSummary.extract(dropwhile(lambda one: not is_users(one[0]), theirs)).format()

@@ -26,7 +26,7 @@ from jobflow.trainer.units import metric_text, number_text, size_text
 
 T = TypeVar("T")
 
-#: shards of one tensor that `show` prints; it counts the rest
+#: maximum number of shards of a tensor that `show` prints; it counts the others
 MOST_SHARDS = 8
 
 
@@ -38,18 +38,18 @@ def ls(options: argparse.Namespace) -> int:
     directory = path_of(options.directory)
     looked = (_calmly(path, partial(_row, path, options.quick)) for path in checkpoints_in(directory))
     rows = sorted((row for row in looked if row is not None), key=lambda row: row[:2])
-    heads = ["name", "step", "time", "size", "tensors", "metrics", "quick look" if options.quick else "state"]
+    heads = ["name", "step", "time", "size", "tensors", "metrics", "files" if options.quick else "state"]
     TextTable(heads, [[name, *rest] for _, name, *rest in rows], right={1, 3, 4}).print()
     if unfinished := _unfinished(directory):
         print(unfinished)
     left = sorted(unfinished_in(directory))
     if left:
-        print(f"{len(left)} unfinished: {', '.join(left)}; the next saving removes what no process is writing any more")
+        print(f"{len(left)} unfinished: {', '.join(left)}; the next save removes those of dead processes")
     return 0
 
 
 def _calmly(path: AnyPath, look: Callable[[], T]) -> T | None:
-    """Return the result of `look` at `path`, repeated if a running training replaces files there; None if the path was removed."""
+    """Return the result of `look`, repeated while a running training replaces files at `path`; None if the path was removed."""
     there = path.exists()
     for left in reversed(range(TRIES)):
         try:
@@ -65,14 +65,14 @@ def _calmly(path: AnyPath, look: Callable[[], T]) -> T | None:
 
 
 def checkpoints_in(directory: AnyPath) -> list[AnyPath]:
-    """Return the checkpoints in a directory, or the directory itself if it is one; raise CheckpointError without any."""
+    """Return the checkpoints in a directory, or the directory itself if it is a checkpoint; raise CheckpointError if there is none."""
     if not directory.is_dir():
-        raise CheckpointError(f"{directory}: there is no such directory")
+        raise CheckpointError(f"jobflow ckpt: {directory} is not a directory; pass a directory of checkpoints")
     if _is_checkpoint(directory):
         return [directory]
     checkpoints = [entry for entry in directory.iterdir() if entry.is_dir() and not entry.name.startswith(".") and _is_checkpoint(entry)]
     if not checkpoints:
-        raise CheckpointError(f"{directory}: there is no checkpoint in it: no directory with a {manifest.NAME}")
+        raise CheckpointError(f"jobflow ckpt: {directory} has no checkpoint (a directory with a {manifest.NAME}); pass a directory of checkpoints")
     return sorted(checkpoints)
 
 
@@ -86,7 +86,7 @@ def _has_manifest(path: AnyPath) -> bool:
 
 
 def _row(path: AnyPath, quick: bool) -> list[Any]:
-    """Return (order, name, step, time, size, tensors, metrics, state) of one checkpoint in any state."""
+    """Return (sort key, name, step, time, size, tensors, metrics, state) for one checkpoint, which may be damaged."""
     size = size_text(sum(_sizes(path)))
     newest = (path / manifest.NAME) if _has_manifest(path) else path
     time = datetime.fromtimestamp(newest.lstat().st_mtime).isoformat(" ", "seconds")
@@ -97,7 +97,7 @@ def _row(path: AnyPath, quick: bool) -> list[Any]:
     except CheckpointError as error:
         return [float("inf"), path.name, "?", time, size, "?", "", f"damaged: {error}"]
     damaged = "" if quick else next(problems(path), "")
-    state = f"damaged: {damaged}" if damaged else "files are there" if quick else "whole"
+    state = f"damaged: {damaged}" if damaged else "complete" if quick else "intact"
     step = checkpoint.extra.get("step")
     metrics = " ".join(
         f"{key}={metric_text(key, value) if isinstance(value, float) else _leaf(value)}" for key, value in _below(checkpoint.extra, "metrics").items()
@@ -106,14 +106,14 @@ def _row(path: AnyPath, quick: bool) -> list[Any]:
 
 
 def _sizes(path: AnyPath) -> list[int]:
-    """Return the total size of the files below a directory."""
+    """Return the sizes of the files below a directory in bytes."""
     if isinstance(path, RemotePath):
         return [status.st_size for status in path.objects().values()]
     return [file.stat().st_size for file in path.rglob("*") if file.is_file()]
 
 
 def _unfinished(directory: AnyPath) -> str:
-    """Return a sentence if the newest checkpoint shows that the training has not finished; "" otherwise."""
+    """Return a sentence if the newest checkpoint belongs to an unfinished training, else ""."""
     newest: dict[str, Any] = {}
     for path in checkpoints_in(directory):
         with suppress(CheckpointError):  # its row is marked as damaged
@@ -123,11 +123,11 @@ def _unfinished(directory: AnyPath) -> str:
     own = _below(newest, "trainer")
     if own.get("ended", True):
         return ""
-    return f"the training is unfinished: step {newest['step']:,} of {own.get('steps', '?')}; `jobflow train` with the same file goes on with it"
+    return f"the training has not finished: step {newest['step']:,} of {own.get('steps', '?')}; `jobflow train` with the same file resumes it"
 
 
 def _below(tree: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a subtree of an untrusted tree; empty if there is none."""
+    """Return the subtree at a key of an unchecked tree; {} if it is missing or not a mapping."""
     subtree = tree.get(key)
     return subtree if isinstance(subtree, Mapping) else {}
 
@@ -136,7 +136,7 @@ def _below(tree: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print a table of tensors, then the other saved entries as a tree."""
+    """Print a table of tensors, then the saved JSON tree as YAML."""
     checkpoint = open_any(options.checkpoint)
     names = selected(options.names, checkpoint)
     print(f"{checkpoint.path}: {len(names)} of {len(checkpoint)} tensors, {size_text(sum(checkpoint.stored[name].type.nbytes for name in names))}")
@@ -149,7 +149,7 @@ def show(options: argparse.Namespace) -> int:
 
 
 def _tensor_lines(stored: Stored, layout: str) -> Iterator[list[str]]:
-    """Yield a line per tensor with its saved layout, and a line per shard if there are several."""
+    """Yield the table rows of one tensor: one with its type and saved layout, and one per shard if there are several."""
     shards: Sequence[StoredShard] = getattr(stored, "shards", ())
     first = [stored.name, type_text(stored), str(stored.type.nbytes), layout]
     if len(shards) < 2:
@@ -166,20 +166,20 @@ def _tensor_lines(stored: Stored, layout: str) -> Iterator[list[str]]:
 
 
 def verify(options: argparse.Namespace) -> int:
-    """Verify every hash of every checkpoint; return 1 if one does not match."""
+    """Verify every hash of the checkpoints; return 1 if one is damaged."""
     bad = 0
     for path in (path for start in options.checkpoints for path in (checkpoints_in(path_of(start)) if path_of(start).is_dir() else [path_of(start)])):
         damages = _calmly(path, partial(_damages, path))
         if damages is None:
-            print(f"{path}: removed while it was being read")
+            print(f"{path}: removed during the read")
             continue
         bad += bool(damages)
-        print(f"{path}: " + ("whole" if not damages else "DAMAGED" + "".join(f"\n  {line}" for line in damages)))
+        print(f"{path}: " + ("intact" if not damages else "DAMAGED" + "".join(f"\n  {line}" for line in damages)))
     return int(bool(bad))
 
 
 def _damages(path: AnyPath) -> list[str]:
-    """Return the defects of a checkpoint or of a .npz file."""
+    """Return one message per damaged tensor of a checkpoint or of a file of tensors."""
     if not path.is_file():
         return list(problems(path))
     try:
@@ -191,12 +191,12 @@ def _damages(path: AnyPath) -> list[str]:
 
 
 def diff(options: argparse.Namespace) -> int:
-    """Print a table of the tensors that differ; return 1 if there are any."""
+    """Print a table of the tensors that differ between two checkpoints; return 1 if there are any."""
     first, second = open_any(options.first), open_any(options.second)
     names = [*first, *(name for name in second if name not in first)]
     different = list(differences(first, second, options.names, rtol=options.rtol, atol=options.atol))
     if different:
-        heads = ["tensor", "first", "second", "elements that differ", "max |a-b|", "max |a-b|/max(|a|,|b|)"]
+        heads = ["tensor", "first", "second", "unequal elements", "max |a-b|", "max |a-b|/max(|a|,|b|)"]
         TextTable(heads, [*map(_difference, different)], right={3, 4, 5}).print()
     extras = [
         [key, *("" if value is None else value if isinstance(value, str) else json.dumps(value) for value in (a, b))]
@@ -204,7 +204,7 @@ def diff(options: argparse.Namespace) -> int:
     ]
     if extras:
         print(end="\n" if different else "")
-        TextTable(["beside the tensors", "first", "second"], extras).print()
+        TextTable(["other entries", "first", "second"], extras).print()
     print(f"{len(different)} of {len(selected(options.names, names))} tensors differ")
     return int(bool(different))
 
@@ -221,7 +221,7 @@ def _difference(difference: Difference) -> list[str]:
 def export(options: argparse.Namespace) -> int:
     """Write tensors to a .npz or a .safetensors file."""
     if Path(options.file).suffix not in FILES:
-        raise CheckpointError(f"export to {options.file}: give a name that ends in {' or '.join(FILES)}; no other files are written")
+        raise CheckpointError(f"export to {options.file}: unsupported suffix; pass a name that ends in {' or '.join(FILES)}")
     return _export(_open(options.checkpoint, options.types_from), options.file, options.names, options.force)
 
 
@@ -229,20 +229,22 @@ def _export(source: Checkpoint, target: str, names: Sequence[str], replace: bool
     became = FILES[Path(target).suffix](source, target, names, replace=replace)
     print(f"wrote {target}: {counted(len(selected(names, source)), 'tensor')}")
     if became:
-        print(f"bfloat16 became float32, for NumPy has no such type: {', '.join(became)}")
+        print(f"bfloat16 tensors were written as float32, because NumPy has no bfloat16: {', '.join(became)}")
     return 0
 
 
 def convert(options: argparse.Namespace) -> int:
-    """Convert a checkpoint from any format to any format."""
+    """Convert a checkpoint or file between the supported formats."""
     source = _open(options.source, options.types_from)
     is_ours = (source.path / manifest.NAME).is_file()
     suffix = Path(options.target).suffix
     if options.to in ("npz", "safetensors") and suffix != f".{options.to}":
-        raise CheckpointError(f"convert to {options.target}: give a name that ends in .{options.to}")
+        raise CheckpointError(
+            f"convert to {options.target} --to {options.to}: the suffix differs from the format; pass a name that ends in .{options.to}"
+        )
     if options.to is None and suffix not in FILES and any(map(str.isalpha, suffix)):
         raise CheckpointError(
-            f"convert to {options.target}: {suffix} files cannot be written; pass a name that ends in {' or '.join(FILES)}, "
+            f"convert to {options.target}: {suffix} is not a supported format; pass a name that ends in {' or '.join(FILES)}, "
             f"a directory name without a suffix, or any directory name with --to jobflow or --to legacy"
         )
     to = options.to or (suffix[1:] if suffix in FILES else "legacy" if is_ours else "jobflow")

@@ -1,4 +1,4 @@
-"""`jobflow ckpt ls|show|verify|diff|export|convert`: the options; checkpoints.py does the work."""
+"""`jobflow ckpt ls|show|verify|diff|export|convert`: the options; checkpoints.py has the implementation."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ DESCRIPTION = """\
 List, show, verify, compare, export and convert checkpoints.
 
 A checkpoint is a directory with a manifest.json; directories of the legacy system (one directory per variable), .npz and
-.safetensors files are read, too.
-No command changes a checkpoint that exists."""
+.safetensors files are supported, too.
+No command changes an existing checkpoint."""
 
 EXAMPLES = """\
 examples:
@@ -35,31 +35,31 @@ NAMES: Argument = (
 )
 TYPES: Argument = (
     "--types-from",
-    {"metavar": "CHECKPOINT", "help": "where the types of legacy variables without `meta` files are taken from, by name"},
+    {"metavar": "CHECKPOINT", "help": "checkpoint with the types of legacy variables without `meta` files, by name"},
 )
-QUICK = "only look whether all files are there; do not read the tensors to check their hashes"
-RELATIVE = "|a-b| <= A + R max(|a|,|b|) is the same (default 0: all bits)"
+QUICK = "check only that all files exist; do not read tensors to check their hashes"
+RELATIVE = "|a-b| <= A + R max(|a|,|b|) counts as equal (default 0: all bits)"
 #: action -> help line, description, arguments
 ACTIONS: dict[str, tuple[str, str, tuple[Argument, ...]]] = {
     "ls": (
         "list the checkpoints in a directory",
-        "Step, time, size, metrics of every checkpoint, and whether it is whole.",
-        (("directory", {"help": "the directory that holds the checkpoints"}), ("--quick", {"action": "store_true", "help": QUICK})),
+        "Print step, time, size, metrics and state (intact or damaged) of every checkpoint.",
+        (("directory", {"help": "the directory of checkpoints"}), ("--quick", {"action": "store_true", "help": QUICK})),
     ),
     "show": (
-        "show what a checkpoint holds",
-        "Every tensor with its type and shards, and what was saved beside them.",
+        "show the contents of a checkpoint",
+        "Print every tensor with its type and shards, and the other saved entries.",
         (("checkpoint", {"help": ANY}), NAMES),
     ),
     "verify": (
         "check every hash of checkpoints",
-        "Read every byte and compare with the hashes; name tensor, file and offset of what is damaged.  Exit code 1 if something is.",
+        "Compare every byte with the hashes, and print tensor, file and offset of damaged data.  Exit code 1 for a damaged checkpoint.",
         (("checkpoints", {"nargs": "+", "metavar": "checkpoint", "help": "checkpoints, or a directory of them"}),),
     ),
     "diff": (
         "compare two checkpoints",
-        "Names that only one has, shapes, element types, and the largest differences of every tensor.  Exit code 1 if tensors differ; what\n"
-        "was saved beside them (step, metrics, ...) is shown where it differs, but does not count.",
+        "Print tensors that only one checkpoint has, and differences of shape, type and value.  Exit code 1 if tensors differ.\n"
+        "Differences of other entries (step, metrics, ...) are printed, but do not change the exit code.",
         (
             ("first", {"help": ANY}),
             ("second", {"help": ANY}),
@@ -81,11 +81,11 @@ ACTIONS: dict[str, tuple[str, str, tuple[Argument, ...]]] = {
     ),
     "convert": (
         "convert between checkpoints, legacy directories, .npz and .safetensors files",
-        "The source's format is recognised.  Without --to the target is a .npz or .safetensors file if it is called so, else\n"
-        "a legacy directory if the source is a checkpoint, else a checkpoint.",
+        "The format of the source is detected.  Without --to, the suffix .npz or .safetensors of the target selects the format; else\n"
+        "a checkpoint becomes a legacy directory, and other sources become a checkpoint.",
         (
             ("source", {"help": ANY}),
-            ("target", {"help": "what to write; it must not exist"}),
+            ("target", {"help": "the path to write; it must not exist"}),
             ("--to", {"choices": ("jobflow", "legacy", "npz", "safetensors"), "help": "the target's format"}),
             NAMES,
             TYPES,

@@ -1,7 +1,7 @@
 """The table of all commands of `jobflow`; the module of a command is imported when the command is used.
 
-A module has `fill(parser)`, which adds options, examples and description without slow imports, and `run(options) -> exit code`, which imports
-its dependencies.
+Such a module has two functions. `fill(parser)` adds options, examples and a description without slow imports. `run(options)` imports its
+dependencies, runs the command, and returns the exit code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jobflow.core.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its line in `jobflow --help` and its module."""
+    """A command with its line in `jobflow --help` and the name of its module."""
 
     name: str
     help: str
@@ -36,13 +36,13 @@ def _commands(**lines: str) -> tuple[Command, ...]:
 #: commands by purpose
 GROUPS: dict[str, tuple[Command, ...]] = {
     "train and predict": _commands(
-        train="train what a YAML file describes, or go on with it",
+        train="train the model of a YAML file, or resume its training",
         eval="measure a checkpoint on the data of its configuration",
         predict="run a checkpoint's predict job on files",
     ),
-    "look inside": _commands(
+    "inspect": _commands(
         explain="print graph, layouts, boxing and plan of a job; nothing runs",
-        verify="compare every tensor of a job on N devices with one device",
+        verify="compare every tensor of a job on N devices and on one device",
     ),
     "ranks": _commands(
         launch="start a program as several ranks, on one node or several",
@@ -53,8 +53,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         ckpt="list, show, verify, compare, export and convert checkpoints",
     ),
     "machine": _commands(
-        doctor="check Python, BLAS, MPI, GPU, memory and disk, and say what to fix",
-        version="print the versions of jobflow and of what it runs on",
+        doctor="check Python, BLAS, MPI, GPU, memory and disk, and suggest repairs",
+        version="print the versions of jobflow and its dependencies",
         completion="print a completion script for bash, zsh or tcsh",
     ),
 }

@@ -1,4 +1,4 @@
-"""`jobflow completion`: print a completion script for a shell."""
+"""`jobflow completion`: print a script that completes `jobflow` commands in a shell."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILES, FOLDERS = {"FILE", "PATH", "script", "job", "config", "checkpoint", "firs
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    parser.description, parser.epilog = "Print a script by which a shell completes the words of `jobflow`.", EXAMPLES
+    parser.description, parser.epilog = "Print a script that completes `jobflow` commands in a shell.", EXAMPLES
     parser.add_argument("shell", choices=SHELLS, help="which shell")
 
 

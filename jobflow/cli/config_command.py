@@ -18,14 +18,14 @@ examples:
 def fill(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = "Show, check and describe configurations; nothing runs.", EXAMPLES
     what = parser.add_subparsers(dest="what", required=True, metavar="what")
-    show = what.add_parser("show", help="print a configuration as it is after all files and settings, with the origin of every value")
+    show = what.add_parser("show", help="print a configuration after merging all files and settings, with the origin of every value")
     show.add_argument("file", metavar="FILE", help="a configuration, such as configs/lenet_digits.yaml")
     show.add_argument("--json", action="store_true", help="print JSON with the configuration and the origins")
-    check = what.add_parser("check", help="say what is wrong with configurations, if anything")
+    check = what.add_parser("check", help="list the problems of configurations")
     check.add_argument("files", metavar="FILE", nargs="+", help="configurations, such as configs/*.yaml")
     for command in (show, check):
         add_settings(command)
-    what.add_parser("schema", help="print the JSON Schema of configurations, with which editors complete them")
+    what.add_parser("schema", help="print the JSON Schema of configurations for completion in editors")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -47,14 +47,14 @@ def _show(file: str, settings: list[str], as_json: bool) -> int:
 
 
 def _check(files: list[str], settings: list[str]) -> int:
-    """Check all files, also after an error in one."""
+    """Check all files and print the valid ones; raise ConfigErrors with the problems of all others at the end."""
     from jobflow.trainer.config import ConfigErrors, Problem, load
 
     problems: list[Problem] = []
     for file in files:
         try:
             load(file, settings)
-            print(f"{file}: good")
+            print(f"{file}: valid")
         except ConfigErrors as errors:
             problems += (problem for problem in errors.problems if problem not in problems)
     if problems:

@@ -13,10 +13,10 @@ from jobflow.kernels.object_cache import ObjectCache
 from jobflow.runtime.world.environment import launched
 
 DESCRIPTION = """\
-Look at Python, NumPy and its matrix library, cores, memory, MPI, GPUs, shared memory, disk and optional packages.
+Check Python, NumPy and its BLAS library, cores, memory, MPI, GPUs, shared memory, disk and optional packages.
 
-Each line is OK, a note (it works, and could be better) or a problem (something will not work), with what helps.
-What may hang or crash is tried in child processes with a time limit.  The exit code is 1 if there is a problem."""
+Each line is OK, a note (usable, but not optimal) or a problem (unusable), with a suggested repair.
+Checks that may hang or crash run in child processes with a time limit.  The exit code is 1 if there is a problem."""
 
 EXAMPLES = """\
 examples:
@@ -27,14 +27,14 @@ examples:
 
 def fill(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
-    parser.add_argument("--clear-cache", action="store_true", help="remove the compiled loops that are kept, and look at nothing")
+    parser.add_argument("--clear-cache", action="store_true", help="remove the cached compiled loops, and check nothing")
     parser.add_argument("--json", action="store_true", help='print {"healthy", "findings": [{"name", "status", "text", "fix", "command"}]}')
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print findings as they occur; return 1 if there is a problem."""
+    """Print each finding when its check ends; return 1 if there is a problem."""
     if (started := launched()) is not None:
-        raise ConfigError(f"jobflow doctor starts ranks of its own; run it without {started.launcher}")
+        raise ConfigError(f"jobflow doctor: it starts its own ranks, but runs under {started.launcher}; run it without {started.launcher}")
     if options.clear_cache:
         cache = ObjectCache()
         print(f"{_count(cache.clear(), 'file')} removed from {cache.folder}")
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def checks() -> tuple[Callable[[], Iterator[Finding]], ...]:
-    """Return all checks in their order."""
+    """Return all checks in the order of the report."""
     from jobflow.cli.health import gpu, libraries, machine, ranks
 
     first = (machine.python, libraries.numpy, machine.job, machine.cores, machine.memory, ranks.mpi, machine.shared_memory)

@@ -1,4 +1,4 @@
-"""`jobflow explain`: print every stage of a job, or write a page with a picture."""
+"""`jobflow explain`: print every compilation stage of a job, or write a page with a picture."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ examples:
 
 def fill(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = "Print every stage of a job; nothing runs.", EXAMPLES
-    add_job(parser, 1, "lay the job out over N devices")
-    parser.add_argument("--rank", type=int, default=0, metavar="R", help="whose plan to print (default 0)")
+    add_job(parser, 1, "compile the job for N devices")
+    parser.add_argument("--rank", type=int, default=0, metavar="R", help="print the plan of rank R (default 0)")
     parser.add_argument(
         "--stage", action="append", choices=STAGES, metavar="STAGE", help=f"print only this one of {', '.join(STAGES)}; may be given several times"
     )
-    parser.add_argument("--kernels", choices=tuple(SETTINGS), help="who computes, in place of what the program's config.kernels says")
+    parser.add_argument("--kernels", choices=tuple(SETTINGS), help="kernels to select in place of the program's config.kernels")
     parser.add_argument("--html", metavar="FILE", help="write a page with a picture of the graph and the tables instead; it opens offline")
 
 
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     from jobflow.tools.explain import explain, explain_page, load_job
 
     if options.rank not in range(options.devices):
-        raise ConfigError(f"--rank {options.rank} is not one of the ranks 0 to {options.devices - 1}")
+        raise ConfigError(f"--rank {options.rank} is not a rank of --devices {options.devices}; pass 0 to {options.devices - 1}")
     job = load_job(options.job)
     if options.kernels is not None:
         check_kernels(options.kernels, f"--kernels {options.kernels}")

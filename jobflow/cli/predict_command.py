@@ -19,21 +19,29 @@ examples:
   jobflow predict configs/lenet_digits.yaml --input test --output scores.npz          # the samples of data.test
   jobflow predict configs/char_gpt.yaml --prompt "import " --length 200 --temperature 0.8 --seed 1
 
-A file of input has the fields of the training samples but for the labels.  A table (.csv) has a row for each sample."""
+An input file has the fields of the training samples except the labels.  A table (.csv) has one row per sample."""
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    parser.description, parser.epilog = "Run a checkpoint's predict job on files, or let a model of text write.", EXAMPLES
+    parser.description, parser.epilog = "Run a checkpoint's predict job on files, or generate text with a language model.", EXAMPLES
     add_configuration(parser, trained=True)
-    parser.add_argument("--input", metavar="FILE", help="samples: a file or folder, or train, validation or test; of models of text: a prompt")
-    parser.add_argument("--output", metavar="FILE", help="where to write: .npz or .csv; of text: any file (default: print the text)")
-    parser.add_argument("--probabilities", action="store_true", help="write the scores of classes as probabilities")
-    text = parser.add_argument_group("models of text")
-    text.add_argument("--prompt", metavar="TEXT", help="how the text begins")
-    text.add_argument("--length", type=at_least_one, default=200, metavar="N", help="characters to write (default 200)")
-    text.add_argument("--temperature", type=not_negative, default=1.0, metavar="T", help="0 takes the likeliest; more is bolder (default 1)")
-    text.add_argument("--top-k", type=at_least_one, metavar="K", help="draw from the K likeliest (default: from all)")
-    text.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (default 0)")
+    parser.add_argument(
+        "--input", metavar="FILE", help="samples: a file or folder, or train, validation or test; for a language model: a file with the prompt"
+    )
+    parser.add_argument("--output", metavar="FILE", help="output file: .npz or .csv; for text: any file (default: print the text)")
+    parser.add_argument("--probabilities", action="store_true", help="write probabilities of classes instead of scores")
+    text = parser.add_argument_group("language models")
+    text.add_argument("--prompt", metavar="TEXT", help="beginning of the text")
+    text.add_argument("--length", type=at_least_one, default=200, metavar="N", help="number of characters to generate (default 200)")
+    text.add_argument(
+        "--temperature",
+        type=not_negative,
+        default=1.0,
+        metavar="T",
+        help="0 selects the most likely token; larger values are more random (default 1)",
+    )
+    text.add_argument("--top-k", type=at_least_one, metavar="K", help="sample from the K most likely tokens (default: from all)")
+    text.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sampling (default 0)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -47,7 +55,9 @@ def run(options: argparse.Namespace) -> int:
     if is_of_text(loaded.config):
         return write_text(options, loaded, first)
     if options.input is None or options.output is None:
-        raise ConfigError("jobflow predict needs --input FILE and --output FILE; only models of text take a prompt")
+        raise ConfigError(
+            "jobflow predict: --input or --output is missing; pass --input FILE and --output FILE (only language models accept --prompt)"
+        )
     prediction = predict(loaded, options.input, options.output, options.checkpoint, probabilities=options.probabilities)
     if first:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in prediction.outputs.items())
@@ -56,12 +66,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def write_text(options: argparse.Namespace, loaded: Loaded, first: bool) -> int:
-    """Continue the prompt, on the terminal as tokens arrive or in a file."""
+    """Generate the continuation of a prompt, and print it as tokens arrive or write it to a file."""
     from jobflow.core.errors import ConfigError
     from jobflow.trainer.predict import generate
 
     if (options.prompt is None) == (options.input is None):
-        raise ConfigError('this model writes text: give its beginning with --prompt "TEXT", or with --input FILE')
+        raise ConfigError('jobflow predict: a language model needs one prompt; pass either --prompt "TEXT" or --input FILE')
     prompt = options.prompt if options.prompt is not None else written(options.input)
     shown = first and options.output is None
 
@@ -81,11 +91,11 @@ def write_text(options: argparse.Namespace, loaded: Loaded, first: bool) -> int:
 
 
 def written(file: str) -> str:
-    """Return the text in a file."""
+    """Return the text in a UTF-8 file; raise FileError for other encodings."""
     from jobflow.core.errors import FileError
     from jobflow.storage.untrusted import CONFIGURATION, content
 
     try:
         return content(file, CONFIGURATION).decode()
     except UnicodeDecodeError as error:
-        raise FileError(f"{file}: it is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02X}") from None
+        raise FileError(f"{file} is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02X}") from None

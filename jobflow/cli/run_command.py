@@ -1,6 +1,6 @@
 """`jobflow run`: run an unchanged script on N devices of one process, or as N ranks.
 
-The command replaces its process by the script or mpiexec, so signals, exit code and terminal are theirs.
+The command replaces its process by the script or by mpiexec. So signals, the exit code and the terminal belong to that program.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from jobflow.distributed.processes import say
 from jobflow.runtime.world.environment import DEVICES, inherited, launched
 
 DESCRIPTION = """\
-Run a Python program on several devices without a change to it.
+Run an unchanged Python program on several devices.
 
---devices N: in one process, whose N devices are threads; what the program says itself by flow.config.cpu_device_num or
-gpu_device_num is overruled.  --ranks N: as N processes, by the mpiexec that belongs to this Python, else by `jobflow launch`,
-under which every rank runs the program.  Neither: on as many devices as the program says.
+--devices N runs one process whose N devices are threads, and overrides the program's flow.config.cpu_device_num and
+gpu_device_num.  --ranks N starts N processes by the mpiexec that belongs to this Python, else by `jobflow launch`, under which
+every rank runs the program.  Without either option, the program selects its devices.
 Programs over global tensors, and those that call flow.env.client("multi"), need --ranks."""
 
 EXAMPLES = """\
@@ -41,17 +41,17 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Replace this process by the program or its launcher."""
+    """Replace this process by the program, or by mpiexec or `jobflow launch` for several ranks."""
     launch.check_script(options)
     if options.ranks is None:
         more = {} if options.devices is None else {DEVICES: str(options.devices)}
         _become(python(options), {**os.environ, **more})
     if (started := launched()) is not None:
-        raise ConfigError(f"--ranks {options.ranks} but this is rank {started.rank} of {started.size} already, started by {started.launcher}")
+        raise ConfigError(f"--ranks {options.ranks}: {started.launcher} has already started {started.size} ranks; omit --ranks, or omit {started.launcher}")
     launcher = mpiexec.find()
     if launcher is not None:
         _become(mpiexec.ranks(launcher, options.ranks, python(options)), inherited(os.environ))
-    say("there is no mpiexec, so the ranks are started without it and each of them runs the program")
+    say("mpiexec is missing, so `jobflow launch` starts the ranks, and each rank runs the program")
     words = ["--nproc_per_node", str(options.ranks), *(["-m"] if options.module else []), options.script, *options.arguments]
     return launch.run(launch.fill(argparse.ArgumentParser()).parse_args(words))
 

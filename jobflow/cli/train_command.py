@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jobflow.trainer.config import Loaded
     from jobflow.trainer.watching import Watcher
 
-#: the first step that --profile records: the first ones compile and fill caches
+#: the first step that --profile records, because earlier steps compile and fill caches
 FIRST_PROFILED = 4
 EXAMPLES = """\
 examples:
@@ -24,25 +24,27 @@ examples:
   jobflow train configs/char_gpt.yaml --dry-run
   srun jobflow train run.yaml --time-limit 3:55:00     # saves in time, and exits with 75: start it again
 
-Training goes on from the newest good checkpoint of the output, if there is one.  Ctrl-C finishes the step and saves; SIGTERM and the
+Training resumes from the newest intact checkpoint in the output, if there is one.  Ctrl-C finishes the step and saves; SIGTERM and the
 end of a Slurm or PBS allocation do, too."""
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Train what a YAML file describes; if it was trained before, go on."
+    parser.description = "Train the model of a YAML file, or resume its training."
     parser.epilog = EXAMPLES
     add_configuration(parser)
-    parser.add_argument("--output", metavar="DIR", help="write there (output)")
+    parser.add_argument("--output", metavar="DIR", help="folder of the output files (output)")
     parser.add_argument(
-        "--resume", metavar="WHICH", help="auto (default): from the newest good checkpoint; never: begin anew; or a checkpoint's path"
+        "--resume", metavar="WHICH", help="auto (default): from the newest intact checkpoint; never: start again; or the path of a checkpoint"
     )
-    parser.add_argument("--dry-run", action="store_true", help="print what would run: plan, memory, communication; train nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print plan, memory and communication without training")
     parser.add_argument("--profile", action="store_true", help="record ten steps: a trace of all ranks in the output, and a table of the slowest ops")
-    parser.add_argument("--time-limit", type=seconds, metavar="TIME", help="save and stop before this much time is over, as 90, 15m, 3h or 3:55:00")
+    parser.add_argument(
+        "--time-limit", type=seconds, metavar="TIME", help="save and stop before this time has passed, such as 90, 15m, 3h or 3:55:00"
+    )
 
 
 def seconds(text: str) -> float:
-    """Return a duration in seconds: 90, 90s, 15m, 3h, or hours:minutes:seconds."""
+    """Parse a duration (90, 90s, 15m, 3h, or hours:minutes:seconds) as seconds; raise ArgumentTypeError for other texts."""
     units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     try:
         if ":" in text:
@@ -55,12 +57,12 @@ def seconds(text: str) -> float:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time; write 90, 15m, 3h or 3:55:00") from None
     if not 0 < total < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive time")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive time; write 90, 15m, 3h or 3:55:00")
     return total
 
 
 def loaded_from(options: argparse.Namespace, output: str | None = None) -> Loaded:
-    """Return the configuration with the overrides of the command line."""
+    """Load the configuration file with the overrides of the command line."""
     from jobflow.trainer.config import load
 
     settings = list(options.settings)
@@ -72,7 +74,7 @@ def loaded_from(options: argparse.Namespace, output: str | None = None) -> Loade
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train, and return an exit code for the kind of end."""
+    """Train, and return the exit code for the way in which the run ended."""
     from jobflow.runtime.world.launched import launched
     from jobflow.trainer.chrome_trace import Tracing
     from jobflow.trainer.loop import train

@@ -11,7 +11,7 @@ from jobflow.cli.shared_options import add_job, add_settings, at_least_one
 if TYPE_CHECKING:
     from jobflow.trainer.config import Loaded
 
-DESCRIPTION = "Run a job on one device and on N, compare every tensor, and name the first op that differs; exit code 1 if one does."
+DESCRIPTION = "Run a job on one device and on N devices, compare every tensor, and print the first op that differs; exit code 1 if one does."
 
 EXAMPLES = """\
 examples:
@@ -23,16 +23,16 @@ examples:
 
 def fill(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
-    add_job(parser, None, "how many devices (default 2, or those of the configuration if it names several)", configurations=True)
+    add_job(parser, None, "number of devices (default 2, or that of the configuration if it is larger)", configurations=True)
     add_settings(parser)
-    parser.add_argument("--steps", type=at_least_one, default=2, metavar="K", help="how many steps (default 2)")
-    parser.add_argument("--seed", type=int, default=0, help="of the random arguments (default 0)")
-    parser.add_argument("--inputs", metavar="FILE", help="an .npz with the arguments by name instead, for one step or stacked for several")
+    parser.add_argument("--steps", type=at_least_one, default=2, metavar="K", help="number of steps (default 2)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random arguments (default 0)")
+    parser.add_argument("--inputs", metavar="FILE", help="an .npz file with the arguments by name, for one step or stacked for several steps")
     parser.add_argument("--ranks", choices=("threads", "mpi"), default="threads", help="the N devices are threads, or processes that mpiexec starts")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare, and print the report."""
+    """Compare the job on one device with the job on N devices, and print the report."""
     import numpy as np
 
     from jobflow.runtime.world.launched import launched
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
 
     of_configuration = Path(options.job).suffix in (".yaml", ".yml")
     if of_configuration:
-        _refuse(options.inputs is not None, "--inputs", "a configuration is compared on the first batch of data.train")
+        _refuse(options.inputs is not None, "--inputs", "a configuration always uses the first batch of data.train")
     else:
         _refuse(bool(options.settings), "--set", "only configurations have settings")
     loaded = _loaded(options) if of_configuration else None

@@ -20,7 +20,7 @@ examples:
 
 def fill(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = "Print the versions of jobflow, Python, NumPy and its BLAS, MPI and CuPy.", EXAMPLES
-    parser.add_argument("--json", action="store_true", help="print them as JSON; what is not installed is null")
+    parser.add_argument("--json", action="store_true", help="print JSON; null for a component that is not installed")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the version of each component, or None if it is not installed."""
+    """Return the version of each component; None for a component that is not installed."""
     import numpy as np
 
     from jobflow.kernels import blas_threads

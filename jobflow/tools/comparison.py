@@ -1,4 +1,4 @@
-"""Comparison of tensors on one device and on several: tolerances, the largest difference, and the operation that caused it."""
+"""Comparison of tensors on one device and on several: tolerances, the largest difference, and its cause."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ AMPLIFIED = 32
 
 @dataclass
 class Seen:
-    """A tensor after a step: its logical value and the shard of each rank; `value` is None for a variable."""
+    """A tensor after a step: the shard of each rank, and the whole tensor if it can be assembled.
+
+    `value` is None for a variable.
+    """
 
     value: Value | None
     layout: Layout | Local
@@ -31,7 +34,10 @@ class Seen:
 
 
 def whole_of(value: Value, layout: Layout | Local, shards: dict[int, Array]) -> Array | None:
-    """Return the logical value; None for per-device tensors that cannot be assembled, and for values written directly into a variable."""
+    """Assemble a tensor from its shards.
+
+    Return None if ranks lack a shard, or if the tensor cannot be assembled, for example per-device scalars.
+    """
     if any(rank not in shards for rank in layout.placement.ranks):
         return None
     parts = [shards[rank] for rank in layout.placement.ranks]
@@ -43,7 +49,7 @@ def whole_of(value: Value, layout: Layout | Local, shards: dict[int, Array]) -> 
 
 @dataclass(frozen=True)
 class Difference:
-    """A tensor that differs between N devices and one."""
+    """A difference of one tensor between N devices and one device."""
 
     step: int
     name: str
@@ -55,22 +61,22 @@ class Difference:
     verdict: str = ""
 
     def __str__(self) -> str:
-        producer = "" if self.node is None else f'\n  made by   {self.node.op} at {self.node.where} ({self.node.phase}, layer "{self.node.name}")'
-        lies = f"\n  lies      {self.layout}" if self.layout else ""
-        verdict = f"\n  so        {self.verdict}" if self.verdict else ""
-        return f"step {self.step}: {self.name} differs by {self.worst:.3g}, allowed {self.allowed:.3g}, {self.where}{producer}{lies}{verdict}"
+        producer = "" if self.node is None else f'\n  op        {self.node.op} at {self.node.where} ({self.node.phase}, layer "{self.node.name}")'
+        placed = f"\n  layout    {self.layout}" if self.layout else ""
+        verdict = f"\n  cause     {self.verdict}" if self.verdict else ""
+        return f"step {self.step}: {self.name} differs by {self.worst:.3g}, allowed {self.allowed:.3g}, {self.where}{producer}{placed}{verdict}"
 
 
 @dataclass
 class Report:
-    """The compared tensors, and the first difference."""
+    """The result of a comparison: the number of compared tensors, and the first difference."""
 
     job: str
     devices: int
     how: str
     steps: int = 0
     compared: int = 0
-    #: tensors that only one program has, or without a logical value
+    #: tensors that only one program has, or that cannot be assembled
     skipped: list[str] = field(default_factory=list)
     #: the largest ratio of difference to tolerance, and its tensor
     closest: tuple[float, str] = (0.0, "nothing")
@@ -83,14 +89,14 @@ class Report:
     def __str__(self) -> str:
         head = f"{self.job} on {self.devices} devices{self.how}: {self.compared} tensors compared in {self.steps} steps"
         names = sorted(set(self.skipped))
-        left = f"; not compared, for the programs differ or it has no whole: {', '.join(names[:6])}{' ...' if names[6:] else ''}" if names else ""
+        left = f"; not compared, because only one program has them whole: {', '.join(names[:6])}{' ...' if names[6:] else ''}" if names else ""
         if self.difference is not None:
             return f"{head}{left}\nDIFFERENT  {self.difference}"
-        return f"{head}{left}\nequal      the largest difference is {self.closest[0]:.2g} of what is allowed, of {self.closest[1]}"
+        return f"{head}{left}\nequal      the largest difference is {self.closest[0]:.2g} of its tolerance, in {self.closest[1]}"
 
 
 def allowed(whole: Array, nudged: Array) -> float:
-    """Return the tolerance of a tensor."""
+    """Return the tolerance of a tensor, from its values and from its values with changed last bits (`nudged`)."""
     if whole.dtype.kind not in "fV":
         return 0.0 if np.array_equal(whole, nudged) else float("inf")
     one, other = whole.astype(float), nudged.astype(float)
@@ -101,12 +107,12 @@ def allowed(whole: Array, nudged: Array) -> float:
 
 
 def epsilon(dtype: Any) -> float:
-    """Return the distance from 1 to the next number, also for bfloat16, which NumPy lacks."""
+    """Return the distance from 1 to the next number of a floating point type; NumPy's `finfo` lacks bfloat16."""
     return float(np.finfo(dtype).eps) if np.dtype(dtype).kind == "f" else 2.0**-7
 
 
 def apart(ours: Array, theirs: Array) -> tuple[float, tuple[int, ...]]:
-    """Return the largest difference and its index; infinite if one of the values is NaN."""
+    """Return the largest difference of two arrays and its index; infinity for different shapes, or if only one value is NaN."""
     if ours.shape != theirs.shape:
         return float("inf"), ()
     one, other = ours.astype(float), theirs.astype(float)
@@ -121,7 +127,7 @@ def apart(ours: Array, theirs: Array) -> tuple[float, tuple[int, ...]]:
 
 
 def pieces(tensor: Seen, whole: Array) -> Iterator[tuple[str, Array, Array, tuple[int, ...]]]:
-    """Yield (label, value, reference, offset of the reference) for each comparable part: each rank's shard, or the sum of partial values."""
+    """Yield (label, values, reference, offset of the reference) for each part to compare: each rank's shard, or the sum of partial values."""
     if isinstance(tensor.layout, Local) or tensor.layout.is_partial:
         if tensor.whole is not None:
             yield "", tensor.whole, whole, (0,) * whole.ndim
@@ -132,7 +138,7 @@ def pieces(tensor: Seen, whole: Array) -> Iterator[tuple[str, Array, Array, tupl
 
 
 def by_microbatch(tensors: Mapping[str, Seen]) -> dict[str, list[Seen]]:
-    """Group the tensors of single microbatches, `name#0`, `name#1` ..., by name."""
+    """Group the tensors of microbatches, which are called `name#0`, `name#1`, ..., by name."""
     groups: dict[str, list[Seen]] = {}
     for name, one in tensors.items():
         base, mark, number = name.partition("#")
@@ -142,7 +148,7 @@ def by_microbatch(tensors: Mapping[str, Seen]) -> dict[str, list[Seen]]:
 
 
 def together(each: Sequence[Seen], theirs: Seen) -> Seen | None:
-    """Return the whole tensor of microbatches: concatenated, or equal, or summed; None without microbatches."""
+    """Combine the tensors of microbatches by concatenation or by a sum; equal ones are used once.  Return None if that is impossible."""
     arrays = [one.whole for one in each if one.whole is not None]
     if not arrays or theirs.whole is None or len(arrays) < len(each):
         return None
@@ -159,7 +165,7 @@ def together(each: Sequence[Seen], theirs: Seen) -> Seen | None:
 
 
 def compare(tensor: Seen, whole: Array) -> tuple[float, str]:
-    """Return the largest difference of any rank's part, and its location."""
+    """Return the largest difference of a tensor on any rank from the reference `whole`, and its location as text."""
     worst = 0.0, ""
     for which, ours, theirs, start in pieces(tensor, whole):
         gap, at = apart(ours, theirs)
@@ -170,8 +176,8 @@ def compare(tensor: Seen, whole: Array) -> tuple[float, str]:
 
 
 def judged(tensor: Seen, tensors: Mapping[str, Seen], limit: float) -> str:
-    """Return a verdict: whether the operation or its inputs caused the difference."""
-    assert tensor.value is not None, "a variable is made by no op"
+    """Describe whether the operation of a tensor or its inputs caused a difference; return "" if this cannot be computed."""
+    assert tensor.value is not None, "a variable has no op"
     node = tensor.value.node
     inputs = [tensors[v.name].whole if v.name in tensors else None for v in node.inputs]
     if isinstance(node.op, External) or tensor.whole is None or any(x is None for x in inputs):
@@ -180,7 +186,7 @@ def judged(tensor: Seen, tensors: Mapping[str, Seen], limit: float) -> str:
     node.op.kernel(np, *inputs, *outputs)
     gap, _ = apart(tensor.whole, outputs[tensor.value.index])
     if gap > limit:
-        lies = ", ".join(f"{v.name} {tensors[v.name].layout}" for v in node.inputs)
-        difference = f"from the inputs it had ({lies}) one device makes something else, by {gap:.3g}"
+        placed = ", ".join(f"{v.name} {tensors[v.name].layout}" for v in node.inputs)
+        difference = f"with the same inputs ({placed}), one device computes values that differ by {gap:.3g}"
         return f"the op is wrong in this layout: {difference}; see its rule and the boxing before it"
-    return "the op is right for the inputs it had: each of them differs by no more than it may, together they make too much"
+    return "the op is correct for its inputs: each input is within its tolerance, but their differences add up"

@@ -1,4 +1,4 @@
-"""Every stage of a job as text or page: graph, layouts, redistributions and their cost, memory, and the plan of a rank."""
+"""The compilation stages of a job as text or page: graphs, layouts, redistributions and their cost, memory, and the plan of a rank."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ from jobflow.tools.picture import graph_page
 
 
 def load_job(target: str) -> Job:
-    """Return the job of "path/to/file.py:name" or "module:name"; the name may be a call of a function that returns a job.
+    """Return the job that "path/to/file.py:name" or "module:name" names.
 
-    Such a call, as in "examples/gpt.py:make_train_job(Size())", is evaluated with the names of the module.
+    In place of a name, a call such as "examples/gpt.py:make_train_job(Size())" is evaluated with the names of the module.
+    Raises: ConfigError for a missing file or module; JobError for a missing job.
     """
     where, _, name = target.partition(":")
     if not name:
@@ -64,7 +65,7 @@ def _load(where: str) -> ModuleType:
         except ImportFailedError as error:
             raise ConfigError(str(error)) from error.__cause__
     if not os.path.isfile(where):
-        raise ConfigError(f"there is no file {where}")
+        raise ConfigError(f"there is no file {where}; pass path/to/file.py:job or module:job")
     sys.path.insert(0, os.path.dirname(os.path.abspath(where)))
     spec = importlib.util.spec_from_file_location(os.path.splitext(os.path.basename(where))[0], where)
     assert spec is not None and spec.loader is not None
@@ -76,7 +77,10 @@ def _load(where: str) -> ModuleType:
 
 @dataclass(frozen=True)
 class Explained:
-    """A job compiled for several devices; `traced` to `physical` come from the first half of the compiler, plans are computed on demand."""
+    """A job compiled for several devices.
+
+    The fields are results of the first compiler stages; programs and plans of single ranks are computed on demand.
+    """
 
     traced: Graph
     logical: Graph
@@ -86,11 +90,11 @@ class Explained:
     schedule: str | None = None
 
     def program(self, rank: int) -> RankProgram:
-        """Return a rank's program without addresses."""
+        """Return the program of a rank before its buffers get addresses."""
         return self._program(True).rank_program(rank, self.devices)
 
     def plan(self, rank: int, share: bool = True) -> Plan:
-        """Return a rank's program with addresses; ranks share memory if `share` is True."""
+        """Return the program of a rank with addresses; with `share`, ranks share memory."""
         return self._program(share).plan(rank, self.devices)
 
     def _program(self, share: bool) -> Program:
@@ -99,20 +103,20 @@ class Explained:
         )
 
     def memory(self) -> str:
-        """Return the memory of every rank by use."""
+        """Return a table of the memory of every rank by category."""
         return footprint_text({rank: memory_of(self._program(True), rank, self.devices) for rank in range(self.devices)})
 
     def kernels(self, rank: int) -> str:
-        """Return the implementation of each instruction of a rank, the reasons against faster ones, and fusion refusals."""
+        """Return a table of a rank's instructions with their implementations, the reasons against faster ones, and fusion refusals."""
         program = self._program(True)
         return kernel_tables(
             program.plan(rank, self.devices), program.target, program.ordered(rank, self.devices), fallback(current_session().settings.kernels)
         )
 
     def boxing(self, rank: int) -> str:
-        """Return every layout change, and the bytes that a rank sends; fewer if ranks share memory."""
+        """Return a table of all redistributions, and the bytes that a rank sends per step with and without shared memory."""
         if not any(isinstance(node.op, Reroute) for node in self.physical.graph.nodes):
-            return "nothing moves between ranks"
+            return "no communication between ranks"
         alone, once = (sum(traffic.nbytes for traffic in planned(self.plan(rank, share)).values()) for share in (False, True))
         less = f", {once} if the ranks share memory" if once != alone else ""
         rows = [(row.route, f"{row.nbytes:.0f}", *row[2:]) for row in boxing_rows(self.physical)]
@@ -120,15 +124,15 @@ class Explained:
         return f"{table}\nrank {rank} sends {alone} bytes per step{less}"
 
     def pipeline(self) -> str:
-        """Return the schedule of microbatches on the pipeline stages."""
+        """Return the schedule of microbatches on the pipeline stages as text."""
         pipeline = pipeline_of(self.sharded.graph, self.schedule or USUAL)
         if pipeline is None or pipeline.form.stages == 1:
-            return "there are no stages that work on microbatches"
+            return "the job has no pipeline stages"
         return str(pipeline)
 
 
 def laid_out(job: Job, devices: int, strategy: str | None = None) -> Explained:
-    """Compile the job for `devices` CPU devices in one process, with its own strategy or the one passed.  Nothing runs."""
+    """Compile a job for `devices` CPU devices in one process, under `strategy` or else its own strategy.  Nothing runs."""
     session = current_session()
     if session.started and session.device_count() != devices:
         raise ConfigError(
@@ -147,7 +151,10 @@ def laid_out(job: Job, devices: int, strategy: str | None = None) -> Explained:
 
 
 def explain(job: Job, *, devices: int = 1, rank: int = 0, stages: Sequence[str] = STAGES, strategy: str | None = None) -> str:
-    """Return the compilation stages of a job for `devices` CPU devices, and the plan of one `rank`, as text.  Nothing runs."""
+    """Return the compilation stages of a job for `devices` CPU devices as text, with the plan of one `rank`.  Nothing runs.
+
+    `stages` selects names of `STAGES`.
+    """
     compiled = laid_out(job, devices, strategy)
     texts = {
         "trace": lambda: graph_text(compiled.traced),
@@ -165,11 +172,11 @@ def explain(job: Job, *, devices: int = 1, rank: int = 0, stages: Sequence[str] 
 
 
 def explain_page(job: Job, *, devices: int = 1, rank: int = 0, strategy: str | None = None) -> str:
-    """Return the compilation stages as one self-contained HTML file: a drawing of the physical graph, then tables.  Nothing runs."""
+    """Return the compilation stages as one self-contained HTML page: a drawing of the physical graph, then tables.  Nothing runs."""
     compiled = laid_out(job, devices, strategy)
     tables = {
         "Pipeline": compiled.pipeline(),
-        "What moves between ranks": compiled.boxing(rank),
+        "Redistributions": compiled.boxing(rank),
         "Memory of each rank": compiled.memory(),
         f"Plan of rank {rank}": plan_text(compiled.plan(rank)),
     }
@@ -177,7 +184,10 @@ def explain_page(job: Job, *, devices: int = 1, rank: int = 0, strategy: str | N
 
 
 class Change(NamedTuple):
-    """A layout change: the bytes are those that the busiest rank sends, `readers` are the operations that need it."""
+    """A redistribution of a tensor.
+
+    `nbytes` is the number of bytes that the busiest rank sends; `readers` are the operations that read the result.
+    """
 
     route: str
     nbytes: float
@@ -189,7 +199,7 @@ class Change(NamedTuple):
 
 
 def boxing_rows(physical: Physical) -> list[Change]:
-    """Return every layout change of a job, in order."""
+    """Return every redistribution of a job, in program order."""
     rows = []
     readers = consumers(physical.graph)
     for node in physical.graph.nodes:
@@ -200,13 +210,13 @@ def boxing_rows(physical: Physical) -> list[Change]:
 
 
 def _readers(node: Node, readers: Mapping[Value, Sequence[Node]]) -> str:
-    """Return the operations for which a tensor is redistributed."""
+    """Return the names of the operations that read the redistributed tensor."""
     words = [reader.op.word() for value in node.outputs for reader in readers[value]]
     return ", ".join(dict.fromkeys(words)) or "result"
 
 
 def kernel_tables(plan: Plan, target: Target, ordered: Ordered, why: str | None = None) -> str:
-    """Return the target and its reason, the instructions, the applied patterns, recomputation in regions, and fusion refusals."""
+    """Return tables of the instructions and implementations, the applied patterns, recomputed values, and fusion refusals."""
     computing = [instruction for instruction in plan.instructions if isinstance(instruction, Compute)]
     slots = [slot for instruction in computing for slot in (*instruction.inputs, *instruction.outputs)]
     addresses = {buffer: (number + 1) << 40 for number, buffer in enumerate(dict.fromkeys(slot.buffer for slot in slots))}
@@ -214,7 +224,7 @@ def kernel_tables(plan: Plan, target: Target, ordered: Ordered, why: str | None 
     title = f"kernels of {target}" + (f" ({why})" if why else "")
     text = f"{title}\n{TextTable(head, [_row(instruction, target, addresses) for instruction in computing])}"
     refined = registry.REFINED.get(target.tier)
-    text += f"\n\nproducts of matrices in these calls: {import_module(refined).about()}" if refined else ""
+    text += f"\n\nmatrix products in these calls: {import_module(refined).about()}" if refined else ""
     if ordered.program.hits:
         text += f"\n\npatterns\n{TextTable(['pattern', 'times'], sorted(Counter(ordered.program.hits).items()))}"
     if ordered.rematerialized:
@@ -227,7 +237,7 @@ def kernel_tables(plan: Plan, target: Target, ordered: Ordered, why: str | None 
 
 
 def _row(instruction: Compute, target: Target, addresses: Mapping[str, int]) -> tuple[str, str, str, str]:
-    """Return the instruction, its operation, its implementation, and the reasons against faster ones."""
+    """Return the instruction, its operation, its implementation, and the reasons against faster implementations."""
     inputs, outputs = (
         [registry.at(slot.type, slot.strides, addresses[slot.buffer] + slot.offset) for slot in slots]
         for slots in (instruction.inputs, instruction.outputs)

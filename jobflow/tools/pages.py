@@ -1,4 +1,4 @@
-"""HTML pages from templates/: each is one self-contained file; inserted values are escaped."""
+"""Self-contained HTML pages from the files in templates/; inserted values are escaped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def page(template: str, title: str, **values: object) -> str:
-    """Render a template with values; a missing value is an error."""
+    """Render a template with values as an HTML page; raise UndefinedError if the template needs another value."""
     return _templates().get_template(template).render({"title": title, "badge": None, "subtitle": "", "sections": {}, **values})
 
 

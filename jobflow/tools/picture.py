@@ -1,8 +1,8 @@
-"""A job as one HTML page: its physical graph as a drawing, and the tables of `explain`.
+"""A job as one HTML page: a drawing of its physical graph, and the tables of `explain`.
 
-The forward pass runs down the left lane.  The backward pass runs up the middle lane, next to the values whose gradients it computes.  The update runs
-down the right lane.  Layout changes are coloured pills labelled with their bytes.  Pointing at a node shows its line in the program and highlights
-its inputs and readers.  This module computes positions; templates/graph.html draws.
+The forward pass runs down the left lane. The backward pass runs up the middle lane, next to the values whose gradients it computes. The update
+runs down the right lane. Redistributions are coloured pills labelled with their bytes. Pointing at a node shows its source line and highlights
+its inputs and readers. This module computes positions; templates/graph.html draws.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ LANES: Mapping[Phase, int] = {"forward": 0, "backward": 1, "update": 2}
 
 @dataclass(frozen=True)
 class Spot:
-    """The position of a node in the drawing: the centre of its box."""
+    """The centre of a node's box in the drawing, in pixels."""
 
     x: float
     y: float
 
 
 def graph_page(physical: Physical, tables: Mapping[str, str]) -> str:
-    """Return the whole HTML file; `tables` are titles and texts below the picture."""
+    """Return the HTML page; `tables` maps titles to texts below the drawing."""
     nodes = physical.graph.nodes
     number = {node: i for i, node in enumerate(nodes)}
     spots = arrange(nodes)
@@ -47,7 +47,7 @@ def graph_page(physical: Physical, tables: Mapping[str, str]) -> str:
 
 
 def arrange(nodes: tuple[Node, ...]) -> dict[Node, Spot]:
-    """Assign positions: a lane per phase, the backward lane bottom-up, all lanes stretched to one length."""
+    """Assign a position to each node: one lane per phase, the backward lane from bottom to top, all lanes of equal length."""
     lanes: dict[int, list[Node]] = {lane: [] for lane in LANES.values()}
     for node in nodes:
         lanes[LANES[node.phase]].append(node)
@@ -66,7 +66,7 @@ def _middle(lane: int) -> float:
 
 
 def _curve(a: Spot, b: Spot) -> str:
-    """Return the path from a node to one of its readers."""
+    """Return the SVG path from a node to one of its readers."""
     if a.x == b.x:  # within a lane: straight to the neighbour, around those in between
         bend, side = (0.0, 0.0) if abs(b.y - a.y) < ROW * 1.5 else (WIDTH / 2 + 30, WIDTH / 2)
         return f"M{a.x + side:.0f},{a.y:.0f} C{a.x + bend:.0f},{a.y:.0f} {b.x + bend:.0f},{b.y:.0f} {b.x + side:.0f},{b.y:.0f}"

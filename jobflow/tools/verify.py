@@ -1,13 +1,15 @@
-"""`jobflow verify`: run a job on one device and on N, and compare every tensor.
+"""`jobflow verify`: run a job on one device and on N devices, and compare every tensor.
 
-The job runs step by step three times from the same variables and arguments: on one device, on one device with the last bits of all numbers changed,
-and on N devices (threads, or processes under MPI).  After a step, every tensor of the logical program - activations, gradients, new values of
-variables - is fetched from all ranks, and tensors of one name are compared.  Tensors of microbatches are combined first.
+The job runs step by step three times from the same variables and arguments. The first run uses one device. The second run also uses one
+device, and changes the last bits of all numbers. The third run uses N devices (threads, or processes under MPI).
 
-The tolerance of a tensor is ROUNDING units in the last place of its largest number, plus AMPLIFIED times the effect of the changed bits.  So rounding
-errors that the program itself amplifies (a division by almost zero, Adam's first steps) are not reported.  Integers must be equal unless the changed
-bits changed them.
-The report names the first tensor outside its tolerance, in program order, and tells whether its operation or its inputs are wrong.
+After a step, every tensor of the logical program is fetched from all ranks: activations, gradients, and new values of variables. Tensors of one
+name are compared. Tensors of microbatches are combined first.
+
+The tolerance of a tensor is ROUNDING units in the last place of its largest number, plus AMPLIFIED times the effect of the changed bits. So
+rounding errors that the program itself amplifies (a division by almost zero, Adam's first steps) are not reported. Integers must be equal unless
+the changed bits changed them.
+The report names the first tensor outside its tolerance, in program order, and whether its operation or its inputs are wrong.
 
 Finally the job runs as usual, without fetching, and its variables and results are compared too.
 """
@@ -45,7 +47,7 @@ from jobflow.tools.comparison import ROUNDING, Difference, Report, Seen, allowed
 from jobflow.tools.explain import load_job
 from jobflow.typing.signature import Bound
 
-#: plan numbers of fetched jobs, unused by other jobs
+#: plan number of fetched jobs, which other jobs do not use
 WATCHED = -1
 
 Arrays = dict[str, Array]
@@ -63,7 +65,7 @@ class OneDevice(Session):
 
 @dataclass
 class Runner:
-    """A job in the world of a session, compiled to deliver all tensors."""
+    """A job in a session, compiled so that each run returns all tensors."""
 
     session: Session
     job: Job
@@ -80,7 +82,7 @@ class Runner:
         self.fetched.bind(self.session.start(), StorageChoice(copies=True), self.session.target())
 
     def _shapes(self) -> Any:
-        """Return the shapes of the arguments."""
+        """Return the shapes of the arguments, with one shape per device for per-device arguments."""
         if not self.divides:
             return self.job.declared_shapes(self.session)
         shapes: list[Any] = []
@@ -101,7 +103,7 @@ class Runner:
         return self.job.placement(self.session).size
 
     def arguments(self, arguments: Mapping[str, Any], step: int) -> dict[str, Any]:
-        """Return the arguments of a step in the job's form: per-device ones cut evenly, and the data of its readers."""
+        """Return the arguments of a step as the job expects them: per-device arguments split evenly, and the batches of its readers."""
         bound: list[Bound] = []
         for name, declared in self.job.signature.placeholders():
             array = arguments[name]
@@ -119,16 +121,16 @@ class Runner:
         return tensors
 
     def plain(self, arguments: Arrays, step: int) -> Arrays:
-        """Run one step without fetching tensors; return the results by number."""
+        """Run one step without fetching tensors; return the results as "result 0", "result 1", ..."""
         values = self.compiled.run(self.session.start(), self.arguments(arguments, step), self.session.here)
         return {f"result {i}": np.concatenate(v) if isinstance(v, list) and v[0].ndim else np.asarray(v) for i, v in enumerate(values)}
 
     def read(self) -> Arrays:
-        """Return the logical values of the variables."""
+        """Return the whole values of the variables by name."""
         return {name: tensor.whole for name, tensor in self.held().items()}
 
     def held(self) -> dict[str, Seen]:
-        """Return the variables, whole and as stored on every rank."""
+        """Return the variables by name, as stored on every rank and assembled."""
         parts = self.session.start().call(ReadVariables(tuple(sorted(self.graph.variables)), copies=True))
         tensors: dict[str, Seen] = {}
         for name, variable in self.graph.variables.items():
@@ -141,7 +143,7 @@ class Runner:
 
 
 def _with_all_outputs(physical: Any) -> Any:
-    """Return the program with every logical tensor as an output; updates are compared through the variables."""
+    """Return the program with every logical tensor as an output, except in the update phase, which the variables cover."""
     values = [v for node in physical.graph.nodes if not isinstance(node.op, Reroute) and node.phase != "update" for v in node.outputs]
     return replace(physical, graph=replace(physical.graph, outputs=tuple(dict.fromkeys(values))))
 
@@ -151,7 +153,7 @@ def _with_all_outputs(physical: Any) -> Any:
 
 @dataclass
 class Proof:
-    """The comparison of one device, one device with changed last bits, and N devices, step by step."""
+    """The comparison of three runs step by step: one device, one device with changed last bits, and N devices."""
 
     one: Runner
     many: Runner
@@ -166,7 +168,10 @@ class Proof:
         return self.report
 
     def _follow(self, steps: int, arrays: Mapping[str, Array], seed: int, values: Arrays) -> list[tuple[Arrays, Arrays]]:
-        """Run the steps with all tensors fetched; return the variables after each step on one device, without and with changed bits."""
+        """Run the steps with all tensors fetched, and compare the tensors.
+
+        Return the variables after each step on one device, without and with changed bits.
+        """
         after: list[tuple[Arrays, Arrays]] = []
         for step in range(steps):
             if not self.report.agrees:
@@ -211,7 +216,7 @@ class Proof:
                 )
 
     def _is_scaled_later(self, tensor: Seen) -> bool:
-        """Return True for gradients of devices with different numbers of rows: the sum over devices applies their weights."""
+        """Return True for gradients of devices with different numbers of rows, which the sum over devices weights later."""
         return bool(self.many.graph.rows) and isinstance(tensor.layout, Local) and tensor.value is not None and tensor.value.node.phase == "backward"
 
     def _variables(self, step: int, ours: Mapping[str, Seen], right: Arrays, moved: Arrays) -> None:
@@ -221,7 +226,7 @@ class Proof:
                 self._counts(step, f"variable {name}", worst, allowed(theirs, moved[name]), where)
 
     def _counts(self, step: int, name: str, worst: float, limit: float, where: str) -> bool:
-        """Record a comparison; return True if it is the first that differs."""
+        """Record a comparison; return True for the first difference beyond its tolerance."""
         self.report.compared += 1
         if worst <= limit:
             part = worst / limit if 0 < limit < float("inf") else 0.0
@@ -233,7 +238,7 @@ class Proof:
         return True
 
     def _plain(self, steps: int, arrays: Mapping[str, Array], seed: int, values: Arrays, after: list[tuple[Arrays, Arrays]]) -> None:
-        """Run the same steps without fetching, each from the variables of the one-device run."""
+        """Run the same steps without fetching, each from the variables of the one-device run, and compare results and variables."""
         for step in range(steps):
             random = np.random.default_rng((seed, step))
             arguments = made_arguments(self.one, arrays, random, step)
@@ -245,13 +250,13 @@ class Proof:
                     scale = float(np.max(np.abs(theirs.astype(float)), initial=0.0))
                     limit = 100 * ROUNDING * epsilon(theirs.dtype) * scale if theirs.dtype.kind in "fV" else float("inf")
                     gap, at = apart(ours[name], theirs)
-                    self._counts(step, f"{name} of the job as it always runs", gap, limit, f"at {list(at)}")
+                    self._counts(step, f"{name} of the job without fetching", gap, limit, f"at {list(at)}")
             values, moved = after[step]
             self._variables(step, self.many.held(), values, moved)
 
 
 def nudged(array: Array, random: np.random.Generator) -> Array:
-    """Return the array with every number changed by about half a unit in its last place; integers stay."""
+    """Return the array with every float changed by about half a unit in its last place; integers do not change."""
     if array.dtype.kind not in "fV":
         return array
     change: Array = array.astype(float) * (1 + epsilon(array.dtype) * random.choice([-1.0, 1.0], array.shape))
@@ -259,7 +264,7 @@ def nudged(array: Array, random: np.random.Generator) -> Array:
 
 
 def made_arguments(one: Runner, arrays: Mapping[str, Array], random: np.random.Generator, step: int) -> Arrays:
-    """Return the arguments of a step: those passed, otherwise random ones, with integers valid for their readers."""
+    """Return the arguments of a step: those in `arrays`, and random ones for the others, with integers inside the bounds of the job."""
     ranges: dict[str, tuple[int, int]] = {}
     for limit in one.compiled.bounds:
         low, high = ranges.get(limit.argument, (0, 1 << 30))
@@ -272,7 +277,9 @@ def made_arguments(one: Runner, arrays: Mapping[str, Array], random: np.random.G
             array = np.asarray(arrays[name])
             arguments[name] = (array[step % len(array)] if array.ndim == len(sizes) + 1 else array).astype(dtype.numpy)
             if arguments[name].shape != sizes:
-                raise ArgumentError(f"argument {name} in the file has shape {list(array.shape)}; the job takes {declared.type}")
+                raise ArgumentError(
+                    f"argument {name} has shape {list(array.shape)}; the job takes {declared.type}, so pass that shape or a stack of it"
+                )
         elif dtype.is_float:
             arguments[name] = random.standard_normal(sizes).astype(dtype.numpy)
         else:
@@ -290,7 +297,10 @@ def verify(
     inputs: Mapping[str, Array] | None = None,
     session: Session | None = None,
 ) -> Report:
-    """Compare the job on one device with the job on N; `session` has a world of N ranks; None creates one of threads."""
+    """Compare the job on one device with the job on N devices, and return the report.
+
+    `session` has a world of N ranks and is closed afterwards; None creates a session with one thread per rank.
+    """
     target = named(strategy) if strategy is not None else job.strategy
     alone, crowd = OneDevice(), session or Session()
     alone.world = SoloWorld(CpuDevice())
@@ -298,7 +308,7 @@ def verify(
     crowd.settings.seed = alone.settings.seed
     report = Report(job.name, devices, f" by {strategy}" if strategy else "")
     try:
-        many = Runner(crowd, job.with_strategy(target), divides=True)  # first: if modules differ between clients, those of rank 0 count
+        many = Runner(crowd, job.with_strategy(target), divides=True)  # first, because modules of clients get the values of rank 0
         one = Runner(alone, job.with_strategy(None), divides=True)
         return Proof(one, many, report).run(steps, inputs or {}, seed)
     finally:
@@ -317,15 +327,15 @@ def command(job: Job, devices: int, strategy: str | None, steps: int, seed: int,
 
 
 def named_job(target: str) -> Job:
-    """Return the job of a file or module; raise JobError for another object."""
+    """Return the job of a file or module; raise JobError if the name is not a job."""
     job = load_job(target)
     if job.signature is None:
-        raise JobError(f"{target} is not a job")
+        raise JobError(f"{target} is not a job; pass path/to/file.py:job or module:job")
     return job
 
 
 def by_mpiexec(devices: int) -> int:
-    """Run the same command line with N processes."""
+    """Run this command line again as N processes under mpiexec, and return its exit code."""
     launcher = mpiexec.find()
     if launcher is None:
         raise ConfigError("--ranks mpi needs mpiexec; install an MPI, or omit the option to run the ranks as threads")

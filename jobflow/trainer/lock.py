@@ -106,7 +106,7 @@ class Lock(ABC):
             raise ConfigError(
                 f"{path.parent} is in use: {named} trains there{since} ({path}){rest}. Wait until it ends, stop it, or {self._elsewhere}"
             )
-        notice(f"{path} is an abandoned lock of {named}, which has ended")
+        notice(f"{path} is an abandoned lock of {named}, and is ignored")
         self._is_left(path)
 
     def _is_mine(self) -> bool:

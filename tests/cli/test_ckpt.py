@@ -37,8 +37,8 @@ def test_ls_is_a_table_by_step(series: Path, capsys: pytest.CaptureFixture[str])
     head, *lines = rows(capsys.readouterr().out)
     assert head == ["name", "step", "time", "size", "tensors", "metrics", "state"]
     assert [(line[0], line[1], line[-3:]) for line in lines] == [
-        ("step-3", "3", ["3", "loss=0.25", "whole"]),
-        ("step-20", "20", ["3", "loss=0.25", "whole"]),
+        ("step-3", "3", ["3", "loss=0.25", "intact"]),
+        ("step-20", "20", ["3", "loss=0.25", "intact"]),
     ]
 
 
@@ -52,7 +52,7 @@ def test_ls_shows_damaged_and_unfinished_checkpoints(series: Path, capsys: pytes
     assert "step-20" in twentieth and "manifest.json is damaged" in twentieth
     assert left.startswith("1 unfinished: .step-21.saving.host.1.abc;")
     assert main(["ckpt", "ls", "--quick", str(series)]) == 0
-    assert "files are there" in capsys.readouterr().out.splitlines()[1]
+    assert "complete" in capsys.readouterr().out.splitlines()[1]
 
 
 def test_show(series: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,11 +68,11 @@ def test_show(series: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_verify(series: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ckpt", "verify", str(series)]) == 0
-    assert [line[-1] for line in rows(capsys.readouterr().out)] == ["whole", "whole"]
+    assert [line[-1] for line in rows(capsys.readouterr().out)] == ["intact", "intact"]
     damage(series / "step-3")
     assert main(["ckpt", "verify", str(series / "step-20"), str(series / "step-3")]) == 1
-    whole, damaged, what = capsys.readouterr().out.splitlines()
-    assert whole.endswith("step-20: whole") and damaged.endswith("step-3: DAMAGED")
+    intact, damaged, what = capsys.readouterr().out.splitlines()
+    assert intact.endswith("step-20: intact") and damaged.endswith("step-3: DAMAGED")
     assert '"bias"' in what and ".safetensors" in what and "at bytes " in what
     assert main(["ckpt", "verify", str(series / "step-4")]) == 1
 
@@ -119,8 +119,8 @@ def test_types_of_another_checkpoint(series: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["ls", "nowhere"], "nowhere: there is no such directory"),
-        (["ls", "."], "there is no checkpoint in it"),
+        (["ls", "nowhere"], "nowhere is not a directory"),
+        (["ls", "."], ". has no checkpoint"),
         (["show", "nowhere"], "there is no such directory"),
         (["export", "nowhere", "x.txt"], "ends in .npz or .safetensors"),
     ],
@@ -188,4 +188,4 @@ def test_a_checkpoint_that_a_training_removes_or_replaces_meanwhile_is_not_damag
     monkeypatch.setattr(reading.Opened, "check", late)
     assert main(["ckpt", command, str(series)]) == 0
     output = capsys.readouterr().out
-    assert "amaged" not in output and "DAMAGED" not in output and "whole" in next(line for line in output.splitlines() if "step-20" in line)
+    assert "amaged" not in output and "DAMAGED" not in output and "intact" in next(line for line in output.splitlines() if "step-20" in line)

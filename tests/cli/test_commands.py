@@ -114,7 +114,7 @@ class TestQuick:
 class TestErrors:
     def test_a_misspelt_command(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["explian"]) == 2
-        assert 'no command "explian"; did you mean "explain"?' in capsys.readouterr().err
+        assert 'unknown command "explian"; did you mean "explain"?' in capsys.readouterr().err
 
     def test_a_wrong_option(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit, match="2"):
@@ -124,9 +124,9 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (["verify", "x.py:job", "--devics", "2"], 'jobflow verify: error: there is no --devics; did you mean "--devices"?'),
-            (["config", "show", "x.yaml", "--jsom"], 'jobflow config: error: there is no --jsom; did you mean "--json"?'),
-            (["version", "more"], "jobflow version: error: there is no more here"),
+            (["verify", "x.py:job", "--devics", "2"], 'jobflow verify: error: unknown argument --devics; did you mean "--devices"?'),
+            (["config", "show", "x.yaml", "--jsom"], 'jobflow config: error: unknown argument --jsom; did you mean "--json"?'),
+            (["version", "more"], "jobflow version: error: unknown argument more; --help lists the options"),
         ],
     )
     def test_an_unknown_option(self, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,7 +78,7 @@ class TestChild:
         note = tmp_path / "pid"
         begun = time.monotonic()
         answer = child.ask(["/bin/sh", "-c", f"sleep 600 & echo $! > {note}; wait"], limit=0.3)
-        assert answer.failure == "it did not end within 0.3 s" and time.monotonic() - begun < 5
+        assert answer.failure == "it did not finish within 0.3 s" and time.monotonic() - begun < 5
         pid = int(note.read_text())
         for _ in range(100):
             if not alive(pid):
@@ -128,15 +128,15 @@ class TestRanks:
         monkeypatch.setattr(mpiexec, "PATIENCE", 0.2)
         monkeypatch.setattr(ranks, "LIMIT", 0.2)
         finding = ranks.started(self.launcher_script(launcher, "exec sleep 600"), "MPICH")
-        assert finding.status == PROBLEM and "did not end within 0.2 s" in finding.text and finding.command.startswith(str(launcher))
+        assert finding.status == PROBLEM and "did not finish within 0.2 s" in finding.text and finding.command.startswith(str(launcher))
 
     def test_it_is_of_another_kind(self, launcher: Path) -> None:
         finding = ranks.started(self.launcher_script(launcher, "echo 'mpiexec (OpenRTE) 4.1.4'"), "MPICH")
-        assert finding.status == PROBLEM and "is of Open MPI, but mpi4py uses MPICH" in finding.text
+        assert finding.status == PROBLEM and "belongs to Open MPI, but mpi4py uses MPICH" in finding.text
 
     def test_its_ranks_are_alone(self, launcher: Path) -> None:
         finding = ranks.started(self.launcher_script(launcher, "echo '{\"ranks\": 1}'"), "MPICH")
-        assert finding.status == PROBLEM and "do not know each other" in finding.text
+        assert finding.status == PROBLEM and "in separate worlds" in finding.text
 
     def test_it_says_why(self, launcher: Path) -> None:
         finding = ranks.started(self.launcher_script(launcher, "echo 'not enough slots' >&2; exit 1"), "Open MPI")
@@ -190,7 +190,7 @@ class TestGpu:
         ("change", "devices", "statuses"),
         [
             ({"trouble": "CompileException: no headers"}, 1, [PROBLEM]),
-            ({"nccl": None, "nccl_trouble": "there is no such library"}, 1, [OK, NOTE]),
+            ({"nccl": None, "nccl_trouble": "the library is missing"}, 1, [OK, NOTE]),
             ({"gpus": [], "trouble": "driver too old"}, 2, [PROBLEM]),
             ({"gpus": [], "trouble": "no driver"}, 0, [NOTE]),
         ],
@@ -223,7 +223,7 @@ class TestMachine:
         (tmp_path / "cpu.max").write_text("50000 100000\n")
         monkeypatch.setattr(machine, "CONTROL_GROUPS", tmp_path)
         finding = only(list(machine.cores()))
-        assert finding.status == NOTE and "gets the time of only 0.5" in finding.text
+        assert finding.status == NOTE and "is limited to the time of 0.5" in finding.text
         (tmp_path / "cpu.max").write_text("max 100000\n")
         assert machine.quota() is None
 
@@ -234,7 +234,7 @@ class TestMachine:
         monkeypatch.setattr(machine, "SYSTEM", tmp_path)
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
         assert machine.whole({0, 1, 2}) == 2 and machine.whole({7}) == 1
-        assert "3 usable" in (text := only(list(machine.cores())).text) and "threads of 2: up to 2 ranks" in text
+        assert "3 usable" in (text := only(list(machine.cores())).text) and "threads of 2: at most 2 ranks" in text
 
     def test_a_container_with_little_memory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "memory.max").write_text(str(600 << 20))

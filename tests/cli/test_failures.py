@@ -110,7 +110,7 @@ def test_invalid_builders_raise_with_their_line(trained: Trained, builder: str, 
 def test_a_fixed_batch_size_in_a_builder_raises_before_the_first_step(trained: Trained, tmp_path: Path) -> None:
     for more in ((), ("--dry-run",)):
         output = trained("model.builder=failing:counts", "data.train.split=test", more=more)  # 297 samples: the last batch has 47
-        assert "batches of 50 samples" in output and "one of 47" in output and "x.shape[0]" in output and f"failing.py:{line('counts')}" in output
+        assert "batches of 50 samples" in output and "batch of 47" in output and "x.shape[0]" in output and f"failing.py:{line('counts')}" in output
     validation = "data.validation={reader: digits, split: validation, edge: 8}"
     output = trained("model.builder=failing:counts", validation, "data.evaluation_batch_size=40")
     assert "one of 40" in output and "evaluation" in output

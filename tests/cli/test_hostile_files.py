@@ -152,7 +152,7 @@ def test_damaged_checkpoints_are_named(good: Path) -> None:
         shutil.copytree(good, folders[-1])
         damage(folders[-1])
     listed, *verified = commands([["ckpt", "ls", good.parent], *(["ckpt", "verify", folder] for folder in folders)])
-    check_output(listed, 0, "whole")
+    check_output(listed, 0, "intact")
     assert listed.out.count("damaged: /") == len(DAMAGES), listed.out
     for done, folder, what in zip(verified, folders, DAMAGES, strict=True):
         check_output(done, 1, f"{folder}: DAMAGED")
@@ -183,7 +183,7 @@ def test_no_value_of_a_manifest_breaks_verify(good: Path) -> None:
         shutil.copy(good / "manifest.json", copy)
         rewritten(copy, lambda body, path=path, value=value: put(body, path, value))
     done = jobflow("ckpt", "verify", good.parent)
-    check_output(done, 1, "step-00000001: whole")
+    check_output(done, 1, "step-00000001: intact")
     lines = [line for line in done.out.splitlines() if line.startswith(str(good.parent))]
     wrong = [line for line in lines if "DAMAGED" not in line]
     assert len(lines) == number + 2 and [Path(line.partition(":")[0]).name for line in wrong] == ["step-00000001"], wrong
@@ -403,7 +403,7 @@ def test_configurations(tmp_path: Path) -> None:
     base("base.yaml", "64 deep").write_text("a: " + "[" * DEEP)
     base("base.yaml", "64 deep").write_text("".join(f"{' ' * i}k:\n" for i in range(300)))
     base("base.yaml", "1,048,577 bytes", "JOBFLOW_MAX_CONFIGURATION").write_bytes(b"#" * 2**20 + b"\n")
-    base("b61.yaml", "64 files").write_text("extends: b0.yaml\n")
+    base("b61.yaml", "longer than 64").write_text("extends: b0.yaml\n")
     for i in range(100):
         (tmp_path / "6" / f"b{i}.yaml").write_text(f"extends: b{i + 1}.yaml\n")
     arguments = ", ".join(f"k{i}: '${{model.arguments.k{i + 1}}}'" for i in range(900))

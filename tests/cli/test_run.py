@@ -91,7 +91,7 @@ class TestBecomes:
         started: list[list[str]] = []
         monkeypatch.setattr(launch, "run", lambda options: started.append(launch.command_line(options)) or options.nproc_per_node)
         assert main(["run", "--ranks", "2", str(script), "x"]) == 2
-        assert started == [[sys.executable, "-u", str(script), "x"]] and "there is no mpiexec" in capsys.readouterr().err
+        assert started == [[sys.executable, "-u", str(script), "x"]] and "mpiexec is missing" in capsys.readouterr().err
 
 
 class TestRefuses:
@@ -108,7 +108,7 @@ class TestRefuses:
         monkeypatch.setenv("PMI_RANK", "1")
         monkeypatch.setenv("PMI_SIZE", "2")
         assert main(["run", "--ranks", "2", str(script)]) == 2
-        assert "this is rank 1 of 2 already, started by MPICH" in capsys.readouterr().err
+        assert "MPICH has already started 2 ranks" in capsys.readouterr().err
 
 
 class TestDevices:

@@ -153,7 +153,7 @@ def test_a_second_training_in_a_directory_raises(without_report: list[str], tmp_
             assert lock.exists()
             assert main([*without_report, "--resume", "never"]) == 0
             notices = capfd.readouterr().err
-            assert f"process {first.pid}" in notices and "has ended" in notices and not lock.exists()
+            assert f"process {first.pid}" in notices and "abandoned lock" in notices and not lock.exists()
         finally:
             first.kill()
 

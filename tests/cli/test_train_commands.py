@@ -77,7 +77,7 @@ def test_predict(run: list[str], folder: Path, capfd: pytest.CaptureFixture[str]
     assert main(["predict", *run, "--input", "test", "--output", str(output)]) == 0
     assert "297 samples: scores [297, 10]" in capfd.readouterr().out and len(output.read_text().splitlines()) == 298
     assert main(["predict", *run, "--input", "test"]) == 2
-    assert "needs --input FILE and --output FILE" in capfd.readouterr().err
+    assert "pass --input FILE and --output FILE" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("text, value", [("90", 90), ("90s", 90), ("15m", 900), ("1.5h", 5400), ("1d", 86400), ("3:55:00", 14100), ("1:30", 90)])

@@ -304,4 +304,4 @@ def check_locks(memory: Any, train: Callable[[], Any], capsys: pytest.CaptureFix
         assert [name for name in memory.store if "lock" in name] == [path]
     memory.store[path].modified = memory.store[path].created = memory.store[path].created - timedelta(seconds=1000)
     train()
-    assert "was left by a process that cannot be read" in capsys.readouterr().err and not [name for name in memory.store if "lock" in name]
+    assert "is an abandoned lock of an unknown process" in capsys.readouterr().err and not [name for name in memory.store if "lock" in name]

@@ -1,1 +1,4 @@
-"""The checks of `jobflow doctor`; those that may hang or crash run in a child process with a time limit."""
+"""The checks of `jobflow doctor`.
+
+Checks that may hang or crash run in a child process with a time limit.
+"""

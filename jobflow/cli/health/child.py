@@ -1,4 +1,4 @@
-"""Child processes with a time limit."""
+"""Child processes with a time limit for the checks of `jobflow doctor`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from jobflow.runtime.world.environment import inherited
 #: seconds for a probe
 LIMIT = 60.0
 PROBES = Path(__file__).parent / "probes"
-#: the folder of this package, for `import jobflow` in the child
+#: the folder that contains jobflow, for its import in the child
 ROOT = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a probe, or the reason of its failure."""
+    """The JSON output of a probe, or the reason of its failure."""
 
     data: dict[str, Any]
     failure: str = ""
@@ -38,7 +38,7 @@ def probe(name: str, *words: str) -> list[str]:
 
 
 def ask(command: Sequence[str], *, limit: float = LIMIT, more: Mapping[str, str] | None = None) -> Answer:
-    """Run a command and parse its last line as JSON; end it after `limit` seconds."""
+    """Run a command for at most `limit` seconds, and parse the last JSON line of its output; `more` adds environment variables."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])])
     environment = {**inherited(os.environ), "PYTHONPATH": path, **(more or {})}
     try:
@@ -46,7 +46,7 @@ def ask(command: Sequence[str], *, limit: float = LIMIT, more: Mapping[str, str]
     except OSError as error:
         return Answer({}, f"{command[0]} cannot be started: {error.strerror}")
     except subprocess.TimeoutExpired:
-        return Answer({}, f"it did not end within {limit:g} s")
+        return Answer({}, f"it did not finish within {limit:g} s")
     return _read(done.stdout, done.stderr, done.returncode)
 
 

@@ -1,4 +1,4 @@
-"""A line of `jobflow doctor`."""
+"""A finding of `jobflow doctor`, which is printed as one line or more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Finding:
-    """The subject of a check, its state, and a repair in words and as a command."""
+    """A finding about one subject: its status, a text, and a repair as a sentence and as a command."""
 
     name: str
     status: str
@@ -28,6 +28,9 @@ class Finding:
 
 
 def judged(name: str, text: str, *cases: tuple[object, str, str, str, str]) -> Finding:
-    """Return the finding of the first case (condition, status, suffix of the text, fix, command) that holds; OK without one."""
+    """Return the finding of the first case whose condition is true, else a finding with the status OK.
+
+    A case is (condition, status, suffix of the text, fix, command).
+    """
     match = next((case for case in cases if case[0]), None)
     return Finding(name, OK, text) if match is None else Finding(name, match[1], text + match[2], *match[3:])

@@ -1,4 +1,4 @@
-"""Checks of GPUs: the driver, CuPy, a kernel, NCCL."""
+"""Checks of the GPUs: the driver, CuPy, a kernel, and NCCL."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Any
 
 from jobflow.cli.health.child import ask, probe
 from jobflow.cli.health.finding import GIB, NOTE, OK, PROBLEM, Finding, judged
+from jobflow.core.errors import counted
 
 INSTALL = 'pip install "jobflow-sbp[gpu]"'
-#: seconds; a first kernel is compiled
+#: time limit in seconds, with the compilation of a first kernel
 LIMIT = 120.0
 
 
 def gpu() -> Iterator[Finding]:
-    """Check the GPUs; without a GPU and CuPy there is no finding beyond that."""
+    """Check the GPUs; without a GPU and CuPy, report only their absence."""
     devices, cupy = glob.glob("/dev/nvidia[0-9]*"), importlib.util.find_spec("cupy") is not None
     if not devices and not cupy:
         yield Finding("GPU", OK, "there is no NVIDIA GPU here: jobs run on the CPU")
     elif not cupy:
-        yield Finding("GPU", NOTE, f"{len(devices)} cupy_findings, but CuPy is not installed: jobs run on the CPU", "", INSTALL)
+        yield Finding("GPU", NOTE, f"{counted(len(devices), 'GPU')}, but CuPy is not installed: jobs run on the CPU", "", INSTALL)
     else:
         answer = ask(probe("gpu"), limit=LIMIT)
         if answer.failure:
@@ -31,13 +32,15 @@ def gpu() -> Iterator[Finding]:
 
 
 def cupy_findings(data: dict[str, Any], devices: int) -> Iterator[Finding]:
-    """Check the devices and abilities of CuPy."""
+    """Report the devices of CuPy, and the results of a kernel and of NCCL; `devices` is the number of GPUs of the system."""
     version = f"CuPy {data['cupy']}"
     if not data["gpus"]:
         if devices:
-            yield Finding("GPU", PROBLEM, f"{version} sees none of {devices}: {data['trouble']}", "update the NVIDIA driver", "nvidia-smi")
+            yield Finding(
+                "GPU", PROBLEM, f"{version} detects none of {counted(devices, 'GPU')}: {data['trouble']}", "update the NVIDIA driver", "nvidia-smi"
+            )
         else:
-            fix = "nothing, unless this machine should have one; then see what its driver says"
+            fix = "nothing, unless this machine has a GPU; then check its driver"
             yield Finding("GPU", NOTE, f"{version} is installed, but there is no GPU or no driver: jobs run on the CPU", fix, "nvidia-smi")
         return
     named = ", ".join(f"{name} ({memory / GIB:.0f} GiB)" for name, memory in data["gpus"])
@@ -46,6 +49,6 @@ def cupy_findings(data: dict[str, Any], devices: int) -> Iterator[Finding]:
         fix = "install the parts of CUDA that CuPy compiles with, or a CuPy for the CUDA version of the driver"
         yield Finding("GPU", PROBLEM, f"{text}; a kernel failed: {data['trouble']}", fix, 'pip install "cupy-cuda13x[ctk]"')
         return
-    yield Finding("GPU", OK, f"{text}; a kernel and a product came out right")
+    yield Finding("GPU", OK, f"{text}; a kernel and a matrix product are correct")
     unusable = f"not usable ({data['nccl_trouble']}): several GPUs exchange tensors through the host"
     yield judged("NCCL", data["nccl"] or "", (data["nccl"] is None, NOTE, unusable, "", INSTALL))

@@ -1,4 +1,4 @@
-"""Checks of NumPy, its BLAS library, and the optional packages."""
+"""Checks of NumPy, its BLAS library, the compiler of kernels, and the optional packages."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from jobflow.runtime.world.environment import KERNELS, usable_cores
 
 #: variables for the number of threads of a matrix library
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-#: NumPy's name for its own loops without a BLAS library
+#: names that NumPy reports without a BLAS library
 NONE = ("", "none", "unknown", "lapack_lite")
 
 
 def numpy() -> Iterator[Finding]:
-    """Check NumPy's version, and the speed of its matrix library on one thread and on all."""
+    """Check the version of NumPy, and the speed of its BLAS library with one thread and with all threads."""
     answer = ask(probe("blas"))
     if answer.failure:
         yield Finding("NumPy", PROBLEM, f"it does not work: {answer.failure}", "install it again", 'pip install --force-reinstall "numpy>=2.1"')
@@ -36,10 +36,10 @@ def numpy() -> Iterator[Finding]:
 
 def _blas(name: str, threads: int | None, one: float, most: float) -> Finding:
     if name.split(" ")[0] in NONE:
-        text = f"NumPy has no matrix library, only its own loops: {most / 1e9:.1f} GFLOP/s"
+        text = f"NumPy has no BLAS library, only its own loops: {most / 1e9:.1f} GFLOP/s"
         return Finding("BLAS", PROBLEM, text, "install NumPy's wheel, which has OpenBLAS", "pip install --force-reinstall numpy")
     if threads is None:
-        text = f"{name}: {most / 1e9:.0f} GFLOP/s; the number of its threads cannot be set, so ranks may get into each other's way"
+        text = f"{name}: {most / 1e9:.0f} GFLOP/s; its number of threads cannot be set, so ranks may compete for cores"
         return Finding("BLAS", NOTE, text, "", "pip install threadpoolctl")
     speed = f"{one / 1e9:.0f} GFLOP/s (float32) on 1 thread" + (f", {most / 1e9:.0f} on {threads}" if threads > 1 else "")
     usable = len(usable_cores())
@@ -48,14 +48,14 @@ def _blas(name: str, threads: int | None, one: float, most: float) -> Finding:
     return judged(
         "BLAS",
         f"{name}: {speed}",
-        (threads < usable, NOTE, idle, "for programs of one rank, let it use all", f"unset {' '.join(THREADS)}"),
+        (threads < usable, NOTE, idle, "for programs of one rank, allow all cores", f"unset {' '.join(THREADS)}"),
         (threads > usable, NOTE, f"; {threads} threads share {usable} cores", "", f"export OMP_NUM_THREADS={usable}"),
         (True, OK, "; ranks divide the cores among them", "", ""),
     )
 
 
 def kernels() -> Iterator[Finding]:
-    """List the kernels and the default ones, the cost of LLVM, and the cache of compiled loops."""
+    """Report the available and the default kernels, the cost of LLVM, and the cache of compiled loops."""
     setting = os.environ.get(KERNELS, "").strip()
     where = f"{KERNELS}={setting}" if setting else f"without flow.config.kernels: {cpu_tier('auto')}"
     try:
@@ -79,13 +79,13 @@ def _llvm(there: str) -> Finding:
     answer = ask(probe("llvm"))
     if answer.failure:
         text = f"{there}; llvmlite does not work: {answer.failure}"
-        return Finding("kernels", PROBLEM, text, "install it again, or do without it", f"export {KERNELS}=numpy")
+        return Finding("kernels", PROBLEM, text, "install it again, or use kernels without it", f"export {KERNELS}=numpy")
     cost = f"{answer.data['nbytes'] / 2**20:.0f} MiB of each rank's memory and {answer.data['seconds']:.2f} s before its first loop"
     return Finding("kernels", OK, f"{there}; LLVM takes {cost}")
 
 
 def packages() -> Iterator[Finding]:
-    """List the installed packages in one line, and the missing ones in a line per extra."""
+    """Report the installed packages in one line, and the missing ones in one line per installation command."""
     there: list[str] = []
     missing: dict[str, list[str]] = {}
     for requirement in PACKAGES:

@@ -1,4 +1,4 @@
-"""Checks of Python, cores, memory, and the directories to which ranks and checkpoints write."""
+"""Checks of Python, cores, memory, shared memory, and the disk for checkpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONTROL_GROUPS, SYSTEM = Path("/sys/fs/cgroup"), Path("/sys/devices/system/cpu")
 
 
 def python() -> Iterator[Finding]:
-    """Report the interpreter, whose version pip has checked."""
+    """Report the version of the interpreter; pip has checked that it is supported."""
     yield Finding("Python", OK, f"{platform.python_version()} ({sys.executable})")
 
 
@@ -37,24 +37,24 @@ def job() -> Iterator[Finding]:
     if answer.failure:
         yield Finding("jobflow", PROBLEM, f"{__version__}: a small job failed: {answer.failure}", "install it again", again)
     else:
-        yield Finding("jobflow", OK, f"{__version__}: a small job trained on 2 threads in {answer.data['seconds']:.2f} s, with the right numbers")
+        yield Finding("jobflow", OK, f"{__version__}: a small job trained on 2 threads in {answer.data['seconds']:.2f} s, with correct results")
 
 
 def cores() -> Iterator[Finding]:
-    """Report the number of ranks that can have a core each."""
+    """Report the number of ranks that can have a separate core each."""
     there = os.cpu_count() or 1
     mine = usable_cores()
     real = whole(mine)
     total = f"{len(mine)} usable" + (f" of {there}" if there != len(mine) else "") + (f", threads of {real}" if real != len(mine) else "")
-    total += f": up to {real} ranks have one each"
+    total += f": at most {real} ranks have a separate core"
     allowed, busy = quota(), os.getloadavg()[0]
     limited = allowed is not None and allowed < real
-    fix = f"run at most {max(1, int(allowed or 0))} ranks, or start the container with so many cores"
-    keeps = f"; other programs keep them busy (load {busy:.1f}), so what is timed now is slow"
+    fix = f"run at most {max(1, int(allowed or 0))} ranks, or start the container with more cores"
+    keeps = f"; other programs use them (load {busy:.1f}), so timings are slow now"
     yield judged(
         "cores",
         total,
-        (limited, NOTE, f", but this container gets the time of only {allowed or 0:g}", fix, ""),
+        (limited, NOTE, f", but this container is limited to the time of {allowed or 0:g}", fix, ""),
         (busy > len(mine), NOTE, keeps, "", "uptime; top"),
     )
 
@@ -68,7 +68,7 @@ def whole(processors: set[int]) -> int:
 
 
 def quota() -> float | None:
-    """Return the processor time of a container in cores; None without a limit."""
+    """Return the limit of a container's processor time in cores, or None without a limit."""
     with suppress(OSError, ValueError):
         most, period = (CONTROL_GROUPS / "cpu.max").read_text().split()
         return None if most == "max" else int(most) / int(period)
@@ -85,7 +85,7 @@ def memory() -> Iterator[Finding]:
 
 
 def available() -> int:
-    """Return the available bytes of the machine and the container."""
+    """Return the bytes of memory available on the machine and in the container."""
     free = int(psutil.virtual_memory().available)
     with suppress(OSError, ValueError):  # no limit, or "max"
         limit = int((CONTROL_GROUPS / "memory.max").read_text())
@@ -94,14 +94,14 @@ def available() -> int:
 
 
 def shared_memory() -> Iterator[Finding]:
-    """Check the shared memory in which ranks of a node exchange tensors."""
+    """Check the shared memory through which the ranks of a node exchange tensors."""
     if not os.path.isdir(shm.FOLDER):
-        yield Finding("/dev/shm", NOTE, "there is none; shared memory of ranks is a file in another folder")
+        yield Finding("/dev/shm", NOTE, "missing; ranks share memory through a file in another folder")
         return
     size, free = shm.size(), shm.available()
     usable = min(free, shm.limit())
     limited = f", of which {shm.LIMIT} allows {usable / GIB:.2f} GiB" if usable < free else ""
-    fix, command = "remove what killed programs left there", "ls -la /dev/shm"
+    fix, command = "remove files of killed programs", "ls -la /dev/shm"
     if size < 2 * SHARED_ENOUGH:
         fix, command = "make it larger, as root; for a container: docker run --shm-size=8g", "mount -o remount,size=8g /dev/shm"
     if limited:
@@ -115,7 +115,7 @@ def shared_memory() -> Iterator[Finding]:
 
 
 def disk() -> Iterator[Finding]:
-    """Check the disk for checkpoints and reports of a training started here."""
+    """Check the disk of the working directory, to which a training writes checkpoints and reports."""
     here = Path.cwd()
     answer = ask(probe("disk"))
     if answer.failure:
@@ -123,12 +123,12 @@ def disk() -> Iterator[Finding]:
         yield Finding("disk", PROBLEM, f"{here} cannot be written to: {answer.failure}", fix, f"df -h {here}; ls -ld {here}")
         return
     free, sync, rate = (answer.data[name] for name in ("free", "sync", "rate"))
-    text = f"{free / GIB:.1f} GiB free in {here} ({answer.data['kind']}); a small file is safe after {1e3 * sync:.1f} ms, {rate / 1e6:.0f} MB/s"
-    room, sizes = "make room, or set output: in the configuration", f"du -sh {here}/*"
+    text = f"{free / GIB:.1f} GiB free in {here} ({answer.data['kind']}); a small file is durable after {1e3 * sync:.1f} ms, {rate / 1e6:.0f} MB/s"
+    room, sizes = "free space, or set output: in the configuration", f"du -sh {here}/*"
     yield judged(
         "disk",
         text,
         (free < DISK_LEAST, PROBLEM, ": too little for checkpoints", room, sizes),
-        (free < DISK_ENOUGH, NOTE, "", "keep few checkpoints (checkpoint.keep_last), or make room", sizes),
+        (free < DISK_ENOUGH, NOTE, "", "keep few checkpoints (checkpoint.keep_last), or free space", sizes),
         (sync > SLOW_SYNC, NOTE, ": saving is slow", "set checkpoint.asynchronous: true, or save on a local disk", ""),
     )

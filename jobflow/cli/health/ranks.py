@@ -1,4 +1,4 @@
-"""Checks of MPI: the library, its launcher, and two ranks started by it and by `jobflow launch`."""
+"""Checks of MPI: the library, its launcher, and two ranks started by the launcher and by `jobflow launch`."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ INSTALL = 'pip install "jobflow-sbp[mpi]"'
 LIMIT, ALARM = 40.0, "30"
 #: bytes per second below which communication dominates
 SLOW = 0.5e9
-#: Open MPI's message to root, and the variables that permit it
+#: part of Open MPI's message to the user root, and the variables that permit root
 NOT_AS_ROOT, ALLOW_ROOT = "allow-run-as-root", "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
 #: one thread per rank, so that two ranks do not compete for the cores
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def mpi() -> Iterator[Finding]:
-    """Check that library and launcher belong together; then check the ranks."""
+    """Check that the MPI library and its launcher are of the same MPI, and that they start ranks."""
     library = ask(probe("library"))
     if library.failure:
-        text = f"mpi4py finds no MPI library ({library.failure}): programs run as one process or on threads only"
-        yield Finding("MPI", PROBLEM, text, "install an MPI, or load the module of your cluster that has one", INSTALL)
+        text = f"mpi4py cannot load an MPI library ({library.failure}): programs run as one process or on threads only"
+        yield Finding("MPI", PROBLEM, text, "install an MPI, or load the MPI module of your cluster", INSTALL)
         return
     vendor = str(library.data["vendor"])
     yield Finding("MPI", OK, f"{vendor} {library.data['version']}, by mpi4py {library.data['mpi4py']}")
     path = mpiexec.find()
     works = False
     if path is None:
-        yield Finding("mpiexec", NOTE, "there is none; `jobflow launch` and `jobflow run --ranks N` start ranks without it", "", INSTALL)
+        yield Finding("mpiexec", NOTE, "missing; `jobflow launch` and `jobflow run --ranks N` start ranks without it", "", INSTALL)
     else:
         finding = started(path, vendor)
         works = finding.status != PROBLEM
@@ -43,31 +43,31 @@ def mpi() -> Iterator[Finding]:
 
 
 def started(path: str, vendor: str) -> Finding:
-    """Check two ranks started by mpiexec."""
+    """Check two ranks started by mpiexec, and measure their communication."""
     kind = mpiexec.flavour(path)
     if kind and kind != vendor and not {kind, vendor} <= {"MPICH", "Intel MPI"}:
-        text = f"{path} is of {kind}, but mpi4py uses {vendor}: ranks would not find each other"
+        text = f"{path} belongs to {kind}, but mpi4py uses {vendor}: its ranks would not communicate"
         return Finding("mpiexec", PROBLEM, text, f"put the mpiexec of {vendor} first in PATH, or install one that belongs to this Python", INSTALL)
     answer = ask(mpiexec.ranks(path, 2, probe("ranks", ALARM)), limit=LIMIT, more=THREADS)
     if NOT_AS_ROOT in answer.output:
-        text = f"{path} refuses to run as root, as Open MPI does unless it is told otherwise (--allow-run-as-root)"
-        return Finding("mpiexec", PROBLEM, text, "be another user, or allow it, which is usual in containers", ALLOW_ROOT)
+        text = f"{path} refuses to run as root, which Open MPI permits only with --allow-run-as-root"
+        return Finding("mpiexec", PROBLEM, text, "run as another user, or permit root, which is usual in containers", ALLOW_ROOT)
     if answer.failure:
         again = " ".join(mpiexec.ranks(path, 2, [sys.executable, "-c", "'from mpi4py import MPI; print(MPI.COMM_WORLD.size)'"]))
-        fix = "see what it says; a host name that is not in /etc/hosts and firewalls on the loopback device are frequent causes"
+        fix = "check its output; frequent causes are a host name missing in /etc/hosts and a firewall on the loopback device"
         return Finding("mpiexec", PROBLEM, f"two ranks by {path} failed: {answer.failure}", fix, again)
     if answer.data["ranks"] != 2:
-        text = f"{path} started two processes that do not know each other: it is not of mpi4py's MPI, {vendor}"
-        return Finding("mpiexec", PROBLEM, text, "use the mpiexec of that MPI, or install one that belongs to this Python", INSTALL)
+        text = f"{path} started two processes in separate worlds: it does not belong to mpi4py's MPI, {vendor}"
+        return Finding("mpiexec", PROBLEM, text, f"use the mpiexec of {vendor}, or install one that belongs to this Python", INSTALL)
     path_finding = _speeds("mpiexec", f"two ranks by {path}", answer)
     if path_finding.status == OK and shutil.which("mpiexec") != path:
-        fix = "`jobflow run --ranks N` finds it; for mpiexec as a command of its own, activate the environment, or"
-        return Finding("mpiexec", NOTE, f"{path_finding.text}; it is not the one in PATH", fix, f'export PATH="{os.path.dirname(path)}:$PATH"')
+        fix = "`jobflow run --ranks N` uses it; to use mpiexec as a command, activate the environment, or"
+        return Finding("mpiexec", NOTE, f"{path_finding.text}; PATH has another mpiexec or none", fix, f'export PATH="{os.path.dirname(path)}:$PATH"')
     return path_finding
 
 
 def launched(vendor: str, works: bool) -> Finding:
-    """Check two ranks started by `jobflow launch`, which need not work where mpiexec does."""
+    """Check two ranks started by `jobflow launch`; a failure is only a note if mpiexec works."""
     words = [sys.executable, "-P", "-m", "jobflow.distributed.launch", "--nproc_per_node", "2", "--no_python", *probe("ranks", ALARM, "launched")]
     answer = ask(words, limit=LIMIT, more=THREADS)
     if not answer.failure:
@@ -81,12 +81,12 @@ def _speeds(name: str, what: str, answer: Answer) -> Finding:
     sent, read = answer.data["messages"], answer.data["shared"]
     text = f"{what}: {1e6 * answer.data['latency']:.0f} us, messages {sent / 1e9:.1f} GB/s"
     alone = f"; no shared windows ({answer.data['trouble']}), so ranks exchange tensors by messages"
-    room = "give /dev/shm room, and processes leave to share memory; for a container: docker run --ipc=host"
+    room = "enlarge /dev/shm, and permit shared memory between processes; for a container: docker run --ipc=host"
     windows = f", shared windows {read / 1e9:.1f} GB/s"
     return judged(
         name,
         text,
         (not read, NOTE, alone, room, ""),
-        (read < SLOW, NOTE, f"{windows}: slow", "give each rank a core of its own, and end what else runs", "uptime; top"),
+        (read < SLOW, NOTE, f"{windows}: slow", "use at most one rank per core, and end other programs", "uptime; top"),
         (True, OK, windows, "", ""),
     )

@@ -1,1 +1,1 @@
-"""Programs that `jobflow doctor` runs as child processes by file name; each prints one line of JSON."""
+"""Programs that `jobflow doctor` runs as child processes by file name; each prints one JSON line."""

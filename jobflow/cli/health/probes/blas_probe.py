@@ -1,4 +1,4 @@
-"""Measure NumPy's matrix products: {"version", "name", "threads": number or null, "one", "all": FLOP/s}."""
+"""Speed of NumPy's matrix products: {"version", "name", "threads": number or null, "one", "all": FLOP/s}."""
 
 import json
 import time
@@ -11,7 +11,7 @@ SIZE, TIMES = 768, 15
 
 
 def speed() -> float:
-    """Return floating point operations per second of float32 products."""
+    """Return the floating point operations per second of float32 matrix products."""
     a = np.ones((SIZE, SIZE), np.float32)
     out = np.empty_like(a)
     best = float("inf")
@@ -23,7 +23,7 @@ def speed() -> float:
     return 2 * SIZE**3 / best
 
 
-speed()  # threads are started, and the clock of the cores rises
+speed()  # starts threads and raises the clock of the cores
 everything = speed()
 threads = blas_threads.limit(1)
 one = everything if threads in (None, 1) else speed()

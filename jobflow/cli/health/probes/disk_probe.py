@@ -1,4 +1,4 @@
-"""Write into the working directory: {"free": bytes, "kind": file system, "sync": seconds for a small file, "rate": bytes per second}."""
+"""Speed of writes to the working directory: {"free": bytes, "kind": file system, "sync": seconds for a small file, "rate": bytes per second}."""
 
 import json
 import os
@@ -14,7 +14,7 @@ SMALL, LARGE, TIMES = b"x" * 4096, b"x" * (8 << 20), 5
 
 
 def seconds(folder: str, name: str, content: bytes) -> float:
-    """Return the seconds to write a file durably: write, synchronise, rename, and synchronise the directory."""
+    """Return the seconds for a durable write of a file: write, sync, rename, and a sync of the directory."""
     begun = time.perf_counter()
     with open(os.path.join(folder, "new"), "wb") as file:
         file.write(content)

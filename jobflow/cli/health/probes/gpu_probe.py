@@ -1,4 +1,4 @@
-"""Test CuPy: {"cupy", "gpus": [[name, bytes]], "runtime", "driver", "trouble", "nccl": version or null, "nccl_trouble"}."""
+"""A test of CuPy: {"cupy", "gpus": [[name, bytes]], "runtime", "driver", "trouble", "nccl": version or null, "nccl_trouble"}."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ def number(version: int) -> str:
 
 
 def compute() -> None:
-    """Compile and run a kernel and a matrix product."""
+    """Compile and run a kernel and a matrix product; raise RuntimeError if a result is wrong."""
     x = cupy.arange(1024, dtype=cupy.float32)
     twice = cupy.ElementwiseKernel("float32 a", "float32 b", "b = 2 * a + 1", "jobflow_doctor")(x)
     if not np.array_equal(twice.get(), 2 * np.arange(1024, dtype=np.float32) + 1):
-        raise RuntimeError("a kernel gave wrong numbers")
+        raise RuntimeError("a kernel returned wrong values")
     ones = cupy.ones((256, 256), cupy.float32)
     if not bool((ones @ ones == 256).all()):
-        raise RuntimeError("a matrix product gave wrong numbers")
+        raise RuntimeError("a matrix product returned wrong values")
 
 
 def communicate(module: Any) -> str:
-    """Return NCCL's version after a sum over one GPU."""
+    """Run an all-reduce of NCCL on one GPU, and return NCCL's version; raise RuntimeError if the result is wrong."""
     comm = module.NcclCommunicator(1, module.get_unique_id(), 0)
     x = cupy.ones(1024, cupy.float32)
     comm.allReduce(x.data.ptr, x.data.ptr, x.size, module.NCCL_FLOAT32, module.NCCL_SUM, cupy.cuda.Stream.null.ptr)
     if not bool((x == 1).all()):
-        raise RuntimeError("a sum gave wrong numbers")
+        raise RuntimeError("an all-reduce returned wrong values")
     version = module.get_version()
     return f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
 
@@ -51,7 +51,7 @@ except Exception as error:  # noqa: BLE001 - whatever CuPy raises is the answer
 if report["gpus"] and not report["trouble"]:
     module = nccl()
     if not module.available:
-        report["nccl_trouble"] = "there is no such library"
+        report["nccl_trouble"] = "the library is missing"
     else:
         try:
             report["nccl"] = communicate(module)

@@ -1,11 +1,11 @@
-"""Measure the cost of LLVM for a process: {"nbytes": its memory, "seconds": time to the first compiled function}."""
+"""The cost of LLVM for a process: {"nbytes": its memory, "seconds": time to the first compiled function}."""
 
 import json
 import time
 
 import psutil
 
-import jobflow.kernels.registry  # noqa: F401 - what a process has in any case
+import jobflow.kernels.registry  # noqa: F401 - part of every process
 from jobflow.kernels.llvm import machine_code
 
 memory, begun = psutil.Process().memory_info().rss, time.perf_counter()

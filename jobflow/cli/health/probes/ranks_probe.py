@@ -1,4 +1,4 @@
-"""Measure the communication of two ranks, with a time limit in seconds; "launched" if `jobflow launch` started them.
+"""Speed of the communication of two ranks; the arguments are a time limit in seconds and "launched" under `jobflow launch`.
 
 {"ranks", "latency": seconds, "messages": bytes per second, "shared": bytes per second of a shared window or 0, "trouble": reason without one}
 """
@@ -18,7 +18,7 @@ SIZE, TIMES = 8 << 20, 10
 
 
 def find_mpi() -> Any:
-    """Return mpi4py.MPI, started."""
+    """Start MPI, and return the module mpi4py.MPI."""
     if sys.argv[2:] != ["launched"]:
         return importlib.import_module("mpi4py.MPI")
     world = importlib.import_module("jobflow.runtime.world.mpi")
@@ -26,7 +26,7 @@ def find_mpi() -> Any:
 
 
 def best(what: Any, comm: Any) -> float:
-    """Return the shortest of several measurements, in seconds."""
+    """Return the shortest time of several calls of `what`, in seconds; all ranks call it together."""
     times = float("inf")
     for _ in range(TIMES):
         comm.Barrier()
@@ -37,21 +37,21 @@ def best(what: Any, comm: Any) -> float:
 
 
 def messages(comm: Any) -> tuple[float, float]:
-    """Return the seconds of an empty exchange, and the bytes per second that each rank sends in a large one."""
+    """Return the seconds of an exchange of one byte, and the bytes per second that each rank sends in a large exchange."""
     other = 1 - comm.Get_rank()
     small, large = np.zeros(1, np.uint8), np.full(SIZE, comm.Get_rank(), np.uint8)
     got_small, got_large = small.copy(), large.copy()
     latency = best(lambda: comm.Sendrecv(small, other, recvbuf=got_small, source=other), comm)
     seconds = best(lambda: comm.Sendrecv(large, other, recvbuf=got_large, source=other), comm)
-    assert np.all(got_large == other), "a message came wrong"
+    assert np.all(got_large == other), "a message has wrong content"
     return latency, SIZE / seconds
 
 
 def window(mpi: Any, comm: Any) -> float:
-    """Return the bytes per second that a rank reads from the other's shared memory."""
+    """Return the bytes per second at which a rank reads shared memory of the other rank; raise RuntimeError on different machines."""
     node = comm.Split_type(mpi.COMM_TYPE_SHARED)
     if node.Get_size() < 2:
-        raise RuntimeError("the ranks are not on one machine")
+        raise RuntimeError("the ranks are on different machines")
     shared = mpi.Win.Allocate_shared(SIZE, 1, comm=node)
     shared.Lock_all(mpi.MODE_NOCHECK)
     seconds = look(shared, node)
@@ -61,7 +61,7 @@ def window(mpi: Any, comm: Any) -> float:
 
 
 def look(shared: Any, node: Any) -> float:
-    """Return the seconds to read the data written by the other rank."""
+    """Write this rank's part of a shared window, and return the seconds to read the other rank's part."""
     me = node.Get_rank()
     mine, theirs = (np.frombuffer(shared.Shared_query(rank)[0], np.uint8) for rank in (me, 1 - me))
     mine[:] = 10 + me
@@ -70,13 +70,13 @@ def look(shared: Any, node: Any) -> float:
     shared.Sync()
     read = np.empty(SIZE, np.uint8)
     seconds = best(lambda: np.copyto(read, theirs), node)
-    assert np.all(read == 11 - me), "shared memory came wrong"
+    assert np.all(read == 11 - me), "shared memory has wrong content"
     node.Barrier()
     return seconds
 
 
 def main() -> None:
-    """Measure, and print on rank 0."""
+    """Measure the communication, and print the result on rank 0."""
     signal.alarm(int(sys.argv[1]))  # end even if the parent process was killed
     mpi = find_mpi()
     comm = mpi.COMM_WORLD
