@@ -113,7 +113,7 @@ def test_a_fixed_batch_size_in_a_builder_raises_before_the_first_step(trained: T
         assert "batches of 50 samples" in output and "batch of 47" in output and "x.shape[0]" in output and f"failing.py:{line('counts')}" in output
     validation = "data.validation={reader: digits, split: validation, edge: 8}"
     output = trained("model.builder=failing:counts", validation, "data.evaluation_batch_size=40")
-    assert "one of 40" in output and "evaluation" in output
+    assert "batch of 40" in output and "evaluation" in output
     assert not (tmp_path / "out" / "metrics.jsonl").exists()
 
 

@@ -407,7 +407,7 @@ def test_configurations(tmp_path: Path) -> None:
     for i in range(100):
         (tmp_path / "6" / f"b{i}.yaml").write_text(f"extends: b{i + 1}.yaml\n")
     arguments = ", ".join(f"k{i}: '${{model.arguments.k{i + 1}}}'" for i in range(900))
-    base("64 references").write_text(f"model:\n  arguments: {{{arguments}, k900: 1}}\n")
+    base("longer than 64").write_text(f"model:\n  arguments: {{{arguments}, k900: 1}}\n")
     plain = configuration(tmp_path)
     checks.append((["config", "check", plain, "--set", f"model.arguments.a={'[' * DEEP}"], ("64 deep",)))
     checks.append((["config", "check", plain, "--set", f"model.arguments{'.a' * 2000}=1"], ("64 steps",)))
