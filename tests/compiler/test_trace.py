@@ -113,7 +113,7 @@ def test_a_variable_with_two_shapes_raises() -> None:
         variable(tracer, "w", 2)
         return variable(tracer, "w", 3)
 
-    with pytest.raises(JobError, match=r'variable "w" is float32\[2\] elsewhere but float32\[3\] here; give it another name'):
+    with pytest.raises(JobError, match=r'variable "w" is declared as float32\[2\] elsewhere and as float32\[3\] here; give it another name'):
         trace(body)
 
 

@@ -145,7 +145,7 @@ class TestSessions:
         small = declare(lambda x: x + flow.get_variable("w", (6,), initializer=flow.zeros_initializer()), Rows, name="small")
         small(X)
         large = declare(lambda x: x + flow.get_variable("w", (4, 6), initializer=flow.zeros_initializer()), Rows, name="large")
-        with pytest.raises(JobError, match=r'variable "w" is float32\[6\] elsewhere but float32\[4,6\] here'):
+        with pytest.raises(JobError, match=r'variable "w" is declared as float32\[6\] elsewhere and as float32\[4,6\] here'):
             large(X)
         np.testing.assert_array_equal(small(X), X)
 

@@ -338,7 +338,7 @@ class Tracer:
             earlier = self.kind == "job" and declared.name in self.known
             afresh = "; to forget the variables of earlier jobs, call clear_default_session() before the jobs are declared" if earlier else ""
             raise JobError(
-                f'{self.kind} {self.name} at {where}: variable "{declared.name}" is {known.type} elsewhere but {declared.type} here; '
+                f'{self.kind} {self.name} at {where}: variable "{declared.name}" is declared as {known.type} elsewhere and as {declared.type} here; '
                 f"give it another name, or the same shape{afresh}"
             )
         if declared.name not in self.reads:
