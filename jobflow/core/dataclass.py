@@ -1,4 +1,4 @@
-"""The `dataclass` of the standard library at a twentieth of its cost: importing jobflow defines some 370 such classes.
+"""The `dataclass` of the standard library at a twentieth of its cost: importing jobflow defines some 370 classes with it.
 
 The library generates and compiles six functions for each class.  This module generates a function at its first use; most are never used.
 Functions that need not be fast are shared by all classes.  The fields are the library's: `fields`, `replace`, `asdict`, patterns and type
@@ -116,7 +116,7 @@ def _function(head: str, lines: Iterable[str], names: dict[str, Any]) -> Callabl
 
 
 def _init(frozen: bool, cls: Any) -> Callable[..., None]:
-    """def __init__(self, x, y=default, *, z=ANEW): self.x = x; self.y = y; self.z = factory() if z is ANEW else z"""
+    """Generate def __init__(self, x, y=default, *, z=ANEW): self.x = x; self.y = y; self.z = factory() if z is ANEW else z"""
     names: dict[str, Any] = {"__name__": cls.__module__, "_ANEW": _ANEW, "_put": object.__setattr__}
     parameters, lines = ["self"], []
     real = fields(cls)

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class AnyOf:
-    """A filter that applies if one of `filters` does."""
+    """A filter that matches if at least one of `filters` matches."""
 
     filters: tuple[Filter, ...]
 
@@ -39,7 +39,7 @@ class AnyOf:
 
 @dataclass(frozen=True)
 class AllOf:
-    """A filter that applies if all of `filters` do."""
+    """A filter that matches if all of `filters` match."""
 
     filters: tuple[Filter, ...]
 
@@ -49,7 +49,7 @@ class AllOf:
 
 @dataclass(frozen=True)
 class Not:
-    """A filter that applies if `filter` does not."""
+    """A filter that matches if `filter` does not match."""
 
     filter: Filter
 
@@ -58,7 +58,7 @@ class Not:
 
 
 def matches(filter: Filter, name: str, value: Any = None) -> bool:
-    """Return True if the filter applies to this name and value."""
+    """Return True if the filter matches this name and value."""
     if isinstance(filter, str):
         return fnmatchcase(name, filter)
     if isinstance(filter, re.Pattern):
@@ -71,15 +71,15 @@ def matches(filter: Filter, name: str, value: Any = None) -> bool:
 
 
 def alternatives(filter: Filter) -> tuple[Filter, ...]:
-    """Return the filters of a list, or a filter itself."""
+    """Return the elements of a list of filters, or a tuple with the single filter."""
     return tuple(filter) if isinstance(filter, Iterable) and not isinstance(filter, str) else (filter,)
 
 
 def selected(filter: Filter, values: Mapping[str, T]) -> dict[str, T]:
-    """Return the values to which the filter applies, by name."""
+    """Return the values that the filter matches, by name."""
     return {name: value for name, value in values.items() if matches(filter, name, value)}
 
 
 def unmatched(filter: Filter, values: Mapping[str, Any]) -> str | None:
-    """Return the first alternative, other than "*", that applies to none of the values, as text; None if there is none."""
+    """Return the text of the first alternative, other than "*", that matches no value, or None if each matches a value."""
     return next((str(each) for each in alternatives(filter) if each != "*" and not selected(each, values)), None)

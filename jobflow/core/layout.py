@@ -119,7 +119,7 @@ def cut(size: int, n: int) -> tuple[tuple[int, int], ...]:
 
 @cache
 def nested_cut(size: int, mesh: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Return the shards of an axis that is split by every mesh dimension in turn, in row-major order of the mesh."""
+    """Return the shards of an axis that all mesh dimensions split one after another, in row-major order of the mesh."""
     pieces: tuple[tuple[int, int], ...] = ((0, size),)
     for n in mesh:
         pieces = tuple((start + a, start + b) for start, stop in pieces for a, b in cut(stop - start, n))
@@ -296,7 +296,7 @@ class Layout(metaclass=Interned):
 
     @property
     def is_whole(self) -> bool:
-        """True if every rank holds the full value."""
+        """True if every rank has the full value."""
         return all(isinstance(sbp, Broadcast) for sbp in self.sbp)
 
     def box(self, shape: Sequence[int], rank: int) -> Box:
@@ -322,7 +322,7 @@ class Layout(metaclass=Interned):
     def shards(self, array: Array) -> list[Array]:
         """Split a whole NumPy array into the shards of the ranks, as views.
 
-        For a partial layout, the first shard has the values, and the others are filled with the identity element of the reduction.
+        For a partial layout, the first shard has the values, and all other shards contain the identity element of the reduction.
         """
         parts = [array[self.box(array.shape, rank).slices] for rank in self.placement.ranks]
         for i, rank in enumerate(self.placement.ranks):
@@ -408,7 +408,7 @@ class Signature:
 class Rule:
     """The axes of an op that are split together, e.g. ``Rule("mk,kn->mn", linear=((0,), (1,)))``.
 
-    A lower-case letter is an axis that may be split; any other mark is an axis that stays whole.  A single input without axes is written "1",
+    A lower-case letter is an axis that may be split; any other mark is an axis that is not split.  A single input without axes is written "1",
     because an empty left side means no inputs.  Splitting a letter has these layouts: S for every tensor with the letter, B for
     inputs without it, and P(`reduce`) for outputs without it.
 

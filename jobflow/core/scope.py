@@ -94,7 +94,7 @@ def lock() -> threading.RLock:
 
 
 def alone(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Return `function` wrapped so that every call holds the lock."""
+    """Return `function` wrapped so that each call runs under the lock."""
 
     @wraps(function)
     def holding(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:

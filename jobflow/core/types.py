@@ -116,7 +116,7 @@ class Opaque(DType):
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """Raise DtypeError, because the type has no NumPy dtype."""
+        """No NumPy dtype: reading it raises DtypeError."""
         raise DtypeError(f"elements of type {self.name} have no NumPy dtype; decode records, and convert tensor buffers to tensors")
 
 

@@ -1,9 +1,9 @@
-"""The cost of an expression, for the planner: arithmetic and memory traffic, known before a run.
+"""The cost of an expression for the planner: arithmetic and memory traffic, computed before a run.
 
     cost([x * sigmoid(x)], n, [x's type, y's type]).flops == 22 n        1 for the product, 21 for the sigmoid
 
 `FLOPS` counts additions and multiplications per element in compiled loops.  A division or a root counts as 4, a function computed by a
-polynomial as 20.  Bytes count every input and output once: intermediate values stay in registers or in the cache.
+polynomial as 20.  Bytes count every input and output once, because intermediate values are in registers or in the cache.
 `Cost.as_bytes` combines both.  The planner recomputes a value if that is cheaper than reading it.
 """
 

@@ -39,7 +39,7 @@ class IndexSpace:
         return self.collapsed(self.sizes)
 
     def view(self, operand: int, x: Array) -> Array | None:
-        """Return the array of an operand as a view with the axes of the space, or None if no such view exists."""
+        """Return the array of an operand as a view with the axes of the space, or None if no view exists."""
         wide = self.wide(operand, x)
         try:
             return wide.reshape(self._with_row_axis(wide.shape), copy=False)
@@ -56,7 +56,7 @@ class IndexSpace:
         return (*self.collapsed(wide[: len(self.sizes)]), *wide[len(self.sizes) :])
 
     def wide(self, operand: int, x: Array) -> Array:
-        """Return a view with every axis of the space, of size 1 for axes that the operand lacks; the axes of a row stay separate."""
+        """Return a view with every axis of the space, of size 1 for axes that the operand lacks; the axes of a row are not merged."""
         places = self.operands[operand]
         present = x[(*(0 if axis is None else slice(None) for axis in places), ...)]  # the ellipsis makes the result a view, even of 0 axes
         order = [axis if axis != LOOKED_UP else len(self.sizes) for axis in places if axis is not None]
@@ -79,7 +79,7 @@ class IndexSpace:
 def broadcasting(*types: TensorType) -> IndexSpace:
     """Return the space of operands that broadcast to the last one.
 
-    Operands with more axes, such as a learning rate beside a scalar, have size 1 along the additional axes.
+    Operands with more axes than the last one have size 1 along the additional axes, for example a learning rate and a scalar parameter.
     """
     shape_of_last = types[-1].shape
     sizes = (*(1,) * (max(type.ndim for type in types) - len(shape_of_last)), *shape_of_last)

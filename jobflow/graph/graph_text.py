@@ -45,7 +45,7 @@ def bare(line: str) -> str:
 def first_difference(one: Sequence[str], other: Sequence[str]) -> tuple[str, str]:
     """Return the first pair of lines in which two program texts differ, apart from user lines.
 
-    If only user lines differ, return the first such pair.
+    If only user lines differ, return the first pair with different user lines.
     """
     pairs = [(a.strip(), b.strip()) for a, b in zip_longest(one, other, fillvalue="nothing more") if a.strip() != b.strip()]
     return next((pair for pair in pairs if bare(pair[0]) != bare(pair[1])), pairs[0])

@@ -44,10 +44,7 @@ class Value(Typed):
 
 
 def is_dynamic(value: Value) -> bool:
-    """Return True if the shape of the value may differ between ranks.
-
-    In the mirrored view, this holds for values computed from each rank's own arguments.
-    """
+    """Return True if the shape of the value may differ between ranks: in the mirrored view, if it depends on an argument."""
     visited, rest = set(), [value]
     while rest:
         one = rest.pop()

@@ -67,7 +67,7 @@ class Rewriter:
         self.now: dict[Value, Value] = {}
 
     def take(self, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
-        """Return the replacements of the node's outputs, given the replacements of its inputs."""
+        """Return the replacements of the node's outputs; `inputs` are the replacements of its inputs."""
         return self.keep(node, inputs)
 
     def keep(self, node: Node, inputs: tuple[Value, ...], **changes: Any) -> tuple[Value, ...]:

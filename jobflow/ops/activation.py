@@ -1,6 +1,6 @@
 """Activation functions and their gradients.
 
-Frequently used gradients have their own ops, linear in dy.
+Frequently used gradients are separate ops, which are linear in dy.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ class Squeeze(ViewOp):
 
 
 def reshape(x: Tensor, shape: Sequence[int], *, name: str | None = None) -> Tensor:
-    """Return the elements of x in another shape. One size may be -1 and is computed from the others."""
+    """Return the elements of x in another shape. One size may be -1, which is computed from the number of elements."""
     sizes = tuple(int(n) for n in shape)
     if -1 in sizes:
         known = math.prod(n for n in sizes if n != -1)

@@ -329,7 +329,7 @@ def _moments(axis: int, type: TensorType) -> Chain:
 def average_updates(type: TensorType, momentum: float, correction: float) -> Chain:
     """Return the chain that updates the moving averages of mean and variance by the statistics of a batch.
 
-    The factor `correction` makes the variance of the batch unbiased.
+    The variance of the batch is multiplied by `correction`, which removes its bias.
     """
 
     def updates(*vectors: Tensor) -> tuple[Tensor, Tensor]:

@@ -84,7 +84,7 @@ class ConvOp(Op):
     def _rule(self, spec: str) -> Rule:
         """Expand the letters H (spatial axes of the image) and K (axes of the kernel) of `spec`, and return its rule.
 
-        Channel axes stay whole in grouped convolutions.
+        Channel axes are not split in grouped convolutions.
         """
         axes = _AXES[: len(self.strides)]
         if self.groups > 1:

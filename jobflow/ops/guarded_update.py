@@ -1,4 +1,4 @@
-"""Updates that are skipped if gradients are not finite, the count of such elements, and the dynamic loss scale."""
+"""Updates that are skipped if gradients are not finite, the count of non-finite elements, and the dynamic loss scale."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def count_not_finite(x: Tensor, *, name: str | None = None) -> Tensor:
 
 
 class GuardedUpdate(Updated, Indexed):
-    """A conditional update: `op` if the last input, a count, is zero. Otherwise the variables keep their values."""
+    """A conditional update: `op` if the last input, a count, is zero. Otherwise the variables do not change."""
 
     op: Updated
 

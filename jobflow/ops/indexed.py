@@ -23,7 +23,7 @@ class Indexed(Pointwise):
     table: ClassVar[str] = ""
 
     def row(self, letters: str) -> str:
-        """Return the letters of the axes that form a row: the upper-case letters of the rule, which stay whole."""
+        """Return the letters of the axes that form a row: the upper-case letters of the rule, which are not split."""
         return "".join(dict.fromkeys(axis for axis in letters if axis.isupper())).lower()
 
     def last(self, letters: str) -> str:

@@ -282,7 +282,7 @@ class PackPieces(ViewOp):
         return flat
 
     def copies(self, x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
-        """Yield pairs (part of y, source in x)."""
+        """Yield pairs (slice of y, source in x)."""
         for flat, box in pieces(self.axis, self.counts, x.shape):
             part = x[box]
             yield y[flat].reshape(part.shape), part
@@ -336,7 +336,7 @@ class UnpackPieces(ViewOp):
         return x.reshape(self.shape, copy=False)
 
     def copies(self, x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
-        """Yield pairs (part of y, source in x)."""
+        """Yield pairs (slice of y, source in x)."""
         for flat, box in pieces(self.axis, self.counts, self.shape):
             to = y[box]
             yield to, x[flat].reshape(to.shape)

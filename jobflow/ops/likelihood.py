@@ -2,8 +2,8 @@
 
     loss[n...] = -x[n, label[n...], ...]        0 where the label is `ignored`
 
-`negative_log_likelihood` rejects other labels that are no classes (`ops.runtime_assertions`).  If the classes are split, each rank computes the
-losses of its own classes.
+`negative_log_likelihood` rejects labels that are neither a class nor `ignored` (`ops.runtime_assertions`).  If the classes are split, each
+rank computes the losses of the classes in its shard.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def negative_log_likelihood(
 ) -> Tensor:
     """Return -x at the label of each sample, for log-probabilities x with the classes on `axis`; 0 where the label is `ignored`.
 
-    A runtime assertion rejects other labels that are no classes. Its message names the function `what`.
+    A runtime assertion rejects other labels that are not classes. `what` is the name of the function in its message.
     """
     at = normal_axis(WHAT, axis, x.tensor_type.ndim)
     if labels.tensor_type.dtype.is_integer:

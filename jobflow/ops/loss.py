@@ -52,7 +52,7 @@ def _softmax(f: Any, logits: Any) -> Any:
 
 
 def _loss(f: Any, prob: Any, at: Any) -> Any:
-    """Return the negated log-probability of the class `at`, or 0 if the row has no such class."""
+    """Return the negated log-probability of the class `at`, or 0 if the class is not in the row."""
     return f.row_sum(f.where(_hit(f, at), -f.log(f.maximum(prob, TINY)), 0.0))
 
 
@@ -66,7 +66,7 @@ def _hit(f: Any, at: Any) -> Any:
 
 
 def _classes(x: TensorType) -> tuple[str, str]:
-    """Return the rule letters of the samples' axes, and of x, whose last axis (the classes) stays whole."""
+    """Return the rule letters of the samples' axes, and of x, whose last axis (the classes) is not split."""
     return LETTERS[: x.ndim - 1], LETTERS[: x.ndim - 1] + "Z"
 
 

@@ -158,13 +158,13 @@ class Op(Frozen):
         return self
 
     def decompose(self, *inputs: Any) -> Sequence[Tensor] | None:
-        """Return the outputs by ops that accept a split of an axis that this op requires whole, or None without such a decomposition."""
+        """Return the outputs by ops that accept a split of an axis that this op requires whole, or None without a decomposition."""
         return None
 
     def places(self, y: Array, *types: TensorType) -> Sequence[Array | None]:
-        """Return the view of y that holds the elements of each input, for ops that only concatenate or reorder.
+        """Return the view of y that contains the elements of each input, for ops that only concatenate or reorder.
 
-        None stands for an input without such a view.  An input that is computed directly in its view needs no copy.
+        None stands for an input without a view.  An input that is computed directly in its view needs no copy.
         """
         return (None,) * len(types)
 
@@ -273,7 +273,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def broadcast_rule(types: Sequence[TensorType], linear: tuple[tuple[int, ...], ...] = ()) -> Rule:
-    """Return the rule of an elementwise op. Right-aligned axes are split together, and broadcast axes of size 1 stay whole."""
+    """Return the rule of an elementwise op. Right-aligned axes are split together, and broadcast axes of size 1 are not split."""
     ndim = max((t.ndim for t in types), default=0)
     full = np.broadcast_shapes(*(t.shape for t in types))
     words = []

@@ -231,7 +231,7 @@ class DropoutMask(Indexed):
 
 
 def dropout(x: Tensor, rate: float, counter: Tensor, *, key: str, seed: int = 0, name: str | None = None) -> Tensor:
-    """Set each element of x to zero with probability `rate`, and divide the others by 1 - rate."""
+    """Set each element of x to zero with probability `rate`, and divide the remaining elements by 1 - rate."""
     mask = apply(DropoutMask(rate, key, seed), x, counter)
     result: Tensor = multiply(x, mask, name=name)
     return result

@@ -24,7 +24,7 @@ class RowUpdate(Updated):
     """Optimizer update `op` of a table and its slots, with the gradient g[k, b...] = sum of rows[i..., b...] over all i with ids[i...] == k.
 
     Inputs: the table and its slots, rows, ids, and the scalars of `op`.  Rows without a gradient are updated with gradient 0, so decay and moving
-    averages change them; with `lazy` they keep their values.  `offset` is the first row of a rank's shard of the table.
+    averages change them; with `lazy` they do not change.  `offset` is the first row of a rank's shard of the table.
     """
 
     op: OptimizerUpdate

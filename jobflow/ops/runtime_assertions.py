@@ -80,7 +80,7 @@ class RuntimeAssertion(Op):
         return wrong
 
     def bounds(self, x: Array) -> tuple[float | None, float | None]:
-        """Return the bounds that elements of the type of x can violate, and None in place of the others."""
+        """Return (low, high), each replaced by None if no element of the type of x can violate it."""
         if x.dtype.kind not in "iu":
             return self.low, self.high
         can = _span(x.dtype)

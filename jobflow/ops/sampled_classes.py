@@ -1,7 +1,7 @@
 """Sampling of classes for one step: the classes of the labels, and random other classes (X. An et al., Partial FC, 2020).
 
-The classes are divided into one range per rank.  Each range contributes the same number of samples, so a rank needs only the weights of its
-own range.
+The classes are divided into one range per rank.  Each range contributes the same number of samples, so a rank needs only the weights of one
+range.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class SampleClasses(Op):
 
 
 class GatherLocalRows(Gather):
-    """Gather along axis 0 without communication: each rank requests only rows of its own shard."""
+    """Gather along axis 0 without communication: each rank requests only rows of its shard."""
 
     axis: int = 0
 

@@ -147,7 +147,7 @@ class CumProdTail(Op):
 
 
 def _along(axis: int, ndim: int) -> str:
-    """Return the rule letters of `ndim` axes, where `axis` stays whole."""
+    """Return the rule letters of `ndim` axes, where `axis` is not split."""
     return "".join(LETTERS[i].upper() if i == axis else LETTERS[i] for i in range(ndim))
 
 

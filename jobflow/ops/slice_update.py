@@ -17,7 +17,7 @@ from jobflow.ops.slices import CopyInto, Edges, Slice, flip, window_of
 
 
 class Subscript(Slice):
-    """Slice of x with partial results: a rank of a split sliced axis contributes its elements, and zeros for the others."""
+    """Slice of x with partial results if a sliced axis is split: elements of other ranks are zero."""
 
     def rule(self, x: TensorType) -> Rule:
         parts = tuple(Signature((S(i),), (P,)) for i, full in enumerate(self.full(x.shape)) if not full)
@@ -54,10 +54,10 @@ class SliceUpdate(Op):
         return x
 
     def rule(self, x: TensorType, v: TensorType) -> Rule:
-        """Return a rule that splits x and v alike along full axes.
+        """Return a rule that splits x and v equally along full axes.
 
-        If x is split along a sliced axis, v is replicated and every rank selects its part.
-        Such a selection along full axes would be wrong if another mesh dimension splits both.
+        If x is split along a sliced axis, v is replicated and every rank selects its shard.
+        This selection would be wrong along full axes if another mesh dimension splits both.
         """
         full = self.window.full(x.shape)
         word = "".join(LETTERS[i] if ok else LETTERS[i].upper() for i, ok in enumerate(full)) or "1"
@@ -92,7 +92,7 @@ class SliceUpdate(Op):
 
 
 class SliceWrite(SliceUpdate):
-    """In-place SliceUpdate, which overwrites x and keeps its layout."""
+    """In-place SliceUpdate, which overwrites x without a change of its layout."""
 
     alias: ClassVar[Mapping[int, int]] = MappingProxyType({0: 0})
     pure = False

@@ -17,7 +17,7 @@ from jobflow.ops.pointwise import call, sample_data
 
 
 def _marks(free: Sequence[bool]) -> str:
-    """Return a rule letter per axis, in upper case for an axis that stays whole (not `free`)."""
+    """Return a rule letter per axis; upper-case letters are axes that are not split (not `free`)."""
     return "".join(LETTERS[i] if ok else LETTERS[i].upper() for i, ok in enumerate(free))
 
 

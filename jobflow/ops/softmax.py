@@ -20,12 +20,12 @@ from jobflow.ops.pointwise import FLOATS, call, check_dtypes, sample_data
 
 
 def whole_axis(ndim: int, axis: int) -> str:
-    """Return the rule letters of `ndim` axes, where `axis` stays whole."""
+    """Return the rule letters of `ndim` axes, where `axis` is not split."""
     return "".join(c.upper() if i == axis else c for i, c in enumerate(LETTERS[:ndim]))
 
 
 class AxisOp(Indexed):
-    """Base class of ops along one axis, which stays whole; all operands have the same shape."""
+    """Base class of ops along one axis, which is not split; all operands have the same shape."""
 
     abstract = True
     axis: int
@@ -42,8 +42,8 @@ class AxisOp(Indexed):
 class Softmax(AxisOp):
     """Softmax along `axis`: y = exp(x - max x) / sum exp(x - max x).
 
-    If all elements of a row are -inf, y is NaN, or 0 with `masked`, where -inf marks masked elements.  The op with `masked` raises the maximum of
-    such a row to a finite number, and its sum 0 to 1.
+    If all elements of a row are -inf, y is NaN, or 0 with `masked`, where -inf marks masked elements.  With `masked`, the maximum of the row is
+    raised to a finite number, and the sum to 1.
     """
 
     precision = "follows"
@@ -134,10 +134,7 @@ class LogSoftmaxGrad(AxisOp):
 
 
 class CausalSoftmax(Indexed):
-    """Softmax of scale x along the last axis, over the columns with column - row <= diagonal.
-
-    The other columns are zero.  A row without such a column is zero.
-    """
+    """Softmax of scale x along the last axis, over the columns with column - row <= diagonal; zero in other columns."""
 
     precision = "follows"
     scale: float = 1.0

@@ -1,8 +1,8 @@
 """Verification of plans before they run.
 
 Within a rank, no instruction reads memory that another value has overwritten or that was never written.  Across ranks, all plans follow one
-communication schedule: each rank executes exactly its own communications, in this order.  Every byte of a shared variable is written by
-exactly one rank, or none is written.
+communication schedule: each rank executes exactly the entries in which it participates, in this order.  Every byte of a shared variable is
+written by exactly one rank, or no byte is written.
 
 Only epilogues write variables, and ranks begin them together, so a variable is written after all ranks have read it.  No epilogue reads bytes of
 common memory that another one writes.
@@ -136,7 +136,7 @@ def _verify_meetings(plan: Plan, sends: set[int]) -> None:
 
 @dataclass(frozen=True)
 class PlanSummary:
-    """The part of a rank's plan that is compared across ranks.
+    """The fields of a rank's plan that are compared across ranks.
 
     Ranks number their buffers independently, so a shared buffer is named after its first variable.
     """

@@ -30,7 +30,7 @@ class Traffic(NamedTuple):
 def handed(kind: str, counts: Sequence[int], me: int, n: int) -> int:
     """Return the number of elements that the rank at position `me` of `n` sends in a communication.
 
-    `counts` is that of a `Collective`; for a transfer, it is [size], and the sender has position 0.
+    For a collective, `counts` is `Collective.counts`; for a transfer, it is [size], and the sender has position 0.
     """
     if n == 1:
         return 0

@@ -23,7 +23,7 @@ T = TypeVar("T")
 class Declared:
     """The declaration of a placeholder: its array type and the user's line.
 
-    If `per_device`, `type` is that of the largest array per device.
+    If `per_device`, `type` is the type of the largest array per device.
     """
 
     type: TensorType

@@ -22,8 +22,8 @@ Mode = Literal["nothing", "value", "callback", "future"]
 class HostResult:
     """A result that is computed on the host: arrays of different shapes, up to `tensor_type`, which the job's feed returns under `name`.
 
-    `take` converts the arrays of all rows to the result of a call.  That is an array, a list with one array per device, or, if `nested`, a list with
-    one list per device.
+    `take` converts the arrays of all rows to the result of a call.  The result is an array, a list with one array per device, or, if `nested`, a list
+    with one list per device.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Returned:
     tree: Any
 
     def results(self, returned: Any, what: str) -> Results:
-        """Return the tensors in `returned`; raise JobError if it does not match the annotation.  `what` is the job in messages."""
+        """Return the tensors in `returned`; raise JobError if it does not match the annotation.  `what` is the description of the job in messages."""
         if self.mode == "future" and returned is None:
             return Results("nothing", (), (), None)
         if self.tree is None:
