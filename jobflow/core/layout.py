@@ -95,7 +95,7 @@ class Partial:
         return f"jobflow.sbp.partial_{self.reduce.value}"
 
     def __call__(self) -> Partial:
-        """Return self, as for `Broadcast`."""
+        """Return self, because programs write both `sbp.partial_sum` and `sbp.partial_sum()`."""
         return self
 
 
@@ -389,7 +389,7 @@ class Signature:
     """One legal combination of input and output S/B/P of an op along one mesh dimension.
 
     A signature with `divides` > 0 is legal only if the number of ranks that split the axis divides this number.
-    A merging reshape needs it: shards of [b, t] are shards of [b * t] only if b divides evenly.
+    Merging reshapes use `divides`: shards of [b, t] are shards of [b * t] only if b divides evenly.
     """
 
     inputs: tuple[Sbp, ...]

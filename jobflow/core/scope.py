@@ -193,7 +193,7 @@ class placement(_Entered):
         self.hierarchy = None if hierarchy is None else _elements(hierarchy)
         if not self.devices:
             what = 'a text such as "0:0-3", or a list of such texts or of ranks'
-            raise PlacementError(f"placement at {user_line()}: machine_device_ids is {what}, not {machine_device_ids!r}")
+            raise PlacementError(f"placement at {user_line()}: machine_device_ids must be {what}, not {machine_device_ids!r}")
         if self.hierarchy is not None and not (self.hierarchy and all(isinstance(n, Integral) for n in self.hierarchy)):
             raise PlacementError(f"placement at {user_line()}: hierarchy must be a shape of the devices such as (2, 2); got {hierarchy!r}")
 

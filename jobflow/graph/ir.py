@@ -197,7 +197,7 @@ class Sharded:
 
 @dataclass(frozen=True)
 class Physical:
-    """A graph with layouts in which layout changes are separate nodes: every node reads its inputs in the layouts of the values."""
+    """A graph in which layout changes are separate nodes, so that every node reads its inputs in their stored layouts."""
 
     graph: Graph
     layouts: dict[Value, Layout | Local]

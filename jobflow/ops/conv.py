@@ -285,7 +285,7 @@ def conv_op(
     """Return the op of `conv` for operands of these logical types; raise ShapeError for invalid sizes or options."""
     ndim = x.ndim - 2
     if not 1 <= ndim <= 3 or w.ndim != x.ndim:
-        raise ShapeError(f"conv: x {x} and w {w} must both have 2 axes and the same 1 to 3 spatial axes")
+        raise ShapeError(f"conv: x {x} and w {w} must have equally many axes: 2, and 1 to 3 spatial axes")
     strides, dilations = axis_values("conv", "strides", strides, ndim), axis_values("conv", "dilations", dilations, ndim)
     if groups < 1:
         raise ShapeError(f"conv: groups {groups} must be at least 1")

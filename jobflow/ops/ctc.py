@@ -43,7 +43,7 @@ class CtcLoss(Op):
         check_dtypes("ctc_loss", FLOATS, x)
         for word, ids in (("targets", targets), ("input_lengths", frames), ("target_lengths", labels)):
             if not ids.dtype.is_integer:
-                raise DtypeError(f"ctc_loss: {word} {ids} are not integers")
+                raise DtypeError(f"ctc_loss: {word} {ids} are not integers; cast them with cast({word}, int64)")
         n = x.shape[1:2]
         if x.ndim != 3 or targets.ndim != 2 or targets.shape[:1] != n or frames.shape != n or labels.shape != n:
             raise ShapeError(
@@ -128,7 +128,7 @@ class CtcGreedyDecoder(Op):
     def infer(self, x: TensorType, lengths: TensorType) -> tuple[TensorType, TensorType]:
         check_dtypes("ctc_greedy_decoder", FLOATS, x)
         if not lengths.dtype.is_integer:
-            raise DtypeError(f"ctc_greedy_decoder: input_lengths {lengths} are not integers")
+            raise DtypeError(f"ctc_greedy_decoder: input_lengths {lengths} are not integers; cast them with cast(input_lengths, int64)")
         if x.ndim != 3 or lengths.shape != x.shape[1:2]:
             raise ShapeError(f"ctc_greedy_decoder: log_probs {x} must be [frames, n, classes], and input_lengths {lengths} [n]")
         frames, n, classes = x.shape

@@ -64,7 +64,7 @@ def derivative(op: Op, types: tuple[TensorType, ...], existing: tuple[bool, ...]
 
 
 def through(parts: Callable[..., Sequence[Tensor] | None], inputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Grads:
-    """Differentiate `parts`, a function of ordinary ops; return the gradients of `inputs`, where `gradients` are those of its outputs."""
+    """Differentiate `parts`, a function of ordinary ops; return the gradients of `inputs`. `gradients` are the gradients of its outputs."""
     values = [_Value(x.tensor_type, i) for i, x in enumerate(inputs)]
     seeds = [None if dy is None else _Value(dy.tensor_type, len(values) + i) for i, dy in enumerate(gradients)]
     recorder = _OpRecorder(len(values) + len(seeds))

@@ -28,7 +28,7 @@ _INTEGERS = "iu"
 
 def _check_ids(what: str, ids: TensorType) -> None:
     if not ids.dtype.is_integer:
-        raise DtypeError(f"{what}: the indices {ids} are not integers")
+        raise DtypeError(f"{what}: the indices {ids} are not integers; cast them with cast(ids, int64)")
 
 
 def _clipped_indices(xp: Xp, ids: Array, offset: int, size: int) -> tuple[Array, Array]:

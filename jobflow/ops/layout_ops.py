@@ -163,7 +163,7 @@ class ToLocal(ViewConversion):
 
 
 class ToGlobal(ViewConversion):
-    """Conversion of the ranks' tensors of the mirrored view to the logical tensor in `sbp` with these shards."""
+    """Conversion of the ranks' tensors of the mirrored view to the logical tensor in `sbp`. The ranks' tensors are its shards."""
 
     def infer(self, x: TensorType) -> TensorType:
         shape = list(x.shape)

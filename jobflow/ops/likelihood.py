@@ -53,7 +53,7 @@ class NegativeLogLikelihood(Indexed):
             raise DtypeError(f"{WHAT}: labels {labels} are not integers; cast them with cast(labels, int64)")
         rows = (*x.shape[: self.axis], *x.shape[self.axis + 1 :])
         if labels.shape != rows:
-            raise ShapeError(f"{WHAT}: labels {labels} must have the shape {list(rows)}, which is that of {x} without the class axis {self.axis}")
+            raise ShapeError(f"{WHAT}: labels {labels} must have the shape {list(rows)} of x {x} without the class axis {self.axis}")
         return x.with_shape(rows)
 
     def rule(self, x: TensorType, labels: TensorType) -> Rule:

@@ -259,7 +259,7 @@ class Spread(Op):
 
     def infer(self, x: TensorType) -> TensorType:
         if x.shape != (self.shape[self.axis],):
-            raise ShapeError(f"spread: {x} must have the size of axis {self.axis} of {list(self.shape)}")
+            raise ShapeError(f"spread: {x} must be a vector with the size of axis {self.axis} of {list(self.shape)}")
         return x.with_shape(self.shape)
 
     def rule(self, x: TensorType) -> Rule:

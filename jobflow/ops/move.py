@@ -31,7 +31,7 @@ class Roll(Op):
 
     def infer(self, x: TensorType) -> TensorType:
         if len(self.shifts) != x.ndim:
-            raise ShapeError(f"roll: {list(self.shifts)} must be one shift for each axis of {x}")
+            raise ShapeError(f"roll: shifts {list(self.shifts)} must have one entry for each axis of {x}")
         return x
 
     def rule(self, x: TensorType) -> Rule:

@@ -189,7 +189,7 @@ class DropoutMask(Indexed):
     def infer(self, x: TensorType, counter: TensorType) -> TensorType:
         _check_counter("dropout", counter)
         if not 0 <= self.rate < 1:
-            raise ArgumentError(f"dropout: rate {self.rate} is not in [0, 1)")
+            raise ArgumentError(f"dropout: rate {self.rate} must be in [0, 1)")
         return x
 
     def rule(self, x: TensorType, counter: TensorType) -> Rule:

@@ -41,7 +41,7 @@ class SampleClasses(Op):
 
     def infer(self, labels: TensorType, counter: TensorType) -> tuple[TensorType, TensorType]:
         if labels.ndim != 1 or not labels.dtype.is_integer:
-            raise DtypeError(f"distributed_partial_fc_sample: the labels {labels} are not a vector of integers")
+            raise DtypeError(f"distributed_partial_fc_sample: labels {labels} must be a vector of integers")
         least = self.classes // self.parts
         if self.count % self.parts or not 0 < self.count // self.parts <= least:
             raise ShapeError(

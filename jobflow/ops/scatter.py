@@ -74,7 +74,7 @@ class Scatter(Op):
 
 def _check(what: str, axis: int, x: TensorType, ids: TensorType, v: TensorType) -> None:
     if not ids.dtype.is_integer:
-        raise DtypeError(f"{what}: the indices {ids} are not integers")
+        raise DtypeError(f"{what}: the indices {ids} are not integers; cast them with cast(ids, int64)")
     if x.dtype is not v.dtype:
         raise DtypeError(f"{what}: {x} and the new values {v} differ in element type; cast one of them with cast(x, dtype)")
     normal_axis(what, axis, x.ndim)

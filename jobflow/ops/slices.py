@@ -224,7 +224,7 @@ class Concat(Op):
         if len(shapes) > 1 or any(not 0 <= self.axis < x.ndim for x in xs):
             raise ShapeError(f"concat along axis {self.axis}: {listed} differ in size along another axis")
         if any(x.dtype is not xs[0].dtype for x in xs):
-            raise DtypeError(f"concat: {listed} differ in element type; cast them to one with cast(x, dtype)")
+            raise DtypeError(f"concat: {listed} differ in element type; cast them to one type with cast(x, dtype)")
         first = xs[0].shape
         return xs[0].with_shape((*first[: self.axis], sum(x.shape[self.axis] for x in xs), *first[self.axis + 1 :]))
 

@@ -1,4 +1,4 @@
-"""Lazy arguments of jobs, of which each rank reads only its shard."""
+"""Lazy arguments of jobs: each rank reads only its shard."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ class TestSmallNames:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (("cpu", None), "machine_device_ids is a text such as .*, not None"),
+            (("cpu", None), "machine_device_ids must be a text such as .*, not None"),
             (("cpu", []), "or a list of such texts or of ranks, not ."),
             (("cpu", b"0:0"), "not b'0:0'"),
             ((0, "0:0"), "device_tag 0 is unknown"),
