@@ -150,5 +150,5 @@ def test_dropout() -> None:
         assert dropout(laws.Result(x), 0.0, laws.Result(np.array([1])), key="drop").array.tolist() == x.tolist()
     assert sorted(set(y.ravel().tolist())) == [0.0, float(np.float32(4 / 3))]
     assert abs((y == 0).mean() - 0.25) < 0.005
-    with pytest.raises(ArgumentError, match=r"rate 1.0 is not in \[0, 1\)"):
+    with pytest.raises(ArgumentError, match=r"rate 1.0 must be in \[0, 1\)"):
         laws.run(DropoutMask(1.0, "drop"), [x, np.array([1])])
