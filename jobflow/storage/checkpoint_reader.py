@@ -143,7 +143,7 @@ class Opened:
             info = header.infos.get(name)
             if info is None or (info.shape, info.dtype.name) != (shape, dtype):
                 has = f"{info.dtype.name}{list(info.shape)}" if info else "no tensor of this name"
-                raise CheckpointError(f'{self.root / file}: tensor "{name}" should be {dtype}{list(shape)}, but the file has {has}')
+                raise CheckpointError(f'{self.root / file}: tensor "{name}" is {dtype}{list(shape)} in the manifest, but the file has {has}')
 
     def check(self) -> None:
         """Check all headers without reading the data."""
@@ -370,7 +370,7 @@ def _load_legacy(root: AnyPath, types: Mapping[str, TensorType]) -> Checkpoint:
     except FileNotFoundError:  # removed by another process
         raise CheckpointError(f"checkpoint {root}: there is no such directory") from None
     if not names:
-        raise CheckpointError(f"checkpoint {root}: the directory contains neither a {manifest.NAME} nor a directory per variable")
+        raise CheckpointError(f"checkpoint {root}: the directory contains neither a {manifest.NAME} nor a directory per variable; pass another path")
     return Checkpoint(root, {name: LegacyTensor(name, root / name / "out", types.get(name)) for name in names}, {})
 
 
@@ -378,7 +378,7 @@ def _legacy_type(meta: AnyPath) -> TensorType:
     text = content(meta, HEADER, CheckpointError).decode(errors="replace")
     kind = re.search(r"data_type:\s*(\w+)", text)
     if kind is None or kind[1] not in LEGACY_TYPES:
-        raise CheckpointError(f"{meta}: the element type {kind[1] if kind else 'is missing and'} is not one of {', '.join(LEGACY_TYPES)}")
+        raise CheckpointError(f"{meta}: the element type is {kind[1] if kind else 'missing'}, not one of {', '.join(LEGACY_TYPES)}")
     try:
         shape = shape_of([int(n) for n in re.findall(r"\bdim:\s*(\d{1,20})", text)])
     except ValueError as error:

@@ -133,7 +133,7 @@ def _described(file: Any, path: AnyPath, name: str, member: zipfile.ZipInfo | No
     except Exception as error:  # NumPy parses the header as Python, which may raise any type
         raise fault(f"{what} is not an array in NumPy's format: {error}") from error
     if dtype.hasobject:
-        raise fault(f"{what} contains Python objects; only arrays of numbers are read")
+        raise fault(f"{what} contains Python objects; save arrays of numbers")
     return FileArray(path, name, shape, dtype, fortran_order, file.tell(), member, fault, mark)
 
 
@@ -141,4 +141,4 @@ def _check_size(array: FileArray, size: int, what: str) -> None:
     """Raise the array's `fault` unless header and data together have `size` bytes."""
     if size - array.start != array.nbytes:
         where = f"{array.dtype}{list(array.shape)} at byte {array.start}"
-        raise array.fault(f"{what} is damaged: {where} needs {array.nbytes} bytes, but there are {size - array.start}")
+        raise array.fault(f"{what} is damaged: {where} needs {array.nbytes} bytes, but the file has {size - array.start}")

@@ -74,7 +74,7 @@ def trained(loaded: Loaded, checkpoint: str | Path | None) -> Iterator[tuple[Job
     with at_line(line_of(loaded, "")), prepared(loaded, only=()) as jobs:
         located = together(jobs.session, look)
         if located is None:
-            raise CheckpointError(f"there is no checkpoint in {loaded.config.checkpoint.directory}; train first, or name one with --checkpoint")
+            raise CheckpointError(f"there is no checkpoint in {loaded.config.checkpoint.directory}; train first, or pass one with --checkpoint")
         yield jobs, *located
 
 

@@ -70,7 +70,7 @@ class Curve:
 
 @dataclass
 class History(Watcher):
-    """A callback that records a run; `lines` has the names of the metrics files as keys, such as "loss" and "validation/loss"."""
+    """A callback that records a run; the keys of `lines` are metric names as in metrics files, such as "validation/loss"."""
 
     lines: dict[str, Line] = field(default_factory=dict)
     seconds: array[float] = field(default_factory=lambda: array("d"))

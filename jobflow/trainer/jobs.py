@@ -347,7 +347,9 @@ def epoch_length(config: TrainConfig, samples: Samples | Stream | None) -> int:
         return 0
     count, size = len(samples), config.data.batch_size
     if config.data.drop_last and count < size:
-        raise ConfigError(f"data.batch_size: data.train has {count} samples, less than a batch of {size}; reduce it, or set data.drop_last: false")
+        raise ConfigError(
+            f"data.batch_size: data.train has {count} samples, less than a batch of {size}; reduce the batch, or set data.drop_last: false"
+        )
     return count // size if config.data.drop_last else -(-count // size)
 
 

@@ -153,7 +153,7 @@ class Loop:
             return self._watched(self._info(checkpoint), first)
 
     def _watched(self, info: RunInfo, first: bool) -> Outcome:
-        """Run the remaining steps; only the rank with `first` set calls the callbacks."""
+        """Run the remaining steps; only the rank whose `first` is True calls the callbacks."""
         self.info = info
         self.watchers = tuple(self.callbacks) if first else ()
         try:

@@ -114,7 +114,7 @@ class Records(Watcher, ABC):
     @property
     @abstractmethod
     def place(self) -> Path:
-        """The file, or the directory of files."""
+        """The path of the file, or of the directory of files."""
 
     @property
     @abstractmethod

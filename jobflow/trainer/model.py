@@ -71,7 +71,9 @@ class TrainingConfig:
     def config_data(self, data: DataModule) -> None:
         """Set the source of batches."""
         if not isinstance(data, DataModule):
-            raise ArgumentError(f"{type(self).__name__}.config_data at {user_line()}: {data!r} is not a model.DataModule or a model.NumpyDataModule")
+            raise ArgumentError(
+                f"{type(self).__name__}.config_data at {user_line()}: data is {data!r}; pass a model.DataModule or a model.NumpyDataModule"
+            )
         self.data = data
 
 
@@ -96,11 +98,11 @@ class CheckpointConfig:
         self.save_interval = 1
 
     def config_load(self, dirpath: str) -> None:
-        """Load this checkpoint before the first step."""
+        """Set the checkpoint that `fit` loads before the first step."""
         self.load_dirpath = dirpath
 
     def config_save(self, dirpath: str, step_interval: int = 1) -> None:
-        """Save after every `step_interval` steps."""
+        """Set the path prefix of saved checkpoints, and the number of steps between them."""
         self.save_dirpath, self.save_interval = dirpath, _interval("CheckpointConfig.config_save", step_interval)
 
 

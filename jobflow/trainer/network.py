@@ -312,7 +312,9 @@ def layered(network: Network, fields: Mapping[str, TensorType]) -> Network:
         _check_takes_one(network.module, network, fields)
     inputs = [name for name in fields if name != LABELS] if named is None else [name for name, needed in named.items() if needed]
     if not inputs:
-        raise ConfigError(f"{network.key}: the samples have {', '.join(fields) or 'no fields'}; {network.what} needs an input beside {LABELS}")
+        raise ConfigError(
+            f"{network.key}: {network.what} needs an input field, but the samples have {', '.join(fields) or 'no fields'}; add one to data.train"
+        )
     if named is None:
         del inputs[1:]
     return replace(network, known=(*inputs, *(named or {}), LABELS), needed=tuple(inputs), others=False)

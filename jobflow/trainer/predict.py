@@ -147,7 +147,7 @@ def reader_for(config: TrainConfig, source: AnyPath) -> str:
         return trained
     if known is None:
         raise ArgumentError(
-            f"--input {source}: only files of {', '.join(_BY_SUFFIX)} can be read for a model that was trained with the reader {trained}"
+            f"--input {source}: a model that was trained with the reader {trained} reads only {', '.join(_BY_SUFFIX)} files; convert the input"
         )
     return known
 
@@ -226,7 +226,9 @@ def generate(
     """Generate the continuation of a prompt, `count` characters (bytes for a model of bytes); `say` receives it in pieces."""
     config = loaded.config
     if not is_of_text(config):
-        raise ConfigError(f"data.train.reader is {config.data.train.reader}; only models that were trained on text can continue a prompt")
+        raise ConfigError(
+            f"data.train.reader is {config.data.train.reader}, but only models that were trained on text can continue a prompt; pass --input"
+        )
     length = int(config.data.train.arguments.get("length", inspect.signature(READERS["text"]).parameters["length"].default))
     with trained(loaded, checkpoint) as (jobs, path, extra):
         words = vocabulary_of(extra.get("facts", {}))
@@ -257,7 +259,7 @@ def _of_prompts(network: Network) -> Network:
     more = [name for name in network.needed if name != TOKENS]
     if more:
         raise ConfigError(
-            f"{network.where}: {network.what} needs the field{'s' if len(more) > 1 else ''} {', '.join(more)}, and a prompt has {TOKENS} only;  "
+            f"{network.where}: {network.what} needs the field{'s' if len(more) > 1 else ''} {', '.join(more)}, but a prompt has {TOKENS} only;  "
             f"give the parameter a default, such as {more[0]}=None, and return the scores without it"
         )
     return network

@@ -206,7 +206,7 @@ def where_time_went(history: History) -> Iterator[tuple[str, float]]:
 
 
 def spread(seconds: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
-    """Return quantiles of step times."""
+    """Return quantiles, maximum and mean of step times in seconds by name."""
     quantiles = {"median": 0.5, "9 of 10 within": 0.9, "99 of 100 within": 0.99}
     return {name: float(np.quantile(seconds, q)) for name, q in quantiles.items()} | {"slowest": float(seconds.max()), "mean": float(seconds.mean())}
 

@@ -84,7 +84,7 @@ class Progress:
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CheckpointError(
-                f"{path} was not saved by the trainer ({type(error).__name__}: {error}); it has variables to load, but no run to resume"
+                f"{path} was not saved by the trainer ({type(error).__name__}: {error}); pass another checkpoint, or --resume never"
             ) from None
 
 
@@ -172,7 +172,7 @@ def chosen(series: Series, option: str, advice: str = NEVER) -> AnyPath | None:
     if not (path / "manifest.json").is_file():
         newest = _newest(Series(path), "repair one, or give another path")
         if newest is None:
-            raise CheckpointError(f"--resume {option}: the directory has no complete checkpoint")
+            raise CheckpointError(f"--resume {option}: the directory has no complete checkpoint; pass a checkpoint, auto or never")
         return newest
     return path
 

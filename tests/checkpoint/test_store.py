@@ -227,7 +227,7 @@ def test_files_of_another_checkpoint_raise(tmp_path: Path) -> None:
     file = "tensors-00001.safetensors"
     for other, has in (("b", r"float32\[4\]"), ("c", "no tensor of this name")):
         (tmp_path / "a" / file).write_bytes((tmp_path / other / file).read_bytes())
-        with pytest.raises(CheckpointError, match=rf'tensor "w" should be float32\[3\], but the file has {has}'):
+        with pytest.raises(CheckpointError, match=rf'tensor "w" is float32\[3\] in the manifest, but the file has {has}'):
             load(tmp_path / "a")
     (tmp_path / "a" / file).unlink()
     with pytest.raises(CheckpointError, match=r"tensors-00001\.safetensors is missing"):

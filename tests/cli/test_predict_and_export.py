@@ -177,4 +177,4 @@ output: {tmp_path}/out
     assert main(["predict", str(config), "--prompt", "ab", "--length", "6", "--temperature", "0"]) == 0
     assert capsys.readouterr().out == "abcdefgh\n"
     assert main(["predict", str(config), "--prompt", "ab", "--set", "model.builder=own_text:Needy"]) == 2
-    assert "own_text:Needy needs the field targets, and a prompt has tokens only" in capsys.readouterr().err
+    assert "own_text:Needy needs the field targets, but a prompt has tokens only" in capsys.readouterr().err

@@ -151,7 +151,7 @@ class Wrong(flow.model.NumpyDataModule):
     [
         (lambda: Functions().fit(), JobError, "neither training_config nor validation_config was passed; pass one of them"),
         (lambda: Functions().fit(flow.model.TrainingConfig()), JobError, r"the TrainingConfig has no data; call its config_data\(...\)"),
-        (lambda: configured(data=Functions()), ArgumentError, "is not a model.DataModule or a model.NumpyDataModule"),
+        (lambda: configured(data=Functions()), ArgumentError, "pass a model.DataModule or a model.NumpyDataModule"),
         (lambda: Functions().fit(configured(data=Wrong())), ArgumentError, "Wrong.forward at .* returned ndarray; return a tuple of NumPy arrays"),
         (lambda: flow.model.Model().fit(configured()), NotImplementedError, "Model has no configure_optimizers"),
         (lambda: flow.model.CheckpointConfig().config_save("x", 0), ArgumentError, "step_interval is 0; pass an int of at least 1"),

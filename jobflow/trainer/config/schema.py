@@ -24,7 +24,10 @@ class Notes:
 
 
 def key(meaning: str, also: str = "", derived: str = "", **bounds: Any) -> Any:
-    """Return the field of a key.  `also`: names of the key in other programs; `derived`: the value, usually a reference, of an omitted key."""
+    """Return the pydantic field of a key.
+
+    `also` lists names of the key in other programs. `derived` is the value of an omitted key, usually a reference to another key.
+    """
     field: FieldInfo = Field(description=meaning, **bounds)
     field.metadata.append(Notes(tuple(also.split()), derived))
     return field

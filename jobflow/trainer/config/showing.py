@@ -76,7 +76,7 @@ def _map(values: dict[str, Any], indent: str, path: Path, loaded: Loaded) -> Ite
 
 
 def _entry(entry: Any, path: Path, loaded: Loaded) -> Iterator[tuple[str, str]]:
-    """Return the lines of a list entry."""
+    """Return the lines of a list entry with the origins of their values."""
     return _map(entry, "", path, loaded) if isinstance(entry, dict) and entry else iter([(word(entry), str(loaded.origin(dotted(path))))])
 
 

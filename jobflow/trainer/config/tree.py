@@ -98,7 +98,7 @@ class Problems:
         self._around: set[Path] = set()
 
     def add(self, at: Origin, path: Path, message: str, legal: str = "") -> None:
-        """Add a problem.  Raise ConfigErrors at the limit, so that a hostile file cannot cause endless checks."""
+        """Add a problem; raise ConfigErrors at MOST problems, so that a hostile file cannot cause endless checks."""
         short = message if len(message) <= LETTERS else f"{message[: LETTERS - 100]} ... {message[-100:]}"
         self.by_place.setdefault((at, path), Problem(at.file, at.line, at.column, dotted(path), short, legal))
         self._around.update(prefixes(path))

@@ -1,7 +1,7 @@
 """Validation: tree -> checked values.  pydantic detects errors; this module adds their source position and message.
 
-An error of pydantic has a type, the location of the value, and the violated limits.  The message states the expected value, the actual value,
-and the one that was probably intended.
+An error of pydantic has a type, the location of the value, and the violated limits.  The message states the expected and the actual value, and
+suggests a correction.
 """
 
 from __future__ import annotations
