@@ -75,17 +75,21 @@ def folder_of(module: str) -> str:
 
 
 def everywhere(tree: ast.AST) -> Iterator[ast.AST]:
-    """All that is written in a module."""
-    return ast.walk(tree)
+    """All statements of a module."""
+    for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for node in getattr(tree, block, ()):
+            yield node
+            yield from everywhere(node)
 
 
 def at_once(tree: ast.AST) -> Iterator[ast.AST]:
-    """All that runs when a module is imported: not the bodies of functions, nor what is for type checkers."""
-    for node in ast.iter_child_nodes(tree):
-        later = isinstance(node, ast.FunctionDef | ast.Lambda) or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-        if not later:
-            yield node
-            yield from at_once(node)
+    """The statements that run when a module is imported: no bodies of functions, and no imports for type checkers."""
+    for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for node in getattr(tree, block, ()):
+            later = isinstance(node, ast.FunctionDef) or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+            if not later:
+                yield node
+                yield from at_once(node)
 
 
 def imports(
@@ -107,7 +111,7 @@ def imports(
 
 def documentation(tree: ast.AST) -> set[ast.AST]:
     """Return the nodes of docstrings and of other strings that are statements."""
-    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+    return {node.value for node in everywhere(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
 
 
 def named_in_strings(source: str, names: set[str]) -> Iterator[tuple[int, str]]:

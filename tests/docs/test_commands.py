@@ -29,6 +29,7 @@ ELSEWHERE = {
     r"^scripts/record$": "runs for minutes; tests/records does what it does",
     r"^jobflow doctor$": "measures the machine; tests/cli/test_doctor.py runs it",
     r"^scripts/tighten_writing": "writes the record of the checkout; tests/test_words.py compares it",
+    r"^scripts/refresh( --check)?$": "writes files of the checkout; other tests compare each of them",
     r"^scripts/refresh_compatibility$": "writes a page of the checkout; tests/face compares it",
     r"^scripts/refresh_docs$": "writes pages of the checkout; tests/docs/test_generated.py runs it with --check",
     r"^scripts/refresh_docs --rules": "tests/ops compares that page",

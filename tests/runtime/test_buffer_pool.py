@@ -63,7 +63,8 @@ def test_buffer_returns_when_the_last_holder_dies(name: str, pool: BufferPool) -
     other = pool.allocator(TYPE)()
     assert free(pool) == 0
     del holder, other
-    gc.collect()
+    if name == "cycle":
+        gc.collect()
     assert free(pool) == 2
 
 

@@ -52,12 +52,12 @@ def test_rules_broken_by_name(name: str, rules: list[str]) -> None:
     ],
 )
 def test_each_kind_of_definition_counts(source: str) -> None:
-    assert [name for _, name in writing.defined_names(ast.parse(source)) if rules_broken_by_name(name)]
+    assert [name for _, name in writing.defined_names(ast.walk(ast.parse(source))) if rules_broken_by_name(name)]
 
 
 @pytest.mark.parametrize("source", ["f(found=1)", "x.found", "print(found)", "from a import found"])
 def test_uses_do_not_count(source: str) -> None:
-    assert not [name for _, name in writing.defined_names(ast.parse(source)) if rules_broken_by_name(name)]
+    assert not [name for _, name in writing.defined_names(ast.walk(ast.parse(source))) if rules_broken_by_name(name)]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from vocabulary import FIRST_WORDS, LONGEST_SENTENCE, PARTS, WHOLE
@@ -49,15 +50,16 @@ def words(name: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", name)]
 
 
+@cache
 def rules_broken_by_name(name: str) -> list[str]:
     joined = f"_{'_'.join(words(name))}_"
     bare = name.strip("_")
     return [part for part in PARTS if f"_{part}_" in joined] + ([bare] if bare in WHOLE else [])
 
 
-def defined_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def defined_names(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """(line, name) of each definition: modules by `as`, functions, classes, parameters, variables, attributes."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.lineno, node.name
         elif isinstance(node, ast.arg):
@@ -72,9 +74,9 @@ def defined_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.name
 
 
-def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def docstrings(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """(line, cleaned text) of each docstring."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text:
@@ -90,10 +92,10 @@ def sentences(text: str) -> Iterator[list[str]]:
 
 
 def breaches(path: Path) -> Iterator[Breach]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for line, name in [(1, path.stem), *defined_names(tree)]:
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    for line, name in [(1, path.stem), *defined_names(nodes)]:
         yield from (Breach(line, rule, name) for rule in rules_broken_by_name(name))
-    for line, text in docstrings(tree):
+    for line, text in docstrings(nodes):
         first = re.match(r"[\W_]*(\w+)", text)
         if first and first[1].lower() in FIRST_WORDS:
             yield Breach(line, FIRST, first[1])
