@@ -10,6 +10,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; NumPy reads 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import atexit
+import gc
 import shutil
 import tempfile
 import threading
@@ -26,6 +27,8 @@ from jobflow.core import notices
 if "JOBFLOW_CACHE" not in os.environ:  # for the workers of this run, and for the programs that tests start
     os.environ["JOBFLOW_CACHE"] = tempfile.mkdtemp(prefix="jobflow-cache-")
     atexit.register(shutil.rmtree, os.environ["JOBFLOW_CACHE"], ignore_errors=True)
+
+gc.set_threshold(20_000, 25, 25)  # a process of tests keeps a million objects, and full collections took a tenth of its time
 
 # how long a machine takes to make an example says nothing about the example
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
