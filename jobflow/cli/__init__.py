@@ -7,6 +7,7 @@ in `CODES`.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -139,21 +140,42 @@ def _run(words: Sequence[str]) -> int:
     options, unknown = parser([COMMANDS[name]]).parse_known_args(words)
     if unknown:
         legal = [option for below in parsers(options.parser) for action in below._actions for option in action.option_strings]
-        exact, close = (setting_for(unknown, exactly) if "--set" in legal else "" for exactly in (True, False))
-        near = exact or did_you_mean(unknown[0].partition("=")[0], legal) or close or "; --help lists the options"
+        if "--set" in legal and (misplaced := setting_as_file(options, unknown[0])):
+            options.parser.error(misplaced)
+        exact, close = (setting_for(unknown[0], words, exactly) if "--set" in legal else "" for exactly in (True, False))
+        foreign = getattr(options, "foreign", {}).get(unknown[0].partition("=")[0])
+        near = (
+            f"; did you mean {foreign}?"
+            if foreign
+            else exact or did_you_mean(unknown[0].partition("=")[0], legal) or close or "; --help lists the options"
+        )
         options.parser.error(f"unknown argument {unknown[0]}{near}")
     return int(options.run(options))
 
 
-def setting_for(words: Sequence[str], exactly: bool) -> str:
-    """Suggest `; did you mean --set optimizer.lr=3?` for `--lr 3` or `optimizer.lr=3`; return "" without a matching key."""
+#: attributes of commands that read a configuration, and their names in the usage
+FILES = {"config": "FILE", "file": "FILE", "job": "job"}
+
+
+def setting_as_file(options: argparse.Namespace, following: str) -> str:
+    """Return the error of a setting such as `optimizer.lr=0.1` that was read as the file, because it stands before it; "" for a file."""
+    from jobflow.trainer.config.keys import setting_meant
+
+    label, word = next(((label, vars(options)[name]) for name, label in FILES.items() if name in options), ("", ""))
+    meant = "" if following.startswith("-") or os.path.exists(word) else setting_meant(word)
+    return f"{word} is read as {label}{meant.replace('mean ', f'mean {following} ', 1)}" if meant else ""
+
+
+def setting_for(unknown: str, words: Sequence[str], exactly: bool) -> str:
+    """Suggest `; did you mean --set optimizer.lr=3?` for `--lr 3` and for `optimizer.lr=3` among `words`; "" without a matching key."""
     from jobflow.trainer.config.keys import place_meant, setting_meant
 
-    if not words[0].startswith("--"):
-        return setting_meant(words[0]) if exactly else ""
-    option, sign, value = words[0].partition("=")
+    if not unknown.startswith("--"):
+        return setting_meant(unknown) if exactly else ""
+    option, sign, value = unknown.partition("=")
     if not sign:
-        value = next((word for word in words[1:2] if not word.startswith("--")), "...")
+        after = words[words.index(unknown) + 1 :][:1]
+        value = next((word for word in after if not word.startswith("--")), "...")
     place = place_meant(option.lstrip("-"), exactly)
     return f"; did you mean --set {place}={value}?" if place else ""
 

@@ -94,6 +94,8 @@ def _row(path: AnyPath, quick: bool) -> list[Any]:
         checkpoint = open_any(path)
     except ReplacedError:
         raise
+    except manifest.NewerFormatError as error:
+        return [float("inf"), path.name, "?", time, size, "?", "", f"newer format: {error}"]
     except CheckpointError as error:
         return [float("inf"), path.name, "?", time, size, "?", "", f"damaged: {error}"]
     damaged = "" if quick else next(problems(path), "")
@@ -174,8 +176,20 @@ def verify(options: argparse.Namespace) -> int:
             print(f"{path}: removed during the read")
             continue
         bad += bool(damages)
-        print(f"{path}: " + ("intact" if not damages else "DAMAGED" + "".join(f"\n  {line}" for line in damages)))
+        state = "NEWER FORMAT" if _is_newer(path) else "DAMAGED" if damages else "intact"
+        print(f"{path}: {state}" + "".join(f"\n  {line}" for line in damages))
     return int(bool(bad))
+
+
+def _is_newer(path: AnyPath) -> bool:
+    """Return True for a checkpoint of a format that this release cannot verify."""
+    try:
+        open_any(path)
+    except manifest.NewerFormatError:
+        return True
+    except (CheckpointError, OSError):
+        return False
+    return False
 
 
 def _damages(path: AnyPath) -> list[str]:

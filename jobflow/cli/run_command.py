@@ -36,6 +36,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     many = parser.add_mutually_exclusive_group()
     many.add_argument("--devices", type=at_least_one, metavar="N", help="devices of one process")
+    parser.set_defaults(foreign=dict.fromkeys(("-n", "-np", "--np", "--nproc", "--nproc_per_node", "--nproc-per-node"), "--ranks"))
     many.add_argument("--ranks", type=at_least_one, metavar="N", help="processes")
     launch.add_program(parser)
 

@@ -7,6 +7,7 @@
     ├── SbpError            no signature or route for a requested layout     (also ValueError)
     ├── PlacementError      an unknown device, or a rank listed twice        (also ValueError)
     ├── ConfigError         an unknown option, or an invalid value           (also ValueError, AssertionError, AttributeError)
+    │   └── VariableError   an environment variable with an invalid value
     ├── ArgumentError       invalid arguments in a call of a job             (also ValueError, AssertionError)
     ├── JobError            invalid declaration or use of a job              (also AssertionError, NotImplementedError)
     ├── DuplicateNameError  two objects of one job have the same name        (also AssertionError)
@@ -68,6 +69,8 @@ class JobflowError(Exception):
 
     #: True if every rank raises the same error and can continue
     everywhere = False
+    #: True if the environment of the process is wrong, not a line of the program: uncaught, the error is printed without a traceback
+    of_environment = False
     #: the row of the batch with the problem, if known
     row: int | None = None
 
@@ -99,6 +102,12 @@ class PlacementError(JobflowError, ValueError):
 
 class ConfigError(JobflowError, ValueError, AssertionError, AttributeError):
     """Error for an option with an unknown name or an invalid value."""
+
+
+class VariableError(ConfigError):
+    """An environment variable has a wrong value."""
+
+    of_environment = True
 
 
 class ArgumentError(JobflowError, ValueError, AssertionError):

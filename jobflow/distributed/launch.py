@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from jobflow.core.command_line import whole
 from jobflow.core.errors import ConfigError, JobflowError
@@ -62,9 +63,22 @@ def fill(into: argparse.ArgumentParser) -> argparse.ArgumentParser:
     _add(into, "--no_python", action="store_true", help='"script" is any program, run without python')
     _add(into, "--logdir", type=Path, metavar="DIR", help="also write the output of rank N to DIR/rank_N/stdout and stderr")
     _add(into, "--redirect_stdout_and_stderr", action="store_true", help='write the output to these files only (DIR is "log" without --logdir)')
+    into.set_defaults(foreign=dict.fromkeys(("-n", "-np", "--np", "--ranks", "--nproc"), "--nproc_per_node"))
+    _explain_missing_program(into)
     into.add_argument("--grace", type=float, default=GRACE, metavar="S", help=f"seconds between SIGTERM and SIGKILL (default {GRACE:g})")
     add_program(into)
     return into
+
+
+def _explain_missing_program(into: argparse.ArgumentParser) -> None:
+    """Add a hint to the error of a command line without a program."""
+    fail = into.error
+
+    def error(message: str) -> NoReturn:
+        missing = "arguments are required: script" in message
+        fail(f"there is no program; write it after the options, such as: {into.prog} --nproc_per_node 2 train.py" if missing else message)
+
+    into.error = error  # type: ignore[method-assign]
 
 
 def add_program(into: argparse.ArgumentParser) -> None:

@@ -7,13 +7,14 @@ accepted with one notice. Unknown names are errors with a suggestion.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import field, fields, replace
 from typing import Any
 
 import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ConfigError, did_you_mean, user_line
+from jobflow.core.errors import ConfigError, VariableError, did_you_mean, user_line
 from jobflow.core.extras import optional
 from jobflow.core.notices import notice
 from jobflow.core.types import DType
@@ -73,11 +74,21 @@ def devices_from_launcher() -> int | None:
     return variables.number(os.environ, variables.DEVICES, 1) if os.environ.get(variables.DEVICES) else None
 
 
+@contextmanager
+def _of_variable() -> Iterator[None]:
+    """Raise ConfigErrors of the block as errors of an environment variable."""
+    try:
+        yield
+    except ConfigError as error:
+        raise VariableError(str(error)) from None
+
+
 def kernels_at_first() -> str:
-    """Return the default of the option `kernels`; raise ConfigError if the environment sets an unknown value."""
+    """Return the default of the option `kernels`; raise VariableError if the environment sets an unknown value."""
     configured = os.environ.get(variables.KERNELS, "").strip() or "auto"
-    Option(choices=tuple(SETTINGS)).check(variables.KERNELS, configured)
-    check_kernels(configured, f"{variables.KERNELS}={configured}")
+    with _of_variable():
+        Option(choices=tuple(SETTINGS)).check(variables.KERNELS, configured)
+        check_kernels(configured, f"{variables.KERNELS}={configured}")
     own_class()
     return configured
 
@@ -87,9 +98,10 @@ CHECKPOINT_FORMATS = ("jobflow", "oneflow")
 
 
 def checkpoint_format_at_first() -> str:
-    """Return the default of the option `checkpoint_format`; raise ConfigError if the environment sets an unknown value."""
+    """Return the default of the option `checkpoint_format`; raise VariableError if the environment sets an unknown value."""
     configured = os.environ.get(variables.CHECKPOINTS, "").strip() or CHECKPOINT_FORMATS[0]
-    Option(choices=CHECKPOINT_FORMATS).check(variables.CHECKPOINTS, configured)
+    with _of_variable():
+        Option(choices=CHECKPOINT_FORMATS).check(variables.CHECKPOINTS, configured)
     return configured
 
 

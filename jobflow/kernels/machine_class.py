@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from jobflow.core.errors import ConfigError
+from jobflow.core.errors import VariableError
 
 #: by vector registers: without registers of 64 bytes, a CPU of any architecture counts as "avx2".  "amx" also has matrix registers
 MachineClass: TypeAlias = Literal["avx2", "avx512", "amx"]
@@ -29,7 +29,7 @@ _agreed: list[MachineClass] = []
 
 @cache
 def own_class() -> MachineClass:
-    """Return the class of this CPU, or the lower class that JOBFLOW_CPU names; raise ConfigError for an unknown or higher class."""
+    """Return the class of this CPU, or the lower class that JOBFLOW_CPU names; raise VariableError for an unknown or higher class."""
     extensions: Mapping[str, Any] = import_module("numpy").show_config(mode="dicts")[
         "SIMD Extensions"
     ]  # imported here, so that commands can be listed without NumPy
@@ -39,7 +39,7 @@ def own_class() -> MachineClass:
     for name in CLASSES[: CLASSES.index(here) + 1]:
         if name == setting:
             return name
-    raise ConfigError(f"{SETTING}={setting}: not a class of this CPU; set it to one of {', '.join(CLASSES[: CLASSES.index(here) + 1])}")
+    raise VariableError(f"{SETTING}={setting}: not a class of this CPU; set it to one of {', '.join(CLASSES[: CLASSES.index(here) + 1])}")
 
 
 def _has_amx() -> bool:

@@ -1,7 +1,7 @@
 """Handling of Ctrl-C, which is delayed until a step is complete.
 
 A program that catches KeyboardInterrupt sees all variables updated, or none.  An uncaught KeyboardInterrupt prints one line and exits with
-code 130 (`install`).
+code 130 (`install`).  An uncaught error of the environment prints its message only.
 
 Python runs signal handlers in the main thread only, so this module has no effect in other threads.
 """
@@ -100,19 +100,20 @@ class caught(_SigintScope):
 
 
 def install() -> None:
-    """Print an uncaught KeyboardInterrupt in one line, and send SIGINT again if Python had to drop its exception.
+    """Print an uncaught KeyboardInterrupt or error of the environment in one line, and send SIGINT again if Python had to drop its exception.
 
     A hook that the program has set before, or that calls this one, keeps its own report and exit code.
     """
     report, ignored = sys.excepthook, sys.unraisablehook
 
     def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not is_interrupt(error) or shows_traceback() or hasattr(sys, "ps1") or sys.flags.interactive or _has_caller():
+        if shows_traceback() or hasattr(sys, "ps1") or sys.flags.interactive or _has_caller() or not (brief := text_without_traceback(error)):
             report(kind, error, trace)
             return
-        print(described(error), file=sys.stderr, flush=True)
-        forget_interrupt()
-        raise SystemExit(INTERRUPTED)
+        print(brief, file=sys.stderr, flush=True)
+        if is_interrupt(error):
+            forget_interrupt()
+            raise SystemExit(INTERRUPTED)
 
     def unraisable(about: Any) -> None:
         if isinstance(about.exc_value, KeyboardInterrupt):
@@ -150,6 +151,13 @@ def is_interrupt(error: BaseException) -> bool:
     """Return True for KeyboardInterrupt itself, and for an error of pydantic_core whose text ends with its name."""
     wrapped = type(error).__module__.startswith("pydantic_core") and str(error).rstrip(": \n").endswith("KeyboardInterrupt")
     return type(error) is KeyboardInterrupt or wrapped
+
+
+def text_without_traceback(error: BaseException) -> str:
+    """Return the text of an interrupt, or of an error of the environment; "" for other errors, which need a traceback."""
+    if is_interrupt(error):
+        return described(error)
+    return f"{type(error).__name__}: {error}" if getattr(error, "of_environment", False) else ""
 
 
 def forget_interrupt() -> None:

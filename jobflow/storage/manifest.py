@@ -40,6 +40,10 @@ MOST_PAIRS = 10**7
 Spans = tuple[Span, ...]
 
 
+class NewerFormatError(CheckpointError):
+    """A checkpoint of a newer version of the format, which need not be damaged."""
+
+
 @dataclass(frozen=True)
 class Shard:
     """A box of a tensor: its file, the hash of its little-endian bytes, and their offset in the file's tensor of this name."""
@@ -115,17 +119,19 @@ class Manifest:
         try:
             text = content(path, HEADER, CheckpointError)
             body = json_tree(text)
-            version, recorded = body["version"], body.pop("sha256")
+            version = body["version"]
+            if body.get("format") != FORMAT or version not in (1, VERSION):
+                is_newer = body.get("format") == FORMAT and type(version) is int and version > VERSION
+                raise (NewerFormatError if is_newer else CheckpointError)(
+                    f"{path} is a {body.get('format')!r} of version {version!r}; this release reads {FORMAT!r} of versions 1 and {VERSION}"
+                )
+            recorded = body.pop("sha256")
         except FileNotFoundError:
             raise CheckpointError(f"{path} is missing") from None
         except CheckpointError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
-        if body.get("format") != FORMAT or version not in (1, VERSION):
-            raise CheckpointError(
-                f"{path} is a {body.get('format')!r} of version {version!r}; this release reads {FORMAT!r} of versions 1 and {VERSION}"
-            )
         if digest(body) != recorded:
             raise CheckpointError(f"{path} is damaged: its content does not match its hash")
         read = cls._of(body, path)

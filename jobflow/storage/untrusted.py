@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ConfigError, FileError
+from jobflow.core.errors import FileError, VariableError
 from jobflow.storage.remote import AnyPath, RemotePath, local_copy
 
 #: constructor of an error about a file from its message, which begins with the file's name
@@ -45,13 +45,13 @@ class Limit:
 
     @property
     def most(self) -> int:
-        """The limit in force; raises ConfigError if the environment variable is not a size."""
+        """The limit in force; raises VariableError if the environment variable is not a size."""
         text = os.environ.get(self.variable, "").strip()
         if not text:
             return self.default
         match = re.fullmatch(r"(\d{1,18})\s*([KMGT]?)(i?B)?", text, re.IGNORECASE)
         if match is None:
-            raise ConfigError(f"{self.variable} is {text!r}; set it to a number of {self.unit}, such as {self.default} or 8G")
+            raise VariableError(f"{self.variable} is {text!r}; set it to a number of {self.unit}, such as {self.default} or 8G")
         return int(match[1]) * _UNITS[match[2].upper()]
 
     def check(self, size: int, what: str, fault: Fault) -> None:

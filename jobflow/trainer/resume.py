@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from jobflow.compiler.front.dynamic_loss_scale import NOT_FINITE
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import CheckpointError, ConfigError, JobflowError, ReplacedError
+from jobflow.core.errors import CheckpointError, ConfigError, JobflowError, ReplacedError, did_you_mean_or
 from jobflow.core.notices import notice
 from jobflow.data.samples import Samples, Stream
 from jobflow.engine.session import Session
@@ -168,11 +168,15 @@ def chosen(series: Series, option: str, advice: str = NEVER) -> AnyPath | None:
         return _newest(series, advice) if directory.is_dir() else None
     path = path_of(option)
     if not path.is_dir():
-        raise CheckpointError(f"--resume {option}: there is no such directory; give a checkpoint, auto or never")
+        near = did_you_mean_or(option, ("auto", "never"), "pass a checkpoint, auto or never")
+        raise CheckpointError(f"--resume {option}: there is no such directory{near}")
     if not (path / "manifest.json").is_file():
         newest = _newest(Series(path), "repair one, or give another path")
         if newest is None:
-            raise CheckpointError(f"--resume {option}: the directory has no complete checkpoint; pass a checkpoint, auto or never")
+            advice = "pass a checkpoint, auto or never"
+            if (path / "checkpoints").is_dir():
+                advice = f"it is the output of a training: pass --output {option} --resume auto, or --resume {path / 'checkpoints'}"
+            raise CheckpointError(f"--resume {option}: the directory has no complete checkpoint; {advice}")
         return newest
     return path
 

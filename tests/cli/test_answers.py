@@ -53,6 +53,10 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("strategy=zero3", ("--set", "did you mean {zero: 3}?")),
         ("strategy=2x2", ("--set", "did you mean {data: 2, tensor: 2}?")),
         ("strategy=dp", ("--set", "did you mean {data: 2}?")),
+        (
+            "optimizer.momentum=0.9",
+            ('unknown key "momentum" in optimizer (adam); only momentum and lars have it; to use it, set optimizer.name to one of them',),
+        ),
     ],
 )
 def test_settings(file: Path, setting: str, facts: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
@@ -114,6 +118,24 @@ def test_options_that_are_keys(file: Path, words: tuple[str, ...], meant: str, c
         main(["train", str(file), *words])
     assert ended.value.code == 2
     assert f"did you mean {meant}?" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("train", "optimizer.lr=0.1", "RUN"), "optimizer.lr=0.1 is read as FILE; did you mean RUN --set optimizer.lr=0.1?"),
+        (("verify", "lr=0.1", "RUN"), "lr=0.1 is read as job; did you mean RUN --set optimizer.lr=0.1?"),
+        (("train", "--lr", "0.1", "RUN"), "did you mean --set optimizer.lr=0.1?"),
+        (("launch", "-n", "2"), "unknown argument -n; did you mean --nproc_per_node?"),
+        (("run", "-n", "2", "a.py"), "unknown argument -n; did you mean --ranks?"),
+        (("launch", "--nproc_per_node", "2"), "there is no program; write it after the options, such as: jobflow launch --nproc_per_node 2 train.py"),
+    ],
+)
+def test_misplaced_and_missing_words(file: Path, words: tuple[str, ...], meant: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([word.replace("RUN", str(file)) for word in words])
+    assert ended.value.code == 2
+    assert meant.replace("RUN", str(file)) in capfd.readouterr().err
 
 
 def test_a_setting_in_place_of_a_file(file: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -51,6 +51,13 @@ def test_ls_shows_damaged_and_unfinished_checkpoints(series: Path, capsys: pytes
     assert "step-3" in third and "damaged: " in third and '"bias"' in third
     assert "step-20" in twentieth and "manifest.json is damaged" in twentieth
     assert left.startswith("1 unfinished: .step-21.saving.host.1.abc;")
+    text = (series / "step-3" / "manifest.json").read_text()
+    (series / "step-20" / "manifest.json").write_text(text.replace('"version": 2', '"version": 3'))
+    assert main(["ckpt", "ls", str(series)]) == 0
+    twentieth = capsys.readouterr().out.splitlines()[2]
+    assert "newer format: " in twentieth and "damaged:" not in twentieth
+    assert main(["ckpt", "verify", str(series / "step-20")]) == 1
+    assert "step-20: NEWER FORMAT\n" in capsys.readouterr().out
     assert main(["ckpt", "ls", "--quick", str(series)]) == 0
     assert "complete" in capsys.readouterr().out.splitlines()[1]
 

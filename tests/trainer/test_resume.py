@@ -122,8 +122,12 @@ def test_a_named_checkpoint_must_not_be_damaged(whole: tuple[Path, Outcome, Reco
     with pytest.raises(CheckpointError, match="there is no such directory"):
         run(loaded(file, tmp_path), resume=str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="the directory has no complete checkpoint"):
+    with pytest.raises(CheckpointError, match=r"the directory has no complete checkpoint; pass a checkpoint, auto or never$"):
         run(loaded(file, tmp_path), resume=str(tmp_path / "empty"))
+    with pytest.raises(CheckpointError, match=r"it is the output of a training: pass --output .*out --resume auto, or --resume .*out/checkpoints$"):
+        run(loaded(file, tmp_path), resume=str(folder / "out"))
+    with pytest.raises(CheckpointError, match='there is no such directory; did you mean "never"'):
+        run(loaded(file, tmp_path), resume="nevr")
     _, rest = run(loaded(file, tmp_path), resume=str(folder / "out" / "checkpoints" / "step-00000005"))
     check_same(rest, recorder, [6, 7, 8, 9])
     copy = tmp_path / "copy"

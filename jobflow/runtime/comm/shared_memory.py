@@ -6,7 +6,7 @@ import math
 import os
 import sys
 
-from jobflow.core.errors import ConfigError, JobError
+from jobflow.core.errors import JobError, VariableError
 
 #: the file system of shared memory
 FOLDER = "/dev/shm"
@@ -21,14 +21,14 @@ MPI_SHARE, UCX_SHARE = 1100 << 10, 16 << 20
 
 
 def limit() -> int:
-    """Return the bytes that LIMIT allows; raise ConfigError if LIMIT is not a number of at least 0."""
+    """Return the bytes that LIMIT allows; raise VariableError if LIMIT is not a number of at least 0."""
     text = os.environ.get(LIMIT, "").strip()
     try:
         mib = float(text) if text else math.inf
     except ValueError:
         mib = math.nan
     if not mib >= 0:
-        raise ConfigError(
+        raise VariableError(
             f"{LIMIT}={text} is not a number of MiB; set it to the MiB of {FOLDER} that the ranks of a node may use for tensors, such as 64"
         )
     return sys.maxsize if mib == math.inf else int(mib * (1 << 20))

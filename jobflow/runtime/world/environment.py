@@ -11,7 +11,7 @@ import stat
 from collections.abc import Mapping, Sequence
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ConfigError, JobError, user_line
+from jobflow.core.errors import JobError, VariableError, user_line
 
 NEEDED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 #: identifies this process as a rank, for its child processes, which inherit the variables above and are not ranks
@@ -73,7 +73,7 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launch | None:
 
     mpiexec has priority over the four variables, which may be left over in a terminal.  These have priority over srun, which may have started the
     launcher that set them.
-    Raises: ConfigError if the variables are incomplete or contradict each other.
+    Raises: VariableError if the variables are incomplete or contradict each other.
     """
     if _descends(environ):
         return None
@@ -95,15 +95,15 @@ def _by_hand(environ: Mapping[str, str]) -> Launch | None:
     if len(names) < len(NEEDED):
         if _named(environ, _SRUN):
             return None  # batch scripts often set an address for other programs
-        raise ConfigError(_incomplete(environ, names))
+        raise VariableError(_incomplete(environ, names))
     size, port = number(environ, "WORLD_SIZE", 1), number(environ, "MASTER_PORT", 1, 65535)
     rank = number(environ, "RANK", 0)
     if rank >= size:
-        raise ConfigError(f"RANK={rank} but WORLD_SIZE={size}; set RANK to a number from 0 to {size - 1}")
+        raise VariableError(f"RANK={rank} but WORLD_SIZE={size}; set RANK to a number from 0 to {size - 1}")
     if environ.get("LOCAL_RANK"):
         local = number(environ, "LOCAL_RANK", 0)
         if local >= size:
-            raise ConfigError(f"LOCAL_RANK={local} but WORLD_SIZE={size}; set LOCAL_RANK to the number of the process on its machine, from 0")
+            raise VariableError(f"LOCAL_RANK={local} but WORLD_SIZE={size}; set LOCAL_RANK to the number of the process on its machine, from 0")
     master = f"{environ['MASTER_ADDR']}:{port}"
     return Launch(rank, size, "jobflow launch" if environ.get(LAUNCHER) == master else "WORLD_SIZE", master)
 
@@ -116,11 +116,11 @@ def _incomplete(environ: Mapping[str, str], names: Sequence[str]) -> str:
 
 
 def number(environ: Mapping[str, str], name: str, least: int, most: int | None = None) -> int:
-    """Return a variable as a number; raise ConfigError if it is not a number in the range."""
+    """Return a variable as a number; raise VariableError if it is not a number in the range."""
     text = environ[name].strip()
     legal = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
     if not text.isascii() or not text.isdigit() or int(text) < least or (most is not None and int(text) > most):
-        raise ConfigError(f"{name}={environ[name]!r} must be {legal}")
+        raise VariableError(f"{name}={environ[name]!r} must be {legal}")
     return int(text)
 
 

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from jobflow.core.errors import AbortedError, DivergedError, JobflowError
-from jobflow.runtime.interrupts import INTERRUPTED, described, is_interrupt, shows_traceback
+from jobflow.runtime.interrupts import INTERRUPTED, is_interrupt, shows_traceback, text_without_traceback
 from jobflow.runtime.thread_start import address_space, has_limit
 from jobflow.runtime.world import monitor, mpi_end
 from jobflow.runtime.world.environment import Launch as Launch
@@ -211,8 +211,7 @@ def end_job(error: BaseException, launch: Launch, text: str = "") -> NoReturn:
     _Guard.failing = True
     claim = _claim(launch)
     code = INTERRUPTED if is_interrupt(error) else 1
-    brief = code == INTERRUPTED and not shows_traceback()
-    text = text or (described(error) if brief else _traceback(error))
+    text = text or (not shows_traceback() and text_without_traceback(error)) or _traceback(error)
     named = f"rank {launch.rank}: {text}"
     if claim is not None:
         print(text if launch.supervised else named, file=sys.stderr)

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jobflow.core.errors import ConfigError, JobError
+from jobflow.core.errors import JobError, VariableError
 from jobflow.runtime.world.service.authentication import RANK, SECRET, SERVICE, SHORTEST, VERSION, challenge, is_signature, secret_of, signature
 from jobflow.runtime.world.service.messages import LONG, record
 
@@ -29,22 +29,22 @@ class ClosedError(OSError):
 
 
 def job_secret() -> bytes:
-    """Return JOBFLOW_SECRET, empty without one; raise ConfigError if it is too short."""
+    """Return JOBFLOW_SECRET, empty without one; raise VariableError if it is too short."""
     secret = secret_of()
     if 0 < len(secret) < SHORTEST:
-        raise ConfigError(f"{SECRET} has {len(secret)} characters; it needs at least {SHORTEST}: {MAKE}")
+        raise VariableError(f"{SECRET} has {len(secret)} characters; it needs at least {SHORTEST}: {MAKE}")
     return secret
 
 
 def longest_wait() -> float:
-    """Return the seconds that a rank waits for absent ranks; raise ConfigError unless the variable is a number above 0."""
+    """Return the seconds that a rank waits for absent ranks; raise VariableError unless the variable is a number above 0."""
     text = os.environ.get(WAIT, "").strip()
     try:
         seconds = float(text) if text else LONGEST_WAIT
     except ValueError:
         seconds = math.nan
     if not seconds > 0:
-        raise ConfigError(f"{WAIT} is {text!r}; set it to the seconds to wait for other ranks, such as {LONGEST_WAIT:g}, or inf for no limit")
+        raise VariableError(f"{WAIT} is {text!r}; set it to the seconds to wait for other ranks, such as {LONGEST_WAIT:g}, or inf for no limit")
     return seconds
 
 

@@ -56,7 +56,13 @@ ACKNOWLEDGEMENT = 4
 SPEAKERS = ("MPICH", "MVAPICH", "Intel MPI")
 
 
-class PortInUseError(JobError):
+class AddressError(JobError):
+    """An address or port at which this process cannot listen or connect."""
+
+    of_environment = True
+
+
+class PortInUseError(AddressError):
     """A port on which another program listens."""
 
 
@@ -75,7 +81,7 @@ def resolve(master: str) -> tuple[socket.AddressFamily, Any]:
     try:
         candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise JobError(f"MASTER_ADDR={host} is not a name or address of a machine ({error}); set it to the machine of RANK=0") from error
+        raise AddressError(f"MASTER_ADDR={host} is not a name or address of a machine ({error}); set it to the machine of RANK=0") from error
     family, _, _, _, address = min(candidates, key=lambda candidate: candidate[0] != socket.AF_INET)
     return family, address
 
@@ -96,11 +102,11 @@ def connect(master: str, timeout: float) -> socket.socket:
 def listen(master: str, secret: bytes) -> socket.socket:
     """Return a socket that listens at MASTER_ADDR:MASTER_PORT only; port 0 selects any free port.
 
-    Raises: JobError if it cannot listen, or if other machines can reach the address and there is no secret to authenticate ranks.
+    Raises: AddressError if it cannot listen, or if other machines can reach the address and there is no secret to authenticate ranks.
     """
     family, where = resolve(master)
     if not secret and not ipaddress.ip_address(where[0]).is_loopback:
-        raise JobError(f"MASTER_ADDR={where[0]} is reachable from other machines, so ranks must share a secret: {MAKE}")
+        raise AddressError(f"MASTER_ADDR={where[0]} is reachable from other machines, so ranks must share a secret: {MAKE}")
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -112,8 +118,8 @@ def listen(master: str, secret: bytes) -> socket.socket:
             text = f"MASTER_PORT={where[1]} at {where[0]} is in use by another program, perhaps another job"
             raise PortInUseError(f"{text}; choose another port for all ranks") from error
         if error.errno == errno.EADDRNOTAVAIL:
-            raise JobError(f"MASTER_ADDR={where[0]} is not an address of this machine; set it to the address of the machine of RANK=0") from error
-        raise JobError(f"listening at MASTER_ADDR={where[0]} MASTER_PORT={where[1]}: {error}; choose another port for all ranks") from error
+            raise AddressError(f"MASTER_ADDR={where[0]} is not an address of this machine; set it to the address of the machine of RANK=0") from error
+        raise AddressError(f"listening at MASTER_ADDR={where[0]} MASTER_PORT={where[1]}: {error}; choose another port for all ranks") from error
     return listener
 
 
@@ -170,7 +176,7 @@ class Membership:
             except PortInUseError:
                 reason = self._rejection()
                 if reason is not None:
-                    raise JobError(reason) from None
+                    raise AddressError(reason) from None
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(RETRIES[0])

@@ -127,7 +127,10 @@ class Validation:
             near, meant = suggestion(key, above, legal, owner)
             if "name" in owner and self.tags(above) and near.startswith("; only"):
                 chosen, entry = (self.tree.mark((*above, step)).at.file for step in ("name", key))
-                near += "" if chosen == entry else f"; write {key}: null beside the name to remove the value in {os.path.basename(entry)}"
+                if chosen != entry and not entry.startswith("--set "):
+                    near += f"; write {key}: null beside the name to remove the value in {os.path.basename(entry)}"
+                else:
+                    near += f"; to use it, set {dotted((*above, 'name'))} to {'one of them' if ' and ' in near else 'that name'}"
             where = f"in {dotted(above)}{f' ({name})' if (name := owner.get('name')) else ''}" if above else "at the top"
             message, names = f'unknown key "{short(key)}" {where}{near}', f"keys {where}"
         self.problems.add(at, path, message, f"{names}: {', '.join(legal) or 'none'}")
