@@ -1,4 +1,4 @@
-"""jobflow: distributed deep learning that one person can read.
+"""A framework for distributed deep learning that one person can read.
 
     import jobflow as flow
     import jobflow.typing as tp
@@ -11,7 +11,7 @@
         flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.1]), momentum=0).minimize(loss)
         return loss
 
-Everything is defined elsewhere; `__init__.pyi` is the table of contents.  What it names is imported when it is first asked for.
+`__init__.pyi` lists the public names and the modules that define them.  A name is imported at its first use.
 """
 
 from jobflow.runtime import interrupts as _interrupts
@@ -24,7 +24,7 @@ from jobflow.runtime.world import launched as _launch  # noqa: E402
 
 __getattr__, __dir__, __all__ = _attach(__name__, __file__, {"layout": "jobflow.core.layout", "session": "jobflow.engine.session"})
 
-# A process that was started among others must not end, or fail, without the others.
+# A process of a launch with several processes must not exit, or fail, alone.
 if _launch.launched() is not None:
     from jobflow.runtime.world.mpi import guard as _guard
 

@@ -1,4 +1,4 @@
-"""`python -m jobflow`: the command line."""
+"""Entry point of `python -m jobflow`, the command line."""
 
 import sys
 

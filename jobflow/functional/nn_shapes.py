@@ -98,7 +98,7 @@ def _bordered(x: Value, axis: int, before: int, after: int, mode: str) -> Value:
 
 @composed
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Value:
-    """Rearrange channels into pixels, [..., c * r * r, h, w] -> [..., c, h * r, w * r] with r = upscale_factor (Shi et al. 2016).
+    """Rearrange channels into pixels, [..., c * r^2, h, w] -> [..., c, h * r, w * r] with r = upscale_factor (Shi et al. 2016).
 
     Raises: ShapeError unless r * r divides the number of channels.
     """

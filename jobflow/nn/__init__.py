@@ -1,4 +1,4 @@
-"""flow.nn: functions of the job API, and modules and graphs of tensors.
+"""The namespace `flow.nn`: functions of the job API, modules and graphs of tensors.
 
 `__init__.pyi` lists the public names, which are defined in other modules. Names that denote both a job function and a class are classes here;
 `jobflow.nn.modules` lists them.

@@ -1,4 +1,4 @@
-"""flow.amp: loss scales for mixed precision in graphs."""
+"""The namespace `flow.amp`: loss scales for mixed precision in graphs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from jobflow.graph.training import DynamicScale
 
 
 class GradScaler:
-    """A loss scale that is multiplied by `growth_factor` after `growth_interval` consecutive finite steps and divided by it after a non-finite one.
+    """A dynamic loss scale, for `Graph.set_grad_scaler`.
+
+    The scale starts at `init_scale`. It is multiplied by `growth_factor` after `growth_interval` consecutive steps with finite gradients, and
+    divided by `growth_factor` after a step with other gradients. With `enabled=False` the scale is 1.
 
     Raises: ConfigError if `backoff_factor` is not 1 / `growth_factor`.
     """
@@ -24,13 +27,13 @@ class GradScaler:
 
 
 class StaticGradScaler:
-    """A constant loss scale."""
+    """A constant loss scale, for `Graph.set_grad_scaler`.  Raises: ConfigError unless `scale_factor` is positive and finite."""
 
     dynamic: DynamicScale | None = None
 
     def __init__(self, scale_factor: float) -> None:
         if not 0 < scale_factor < math.inf:
-            raise ConfigError(f"StaticGradScaler at {user_line()}: the factor is a positive number; got {scale_factor!r}")
+            raise ConfigError(f"StaticGradScaler at {user_line()}: scale_factor must be positive and finite; got {scale_factor!r}")
         self.scale = float(scale_factor)
 
 

@@ -1,4 +1,4 @@
-"""nn.functional: the computations of modules as functions of tensors."""
+"""The namespace `flow.nn.functional`: the computations of modules as functions of tensors."""
 
 from jobflow.functional.dispatch import all_of as _all_of
 from jobflow.functional.dispatch import of_tensors as _of_tensors

@@ -1,4 +1,7 @@
-"""In-place initialisation of parameters. Values depend on the seed, the number of the draw and the logical index, not on the layout."""
+"""In-place initialization of parameters.
+
+Values depend on the seed, the number of previous random operations and the logical index, not on the layout.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +33,13 @@ from jobflow.tensors.tensor import own
 
 def _check(what: str, tensor: Tensor) -> None:
     if not isinstance(tensor, Tensor):
-        raise ArgumentError(f"{what} at {user_line()}: it fills a tensor, not {type(tensor).__name__}")
+        raise ArgumentError(f"{what} at {user_line()}: the argument must be a tensor; got {type(tensor).__name__}")
     if tensor.traced is not None:
-        raise JobError(f"{what} at {user_line()}: a tensor cannot be filled while {running()} runs; do it before")
+        raise JobError(f"{what} at {user_line()}: a tensor cannot be initialized while {running()} runs; initialize it before")
 
 
 def _filled(what: str, tensor: Tensor, op: Op, counter: int | None = None) -> Tensor:
-    """Fill the tensor with the values of a source and return it."""
+    """Fill the tensor with the output of `op`, and return the tensor."""
     _check(what, tensor)
     assign(state(), tensor, cast(source(op, tensor.layout, counter), tensor.dtype), what)
     return tensor
@@ -50,33 +53,33 @@ def _draw(what: str, tensor: Tensor, generator: Any, kind: Callable[..., Op], **
 
 
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Any = None) -> Tensor:
-    """Fill with U[a, b)."""
+    """Fill the tensor with samples of the uniform distribution on [a, b), and return it."""
     return _draw("init.uniform_", tensor, generator, RandomUniform, low=a, high=b)
 
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Tensor:
-    """Fill with N(mean, std^2)."""
+    """Fill the tensor with samples of the normal distribution N(mean, std^2), and return it."""
     return _draw("init.normal_", tensor, generator, RandomNormal, mean=mean, std=std)
 
 
 def constant_(tensor: Tensor, val: float) -> Tensor:
-    """Fill with one value."""
+    """Fill the tensor with the number `val`, and return it."""
     value = number(val, "init.constant_")
     return _filled("init.constant_", tensor, Constant(tuple(tensor.shape), tensor.dtype, value if tensor.dtype.is_float else int(value)))
 
 
 def zeros_(tensor: Tensor) -> Tensor:
-    """Fill with zeros."""
+    """Fill the tensor with zeros, and return it."""
     return constant_(tensor, 0.0)
 
 
 def ones_(tensor: Tensor) -> Tensor:
-    """Fill with ones."""
+    """Fill the tensor with ones, and return it."""
     return constant_(tensor, 1.0)
 
 
 def _written(what: str, tensor: Tensor, array: Array) -> Tensor:
-    """Copy the logical value `array`, which every rank has, into the tensor and return it."""
+    """Copy `array`, the logical value on every rank, into the tensor, and return the tensor."""
     array = np.ascontiguousarray(array, tensor.dtype.numpy)
     if tensor.layout is None:
         own(tensor, what)[...] = array
@@ -87,18 +90,23 @@ def _written(what: str, tensor: Tensor, array: Array) -> Tensor:
 
 
 def eye_(tensor: Tensor) -> Tensor:
-    """Fill a matrix with the identity: 1 where row and column are equal, else 0."""
+    """Fill a matrix with ones on the diagonal and zeros elsewhere, and return it.  Raises: ShapeError unless the tensor has two axes."""
     _check("init.eye_", tensor)
     if tensor.ndim != 2:
-        raise ShapeError(f"init.eye_ at {user_line()}: {tensor.tensor_type} is not a matrix")
+        raise ShapeError(f"init.eye_ at {user_line()}: the tensor must be a matrix; got {tensor.tensor_type}")
     return _written("init.eye_", tensor, np.eye(*tensor.shape))
 
 
 def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
-    """Fill weights [out, in, *kernel] of a convolution so that it preserves its input, as far as the channels allow."""
+    """Fill convolution weights [out, in, *kernel] with the identity convolution, for as many channels as possible, and return them.
+
+    Raises: ShapeError for other numbers of axes, or unless `groups` divides `out`.
+    """
     _check("init.dirac_", tensor)
     if not 3 <= tensor.ndim <= 5 or tensor.shape[0] % groups:
-        raise ShapeError(f"init.dirac_ at {user_line()}: {tensor.tensor_type} is [out, in, *kernel] with out a multiple of groups={groups}")
+        raise ShapeError(
+            f"init.dirac_ at {user_line()}: the tensor must be [out, in, *kernel] with out a multiple of groups={groups}; got {tensor.tensor_type}"
+        )
     out = tensor.shape[0] // groups
     array = np.zeros(tensor.shape)
     for group in range(groups):
@@ -111,11 +119,14 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
 
 
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
-    """Return the factor on 1 / sqrt(size) that suits an activation; `param` is the slope of leaky_relu, 0.01 if None."""
+    """Return the recommended gain of an activation, a factor on 1 / sqrt(fan) (He et al. 2015).
+
+    `param` is the negative slope of leaky_relu, 0.01 by default.  Raises: ArgumentError for an unknown activation.
+    """
     if not isinstance(nonlinearity, str):
-        raise DtypeError(f"calculate_gain at {user_line()}: the nonlinearity is a name such as 'relu', not of type {type(nonlinearity).__name__}")
+        raise DtypeError(f"calculate_gain at {user_line()}: nonlinearity must be a name such as 'relu'; got {type(nonlinearity).__name__}")
     if nonlinearity not in NONLINEARITIES:
-        raise ArgumentError(f"calculate_gain at {user_line()}: no gain is known for {nonlinearity!r}{did_you_mean(nonlinearity, NONLINEARITIES)}")
+        raise ArgumentError(f"calculate_gain at {user_line()}: unknown nonlinearity {nonlinearity!r}{did_you_mean(nonlinearity, NONLINEARITIES)}")
     return gain_of(nonlinearity, 0.01 if param is None else float(param))
 
 
@@ -128,31 +139,45 @@ def fans(what: str, tensor: Tensor) -> tuple[int, int]:
 
 
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Tensor:
-    """Fill with U[-a, a), a = gain sqrt(6 / (fan_in + fan_out))  (Glorot and Bengio 2010)."""
+    """Fill the tensor with samples of U[-a, a), a = gain * sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010), and return it.
+
+    Raises: ShapeError for a tensor with fewer than two axes.
+    """
     bound = gain * math.sqrt(6.0 / sum(fans("init.xavier_uniform_", tensor)))
     return uniform_(tensor, -bound, bound, generator)
 
 
 def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Tensor:
-    """Fill with N(0, s^2), s = gain sqrt(2 / (fan_in + fan_out))  (Glorot and Bengio 2010)."""
+    """Fill the tensor with samples of N(0, s^2), s = gain * sqrt(2 / (fan_in + fan_out)) (Glorot and Bengio 2010), and return it.
+
+    Raises: ShapeError for a tensor with fewer than two axes.
+    """
     return normal_(tensor, 0.0, gain * math.sqrt(2.0 / sum(fans("init.xavier_normal_", tensor))), generator)
 
 
 def _kaiming_std(what: str, tensor: Tensor, a: float, mode: str, nonlinearity: str) -> float:
     if mode not in ("fan_in", "fan_out"):
-        raise ArgumentError(f'{what} at {user_line()}: mode is "fan_in" or "fan_out", not {mode!r}')
+        raise ArgumentError(f'{what} at {user_line()}: mode must be "fan_in" or "fan_out"; got {mode!r}')
     fan = fans(what, tensor)[mode == "fan_out"]
     return calculate_gain(nonlinearity, a) / math.sqrt(max(fan, 1))
 
 
 def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Any = None) -> Tensor:
-    """Fill with U[-b, b), b = gain sqrt(3 / fan) for the fan of `mode`  (He et al. 2015)."""
+    """Fill the tensor with samples of U[-b, b), b = gain * sqrt(3 / fan) (He et al. 2015), and return it.
+
+    `mode` selects the fan, "fan_in" or "fan_out"; `a` is the slope of leaky_relu, see `calculate_gain`.
+    Raises: ShapeError for a tensor with fewer than two axes, ArgumentError for another mode.
+    """
     bound = math.sqrt(3.0) * _kaiming_std("init.kaiming_uniform_", tensor, a, mode, nonlinearity)
     return uniform_(tensor, -bound, bound, generator)
 
 
 def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Any = None) -> Tensor:
-    """Fill with N(0, s^2), s = gain / sqrt(fan) for the fan of `mode`  (He et al. 2015)."""
+    """Fill the tensor with samples of N(0, s^2), s = gain / sqrt(fan) (He et al. 2015), and return it.
+
+    `mode` selects the fan, "fan_in" or "fan_out"; `a` is the slope of leaky_relu, see `calculate_gain`.
+    Raises: ShapeError for a tensor with fewer than two axes, ArgumentError for another mode.
+    """
     return normal_(tensor, 0.0, _kaiming_std("init.kaiming_normal_", tensor, a, mode, nonlinearity), generator)
 
 
@@ -175,10 +200,13 @@ def _normal_place(share: Array, low: float, high: float) -> Array:
 
 
 def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, generator: Any = None) -> Tensor:
-    """Fill with N(mean, std^2) truncated to [a, b]."""
+    """Fill the tensor with samples of N(mean, std^2) truncated to [a, b], and return it.
+
+    Raises: ArgumentError unless a < b and std > 0.
+    """
     _check("init.trunc_normal_", tensor)
     if not a < b or std <= 0:
-        raise ArgumentError(f"init.trunc_normal_ at {user_line()}: an interval [{a}, {b}] and std {std} are not positive")
+        raise ArgumentError(f"init.trunc_normal_ at {user_line()}: a must be less than b and std must be positive; got a={a}, b={b}, std={std}")
     inputs = generator_of(generator, tensor.layout)
     u = source(RandomUniform(tuple(tensor.shape), float64, DRAW, inputs.seed), tensor.layout and gradient_layout(tensor.layout), inputs.next())
     low, high = (min(max((bound - mean) / std, -9.0), 9.0) for bound in (a, b))
@@ -195,25 +223,29 @@ def _values(tensor: Tensor, shape: tuple[int, ...], kind: type[RandomUniform] | 
 
 
 def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Tensor:
-    """Fill with a matrix [first axis, rest] whose rows, or columns if these are fewer, are orthogonal and have length `gain`.
+    """Fill the tensor, as a matrix [first axis, other axes], with orthogonal rows or columns of length `gain`, and return it.
 
-    The matrix is computed as a whole on every rank.
+    The rows are orthogonal if there are fewer rows than columns, otherwise the columns. Every rank computes the whole matrix.
+    Raises: ShapeError for a tensor with fewer than two axes.
     """
     _check("init.orthogonal_", tensor)
     if tensor.ndim < 2:
         raise ShapeError(f"init.orthogonal_ at {user_line()}: {tensor.tensor_type} must have at least two axes")
     rows, columns = tensor.shape[0], math.prod(tensor.shape[1:])
-    drawn = _values(tensor, (max(rows, columns), min(rows, columns)), RandomNormal, generator)
-    q, r = np.linalg.qr(drawn)
+    samples = _values(tensor, (max(rows, columns), min(rows, columns)), RandomNormal, generator)
+    q, r = np.linalg.qr(samples)
     q = q * np.sign(np.diag(r))
     return _written("init.orthogonal_", tensor, gain * (q.T if rows < columns else q).reshape(tensor.shape))
 
 
 def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Any = None) -> Tensor:
-    """Fill a matrix with N(0, std^2), with a fraction `sparsity` of every column set to zero. It is computed as a whole on every rank."""
+    """Fill a matrix with samples of N(0, std^2), set a fraction `sparsity` of each column to zero, and return the matrix.
+
+    Every rank computes the whole matrix. Raises: ShapeError unless the tensor has two axes.
+    """
     _check("init.sparse_", tensor)
     if tensor.ndim != 2:
-        raise ShapeError(f"init.sparse_ at {user_line()}: {tensor.tensor_type} is not a matrix")
+        raise ShapeError(f"init.sparse_ at {user_line()}: the tensor must be a matrix; got {tensor.tensor_type}")
     array = std * _values(tensor, tuple(tensor.shape), RandomNormal, generator)
     order = np.argsort(_values(tensor, tuple(tensor.shape), RandomUniform, generator), axis=0, kind="stable")
     np.put_along_axis(array, order[: math.ceil(sparsity * tensor.shape[0])], 0.0, axis=0)

@@ -1,8 +1,9 @@
-"""Data parallel training of local modules: every rank holds the whole module and a part of the batch.
+"""Data parallel training of local modules; every rank stores the whole module and processes a part of the batch.
 
-Gradients are averaged over all ranks during the backward pass. Parameters are grouped into buckets in the order in which their gradients arrive,
-last parameters first. A bucket is averaged when the next gradient arrives, because the other ranks have then usually computed theirs. All ranks
-average the buckets in the same order. Each bucket carries a flag per parameter, so a parameter that no rank used keeps its gradient.
+Gradients are averaged over all ranks during the backward pass. Parameters are grouped into buckets in reverse order, because the gradients of
+the last parameters arrive first. A bucket is averaged when the next gradient arrives, because the other ranks have then usually computed the
+bucket, too. All ranks average the buckets in the same order. Each bucket has a flag per parameter, so the gradient of a parameter that no rank
+used does not change.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class _Bucket:
         self.parameters = list(parameters)
         self.missing = {id(p) for p in parameters}
         size = sum(p.tensor_type.size for p in parameters)
-        #: the memory of the gradients under `gradient_as_bucket_view`
+        #: the memory of the gradients with `gradient_as_bucket_view`
         self.memory = np.zeros(size, parameters[0].tensor_type.dtype.numpy) if as_view else None
 
     def average(self, here: EagerState, used: set[int], step: int) -> None:
-        """Replace every gradient that some rank computed by the mean over the ranks; a rank without it contributes zeros."""
+        """Replace each gradient that at least one rank computed by the mean over all ranks; a rank without this gradient contributes zeros."""
         flags = np.array([id(p) in used for p in self.parameters], self.parameters[0].tensor_type.dtype.numpy)
         flat = np.concatenate([*(_gradient(p).reshape(-1) for p in self.parameters), flags])
         total = reduced(here, flat, SUM, "the gradients of DistributedDataParallel", step)
@@ -70,7 +71,7 @@ def _gradient(p: Tensor) -> Array:
 
 
 class _Reducer:
-    """The buckets of a module, and the state of the current backward pass."""
+    """The buckets of a module and the state of the current backward pass."""
 
     def __init__(self, module: Module, bucket_size: int, as_view: bool) -> None:
         self.module = module
@@ -78,7 +79,7 @@ class _Reducer:
         self.as_view = as_view
         self.buckets: list[_Bucket] = []
         self.bucket_of: dict[int, _Bucket] = {}
-        #: every parameter met so far, kept alive so that ids stay unique
+        #: all parameters of earlier and current buckets, kept alive so that ids stay unique
         self.parameters: dict[int, Tensor] = {}
         self.key: list[Any] = []
         #: parameters that received a gradient since the last reduction
@@ -88,10 +89,10 @@ class _Reducer:
         self.begun = False
         self.enabled = True
 
-    # ---------------------------------------------------------------- which parameters
+    # ---------------------------------------------------------------- parameters
 
     def refresh(self, broadcast: bool = True) -> None:
-        """Attach to new parameters, and rebuild the buckets if the trained parameters changed."""
+        """Register hooks on new parameters, and rebuild the buckets if the set of trained parameters changed."""
         parameters = list(self.module.parameters())
         key = [(id(p), p.tensor_type) for p in parameters if p._needs_gradient]
         new = [p for p in parameters if id(p) not in self.parameters]
@@ -120,11 +121,11 @@ class _Reducer:
     # ---------------------------------------------------------------- forward
 
     def before_forward(self, synchronize: bool) -> None:
-        """Decide whether the next backward pass averages, and discard the state of a failed pass."""
+        """Set whether the next backward pass averages gradients, and discard the state of a failed pass."""
         here = state()
         if here.building is not None and here.building.differentiates and here.grad_enabled:
             raise JobError(
-                f"DistributedDataParallel at {user_line()}: the averaging of gradients cannot be part of {here.building.running}; compile the inner "
+                f"DistributedDataParallel at {user_line()}: gradients cannot be averaged in {here.building.running}; compile the inner "
                 f"module, or make the module global and split the batch"
             )
         if not here.grad_enabled or here.building is not None:
@@ -136,7 +137,7 @@ class _Reducer:
             self.refresh()
 
     def after_forward(self, output: Any) -> None:
-        """Join the next reduction even if this rank's output depends on no parameter."""
+        """Start the next reduction even if this rank's output depends on no parameter."""
         here = state()
         if self.enabled and here.grad_enabled and here.building is None:
             tensors = list(_tensors(output))
@@ -217,13 +218,14 @@ def _depends(outputs: Iterable[Tensor], parameters: dict[int, Any]) -> bool:
 
 
 class DistributedDataParallel(Module):
-    """A module whose gradients are averaged over all ranks; `bucket_size` parameters are reduced together.
+    """A wrapper of a module that averages its gradients over all ranks; `bucket_size` parameters are reduced together.
 
-    Parameters and buffers take the values of rank 0, buffers again before every call in training. A parameter that no rank used keeps its gradient,
-    None or not. A parameter used by some ranks gets the mean, to which the others contribute zeros. Unused parameters are always detected, so
-    `find_unused_parameters` and `static_graph` have no effect. With `gradient_as_bucket_view` the gradients of a bucket are views of one array.
+    Rank 0 broadcasts its parameters and buffers at construction, and its buffers before every forward pass in training. The gradient of a
+    parameter that no rank used does not change. A rank that did not use a parameter contributes zeros to the mean. Unused parameters are always
+    detected, so `find_unused_parameters` and `static_graph` have no effect. With `gradient_as_bucket_view` the gradients of a bucket are views of
+    one array.
 
-    Raises: JobError for a module with global tensors, whose layouts already make it parallel.
+    Raises: JobError for a module with global tensors, whose layouts already make it parallel; ArgumentError unless `module` is an nn.Module.
     """
 
     def __init__(
@@ -252,7 +254,7 @@ class DistributedDataParallel(Module):
             self._attach(_Reducer(module, bucket_size, gradient_as_bucket_view), broadcast_parameters)
 
     def _attach(self, reducer: _Reducer, broadcast: bool) -> None:
-        """Attach to the module itself, so that direct calls of `module` are averaged too."""
+        """Register hooks on the module itself, so that direct calls of `module` are averaged too."""
         reducer.refresh(broadcast)
         if self._broadcast_buffers:
             _take_over(state(), self.module.buffers(), "the buffers of DistributedDataParallel")
@@ -265,12 +267,12 @@ class DistributedDataParallel(Module):
             _take_over(state(), self.module.buffers(), "buffers of a module")
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Call the module."""
+        """Return the output of the module."""
         return self.module(*inputs, **named)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate local gradients for forward passes inside; the first pass outside averages the sums."""
+        """Accumulate local gradients for forward passes inside the `with` block; the first pass after the block averages the sums."""
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             yield
@@ -288,7 +290,7 @@ def _check_local(module: Module) -> None:
 
 
 def _take_over(here: EagerState, tensors: Iterable[Tensor], what: str) -> None:
-    """Copy the values of rank 0."""
+    """Overwrite the tensors with the values of rank 0."""
     for x in tensors:
         own(x, what)[...] = spread(here, x.array, 0, what)
         x.wrote()

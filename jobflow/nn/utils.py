@@ -1,4 +1,4 @@
-"""nn.utils: gradient clipping, and conversion between parameters and one vector."""
+"""The namespace `flow.nn.utils`: gradient clipping, and conversion between parameters and one vector."""
 
 from __future__ import annotations
 
@@ -17,16 +17,22 @@ from jobflow.tensors.state import gradients, state
 
 
 def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:
-    """Concatenate all elements of the parameters."""
+    """Return all elements of the parameters as one vector, in order."""
     return cat([reshape(p, (-1,)) for p in parameters], 0)
 
 
 def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
-    """Copy the elements of a vector into the parameters, in order."""
+    """Copy the elements of a vector into the parameters, in order.
+
+    Raises: ShapeError unless the vector has as many elements as the parameters together.
+    """
     tensors = list(parameters)
     sizes = [p.tensor_type.size for p in tensors]
     if vec.tensor_type.shape != (sum(sizes),):
-        raise ShapeError(f"vector_to_parameters at {user_line()}: {vec.tensor_type} has not the {sum(sizes)} elements of the parameters")
+        raise ShapeError(
+            f"vector_to_parameters at {user_line()}: vec must be a vector of {sum(sizes)} elements, as many as the "
+            f"parameters have; got {vec.tensor_type}"
+        )
     with gradients(False):
         for p, part in zip(tensors, split(vec, sizes, 0), strict=True):
             take(state(), p, reshape(part, tuple(p.shape)))

@@ -1,4 +1,4 @@
-"""Utilities for tensors: `utils.data`, and nested structures of tensors between ranks (`utils.global_view`)."""
+"""Utilities for tensors: data loading (`utils.data`), and redistribution of nested structures (`utils.global_view`)."""
 
 from jobflow.utils import data as data
 from jobflow.utils import global_view as global_view

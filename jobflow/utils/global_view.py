@@ -1,4 +1,4 @@
-"""Redistribution of nested structures of tensors: dicts, lists, tuples."""
+"""Redistribution of nested structures of tensors in dicts, lists and tuples."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from jobflow.tensors.structures import replaced
 
 
 def over(change: Callable[[Tensor], Any], structure: Any) -> Any:
-    """Apply `change` to every tensor of the structure; keep everything else."""
+    """Return the structure with every tensor replaced by `change(tensor)`; other objects are unchanged."""
     return replaced(structure, Tensor, change)
 
 
 def to_global(structure: Any, placement: public_placement | None = None, sbp: Any = None, *, check_meta: bool = True) -> Any:
-    """Convert every tensor by `Tensor.to_global`; `sbp` may be a function (structure, tensor) -> sbp."""
+    """Return the structure with every tensor redistributed by `Tensor.to_global`.
+
+    `sbp` may be a function (structure, tensor) -> sbp.
+    """
 
     def change(x: Tensor) -> Tensor:
         target = sbp(structure, x) if callable(sbp) and not hasattr(sbp, "__dataclass_fields__") else sbp
@@ -27,5 +30,5 @@ def to_global(structure: Any, placement: public_placement | None = None, sbp: An
 
 
 def to_local(structure: Any, *, copy: bool = False) -> Any:
-    """Convert every global tensor to the local part of this rank."""
+    """Return the structure with every global tensor replaced by this rank's piece; the pieces share memory unless `copy`."""
     return over(lambda x: x if x.layout is None else moving.to_local(x, copy=copy), structure)

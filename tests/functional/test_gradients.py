@@ -278,7 +278,7 @@ def test_requires_grad_follows_the_rules_of_pytorch() -> None:
     for wrong in ("yes", 1, None, 2.5):
         with pytest.raises(DtypeError, match=r"test_gradients.py:\d+: the value must be True or False; got"):
             w.requires_grad = wrong
-        with pytest.raises(DtypeError, match=r"Parameter at test_gradients.py:\d+: requires_grad is True or False; got"):
+        with pytest.raises(DtypeError, match=r"Parameter at test_gradients.py:\d+: requires_grad must be True or False; got"):
             Parameter(zeros(2), wrong)
     assert w.requires_grad is True
     values = arange(3)

@@ -131,5 +131,5 @@ def test_a_tensor_that_depends_on_the_batch_length_is_right_or_raises(loss: str)
     if same:
         assert trained(2)[1] == trained(1)[1]
     else:
-        with pytest.raises(JobError, match=r"build creates another tensor here for a microbatch .* use one microbatch"):
+        with pytest.raises(JobError, match=r"build creates different tensors here for a microbatch .* use one microbatch"):
             trained(2)

@@ -115,7 +115,7 @@ def test_gradients_of_gradients_go_through_hooked_modules() -> None:
 @pytest.mark.parametrize(
     ("hook", "facts"),
     [
-        (lambda m, i, o: (i[0], i[0]), ["2 gradients in place of 1"]),
+        (lambda m, i, o: (i[0], i[0]), ["2 gradients, but must have 1"]),
         (lambda m, i, o: i[0][:2], ["float64[2,3]", "float64[4,3]"]),
         (lambda m, i, o: 3.0, ["float64[4,3]", "float"]),
     ],

@@ -247,7 +247,7 @@ def test_arguments_and_results_may_be_nested() -> None:
         graph = graph_of(build)
         graph((one, None), {"x": two}, c=three)
         result = graph((two, None), {"x": two}, c=one)
-        with pytest.raises(JobError, match="nested as in its first call"):
+        with pytest.raises(JobError, match="must have the structure of the first call"):
             graph((two, one), {"x": two}, c=one)
         return result["sum"].item(), result["none"], result["all"][0].item(), type(result["all"][1]), result["all"][1][0].item()
 
@@ -260,7 +260,7 @@ def test_other_argument_types_raise_with_the_expected_ones() -> None:
     graph = graph_of(lambda x: x * 2.0)
     graph(tensor_of(np.zeros((4, 3)), here, S0))
     for other in (tensor_of(np.zeros((4, 3)), here, B), tensor(np.zeros((4, 3), np.float32))):
-        with pytest.raises(JobError, match=re.escape("input0 was expected as float32[4,3] cpu[0-1]:S(0) and is float32[")):
+        with pytest.raises(JobError, match=re.escape("input0 must be float32[4,3] cpu[0-1]:S(0), but is float32[")):
             graph(other)
 
 

@@ -249,11 +249,11 @@ def refused(rank: int, how: str) -> str:
     ("how", "error", "words"),
     [
         ("mirrored", ConfigError, "in a graph each tensor has its own layout: use strategies.data_parallel()"),
-        ("zero", ConfigError, "config.enable_zero and config.strategy both say how parameters are stored"),
+        ("zero", ConfigError, "config.enable_zero and config.strategy both define the storage of parameters"),
         ("places", JobError, "input0 is on cpu[0-1] and input1 on cpu[0]"),
         ("local", JobError, "input0 is local: convert it with to_global"),
         ("stages", ConfigError, "3 stages do not divide among 2 groups of ranks"),
-        ("text", ConfigError, "a strategy such as strategies.data_parallel() is needed; got 'zero'"),
+        ("text", ConfigError, "the argument must be a strategy such as strategies.data_parallel(); got 'zero'"),
     ],
 )
 def test_invalid_strategies_raise(how: str, error: type[Exception], words: str) -> None:

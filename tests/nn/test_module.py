@@ -56,7 +56,7 @@ def test_parts_have_names() -> None:
 
 def test_attributes_keep_their_kinds() -> None:
     net = Net()
-    with pytest.raises(DtypeError, match=r"scale.*is a parameter.*nn\.Parameter"):
+    with pytest.raises(DtypeError, match=r"scale.*a parameter cannot become.*nn\.Parameter"):
         net.scale = ones(2)
     with pytest.raises(DtypeError, match=r"first.*cannot become int"):
         net.first = 3
@@ -68,13 +68,13 @@ def test_attributes_keep_their_kinds() -> None:
     assert net.first is None
     net.note = ones(2)
     assert "note" not in net.state_dict()
-    with pytest.raises(ModuleError, match="hide"):
+    with pytest.raises(ModuleError, match="use another name"):
         net.register_buffer("forward", ones(2))
     with pytest.raises(ModuleError, match="without dots"):
         net.add_module("a.b", nn.ReLU())
     with pytest.raises(AttributeError, match='did you mean "scale"'):
         _ = net.scales
-    with pytest.raises(DtypeError, match="is a leaf"):
+    with pytest.raises(DtypeError, match="must be a leaf"):
         net.parameter = _computed()
 
 
@@ -124,7 +124,7 @@ def test_modes_and_types() -> None:
     assert net.first.weight is weight and weight.dtype is float64 and net.norm.num_batches_tracked.dtype is int64
     assert net.half().scale.dtype is float16 and net.to(float32).scale.dtype is float32 and net.to("cpu", float64).scale.dtype is float64
     assert net.to(ones(1)).scale.dtype is float32
-    with pytest.raises(DtypeError, match="floating point parameters"):
+    with pytest.raises(DtypeError, match="floating point types"):
         net.to(int64)
     net.requires_grad_(False)
     assert not any(p.requires_grad for p in net.parameters())
@@ -165,7 +165,7 @@ def test_containers() -> None:
     assert list(row) == [a, b, c] and len(row[:2]) == 2 and row(ones(4, 2)).shape == (4, 1)
     del row[1]
     assert list(row) == [a, c] and list(row.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
-    with pytest.raises(IndexError, match="2 parts"):
+    with pytest.raises(IndexError, match="2 elements"):
         _ = row[2]
     listed = nn.ModuleList([a]).append(c).extend([b])
     assert listed[1] is c and (listed + nn.ModuleList([a]))[-1] is a and listed.pop() is b and len(listed) == 2

@@ -1,4 +1,4 @@
-"""Graphs over tensors: programs of tensors and modules, compiled like jobs."""
+"""Programs of tensors and modules that are compiled like jobs."""
 
 from jobflow.nn.amp import GradScaler, StaticGradScaler
 from jobflow.nn.graph.graph import Graph

@@ -1,7 +1,8 @@
-"""The tracing of `nn.Graph.build`: tensors without data that stand for values of the program.
+"""Tracing of `nn.Graph.build`, with tensors without data that represent values of the program.
 
-A traced tensor has the layout of an eager result; the final layout is chosen when the whole program is known. A tensor with data, such as a
-parameter or a buffer, becomes a variable of the program in the tensor's memory. It holds the values that `build` writes to it after the run.
+A traced tensor has the layout of an eager result; the compiler selects the final layout after tracing. A tensor with data, such as a
+parameter or a buffer, becomes a variable of the program in the memory of the tensor. After a run, the tensor has the values that `build`
+wrote to it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from jobflow.tensors.state import EagerState, Generator
 
 @dataclass(frozen=True)
 class Draw:
-    """A random counter that the host feeds in every run."""
+    """A counter of random operations, which the host passes to every run as an input."""
 
     key: str
     array: Array
@@ -42,7 +43,7 @@ class Draw:
 
 @dataclass
 class Building(ProgramRecorder[Tensor]):
-    """The interpreter of one trace of a graph's `build`."""
+    """The interpreter of one trace of `build`."""
 
     #: name of the running function in messages, and a short form
     running: ClassVar[str] = "nn.Graph.build"
@@ -59,7 +60,7 @@ class Building(ProgramRecorder[Tensor]):
     trains: bool = False
     #: tensors that are variables of the graph's programs for other shapes, by name
     known_tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    #: True if a strategy chooses the ranks; tensors that a graph has redistributed then count with their earlier layout
+    #: True if a strategy distributes the program; tensors that a graph has redistributed are then traced in their earlier layout
     spreads: bool = False
     #: tensors that became variables, by name
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -67,7 +68,7 @@ class Building(ProgramRecorder[Tensor]):
     losses: list[Value] = field(default_factory=list)
     #: source line of the call of backward
     where: SourceLine | None = None
-    #: tensor id -> its current stand-in
+    #: id of a tensor -> its current traced tensor
     _standing: dict[int, Tensor] = field(default_factory=dict)
     #: id of a tensor with data -> name of its variable
     _variables: dict[int, str] = field(default_factory=dict)
@@ -84,12 +85,12 @@ class Building(ProgramRecorder[Tensor]):
                 yield
         finally:
             self.here.building, self.here.grad_enabled = before, grad_enabled
-            for generator, count in draws:  # the counter advances in every run
+            for generator, count in draws:  # each run advances the counters
                 generator.draws = count
 
     @property
     def alone(self) -> Layout:
-        """The placement of local tensors: this rank."""
+        """The layout of local tensors, which are on this rank only."""
         return Layout(Placement("cpu", (self.here.rank.index,)), (B,))
 
     # ---------------------------------------------------------------- ops
@@ -108,7 +109,7 @@ class Building(ProgramRecorder[Tensor]):
         return self._record(op, [x.traced for x in known], preparation.placement or self.alone.placement), preparation.layouts
 
     def source(self, op: Op, layout: Layout | None, counter: int | None) -> Tensor:
-        """Return the output of an op without inputs or of a random op, evaluated anew in every run."""
+        """Return the output of an op without inputs, or of a random op; every run evaluates the op again."""
         inputs = () if counter is None else (self.draw(layout),)
         (type,) = types_tuple(op.infer(*(x.tensor_type for x in inputs)))
         (value,) = self._record(op, [x.traced for x in inputs], (layout or self.alone).placement)
@@ -116,11 +117,11 @@ class Building(ProgramRecorder[Tensor]):
         return result if layout is None or layout.is_whole else self.change(result, layout, None)
 
     def draw_for(self, x: Tensor) -> tuple[str, int, Tensor]:
-        """Return key, seed and counter of the next draw, for random numbers with the layout of x."""
+        """Return key, seed and counter of the next random operation, on the placement of x."""
         return "draw", self._generator(x.layout).seed, self.draw(x.layout)
 
     def draw(self, layout: Layout | None) -> Tensor:
-        """Return the counter of the next draw, fed in every run."""
+        """Return the counter of the next random operation, an input of every run."""
         lies = self.alone if layout is None else Layout(layout.placement, (B,) * len(layout.sbp))
         key, type = f"#draw{len(self.draws)}", TensorType((1,), int64)
         value = self.tracer.input(key, type, layout=lies)
@@ -134,20 +135,24 @@ class Building(ProgramRecorder[Tensor]):
         """Redistribute a global tensor; its gradient is redistributed to `back` if that is passed."""
         x = self.known(x)
         if x.layout is None:
-            raise JobError(f"to_global at {user_line()}: a local tensor in nn.Graph.build; make it global before the graph is called")
+            raise JobError(
+                f"to_global at {user_line()}: a local tensor {x.tensor_type} cannot become global in nn.Graph.build; convert it "
+                "before the call of the graph"
+            )
         op = ToLayout(target.sbp, None if back is None else tuple(back))
         return self._outputs(self._record(op, [x.traced], target.placement), (target,), [x])[0]
 
     def to_local(self, x: Tensor) -> Tensor:
-        """Raise an error: `build` has no access to the local pieces of a global tensor."""
+        """Raise JobError, because `build` has no access to the local pieces of a global tensor."""
         raise JobError(
-            f"to_local at {user_line()}: not in {self.running}; return the tensor {x.tensor_type} from {self.short}, and call to_local() on it"
+            f"to_local at {user_line()}: pieces of a tensor have no values in {self.running}; return the tensor "
+            f"{x.tensor_type} from {self.short}, and call to_local() on it"
         )
 
     # ---------------------------------------------------------------- tensors with data
 
     def _read(self, x: Tensor) -> Tensor:
-        """Return a tensor with data as a variable."""
+        """Return the traced value of a tensor with data, which becomes a variable of the program."""
         name = self.names.get(id(x)) or self._unused("parameter" if x._needs_gradient and x.is_leaf else "tensor")
         lies = self.lying(x) or self.alone
         trained = self.trains and x._needs_gradient and x.is_leaf
@@ -173,7 +178,7 @@ class Building(ProgramRecorder[Tensor]):
         return result
 
     def lying(self, x: Tensor) -> Layout | None:
-        """Return the layout of a tensor as the author of the graph defines it."""
+        """Return the layout of a tensor before any redistribution by a strategy."""
         before = x.storage.before if self.spreads and x.storage is not None else None
         return before or x.layout
 
@@ -181,7 +186,7 @@ class Building(ProgramRecorder[Tensor]):
         return f"{word}{sum(name.startswith(word) for name in {*self.tensors, *self.known_tensors})}"
 
     def _gathered(self, value: Value, lies: Layout, stored: tuple[Sbp, ...], zero: Zero) -> Value:
-        """Return a variable that is stored in shards, gathered for reading."""
+        """Return the whole value of a sharded variable, gathered for reading."""
         region = None
         if zero.stage > 2:
             region = self.tracer.new_region()
@@ -199,15 +204,15 @@ class Building(ProgramRecorder[Tensor]):
     # ---------------------------------------------------------------- training and modules
 
     def backward(self, loss: Tensor, gradient: Tensor | None = None) -> None:
-        """Record that the optimizers minimise `loss`."""
+        """Record `loss` as a value that the optimizers minimize."""
         what = f"backward at {user_line()}, in nn.Graph.build"
         if not self.trains:
             raise JobError(f"{what}: the graph has no optimizer; call self.add_optimizer(...) in __init__")
         if gradient is not None or loss.tensor_type.size != 1:
-            suffix = "" if gradient is None else " with a gradient of its own"
-            raise JobError(f"{what}: the loss must have one element; this one is {loss.tensor_type}{suffix}")
+            suffix = "" if gradient is None else " with a gradient"
+            raise JobError(f"{what}: the loss must have one element and no gradient argument; got {loss.tensor_type}{suffix}")
         if not loss._needs_gradient or loss.traced is None:
-            raise JobError(f"{what}: this {loss.tensor_type} tensor depends on no parameter that requires gradients")
+            raise JobError(f"{what}: the loss {loss.tensor_type} depends on no parameter that requires gradients")
         self.losses.append(loss.traced)
         self.where = self.where or user_line()
 
@@ -232,7 +237,7 @@ class Building(ProgramRecorder[Tensor]):
             self._modules.pop()
 
     def _moved(self, x: Any, placement: Placement) -> Any:
-        """Return a tensor on the placement of a stage, with the same split if the number of mesh dimensions is equal."""
+        """Return a tensor on the placement of a stage; the layout is unchanged if the number of mesh dimensions is equal."""
         if isinstance(x, list | tuple):
             return type(x)(self._moved(one, placement) for one in x)
         if not isinstance(x, Tensor) or x.layout is None or x.layout.placement == placement:
@@ -245,7 +250,7 @@ class Building(ProgramRecorder[Tensor]):
 
 
 def _split(variable: Variable, zero: Zero) -> tuple[Sbp, ...]:
-    """Return the stored layout of a variable, also split along the first replicated mesh dimension if it is large enough."""
+    """Return the layout in which a variable is stored, split along one more replicated mesh dimension if the variable is large enough."""
     split_axes = {sbp.axis for sbp in variable.sbp if isinstance(sbp, Split)}
     for dimension, (sbp, n) in enumerate(zip(variable.sbp, variable.placement.mesh, strict=True)):
         axis = zero.axis(variable, n, split_axes) if isinstance(sbp, Broadcast) else None
@@ -256,7 +261,7 @@ def _split(variable: Variable, zero: Zero) -> tuple[Sbp, ...]:
 
 @dataclass(frozen=True)
 class Decomposing:
-    """The interpreter that replaces an op by its decomposition because its inputs' layouts do not allow the op itself."""
+    """The interpreter that runs the decomposition of an op, for input layouts that the op itself does not accept."""
 
     building: Building
     placement: Placement | None

@@ -1,4 +1,4 @@
-"""`nn.Graph`: tensors and modules as one compiled program.
+"""The class `nn.Graph`, a compiled program of tensors and modules.
 
     class Train(nn.Graph):
         def __init__(self, model, optimizer):
@@ -11,7 +11,7 @@
             loss.backward()
             return loss
 
-`build` is traced at the first call, with tensors that have no data. This call and the later ones run the compiled program. Inputs of other shapes
+`build` is traced at the first call, with tensors that have no data. This call and later calls run the compiled program. Inputs of other shapes
 cause another trace; its program shares parameters, optimizers and random numbers. All ranks must create and call the same graphs.
 """
 
@@ -54,7 +54,7 @@ STEP = "System-Train-TrainStep"
 RATES = "System-Train-LearningRate"
 #: pattern of other training variables, whose names contain the name of the saving graph
 _OF_A_GRAPH = re.compile(r"(System-Train-[A-Za-z]+-)\w+_\d+(-\w+)?")
-_MISSING = "call super().__init__() first in __init__: a graph must exist before it is given modules"
+_MISSING = "call super().__init__() in __init__ before any attribute is assigned or read"
 
 
 class Body(NamedTuple):
@@ -63,21 +63,21 @@ class Body(NamedTuple):
     program: Traced
     building: Building
     steps: Steps
-    #: the result, with stand-ins for tensors
+    #: the result of `build`, with traced tensors
     returned: Any
     outputs: list[Any]
 
 
 def check_constants(name: str, whole: Body, part: Body) -> None:
-    """Raise JobError if `build` creates different tensors for a microbatch than for the whole batch: they would become constants."""
+    """Raise JobError if `build` creates different tensors for a microbatch than for the whole batch, because they become constants."""
     created, expected = part.building.tensors, whole.building.tensors
     for key in {**expected, **created}:
         if expected.get(key) is created.get(key) or _same_values(expected.get(key), created.get(key)):
             continue
         where = next((node.where for node in (*part.program.nodes, *whole.program.nodes) if node.name == key), name)
         raise JobError(
-            f"{name} at {where}: build creates another tensor here for a microbatch than for the batch, so microbatches do not give the result of "
-            f"the batch; compute it from tensors of the batch or with flow.full, or use one microbatch"
+            f"{name} at {where}: build creates different tensors here for a microbatch and for the batch, so their results would differ; "
+            f"compute the tensor from tensors of the batch or with flow.full, or use one microbatch"
         )
 
 
@@ -90,7 +90,11 @@ def _same_values(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 class Graph:
-    """A compiled program, described in the module's docstring. Subclasses define `build`; modules in attributes become `ProxyModule`s."""
+    """A program of tensors and modules, traced and compiled at its first call.
+
+    Subclasses define `build`. Modules that are assigned to attributes become `ProxyModule`s. Inputs of other shapes are traced and compiled again;
+    all programs of a graph share parameters, optimizers and random numbers. All ranks must create and call the same graphs.
+    """
 
     config: GraphConfig
     _modules: dict[str, Any]
@@ -114,17 +118,19 @@ class Graph:
         self._created_at = user_line()
 
     def build(self, *args: Any) -> Any:
-        """Define the program, from tensors to tensors."""
-        raise JobError(f"{self.name} at {user_line()}: a graph is a subclass of nn.Graph that defines build(self, ...)")
-
-    def __reduce_ex__(self, protocol: object) -> Never:
-        """Raise an error: graphs can be neither copied nor pickled."""
+        """Return the outputs of the program for its inputs, traced tensors without data. Subclasses must define this method."""
         raise JobError(
-            f"{self.name} at {user_line()}: a graph cannot be copied or pickled, its program belongs to this process; copy the modules, "
-            f"make another graph of them, and load what state_dict() of this one gives"
+            f"{self.name} at {user_line()}: the graph does not define its program; define build(self, ...) in the class {type(self).__name__}"
         )
 
-    # ---------------------------------------------------------------- parts
+    def __reduce_ex__(self, protocol: object) -> Never:
+        """Raise JobError, because graphs can be neither copied nor pickled."""
+        raise JobError(
+            f"{self.name} at {user_line()}: a graph cannot be copied or pickled, because its program belongs to this process; copy the modules, "
+            f"create another graph with the copies, and load the state_dict() of this graph"
+        )
+
+    # ---------------------------------------------------------------- modules and optimizers
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_modules" not in self.__dict__:
@@ -141,23 +147,24 @@ class Graph:
         raise JobAttributeError(f'{type(self).__name__} at {user_line()} has no attribute "{name}"{did_you_mean(name, self.__dict__)}')
 
     def add_optimizer(self, optim: Optimizer, *, lr_sch: Any = None, is_sparse: bool = False) -> None:
-        """Step the parameters of `optim` in every run, and then set its learning rates by `lr_sch`.
+        """Add an optimizer. Every run updates the parameters of `optim`, and then sets its learning rates by the schedule `lr_sch`.
 
         `is_sparse` has no effect: embedding tables always update only the rows that were read.
+        Raises: JobError after the first call, or for arguments that are neither an optimizer nor a schedule.
         """
         what = f"{self.name}.add_optimizer at {user_line()}"
         if self._bound is not None:
             raise JobError(f"{what}: the graph is compiled already; add optimizers in __init__")
         if not isinstance(optim, Optimizer):
-            raise JobError(f"{what}: an optimizer of jobflow.optim is needed; got {optim!r}")
+            raise JobError(f"{what}: optim must be an optimizer of jobflow.optim; got {optim!r}")
         if lr_sch is not None and not hasattr(lr_sch, "step"):
-            raise JobError(f"{what}: lr_sch is a schedule of optim.lr_scheduler; got {lr_sch!r}")
+            raise JobError(f"{what}: lr_sch must be a schedule of optim.lr_scheduler; got {lr_sch!r}")
         self._added.append(Added(optim, lr_sch, user_line()))
 
     def set_grad_scaler(self, scaler: Scaler) -> None:
-        """Scale losses by `scaler`, and divide the gradients by the same factor."""
+        """Multiply losses by the scale of `scaler`, and divide the gradients by the same scale. Raises: JobError for another object."""
         if not hasattr(scaler, "dynamic"):
-            raise JobError(f"{self.name}.set_grad_scaler at {user_line()}: amp.GradScaler or amp.StaticGradScaler is needed; got {scaler!r}")
+            raise JobError(f"{self.name}.set_grad_scaler at {user_line()}: scaler must be an amp.GradScaler or amp.StaticGradScaler; got {scaler!r}")
         self._scaler = scaler
 
     @property
@@ -179,7 +186,7 @@ class Graph:
             return bound(tensors)
 
     def _keep(self, key: tuple[Any, ...], bound: Bound) -> None:
-        """Cache a program; if there are too many, drop the least recently used ones."""
+        """Cache a program, and drop the least recently used programs beyond the limit `compiled_shapes`."""
         self._bounds[key] = bound
         self._bound = bound
         most = current_session().settings.compiled_shapes
@@ -191,7 +198,7 @@ class Graph:
     def _compiled(self, arguments: Arguments) -> Bound:
         here = state()
         if here.building is not None:
-            raise JobError(f"{self.name} at {user_line()}: a graph inside the build of another; call its modules there")
+            raise JobError(f"{self.name} at {user_line()}: a graph cannot be called in the build of another graph; call its modules there")
         built = self._built(here, arguments)
         if self._loads_all:
             self._check_loaded(built)
@@ -241,13 +248,13 @@ class Graph:
         return Body(program, building, steps, returned, [x.traced for x in outputs])
 
     def _spread(self, here: EagerState, building: Building, metas: tuple[Meta, ...]) -> Distribution | None:
-        """Return the parallelism of the program by the configured strategy."""
+        """Return the distribution of the program by the configured strategy; None without a strategy."""
         config = self.config
         if config.parallel is None:
             return None
         if config.zero is not None:
             raise ConfigError(
-                f"{self.name} at {user_line()}: config.enable_zero and config.strategy both say how parameters are stored; use strategies.zero(), "
+                f"{self.name} at {user_line()}: config.enable_zero and config.strategy both define the storage of parameters; use strategies.zero(), "
                 f"alone or in strategies.combine()"
             )
         tensors = building.tensors.items()
@@ -257,17 +264,17 @@ class Graph:
         return spread(config.parallel, what, config.lines["strategy"], here.rank.size, lies, redistributed)
 
     def _check_loaded(self, built: Built) -> None:
-        """Raise CheckpointError for a loaded tensor that the graph does not have."""
+        """Raise CheckpointError for a loaded tensor that is not a variable of the graph."""
         for name in self._loaded:
             if name not in built.graph.variables:
                 known = [variable for variable in built.graph.variables if variable not in built.tensors]
                 raise CheckpointError(
-                    f'{self.name} at {user_line()}: the state that was loaded has "{name}", which the graph does not have'
+                    f'{self.name} at {user_line()}: the loaded state has "{name}", but the graph does not'
                     f"{did_you_mean_or(name, known, 'add the optimizer that it belongs to, or load with strict=False')}"
                 )
 
     def _microbatches(self, metas: tuple[Meta, ...]) -> Microbatches | None:
-        """Return the division of the inputs by the rule of `cut_batch`; None without a division."""
+        """Return the division of the batch into microbatches by `cut_batch`; None for a single microbatch."""
         config = self.config
         k = config.steps if config.steps > 1 or config.parallel is None else config.parallel.microbatches or 1
         if k == 1 or not self._added:
@@ -279,7 +286,7 @@ class Graph:
         if not self._added:
             return None
         if not building.losses:
-            raise JobError(f"{self.name}: an optimizer was added at {self._added[0].where}, but build calls no loss.backward()")
+            raise JobError(f"{self.name}: an optimizer was added at {self._added[0].where}, but build does not call backward() of a loss")
         assert building.where is not None, "a loss was marked somewhere"
         return Training(tuple(building.losses), (steps,), building.where)
 
@@ -288,8 +295,8 @@ class Graph:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of modules, optimizers and step counter.
 
-        The keys are: attribute -> the module's state_dict; "<parameter>-<slot>" -> optimizer state; "System-Train-TrainStep" -> number of
-        steps; with an `lr_sch` also "System-Train-LearningRate" -> the schedules' state_dicts.
+        The name of a module attribute is the key of the module's state_dict. The keys "<parameter>-<slot>" have optimizer state, and
+        "System-Train-TrainStep" the number of steps. With an `lr_sch`, "System-Train-LearningRate" has the state_dicts of the schedules.
         """
         variables = self._loaded
         if self._bound is not None:
@@ -301,11 +308,11 @@ class Graph:
 
     @property
     def _schedules(self) -> list[Any]:
-        """The learning rate schedules."""
+        """The learning rate schedules of the optimizers."""
         return [one.schedule for one in self._added if one.schedule is not None]
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Load the result of `state_dict`, before the first call only.
+        """Load a result of `state_dict`. Call this method before the first call of the graph.
 
         With strict=False, modules and tensors that are missing on one side are ignored. Unknown tensors of the state are reported at the first call.
 
@@ -313,12 +320,12 @@ class Graph:
         """
         what = f"{self.name}.load_state_dict at {user_line()}"
         if self._bound is not None:
-            raise JobError(f"{what}: the graph has been called; load before its first call, or load into its modules")
+            raise JobError(f"{what}: the graph was called already; load before its first call, or load into its modules")
         saved = {name: x for name, x in state_dict.items() if isinstance(x, Tensor)}
         lacking = [name for name in self._modules if name not in state_dict]
         beyond = [name for name in state_dict if name not in self._modules and name not in saved and name != RATES]
         if strict and lacking:
-            raise CheckpointError(f'{what}: nothing is saved for module "{lacking[0]}"{did_you_mean(lacking[0], state_dict)}')
+            raise CheckpointError(f'{what}: the state has no module "{lacking[0]}"{did_you_mean(lacking[0], state_dict)}')
         if beyond and (strict or len(lacking) == len(self._modules)):
             raise CheckpointError(f'{what}: the graph has no module "{beyond[0]}"{did_you_mean(beyond[0], self._modules)}')
         rates = self._rates(what, state_dict, strict)
@@ -333,7 +340,10 @@ class Graph:
         self._loads_all = strict
 
     def _rates(self, what: str, state_dict: Mapping[str, Any], strict: bool) -> list[tuple[Any, Mapping[str, Any]]]:
-        """Return the schedules, resumed at the state's position, or else at its number of steps."""
+        """Return the schedules with the states to load.
+
+        Without saved schedules, all schedules resume at the saved number of steps.
+        """
         schedules, saved = self._schedules, state_dict.get(RATES)
         if saved is None:
             steps = state_dict.get(STEP)
@@ -341,13 +351,13 @@ class Graph:
             return [] if count is None else [(schedule, {"last_epoch": count, "last_step": count}) for schedule in schedules]
         if len(saved) != len(schedules) and strict:
             raise CheckpointError(
-                f"{what}: the state has {len(saved)} learning-rate schedules and the graph {len(schedules)}; give add_optimizer the same lr_sch, "
-                f"or load with strict=False, which lets rates begin anew"
+                f"{what}: the state has {len(saved)} learning-rate schedules and the graph {len(schedules)}; pass the same lr_sch to "
+                f"add_optimizer, or load with strict=False to restart the schedules"
             )
         return list(zip(schedules, saved, strict=True)) if len(saved) == len(schedules) else []
 
     def _own_name(self, name: str) -> str:
-        """Return the name in this graph of a variable that a graph saved."""
+        """Return the name of a saved variable in this graph: the name of the saving graph is replaced by the name of this graph."""
         named = _OF_A_GRAPH.fullmatch(name)
         return f"{STEP}-{self.name}" if name == STEP else f"{named[1]}{self.name}{named[2] or ''}" if named else name
 
@@ -362,9 +372,10 @@ class Graph:
         only_user_py_stack: bool = True,
         op_repr_with_py_stack: bool = False,
     ) -> None:
-        """Print the graph when it is compiled: level 0 its repr, from 1 on every instruction with layouts and source lines, -1 nothing.
+        """Print the graph when it is compiled.
 
-        `ranks` is a rank or a list of ranks that print, -1 for all, None for rank 0.
+        Level 0 prints its repr, a higher level every instruction with layouts and source lines, and -1 nothing. `ranks` is a rank or a list of ranks
+        that print, -1 for all ranks, None for rank 0. The other options have no effect.
         """
         rank = state().rank.index
         chosen = [0] if ranks is None else [rank] if ranks == -1 else [ranks] if isinstance(ranks, int) else list(ranks)
@@ -386,7 +397,7 @@ class Graph:
         return "\n".join([*lines, ")"])
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Return the tensors in attributes of modules and of the graph by name."""
+        """Yield names and tensors of the modules of the graph, and of its attributes."""
         for attribute, module in self._modules.items():
             for named in (module.named_parameters(), module.named_buffers()):
                 for name, x in named:
@@ -397,11 +408,11 @@ class Graph:
 
 
 class JobAttributeError(JobError, AttributeError):
-    """The error for a graph without such an attribute, or before `super().__init__()`."""
+    """The error for a missing attribute of a graph, or for a use of a graph before `super().__init__()`."""
 
 
 def _stand_in(tracer: Tracer, building: Building, meta: Meta, cut: Microbatches | None, size: int) -> Tensor:
-    """Return the tensor without data for an input; for an input of the batch, with the rows of one microbatch."""
+    """Return the traced tensor of an input; a batch input has the number of rows of one microbatch."""
     type = meta.type
     if cut is not None and meta.name in cut.arguments:
         rows = size if len(cut.sizes) > 1 else type.shape[0] // cut.count
@@ -410,7 +421,7 @@ def _stand_in(tracer: Tracer, building: Building, meta: Meta, cut: Microbatches 
 
 
 def together(here: EagerState, metas: tuple[Meta, ...]) -> Placement:
-    """Return the initial placement: that of the first input with one."""
+    """Return the initial placement of a trace: the placement of the first global input, or else this rank."""
     return next((meta.layout.placement for meta in metas if meta.layout), Placement("cpu", (here.rank.index,)))
 
 

@@ -36,7 +36,7 @@ class Added:
 
 @dataclass(frozen=True)
 class Rate:
-    """The learning rate of a parameter group, fed in every run."""
+    """The learning rate of a parameter group, which the host passes to every run as an input."""
 
     key: str
     array: Array
@@ -45,7 +45,7 @@ class Rate:
 
 @dataclass
 class Steps:
-    """All optimizers of a graph as one; each parameter is updated by the rule of its group."""
+    """The optimizers of a graph as one optimizer, which updates each parameter by the rule of its group."""
 
     added: Sequence[Added]
     #: variable name by id of the parameter
@@ -88,10 +88,10 @@ class Steps:
 
 
 def clipped(parameters: Sequence[Parameter], group: Group) -> Sequence[Parameter]:
-    """Return the updates with gradients clipped by the rule of the group."""
+    """Return the parameters with clipped gradients, if the group has the option `clip_grad_max_norm`."""
     most, kind = group.get("clip_grad_max_norm"), group.get("clip_grad_norm_type")
     if most is None:
         return parameters
     if kind not in (None, 2, math.inf):
-        raise ConfigError(f"nn.Graph: clip_grad_norm_type is 2 or inf; got {kind!r}")
+        raise ConfigError(f"nn.Graph: clip_grad_norm_type must be 2 or inf; got {kind!r}")
     return GroupNorm(float(most), 2.0 if kind is None else kind).clipped(parameters)

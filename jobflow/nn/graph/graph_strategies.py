@@ -1,7 +1,7 @@
-"""Strategies of graphs: `graph.config.strategy(flow.strategies.zero())`.
+"""Strategies of graphs, such as `graph.config.strategy(flow.strategies.zero())`.
 
-Inputs and parameters of `build` are replicated on some ranks. Before the strategy distributes the program, as for a job, the computation on
-these ranks is placed on the strategy's device grid. Values from other layouts are redistributed to the grid.
+Inputs and parameters of `build` are replicated on some ranks. The computation on these ranks is first placed on the device mesh of the
+strategy. Then the strategy distributes the program, as for a job. Values in other layouts are redistributed to the device mesh.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Spread:
 
     strategy: Strategy
     ranks: Placement
-    #: layouts of variables that an earlier graph has redistributed, by name; they stay unchanged
+    #: layouts of variables that an earlier graph has redistributed, by name; these layouts do not change
     redistributed: Mapping[str, Layout]
 
     def distribute(self, program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
@@ -35,7 +35,7 @@ class Spread:
 
 
 class _Arranging:
-    """A graph rewrite that moves nodes on the program's ranks to the strategy's grid."""
+    """A graph rewrite that moves nodes from the program's ranks to the strategy's device mesh."""
 
     def __init__(self, spread: Spread, program: Traced) -> None:
         self.ranks, self.grid = spread.ranks, spread.strategy.placement(spread.ranks)
@@ -47,7 +47,7 @@ class _Arranging:
         variables = {name: redistributed.get(name) or self.arranged(variable) for name, variable in program.variables.items()}
         self.program = replace(program, placement=self.grid, variables=variables, known={**program.known, **redistributed})
         self.tracer = Tracer.onward(self.program)
-        #: the inputs in their own layouts
+        #: the inputs in their original layouts
         self.come: dict[str, Value] = {}
 
     def run(self, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
@@ -55,13 +55,13 @@ class _Arranging:
         return replace(program, inputs={**program.inputs, **self.come}), results
 
     def arranged(self, variable: Variable) -> Variable:
-        """Return a variable that is replicated on the program's ranks as one on the grid."""
+        """Return a variable that is replicated on the program's ranks as a variable on the device mesh, and other variables unchanged."""
         if variable.placement != self.ranks or not all(isinstance(sbp, Broadcast) for sbp in variable.sbp):
             return variable
         return replace(variable, placement=self.grid, sbp=(B,) * len(self.grid.mesh))
 
     def take(self, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
-        """Return the node on the grid that replaces a node."""
+        """Return the outputs of the node that replaces `node`, on the device mesh where possible."""
         if isinstance(node.op, ReadVariable):
             return self.tracer.again(node, inputs, placement=self.program.variables[node.op.key].placement)
         if node.placement != self.ranks:
@@ -79,7 +79,7 @@ class _Arranging:
 def spread(
     strategy: Strategy, what: str, where: SourceLine, ranks: int, lies: Iterable[tuple[str, Layout | None]], redistributed: Mapping[str, Layout]
 ) -> Spread:
-    """Return the strategy, set at `where`, for the tensors `lies` of a graph; raise JobError unless they have one placement."""
+    """Return the strategy, set at source line `where`, for tensors with the layouts `lies`; raise JobError for several placements."""
     described = f"{what}: the strategy set at {where}"
     if strategy.view == "mirrored":
         raise ConfigError(
@@ -95,7 +95,8 @@ def spread(
     if len(placements) > 1:
         (first, one), (second, other) = list(placements.items())[:2]
         raise JobError(
-            f"{described} distributes tensors of one placement over its ranks; {one} is on {first} and {other} on {second}: move all to one with "
+            f"{described} distributes tensors of one placement over its ranks; {one} is on {first} and {other} on {second}: "
+            "move all to one placement with "
             f"to_global, or omit the strategy and place the stages yourself"
         )
     return Spread(strategy, next(iter(placements), Placement("cpu", (0,))), redistributed)

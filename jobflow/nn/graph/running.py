@@ -1,7 +1,7 @@
-"""A compiled graph on this rank: binding, running, optimizer state.
+"""Binding, execution and optimizer state of a compiled graph on this rank.
 
-Every rank compiles for itself.  The ranks of the graph's placements compare their programs before the first run, and are numbered from 0.
-Tensors of the user's program share memory with the variables of the graph.
+Every rank compiles the program separately.  The ranks of the graph's placements compare their programs before the first run, and are numbered
+from 0.  Tensors of the user's program share memory with the variables of the graph.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Built:
     name: str
     graph: Graph
     inputs: tuple[Meta, ...]
-    #: the arguments and the result of build, with stand-ins for tensors
+    #: the arguments and the result of build, with traced tensors
     arguments: Arguments
     result: Any
     tensors: Mapping[str, Tensor]
@@ -102,7 +102,7 @@ class Memory:
 
 
 class Bound:
-    """A graph that is ready to run."""
+    """A compiled graph bound to memory and tensors of this rank, ready to run."""
 
     def __init__(self, here: EagerState, built: Built, loaded: Mapping[str, Tensor], memory: Memory) -> None:
         self.here = here
@@ -138,7 +138,10 @@ class Bound:
         return Meta(value.name, value.tensor_type, None if self.built.local else self.group.world_layout(self.physical.layouts[value]))
 
     def _output_meta(self, value: Value, x: Tensor) -> Meta:
-        """Return the type and layout of an output; along mesh dimensions of one rank, where all layouts are equal, the layout in build."""
+        """Return the type and layout of an output.
+
+        Along mesh dimensions of size 1, where all layouts are equal, the result has the layout in build.
+        """
         meta = self._meta(value)
         if meta.layout is None or x.layout is None or x.layout.placement != meta.layout.placement:
             return meta
@@ -176,7 +179,7 @@ class Bound:
         self.comm = comm if bound.plan.schedule or bound.executor.depart is not None else None
 
     def _follow(self, loaded: Mapping[str, Tensor]) -> None:
-        """Redistribute tensors on a rank outside of the graph, too; it may hold pieces of loaded variables."""
+        """Redistribute the tensors on a rank outside of the graph, which may store pieces of loaded variables."""
         for variable in self.physical.graph.variables.values():
             x = self.built.tensors.get(variable.name)
             if x is not None:
@@ -191,11 +194,11 @@ class Bound:
         if difference := compare_programs(self.lines, self.group.ranks, comm.exchange):
             first, other = difference.ranks
             raise DivergedError(
-                f"{self._described()}: ranks {first} and {other} have built different graphs; every rank builds the same one. {difference}"
+                f"{self._described()}: ranks {first} and {other} have built different graphs, but every rank must build the same graph. {difference}"
             )
 
     def _adopt(self, state: State, comm: Communicator) -> list[Variable]:
-        """Attach variables to the memory of their tensors if all ranks can use it; return the other new variables."""
+        """Attach variables to the memory of their tensors if all ranks can use this memory; return the other new variables."""
         index = self.group.ranks.index(self.here.rank.index)
         fresh: list[Variable] = []
         usable: dict[str, ResidentMemory] = {}
@@ -220,7 +223,7 @@ class Bound:
     def _usable(self, x: Tensor, variable: Variable) -> ResidentMemory | None:
         """Return the memory of the tensor if the variable can use it, else None.
 
-        Memory of another graph must be shared by the same ranks, or by none.  Memory of the user's program is used unless a copy is faster.
+        Memory of another graph must be shared by the same ranks, or by no ranks.  Memory of the user's program is used unless a copy is faster.
         """
         resident = None if x.storage is None else x.storage.resident
         writes = variable.name in self.built.graph.updates
@@ -233,7 +236,7 @@ class Bound:
         return ResidentMemory(x.array, x.array.reshape(-1).view(np.uint8), 0)
 
     def _fill(self, state: State, fresh: Sequence[Variable], loaded: Mapping[str, Tensor]) -> None:
-        """Write the values of tensors, or loaded values, to new variables, and move the tensors into the memory of the variables."""
+        """Write loaded values, or values of tensors, to new variables, and move the tensors into the memory of the variables."""
         pieces = self._pieces(loaded)
         for variable in fresh:
             x = self.built.tensors.get(variable.name)
@@ -248,7 +251,7 @@ class Bound:
         if (stored.type, stored.layout) != (variable.type, variable.layout):
             raise JobError(
                 f"{self.built.name} at {user_line()}: {variable.name} is {stored.type} {stored.layout} in the program for an earlier shape "
-                f"and {variable.type} {variable.layout} in that for this one; make another graph"
+                f"and {variable.type} {variable.layout} in the program for this shape; create another graph"
             )
 
     def _redistribute(self, x: Tensor, variable: Variable) -> bool:
@@ -268,15 +271,15 @@ class Bound:
             where = "local" if self.built.local else "global"
             kind = "local" if saved.layout is None else str(saved.layout)
             raise JobError(
-                f'{self.built.name} at {user_line()}: loaded "{variable.name}" {saved.tensor_type} {kind}, where the graph has a '
-                f"{where} {variable.type}"
+                f'{self.built.name} at {user_line()}: the loaded "{variable.name}" is {kind}, {saved.tensor_type}, but the variable of the graph is '
+                f"{where}, {variable.type}"
             )
         if saved.layout is None:
             return saved.array
         return convert_array(self.here, saved.array, saved.tensor_type, saved.layout, self.world(variable), f"{self.built.name}: {variable.name}")
 
     def world(self, variable: Variable) -> Layout:
-        """Return the layout of a variable with ranks of the world."""
+        """Return the layout of a variable with global rank numbers."""
         return self.group.world_layout(variable.layout)
 
     def _share(self, state: State, name: str, x: Tensor) -> None:
@@ -311,12 +314,12 @@ class Bound:
         """Raise JobError if the session of the program's ranks has ended."""
         if self.comm is not None and self.rank is not self.here.rank:
             raise JobError(
-                f"{self.built.name} at {user_line()}: clear_default_session has ended the session that the graph was compiled in, "
-                f"and its ranks with it; make another graph, and load what state_dict() of this one gives"
+                f"{self.built.name} at {user_line()}: clear_default_session closed the session in which the graph was compiled; "
+                f"create another graph, and load the state_dict() of this graph"
             )
 
     def run_once(self, tensors: Sequence[Tensor]) -> tuple[int, dict[int, Array]]:
-        """Run the program; return the provenance of the first output, and this rank's parts of the outputs by position."""
+        """Run the program; return the provenance of the first output, and this rank's pieces of the outputs by position."""
         arrays = {meta.name: x.array for meta, x in zip(self.built.inputs, tensors, strict=True)}
         for draw in self.built.draws:
             draw.array[0] = draw.generator.next()
@@ -337,7 +340,7 @@ class Bound:
         return provenance, outputs
 
     def _compare_runs(self, tensors: Sequence[Tensor], moved: Sequence[tuple[Binding, ResidentMemory]]) -> int:
-        """Compare this run with the other ranks; return its provenance."""
+        """Compare this run with the other ranks, and return the provenance of the run."""
         values = [crc32(array.tobytes()) for array in self.constant.values()]
         changes = [self.built.tensors[name]._provenance for name in self.changing]
         provenance = mixed(self.digest, *(x._provenance for x in tensors), *values, *changes)
@@ -357,14 +360,14 @@ class Bound:
         return provenance
 
     def _copy_back(self, moved: Sequence[tuple[Binding, ResidentMemory]]) -> None:
-        """Copy tensors that the user's program has replaced back into the memory of their variables.
+        """Copy tensors whose memory the user's program replaced back into the memory of their variables.
 
-        The first rank writes memory that ranks share; the ranks have compared before that all of them do this.
+        The first rank writes shared memory.  The ranks have already compared the set of these tensors.
         """
         first = self.here.rank.index == self.group.ranks[0]
         for binding, resident in moved:
             if changed := binding.changed("when the graph was compiled"):
-                raise JobError(f"{self.built.name} at {user_line()}: {changed}; make another graph")
+                raise JobError(f"{self.built.name} at {user_line()}: {changed}; create another graph")
             if first or not resident.ranks:
                 target = resident.array
                 if resident.ranks:
@@ -388,14 +391,14 @@ class Bound:
         return output
 
     def tensors(self, arguments: Arguments) -> Sequence[Tensor]:
-        """Return the tensors of a call; raise JobError if they differ from those of the first call in more than their shapes."""
+        """Return the tensors of a call; raise JobError if structure, element types or layouts differ from the first call."""
         expected = self.built.inputs
         if len(arguments.args) == len(expected) and not arguments.options and all(type(x) is Tensor for x in arguments.args):
             tensors: Sequence[Tensor] = arguments.args
         else:
             if form(arguments) != form(self.built.arguments):
                 raise JobError(
-                    f"{self.built.name} at {user_line()}: a graph takes inputs nested as in its first call, {self.built.arguments!r}; "
+                    f"{self.built.name} at {user_line()}: inputs must have the structure of the first call, {self.built.arguments!r}; "
                     f"got {arguments!r}"
                 )
             tensors = [x for _, x in arguments.leaves()]
@@ -403,15 +406,15 @@ class Bound:
             if x.tensor_type.dtype is not meta.type.dtype or x.layout != meta.layout:
                 actual = Meta(meta.name, x.tensor_type, x.layout)
                 raise JobError(
-                    f"{self.built.name} at {user_line()}: a graph takes inputs of the dtype, placement and sbp of its first call; "
-                    f"{meta.name} was expected as {meta} and is {actual}. Make another graph for it, or convert it with to_global"
+                    f"{self.built.name} at {user_line()}: inputs must have the dtype, placement and sbp of the first call; "
+                    f"{meta.name} must be {meta}, but is {actual}; create another graph, or convert it with to_global"
                 )
         return tensors
 
     # ---------------------------------------------------------------- description
 
     def steps(self) -> list[str]:
-        """Return a line for every node of the program: outputs with types and layouts, operation and inputs."""
+        """Return one line per node of the program, with its outputs, their types and layouts, its operation and its inputs."""
         lines = []
         for node in self.physical.graph.nodes:
             outputs = ", ".join(f"{value.name}: {self._meta(value)}" for value in node.outputs)
@@ -423,7 +426,7 @@ class Bound:
         return "\n".join(self.lines[1:])
 
     def variable(self, name: str) -> Tensor:
-        """Return a copy of one of the graph's own variables."""
+        """Return a copy of a variable of the graph."""
         variable = self.physical.graph.variables[name]
         state = None if self.memory.rank is None else state_of(self.memory.rank)
         array = empty(variable.type) if state is None or name not in state.slots else state.read(name)

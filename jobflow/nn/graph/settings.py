@@ -1,4 +1,4 @@
-"""The settings of a graph (`config`) and of its modules (`GraphModule`), reached through the `ProxyModule`s of the graph."""
+"""Settings of a graph (`config`) and of its modules (`GraphModule`), which the `ProxyModule`s of the graph return."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobflow.graph.strategy import Strategy
 from jobflow.nn.modules.module import Module
 from jobflow.strategies.data_parallel import zero as Zero
 
-#: options of other systems' graphs without an effect here
+#: options of graphs of other systems that have no effect here
 IGNORED = frozenset(ignored_options("nn.Graph"))
 
 
@@ -32,41 +32,47 @@ class GraphConfig:
         self.lines: dict[str, SourceLine] = {}
 
     def strategy(self, strategy: Strategy) -> None:
-        """Parallelise by a strategy of `flow.strategies`, over the ranks of the inputs and parameters; `build` needs no change."""
+        """Distribute the program by a strategy of `flow.strategies` over the ranks of the inputs and parameters, without changes in `build`.
+
+        Raises: ConfigError unless `strategy` is a strategy.
+        """
         if not isinstance(strategy, Strategy):
-            raise ConfigError(f"config.strategy at {user_line()}: a strategy such as strategies.data_parallel() is needed; got {strategy!r}")
+            raise ConfigError(
+                f"config.strategy at {user_line()}: the argument must be a strategy such as strategies.data_parallel(); got {strategy!r}"
+            )
         self.parallel, self.lines["strategy"] = strategy, user_line()
 
     def enable_amp(self, mode: bool = True, *, dtype: DType = float16) -> None:
-        """Compute matrix products and convolutions in half precision."""
+        """Compute matrix products and convolutions in half precision `dtype`, float16 or bfloat16; `mode=False` disables it."""
         if dtype not in (float16, bfloat16):
-            raise ConfigError(f"config.enable_amp at {user_line()}: dtype is float16 or bfloat16; got {dtype!r}")
+            raise ConfigError(f"config.enable_amp at {user_line()}: dtype must be float16 or bfloat16; got {dtype!r}")
         self.half = dtype if mode else None
 
     def set_gradient_accumulation_steps(self, value: int) -> None:
-        """Divide the batch into this many microbatches, and average their gradients."""
+        """Divide the batch into `value` microbatches, and average their gradients.  Raises: ConfigError unless `value` is an int >= 1."""
         if type(value) is not int or value < 1:
-            raise ConfigError(f"config.set_gradient_accumulation_steps at {user_line()}: a number of parts, at least 1, is needed; got {value!r}")
+            raise ConfigError(f"config.set_gradient_accumulation_steps at {user_line()}: value must be an int >= 1; got {value!r}")
         self.steps, self.lines["steps"] = value, user_line()
 
     def enable_zero(self, mode: bool = True, *, stage: int = 2, shard_min_size: int = 1024, shard_restore_level: int = 1) -> None:
         """Shard optimizer state (stage 1), gradients (2) and parameters (3) over the ranks.
 
-        Parameters with fewer than `shard_min_size` elements stay whole. `shard_restore_level` has no effect: a shard is gathered where it is read.
+        Parameters with fewer than `shard_min_size` elements are not sharded. `shard_restore_level` has no effect: shards are gathered at each
+        read.
         """
         if stage not in (1, 2, 3):
-            raise ConfigError(f"config.enable_zero at {user_line()}: stage is 1, 2 or 3; got {stage!r}")
+            raise ConfigError(f"config.enable_zero at {user_line()}: stage must be 1, 2 or 3; got {stage!r}")
         self.zero = Zero(stage, least=shard_min_size) if mode else None
 
     def set_zero_redundancy_optimizer_mode(self, mode: str = "distributed_split") -> None:
-        """Call `enable_zero` with stage 1 or 2; the name of older releases."""
+        """Call `enable_zero` with stage 1 for the mode "distributed_split", else with stage 2; a method of older releases."""
         self.enable_zero(stage=1 if mode == "distributed_split" else 2)
 
     def set_pipeline_schedule(self, name: str) -> None:
-        """Select the order in which pipeline stages process the microbatches."""
+        """Select the order in which pipeline stages process the microbatches.  Raises: ConfigError for an unknown schedule."""
         if name not in SCHEDULES:
             near = did_you_mean_or(name, SCHEDULES, f"use {', '.join(SCHEDULES)}")
-            raise ConfigError(f"config.set_pipeline_schedule at {user_line()}: there is no {name!r}{near}")
+            raise ConfigError(f"config.set_pipeline_schedule at {user_line()}: unknown schedule {name!r}{near}")
         self.schedule = name
 
     def __getattr__(self, name: str) -> Any:
@@ -83,7 +89,7 @@ class GraphConfig:
 
 
 def _described(**settings: Any) -> str:
-    """Describe the configured options."""
+    """Return the configured options as text, such as "stage_id=1, placement=..."."""
     return ", ".join(f"{name}={value}" for name, value in settings.items() if value is not None)
 
 
@@ -99,11 +105,11 @@ class GraphModule:
         self.activation_checkpointing = False
 
     def set_stage(self, stage_id: int | None = None, placement: public_placement | None = None) -> None:
-        """Assign the module to a pipeline stage; its inputs are moved to `placement` if that is passed."""
+        """Assign the module to pipeline stage `stage_id`, numbered from 0; its inputs are moved to `placement` if that is passed."""
         if placement is not None and not isinstance(placement, public_placement):
-            raise ConfigError(f"set_stage at {user_line()}: placement= takes a jobflow.placement; got {placement!r}")
+            raise ConfigError(f"set_stage at {user_line()}: placement must be a jobflow.placement; got {placement!r}")
         if stage_id is not None and (type(stage_id) is not int or stage_id < 0):
-            raise ConfigError(f"set_stage at {user_line()}: stages are numbered 0, 1, ...; got {stage_id!r}")
+            raise ConfigError(f"set_stage at {user_line()}: stage_id must be an int >= 0; got {stage_id!r}")
         self.stage_id, self.placement = stage_id, placement
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -117,10 +123,10 @@ class GraphModule:
 
 
 class ProxyModule:
-    """A module of a graph.
+    """A proxy of a module in a graph.
 
-    `to(nn.Module)` returns the module itself, `to(nn.graph.GraphModule)` its settings. Submodules are proxies too; other attributes are those of
-    the module.
+    `to(nn.Module)` returns the module itself, `to(nn.graph.GraphModule)` its settings. Submodules are proxies too; other attributes are forwarded
+    to the module.
     """
 
     _OWN = ("_module", "_settings")
@@ -130,16 +136,18 @@ class ProxyModule:
         self._settings = settings
 
     def to(self, kind: type) -> Any:
-        """Return the module, or its settings."""
+        """Return the module for `nn.Module`, or its settings for `GraphModule`.  Raises: JobError for another class."""
         if kind is GraphModule:
             return self._settings.setdefault(id(self._module), GraphModule(self._module))
         if isinstance(kind, type) and isinstance(self._module, kind):
             return self._module
-        raise JobError(f"to at {user_line()}: {type(self._module).__name__} in a graph gives its nn.Module or its nn.graph.GraphModule; got {kind!r}")
+        raise JobError(
+            f"to at {user_line()}: the class must be nn.Module or nn.graph.GraphModule for this {type(self._module).__name__}; got {kind!r}"
+        )
 
     @property
     def config(self) -> GraphModule:
-        """The settings, by the name of older releases."""
+        """The settings of the module; `to(GraphModule)` under the name of older releases."""
         return self.to(GraphModule)
 
     def __call__(self, *args: Any, **options: Any) -> Any:

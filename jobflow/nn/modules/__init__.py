@@ -1,4 +1,4 @@
-"""Modules of `jobflow.nn`; the functions of the job API are in the folder above."""
+"""Modules of `flow.nn`, with argument checks as in functions."""
 
 from jobflow.functional.dispatch import of_tensors as _of_tensors
 from jobflow.legacy import convolution as _convolution
@@ -14,7 +14,7 @@ from jobflow.nn.modules.module import Module as Module
 from jobflow.nn.modules.norm_layers import *
 from jobflow.nn.modules.pool_layers import *
 
-#: class name -> job function that a call of the class means in the body of a job
+#: class name -> job function that replaces the class in the body of a job
 _OF_JOBS = {name: function for module in (_convolution, _losses, _normalization) for name, function in vars(module).items()}
 
 # check the arguments as for functions

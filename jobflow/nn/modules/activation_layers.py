@@ -1,4 +1,4 @@
-"""Activations as modules: the functions of `jobflow.functional.nn_activations` with their options as attributes."""
+"""Activation modules, which call functions of `jobflow.functional.nn_activations` with their attributes as options."""
 
 from __future__ import annotations
 
@@ -118,7 +118,10 @@ class Softmin(Softmax, function=F.softmin): ...
 
 
 class PReLU(Module):
-    """x for x > 0, else weight * x, with one learned weight or one per channel."""
+    """Parametric ReLU, y = x for x > 0, else weight * x (He et al. 2015).
+
+    `num_parameters` is 1 for a single learned weight, or the number of channels; `init` is the initial weight.
+    """
 
     def __init__(self, num_parameters: int = 1, init: float = 0.25, device: Any = None, dtype: Any = None) -> None:
         super().__init__()

@@ -28,9 +28,10 @@ __all__ = ["MultiheadAttention", "TransformerEncoder", "TransformerEncoderLayer"
 
 
 class MultiheadAttention(Module):
-    """Attention with `num_heads` heads over embed_dim / num_heads features each, followed by a linear map of the joined outputs.
+    """Multi-head attention with `num_heads` heads of embed_dim / num_heads features each (Vaswani et al. 2017).
 
-    Tensors are [length, batch, features], or [batch, length, features] with `batch_first`.
+    A linear map is applied to the joined outputs of the heads. Tensors are [length, batch, features], or [batch, length, features] with
+    `batch_first`. Raises: ArgumentError unless `num_heads` divides `embed_dim`.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class MultiheadAttention(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise weights by xavier_uniform_ and biases by zeros."""
+        """Initialize weights with `xavier_uniform_` and biases with zeros."""
         for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
             if weight is not None:
                 init.xavier_uniform_(weight)
@@ -82,10 +83,10 @@ class MultiheadAttention(Module):
         return [linear(x, weight, bias) for x, weight, bias in zip((query, key, value), weights, biases, strict=True)]
 
     def _batched(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        """Return the three as [batch, length, features]; equal arguments stay the same tensor."""
+        """Return query, key and value as [batch, length, features]; identical arguments remain one tensor."""
         if {x.ndim for x in (query, key, value)} not in ({2}, {3}):
             listed = f"query {query.tensor_type}, key {key.tensor_type} and value {value.tensor_type}"
-            raise ShapeError(f"MultiheadAttention at {user_line()}: {listed} have 3 axes each, or 2 without a batch")
+            raise ShapeError(f"MultiheadAttention at {user_line()}: {listed} must have 3 axes each, or 2 without a batch")
         batched: dict[int, Tensor] = {}
         for x in (query, key, value):
             if id(x) not in batched:
@@ -103,10 +104,11 @@ class MultiheadAttention(Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return (output, weights or None).
+        """Return the output, and the attention weights if `need_weights`, else None.
 
-        `key_padding_mask` is [batch, keys], `attn_mask` [queries, keys] or [batch heads, queries, keys]. True masks a position; numbers are added
-        to the scores. With `is_causal` query i attends to keys up to i, unless `attn_mask` is passed. A query without keys has zero weights.
+        `key_padding_mask` is [batch, keys], `attn_mask` is [queries, keys] or [batch * heads, queries, keys]. True hides a key; numbers are added to
+        the scores. With `is_causal`, query i attends to keys up to i, unless `attn_mask` is passed. A query without visible keys has zero weights.
+        `average_attn_weights` averages the returned weights over the heads.
         """
         if key_padding_mask is not None and query.ndim == 2:
             key_padding_mask = unsqueeze(key_padding_mask, 0)
@@ -125,9 +127,9 @@ _ACTIVATIONS: dict[str, Callable[..., Tensor]] = {"relu": relu, "gelu": gelu}
 
 
 class TransformerEncoderLayer(Module):
-    """Self-attention, then two linear maps for each position, each with a residual connection.
+    """A transformer encoder layer: self-attention, then two linear maps per position, each with a residual connection.
 
-    A LayerNorm follows each part, or precedes it with `norm_first`.
+    A LayerNorm follows each residual connection, or precedes self-attention and linear maps with `norm_first`.
     """
 
     def __init__(
@@ -174,7 +176,7 @@ class TransformerEncoderLayer(Module):
 
 
 class TransformerEncoder(Module):
-    """A sequence of `num_layers` copies of a layer, and then `norm` if it is passed."""
+    """A sequence of `num_layers` copies of `encoder_layer`, followed by `norm` if it is passed."""
 
     def __init__(self, encoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ Hook = Callable[..., Any]
 
 
 class HookedCall:
-    """A call of a module with backward hooks: `before`(module, grad_output) and `after`(module, grad_input, grad_output)."""
+    """A call of a module with backward hooks `before`(module, grad_output) and `after`(module, grad_input, grad_output)."""
 
     def __init__(self, module: Module, before: Sequence[Hook], after: Sequence[Hook]) -> None:
         self.module = module
@@ -32,12 +32,12 @@ class HookedCall:
         self.of_outputs: tuple[Tensor | None, ...] | None = None
 
     def enter(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the positional arguments for forward."""
+        """Return the arguments of forward, with an autograd node that passes their gradients to the hooks."""
         self.inputs, self.entered = len(inputs), _with_gradients(inputs)
         return tuple(self._passed(inputs, self.entered, self._to_inputs))
 
     def leave(self, output: Any) -> Any:
-        """Return the outputs of the module."""
+        """Return the outputs of the module, with an autograd node that passes their gradients to the hooks."""
         several = isinstance(output, tuple | list)
         outputs: Sequence[Any] = output if several else [output]
         if not all(x is None or isinstance(x, Tensor) for x in outputs):
@@ -81,16 +81,16 @@ class HookedCall:
             return hook(self.module, *gradients)
 
     def _changed(self, before: tuple[Tensor | None, ...], gradients: Any, kind: str) -> tuple[Tensor | None, ...]:
-        """Return the gradients after a hook, which may have replaced them."""
+        """Return the gradients that a hook returned, or `before` if the hook returned None."""
         if gradients is None:
             return before
         listed = tuple(gradients) if isinstance(gradients, tuple | list) else (gradients,)
-        what = f"what a {kind} of {self._name()} returns"
+        what = f"the result of a {kind} of {self._name()}"
         if len(listed) != len(before):
-            raise ArgumentError(f"backward at {user_line()}: {what} are {len(listed)} gradients in place of {len(before)}")
+            raise ArgumentError(f"backward at {user_line()}: {what} has {len(listed)} gradients, but must have {len(before)}")
         for old, new in zip(before, listed, strict=True):
             if old is None and new is not None:
-                raise ArgumentError(f"backward at {user_line()}: {what} is a gradient for a value that has none")
+                raise ArgumentError(f"backward at {user_line()}: {what} has a gradient for a value without a gradient; return None for it")
         return tuple(new if old is None or new is None else like(old, new, what) for old, new in zip(before, listed, strict=True))
 
     def _name(self) -> str:
@@ -103,7 +103,7 @@ def _with_gradients(tensors: Sequence[Any]) -> list[int]:
 
 
 def _spread(gradients: Gradients, where: Sequence[int], count: int) -> tuple[Tensor | None, ...]:
-    """Return one gradient per position, None where there is none."""
+    """Return `count` gradients, with `gradients` at the positions `where` and None elsewhere."""
     by_position: list[Tensor | None] = [None] * count
     for i, gradient in zip(where, gradients, strict=True):
         by_position[i] = gradient

@@ -1,7 +1,7 @@
-"""Modules in the bodies of jobs: `model(x)` with tensors of the job.
+"""Calls of modules in the bodies of jobs, such as `model(x)` with a tensor of the job.
 
-Inside `forward` the conventions of tensors apply: shapes `()`, bool, methods, indices. Its results are tensors of the job again. Parameters and
-buffers are variables of the session, named as in `state_dict()` with the namespaces of the call as a prefix.
+In `forward`, the conventions of tensors apply: shapes `()`, bool, methods, indices. The results of `forward` become tensors of the job.
+Parameters and buffers are variables of the session, named as in `state_dict()` with the namespaces of the call as a prefix.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def called_in_body(body: JobBody, module: Module, inputs: tuple[Any, ...], named
     recorder.module = Called(word, now.namespace, names, {id(each): path for path, each in module.named_modules()})
 
     def call(*arguments: Any, **options: Any) -> Any:
-        stood = [(x, x.traced) for x in arguments if isinstance(x, Tensor)]
+        traced = [(x, x.traced) for x in arguments if isinstance(x, Tensor)]
         outputs = module(*arguments, **options)
-        if any(x.traced is not before for x, before in stood):
-            raise JobError(f"{word} at {user_line()}: it writes over its argument, a tensor of the job, which cannot be; give it x.clone()")
+        if any(x.traced is not before for x, before in traced):
+            raise JobError(f"{word} at {user_line()}: forward overwrites its argument, a tensor of the job; pass x.clone()")
         return outputs
 
     try:
@@ -52,7 +52,7 @@ def _check_hooks(module: Module) -> None:
 
 
 def mode_of(modules: Sequence[Module]) -> tuple[Any, ...]:
-    """Return the state of modules that a traced program depends on: their parts and modes. See `Compiled.modes`."""
+    """Return the parts and modes of modules, on which a traced program depends; see `Compiled.modes`."""
     state: list[Any] = []
     for each in modules:
         own = vars(each)

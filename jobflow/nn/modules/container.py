@@ -1,4 +1,4 @@
-"""Containers of modules or parameters, in order or by key."""
+"""Containers of modules or parameters, by index or by key."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["ModuleDict", "ModuleList", "ParameterDict", "ParameterList", "Sequen
 
 
 def _at(what: str, index: Any, size: int) -> int:
-    """Return a negative index counted from the end as a non-negative one."""
+    """Return the index as a nonnegative number; raise IndexError if it is out of range."""
     if not -size <= int(index) < size:
-        raise IndexError(f"{what} at {user_line()}: index {index} is out of range for {size} parts")
+        raise IndexError(f"{what} at {user_line()}: index {index} is out of range for {size} elements")
     return int(index) % size
 
 
@@ -77,7 +77,7 @@ class _Keyed(_Parts):
         return self._parts.items()
 
     def pop(self, key: str) -> Any:
-        """Remove and return the part with a key."""
+        """Remove the module or parameter `key`, and return it."""
         part = self[key]
         del self[key]
         return part
@@ -98,18 +98,18 @@ class _ListedModules(_Listed):
             self._modules[str(number)] = module
 
     def append(self, module: Module) -> Self:
-        """Append a module."""
+        """Append a module, and return the container."""
         self.add_module(str(len(self)), module)
         return self
 
     def extend(self, modules: Iterable[Module]) -> Self:
-        """Append modules."""
+        """Append modules, and return the container."""
         for module in modules:
             self.append(module)
         return self
 
     def insert(self, index: int, module: Module) -> Self:
-        """Insert a module before an index."""
+        """Insert a module before index `index`, and return the container."""
         parts = list(self._modules.values())
         parts.insert(index, module)
         self._renumber([])
@@ -118,14 +118,17 @@ class _ListedModules(_Listed):
         return self
 
     def pop(self, index: int = -1) -> Any:
-        """Remove and return the module at an index."""
+        """Remove the module at an index, and return the module."""
         module = self[index]
         del self[index]
         return module
 
 
 class Sequential(_ListedModules):
-    """Modules applied in order, each to the output of the previous one: Sequential(a, b, c), or from an OrderedDict of names."""
+    """A sequence of modules, each applied to the output of the previous one.
+
+    Pass the modules as arguments, as in Sequential(a, b, c), or as an OrderedDict of names and modules.
+    """
 
     def __init__(self, *modules: Any) -> None:
         super().__init__()
@@ -180,7 +183,7 @@ def _parameter(what: str, value: Any) -> Parameter:
     if isinstance(value, Parameter):
         return value
     if not isinstance(value, Tensor):
-        raise ArgumentError(f"{what} at {user_line()}: it holds parameters, not {type(value).__name__}")
+        raise ArgumentError(f"{what} at {user_line()}: elements must be parameters or tensors; got {type(value).__name__}")
     return Parameter(value)
 
 
@@ -197,12 +200,12 @@ class ParameterList(_Listed):
         self.register_parameter(str(_at("ParameterList", index, len(self))), _parameter("ParameterList", parameter))
 
     def append(self, parameter: Tensor) -> Self:
-        """Append a parameter."""
+        """Append a parameter, and return the container."""
         self.register_parameter(str(len(self)), _parameter("ParameterList", parameter))
         return self
 
     def extend(self, parameters: Iterable[Tensor]) -> Self:
-        """Append parameters."""
+        """Append parameters, and return the container."""
         for parameter in parameters:
             self.append(parameter)
         return self

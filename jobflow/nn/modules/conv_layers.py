@@ -1,4 +1,4 @@
-"""Convolutions as modules."""
+"""Convolution modules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "
 
 
 class _Conv(WithOptions, shared=True):
-    """Base class of convolutions: weight and bias, and options with one number per spatial axis."""
+    """Base class of convolutions, with weight, bias and options of one number per spatial axis."""
 
     spatial: ClassVar[int]
     transposed: ClassVar[bool] = False
@@ -39,7 +39,9 @@ class _Conv(WithOptions, shared=True):
         what, channels, groups = type(self).__name__, (self.in_channels, self.out_channels), self.groups
         one_of(what, "padding_mode", self.padding_mode, self.modes)
         if groups < 1 or any(n % groups for n in channels):
-            raise ArgumentError(f"{what} at {user_line()}: in_channels {channels[0]} and out_channels {channels[1]} are multiples of groups={groups}")
+            raise ArgumentError(
+                f"{what} at {user_line()}: in_channels {channels[0]} and out_channels {channels[1]} must be multiples of groups={groups}"
+            )
         passed = {name: getattr(self, name, 0) for name in ("kernel_size", "stride", "padding", "dilation", "output_padding")}
         each = {name: size if isinstance(size, str) else sizes(what, name, size, self.spatial) for name, size in passed.items()}
         vars(self).update(each)
@@ -49,7 +51,7 @@ class _Conv(WithOptions, shared=True):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise by U[-b, b) with b = 1 / sqrt(fan_in)."""
+        """Initialize weight and bias with samples of U[-b, b), b = 1 / sqrt(fan_in)."""
         init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         if self.bias is not None:
             fan, _ = init.fans(type(self).__name__, self.weight)

@@ -45,7 +45,7 @@ class Linear(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise by U[-b, b) with b = 1 / sqrt(in_features)."""
+        """Initialize weight and bias with samples of U[-b, b), b = 1 / sqrt(in_features)."""
         init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         if self.bias is not None:
             bound = 1 / math.sqrt(self.in_features) if self.in_features else 0.0
@@ -69,7 +69,7 @@ class Bilinear(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise by U[-b, b) with b = 1 / sqrt(in1_features)."""
+        """Initialize weight and bias with samples of U[-b, b), b = 1 / sqrt(in1_features)."""
         bound = 1 / math.sqrt(self.in1_features) if self.in1_features else 0.0
         init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
@@ -84,7 +84,7 @@ class Bilinear(Module):
 
 
 def _zero_row(table: Tensor, row: int) -> None:
-    """Set one row to zero, on the ranks that hold it."""
+    """Set one row to zero, on the ranks that store the row."""
     first = 0
     if table.layout is not None:
         rank = state().rank.index
@@ -95,9 +95,10 @@ def _zero_row(table: Tensor, row: int) -> None:
 
 
 class Embedding(Module):
-    """A table of `num_embeddings` rows, looked up by index; the row `padding_idx` is initialised to zero and gets no gradient.
+    """A table of `num_embeddings` rows of `embedding_dim` elements, with lookup by index.
 
-    The rows may be split over ranks; each rank looks up the rows that it holds.
+    The row `padding_idx` is initialized to zero and receives no gradient. The rows may be split over ranks; each rank looks up the rows that it
+    stores. Raises: ArgumentError for a `padding_idx` out of range.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Embedding(Module):
     ) -> None:
         super().__init__()
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            raise ArgumentError(f"Embedding at {user_line()}: padding_idx {padding_idx} is not one of the {num_embeddings} rows")
+            raise ArgumentError(f"Embedding at {user_line()}: padding_idx {padding_idx} is out of range for {num_embeddings} rows")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
         if _weight is None:
@@ -116,16 +117,16 @@ class Embedding(Module):
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, padding_idx: int | None = None) -> Embedding:
-        """Return an embedding with these rows, which are not trained if `freeze`."""
+        """Return an embedding with the rows `embeddings`, which are not trained if `freeze`.  Raises: ShapeError unless `embeddings` has two axes."""
         if embeddings.ndim != 2:
-            raise ShapeError(f"Embedding.from_pretrained at {user_line()}: {embeddings.tensor_type} is not a table of rows")
+            raise ShapeError(f"Embedding.from_pretrained at {user_line()}: embeddings must be [rows, features]; got {embeddings.tensor_type}")
         rows, width = embeddings.shape
         result = cls(rows, width, padding_idx, _weight=embeddings)
         result.weight._needs_gradient = not freeze
         return result
 
     def reset_parameters(self) -> None:
-        """Initialise by N(0, 1)."""
+        """Initialize the rows with samples of N(0, 1), and the row `padding_idx` with zeros."""
         init.normal_(self.weight)
         if self.padding_idx is not None:
             _zero_row(self.weight, self.padding_idx)
@@ -139,7 +140,10 @@ class Embedding(Module):
 
 
 class Dropout(WithOptions, function=F.dropout):
-    """Dropout: in training each element is 0 with probability p, else divided by 1 - p. The mask is the same in every layout."""
+    """Dropout of elements in training: an element is set to 0 with probability p, and divided by 1 - p otherwise.
+
+    The mask is the same in every layout.  Raises: ArgumentError for p outside [0, 1].
+    """
 
     p: float = 0.5
     inplace: bool = False
@@ -166,14 +170,14 @@ class Dropout3d(Dropout, function=F.dropout3d): ...
 
 
 class Flatten(OfOne, function=flatten):
-    """The axes from `start_dim` to `end_dim`, inclusive, merged into one."""
+    """A module that merges the axes from `start_dim` to `end_dim`, both included."""
 
     start_dim: int = 1
     end_dim: int = -1
 
 
 class Unflatten(Module):
-    """Axis `dim` split into axes of the sizes `unflattened_size`, one of which may be -1."""
+    """A module that splits axis `dim` into axes of the sizes `unflattened_size`; one size may be -1."""
 
     def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
         super().__init__()
@@ -194,7 +198,7 @@ class Unflatten(Module):
 
 
 class CosineSimilarity(WithOptions, function=F.cosine_similarity):
-    """The cosine of the angle between two tensors along `dim`; norms are at least `eps`."""
+    """The cosine of the angle between two tensors along `dim`, with norms of at least `eps`."""
 
     dim: int = 1
     eps: float = 1e-8

@@ -1,4 +1,4 @@
-"""Losses as modules: functions of `jobflow.functional` with their options as attributes."""
+"""Loss modules, which call functions of `jobflow.functional` with their attributes as options."""
 
 from __future__ import annotations
 

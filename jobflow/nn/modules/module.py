@@ -1,4 +1,4 @@
-"""Modules: named parameters, buffers and submodules, and a `forward` that uses them."""
+"""The base class of modules, with named parameters, buffers and submodules."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ _KINDS = ("_parameters", "_buffers", "_modules")
 
 
 class ModuleError(JobError, AttributeError):
-    """The error for a missing part of a module, or for its use before it is initialised."""
+    """The error for a missing attribute of a module, or for a use of a module before `Module.__init__`."""
 
 
 class Module:
-    """Base class of models: create parts in `__init__` after `super().__init__()`, and define the computation in `forward`.
+    """Base class of models.
 
-    Parameters and modules in attributes are included in `parameters()`, `state_dict()`, `to_global()` ... by their names.
+    Subclasses create parameters and submodules in `__init__`, after `super().__init__()`, and define the computation in `forward`. Parameters and
+    modules in attributes are included by name in `parameters()`, `state_dict()`, `to_global()` and similar methods.
     """
 
     training: bool
@@ -62,18 +63,18 @@ class Module:
         )
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Compute the output of the module."""
-        raise JobError(f"{type(self).__name__} at {user_line()}: the module has no forward method, which says what calling it does")
+        """Return the output of the module. Subclasses must define this method."""
+        raise JobError(f"{type(self).__name__} at {user_line()}: the module has no forward method; define forward(self, ...) in its class")
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         own = vars(self)
         if "_before" not in own:
-            raise self._unready("is called")
+            raise self._unready("the module is called")
         plan = own.get("_compiled")
         return self._call(*inputs, **named) if plan is None else plan(*inputs, **named)
 
     def _call(self, *inputs: Any, **named: Any) -> Any:
-        """Run the hooks and `forward`."""
+        """Return the output of `forward`, after running the hooks."""
         own, building, now = vars(self), building_now(), scope.current()
         if building is None and isinstance(now.interpreter, JobBody):
             return called_in_body(now.interpreter, self, inputs, named)
@@ -100,23 +101,28 @@ class Module:
         options: dict[str, Any] | None = None,
         disable: bool = False,
     ) -> None:
-        """Compile the calls of this module, as `flow.compile` does for a function; `disable` makes them eager again."""
+        """Compile the calls of this module, as `flow.compile` does for a function; `disable` restores eager calls.
+
+        With `fullgraph`, a call that cannot be compiled as a whole raises an error. The other options have no effect.
+        """
         from jobflow.nn.compiled.compiling import in_place
 
         in_place(self, fullgraph, disable)
 
     def _hooked_call(self, building: Any) -> HookedCall | None:
-        """Return the state of this call if gradients pass through backward hooks."""
+        """Return the state of this call for backward hooks, or None without backward hooks."""
         before, after = self.__dict__["_back_before"], self.__dict__["_back_after"]
         if not before and not after:
             return None
         if building is not None:
-            raise JobError(f"{type(self).__name__} at {user_line()}: a module with backward hooks cannot be part of {running()}; remove() them first")
+            raise JobError(
+                f"{type(self).__name__} at {user_line()}: a module with backward hooks cannot be traced in {running()}; remove() the hooks first"
+            )
         return HookedCall(self, tuple(before.values()), tuple(after.values()))
 
     def _unready(self, what: str) -> ModuleError:
         name = type(self).__name__
-        return ModuleError(f"{name} at {user_line()} {what} before Module.__init__ ran: begin {name}.__init__ with super().__init__()")
+        return ModuleError(f"{name} at {user_line()}: {what} before Module.__init__ ran; begin {name}.__init__ with super().__init__()")
 
     # ---------------------------------------------------------------- attributes
 
@@ -130,7 +136,7 @@ class Module:
             self._set_part(own, name, value)
         elif any(name in own.get(kind, ()) for kind in _KINDS):
             raise DtypeError(
-                f"{type(self).__name__}.{name} at {user_line()} is a part of the module and cannot become {type(value).__name__}; del it first"
+                f"{type(self).__name__}.{name} at {user_line()}: a part of the module cannot become {type(value).__name__}; del the attribute first"
             )
         else:
             object.__setattr__(self, name, value)
@@ -142,12 +148,12 @@ class Module:
             object.__setattr__(self, name, value)
         elif value is not None and kinds[0] != "_buffers":
             what = "parameter" if kinds[0] == "_parameters" else "module"
-            raise DtypeError(f"{type(self).__name__}.{name} at {user_line()} is a {what} and cannot become a plain tensor; wrap it in nn.Parameter")
+            raise DtypeError(f"{type(self).__name__}.{name} at {user_line()}: a {what} cannot become a plain tensor; wrap the tensor in nn.Parameter")
         elif not self._recorded(own["_buffers"].get(name), value, name):
             own[kinds[0]][name] = value
 
     def _recorded(self, buffer: Tensor | None, value: Tensor | None, name: str) -> bool:
-        """Return True if a trace assigns the buffer: the buffer object stays, and holds the value after each run."""
+        """Return True if a trace assigns the buffer; the buffer object then has the value after each run."""
         building = building_now()
         if building is None or value is None or value.traced is None or buffer is None or buffer.traced is not None:
             return False
@@ -165,7 +171,7 @@ class Module:
             if name in own.get(kind, ()):
                 return own[kind][name]
         if name in (*_KINDS, "training"):
-            raise self._unready(f"is asked for {name!r}")
+            raise self._unready(f"{name!r} is read")
         known = [each for kind in _KINDS for each in own.get(kind, ())]
         raise ModuleError(f"{type(self).__name__!r} has no attribute {name!r}{did_you_mean(name, known)}")
 
@@ -180,53 +186,62 @@ class Module:
         return sorted({*super().__dir__(), *(name for kind in _KINDS for name in vars(self).get(kind, ()))})
 
     def _place(self, kind: str, name: str) -> dict[str, Any]:
-        """Return the dict of parts of a kind, after parts of other kinds with that name are removed."""
+        """Return the dict of parts of a kind, after removal of parts of other kinds with the same name."""
         own = vars(self)
         if kind not in own:
-            raise self._unready(f"gets {name!r}")
+            raise self._unready(f"{name!r} is assigned")
         if not isinstance(name, str) or not name or "." in name:
-            raise ModuleError(f"{type(self).__name__} at {user_line()}: {name!r} is not a valid name for a part: use a string without dots")
+            raise ModuleError(f"{type(self).__name__} at {user_line()}: {name!r} is not a valid name for a part; use a string without dots")
         own.pop(name, None)
         for other in _KINDS:
             if other != kind:
                 own[other].pop(name, None)
         if name not in own[kind] and hasattr(type(self), name):
-            raise ModuleError(f"{type(self).__name__} at {user_line()}: the class has an attribute {name!r} already, which would hide the part")
+            raise ModuleError(f"{type(self).__name__} at {user_line()}: the class already has an attribute {name!r}; use another name")
         return own[kind]
 
     def _check_outside(self, name: str, tensor: Any) -> None:
         """Raise JobError in the body of a job, which runs at every trace."""
         if tensor is not None and in_job():
             raise JobError(
-                f"{type(self).__name__} at {user_line()}: {name!r} would be made anew whenever the job is traced; create modules outside of the "
-                f"body of a job, and call them in it. A builder that returns a module has the annotation -> nn.Module"
+                f"{type(self).__name__} at {user_line()}: {name!r} would be created again at each trace of the job; create modules outside of the "
+                f"body of a job, and call them in the body. A builder that returns a module has the annotation -> nn.Module"
             )
 
     def register_parameter(self, name: str, param: Parameter | None) -> None:
-        """Register a parameter, or None, under a name."""
+        """Register a parameter, or None, as the attribute `name`.
+
+        Raises: DtypeError unless `param` is a leaf nn.Parameter; ModuleError for an invalid name; JobError in the body of a job.
+        """
         place = self._place("_parameters", name)
         self._check_outside(name, param)
         if param is not None and not isinstance(param, Parameter):
-            raise DtypeError(f"{type(self).__name__}.{name} at {user_line()}: a parameter is an nn.Parameter, not {type(param).__name__}")
+            raise DtypeError(f"{type(self).__name__}.{name} at {user_line()}: a parameter must be an nn.Parameter; got {type(param).__name__}")
         if param is not None and param.node is not None:
-            raise DtypeError(f"{type(self).__name__}.{name} at {user_line()}: a parameter is a leaf; this one was computed by {param.node!r}")
+            raise DtypeError(f"{type(self).__name__}.{name} at {user_line()}: a parameter must be a leaf; got the result of {param.node!r}")
         place[name] = param
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        """Register a tensor that is state but not a parameter; `state_dict` omits it unless it is `persistent`."""
+        """Register a tensor that is state but not a parameter as the attribute `name`; `state_dict` omits it unless it is `persistent`.
+
+        Raises: DtypeError unless `tensor` is a tensor or None; ModuleError for an invalid name; JobError in the body of a job.
+        """
         place = self._place("_buffers", name)
         self._check_outside(name, tensor)
         if tensor is not None and not isinstance(tensor, Tensor):
-            raise DtypeError(f"{type(self).__name__}.{name} at {user_line()}: a buffer is a tensor, not {type(tensor).__name__}")
+            raise DtypeError(f"{type(self).__name__}.{name} at {user_line()}: a buffer must be a tensor; got {type(tensor).__name__}")
         place[name] = tensor
         passing: set[str] = vars(self)["_passing"]
         passing.discard(name) if persistent else passing.add(name)
 
     def add_module(self, name: str, module: Module | None) -> None:
-        """Register a module, or None, under a name."""
+        """Register a module, or None, as the attribute `name`.
+
+        Raises: DtypeError unless `module` is an nn.Module or None; ModuleError for an invalid name.
+        """
         place = self._place("_modules", name)
         if module is not None and not isinstance(module, Module):
-            raise DtypeError(f"{type(self).__name__}.{name} at {user_line()}: {type(module).__name__} is not an nn.Module")
+            raise DtypeError(f"{type(self).__name__}.{name} at {user_line()}: a submodule must be an nn.Module; got {type(module).__name__}")
         place[name] = module
 
     register_module = add_module
@@ -246,7 +261,7 @@ class Module:
         return (module for _, module in self.named_children())
 
     def named_modules(self, memo: set[Module] | None = None, prefix: str = "", remove_duplicate: bool = True) -> Iterator[tuple[str, Module]]:
-        """Yield full names and modules: this one and all submodules."""
+        """Yield this module and all submodules with their full names."""
         memo = set() if memo is None else memo
         if self in memo:
             return
@@ -270,23 +285,23 @@ class Module:
                     yield f"{path}.{name}" if path else name, part
 
     def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, Parameter]]:
-        """Yield full names and parameters, each once; without `recurse` only those of this module."""
+        """Yield full names and parameters, each once; without `recurse` only the parameters of this module itself."""
         return self._named("_parameters", prefix, recurse, remove_duplicate)
 
     def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
-        """Yield parameters, each once."""
+        """Yield parameters, each once; without `recurse` only the parameters of this module itself."""
         return (part for _, part in self.named_parameters(recurse=recurse))
 
     def named_buffers(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """Yield full names and buffers, each once."""
+        """Yield full names and buffers, each once; without `recurse` only the buffers of this module itself."""
         return self._named("_buffers", prefix, recurse, remove_duplicate)
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
-        """Yield buffers, each once."""
+        """Yield buffers, each once; without `recurse` only the buffers of this module itself."""
         return (part for _, part in self.named_buffers(recurse=recurse))
 
     def get_submodule(self, target: str) -> Module:
-        """Return the module with a full name; this module for ""."""
+        """Return the module with the full name `target`, and this module for "".  Raises: ModuleError if there is no such module."""
         part = self
         for name in filter(None, target.split(".")):
             part = getattr(part, name)
@@ -295,7 +310,7 @@ class Module:
         return part
 
     def get_parameter(self, target: str) -> Parameter:
-        """Return the parameter with a full name."""
+        """Return the parameter with the full name `target`.  Raises: ModuleError if there is no such parameter."""
         path, _, name = target.rpartition(".")
         parameter = getattr(self.get_submodule(path), name)
         if not isinstance(parameter, Parameter):
@@ -305,28 +320,31 @@ class Module:
     # ---------------------------------------------------------------- modes
 
     def train(self, mode: bool = True) -> Self:
-        """Set this module and all submodules to training or evaluation mode, which affects dropout and batch statistics. Return the module."""
+        """Set this module and all submodules to training mode, or evaluation mode for `mode=False`, and return the module.
+
+        The mode affects dropout and batch statistics.
+        """
         for module in self.modules():
             module.training = bool(mode)
         return self
 
     def eval(self) -> Self:
-        """Set evaluation mode: train(False)."""
+        """Set evaluation mode, as train(False), and return the module."""
         return self.train(False)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Set `requires_grad` of all parameters. Return the module."""
+        """Set `requires_grad` of all parameters, and return the module."""
         for parameter in self.parameters():
             parameter.requires_grad_(requires_grad)
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Remove the gradients, or set them to zero."""
+        """Remove the gradients of all parameters, or set them to zero for `set_to_none=False`."""
         for parameter in self.parameters():
             zero_gradient(parameter, set_to_none)
 
     def apply(self, fn: Callable[[Module], None]) -> Self:
-        """Call `fn` for every submodule, and for this module last. Return the module."""
+        """Call `fn` for every submodule, and for this module last, and return the module."""
         for module in self.children():
             module.apply(fn)
         fn(self)
@@ -335,19 +353,22 @@ class Module:
     # ---------------------------------------------------------------- hooks
 
     def register_forward_pre_hook(self, hook: Callable[[Module, tuple[Any, ...]], Any]) -> RemovableHandle:
-        """Call hook(module, inputs) before forward; a result other than None replaces the inputs."""
+        """Call hook(module, inputs) before forward; a result other than None replaces the inputs.  Return a handle that removes the hook."""
         return _hung(vars(self)["_before"], hook)
 
     def register_forward_hook(self, hook: Callable[[Module, tuple[Any, ...], Any], Any]) -> RemovableHandle:
-        """Call hook(module, inputs, output) after forward; a result other than None replaces the output."""
+        """Call hook(module, inputs, output) after forward; a result other than None replaces the output.  Return a handle that removes the hook."""
         return _hung(vars(self)["_after"], hook)
 
     def register_full_backward_pre_hook(self, hook: Callable[[Module, tuple[Any, ...]], Any]) -> RemovableHandle:
-        """Call hook(module, grad_output) when backward reaches the outputs; a result other than None replaces their gradients."""
+        """Call hook(module, grad_output) when backward reaches the outputs, and return a handle that removes the hook.
+
+        A result other than None replaces the gradients of the outputs.
+        """
         return _hung(vars(self)["_back_before"], hook)
 
     def register_full_backward_hook(self, hook: Callable[[Module, tuple[Any, ...], tuple[Any, ...]], Any]) -> RemovableHandle:
-        """Call hook(module, grad_input, grad_output) after backward through the module.
+        """Call hook(module, grad_input, grad_output) after backward through the module, and return a handle that removes the hook.
 
         A result other than None replaces the gradients of the positional arguments. `grad_input` has None for an argument without a gradient.
         """
@@ -356,7 +377,7 @@ class Module:
     # ---------------------------------------------------------------- element types, devices, layouts
 
     def _apply(self, change: Callable[[str, Tensor], Tensor]) -> Self:
-        """Replace the data of every parameter and buffer by `change(name, tensor)`; the objects stay the same."""
+        """Replace the data of every parameter and buffer by `change(name, tensor)`, in the same tensor objects."""
         with gradients(False):
             for name, part in (*self.named_parameters(), *self.named_buffers()):
                 moving.replace(part, change(name, part))
@@ -365,56 +386,64 @@ class Module:
         return self
 
     def to_global(self, placement: Any = None, sbp: Any = None) -> Self:
-        """Redistribute parameters and buffers to `placement` with `sbp`, and return the module. Collective.
+        """Redistribute parameters and buffers to `placement` with `sbp`, and return the module. All ranks must call this method.
 
-        Global tensors may keep one of the two. Local tensors become copies of those of the first rank (broadcast) or are concatenated (split).
+        For global tensors, one of the two arguments may be omitted. Local tensors become copies of the tensors of the first rank (broadcast), or are
+        concatenated (split).
         """
         return self._apply(lambda name, x: moving.redistributed(f"{type(self).__name__}.to_global", name, x, placement, sbp))
 
     def to_local(self) -> Self:
-        """Replace parameters and buffers by this rank's pieces as local tensors, and return the module."""
+        """Replace parameters and buffers by local tensors, this rank's pieces, and return the module."""
         return self._apply(moving.piece)
 
     def to_consistent(self, *arguments: Any, **named: Any) -> None:
-        """Call to_global; the name of older releases."""
+        """Raise JobError: the method was renamed to `to_global`."""
         raise JobError(f"to_consistent at {user_line()}: use to_global")
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move to a device, and convert floats to an element type: to("cpu"), to(flow.float64), to(tensor) ... Return the module."""
+        """Move parameters and buffers to a device, convert floats to an element type, and return the module.
+
+        The arguments are a device, a floating point type or a tensor, as in to("cpu"), to(flow.float64) and to(x).
+        Raises: DtypeError for another element type; JobError for `placement` or `sbp`.
+        """
         device, dtype = moving.target(f"{type(self).__name__}.to", args, kwargs)
         return self._apply(lambda _, x: moving.moved(x, device, dtype))
 
     def cpu(self) -> Self:
-        """Move to the host's memory. Return the module."""
+        """Move parameters and buffers to host memory, and return the module."""
         return self.to("cpu")
 
     def cuda(self, device: Any = None) -> Self:
-        """Move to this rank's GPU, or to the host without one. Return the module."""
+        """Move parameters and buffers to a GPU, by default the GPU of this rank, and return the module.
+
+        Without a GPU, they remain in host memory.
+        """
         return self.to("cuda" if device is None else device)
 
     def _cast(self, dtype: DType) -> Self:
         return self._apply(lambda _, x: cast(x, dtype) if x.dtype.is_float else x)
 
     def half(self) -> Self:
-        """Convert floats to float16. Return the module."""
+        """Convert floating point parameters and buffers to float16, and return the module."""
         return self._cast(float16)
 
     def bfloat16(self) -> Self:
-        """Convert floats to bfloat16. Return the module."""
+        """Convert floating point parameters and buffers to bfloat16, and return the module."""
         return self._cast(bfloat16)
 
     def float(self) -> Self:
-        """Convert floats to float32. Return the module."""
+        """Convert floating point parameters and buffers to float32, and return the module."""
         return self._cast(float32)
 
     def double(self) -> Self:
-        """Convert floats to float64. Return the module."""
+        """Convert floating point parameters and buffers to float64, and return the module."""
         return self._cast(float64)
 
     # ---------------------------------------------------------------- saving
 
     def state_dict(self, destination: dict[str, Tensor] | None = None, prefix: str = "", keep_vars: bool = False) -> dict[str, Tensor]:
-        """Return parameters and persistent buffers by full name, as tensors in the same memory; global ones are global.
+        """Return parameters and persistent buffers by full name, as tensors in the same memory and layout.
 
         With `keep_vars` the values are the parameters and buffers themselves.
         """
@@ -424,18 +453,18 @@ class Module:
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> saving.Differences:
-        """Copy the values of a `state_dict` into this module; global tensors may have other layouts. Collective.
+        """Copy the values of a `state_dict` into this module; global tensors may have other layouts. All ranks must call this method.
 
         Returns missing and unexpected names, which are errors if `strict`.
 
-        Raises: CheckpointError with all mismatches, or if no name matches; nothing is changed then.
+        Raises: CheckpointError with all mismatches, or if no name matches; the module is then unchanged.
         """
         return saving.load(self, state_dict, strict)
 
     # ---------------------------------------------------------------- printing
 
     def extra_repr(self) -> str:
-        """Return the text between the brackets of the repr."""
+        """Return the text between the parentheses of the repr."""
         return ""
 
     def _get_name(self) -> str:

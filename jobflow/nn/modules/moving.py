@@ -1,4 +1,4 @@
-"""Moves of a module's tensors to another device, element type or layout; the tensor objects stay the same."""
+"""In-place conversion of a module's tensors to another device, element type or layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobflow.functional.tensor_class import Tensor
 
 
 def replace(x: Tensor, source: Tensor) -> None:
-    """Give x the data of `source`; other tensors in the old memory are unchanged."""
+    """Replace the data of x by the data of `source`; other tensors in the old memory are unchanged."""
     if source is x:
         return
     x.tensor_type, x.layout, x.array, x._device = source.tensor_type, source.layout, source.array, source._device
@@ -34,23 +34,23 @@ def redistributed(what: str, name: str, x: Tensor, placement: Any, sbp: Any) -> 
 
 
 def piece(name: str, x: Tensor) -> Tensor:
-    """Return this rank's piece in separate memory; a local tensor as it is."""
+    """Return this rank's piece of a global tensor as a copy, and a local tensor unchanged."""
     return x if x.layout is None else to_local(x, copy=True)
 
 
 def target(what: str, arguments: Sequence[Any], options: dict[str, Any]) -> tuple[Any, DType | None]:
-    """Return the device and the float element type in arguments of `to`; None for one that is not passed."""
+    """Return the device and the floating point type among the arguments of `to`; None for a missing argument."""
     if "placement" in options or "sbp" in options:
-        raise JobError(f"{what} at {user_line()}: modules go to a placement by to_global(placement, sbp)")
+        raise JobError(f"{what} at {user_line()}: a module cannot move to a placement by to; use to_global(placement, sbp)")
     options.pop("copy", None)
-    asked = conversion_request(arguments, options)
-    dtype = named("to", asked["dtype"]) if "dtype" in asked else None
+    request = conversion_request(arguments, options)
+    dtype = named("to", request["dtype"]) if "dtype" in request else None
     if dtype is not None and not dtype.is_float:
-        raise DtypeError(f"{what} at {user_line()}: modules have floating point parameters, not {dtype.name}")
-    return asked["placement"].type if "placement" in asked else asked.get("device"), dtype
+        raise DtypeError(f"{what} at {user_line()}: modules can only be converted to floating point types; got {dtype.name}")
+    return request["placement"].type if "placement" in request else request.get("device"), dtype
 
 
 def moved(x: Tensor, device: Any, dtype: DType | None) -> Tensor:
-    """Return x on the device, with the element type if it has floats."""
+    """Return x on the device, cast to `dtype` if x has a floating point type."""
     result = x if device is None else x.to(device)
     return result if dtype is None or not result.dtype.is_float else cast(result, dtype)

@@ -1,4 +1,4 @@
-"""Normalisation as modules."""
+"""Normalization modules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "InstanceNo
 
 
 class _BatchStatistics(WithOptions, shared=True):
-    """Base class of BatchNorm and InstanceNorm: weight and bias, and running statistics."""
+    """Base class of BatchNorm and InstanceNorm, with weight, bias and running statistics."""
 
     ndims: ClassVar[tuple[int, ...]]
     num_features: int
@@ -44,7 +44,7 @@ class _BatchStatistics(WithOptions, shared=True):
     def _check(self, input: Tensor) -> None:
         if input.ndim not in self.ndims:
             axes = " or ".join(map(str, self.ndims))
-            raise ShapeError(f"{type(self).__name__} at {user_line()}: input {input.tensor_type} has {input.ndim} axes, not {axes}")
+            raise ShapeError(f"{type(self).__name__} at {user_line()}: input {input.tensor_type} must have {axes} axes")
 
     def extra_repr(self) -> str:
         shown = f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}"
@@ -64,26 +64,25 @@ class _BatchNorm(_BatchStatistics):
         if self.num_batches_tracked is None or not self.training:
             return self.momentum or 0.0
         if self.momentum is None and F.building():
-            raise ArgumentError(
-                f"{type(self).__name__} at {user_line()}: momentum=None, the mean of all batches, does not go into a graph or a job; give a number"
-            )
+            raise ArgumentError(f"{type(self).__name__} at {user_line()}: momentum=None is not supported in a graph or a job; pass a number")
         F.update(Increment(), self.num_batches_tracked)
         return 1.0 / float(self.num_batches_tracked.item()) if self.momentum is None else self.momentum
 
 
 class BatchNorm1d(_BatchNorm, ndims=(2, 3)):
-    """Normalisation of each channel of [n, c] or [n, c, l] to mean 0 and variance 1 over the whole logical batch, times weight plus bias.
+    """Batch normalization of [n, c] or [n, c, l] to mean 0 and variance 1 per channel, times weight plus bias (Ioffe and Szegedy 2015).
 
-    In evaluation it uses running statistics, which `momentum` moves towards those of the batches in training; with None they are the mean.
+    The statistics cover the whole logical batch. Evaluation uses running statistics, which become (1 - momentum) * old + momentum * new in
+    training. With `momentum=None` they are the mean over all batches.
     """
 
 
 class BatchNorm2d(_BatchNorm, ndims=(4,)):
-    """BatchNorm1d for [n, c, h, w]."""
+    """Batch normalization of [n, c, h, w]; see BatchNorm1d."""
 
 
 class BatchNorm3d(_BatchNorm, ndims=(5,)):
-    """BatchNorm1d for [n, c, d, h, w]."""
+    """Batch normalization of [n, c, d, h, w]; see BatchNorm1d."""
 
 
 class _InstanceNorm(_BatchStatistics, shared=True):
@@ -98,19 +97,25 @@ class _InstanceNorm(_BatchStatistics, shared=True):
 
 
 class InstanceNorm1d(_InstanceNorm, ndims=(3,)):
-    """Normalisation of each channel of each sample of [n, c, l] to mean 0 and variance 1."""
+    """Normalization of [n, c, l] to mean 0 and variance 1 per sample and channel (Ulyanov et al. 2016).
+
+    With `affine`, the result is multiplied by weight, plus bias. With `track_running_stats`, evaluation uses running statistics.
+    """
 
 
 class InstanceNorm2d(_InstanceNorm, ndims=(4,)):
-    """InstanceNorm1d for [n, c, h, w]."""
+    """Normalization of [n, c, h, w] per sample and channel; see InstanceNorm1d."""
 
 
 class InstanceNorm3d(_InstanceNorm, ndims=(5,)):
-    """InstanceNorm1d for [n, c, d, h, w]."""
+    """Normalization of [n, c, d, h, w] per sample and channel; see InstanceNorm1d."""
 
 
 class GroupNorm(Module):
-    """Normalisation of [n, c, ...] to mean 0 and variance 1 in each of `num_groups` groups of channels, times weight plus bias per channel."""
+    """Normalization of [n, c, ...] to mean 0 and variance 1 in each of `num_groups` groups of channels (Wu and He 2018).
+
+    With `affine`, the result is multiplied by weight, plus bias, per channel. Raises: ArgumentError unless `num_groups` divides `num_channels`.
+    """
 
     def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
@@ -128,7 +133,7 @@ class GroupNorm(Module):
 
 
 class LayerNorm(Module):
-    """Normalisation of the last axes, of shape `normalized_shape`, to mean 0 and variance 1, times weight plus bias."""
+    """Normalization of the last axes, of shape `normalized_shape`, to mean 0 and variance 1, times weight plus bias (Ba et al. 2016)."""
 
     def __init__(
         self,
@@ -153,7 +158,7 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """The last axes, of shape `normalized_shape`, divided by the root of their mean square, times weight."""
+    """Division of the last axes, of shape `normalized_shape`, by their root mean square, times weight (Zhang and Sennrich 2019)."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from jobflow.nn.modules.module import Module
 class WithSettings(Module):
     """A module with class attributes set in the class statement: `class Conv2d(_Convolution, spatial=2)`.
 
-    A class with a `function` and without a docstring has that of the function.
+    A class without a docstring takes the docstring of its `function`.
     """
 
     def __init_subclass__(cls, **settings: Any) -> None:
@@ -32,7 +32,7 @@ class WithOptions(WithSettings):
             beta: float = 1.0
             threshold: float = 20.0
 
-    A class without settings is an ordinary class, unless it is `shared`; derived classes of a shared class have its options.
+    A class without settings is an ordinary class, unless it is `shared`; subclasses of a shared class inherit its options.
     """
 
     function: ClassVar[Callable[..., Tensor]]

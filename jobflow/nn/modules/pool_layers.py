@@ -1,4 +1,4 @@
-"""Pooling, padding and image resizing as modules."""
+"""Modules for pooling, padding and image resizing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class MaxPool3d(_MaxPool, function=F.max_pool3d):
 
 
 class AvgPool1d(_Windows, function=F.avg_pool1d):
-    """The mean of each window of [n, c, l]; zeros of the padding count unless `count_include_pad=False`."""
+    """The mean of each window of [n, c, l]; padded zeros count unless `count_include_pad=False`."""
 
     ceil_mode: bool = False
     count_include_pad: bool = True
@@ -115,13 +115,13 @@ class UpsamplingBilinear2d(Upsample):
 
 
 class PixelShuffle(OfOne, function=shapes.pixel_shuffle):
-    """A rearrangement of [..., c r r, h, w] to [..., c, h r, w r]."""
+    """A rearrangement of channels into pixels, [..., c * r^2, h, w] -> [..., c, h * r, w * r] with r = upscale_factor."""
 
     upscale_factor: int
 
 
 class PixelUnshuffle(OfOne, function=shapes.pixel_unshuffle):
-    """A rearrangement of [..., c, h r, w r] to [..., c r r, h, w]."""
+    """A rearrangement of pixels into channels, [..., c, h * r, w * r] -> [..., c * r^2, h, w] with r = downscale_factor."""
 
     downscale_factor: int
 
@@ -130,7 +130,7 @@ class PixelUnshuffle(OfOne, function=shapes.pixel_unshuffle):
 
 
 class _Border(WithSettings):
-    """Padding of the last axes: one number for all, or (before, after) for the last axis, then the one before it ..."""
+    """Padding of the last axes, by one width, or by widths (before, after) of the last axis, then of the axis before it."""
 
     spatial: ClassVar[int]
     mode: ClassVar[str] = "constant"
@@ -157,19 +157,19 @@ class _ConstantBorder(_Border):
 
 
 class ConstantPad1d(_ConstantBorder, spatial=1):
-    """Padding with one value."""
+    """Padding of the last axis with `value`."""
 
 
 class ConstantPad2d(_ConstantBorder, spatial=2):
-    """Padding of images with one value."""
+    """Padding of images with `value`."""
 
 
 class ConstantPad3d(_ConstantBorder, spatial=3):
-    """Padding of volumes with one value."""
+    """Padding of volumes with `value`."""
 
 
 class ZeroPad1d(_Border, spatial=1):
-    """Padding with zeros."""
+    """Padding of the last axis with zeros."""
 
 
 class ZeroPad2d(_Border, spatial=2):
@@ -177,15 +177,15 @@ class ZeroPad2d(_Border, spatial=2):
 
 
 class ReflectionPad1d(_Border, spatial=1, mode="reflect"):
-    """Padding by reflection at the edge, which is not repeated."""
+    """Padding of the last axis with mirrored elements, without repetition of the edge."""
 
 
 class ReflectionPad2d(_Border, spatial=2, mode="reflect"):
-    """Padding of images by reflection at the edge, which is not repeated."""
+    """Padding of images with mirrored elements, without repetition of the edge."""
 
 
 class ReplicationPad1d(_Border, spatial=1, mode="replicate"):
-    """Padding by repetition of the edge."""
+    """Padding of the last axis by repetition of the edge."""
 
 
 class ReplicationPad2d(_Border, spatial=2, mode="replicate"):

@@ -1,4 +1,4 @@
-"""The implementation of state_dict and load_state_dict of modules."""
+"""Implementation of `state_dict` and `load_state_dict` of modules."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Keys(NamedTuple):
 
 
 class Differences(_Keys):
-    """Names that a state lacks, and names in it that the module lacks."""
+    """Names that are missing in a state, and names in the state that are not in the module."""
 
     def __repr__(self) -> str:
         return super().__repr__() if self.missing_keys or self.unexpected_keys else "<All keys matched successfully>"
@@ -47,7 +47,7 @@ def named(module: Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def plain(x: Tensor) -> Tensor:
-    """Return a tensor without gradients in the same memory."""
+    """Return a tensor in the memory of x, without gradients."""
     result = Tensor(x.tensor_type, x.layout, x.array)
     result._device = x._device
     x.shares(result)
@@ -55,7 +55,7 @@ def plain(x: Tensor) -> Tensor:
 
 
 def load(module: Module, saved_state: Mapping[str, Any], strict: bool) -> Differences:
-    """Load a state; see Module.load_state_dict."""
+    """Load a state as `Module.load_state_dict` does."""
     differences = compared(module, saved_state, strict)
     here = state()
     with gradients(False):
@@ -69,7 +69,8 @@ def compared(module: Module, state: Mapping[str, Any], strict: bool) -> Differen
     """Return the differences between a module and a state; raise CheckpointError for a mismatch, or if no name matches."""
     if not isinstance(state, Mapping):
         raise CheckpointError(
-            f"load_state_dict of {type(module).__name__} at {user_line()}: a state is what state_dict() gives, a dict; got {described(state)}"
+            f"load_state_dict of {type(module).__name__} at {user_line()}: the state must be a dict as returned by "
+            f"state_dict(); got {described(state)}"
         )
     own = dict(named(module))
     differences = Differences([name for name in own if name not in state], [name for name in state if name not in own])
@@ -78,7 +79,7 @@ def compared(module: Module, state: Mapping[str, Any], strict: bool) -> Differen
         wrong += [f"missing: {name}" for name in differences.missing_keys]
         wrong += [f"not known: {name}{did_you_mean(name, differences.missing_keys)}" for name in differences.unexpected_keys]
     elif own and state and len(differences.missing_keys) == len(own):
-        wrong.append(f"nothing in common: the module has {_some(differences.missing_keys)}, the state {_some(differences.unexpected_keys)}")
+        wrong.append(f"no names in common: the module has {_some(differences.missing_keys)}, the state {_some(differences.unexpected_keys)}")
     if wrong:
         listed = "".join(f"\n    {text}" for text in wrong)
         raise CheckpointError(f"load_state_dict of {type(module).__name__} at {user_line()}: the state does not fit:{listed}")
@@ -90,7 +91,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def difference(name: str, x: Tensor, value: Any) -> str:
-    """Return the reason why x cannot take a value; "" if it can."""
+    """Return the reason why `value` cannot be loaded into x, or "" if it can."""
     if isinstance(value, np.ndarray):
         return "" if value.shape == x.tensor_type.shape else f"size: {name} is {x.tensor_type}, the state has {list(value.shape)}"
     if not isinstance(value, Tensor):

@@ -36,7 +36,7 @@ WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "a number": (lambda self, x: x if x.sum().item() > 0 else -x, "has no values while the body of a job runs"),
     "truth": (lambda self, x: x if x.sum() > 0 else -x, "is not known while the body of a job runs"),
     "a piece": (lambda self, x: x.to_local(), "to_local"),
-    "its argument": (lambda self, x: x.add_(1), "writes over its argument"),
+    "its argument": (lambda self, x: x.add_(1), "overwrites its argument"),
     "backward": (lambda self, x: self.fc(x).sum().backward(), "call an optimizer's minimize instead"),
 }
 
