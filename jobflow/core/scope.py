@@ -367,5 +367,5 @@ def current_scope() -> CurrentScope:
     here = current()
     session: Placer | None = here.root.session
     if here.placement is None or session is None:
-        raise JobError(f"current_scope at {user_line()} was called outside a job; call it in the body of a function decorated with global_function")
+        raise JobError(f"current_scope at {user_line()}: called outside a job; call it in the body of a function decorated with global_function")
     return CurrentScope(Devices(here.placement, session.devices_per_machine()), id(session))

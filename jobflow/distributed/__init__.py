@@ -1,4 +1,4 @@
-"""Programs that run as several processes: how to start them, and their output.
+"""Programs that run as several processes: the commands that start them, and their output.
 
     mpiexec -n 2 python script.py
     jobflow launch --nproc_per_node 2 script.py          (or python -m jobflow.distributed.launch)

@@ -93,7 +93,7 @@ def current_placement(what: str) -> Placement:
     here = scope.current()
     placement = here.placement or getattr(here.interpreter, "placement", None)
     if not isinstance(placement, Placement):
-        raise JobError(f"{what} at {user_line()}: there is no placement outside a job; call it in the body of a job")
+        raise JobError(f"{what} at {user_line()}: called outside a job, where there is no placement; call it in the body of a job")
     return placement
 
 

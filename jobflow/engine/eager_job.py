@@ -1,4 +1,4 @@
-"""Eager jobs: the body runs at every call, and its tensors have data meanwhile.
+"""Eager jobs: the body runs at every call, and its tensors have data while it runs.
 
     flow.enable_eager_execution()
 

@@ -295,7 +295,7 @@ class Job:
             try:
                 optimizer = self.optimizer_of(self.config)
             except JobError as error:
-                raise JobError(f"train job {self.name} ({self.where}): {error}") from None
+                raise JobError(f"train job {self.name} at {self.where}: {error}") from None
             tracer.minimize(optimizer, tracer.losses, self.where)
 
     # ---------------------------------------------------------------- running
@@ -377,5 +377,5 @@ def job_of(declared: Any) -> Job:
     """Return the job of a decorated function; raise JobError for another object."""
     job = getattr(declared, "job", None)
     if not isinstance(job, Job):
-        raise JobError(f"{declared!r} is not a job; decorate it with global_function")
+        raise JobError(f"job function: {declared!r} is not a job; decorate the function with global_function")
     return job

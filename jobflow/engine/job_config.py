@@ -72,7 +72,7 @@ class FunctionConfig:
 
     @property
     def function_desc(self) -> Any:
-        """Access to option values: ``config.function_desc.enable_inplace``; None for an option that was not set."""
+        """The values of options as attributes, such as ``config.function_desc.enable_inplace``; None for an option that was not set."""
         return Names("function_config", OPTIONS, lambda full: self.options.get(OPTIONS[full].now or full))
 
     @property

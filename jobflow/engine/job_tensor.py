@@ -232,7 +232,7 @@ class DynamicRows(JobTensor):
 
     @property
     def value(self) -> Value:  # type: ignore[override]
-        """The value of the argument that operations read."""
+        """The value that operations read: an argument from an earlier phase."""
         self._argument = self._argument or self._phase()
         return self._argument.value
 

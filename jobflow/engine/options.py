@@ -140,7 +140,7 @@ class Option:
     def check(self, what: str, value: Any) -> None:
         """Raise ConfigError unless the value is accepted; a bool is not accepted as a number."""
         if value is NEEDED:
-            raise ConfigError(f"{what}: call it with a value")
+            raise ConfigError(f"{what}: a value is missing; call it with a value")
         is_kind = isinstance(value, self.kinds) and not isinstance(value, type) and (not isinstance(value, bool) or bool in self.kinds)
         if self.kinds and not is_kind:
             raise ConfigError(f"{what}: the value must be {' or '.join(_KINDS[kind] for kind in self.kinds)}; got {value!r}")

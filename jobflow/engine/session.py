@@ -168,7 +168,7 @@ class Session:
         return ranks
 
     def _existing(self, tag: str, requested: Sequence[int], here: str) -> tuple[int, ...]:
-        """Return the ranks of the world for device numbers."""
+        """Return the ranks of the world for device numbers; CPU numbers beyond the last rank wrap around."""
         size = self.device_count()
         beyond = [rank for rank in requested if rank >= size]
         if not beyond:
@@ -188,7 +188,7 @@ class Session:
             self._replaced = [key for key in self._compiled if (key[0].name == job.name and key[0] != job) or key in self._replaced]
 
     def start(self) -> World:
-        """Start the world, once, and return it."""
+        """Start the world at the first call, and return it."""
         with scope.lock():
             if self.world is None:
                 multi = environment().client == "multi"
@@ -252,8 +252,8 @@ class Session:
         if difference := compare_programs(lines, range(world.size), lambda item: world.call(exchange(item))):
             first, other = difference.ranks
             raise JobError(
-                f"job {job.name} ({job.where}): ranks {first} and {other} traced different programs; with multi client, run the same script with the "
-                f"same settings on every rank. {difference}"
+                f"job {job.name} at {job.where}: ranks {first} and {other} traced different programs; with multi client, run the same script with "
+                f"the same settings on every rank. {difference}"
             )
 
     def compare_arguments(self, job: Job, arrays: Mapping[str, Sequence[Array | Lazy]]) -> None:

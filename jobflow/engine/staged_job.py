@@ -137,7 +137,7 @@ class StagedProgram(Compiled):
     def arguments(self, bound: Sequence[Bound], run: int) -> dict[str, Any]:
         arguments = super().arguments(bound, run)
         if absent := self.next_phase(bound):
-            raise JobError(f"job {self.name} ({self.where}): {absent} is computed by an earlier phase of the run; call the job to run all phases")
+            raise JobError(f"job {self.name} at {self.where}: {absent} is computed by an earlier phase of the run; call the job to run all phases")
         return arguments
 
     def next_phase(self, bound: Sequence[Bound]) -> str | None:

@@ -87,7 +87,7 @@ def body_of(what: str) -> StagedBody:
     """Return the body of the job in which `what` is called; raise JobError outside of a job."""
     body = scope.current().interpreter
     if not isinstance(body, StagedBody):
-        raise JobError(f"{what} at {user_line()} was called outside a job; call it in the body of a function decorated with global_function")
+        raise JobError(f"{what} at {user_line()}: called outside a job; call it in the body of a function decorated with global_function")
     return body
 
 

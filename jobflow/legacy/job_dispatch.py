@@ -231,7 +231,7 @@ def _elsewhere(function: Callable[..., Any], roles: Roles, instead: str, argumen
     roles.check_kinds(arguments, named)
     if instead or not tensors:
         raise JobError(
-            f"{roles.what} at {user_line()} was called outside a job; call it in the body of a function decorated with global_function"
+            f"{roles.what} at {user_line()}: called outside a job; call it in the body of a function decorated with global_function"
             f"{f'; tensors have {instead}' if instead else ''}"
         )
     with composing(tensors[0]):

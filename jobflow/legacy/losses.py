@@ -33,7 +33,7 @@ def job_in_force(what: str) -> TrainJob:
     """Return the job whose body is being traced; raise JobError if `what` is called elsewhere."""
     interpreter = scope.current().interpreter
     if interpreter is None or not hasattr(interpreter, "minimize"):
-        raise JobError(f'{what} at {user_line()} was called outside a job; call it in the body of a @global_function(type="train")')
+        raise JobError(f'{what} at {user_line()}: called outside a job; call it in the body of a @global_function(type="train")')
     return cast(TrainJob, interpreter)
 
 

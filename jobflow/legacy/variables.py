@@ -35,7 +35,7 @@ def current_job(what: str) -> StagedBody:
     """Return the job whose body is being traced; raise JobError outside of a job."""
     interpreter = scope.current().interpreter
     if interpreter is None:
-        raise JobError(f"{what} at {user_line()} was called outside a job; call it in the body of a function decorated with global_function")
+        raise JobError(f"{what} at {user_line()}: called outside a job; call it in the body of a function decorated with global_function")
     return cast(StagedBody, interpreter)
 
 

@@ -221,7 +221,7 @@ def apply(op: Op, *inputs: Tensor, name: str | None = None) -> Any:
     """Apply `op` with the current interpreter; return its single output, or the tuple of outputs."""
     interpreter = scope.current().interpreter
     if interpreter is None:
-        raise JobError(f"{op.word()} at {user_line()} was called outside a job; call it in the body of a function decorated with global_function")
+        raise JobError(f"{op.word()} at {user_line()}: called outside a job; call it in the body of a function decorated with global_function")
     outputs = interpreter.apply(op, inputs, name)
     return outputs[0] if len(outputs) == 1 else outputs
 

@@ -118,11 +118,11 @@ class State:
         return window(self.device.xp, self.buffers[slot.buffer], slot)
 
     def read(self, name: str) -> Array:
-        """Return this rank's shard as a NumPy copy."""
+        """Return this rank's shard of a variable as a NumPy copy."""
         return self.device.to_host(self.array(name))
 
     def write(self, name: str, value: Array) -> None:
-        """Assign this rank's shard."""
+        """Assign a value to this rank's shard of a variable."""
         self.device.upload(self.array(name), value)
 
     def types(self) -> dict[str, TensorType]:

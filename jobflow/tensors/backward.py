@@ -60,8 +60,8 @@ def backward(
 def _seed(root: TensorBase, gradient: TensorBase | None) -> TensorBase:
     if not root._needs_gradient:
         raise JobError(
-            f"{_here()}: this {root.tensor_type} tensor does not require gradients; call requires_grad_() on an input, and compute it outside "
-            "no_grad()"
+            f"{_here()}: this {root.tensor_type} tensor does not require gradients; call requires_grad_() on an input, and compute the tensor "
+            "outside no_grad()"
         )
     if gradient is None:
         if root.tensor_type.size != 1:
@@ -147,7 +147,7 @@ class Sweep(Generic[T]):
                 ahead.extend(edge[0].edges)
 
     def pass_on(self, edge: Edge, gradient: T | None, own: bool = False) -> None:
-        """Add a gradient to an output of a node or to a leaf; None counts as a zero gradient that is not stored.
+        """Add a gradient to an output of a node or to a leaf; None is counted as a contribution, but adds nothing.
 
         `own` means that no other tensor uses the memory of the gradient.
         """

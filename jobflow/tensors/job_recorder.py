@@ -90,7 +90,7 @@ class JobRecorder(ProgramRecorder[TensorBase]):
     # ---------------------------------------------------------------- ops
 
     def apply(self, op: Op, inputs: Sequence[Any], name: str | None = None) -> tuple[TensorBase, ...]:
-        """Record an operation called by a function of operations, and return its outputs."""
+        """Record an operation that a tensor function calls, and return its outputs."""
         if self.module is None:
             self.name = self.name or name
         return self.run(op, inputs) if inputs else (self.source(op, None, None),)
@@ -263,7 +263,7 @@ class JobRecorder(ProgramRecorder[TensorBase]):
 
 
 def is_body(interpreter: Any) -> bool:
-    """Return True for the body of a job."""
+    """Return True for the interpreter of the body of a job."""
     return isinstance(interpreter, JobBody)
 
 

@@ -17,7 +17,7 @@ from jobflow.tensors.argument_kinds import Kind, kind_of
 class Roles:
     """The roles of the parameters of a function: tensors, sequences of tensors, operands, and others.
 
-    They are computed at the first call of the function, because computing them for all functions would slow down the import.
+    Roles are computed at the first call of the function, because computing them for all functions would slow down the import.
     """
 
     def __init__(self, what: str, function: Callable[..., Any]) -> None:
@@ -99,7 +99,7 @@ class Roles:
         return {name: kind for name, kind in by_name.items() if kind is not None}
 
     def check_kinds(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Raise ArgumentError for an argument that is not of the kind of its parameter."""
+        """Raise ArgumentError for an argument that its parameter does not accept."""
         kinds = self.kinds
         for name, argument in (*zip(self.places, arguments, strict=False), *named.items()):
             if name in kinds and not kinds[name].fits(argument):

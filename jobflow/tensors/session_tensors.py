@@ -32,7 +32,7 @@ from jobflow.tensors.tensor import RemoteMemory, ResidentMemory, TensorBase, att
 
 @dataclass(frozen=True, eq=False)
 class Binding:
-    """A binding of a tensor to a variable, with their common storage; None on a rank without a piece."""
+    """A binding of a tensor to a variable; `resident` is their common memory, or None on a rank without a piece."""
 
     variable: Variable
     tensor: TensorBase
@@ -105,7 +105,7 @@ class SessionTensors:
         self._meet(len(local) < len(tensors))
 
     def _check(self, variable: Variable, x: TensorBase) -> None:
-        """Raise JobError if a client in a program of several has a local tensor, but its variable is not whole on every rank."""
+        """Raise JobError if one of several clients has a local tensor whose variable is not whole on every rank."""
         world = self._world
         if not world.multi or x.layout is not None:
             return

@@ -49,7 +49,7 @@ class Generator:
 
 @dataclass
 class CollectiveLog:
-    """A digest of all operations on a placement, and a description of the last ones, to detect and explain diverged ranks."""
+    """A digest of all operations on a placement, and descriptions of the last operations, to detect and explain diverged ranks."""
 
     number: int = 0
     last: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
@@ -115,7 +115,7 @@ class EagerState:
 
     @cached_property
     def rank(self) -> Rank:
-        """This process as a rank."""
+        """The rank of this process or thread."""
         return _rank()
 
     def part(self, world: World) -> None:

@@ -43,7 +43,7 @@ class ReadyCallback:
 
 
 class Anomalies(threading.local):
-    """The anomaly detection of a Python thread: nodes record the user's line, and NaN in gradients is an error that names it."""
+    """The anomaly detection of a Python thread: nodes record the user's line, and an error for NaN in gradients names that line."""
 
     enabled = False
     check_nan = True
@@ -191,7 +191,7 @@ class OpGradient:
 def record(
     name: str, inputs: Sequence[TensorBase], outputs: Sequence[TensorBase], backward: Callable[..., Gradients], saved: Sequence[TensorBase] = ()
 ) -> None:
-    """Record the outputs of a computation; floating point outputs require gradients from now on."""
+    """Record a computation as the source of its outputs; floating point outputs require gradients from now on."""
     note(TapeNode(name, tuple(map(edge_of, inputs)), len(outputs), backward, saved), outputs)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Size(tuple[int, ...]):
-    """A shape; prints as jobflow.Size([4, 5])."""
+    """A shape, printed as jobflow.Size([4, 5])."""
 
     def __repr__(self) -> str:
         return f"jobflow.Size({list(self)})"
@@ -287,7 +287,7 @@ class TensorBase:
         self.memory.version += 1
 
     def shares(self, view: TensorBase) -> None:
-        """Give `view` the storage of this tensor."""
+        """Make `view` use the storage of this tensor, with its count of writes."""
         view.storage, view._copied_from, view.strides = self.memory, self._copied_from, self.strides
         if view.storage.resident is not None:
             view.storage.resident.tensors[id(view)] = view

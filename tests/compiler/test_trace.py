@@ -97,7 +97,7 @@ def test_an_object_that_is_no_tensor_of_the_job_raises() -> None:
 
 def test_ops_outside_of_jobs_raise() -> None:
     graph = trace(lambda t: t.input("x", type_(2)))
-    with pytest.raises(JobError, match=r"add at test_trace\.py:\d+ was called outside a job"):
+    with pytest.raises(JobError, match=r"add at test_trace\.py:\d+: called outside a job"):
         add(graph.outputs[0], graph.outputs[0])
 
 

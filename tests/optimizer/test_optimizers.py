@@ -273,9 +273,9 @@ def test_minimize_hands_the_job_the_optimizer_and_the_losses() -> None:
 
 
 def test_minimize_and_add_loss_want_a_job_and_a_tensor() -> None:
-    with pytest.raises(JobError, match=r"^SGD\.minimize at test_optimizers\.py:\d+ was called outside a job"):
+    with pytest.raises(JobError, match=r"^SGD\.minimize at test_optimizers\.py:\d+: called outside a job"):
         opt.SGD(SCHEDULE).minimize(FakeTensor())
-    with pytest.raises(NotImplementedError, match=r"^add_loss at test_optimizers\.py:\d+ was called outside a job"):
+    with pytest.raises(NotImplementedError, match=r"^add_loss at test_optimizers\.py:\d+: called outside a job"):
         losses.add_loss(FakeTensor())
     job = FakeJob()
     with scope.using(interpreter=job):

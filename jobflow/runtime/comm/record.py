@@ -1,4 +1,4 @@
-"""Recording the operations of a communicator until `seal`, which checks that all ranks recorded the same operations.
+"""The recording of a communicator's operations until `seal`, which checks that all ranks recorded the same operations.
 
 `bind_*` creates a `Record` and an `Operation` without calls.  `seal` exchanges one `BindingMessage` per record: the operation, and the memory in
 which peers find this rank's data.  The messages of the ranks of an operation must match; the communicator then fills in the calls.
@@ -250,7 +250,7 @@ class Record:
 def flat(array: Array) -> Array:
     """Return `array` with one axis, without a copy."""
     if not array.flags.c_contiguous:
-        raise PlanError(f"communication needs contiguous arrays; got shape {array.shape} with strides {array.strides}")
+        raise PlanError(f"communication: the array must be contiguous; got shape {array.shape} with strides {array.strides}")
     return array.reshape(-1)
 
 
@@ -400,10 +400,10 @@ def _compare(ranks: tuple[int, ...], rows: dict[int, list[BindingMessage]]) -> N
     for other in others:
         for number, (a, b) in enumerate(zip(rows[first], rows[other], strict=False)):
             if a.agreed != b.agreed:
-                raise PlanError(f"ranks {first} and {other} differ at communication {number} between them: {a} versus {b}")
+                raise PlanError(f"communication: ranks {first} and {other} bound different operations as number {number} among them: {a} and {b}")
         if len(rows[first]) != len(rows[other]):
             counts = f"rank {first} bound {len(rows[first])} communications, rank {other} bound {len(rows[other])}"
-            raise PlanError(f"ranks {first} and {other} differ among ranks {list(ranks)}: {counts}")
+            raise PlanError(f"communication: ranks {first} and {other} bound different numbers of operations of ranks {list(ranks)}: {counts}")
     for column in zip(*(rows[rank] for rank in ranks), strict=True):
         if column[0].kind == "all_to_all":
             _compare_pieces(ranks, column)

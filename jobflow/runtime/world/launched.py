@@ -5,7 +5,7 @@ This module does not import MPI: `launched` reads the environment, and `guard` i
 * ranks above 0 that mpiexec or srun started print nothing on standard output, until `unmute`;
 * an uncaught exception on any rank is printed once, with the rank, and ends the whole job with exit code 1; so does an error of
   jobflow in any other Python thread;
-* a rank at the end of its script reports that to the others, so that none waits for it in vain.
+* a rank at the end of its script reports that to the others, so that no rank waits for it.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def mpi_starts(longest: float) -> Iterator[None]:
 
 
 def announce_lingering(longest: float, remaining: str) -> None:
-    """Tell the monitor that the main thread has ended before MPI has started, while `remaining` runs; see `lingering`."""
+    """Report to the monitor that the main thread has ended before MPI has started, while `remaining` runs; see `lingering`."""
     _send_monitor(b"%b %a %b" % (monitor.LINGERING, longest, remaining.encode()[: monitor.LONGEST - 100]))
 
 
@@ -195,7 +195,7 @@ def check_member() -> None:
 
 
 def say_once(text: str, launch: Launch) -> None:
-    """Print a text that all ranks have in common once on each node; the process then ends as at the end of its script."""
+    """Print a text that is equal on all ranks once on each node; the process then ends as at the end of its script."""
     _Guard.token = _Guard.token or _claim(launch)
     if _Guard.token is not None:
         print(text, file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """The time between the end of a rank's main thread and the end of its process.
 
-Other Python threads and child processes of the program run in that time, and the process ends after them.  Their calls of jobs are legal.  If they
-communicate with no other rank, ranks that wait for this one would wait for ever.  So this rank ends the job after JOBFLOW_JOIN_SECONDS.
+Other Python threads and child processes of the program run in that time, and the process ends after them.  They may call jobs.  If they
+communicate with no other rank, ranks that wait for this one would wait forever.  So this rank ends the job after JOBFLOW_JOIN_SECONDS.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _State:
 
 
 def install(started: launch.Launch, awaited: Callable[[], Awaited]) -> None:
-    """Watch the end of this process after the end of its main thread; `awaited` is called at the end of that thread."""
+    """Monitor the time after the end of the main thread; `awaited` is called at the end of that thread."""
     pid, shutdown = os.getpid(), threading._shutdown  # type: ignore[attr-defined]
 
     def main_has_ended() -> None:
@@ -57,7 +57,7 @@ def close() -> None:
 
 
 def _remaining() -> str:
-    """Name a thread or child process for which the end of this process waits; "" without one."""
+    """Return the name of a thread or child process that delays the end of this process; "" if there is none."""
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.main_thread():
             line = line_of(sys._current_frames().get(thread.ident or 0))
@@ -68,7 +68,7 @@ def _remaining() -> str:
 
 
 def _watch(started: launch.Launch, remaining: str, awaited: Awaited) -> None:
-    """End the job if other ranks wait for this one too long."""
+    """End the job if other ranks wait for this rank longer than the time limit."""
     longest, since, announced = longest_wait(), float("inf"), False
     launch.announce_lingering(longest, remaining)
     while not _State.ended.wait(POLL):

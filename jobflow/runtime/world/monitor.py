@@ -213,7 +213,7 @@ def lingering_text(remaining: str, waiting: str, waited: float, what: str) -> st
 
 
 class Interrupts:
-    """SIGINT to the process group of the rank, which a child of the monitor in that group receives too.
+    """Detection of SIGINT to the process group of the rank by a child of the monitor in that group.
 
     SIGINT ends a rank that has not imported jobflow.  The process manager then kills the other ranks, possibly before they handle their SIGINT.
     The exit status of the child states the first signal in any case.
@@ -456,7 +456,7 @@ def forget(names: set[str]) -> None:
 
 
 def main() -> None:
-    """Run the monitor; see the module."""
+    """Run the monitor; the docstring of the module lists the arguments."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)  # the rank handles them
     rank, size, token = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]

@@ -332,7 +332,7 @@ def disagreement(rank: Rank, argument: None) -> None:
         rank.comm.seal()
     except PlanError as error:
         first, second, *_ = rank.comm.members
-        assert "fc2.grad" in str(error) and f"ranks {first} and {second} differ" in str(error), error
+        assert "fc2.grad" in str(error) and f"ranks {first} and {second} bound different" in str(error), error
     else:
         raise AssertionError("ranks that bound different operations were not told")
 
