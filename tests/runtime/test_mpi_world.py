@@ -125,7 +125,7 @@ class TestEnds:
             ("end_in_the_middle", "rank 1: ended its script while rank 0 waited for it in collective 4 of ranks [1, 0]: numpy() of float32[4,6]"),
             ("multi_exit", "rank 1: ended its script while rank 0 waited for it in collective 2 of ranks [0, 1]: exchange"),
             ("multi_exit_in_messages", "rank 1: ended its script while rank 0 waited for it in a barrier of all ranks"),
-            ("disagree", "JobError: rank"),
+            ("disagree", "JobError: start of a session: rank"),
         ],
     )
     def test_a_rank_that_leaves_early_ends_the_job(self, name: str, text: str) -> None:
