@@ -129,7 +129,7 @@ def _last_axes(what: str, x: Tensor, normalized_shape: int | Sequence[int]) -> t
     return shape
 
 
-def _normalised_rows(
+def _normalized_rows(
     what: str, norm: Callable[..., Value], x: Tensor, normalized_shape: int | Sequence[int], eps: float, **parameters: Tensor | None
 ) -> Value:
     """Return x normalized over its last axes `normalized_shape`; a tensor without leading axes is a single row."""
@@ -151,7 +151,7 @@ def layer_norm(
 
     Raises: ShapeError unless `normalized_shape` is the shape of the last axes of the input and of the parameters.
     """
-    return _normalised_rows("layer_norm", nm.layer_norm, input, normalized_shape, eps, weight=weight, bias=bias)
+    return _normalized_rows("layer_norm", nm.layer_norm, input, normalized_shape, eps, weight=weight, bias=bias)
 
 
 @formula
@@ -161,7 +161,7 @@ def rms_norm(input: Tensor, normalized_shape: int | Sequence[int], weight: Tenso
     `eps` defaults to the machine epsilon of the element type.
     Raises: ShapeError unless `normalized_shape` is the shape of the last axes of the input and of the weight.
     """
-    return _normalised_rows(
+    return _normalized_rows(
         "rms_norm", nm.rms_norm, input, normalized_shape, _epsilon(input.tensor_type.dtype) if eps is None else eps, weight=weight
     )
 

@@ -420,5 +420,5 @@ def test_a_numpy_view_of_a_gradient_keeps_its_elements() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("mode", "fast"), ("mode", 3), ("backend", None), ("options", [1]), ("dynamic", "yes")])
 def test_compile_refuses_unknown_options(name: str, value: Any) -> None:
-    with pytest.raises(ArgumentError, match=rf"compile at test_compile\.py:\d+: {name} is .*; got {re.escape(repr(value))}"):
+    with pytest.raises(ArgumentError, match=rf"compile at test_compile\.py:\d+: {name} must be .*; got {re.escape(repr(value))}"):
         flow.compile(lambda x: x, **{name: value})

@@ -65,7 +65,7 @@ def test_default_collate_keeps_values_or_refuses(samples: list[Any], expected: A
 
 @pytest.mark.parametrize("batch", [[], (), 5, None, "abc", {"a": 1}, {1, 2}, iter([1]), np.array(1)], ids=lambda batch: type(batch).__name__)
 def test_a_batch_is_a_list_of_samples(batch: Any) -> None:
-    reason = "the batch has no samples" if isinstance(batch, list | tuple) else f"a batch is a list of samples; got .*{type(batch).__name__}"
+    reason = "the batch has no samples" if isinstance(batch, list | tuple) else f"the batch must be a list of samples; got .*{type(batch).__name__}"
     with pytest.raises(ArgumentError, match=rf"default_collate at test_collate.py:\d+: {reason}"):
         default_collate(batch)
 

@@ -1,4 +1,4 @@
-"""`flow.compile`: trace a function or module once, and replay the plan for later calls."""
+"""Implementation of `flow.compile`, which traces a function or module once, and replays the plan in later calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jobflow.plan.plan_text import plan_text
 from jobflow.runtime.collection import collection_paused
 from jobflow.tensors.state import EagerState, state
 
-#: how often one value may cause a new trace before the function runs eagerly
+#: number of traces that one value may cause before the function runs eagerly
 RETRACES = 8
 #: values of `mode` in PyTorch
 MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -33,16 +33,16 @@ class Cache:
     def __init__(self, here: EagerState) -> None:
         self.here = here
         self.memory = CompiledMemory()
-        #: by key of the call, the newest last
+        #: plans by key of the call, with the newest key last
         self.entries: dict[Any, list[Entry]] = {}
-        #: why the function was traced, one line for each trace
+        #: the reason of each trace
         self.reasons: list[str] = []
         self.causes: Counter[str] = Counter()
-        #: why the function runs eagerly from now on; "" if it does not
+        #: the reason why the function runs eagerly from now on, or ""
         self.eager = ""
 
     def find(self, key: Any, call: Call) -> tuple[Entry | None, str]:
-        """The plan for a call, or why there is none."""
+        """Return the plan for a call and "", or None and the reason why no plan is valid."""
         entries = self.entries.get(key)
         if entries is None:
             return None, "" if not self.entries else self._other(call)
@@ -59,7 +59,7 @@ class Cache:
         return None, reason
 
     def _other(self, call: Call) -> str:
-        """Describe how a call differs from the newest one that was traced."""
+        """Describe how a call differs from the newest traced call."""
         newest = next(reversed(self.entries.values()))[-1]
         metas = newest.replay.built.inputs
         for meta, name, x in zip(metas, call.names, call.tensors, strict=False):
@@ -72,7 +72,7 @@ class Cache:
         return "the plain arguments or the gradient mode differ"
 
     def add(self, key: Any, entry: Entry, name: str) -> None:
-        """Keep a plan; of too many, drop the oldest."""
+        """Cache a plan, and drop the oldest plans beyond the limit `compiled_shapes`."""
         entries = self.entries.pop(key, [])
         self.entries[key] = [*entries, entry]
         most = current_session().settings.compiled_shapes
@@ -85,7 +85,7 @@ class Cache:
 
 
 class CompiledFunction:
-    """A function whose calls run as plans.  See `compile`."""
+    """A compiled function, which replays plans; see `compile`."""
 
     def __init__(self, function: Callable[..., Any], name: str, where: SourceLine, fullgraph: bool) -> None:
         self.function, self.name, self.where, self.fullgraph = function, name, where, fullgraph
@@ -97,7 +97,7 @@ class CompiledFunction:
 
     @property
     def cache(self) -> Cache:
-        """The plans on this rank."""
+        """The cache of plans on this rank."""
         here = state()
         cache = self._caches.get(here)
         if cache is None:
@@ -106,7 +106,7 @@ class CompiledFunction:
 
     @property
     def traces(self) -> list[str]:
-        """Why the function was traced: one line for each trace, on this rank."""
+        """The reasons of the traces on this rank, one line per trace."""
         return list(self.cache.reasons)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
@@ -126,7 +126,7 @@ class CompiledFunction:
             return self._traced(cache, key, call, reason)
 
     def _traced(self, cache: Cache, key: Any, call: Call, reason: str) -> Any:
-        """Trace the function, and run the plan; without a plan, run the function eagerly."""
+        """Trace the function, and run the plan; if tracing fails, run the function eagerly."""
         if reason:
             cache.causes[reason.partition(" was ")[0]] += 1
             shaped = " was " in reason and reason.startswith(tuple(call.names))
@@ -160,9 +160,9 @@ class CompiledFunction:
         return result
 
     def _eagerly(self, cache: Cache, call: Call, reason: str, for_good: bool, error: Exception | None = None) -> Any:
-        """Run the function eagerly, and say why once."""
+        """Run the function eagerly, with a notice of the reason; raise Untraceable with `fullgraph`."""
         if self.fullgraph:
-            raise Untraceable(f"flow.compile at {self.where}, fullgraph=True: {self.name} cannot be one plan: {reason}")
+            raise Untraceable(f"flow.compile at {self.where}, fullgraph=True: {self.name} cannot be compiled into one plan: {reason}")
         result = self.function(*call.args, **call.options)
         cache.eager = reason if for_good or error is not None else ""
         notice(f"flow.compile: {self.name} runs eagerly: {reason}")
@@ -172,7 +172,10 @@ class CompiledFunction:
         return CompiledFunction, (self.function, self.name, self.where, self.fullgraph)
 
     def explain(self, stages: Sequence[str] = ("physical",)) -> str:
-        """The plans of this rank: operations with layouts and lines of the program ("physical"), instructions with addresses ("plan")."""
+        """Return the plans of this rank as text.
+
+        The stage "physical" lists operations with layouts and source lines; the stage "plan" lists instructions with addresses.
+        """
         parts = []
         for entries in self.cache.entries.values():
             for entry in entries:
@@ -198,11 +201,11 @@ def compile(
     options: dict[str, Any] | None = None,
     disable: bool = False,
 ) -> Any:
-    """Compile a function: its first call is traced, later calls replay the plan.
+    """Compile a function or module: the first call is traced, later calls replay the plan.
 
     The function may contain a whole training step with `backward()`, clipping, `optimizer.step()` and a schedule.  With `fullgraph`, code that
-    cannot be traced is an error; otherwise the function then runs eagerly.  `disable` returns the function itself.  `dynamic`, `backend`,
-    `mode` and `options` are those of PyTorch and change nothing.
+    cannot be traced is an error; otherwise the function then runs eagerly.  With `disable`, `compile` returns `model` itself.  `dynamic`,
+    `backend`, `mode` and `options` are accepted as in PyTorch, and have no effect.
     Raises: ArgumentError for other values.
     """
     where = user_line()
@@ -210,7 +213,7 @@ def compile(
     if model is None:
         return functools.partial(compile, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, disable=disable)
     if not callable(model):
-        raise ArgumentError(f"compile at {where}: model is a function or a module; got {model!r}")
+        raise ArgumentError(f"compile at {where}: model must be a function or a module; got {model!r}")
     if disable:
         return model
     if isinstance(model, Module):
@@ -230,25 +233,25 @@ _OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _check_options(where: SourceLine, **values: Any) -> None:
-    """Raise ArgumentError for an option that PyTorch refuses too."""
+    """Raise ArgumentError for values of options that PyTorch rejects, too."""
     for name, value in values.items():
         is_valid, description = _OPTIONS[name]
         if not is_valid(value):
-            raise ArgumentError(f"compile at {where}: {name} is {description}; got {value!r}")
+            raise ArgumentError(f"compile at {where}: {name} must be {description}; got {value!r}")
 
 
 # -------------------------------------------------------------------- modules
 
 
 def in_place(module: Module, fullgraph: bool, disable: bool) -> None:
-    """Have calls of a module run as plans, or eagerly again."""
+    """Compile the calls of a module in place, or restore eager calls with `disable`."""
     vars(module).pop("_compiled", None)
     if not disable:
         vars(module)["_compiled"] = CompiledFunction(_Uncompiled(module), type(module).__name__, user_line(), fullgraph)
 
 
 def sharing(module: Module, where: SourceLine, fullgraph: bool) -> Module:
-    """A module whose calls run as plans; parameters, buffers, submodules and all other attributes are those of `module`."""
+    """Return a module with compiled calls, which shares all attributes of `module`, including parameters and submodules."""
     module_copy: Module = object.__new__(_sharing_class(cast(Any, type(module))))
     object.__setattr__(module_copy, "__dict__", vars(module))
     object.__setattr__(module_copy, "_plan", CompiledFunction(_Uncompiled(module), type(module).__name__, where, fullgraph))
@@ -256,7 +259,7 @@ def sharing(module: Module, where: SourceLine, fullgraph: bool) -> Module:
 
 
 class _Uncompiled:
-    """Calls a module eagerly."""
+    """The eager call of a module."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -266,7 +269,7 @@ class _Uncompiled:
 
 
 class _Sharing:
-    """Behaviour that `compile` adds to the class of a module."""
+    """Methods that `compile` adds to the class of a module."""
 
     _plan: CompiledFunction
 
@@ -275,11 +278,11 @@ class _Sharing:
 
     @property
     def traces(self) -> list[str]:
-        """Why the module was traced: one line for each trace, on this rank."""
+        """The reasons of the traces on this rank, one line per trace."""
         return self._plan.traces
 
     def explain(self, stages: Sequence[str] = ("physical",)) -> str:
-        """The plans of this rank."""
+        """Return the plans of this rank as text, as `CompiledFunction.explain` does."""
         return self._plan.explain(stages)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -1,12 +1,12 @@
-"""Guards: the Python values that a trace may depend on.
+"""Guards on the Python values that a trace may depend on.
 
-A plan repeats what a function did when it was traced.  It is valid as long as every Python value that the function could read is unchanged.
-While the function is traced, `Guards` observes which code runs.  For code outside of jobflow it takes a snapshot of the global names, closure
-cells and default arguments of the code, and of everything reachable from there: containers, attributes of objects and classes, modules.  An
-attribute of an object of the program counts only if some code that ran names it.
+A plan is valid as long as every Python value that the function could read is unchanged.  During tracing, `Guards` observes which code runs.
+For code outside of jobflow it takes a snapshot of the global names, closure cells and default arguments of the code.  The snapshot includes
+all values reachable from there: containers, attributes of objects and classes, modules.  An attribute of an object is compared only if
+executed code names it.
 
-The snapshot has three uses.  Before a replay, `changed` compares it.  After the trace, `effects` lists what the function itself changed.
-If the trace is given up, `restore` puts everything back.
+The snapshot has three uses.  Before a replay, `changed` compares it with the current values.  After the trace, `effects` lists the changes by
+the function itself.  If tracing fails, `restore` restores the values.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from jobflow.nn.modules.module import Module
 from jobflow.optim.lr_scheduler import LRScheduler
 from jobflow.optim.optimizer import Optimizer
 
-#: elements of containers that one snapshot holds at most
+#: maximum number of elements of all containers in one snapshot
 LARGEST = 200_000
-#: elements of one container, and bytes of one array, that are compared before every call
+#: maximum number of elements of one container, and of bytes of one array, that are compared before every call
 LARGE, LARGE_BYTES = 4096, 1 << 16
 
-#: names with which code reads attributes whose names are not written in it
+#: names with which code reads attributes by computed names
 _DYNAMIC = frozenset({"getattr", "vars", "__dict__", "attrgetter", "dir", "__getattribute__", "eval", "exec", "globals", "locals"})
 #: attributes of a schedule that change at every step
 _OF_SCHEDULES = frozenset({"last_epoch", "last_step", "get_lr", "get_last_lr", "rates", "rates_after", "state_dict"})
@@ -56,31 +56,31 @@ _OF_MODULES = frozenset({"training", "_parameters", "_buffers", "_modules", "_pa
 
 
 class Guards:
-    """See the module."""
+    """A snapshot of the Python values that a traced function may read."""
 
     def __init__(self) -> None:
         self.watched: dict[int, Watched] = {}
         #: objects that have been visited, kept alive so that ids stay unique
         self.visited: dict[int, Any] = {}
-        #: names that code which ran reads, and True if it also reads names that are not written in it
+        #: names that executed code reads, and True if it also reads computed names
         self.names: set[str] = set()
         self.dynamic = False
         #: paths of tensors, by id
         self.paths: dict[int, str] = {}
-        #: by code, functions of the program that have been reached, with their paths
+        #: reached functions of the program with their paths, by code
         self.functions: dict[types.CodeType, list[tuple[Any, str]]] = {}
         #: functions that ran, with their code and defaults
         self.bodies: list[tuple[Any, tuple[Any, ...], str]] = []
         self.executed: dict[types.CodeType, None] = {}
-        #: globals that code names: by id of the namespace, the namespace and the values before
+        #: globals that executed code reads: by id of the namespace, the namespace and the old values
         self.globals: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self.arrays: dict[int, tuple[Any, bytes, str]] = {}
         #: values that cannot be compared, with their containers and keys
         self.opaque: list[tuple[Watched | None, Any, str]] = []
-        #: why the function cannot be repeated, at which line
+        #: reasons why the function cannot be replayed, with source lines
         self.reasons: list[str] = []
         self.schedules: list[LRScheduler] = []
-        #: containers among the arguments, which are others in every call
+        #: containers among the arguments, which are different objects in every call
         self.arguments: list[Watched] = []
         self._count = 0
         #: files of jobflow
@@ -95,7 +95,7 @@ class Guards:
 
     @contextmanager
     def observing(self) -> Iterator[None]:
-        """Observe which code runs inside."""
+        """Observe which code runs inside the `with` block."""
         before: Any = sys.getprofile()
         if before is not None and not callable(before):  # cProfile: an object that enables itself
             before.disable()
@@ -110,19 +110,19 @@ class Guards:
                 before.enable()
 
     def suspend(self) -> bool:
-        """Stop observing before jobflow's own code runs that calls no code of the program; True if this thread was observed."""
+        """Stop observing, for code of jobflow that calls no user code; return True if this thread was observed."""
         observed = self._callback is not None and sys.getprofile() is self._callback
         if observed:
             sys.setprofile(None)
         return observed
 
     def resume(self) -> None:
-        """Observe again after `suspend`."""
+        """Resume observing after `suspend`."""
         sys.setprofile(self._callback)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Run code inside that replays run as well."""
+        """Ignore code inside the `with` block, because replays run the same code."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -145,7 +145,7 @@ class Guards:
 
     def _entered(self, code: types.CodeType, frame: Any) -> None:
         module = str(frame.f_globals.get("__name__", ""))
-        if module == "importlib._bootstrap":  # modules are imported once, whoever asks first
+        if module == "importlib._bootstrap":  # modules are imported once, by any caller
             self._importing = frame
             return
         if _is_package(frame) or is_jobflow(module):
@@ -158,7 +158,7 @@ class Guards:
                 return
             self.executed[code] = None
             if root not in STANDARD and module not in STANDARD:
-                self._refuse(f"it calls {module}.{code.co_qualname}, whose result or effect is not repeated")
+                self._refuse(f"the function calls {module}.{code.co_qualname}, whose result or effect is not repeated")
             self._named(code)
             return
         self.executed[code] = None
@@ -169,10 +169,10 @@ class Guards:
         for function, path in known:
             self._descend_function(function, path)
         if code.co_freevars and not known and code not in self._nested:
-            self._refuse(f"it calls {code.co_qualname}, a closure that was made elsewhere and whose variables cannot be compared")
+            self._refuse(f"the function calls {code.co_qualname}, a closure that was created elsewhere, with variables that cannot be compared")
 
     def _serves_program(self, frame: Any) -> bool:
-        """True if a frame, or the first caller that is not of a library, belongs to the program rather than to jobflow."""
+        """Return True if a frame, or its first caller outside of libraries, is user code rather than code of jobflow."""
         while frame is not None and is_library(str(frame.f_globals.get("__name__", ""))):
             if frame.f_code.co_filename in self._ours or _is_package(frame) or is_jobflow(str(frame.f_globals.get("__name__", ""))):
                 return False
@@ -193,7 +193,7 @@ class Guards:
                 self.descend(names[name], name, None, name)
 
     def _called(self, function: Any, frame: Any) -> None:
-        """A C function that code of the program calls."""
+        """Check a C function that user code calls."""
         if frame.f_code not in self.executed or not self._serves_program(frame):
             return
         owner = getattr(function, "__self__", None)
@@ -201,35 +201,35 @@ class Guards:
         if owner is None or isinstance(owner, types.ModuleType):
             module = str(getattr(function, "__module__", None) or getattr(owner, "__name__", ""))
             if name in IMPURE.get(module, ()) or (module not in PURE_MODULES and not module.startswith("jobflow")):
-                self._refuse(f"it calls {module}.{name}(), whose result or effect is not repeated")
+                self._refuse(f"the function calls {module}.{name}(), whose result or effect is not repeated")
         elif isinstance(owner, type) and owner.__module__ == "datetime":
-            self._refuse(f"it calls {owner.__name__}.{name}(), whose result changes")
+            self._refuse(f"the function calls {owner.__name__}.{name}(), whose result changes")
         elif not isinstance(owner, (*PURE_OWNERS, types.GeneratorType)) and not is_own(type(owner)):
-            self._refuse(f"it calls {type(owner).__name__}.{name}(), whose result or effect is not repeated")
+            self._refuse(f"the function calls {type(owner).__name__}.{name}(), whose result or effect is not repeated")
 
     def _refuse(self, reason: str) -> None:
-        """Note why the function cannot be repeated, and stop it before it does what cannot be undone."""
+        """Record why the function cannot be replayed, and raise Untraceable before an effect that cannot be undone."""
         self.reasons.append(f"{reason}, at {user_line()}")
         raise Untraceable(self.reasons[-1])
 
     # ---------------------------------------------------------------- reaching values
 
     def add(self, value: Any, path: str) -> None:
-        """Guard everything that is reachable from `value`."""
+        """Record all values that are reachable from `value`, to detect later changes."""
         with self.paused():
             self.descend(value, path)
 
     def add_argument(self, value: Any, path: str) -> None:
-        """Watch for changes of a container that the call passes."""
+        """Record the content of a container argument, to detect changes by the function."""
         self.arguments.append(Watched(value, _kind_of(value), path))
 
     def path_of(self, x: Tensor) -> str | None:
-        """The path of a tensor that was reached before the function ran."""
+        """Return the path of a tensor that was reached before the function ran, else None."""
         path = self.paths.get(id(x))
         return None if path is None else path.replace("\0", "")
 
     def descend(self, value: Any, path: str, holder: Watched | None = None, key: Any = None) -> None:
-        """Visit a value and what is reachable from it."""
+        """Visit a value and all values that are reachable from it."""
         waiting: list[tuple[Any, str, Watched | None, Any]] = [(value, path, holder, key)]
         while waiting:
             value, path, holder, key = waiting.pop()
@@ -275,7 +275,7 @@ class Guards:
             yield from self._object(value, path, holder, key)
 
     def _attributes(self, value: Any, path: str) -> Iterator[tuple[Any, str, Watched | None, Any]]:
-        """Visit the attributes that the program adds to a tensor, function or container."""
+        """Yield the attributes that user code adds to a tensor, function or container."""
         attributes = getattr(value, "__dict__", None)
         if attributes is not None:
             yield from self._items(Watched(attributes, "dict", path, value))
@@ -283,7 +283,7 @@ class Guards:
     def _object(self, value: Any, path: str, holder: Watched | None, key: Any) -> Iterator[tuple[Any, str, Watched | None, Any]]:
         kind = type(value)
         own = getattr(value, "__dict__", None)
-        if kind is object:  # a sentinel, which has nothing but its identity
+        if kind is object:  # a sentinel, which is compared by identity only
             return
         if kind.__name__ == "_Uncompiled" and is_own(kind):
             yield value.module, path, holder, key
@@ -310,7 +310,7 @@ class Guards:
         self.visited[id(watched.target)] = watched.target
         self._count += len(watched.values) + len(watched.keys)
         if self._count > LARGEST:
-            self._refuse(f"more than {LARGEST} Python values are reachable from it, last {watched.path}")
+            self._refuse(f"more than {LARGEST} Python values are reachable from the function, last {watched.path}")
             return
         skip = ("state",) if isinstance(watched.owner, Optimizer) else ()
         keys = watched.keys or range(len(watched.values))
@@ -364,7 +364,7 @@ class Guards:
     # ---------------------------------------------------------------- after the trace
 
     def reads(self, watched: Watched | None, key: Any) -> bool:
-        """True if code that ran may read an item of a container."""
+        """Return True if executed code may read the item `key` of a container."""
         if watched is None or self.dynamic or not isinstance(key, str):
             return True
         if watched.kind == "dict" and isinstance(watched.owner, Optimizer | Module) and is_library(type(watched.owner).__module__):
@@ -374,20 +374,20 @@ class Guards:
         return True
 
     def refused(self) -> str:
-        """Why the function cannot be repeated; "" if it can."""
+        """Return the reason why the function cannot be replayed, or "" if it can."""
         if self.reasons:
             return self.reasons[0]
         for watched, key, what in self.opaque:
             if self.reads(watched, key) and not (watched is None and key is None):
-                return f"it reads {what.replace(chr(0), '')}, which cannot be compared between calls"
+                return f"the function reads {what.replace(chr(0), '')}, which cannot be compared between calls"
         if random.getstate() != self._random[0] or _numpy_key(np.random.get_state()) != _numpy_key(self._random[1]):
-            return "it draws random numbers from Python or NumPy; draw them with jobflow's functions"
+            return "the function samples random numbers from Python or NumPy; use the random functions of jobflow"
         if self.schedules and _OF_SCHEDULES & self.names:
-            return "it reads the position or rates of a schedule, which change at every step"
+            return "the function reads the position or rates of a schedule, which change at every step"
         return ""
 
     def restore(self) -> None:
-        """Put everything back to what it was before the function ran."""
+        """Restore all values to their state before the function ran."""
         random.setstate(self._random[0])
         np.random.set_state(self._random[1])
         for watched in (*self.watched.values(), *self.arguments):
@@ -418,7 +418,7 @@ class Guards:
         return changes
 
     def _changed_globals(self) -> Iterator[tuple[dict[str, Any], str, Any, Any]]:
-        """Namespace, name, value before and value now of globals that the function assigned."""
+        """Yield namespace, name, old value and new value of the globals that the function assigned."""
         for namespace, names in self.globals.values():
             for name, before in names.items():
                 now = namespace.get(name, MISSING)
@@ -426,7 +426,7 @@ class Guards:
                     yield namespace, name, before, now
 
     def finish(self, ignored: Callable[[Watched, Any], bool]) -> Snapshot:
-        """The comparison to make before every replay; `ignored` says which items are fed at every run."""
+        """Return the snapshot to compare before every replay; `ignored` is True for items that are inputs of every run."""
         return Snapshot(self, ignored)
 
 
@@ -440,6 +440,6 @@ def _kind_of(value: Any) -> str:
 
 
 def _numpy_key(state: Any) -> Any:
-    """A state of NumPy's global generator, comparable."""
+    """Return a state of NumPy's global generator in a comparable form."""
     name, keys, *rest = state
     return name, keys.tobytes(), *rest

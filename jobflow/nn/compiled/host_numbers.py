@@ -1,4 +1,4 @@
-"""Numbers that the host feeds to a plan at every run: learning rates, counts of steps, random draws."""
+"""Numbers that the host passes to a plan at every run: learning rates, step counts and counters of random operations."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jobflow.tensors.state import EagerState, Generator
 
 @dataclass
 class HostNumber:
-    """A number that Python code changes between runs, such as a learning rate: read before every run."""
+    """A number that Python code changes between runs, such as a learning rate; every run reads the number anew."""
 
     key: str
     array: Array
     read: Callable[[], float]
-    #: dictionaries that must agree about the number
+    #: dictionaries of optimizer state that must have the same number
     alike: list[dict[str, Any]] = field(default_factory=list)
 
     def update(self) -> None:

@@ -1,4 +1,4 @@
-"""Gradients from outside: a compiled function whose result is differentiated later has a second plan for the backward pass.
+"""Backward plans of compiled functions whose results are differentiated by code outside of the function.
 
 The backward pass from the function's outputs to the tensors that it read is traced together with the function.  The trace is then cut.
 Values that cross the cut are outputs of the first plan and inputs of the second.  The second plan is compiled at the first `backward()`.
@@ -31,9 +31,9 @@ from jobflow.tensors.tape import TapeNode, edge_of, note
 
 @dataclass(eq=False)
 class Outside:
-    """The backward pass of a compiled function, before it is compiled."""
+    """The traced backward pass of a compiled function, before its compilation."""
 
-    #: numbers of the outputs that require gradients, and the inputs of the second plan for their gradients
+    #: indices of the outputs that require gradients, and the inputs of the second plan for their gradients
     outputs: list[int]
     seeds: list[Value]
     #: tensors that the function read and that require gradients, and their gradients
@@ -45,7 +45,7 @@ class Outside:
 
 
 class OutsideSweep(TracedSweep):
-    """A backward pass that ends at tensors from outside of the function."""
+    """A backward pass that stops at tensors from outside of the function."""
 
     def leaf(self, x: Tensor) -> None:
         gradient = self.sums.pop(x)
@@ -60,7 +60,7 @@ class OutsideSweep(TracedSweep):
 
 
 def is_open(x: Tensor) -> bool:
-    """True if a later backward pass can go through a traced tensor."""
+    """Return True if a later backward pass can differentiate a traced tensor."""
     return x._needs_gradient and x.node is not None and x.node.backward is not None
 
 
@@ -99,7 +99,7 @@ def _in_layout(recorder: StepRecorder, gradient: Tensor, x: Tensor) -> Tensor:
 
 
 class Cut:
-    """The cut through a trace: values that the first plan hands to the second."""
+    """The values that the first plan passes to the second plan."""
 
     def __init__(self, outside: Outside) -> None:
         self.outside = outside
@@ -110,7 +110,7 @@ class Cut:
         self.inputs = [value for value in outside.cut if isinstance(value.node.op, Input)]
 
     def program(self, tracer: Tracer, recorder: StepRecorder, metas: Sequence[Meta], alone: Layout) -> tuple[list[Value], list[Meta]]:
-        """Record the second plan; its outputs and inputs.  `metas` describe the saved values."""
+        """Record the second plan, and return its outputs and inputs; `metas` are the types and layouts of the saved values."""
         now: dict[Value, Value] = {}
         inputs: list[Meta] = []
         for value in self.outside.seeds:
@@ -137,12 +137,12 @@ class Cut:
         return tracer.input(key, value.tensor_type, layout=layout)
 
     def variables(self) -> list[str]:
-        """The variables that the second plan reads."""
+        """Return the names of the variables that the second plan reads."""
         return [value.node.op.key for value in self.outside.cut if isinstance(value.node.op, ReadVariable)]
 
 
 class LaterBackward:
-    """The gradient of one call of a compiled function."""
+    """The gradient function of one call of a compiled function."""
 
     def __init__(
         self, here: EagerState, name: str, outside: Outside, saved: Mapping[int, Array], read: Sequence[Tensor], run: Callable[..., list[Tensor]]
@@ -153,7 +153,10 @@ class LaterBackward:
     def __call__(self, saved: Sequence[Any], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         what = f"backward at {user_line()}"
         if self.here.grad_enabled:
-            raise JobError(f"{what}: create_graph=True goes through the compiled function {self.name}, whose gradient is one plan; run it eagerly")
+            raise JobError(
+                f"{what}: create_graph=True is not supported for the compiled function {self.name}, whose gradient is a plan; "
+                "call the function eagerly"
+            )
         for x, memory, version in self.read:
             if x.storage is not memory or memory.version != version:
                 raise JobError(
@@ -165,13 +168,13 @@ class LaterBackward:
 
 
 def attach(later: LaterBackward, outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
-    """Have a backward pass through these outputs run the second plan."""
+    """Attach the second plan to the outputs, as their gradient function."""
     chosen = [outputs[i] for i in later.outside.outputs]
     note(TapeNode(f"compiled {later.name}", tuple(map(edge_of, leaves)), len(chosen), later), chosen)
 
 
 def seed(here: EagerState, layout: Layout | None, gradient: Tensor | None, output: Meta) -> Tensor:
-    """The gradient of an output in the layout that the second plan reads."""
+    """Return the gradient of an output in the layout that the second plan reads; None becomes zeros."""
     if gradient is None:
         piece = output.type.shape if layout is None else _piece(here, layout, output)
         return Tensor(output.type, layout, np.zeros(piece, output.type.dtype.numpy))

@@ -1,4 +1,4 @@
-"""Which code and objects belong to libraries, and which of their functions only depend on their arguments."""
+"""Classification of code and objects: libraries, immutable types, and functions whose result depends only on their arguments."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import numpy as np
 
 from jobflow.functional.tensor_class import Tensor
 
-#: types of values that cannot change
+#: immutable types
 PLAIN = (
     bool, int, float, complex, str, bytes, type(None), type(...), range, slice, np.generic, np.dtype, enum.Enum, types.BuiltinFunctionType,
     types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType, types.CodeType,
 )  # fmt: skip
 CONTAINERS = (dict, list, set, deque)
-#: by module, C functions whose result or effect is more than their arguments
+#: C functions with effects, or with results that depend on more than their arguments, by module
 IMPURE = {"builtins": {"print", "input", "open", "exec", "eval", "globals", "locals", "breakpoint", "compile", "__import__"}}
 PURE_MODULES = frozenset(
     {"builtins", "math", "cmath", "operator", "_operator", "itertools", "functools", "_functools", "_collections", "collections", "_abc", "_struct",
@@ -48,19 +48,19 @@ STANDARD = frozenset(
 
 
 def is_standard(code: types.CodeType) -> bool:
-    """True for code of the standard library."""
+    """Return True for code of the standard library."""
     return "/lib/python" in code.co_filename and "site-packages" not in code.co_filename
 
 
 def slots_of(kind: type) -> Sequence[str]:
-    """The slots that a class itself declares."""
+    """Return the slots that a class itself declares."""
     slots = kind.__dict__.get("__slots__", ())
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 @functools.cache
 def is_library(module: str) -> bool:
-    """True for modules of jobflow, NumPy and the standard library, not for a module of the program with the name of one."""
+    """Return True for modules of jobflow, NumPy and the standard library, but not for a user module with the same name."""
     root = module.partition(".")[0]
     if root not in sys.stdlib_module_names or root == "__main__":
         return root in ("jobflow", "numpy", "builtins")
@@ -69,15 +69,15 @@ def is_library(module: str) -> bool:
 
 
 def is_jobflow(module: str) -> bool:
-    """True for modules of jobflow."""
+    """Return True for modules of jobflow."""
     return module.partition(".")[0] == "jobflow"
 
 
 def is_own(kind: type) -> bool:
-    """True for classes of jobflow."""
+    """Return True for classes of jobflow."""
     return kind.__module__.partition(".")[0] == "jobflow"
 
 
 def is_constant(kind: type) -> bool:
-    """True for types of libraries whose objects do not change, or which jobflow reads at every run."""
+    """Return True for library types whose objects do not change, or are read by jobflow at every run."""
     return is_own(kind) or (kind.__module__ in _CONSTANT and kind not in _VARIABLE)

@@ -1,4 +1,4 @@
-"""A trace of a compiled function as a plan: binding to the memory of the program's tensors, and running."""
+"""Plans of compiled functions: binding to the memory of the user's tensors, and execution."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from jobflow.tensors.tensor import ResidentMemory, attach_memory
 
 
 class GradientSlot:
-    """The memory in which the compiled function leaves the `grad` of a tensor."""
+    """The memory in which a compiled function stores the `grad` of a tensor."""
 
     def __init__(self, array: Array, buffer: Array, offset: int, type: TensorType, layout: Any, transient: bool = False) -> None:
         self.array, self.buffer, self.offset = array, buffer, offset
         self.type, self.layout = type, layout
-        #: True if every run leaves a new gradient here, False if runs add to it
+        #: True if every run stores a new gradient, False if runs add to the old gradient
         self.transient = transient
         self.resident = ResidentMemory(array, buffer, offset, transient=transient)
 
     def enter(self, x: Tensor) -> None:
-        """Let the present `grad` of x share this memory."""
+        """Move the current `grad` of x into this memory."""
         known = x._gradient
         if known is not None and known.array is not self.array:
             self.release()
@@ -36,13 +36,13 @@ class GradientSlot:
             attach_memory(known, self.resident)
 
     def release(self) -> None:
-        """Give tensors that still show this memory a copy of it."""
+        """Move tensors that still share this memory to a copy."""
         if len(self.resident.tensors):
             self.resident._move(self.array, self.array.copy())
             self.resident = ResidentMemory(self.array, self.buffer, self.offset, transient=self.transient)
 
     def show(self) -> Tensor:
-        """A new tensor in this memory."""
+        """Return a new tensor in this memory."""
         created = Tensor(self.type, self.layout, self.array)
         attach_memory(created, self.resident)
         return created
@@ -52,21 +52,21 @@ class GradientSlot:
 class CompiledMemory(Memory):
     """State shared by the plans of one compiled function."""
 
-    #: by name of a variable that holds a `grad`
+    #: slots by name of the variable of a `grad`
     gradients: dict[str, GradientSlot] = field(default_factory=dict)
 
 
 class Replay(Bound):
-    """A plan of a compiled function, bound to the tensors of the program.
+    """A plan of a compiled function, bound to the user's tensors.
 
-    A `grad` that the plan makes anew is read in the memory of the plan.  One that the plan adds to is a variable, shared by all plans.
+    A `grad` that the plan creates is a tensor in the memory of the plan.  A `grad` that the plan adds to is a variable, shared by all plans.
     """
 
     memory: CompiledMemory
 
     def __init__(self, here: EagerState, built: Built, memory: CompiledMemory, added: Mapping[str, Tensor], created: Mapping[int, Tensor]) -> None:
         super().__init__(here, built, {}, memory)
-        #: by name of the variable, and by number of the output
+        #: slots by name of the variable, and by number of the output
         self.added: dict[str, GradientSlot] = {}
         self.shown: dict[int, GradientSlot] = {}
         if self.executor is not None:
@@ -83,7 +83,10 @@ class Replay(Bound):
         return self.memory.gradients[name]
 
     def run(self, tensors: Sequence[Tensor], added: Mapping[str, Tensor], created: Mapping[int, Tensor]) -> list[Tensor]:
-        """Run once and return the outputs.  `added` and `created` are the tensors whose `grad` the plan adds to or creates."""
+        """Run once, and return the outputs.
+
+        The plan adds to the `grad` of the tensors `added`, and creates the `grad` of the tensors `created`.
+        """
         self.check_session()
         with scope.lock(), held():
             for x in created.values():

@@ -1,4 +1,4 @@
-"""Snapshots of Python containers: to compare before a replay, and to restore when a trace is given up."""
+"""Snapshots of Python containers, to compare before a replay and to restore after a failed trace."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from jobflow.functional.tensor_class import Tensor
 if TYPE_CHECKING:
     from jobflow.nn.compiled.guards import Guards
 
-#: stands for an item that does not exist
+#: placeholder for a missing item
 MISSING = object()
-#: what a function does when it is called
+#: code and defaults of a function
 body_of = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
 
 class Untraceable(JobError):
-    """A function does something that a plan cannot repeat."""
+    """The error for a function with an effect that a plan cannot replay."""
 
 
 class Watched:
-    """One container as it was before the function ran."""
+    """The content of a container before the function ran."""
 
     __slots__ = ("keys", "kind", "owner", "path", "target", "values")
 
@@ -40,7 +40,7 @@ class Watched:
         self.keys, self.values = self.now()
 
     def now(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """The keys and values of the content."""
+        """Return the current keys and values of the container."""
         target = self.target
         if self.kind == "cell":
             try:
@@ -57,7 +57,7 @@ class Watched:
         return tuple(target), tuple(target.values())
 
     def restore(self) -> None:
-        """Put the content back."""
+        """Restore the content of the snapshot."""
         target = self.target
         if self.kind == "cell":
             if self.values:
@@ -74,7 +74,7 @@ class Watched:
         elif self.kind == "dict":
             target.clear()
             target.update(zip(self.keys, self.values, strict=True))
-        else:  # a namespace of a module or class: only what changed
+        else:  # a namespace of a module or class, where only changed names are restored
             held = dict(zip(self.keys, self.values, strict=True))
             for name in [name for name in target if name not in held]:
                 _set_name(self, name, None, delete=True)
@@ -83,7 +83,7 @@ class Watched:
                     _set_name(self, name, value)
 
     def name(self, key: Any) -> str:
-        """The path of an item, as a program writes it."""
+        """Return the path of an item in Python's syntax."""
         if self.kind == "cell":
             return self.path
         if self.kind in ("list", "set") or (self.kind == "dict" and self.owner is None):
@@ -101,7 +101,7 @@ def _set_name(watched: Watched, name: Any, value: Any, delete: bool = False) -> 
 
 
 class Snapshot:
-    """The values that a plan depends on, arranged so that an unchanged program is recognized quickly."""
+    """The values that a plan depends on, arranged for a fast comparison."""
 
     def __init__(self, guards: Guards, ignored: Callable[[Watched, Any], bool]) -> None:
         self.guards, self.ignored = guards, ignored
@@ -109,7 +109,7 @@ class Snapshot:
         self.maps = [each for each in watched if each.kind in ("dict", "names", "class")]
         self.lists = [each for each in watched if each.kind == "list"]
         self.others = [each for each in watched if each.kind in ("cell", "slots", "set")]
-        #: attributes of which the code read none; one that is added later may hide an attribute of the class
+        #: attributes that the code did not read; an attribute that is added later may hide an attribute of the class
         chosen = set(map(id, watched))
         self.unread = [each for each in guards.watched.values() if id(each) not in chosen]
         self.owners = [each.owner for each in guards.watched.values() if each.kind == "dict" and each.owner is not None]
@@ -138,7 +138,7 @@ class Snapshot:
         return self.guards.reads(watched, key) and not self.ignored(watched, key)
 
     def changed(self) -> str:
-        """Describe the first difference from the trace, as a path with both values; "" if nothing does."""
+        """Describe the first difference from the trace, as a path with both values; return "" if there is none."""
         for namespace, names, values in self.globals:
             for i, name in enumerate(names):
                 now = namespace.get(name, MISSING)
@@ -192,7 +192,7 @@ class Snapshot:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """True for equal values of one immutable type."""
+    """Return True for equal values of the same immutable type."""
     if a is b:
         return True
     if type(a) is not type(b):

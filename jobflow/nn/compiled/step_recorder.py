@@ -1,8 +1,8 @@
-"""The recorder of `flow.compile`: a graph recorder that also differentiates.
+"""The recorder of `flow.compile`, a graph recorder that also differentiates.
 
-While a function is traced, operations on its tensors are recorded as in `nn.Graph.build`.  In addition they go on the tape, so that
-`loss.backward()`, gradient clipping and `optimizer.step()` run as in eager mode and are recorded as well.  Tensors of the program stay the
-objects that they are: each has a traced stand-in while the function runs.
+While a function is traced, operations on its tensors are recorded as in `nn.Graph.build`.  They are also recorded on the autograd tape, so that
+`loss.backward()`, gradient clipping and `optimizer.step()` run as in eager mode and are recorded as well.  The user's tensors are not replaced;
+each has a traced counterpart while the function runs.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ from jobflow.tensors.tape import Edge, follow, note, op_gradient, read_by
 
 
 class Observer(Protocol):
-    """Guards what a trace depends on."""
+    """Interface of `Guards` for the recorder."""
 
     def add(self, value: Any, path: str) -> None:
-        """Guard everything that is reachable from `value`."""
+        """Record all values that are reachable from `value`, to detect later changes."""
         ...
 
     def path_of(self, x: Tensor) -> str | None:
-        """The path of a tensor that was reached before the function ran."""
+        """Return the path of a tensor that was reached before the function ran, else None."""
         ...
 
     def suspend(self) -> bool:
-        """Stop observing; True if code was observed."""
+        """Stop observing; return True if code was observed."""
         ...
 
     def resume(self) -> None:
-        """Observe again."""
+        """Resume observing after `suspend`."""
         ...
 
 
 @dataclass
 class StepRecorder(Building):
-    """One trace of a compiled function."""
+    """The recorder of one trace of a compiled function."""
 
     running: ClassVar[str] = "flow.compile"
     short: ClassVar[str] = "the compiled function"
@@ -70,25 +70,25 @@ class StepRecorder(Building):
     observer: Observer | None = None
     #: tensors whose `grad` the function reads or changes, and the `grad` before, by id
     gradients: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
-    #: of these, those whose old `grad` the function reads
+    #: ids of tensors whose old `grad` the function reads
     gradients_read: set[int] = field(default_factory=set)
-    #: by id of an old `grad`, the tensor that has it
+    #: tensors by id of their old `grad`
     owners: dict[int, Tensor] = field(default_factory=dict)
     numbers: list[HostNumber] = field(default_factory=list)
-    #: what a replay calls before every run, in this order
+    #: functions that a replay calls before every run, in this order
     repeated: list[Callable[[], Any]] = field(default_factory=list)
     #: dictionaries of optimizer state whose step a replay counts
     counted: list[dict[str, Any]] = field(default_factory=list)
     #: optimizers that step, with their state for each parameter
     stepped: list[tuple[Any, list[tuple[Tensor, dict[str, Any]]]]] = field(default_factory=list)
-    #: undoes changes of optimizer state, should the trace be given up
+    #: functions that undo changes of optimizer state after a failed trace
     undo: list[Callable[[], None]] = field(default_factory=list)
-    #: tensors with elements that the function writes to, by id
+    #: tensors with data that the function overwrites, by id
     written: dict[int, Tensor] = field(default_factory=dict)
-    #: how often schedules have stepped so far
+    #: number of steps of schedules so far
     schedule_steps: int = 0
     schedules: list[Any] = field(default_factory=list)
-    #: by name of the variable that holds a `grad`, the tensor that has it
+    #: tensors by name of the variable of their `grad`
     held: dict[str, Tensor] = field(default_factory=dict)
     _constants: dict[int, Tensor] = field(default_factory=dict)
     _changed: set[int] = field(default_factory=set)
@@ -99,7 +99,7 @@ class StepRecorder(Building):
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Record everything inside here, in the gradient mode of the caller."""
+        """Record all operations inside the `with` block, in the gradient mode of the caller."""
         mode = self.here.grad_enabled
         with super().in_force():
             self.here.grad_enabled = mode
@@ -107,7 +107,7 @@ class StepRecorder(Building):
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Run operations at once inside."""
+        """Run operations eagerly inside the `with` block."""
         before, self.here.building = self.here.building, None
         try:
             with scope.using(interpreter=None):
@@ -118,7 +118,7 @@ class StepRecorder(Building):
     # ---------------------------------------------------------------- operations
 
     def run(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Record an operation; return its outputs."""
+        """Record an operation, and return its outputs."""
         observer = self.observer
         if observer is None or not observer.suspend():
             return super().run(op, inputs)
@@ -141,7 +141,7 @@ class StepRecorder(Building):
         return outputs
 
     def _note(self, op: Op, plan: Prepared, inputs: Sequence[Tensor], known: Sequence[Tensor], outputs: tuple[Tensor, ...]) -> None:
-        """Put an operation on the tape."""
+        """Record an operation on the autograd tape."""
         edges = tuple([self._edge(x, now) for x, now in zip(inputs, known, strict=True)])
         gradient = op_gradient(op, plan.placement, plan.gradients, known, outputs, edges)
         saved = read_by(gradient.program, known, outputs)
@@ -161,7 +161,9 @@ class StepRecorder(Building):
     def change(self, x: Tensor, target: Layout, back: Sequence[Any] | None) -> Tensor:
         now = self.known(x)
         if now.layout is None:
-            raise Untraceable(f"to_global at {user_line()}: a local tensor becomes global inside a compiled function; make it global before the call")
+            raise Untraceable(
+                f"to_global at {user_line()}: a local tensor cannot become global inside a compiled function; convert it before the call"
+            )
         if now.layout == target and back is None:
             return x
         (value,) = self._record(ToLayout(target.sbp, None), [now.traced], target.placement)
@@ -173,13 +175,13 @@ class StepRecorder(Building):
         return output
 
     def filled(self, x: Tensor, value: float) -> Tensor:
-        """A constant in the type and layout of x."""
+        """Return a constant with the type and layout of x."""
         layout = None if x.layout is None else Layout(x.layout.placement, (B,) * len(x.layout.sbp))
         output = self.source(Constant(x.tensor_type.shape, x.tensor_type.dtype, value), layout, None)
         return output if x.layout is None else self.change(output, x.layout, None)
 
     def again(self, x: Tensor) -> Tensor:
-        """Another tensor with the same value."""
+        """Return another tensor with the same value."""
         now = self.known(x)
         output = Tensor(now.tensor_type, now.layout, None, traced=now.traced)
         return output
@@ -198,7 +200,7 @@ class StepRecorder(Building):
             now._needs_gradient = before[0] and before[1] is None
 
     def write(self, x: Tensor, output: Tensor) -> None:
-        """Have x, and what x is a view of, hold `output`."""
+        """Record an assignment of `output` to x, and to the base of a view x."""
         root = x
         while root.base is not None:
             root = root.base[0]
@@ -206,7 +208,7 @@ class StepRecorder(Building):
             self.written[id(root)] = root
         if x.traced is None and x.base is not None:
             raise Untraceable(
-                f"{user_line()}: a view {x.tensor_type} that was made outside of the compiled function is written to; make the view inside"
+                f"{user_line()}: a view {x.tensor_type} from outside of the compiled function cannot be overwritten; create the view inside"
             )
         self.known(x)
         value = self.known(output)
@@ -215,7 +217,7 @@ class StepRecorder(Building):
         super().write(x, output)
 
     def update(self, op: Op, inputs: Sequence[Tensor]) -> None:
-        """Record an operation that writes over some of its inputs."""
+        """Record an operation that overwrites some of its inputs."""
         values, _ = self._applied(op, [self.known(x) for x in inputs])
         for number, index in op.alias.items():
             x = inputs[index]
@@ -232,7 +234,7 @@ class StepRecorder(Building):
             path = None if self.observer is None else self.observer.path_of(x)
             if path is None and id(x) not in self._constants:
                 raise Untraceable(
-                    f"{user_line()}: code that is not recorded makes a tensor {x.tensor_type} while the function is traced; pass it as an argument"
+                    f"{user_line()}: code that is not recorded creates a tensor {x.tensor_type} during tracing; pass the tensor as an argument"
                 )
             self.names[id(x)] = self._unique(path or "constant")
         output = super()._read(x)
@@ -243,7 +245,7 @@ class StepRecorder(Building):
         return output
 
     def _unique(self, name: str) -> str:
-        """A name that no tensor of the compiled function has."""
+        """Return a name that no tensor of the compiled function has."""
         if not self._used:
             self._used.update(self.names.values(), self.known_tensors, self.tensors)
         unique, number = name, 1
@@ -254,15 +256,15 @@ class StepRecorder(Building):
         return unique
 
     def relocate(self, name: str, group: str) -> None:
-        """Let a variable share a buffer with others of its group, so that one update serves them all."""
+        """Assign a variable to a group, whose variables share one buffer and one update."""
         self.tracer.variables[name] = replace(self.tracer.variables[name], group=group, trainable=True)
 
     def constant(self, x: Tensor) -> None:
-        """Accept a tensor that the function makes anew, always with the same elements."""
+        """Register a tensor that the function creates in every call, always with the same elements."""
         self._constants[id(x)] = x
 
     def _read_gradient(self, x: Tensor, owner: Tensor) -> Tensor:
-        """The old `grad` of a tensor, as the variable that holds its gradients."""
+        """Return the old `grad` of a tensor, as the variable that stores its gradients."""
         name = self.gradient_variable(owner)
         output = Tensor(x.tensor_type, x.layout, None, traced=self.tracer.reads[name])
         self._variables[id(x)] = name
@@ -270,7 +272,7 @@ class StepRecorder(Building):
         return output
 
     def gradient_variable(self, owner: Tensor) -> str:
-        """The name of the variable that holds the gradients of a tensor."""
+        """Return the name of the variable that stores the gradients of a tensor."""
         name = next((name for name, x in self.held.items() if x is owner), None)
         if name is None:
             name = f"{self._variables.get(id(owner)) or self.names.get(id(owner)) or f'tensor{len(self.held)}'}.grad"
@@ -286,14 +288,14 @@ class StepRecorder(Building):
             self.tracer.assign(self._variables[id(x)], value.traced)
 
     def stand_in(self, x: Tensor, key: str) -> None:
-        """Feed the elements of an argument at every run."""
+        """Make the elements of an argument an input of every run."""
         value = self.tracer.input(key, x.tensor_type, layout=x.layout or self.alone)
         output = Tensor(x.tensor_type, x.layout, None, traced=value)
         output._needs_gradient = x._needs_gradient if x.base is None else follow(x)
         self._standing[id(x)] = output
 
     def standing(self, x: Tensor) -> Tensor | None:
-        """The stand-in of a tensor that the trace has met."""
+        """Return the traced counterpart of a tensor, or None before its first use."""
         return self._standing.get(id(x))
 
     # ---------------------------------------------------------------- random numbers
@@ -307,16 +309,16 @@ class StepRecorder(Building):
         raise AssertionError("the tape differentiates")
 
     def backward_pass(self, create: bool) -> Differentiating:
-        """The interpreter of a backward pass."""
+        """Return the interpreter of a backward pass."""
         return Differentiating(self, create)
 
     def hold_gradient(self, x: Tensor) -> None:
-        """Note that the function changes the `grad` of x."""
+        """Record that the function changes the `grad` of x."""
         self.gradients.setdefault(id(x), (x, x._gradient))
         self._changed.add(id(x))
 
     def gradient_of(self, x: Tensor) -> Tensor | None:
-        """The `grad` of x as the function reads it."""
+        """Return the `grad` of x as the function reads it."""
         _, before = self.gradients.setdefault(id(x), (x, x._gradient))
         if id(x) not in self._changed:
             self.gradients_read.add(id(x))
@@ -325,7 +327,7 @@ class StepRecorder(Building):
         return x._gradient
 
     def zero_gradient(self, x: Tensor, set_to_none: bool) -> None:
-        """`zero_grad` of one tensor."""
+        """Record `zero_grad` of one tensor."""
         if set_to_none:
             self.hold_gradient(x)
             x._gradient = None
@@ -336,7 +338,7 @@ class StepRecorder(Building):
 
     @contextmanager
     def differentiating(self, records: bool) -> Iterator[None]:
-        """Apply the derivatives of operations inside."""
+        """Record derivatives of operations inside the `with` block."""
         before, self.here.grad_enabled = self.here.grad_enabled, records
         try:
             with scope.using(interpreter=Differentiating(self, records)):
@@ -346,12 +348,12 @@ class StepRecorder(Building):
 
     @contextmanager
     def in_backward(self) -> Iterator[None]:
-        """Record what follows as the backward pass that the user's line asks for."""
+        """Record operations inside the `with` block as the backward pass that the user's line requests."""
         with self.tracer.phased("backward", user_line()):
             yield
 
     def in_gradient_of(self, node: Node | None) -> AbstractContextManager[Any]:
-        """Record what follows under the name, line and place of an operation's gradient."""
+        """Return a context that records operations with the name, line and placement of an operation's gradient."""
         return nullcontext() if node is None else self._in_gradient_of(node)
 
     @contextmanager
@@ -364,7 +366,7 @@ class StepRecorder(Building):
 
     @contextmanager
     def stepping(self, optimizer: Any) -> Iterator[None]:
-        """Record the step of an optimizer."""
+        """Record the step of an optimizer inside the `with` block."""
         if self.observer is not None:
             self.observer.add(optimizer, f"the optimizer {type(optimizer).__name__}")
         self.stepped.append((optimizer, []))
@@ -378,7 +380,7 @@ class StepRecorder(Building):
 
     @contextmanager
     def slots_of(self, optimizer: Any, p: Tensor) -> Iterator[None]:
-        """Create the state of a parameter at once, to be removed if the trace is given up."""
+        """Create the state of a parameter eagerly inside the `with` block; a failed trace removes the state."""
         mine = optimizer.state.get(p)
         names = None if mine is None else set(mine)
         with self.suspended():
@@ -416,7 +418,7 @@ class StepRecorder(Building):
         self.stepped[-1][1].append((p, mine))
 
     def _number(self, key: Any, dtype: DType, p: Tensor, now: float, read: Callable[[], float], mine: dict[str, Any] | None = None) -> Tensor:
-        """A number from the host beside a parameter, fed at every run."""
+        """Return a host number as a tensor on the placement of a parameter, an input of every run."""
         where = self.alone if p.layout is None else Layout(p.layout.placement, (B,) * len(p.layout.sbp))
         key = (*key, dtype, where)
         if key not in self._numbers:
@@ -431,9 +433,12 @@ class StepRecorder(Building):
         return self._numbers[key]
 
     def repeat(self, schedule: Any, plain: bool) -> None:
-        """Have every replay step a schedule too."""
+        """Register a schedule that every replay steps, too."""
         if not plain:
-            raise Untraceable(f"{type(schedule).__name__} at {user_line()}: a schedule with its own step() is stepped; step it outside")
+            raise Untraceable(
+                f"{type(schedule).__name__} at {user_line()}: a schedule with its own step() method cannot be replayed; step it "
+                "outside of the function"
+            )
         before = dict(vars(schedule)), [dict(group) for group in schedule.optimizer.param_groups]
 
         def restore() -> None:
@@ -456,7 +461,7 @@ class StepRecorder(Building):
 
 
 def storage_variable(name: str, like: Tensor, alone: Layout, group: str) -> Variable:
-    """A variable of the program in the type and layout of a tensor."""
+    """Return a variable with the type and layout of a tensor."""
     layout = like.layout or alone
     return Variable(
         name,
@@ -470,5 +475,5 @@ def storage_variable(name: str, like: Tensor, alone: Layout, group: str) -> Vari
 
 
 def op_names(op: OptimizerUpdate) -> list[str]:
-    """The names of the slots of an update."""
+    """Return the names of the slots of an update."""
     return [slot.name for slot in op.slots]

@@ -1,4 +1,4 @@
-"""The tape while a compiled function is traced: its nodes keep traced values, and its backward pass is recorded."""
+"""The autograd tape of a traced function, with nodes that save traced values and a recorded backward pass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Differentiating:
-    """The interpreter of a backward pass that is recorded."""
+    """The interpreter of a recorded backward pass."""
 
     takes_tensors = True
     #: gradients are recorded operation by operation
@@ -41,7 +41,7 @@ class Differentiating:
 
 
 class TracedNode(TapeNode):
-    """A step of the tape on traced tensors; `node` is the node of the program that made its outputs."""
+    """A tape node on traced tensors; `node` is the program node of its outputs."""
 
     __slots__ = ("node",)
 
@@ -57,7 +57,7 @@ class TracedNode(TapeNode):
 
 
 class Changed(Tensor):
-    """A saved tensor that an in-place operation changed after it was saved."""
+    """A saved tensor that an in-place operation overwrote later."""
 
     __slots__ = ()
 
@@ -74,7 +74,7 @@ class Changed(Tensor):
 
 
 class TracedSweep(Sweep[Tensor]):
-    """A backward pass whose operations are recorded.  Only hooks run code of the program."""
+    """A recorded backward pass.  Only hooks run user code."""
 
     observed = False
 

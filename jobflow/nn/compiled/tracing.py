@@ -1,4 +1,4 @@
-"""Tracing a call of a compiled function into a plan that can replace later calls."""
+"""Tracing of a call of a compiled function into a plan for later calls."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from jobflow.tensors.tape import TapeNode, follow, note
 from jobflow.tensors.tensor import own
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-#: what must be the same of a tensor of the program for a plan to work on it
+#: attributes of a tensor that must be unchanged for a plan
 _facts = attrgetter("tensor_type", "layout", "_needs_gradient", "hooks")
 _gradient = attrgetter("_gradient")
 
 
 class Call:
-    """The arguments of one call: tensors, and a key for everything else."""
+    """The arguments of one call, as tensors and a key of all other values."""
 
     __slots__ = ("args", "containers", "key", "names", "objects", "options", "tensors")
 
@@ -71,13 +71,13 @@ class Call:
         return type(x), id(x)
 
     def _first(self, x: Tensor) -> int:
-        """The number of the first argument in the memory of x."""
+        """Return the index of the first argument that shares memory with x."""
         return next(i for i, other in enumerate(self.tensors) if other is x or (x.storage is not None and other.storage is x.storage))
 
 
 @dataclass
 class Trace:
-    """Record of one run of the function, arranged for replays."""
+    """A record of one run of the function, arranged for replays."""
 
     recorder: StepRecorder
     guards: Guards
@@ -88,7 +88,7 @@ class Trace:
     effects: list[tuple[Watched, Any, int | None, Any]]
     #: (argument, number of the output) of arguments that the function writes to
     written: list[tuple[int, int]]
-    #: (tensor, or number of the argument, and what becomes of its grad: number of the output, or None)
+    #: (tensor, or number of the argument; number of the output that becomes its grad, or None)
     gradients: list[tuple[Tensor | int, int | None]]
     #: the backward pass from the outputs, for a caller that differentiates them
     outside: Outside | None = None
@@ -107,12 +107,17 @@ class Tracing:
         self.recorder = StepRecorder(here, self.tracer, names, {}, known_tensors=memory.tensors, observer=self.guards)
 
     def run(self) -> Trace:
-        """Run the function once.  If it cannot be repeated, undo what it did and raise Untraceable."""
+        """Run the function once, and return the trace.
+
+        If the function cannot be replayed, undo its effects and raise Untraceable.
+        """
         call, guards, recorder = self.call, self.guards, self.recorder
         guards.add(self.function, getattr(self.function, "__name__", type(self.function).__name__))
         for value, name in call.objects:
             if isinstance(value, np.ndarray):
-                raise Untraceable(f"{self.tracer.name} at {user_line()}: {name} is a NumPy array, whose elements are not fed; pass flow.tensor(x)")
+                raise Untraceable(
+                    f"{self.tracer.name} at {user_line()}: {name} is a NumPy array, whose elements a replay does not read; pass flow.tensor(x)"
+                )
             guards.descend(value, name, None, name)
         for value, name in call.containers:
             guards.add_argument(value, name)
@@ -130,7 +135,7 @@ class Tracing:
             raise
 
     def undo(self) -> None:
-        """Undo what the function did to Python objects."""
+        """Undo the effects of the function on Python objects."""
         for x, before in self.recorder.gradients.values():
             x._gradient = before
         for mine in self.recorder.counted:
@@ -140,7 +145,7 @@ class Tracing:
         self.guards.restore()
 
     def forget(self) -> None:
-        """Drop what only `undo` needs, old gradients among it."""
+        """Release data that only `undo` needs, such as old gradients."""
         self.recorder.gradients.clear()
         self.recorder.owners.clear()
         self.recorder.undo.clear()
@@ -165,13 +170,11 @@ class Tracing:
         if x.traced is not None:
             outputs[id(x)] = x
         elif self._position(x) is None and self.guards.path_of(x) is None:
-            raise Untraceable(
-                f"{self.tracer.name}: it returns a tensor {x.tensor_type} that was made while it was traced, in a way that is not recorded"
-            )
+            raise Untraceable(f"{self.tracer.name} returns a tensor {x.tensor_type} from code that is not recorded; use functions of jobflow")
         return x
 
     def _check_result(self, x: Any) -> None:
-        """Untraceable for results that a replay cannot build."""
+        """Raise Untraceable for a result that a replay cannot create."""
         if isinstance(x, list | tuple):
             for each in x:
                 self._check_result(each)
@@ -179,27 +182,27 @@ class Tracing:
             for each in x.values():
                 self._check_result(each)
         elif not isinstance(x, (Tensor, *_PLAIN)) and id(x) not in self.guards.visited:
-            raise Untraceable(f"{self.tracer.name}: it returns a {type(x).__name__}; return tensors and plain values, in lists, tuples and dicts")
+            raise Untraceable(f"{self.tracer.name} returns a {type(x).__name__}; return tensors and plain values, in lists, tuples and dicts")
 
     def _position(self, x: Tensor) -> int | None:
         return next((i for i, other in enumerate(self.call.tensors) if other is x), None)
 
     def _effect(self, watched: Watched, key: Any, value: Any, outputs: dict[int, Tensor]) -> tuple[Watched, Any, int | None, Any] | None:
-        """A change of a container, as something to repeat."""
+        """Return a change of a container in the form that a replay applies; None for a rate that a schedule sets."""
         if self.is_rate(watched, key) and self.recorder.schedule_steps:
             return None
         path = watched.name(key).replace("\0", "")
         if watched.kind in ("list", "set") or value is MISSING or watched in self.guards.arguments:
-            raise Untraceable(f"{self.tracer.name}: it changes {watched.path or path}, which a replay does not repeat")
+            raise Untraceable(f"{self.tracer.name} changes {watched.path or path}, which a replay does not repeat")
         if isinstance(value, Tensor) and value.traced is not None:
             outputs.setdefault(id(value), value)
             return watched, key, list(outputs).index(id(value)), None
         if not isinstance(value, _PLAIN) and id(value) not in self.guards.visited:
-            raise Untraceable(f"{self.tracer.name}: it sets {path} to a {type(value).__name__}, which a replay does not repeat")
+            raise Untraceable(f"{self.tracer.name} sets {path} to a {type(value).__name__}, which a replay does not repeat")
         return watched, key, None, value
 
     def is_rate(self, watched: Watched, key: Any) -> bool:
-        """True for the learning rate of a group, which plans read before every run, unless the function reads it too."""
+        """Return True for the learning rate of a group, which plans read before every run, unless the function reads it too."""
         if key not in ("lr", "initial_lr") or "param_groups" in self.guards.names:
             return False
         return any(watched.target is group for optimizer, _ in self._optimizers() for group in optimizer.param_groups)
@@ -209,7 +212,7 @@ class Tracing:
         yield from ((schedule.optimizer, None) for schedule in self.guards.schedules)
 
     def _written(self, outputs: dict[int, Tensor]) -> list[tuple[int, int]]:
-        """The arguments that the function writes to; Untraceable if other tensors show the same memory."""
+        """Return the arguments that the function overwrites; raise Untraceable if other tensors share their memory."""
         recorder, written = self.recorder, []
         met = {**{id(x): x for x in self.call.tensors}, **{id(x): x for x in recorder.tensors.values()}}
         showing: dict[int, list[Tensor]] = {}
@@ -219,32 +222,28 @@ class Tracing:
         for x in recorder.written.values():
             shared = [other for other in showing.get(id(x.storage), ()) if other is not x]
             if shared:
-                raise Untraceable(
-                    f"{self.tracer.name}: it writes to a tensor {x.tensor_type} whose memory another tensor {shared[0].tensor_type} shows"
-                )
+                raise Untraceable(f"{self.tracer.name} writes to a tensor {x.tensor_type} whose memory another tensor {shared[0].tensor_type} shares")
             now = recorder.known(x)
             if now.node is not None:
-                raise Untraceable(
-                    f"{self.tracer.name}: it writes a value that requires gradients to the tensor {x.tensor_type}, outside of no_grad()"
-                )
+                raise Untraceable(f"{self.tracer.name} writes a value that requires gradients to the tensor {x.tensor_type}, outside of no_grad()")
             if (i := self._position(x)) is not None:
                 outputs.setdefault(id(now), now)
                 written.append((i, list(outputs).index(id(now))))
         return written
 
     def _gradient(self, x: Tensor, before: Tensor | None, outputs: dict[int, Tensor]) -> tuple[Tensor | int, int | None] | None:
-        """Put a `grad` back until the plan has run, and return its later value."""
+        """Restore the old `grad` of a tensor until the plan has run, and return its new value."""
         now, x._gradient = x._gradient, before
         if x.traced is not None or now is before:
             return None
         position = self._position(x)
         who = x if position is None else position
         if position is None and self.guards.path_of(x) is None and id(x) not in {id(t) for t in self.recorder.tensors.values()}:
-            raise Untraceable(f"{self.tracer.name}: it computes the gradient of a tensor {x.tensor_type} that it cannot find again")
+            raise Untraceable(f"{self.tracer.name} computes the gradient of a tensor {x.tensor_type} that a replay cannot identify")
         if now is None:
             return who, None
         if now.traced is None:
-            raise Untraceable(f"{self.tracer.name}: it sets the grad of a tensor {x.tensor_type} to a tensor from outside")
+            raise Untraceable(f"{self.tracer.name} sets the grad of a tensor {x.tensor_type} to a tensor from outside")
         if id(now) in outputs:
             now = self.recorder.again(now)
         if now.layout != x.layout and x.layout is not None:
@@ -255,7 +254,7 @@ class Tracing:
 
 
 class Entry:
-    """A plan for calls like the one that was traced, as long as the values that the trace used are unchanged."""
+    """A plan for calls like the traced call, valid as long as the values that the trace used are unchanged."""
 
     def __init__(self, tracing: Tracing, trace: Trace) -> None:
         recorder = trace.recorder
@@ -283,7 +282,7 @@ class Entry:
     # ---------------------------------------------------------------- validity
 
     def changed(self, here: EagerState, call: Call) -> str:
-        """Why the plan is not valid for a call; "" if it is."""
+        """Return the reason why the plan is not valid for a call, or "" if it is."""
         if any(id(x) in self.bound for x in call.tensors):
             return "an argument is a tensor that the function also reads elsewhere"
         if [x._gradient is None for x in self.readers] != self.had_gradient:
@@ -292,7 +291,7 @@ class Entry:
             return "the grad of an argument was None and is a tensor, or the reverse"
         for number in self.host_numbers:
             if number.alike and len({mine["step"] for mine in number.alike}) > 1:
-                return "parameters that had made the same number of steps differ in it now"
+                return "parameters that had the same number of steps now have different numbers"
         for optimizer, state, pairs in self.states:
             if optimizer.state is not state or any(state.get(p) is not mine for p, mine in pairs):
                 return f"the state of the optimizer {type(optimizer).__name__} was replaced"
@@ -302,7 +301,7 @@ class Entry:
         return self.snapshot.changed()
 
     def stale(self) -> str:
-        """Describe how a tensor of the program has changed in type or layout; "" if none has."""
+        """Describe how a tensor has changed in type or layout since the trace; return "" if no tensor has."""
         if list(map(_facts, self.tensors)) == self.facts:
             return ""
         x, before = next((x, before) for x, before in zip(self.tensors, self.facts, strict=True) if _facts(x) != before)
@@ -313,7 +312,10 @@ class Entry:
     # ---------------------------------------------------------------- running
 
     def run(self, call: Call, first: bool) -> Any:
-        """Replay the plan; the first time Python code has run already."""
+        """Run the plan for a call, and apply the effects on Python objects.
+
+        In the first run, tracing has already stepped schedules and counters.
+        """
         trace, recorder = self.trace, self.trace.recorder
         before = [] if first else [(each, dict(vars(each)), [group["lr"] for group in each.optimizer.param_groups]) for each in recorder.schedules]
         if not first:
@@ -345,7 +347,7 @@ class Entry:
         return self._result(call, outputs)
 
     def _attach(self, tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """Have outputs that require gradients say so."""
+        """Attach autograd nodes to the outputs that require gradients."""
         if self.backward is not None:
             self.backward.attach(tensors, outputs)
         for i in self.differentiated:
@@ -371,7 +373,7 @@ def _spent(*_: Any) -> Any:
 
 
 class BackwardPlan:
-    """The second plan of a function whose result is differentiated outside; compiled at the first backward pass."""
+    """The second plan of a function whose result is differentiated outside, compiled at the first backward pass."""
 
     def __init__(self, tracing: Tracing, outside: Outside, entry: Entry) -> None:
         self.tracing, self.outside, self.entry = tracing, outside, entry
@@ -384,7 +386,7 @@ class BackwardPlan:
         self.read = [recorder.tensors[name] for name in self.cut.variables() if name in recorder.tensors]
 
     def attach(self, tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """Put one call on the tape."""
+        """Record one call on the autograd tape."""
         saved = {id(value): outputs[self.count + i].array for i, value in enumerate(self.cut.saved)}
         read = list(self.read)
         for value in self.cut.inputs:
@@ -400,7 +402,7 @@ class BackwardPlan:
         attach(later, outputs, [tensors[x] if isinstance(x, int) else x for x in self.leaves])
 
     def run(self, saved: Mapping[int, Array], gradients: Sequence[Tensor | None]) -> list[Tensor]:
-        """The gradients of the leaves."""
+        """Return the gradients of the leaves."""
         with scope.lock(), scope.using(interpreter=None):
             plan = self.plan = self.plan or self._compiled()
             here, inputs = self.tracing.here, []
@@ -428,7 +430,7 @@ class BackwardPlan:
 
 
 def set_item(watched: Watched, key: Any, value: Any) -> None:
-    """Repeat the assignment of an item or attribute."""
+    """Apply a recorded assignment of an item or attribute."""
     if watched.kind == "cell":
         watched.target.cell_contents = value
     elif watched.kind == "slots":
@@ -441,7 +443,7 @@ def set_item(watched: Watched, key: Any, value: Any) -> None:
 
 @collection_paused()
 def compiled(tracing: Tracing, trace: Trace) -> Replay:
-    """The plan of a trace."""
+    """Return the bound plan of a trace."""
     recorder, here = trace.recorder, tracing.here
     saved = [] if trace.outside is None else Cut(trace.outside).saved
     values: list[Value] = [*[recorder.known(x).traced for x in trace.outputs], *saved]

@@ -80,7 +80,7 @@ class _Convolution(_Conv, shared=True):
         self._around()  # report errors here rather than at the first call
 
     def _around(self) -> tuple[tuple[int, int], ...]:
-        """Return the padding before and after each spatial axis."""
+        """Return the padding (before, after) of each spatial axis."""
         options: Any = self  # its options now have one number per axis
         return F.pairs(type(self).__name__, options.padding, options.kernel_size, options.stride, options.dilation)
 

@@ -399,7 +399,7 @@ class Module:
 
     def to_consistent(self, *arguments: Any, **named: Any) -> None:
         """Raise JobError: the method was renamed to `to_global`."""
-        raise JobError(f"to_consistent at {user_line()}: use to_global")
+        raise JobError(f"to_consistent at {user_line()}: the method was renamed; use to_global(placement, sbp)")
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move parameters and buffers to a device, convert floats to an element type, and return the module.

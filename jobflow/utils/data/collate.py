@@ -1,4 +1,4 @@
-"""Batches of samples: numbers are stacked, entries of tuples and dicts are batched one by one."""
+"""Collation of samples into batches: numbers are stacked, entries of tuples and dicts are batched one by one."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ KINDS: dict[str, Any] = {
 
 
 def default_collate(samples: Sequence[Any]) -> Any:
-    """Return a batch of samples: arrays, tensors and numbers are stacked, tuples and dicts are batched entry by entry, texts are listed.
+    """Return a batch of samples.
 
-    Numbers of Python become bool, int64 or float32, arrays their common type; a value that this type cannot hold is an error.
-    Raises: ArgumentError for an empty batch, samples of different structure, and anything else.
+    Arrays, tensors and numbers are stacked, tuples and dicts are batched entry by entry, and texts are listed.  Python numbers become bool,
+    int64 or float32; arrays become their common type.
+    Raises: ArgumentError for an empty batch, for samples of different structure or of another kind, and for values that the type cannot represent.
     """
     what = f"default_collate at {user_line()}"
     if _kind(samples) not in ("entries", "numbers") or not hasattr(samples, "__len__") or getattr(samples, "ndim", 1) == 0:
-        raise ArgumentError(f"{what}: a batch is a list of samples; got {_described(samples)}")
+        raise ArgumentError(f"{what}: the batch must be a list of samples; got {_described(samples)}")
     if not len(samples):
         raise ArgumentError(f"{what}: the batch has no samples; leave out empty batches, or pass collate_fn=")
     return _collated(list(samples), "")
 
 
 def rebuilt(first: Any, entries: Sequence[Any]) -> Any:
-    """Return a sequence of the class of `first` with other entries; a tuple or list for classes that are made otherwise."""
+    """Return a sequence of the class of `first` with other entries, or a tuple or list if the class has another constructor."""
     if hasattr(first, "_fields"):
         return type(first)(*entries)
     if isinstance(first, tuple):
@@ -104,7 +105,7 @@ def _described(x: Any) -> str:
 
 
 def _joined(samples: Sequence[Any], entry: str) -> Any:
-    """Return global or traced tensors as rows of one."""
+    """Return global or traced tensors, stacked along a new first axis."""
     for row, x in enumerate(samples):
         if not isinstance(x, Tensor) or (x.layout is None and x.traced is None):
             raise _error(row, entry, "is local, and others are global tensors; use to_global")
@@ -112,7 +113,7 @@ def _joined(samples: Sequence[Any], entry: str) -> Any:
 
 
 def _stacked(samples: Sequence[Any], entry: str) -> Array:
-    """Return numbers and arrays as rows of one array of their common type."""
+    """Return numbers and arrays of their common type, stacked along a new first axis."""
     arrays = [x.array if isinstance(x, Tensor) else np.asarray(x) for x in samples]
     for row, array in enumerate(arrays):
         if array.shape != arrays[0].shape:
@@ -127,7 +128,7 @@ def _stacked(samples: Sequence[Any], entry: str) -> Array:
 
 
 def _common(types: Sequence[Any]) -> np.dtype[Any]:
-    """Return the element type of a batch, from element types and numbers of Python, whatever their order."""
+    """Return the element type of a batch from element types and Python numbers, independent of their order."""
     typed = list({each for each in types if isinstance(each, np.dtype)})
     kinds = {type(each) for each in types} & {bool, int, float}
     dtype: np.dtype[Any] = np.result_type(*typed) if typed else bool_.numpy
@@ -139,7 +140,7 @@ def _common(types: Sequence[Any]) -> np.dtype[Any]:
 
 
 def _converted(array: Array, dtype: np.dtype[Any], row: int, entry: str) -> Array:
-    """Return an entry of the sample at `row` of a batch in the batch's type."""
+    """Convert an entry of the sample at `row` to the element type of the batch."""
     what = f"sample {row} of the batch{entry}"
     try:
         if array.dtype.kind == "O" and isinstance(array[()], int):

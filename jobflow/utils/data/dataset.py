@@ -1,4 +1,4 @@
-"""Datasets: objects with `len(data)` and `data[i]`, or iterables."""
+"""Datasets, which are objects with `len(data)` and `data[i]`, or iterables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Sample = TypeVar("Sample", covariant=True)
 
 
 class Dataset(Generic[Sample]):
-    """Samples by index; subclasses define `__getitem__` and `__len__`.  Plain sequences are accepted too."""
+    """A dataset with samples by index.  Subclasses define `__getitem__` and `__len__`; plain sequences are datasets, too."""
 
     def __getitem__(self, index: int) -> Sample:
         raise NotImplementedError(f"{type(self).__name__} has no __getitem__")
@@ -25,20 +25,23 @@ class Dataset(Generic[Sample]):
 
 
 class IterableDataset(Dataset[Sample]):
-    """A stream of samples; subclasses define `__iter__`."""
+    """A stream of samples.  Subclasses define `__iter__`."""
 
     def __iter__(self) -> Iterator[Sample]:
         raise NotImplementedError(f"{type(self).__name__} has no __iter__")
 
 
 class TensorDataset(Dataset[tuple[Tensor, ...]]):
-    """Sample i is the tuple of the i-th rows of some tensors."""
+    """A dataset of rows of tensors; sample i is the tuple of the i-th rows.
+
+    Raises: ArgumentError unless the tensors have the same number of rows.
+    """
 
     def __init__(self, *tensors: Tensor) -> None:
         sizes = [x.tensor_type.shape[:1] for x in tensors]
         if not tensors or len(set(sizes)) > 1 or not sizes[0]:
             raise ArgumentError(
-                f"TensorDataset at {user_line()}: tensors with equally many rows are needed; got {[list(x.tensor_type.shape) for x in tensors]}"
+                f"TensorDataset at {user_line()}: the tensors must have the same number of rows; got {[list(x.tensor_type.shape) for x in tensors]}"
             )
         self.tensors = tensors
 
@@ -59,7 +62,7 @@ class ConcatDataset(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         number = index + len(self) if index < 0 else index
         if not 0 <= number < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
+            raise IndexError(f"ConcatDataset: sample {index} is out of range for {len(self)} samples")
         which = bisect_right(self.stops, number)
         return self.datasets[which][number - (self.stops[which - 1] if which else 0)]
 
@@ -82,10 +85,13 @@ class Subset(Dataset[Any]):
 
 
 def random_split(dataset: Any, lengths: Sequence[int], seed: int = 0) -> list[Subset]:
-    """Split a dataset into subsets of these lengths, in an order that depends only on `seed`."""
+    """Split a dataset into subsets of these lengths, in an order that depends only on `seed`.
+
+    Raises: ArgumentError unless the lengths add up to the size of the dataset.
+    """
     if sum(lengths) != len(dataset):
         raise ArgumentError(
-            f"random_split at {user_line()}: lengths {list(lengths)} are {sum(lengths)} together, but there are {len(dataset)} samples"
+            f"random_split at {user_line()}: lengths {list(lengths)} add up to {sum(lengths)}, but must add up to the {len(dataset)} samples"
         )
     order, stops = Order(seed, len(dataset)).indices(0, 0, len(dataset)).tolist(), list(accumulate(lengths))
     return [Subset(dataset, order[stop - length : stop]) for stop, length in zip(stops, lengths, strict=True)]

@@ -1,6 +1,6 @@
-"""Batches of samples, prefetched by threads.
+"""Loading of batches, prefetched by threads.
 
-Threads, not processes: a program that has started MPI must not fork, and NumPy and file reading release the interpreter lock.
+The workers are threads, because a program that has started MPI must not fork.  NumPy and file reading release the interpreter lock.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from jobflow.utils.data.sampler import BatchSampler, RandomSampler, SequentialSa
 class DataLoader:
     """An iterable of batches of `dataset`.
 
-    `sampler` or `shuffle` order the samples, `batch_sampler` groups them into batches, `batch_size=None` returns single samples.
-    `num_workers` threads prefetch up to `prefetch_factor` batches each; 0 reads in the calling thread.  An error of a worker is raised at the
-    batch that it read.
+    `sampler` or `shuffle` order the samples, `batch_sampler` groups them into batches, `batch_size=None` returns single samples.  `collate_fn`
+    makes a batch of a list of samples, by default `default_collate`.  `drop_last` drops an incomplete last batch.
+    `num_workers` threads prefetch up to `prefetch_factor` batches each; 0 reads in the calling thread.  An error in a worker is raised at the
+    batch that the worker read.
+    Raises: ArgumentError for arguments that contradict each other.
     """
 
     def __init__(
@@ -41,17 +43,15 @@ class DataLoader:
         what = f"DataLoader at {user_line()}"
         self.streams = isinstance(dataset, Stream) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__")
         if self.streams and not isinstance(dataset, Stream) and not hasattr(dataset, "__iter__"):
-            raise ArgumentError(
-                f"{what}: the dataset {type(dataset).__name__} has neither __len__ beside __getitem__ nor __iter__: where it ends is unknown"
-            )
+            raise ArgumentError(f"{what}: the dataset {type(dataset).__name__} must have __getitem__ and __len__, or __iter__")
         if self.streams and (shuffle or sampler is not None or batch_sampler is not None):
             raise ArgumentError(f"{what}: a dataset without __getitem__ and __len__ has its own order; omit shuffle, sampler, batch_sampler")
         if batch_sampler is not None and (batch_size not in (None, 1) or shuffle or sampler is not None or drop_last):
             raise ArgumentError(f"{what}: batch_sampler determines all batches; omit batch_size, shuffle, sampler and drop_last")
         if sampler is not None and shuffle:
-            raise ArgumentError(f"{what}: give sampler or shuffle, not both")
+            raise ArgumentError(f"{what}: pass either sampler or shuffle, not both")
         if num_workers < 0 or prefetch_factor < 1:
-            raise ArgumentError(f"{what}: num_workers is at least 0 and prefetch_factor at least 1; got {num_workers} and {prefetch_factor}")
+            raise ArgumentError(f"{what}: num_workers must be at least 0 and prefetch_factor at least 1; got {num_workers} and {prefetch_factor}")
         self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
         self.num_workers, self.prefetch_factor = num_workers, prefetch_factor
         self.sampler = sampler
@@ -66,7 +66,7 @@ class DataLoader:
 
     def __len__(self) -> int:
         if self.streams:
-            raise TypeError("a loader of a dataset without length has none")
+            raise TypeError("a DataLoader of a dataset without length has no length")
         return len(self.batch_sampler if self.batch_sampler is not None else self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
@@ -87,7 +87,7 @@ class DataLoader:
     def _read(self, numbers: Any, epoch: int) -> Any:
         if self.batch_sampler is None:
             return self.collate_fn(self.dataset[numbers])
-        if isinstance(self.dataset, Samples) and self.collate_fn is default_collate:  # such datasets read many samples at once faster
+        if isinstance(self.dataset, Samples) and self.collate_fn is default_collate:  # these datasets read many samples faster in one call
             return {name: as_tensor(rows) for name, rows in self.dataset.read(numbers, epoch).items()}
         samples = [self.dataset[number] for _, number in one_by_one(numbers, "sample {}".format)]
         try:

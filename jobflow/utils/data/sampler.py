@@ -1,4 +1,7 @@
-"""Samplers: the order of samples, from `jobflow.data.Order`, which depends only on (seed, epoch), so it is equal on all ranks."""
+"""Samplers, which define the order of samples.
+
+The order comes from `jobflow.data.Order` and depends only on seed and epoch, so that all ranks have the same order.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ Index = TypeVar("Index", covariant=True)
 
 
 def batched(items: Iterable[Item], size: int, drop_last: bool) -> Iterator[list[Item]]:
-    """Group items into lists of `size`; a shorter last list is returned or dropped."""
+    """Yield the items in lists of `size`; a shorter last list is dropped if `drop_last`."""
     left = iter(items)
     while (batch := list(islice(left, size))) and not (drop_last and len(batch) < size):
         yield batch
@@ -33,7 +36,7 @@ class Sampler(Generic[Index]):
 
 
 class SequentialSampler(Sampler[int]):
-    """0, 1, 2 ..."""
+    """A sampler of the indices 0, 1, 2 ... in order."""
 
     def __init__(self, data_source: Sized) -> None:
         self.data_source = data_source
@@ -46,7 +49,10 @@ class SequentialSampler(Sampler[int]):
 
 
 class _Shuffled(Sampler[int]):
-    """A new order for every epoch; each iteration is an epoch, unless `set_epoch` sets it."""
+    """Base class of samplers with a new order in every epoch.
+
+    Each iteration is the next epoch, or the epoch that `set_epoch` selects.
+    """
 
     def __init__(self, seed: int | None) -> None:
         self.seed = state().local_generator.seed if seed is None else seed
@@ -63,7 +69,7 @@ class _Shuffled(Sampler[int]):
 
 
 class RandomSampler(_Shuffled):
-    """All samples in a new order for every epoch."""
+    """A sampler of all indices, in a new random order in every epoch."""
 
     def __init__(self, data_source: Sized, seed: int | None = None) -> None:
         super().__init__(seed)
@@ -77,7 +83,7 @@ class RandomSampler(_Shuffled):
 
 
 class SubsetRandomSampler(_Shuffled):
-    """These samples in a new order for every epoch."""
+    """A sampler of the indices `indices`, in a new random order in every epoch."""
 
     def __init__(self, indices: Sequence[int], seed: int | None = None) -> None:
         super().__init__(seed)
@@ -91,11 +97,11 @@ class SubsetRandomSampler(_Shuffled):
 
 
 class BatchSampler(Sampler[list[int]]):
-    """Lists of `batch_size` indices of another sampler; a shorter last list is returned or dropped."""
+    """A sampler of lists of `batch_size` indices from another sampler; a shorter last list is dropped if `drop_last`."""
 
     def __init__(self, sampler: Any, batch_size: int, drop_last: bool = False) -> None:
         if type(batch_size) is not int or batch_size < 1:
-            raise ArgumentError(f"BatchSampler at {user_line()}: batch_size is a number of at least 1; got {batch_size!r}")
+            raise ArgumentError(f"BatchSampler at {user_line()}: batch_size must be an int >= 1; got {batch_size!r}")
         self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -107,9 +113,10 @@ class BatchSampler(Sampler[list[int]]):
 
 
 class DistributedSampler(Sampler[int]):
-    """The rank's part of the samples: indices rank, rank + n, rank + 2n ... of the (shuffled) order, equally many on all ranks.
+    """A sampler of this rank's part of the samples, of equal size on all ranks.
 
-    The order is padded from its beginning, or truncated with `drop_last`.  With `shuffle`, the order depends on `set_epoch`.
+    The part has the indices rank, rank + n, rank + 2n ... of the order, for n ranks.  The order is padded from its beginning, or truncated with
+    `drop_last`.  With `shuffle`, the order is random and depends on `set_epoch`.
     """
 
     def __init__(
@@ -119,7 +126,7 @@ class DistributedSampler(Sampler[int]):
         self.num_replicas = num_replicas if num_replicas is not None else 1 if started is None else started.size
         self.rank = rank if rank is not None else 0 if started is None else started.rank
         if not 0 <= self.rank < self.num_replicas:
-            raise ArgumentError(f"DistributedSampler at {user_line()}: rank {self.rank} is not one of {self.num_replicas} replicas")
+            raise ArgumentError(f"DistributedSampler at {user_line()}: rank {self.rank} is out of range for {self.num_replicas} replicas")
         self.dataset, self.shuffle, self.seed, self.drop_last, self.epoch = dataset, shuffle, seed, drop_last, 0
         each = len(dataset) / self.num_replicas
         self.num_samples = math.floor(each) if drop_last else math.ceil(each)
