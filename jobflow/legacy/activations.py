@@ -1,4 +1,4 @@
-"""Activations, softmax, dropout, and their published combinations."""
+"""Activations, softmax and operations with a fused bias."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ mish = alias(nn.mish)
 
 
 def _rows(word: str, function: Callable[..., Any]) -> Callable[..., Tensor]:
-    """Return a function of rows under the job API's name: its operand has 2 axes or more, and the default axis is the last."""
+    """Return `function` as a job function: its operand has at least 2 axes, and `axis` defaults to the last one."""
 
     def call(logits: Tensor, axis: int | None) -> Tensor:
         return function(logits, _softmax_axis(word, logits, axis))
@@ -49,7 +49,7 @@ logsoftmax = _rows("logsoftmax", nn.log_softmax)
 
 
 def softmax_grad(y: Tensor, dy: Tensor, axis: int | None = None, name: str | None = None) -> Tensor:
-    """Return the gradient y (dy - sum of y dy along `axis`)."""
+    """Return the gradient of softmax: y (dy - sum of y dy along `axis`)."""
     place = _softmax_axis("softmax_grad", y, axis)
     return ew.multiply(y, ew.subtract(dy, math.reduce_sum(ew.multiply(y, dy), place, True)))
 
@@ -58,9 +58,9 @@ def bias_add(value: Tensor, bias: Tensor, data_format: str | None = None, name: 
     """Add a bias along axis 1, or along the last axis for a data_format such as "NHWC"."""
     last = data_format is not None and data_format.startswith("N") and data_format.endswith("C") and len(data_format) > 2
     if data_format is not None and not last and not data_format.startswith("NC"):
-        raise ArgumentError(f"bias_add at {user_line()}: data_format {data_format!r} begins with NC, or begins with N and ends with C")
+        raise ArgumentError(f"bias_add at {user_line()}: data_format must start with NC, or start with N and end with C, not {data_format!r}")
     if value.tensor_type.ndim < 2 or bias.tensor_type.ndim != 1:
-        raise ShapeError(f"bias_add at {user_line()}: value {value.tensor_type} needs 2 axes or more, and bias {bias.tensor_type} one")
+        raise ShapeError(f"bias_add at {user_line()}: value {value.tensor_type} must have at least 2 axes, and bias {bias.tensor_type} 1")
     return la.bias_add(value, bias, value.tensor_type.ndim - 1 if last else 1)
 
 
@@ -83,9 +83,9 @@ def _fused_bias_add_dropout(
 
 
 def fused_self_attention_query_mul_key_and_value(x: Tensor, head_size: int, alpha: float = 1.0, name: str | None = None) -> tuple[Tensor, Tensor]:
-    """Return (alpha query key^T [b, heads, s, s], value [b, heads, s, head_size]).
+    """Return alpha query key^T [b, heads, s, s] and value [b, heads, s, head_size].
 
-    x [s, b, heads * 3 * head_size] holds query, key and value of each head.
+    x [s, b, heads * 3 * head_size] contains the query, key and value of each head.
     """
     if x.tensor_type.ndim != 3 or head_size < 1 or x.tensor_type.shape[2] % (3 * head_size):
         raise ShapeError(f"fused_self_attention at {user_line()}: x {x.tensor_type} must be [s, b, heads * 3 * {head_size}]")

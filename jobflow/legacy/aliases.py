@@ -1,4 +1,4 @@
-"""Small functions of the job API: element types, facts about the current job, eager jobs, older names of scopes."""
+"""Functions of the job API for element types, the current job, eager execution, modules and deprecated scope names."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ Module = TypeVar("Module")
 
 
 def dtypes() -> list[DType]:
-    """Return the element types of arguments and variables of jobs."""
+    """Return the element types that arguments and variables of jobs can have."""
     return [dtype for dtype in DTYPES if dtype is not bool_]
 
 
 def convert_oneflow_dtype_to_numpy_dtype(oneflow_dtype: DType) -> type[Any]:
     """Return the NumPy scalar type of an element type."""
     if not isinstance(oneflow_dtype, DType):
-        raise JobError(f"convert_oneflow_dtype_to_numpy_dtype at {user_line()}: {oneflow_dtype!r} is not an element type such as jobflow.float32")
+        raise JobError(
+            f"convert_oneflow_dtype_to_numpy_dtype at {user_line()}: oneflow_dtype must be a type such as jobflow.float32, not {oneflow_dtype!r}"
+        )
     return oneflow_dtype.numpy.type
 
 
-# Where the body of a job is ----------------------------------------------------------------------------------------
+# The current job ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class JobDescription:
     function_attribute: Any
 
     def IsTrainable(self) -> bool:
-        """Return True in a train job."""
+        """Return True for a train job."""
         return self.trains
 
 
@@ -66,13 +68,15 @@ def cast_to_current_logical_view(x: Tensor) -> Tensor:
 
 
 def enable_eager_execution(val: bool = True) -> None:
-    """Run the bodies of the session's jobs at every call, so that `x.numpy()` returns the data of a tensor; False disables it.
+    """Enable or disable eager jobs, whose bodies run at every call so that `x.numpy()` returns the data of a tensor.
 
-    Raises: JobError after the declaration of a job.
+    Raises: JobError if a job is already declared.
     """
     session = current_session()
     if session.jobs or scope.current().interpreter is not None:
-        raise JobError(f"enable_eager_execution at {user_line()} comes too late: call it before jobs are declared, or after clear_default_session()")
+        raise JobError(
+            f"enable_eager_execution at {user_line()}: a job is already declared; call it before the first job or after clear_default_session()"
+        )
     session.settings.eager = bool(val)
 
 
@@ -83,27 +87,27 @@ def eager_execution_enabled() -> bool:
 
 # Modules by name ---------------------------------------------------------------------------------------------------
 
-#: by session, its modules by name of their job and their own
+#: modules of each session, by names of job and module
 _MODULES: WeakKeyDictionary[Session, dict[tuple[str, str], Any]] = WeakKeyDictionary()
-#: by body of a job that runs, or has run, the names that it has asked for
-_ASKED: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+#: module names that each traced job body has requested
+_REQUESTED: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
 
 def find_or_create_module(module_name: str, create: Callable[[], Module], reuse: bool = False) -> Module:
-    """Return the module of this job with a name; `create` makes it at first use.
+    """Return the current job's module `module_name`, which `create()` builds at the first request.
 
-    Raises: DuplicateNameError for a second use in the body without `reuse`.
+    Raises: DuplicateNameError if the body requests the name again without `reuse`.
     """
     job = current_job("find_or_create_module")
-    asked = _ASKED.setdefault(job, set())
-    if module_name in asked and not reuse:
+    requested = _REQUESTED.setdefault(job, set())
+    if module_name in requested and not reuse:
         raise DuplicateNameError(
-            f"find_or_create_module at {user_line()}: job {job.name} has asked for the module {module_name!r} before; pass reuse=True to share it"
+            f"find_or_create_module at {user_line()}: job {job.name} already requested module {module_name!r}; pass reuse=True to share it"
         )
     modules = _MODULES.setdefault(current_session(), {})
     if (job.name, module_name) not in modules:
         modules[job.name, module_name] = create()
-    asked.add(module_name)
+    requested.add(module_name)
     return modules[job.name, module_name]
 
 
@@ -111,7 +115,7 @@ def find_or_create_module(module_name: str, create: Callable[[], Module], reuse:
 
 
 def current_machine_id() -> int:
-    """Return the number of this process's machine, counted by the devices of each machine."""
+    """Return the index of this process's machine: the rank divided by the number of devices per machine."""
     return get_rank() // current_session().devices_per_machine()
 
 
@@ -121,51 +125,51 @@ def current_resource() -> Any:
 
 
 def inter_job_reuse_mem_strategy(strategy_str: str, job_set: Any = None, **kwargs: Any) -> None:
-    """Accept the option without an effect: jobs share only the memory of variables."""
+    """Accept and ignore the option: jobs share only the memory of variables."""
     notice("inter_job_reuse_mem_strategy has no effect and is ignored")
 
 
 def InitEagerGlobalSession() -> None:
-    """Accept the call without an effect: tensors need no session."""
+    """Do nothing: tensors need no session."""
 
 
 def is_deprecated(func_or_class: Any) -> bool:
-    """Return True for a name that the last release deprecated."""
+    """Return True if OneFlow 0.4 deprecated the function or class."""
     old = any(func_or_class is one for one in (name_scope, fixed_placement))
     return old or getattr(func_or_class, "__module__", "") == "jobflow.legacy.deprecated"
 
 
 def to(input: Any, *args: Any, **kwargs: Any) -> Any:
-    """Move a tensor to another device, type or placement: `input.to(...)`."""
+    """Return `input.to(...)`: the tensor on another device or placement, or with another element type."""
     return _tensor("to", input).to(*args, **kwargs)
 
 
 def eager_nccl_all_reduce(x: Any, parallel_conf: str, name: str | None = None) -> Any:
-    """Return the sum of all ranks' local tensors; `parallel_conf` and `name` have no effect."""
+    """Return the sum of the local tensors of all ranks; `parallel_conf` and `name` have no effect."""
     total = _tensor("eager_nccl_all_reduce", x).clone()
     comm.all_reduce(total)
     return total
 
 
 def _tensor(what: str, x: Any) -> Any:
-    """Return x, a tensor outside of jobs; raise ArgumentError for anything else."""
+    """Return x; raise ArgumentError if it is no tensor outside of jobs."""
     if not hasattr(type(x), "clone"):
-        raise ArgumentError(f"{what} at {user_line()}: {type(x).__name__} {x!r:.60} is none of the tensors that flow.tensor makes")
+        raise ArgumentError(f"{what} at {user_line()}: expected a tensor such as flow.tensor(...), not {type(x).__name__} {x!r:.60}")
     return x
 
 
-# Old spellings -----------------------------------------------------------------------------------------------------
+# Deprecated names --------------------------------------------------------------------------------------------------
 
 
 def name_scope(name: str) -> scope.namespace:
-    """Call `scope.namespace`; the name of older releases."""
-    notice("name_scope is the old name of scope.namespace")
+    """Return `scope.namespace(name)`; a deprecated alias."""
+    notice("name_scope is deprecated; use scope.namespace")
     return scope.namespace(name)
 
 
 def fixed_placement(device_tag: str, machine_device_ids: str | Sequence[str], hierarchy: Sequence[int] | None = None) -> scope.placement:
-    """Call `scope.placement`; the name of older releases."""
-    notice("fixed_placement and device_prior_placement are old names of scope.placement")
+    """Return `scope.placement(...)`; a deprecated alias."""
+    notice("fixed_placement and device_prior_placement are deprecated; use scope.placement")
     return scope.placement(device_tag, machine_device_ids, hierarchy)
 
 

@@ -1,6 +1,6 @@
 """Top-level functions on arrays with the conventions of the job API: flow.reshape, flow.concat, flow.gather, flow.matmul ...
 
-Numbers take the element type of the tensor operand; `name` is the name of the last op that is recorded.
+Python numbers are converted to the element type of the tensor operand. `name` becomes the name of the last traced op.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from jobflow.ops.scalar import Cast, InHalf
 from jobflow.ops.windows import explicit_padding
 
 Name = str | None
-#: functions of tensors, which take those of jobs in here
+#: untyped, because its functions are called with tensors of jobs here
 _F: Any = functional
 
 
 def _ints(what: str, argument: str, arguments: Any) -> tuple[int, ...]:
-    """Return a list or tuple of ints as a tuple; raise ArgumentError for anything else."""
+    """Return a list or tuple of ints as a tuple; raise ArgumentError for other values."""
     if not isinstance(arguments, list | tuple) or not all(isinstance(n, Integral) for n in arguments):
         raise ArgumentError(f"{what} at {user_line()}: {argument} must be a list or tuple of ints, not {arguments!r}")
     return sizes(arguments)
@@ -47,11 +47,11 @@ def _axis(what: str, axis: int, ndim: int) -> int:
     return normal_axis(f"{what} at {user_line()}", axis, ndim)
 
 
-# Element types and fresh values -------------------------------------------------------------------------------------
+# Element types and constants ----------------------------------------------------------------------------------------
 
 
 def _dtype(what: str, dtype: Any) -> DType:
-    """Return an element type from any NumPy spelling; raise ArgumentError for anything else."""
+    """Return the element type for any NumPy spelling of it; raise ArgumentError for other values."""
     try:
         return dtype_of(dtype if dtype is not None else "?none")  # np.dtype(None) would be float64
     except (KeyError, TypeError, ValueError):
@@ -59,72 +59,78 @@ def _dtype(what: str, dtype: Any) -> DType:
 
 
 def cast(x: Tensor, dtype: DType, name: Name = None) -> Tensor:
-    """Convert x to `dtype`; x itself if it has that type. Gradients pass through, also those of integers."""
+    """Convert x to `dtype`, or return x itself if it has that type.
+
+    Gradients also pass through integer types.
+    """
     kind = _dtype("cast", dtype)
     through = x.tensor_type.dtype is not bool_ and kind.is_integer
     return x if x.tensor_type.dtype is kind else apply(Cast(kind, through), x)
 
 
 def identity(x: Tensor, name: Name = None) -> Tensor:
-    """Return y = x."""
+    """Return x unchanged, as the output of an Identity op."""
     return apply(Identity(), x)
 
 
 def cast_to_static_shape(x: Tensor, name: Name = None) -> Tensor:
-    """Return x, declared to have the same shape on all devices; a loss computed from it is averaged over its elements."""
+    """Declare that x has the same shape on all devices.
+
+    A loss computed from the result is averaged over its elements.
+    """
     return apply(StaticShape(), x)
 
 
 def amp_white_identity(x: Tensor, name: Name = None) -> Tensor:
-    """Return y = x, computed in half precision under mixed precision, so that neighbouring ops can be, too."""
+    """Return x, in half precision under automatic mixed precision, so that neighbouring ops can run in half precision."""
     return apply(InHalf(), x)
 
 
 def constant(value: float, dtype: DType | None = None, shape: Sequence[int] | None = None, name: Name = None) -> Tensor:
-    """Return a tensor of `shape`, or (1,), filled with value; dtype is required."""
+    """Return a tensor filled with `value`; `shape` defaults to (1,), and `dtype` is required."""
     kind, whole = _dtype("constant", dtype), (1,) if shape is None else _ints("constant", "shape", shape)
     if min(whole, default=0) < 0:
-        raise ArgumentError(f"constant at {user_line()}: shape {list(whole)} has a size below 0")
+        raise ArgumentError(f"constant at {user_line()}: shape {list(whole)} must have no negative size")
     return source.constant(filling("constant", value, kind), whole, kind)
 
 
 def constant_scalar(value: float, dtype: DType | None = None, name: Name = None) -> Tensor:
-    """Return a tensor of shape (1,)."""
+    """Return a tensor of shape (1,) filled with `value`; `dtype` is required."""
     return constant(value, dtype, (1,))
 
 
 def constant_like(like: Tensor, value: float, dtype: DType | None = None, name: Name = None) -> Tensor:
-    """Return value in the shape of `like`, as `dtype` or the type of `like`."""
+    """Return a tensor filled with `value`, with the shape of `like` and, by default, its element type."""
     kind = like.tensor_type.dtype if dtype is None else _dtype("constant_like", dtype)
     return ew.fill_like(like, filling("constant_like", value, kind), dtype=kind)
 
 
 def ones_like(like: Tensor, dtype: DType | None = None, name: Name = None) -> Tensor:
-    """Return ones in the shape of `like`."""
+    """Return a tensor of ones in the shape of `like`."""
     return constant_like(like, 1, dtype)
 
 
 def zeros_like(like: Tensor, dtype: DType | None = None, name: Name = None) -> Tensor:
-    """Return zeros in the shape of `like`."""
+    """Return a tensor of zeros in the shape of `like`."""
     return constant_like(like, 0, dtype)
 
 
 def ones(shape: Sequence[int], dtype: DType | None = None, name: Name = None) -> Tensor:
-    """Return a tensor of ones."""
+    """Return a tensor of ones; `dtype` is required."""
     return constant(1, dtype, shape)
 
 
 def zeros(shape: Sequence[int], dtype: DType | None = None, name: Name = None) -> Tensor:
-    """Return a tensor of zeros."""
+    """Return a tensor of zeros; `dtype` is required."""
     return constant(0, dtype, shape)
 
 
 def range(start: int, limit: int | None = None, delta: int = 1, dtype: DType | None = None, name: str = "range") -> Tensor:
-    """Return start, start + delta, ... before limit; with one argument 0, 1, ... before it. The default dtype is int64."""
+    """Return start, start + delta, ... below `limit`; range(n) starts at 0. The default dtype is int64."""
     first, stop = (0, start) if limit is None else (start, limit)
     _ints("range", "start, limit and delta", (first, stop, delta))
     if delta <= 0 or stop <= first:
-        raise ArgumentError(f"range at {user_line()}: start {first}, limit {stop}, delta {delta}; it needs start < limit and delta > 0")
+        raise ArgumentError(f"range at {user_line()}: start must be below limit and delta positive, not start {first}, limit {stop}, delta {delta}")
     return source.arange(first, stop, delta, dtype=dtype or int64)
 
 
@@ -132,15 +138,15 @@ def range(start: int, limit: int | None = None, delta: int = 1, dtype: DType | N
 
 
 def reshape(x: Tensor, shape: Sequence[int], name: Name = None) -> Tensor:
-    """Reshape x to another shape with as many elements; one entry may be -1."""
+    """Reshape x to `shape`; one entry may be -1, which is inferred from the number of elements."""
     target = _ints("reshape", "shape", shape)
     known, size = math.prod(n for n in target if n != -1), x.tensor_type.size
-    if known == size == 0 and -1 in target:  # of no rows, by what a row has
+    if known == size == 0 and -1 in target:  # no rows: infer from the size of a row
         known, size = (math.prod(n for n in each if n not in (-1, 0)) for each in (target, x.tensor_type.shape))
     if target.count(-1) > 1 or any(n < -1 or n == 0 for n in shape):
         raise ArgumentError(f"reshape at {user_line()}: shape {list(target)} may have one -1, and its other entries must be positive")
     if (not known or size % known) if -1 in target else size != known:
-        raise ArgumentError(f"reshape at {user_line()}: {x.tensor_type} has {x.tensor_type.size} elements, which do not fill shape {list(target)}")
+        raise ArgumentError(f"reshape at {user_line()}: the {x.tensor_type.size} elements of x {x.tensor_type} do not fill shape {list(target)}")
     return sh.reshape(x, tuple(size // known if n == -1 else n for n in target))
 
 
@@ -150,7 +156,7 @@ def reshape_like(x: Tensor, like: Tensor, name: Name = None) -> Tensor:
 
 
 def dynamic_reshape(x: Tensor, shape: Sequence[int], name: Name = None) -> Tensor:
-    """Reshape x, which has its declared shape in every run."""
+    """Reshape x to `shape`; x must have its declared shape in every run."""
     return reshape(x, shape)
 
 
@@ -160,10 +166,13 @@ flatten = alias(_F.flatten, "input", start_dim=0, end_dim=-1)
 def transpose(
     a: Tensor, perm: Sequence[int] | None = None, conjugate: bool = False, batch_axis_non_change: bool = False, name: Name = None
 ) -> Tensor:
-    """Permute axes: axis i of the result is axis perm[i] of a; perm is required. `batch_axis_non_change` has no effect."""
-    old_name = batch_axis_non_change if isinstance(batch_axis_non_change, str) else None  # v0.2 had it there
+    """Permute axes: axis i of the result is axis perm[i] of a.
+
+    `perm` is required. `batch_axis_non_change` has no effect.
+    """
+    old_name = batch_axis_non_change if isinstance(batch_axis_non_change, str) else None  # its position in OneFlow 0.2
     if conjugate:
-        raise JobError(f"transpose at {user_line()}: conjugate=True is for complex numbers, of which there are none")
+        raise JobError(f"transpose at {user_line()}: conjugate=True requires complex tensors, which are not supported; omit it")
     order = tuple(_axis("transpose", i, a.tensor_type.ndim) for i in _ints("transpose", "perm", perm))
     if sorted(order) != list(builtins.range(a.tensor_type.ndim)):
         raise ArgumentError(f"transpose at {user_line()}: perm {perm} is not a permutation of the {a.tensor_type.ndim} axes of {a.tensor_type}")
@@ -174,22 +183,27 @@ expand_dims = alias(_F.unsqueeze, "input", axis=...)
 
 
 def squeeze(input: Tensor, axis: Sequence[int] | None = None, name: Name = None) -> Tensor:
-    """Remove the listed axes, which must have size 1; None removes all such axes. A single element keeps the shape (1,)."""
+    """Remove the listed axes, which must have size 1; None removes all axes of size 1.
+
+    A tensor of one element keeps the shape (1,).
+    """
     shape = input.tensor_type.shape
     if axis is None:
-        gone = [i for i, n in enumerate(shape) if n == 1]
+        removed = [i for i, n in enumerate(shape) if n == 1]
     else:
-        gone = [_axis("squeeze", i, len(shape)) for i in _ints("squeeze", "axis", axis)]
-    if any(shape[i] != 1 for i in gone):
-        raise ShapeError(f"squeeze at {user_line()}: axis {list(gone)} of {input.tensor_type}: only axes of size 1 can go")
-    return sh.reshape(input, tuple(n for i, n in enumerate(shape) if i not in gone) or (1,))
+        removed = [_axis("squeeze", i, len(shape)) for i in _ints("squeeze", "axis", axis)]
+    if any(shape[i] != 1 for i in removed):
+        raise ShapeError(f"squeeze at {user_line()}: axis {list(removed)} of input {input.tensor_type} must have size 1")
+    return sh.reshape(input, tuple(n for i, n in enumerate(shape) if i not in removed) or (1,))
 
 
 def expand(x: Tensor, expand_size: Sequence[int], name: Name = None) -> Tensor:
-    """Repeat x along axes of size 1, and along new leading axes, to `expand_size`; -1 keeps an axis."""
+    """Repeat x to `expand_size` along axes of size 1 and new leading axes; -1 keeps the size of an axis."""
     target = _ints("expand", "expand_size", expand_size)
     if len(target) < x.tensor_type.ndim or any(n < -1 for n in target) or -1 in target[: len(target) - x.tensor_type.ndim]:
-        raise ArgumentError(f"expand at {user_line()}: expand_size {list(target)} does not fit {x.tensor_type}")
+        raise ArgumentError(
+            f"expand at {user_line()}: expand_size {list(target)} must have an entry for each axis of x {x.tensor_type}, and -1 only for these"
+        )
     return _F.expand(x, target)
 
 
@@ -210,7 +224,10 @@ def concat(
     name: Name = None,
     values: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """Concatenate tensors along `axis`; a single one is returned as it is. `values` is an alias of `inputs`."""
+    """Concatenate tensors along `axis`; a single tensor is returned unchanged.
+
+    `max_dim_size` bounds the size of the result along `axis`. `values` is an alias of `inputs`.
+    """
     parts = inputs if inputs is not None else values
     if not isinstance(parts, list | tuple) or not parts:
         raise ArgumentError(f"concat at {user_line()}: inputs must be a non-empty list of tensors, not {parts!r}")
@@ -222,20 +239,20 @@ def concat(
 
 
 def _at_most(most: int, result: Tensor, parts: Sequence[Tensor], axis: int) -> Tensor:
-    """Return the result of `concat` and raise an error in a run in which its dynamic length exceeds the bound."""
+    """Return `result` of `concat`, and raise an error in each run where its dynamic length exceeds `most`."""
     what, length = f"concat at {user_line()}", result.tensor_type.shape[axis]
     counts("concat", max_dim_size=most)
     static = sum(part.tensor_type.shape[axis] for part in parts if not may_be_empty(part))
     if static > most:
-        raise ArgumentError(f"{what}: max_dim_size {most} is too small for the {static} along axis {axis} of tensors whose shape is fixed")
+        raise ArgumentError(f"{what}: max_dim_size {most} is below {static}, the size of the inputs of static shape along axis {axis}")
     if static == length:
         return result
     if length > most:
         recorder: Any = scope.current().interpreter
-        recorder.body.refuse(f"{what}: {length} along axis {axis} are more than max_dim_size {most}")
+        recorder.body.refuse(f"{what}: size {length} along axis {axis} exceeds max_dim_size {most}")
     stops = list(result.tensor_type.shape)
     stops[axis] = min(length, most)
-    return apply(sl.Slice((0,) * len(stops), tuple(stops), (1,) * len(stops)), result)  # of all of it too, so that names do not change
+    return apply(sl.Slice((0,) * len(stops), tuple(stops), (1,) * len(stops)), result)  # also over the full length, so that op names do not change
 
 
 def _only(parts: Sequence[Tensor]) -> Tensor:
@@ -243,20 +260,20 @@ def _only(parts: Sequence[Tensor]) -> Tensor:
 
 
 def stack(inputs: Sequence[Tensor], axis: int = 0, name: Name = None) -> Tensor:
-    """Stack tensors of one shape along a new axis."""
+    """Stack tensors of equal shape along a new axis."""
     parts = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     if not parts or any(t.tensor_type.shape != parts[0].tensor_type.shape for t in parts):
-        raise ShapeError(f"stack at {user_line()}: {', '.join(str(t.tensor_type) for t in parts) or 'no tensors'}; it needs tensors of one shape")
+        raise ShapeError(f"stack at {user_line()}: {', '.join(str(t.tensor_type) for t in parts) or 'no tensors'}; pass tensors of equal shape")
     return sl.stack(parts, _axis("stack", axis, parts[0].tensor_type.ndim + 1))
 
 
-# Parts --------------------------------------------------------------------------------------------------------------
+# Slices and padding-------------------------------------------------------------------------------------------------
 
 
 def slice(x: Tensor, begin: Sequence[int | None], size: Sequence[int | None], name: Name = None) -> Tensor:
     """Return x[begin : begin + size] along every axis.
 
-    begin None means 0. size None, -1 or beyond the axis extends to the end.
+    A `begin` of None means 0. A `size` of None or -1, or one that exceeds the axis, extends to its end.
     """
     shape = x.tensor_type.shape
     for argument, entries in (("begin", begin), ("size", size)):
@@ -273,12 +290,15 @@ def _span(x: Tensor, axis: int, begin: int | None, size: int | None) -> tuple[in
     if may_be_empty(x):
         return min(max(start, 0), n), max(stop, min(max(start, 0), n))
     if not 0 <= start < stop:
-        raise ArgumentError(f"slice at {user_line()}: begin {begin}, size {size} on axis {axis} is outside {x.tensor_type}")
+        raise ArgumentError(f"slice at {user_line()}: begin {begin}, size {size} select no elements of x {x.tensor_type} along axis {axis}")
     return start, stop
 
 
 def slice_v2(x: Tensor, slice_tup_list: Sequence[Any], name: Name = None) -> Tensor:
-    """Return x[start:stop:step] from a list of (start, stop, step), each possibly None; axes without an entry stay whole."""
+    """Return x[start:stop:step] for a list of one (start, stop, step) per axis.
+
+    Each entry may be None. Axes without an entry are not sliced.
+    """
     return sl.slice_(x, *spans("slice_v2", x, slice_tup_list))
 
 
@@ -286,7 +306,7 @@ reverse = alias(_F.flip, "input", axis=...)
 
 
 def _pairs(what: str, x: Tensor, paddings: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """Return (before, after) for each axis of x; raise ArgumentError for anything else."""
+    """Return `paddings` as one (before, after) per axis of x; raise ArgumentError if it has another form."""
     arguments = isinstance(paddings, list | tuple) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in paddings)
     if not arguments or len(paddings) != x.tensor_type.ndim:
         raise ArgumentError(f"{what} at {user_line()}: paddings {paddings!r} must have one (before, after) for each of the {x.tensor_type.ndim} axes")
@@ -299,13 +319,13 @@ def pad(x: Tensor, paddings: Sequence[Sequence[int]], constant_value: float = 0,
 
 
 def pad_grad(x: Tensor, paddings: Sequence[Sequence[int]], constant_value: float = 0, name: Name = None) -> Tensor:
-    """Remove (before, after) elements from each axis of x."""
+    """Return the gradient of `pad`: x without (before, after) elements of each axis."""
     pairs = _pairs("pad_grad", x, paddings)
     return slice(x, [before for before, _ in pairs], [n - sum(pair) for n, pair in zip(x.tensor_type.shape, pairs, strict=True)])
 
 
 def _sides(what: str, x: Tensor, padding: int | Sequence[int]) -> tuple[int, int, int, int]:
-    """Return (left, right, top, bottom) of an image [n,c,h,w]."""
+    """Return `padding` of images [n, c, h, w] as (left, right, top, bottom)."""
     sides = (padding,) * 4 if isinstance(padding, int) else _ints(what, "padding", padding)
     if x.tensor_type.ndim != 4 or len(sides) != 4 or min(sides) < 0:
         raise ArgumentError(
@@ -320,7 +340,7 @@ def _sides(what: str, x: Tensor, padding: int | Sequence[int]) -> tuple[int, int
 def same_padding(
     x: Tensor, padding: str, data_format: str, kernel_size: Sequence[int], strides: Sequence[int], dilation_rate: Sequence[int], name: Name = None
 ) -> Tensor:
-    """Pad the spatial axes of x with the zeros of "SAME_UPPER" or "SAME_LOWER".
+    """Pad the spatial axes of x with zeros as the convolution paddings "SAME_UPPER" and "SAME_LOWER" do.
 
     A "VALID" convolution of the result has ceil(n / stride) positions per axis.
     """
@@ -332,7 +352,7 @@ def same_padding(
     way = padding.lower() if isinstance(padding, str) else ""
     if way not in ("same_upper", "same_lower") or ndim < 1 or any(len(each) != ndim or min(each) < 1 for each in sizes):
         raise ArgumentError(
-            f'same_padding at {user_line()}: padding {padding!r} is "SAME_UPPER" or "SAME_LOWER", and kernel_size, strides and dilation_rate have a '
+            f'same_padding at {user_line()}: padding {padding!r} must be "SAME_UPPER" or "SAME_LOWER", and kernel_size, strides and dilation_rate a '
             f"positive entry for each of the {max(ndim, 0)} spatial axes of {x.tensor_type}"
         )
     spatial = x.tensor_type.shape[1:-1] if last else x.tensor_type.shape[2:]
@@ -341,23 +361,23 @@ def same_padding(
 
 
 def constant_pad2d(x: Tensor, padding: int | Sequence[int], constant_value: float = 0, name: Name = None) -> Tensor:
-    """Pad images [n,c,h,w] with constant_value: an int, or (left, right, top, bottom)."""
+    """Pad images [n, c, h, w] with constant_value; `padding` is an int or (left, right, top, bottom)."""
     left, right, top, bottom = _sides("constant_pad2d", x, padding)
     return pad(x, [(0, 0), (0, 0), (top, bottom), (left, right)], constant_value)
 
 
 def zero_pad2d(x: Tensor, padding: int | Sequence[int], name: Name = None) -> Tensor:
-    """Pad images [n,c,h,w] with zeros."""
+    """Pad images [n, c, h, w] with zeros; `padding` is an int or (left, right, top, bottom)."""
     return constant_pad2d(x, padding, 0)
 
 
 def reflection_pad2d(x: Tensor, padding: int | Sequence[int], name: Name = None) -> Tensor:
-    """Pad images [n,c,h,w] by reflection at their border elements."""
+    """Pad images [n, c, h, w] by reflecting them at their border elements."""
     return _framed("reflection_pad2d", x, padding, "reflect")
 
 
 def replication_pad2d(x: Tensor, padding: int | Sequence[int], name: Name = None) -> Tensor:
-    """Pad images [n,c,h,w] by repetition of their border elements."""
+    """Pad images [n, c, h, w] by repeating their border elements."""
     return _framed("replication_pad2d", x, padding, "replicate")
 
 
@@ -368,16 +388,17 @@ def _framed(what: str, x: Tensor, padding: int | Sequence[int], mode: str) -> Te
     return nn_shapes.pad(images, _sides(what, x, padding), mode)
 
 
-# Choosing by index or condition -------------------------------------------------------------------------------------
+# Selection by index or condition ------------------------------------------------------------------------------------
 
 
 def gather(
     params: Tensor, indices: Tensor, validate_indices: bool | None = None, axis: int | None = None, batch_dims: int = 0, name: Name = None
 ) -> Tensor:
-    """Select params at `indices` along `axis` (default: batch_dims); an index beyond the axis gives zeros, a negative one is an error.
+    """Select elements of params at `indices` along `axis` (default: batch_dims).
 
-    With batch_dims > 0, axis must be batch_dims, and the axes of both operands before the last axis of `indices` are matched: params [4, 32, 8]
-    and indices [4, 5] with axis 2 and batch_dims 2 give [4, 5, 8].
+    An index beyond the axis selects zeros. A negative index raises an error in the run.
+    With batch_dims > 0, `axis` must equal batch_dims. Both operands then share the axes before the last axis of `indices`:
+    params [4, 32, 8] and indices [4, 5] with axis 2 and batch_dims 2 yield [4, 5, 8].
     """
     if not indices.tensor_type.dtype.is_integer:
         raise DtypeError(f"gather at {user_line()}: indices {indices.tensor_type} must be integers; cast them")
@@ -386,12 +407,12 @@ def gather(
     if batch_dims == 0:
         return ix.gather(params, indices, along)
     if along != batch_dims:
-        raise JobError(f"gather at {user_line()}: with batch_dims {batch_dims} only axis {batch_dims} can be gathered, not {axis}")
+        raise JobError(f"gather at {user_line()}: axis must equal batch_dims {batch_dims}, not {axis}")
     return ix.batch_gather(params, indices, max(indices.tensor_type.ndim - 1, 0))  # as in OneFlow 0.4, whatever batch_dims is
 
 
 def dim_gather(input: Tensor, dim: int, index: Tensor, name: Name = None) -> Tensor:
-    """Return y[i, j, ..] = input[.., index[i, j, ..], ..] with the index at axis `dim`."""
+    """Gather along one axis: y[i, j, ..] = input[.., index[i, j, ..], ..] with the index at axis `dim`."""
     at = _axis("dim_gather", dim, input.tensor_type.ndim)
     if index.tensor_type.dtype.is_integer:
         index = assert_bounds(index, "dim_gather", low=0, high=input.tensor_type.shape[at] - 1, noun="index")
@@ -401,9 +422,9 @@ def dim_gather(input: Tensor, dim: int, index: Tensor, name: Name = None) -> Ten
 def one_hot(
     indices: Tensor, depth: int, on_value: float = 1, off_value: float = 0, axis: int = -1, dtype: DType | None = None, name: Name = None
 ) -> Tensor:
-    """Return on_value at the index along a new axis of size `depth` and off_value elsewhere; dtype is required.
+    """Encode indices along a new axis of size `depth`: on_value at the index, off_value elsewhere.
 
-    An index outside of [0, depth) gives only off_value.
+    An index outside of [0, depth) yields only off_value. `dtype` is required.
     """
     counts("one_hot", depth=depth)
     kind = _dtype("one_hot", dtype)
@@ -412,22 +433,22 @@ def one_hot(
 
 
 def where(condition: Tensor, x: Operand | None = None, y: Operand | None = None, name: Name = None) -> Tensor:
-    """Return x where condition is not zero, y elsewhere, broadcast; condition is an integer tensor."""
+    """Select x where `condition` is not zero and y elsewhere, with broadcasting; `condition` is an integer tensor."""
     if x is None or y is None:
-        raise JobError(f"where at {user_line()}: give both x and y, or neither")
+        raise JobError(f"where at {user_line()}: only one of x and y was passed; pass both or neither")
     if condition.tensor_type.dtype.is_float:
         raise DtypeError(f"where at {user_line()}: condition {condition.tensor_type} must be integers; use a comparison such as math.greater")
     return _F.where(condition, *tensors("where", x, y))
 
 
 def masked_fill(x: Tensor, mask: Tensor, value: float, name: Name = None) -> Tensor:
-    """Return value where mask is not zero, x elsewhere; for integers the fraction of value is dropped."""
+    """Return `value` where mask is not zero and x elsewhere; for integer x, the fraction of `value` is dropped."""
     whole = x.tensor_type.dtype.is_integer and isinstance(value, float) and math.isfinite(value)
     return where(mask, math.trunc(value) if whole else value, x)
 
 
 def elem_cnt(inputs: Tensor, dtype: DType | None = None, name: Name = None) -> Tensor:
-    """Return the number of elements, shape (1,); the default dtype is int32."""
+    """Return the number of elements as a tensor of shape (1,); the default dtype is int32."""
     return constant(inputs.tensor_type.size, dtype or int32, (1,))
 
 
@@ -435,26 +456,26 @@ def elem_cnt(inputs: Tensor, dtype: DType | None = None, name: Name = None) -> T
 
 
 def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False, alpha: float = 1.0, name: Name = None) -> Tensor:
-    """Return alpha a b over the last two axes.
+    """Return alpha times the matrix product of a and b over the last two axes.
 
-    Leading axes of a and b must be equal. If b is a matrix, a may have leading axes; it cannot be transposed then.
+    Leading axes of a and b must be equal. If b is a matrix, a may have leading axes but cannot be transposed.
     """
     s, t = a.tensor_type, b.tensor_type
     if min(s.ndim, t.ndim) < 2 or (s.ndim != t.ndim and t.ndim != 2):
-        raise ShapeError(f"matmul at {user_line()}: a {s} and b {t} need as many axes, at least 2, or b exactly 2")
+        raise ShapeError(f"matmul at {user_line()}: a {s} and b {t} must have equally many axes, at least 2, or b must be a matrix")
     if s.ndim == t.ndim and s.shape[:-2] != t.shape[:-2]:
-        raise ShapeError(f"matmul at {user_line()}: a {s} and b {t} disagree on the leading axes, which are not broadcast")
+        raise ShapeError(f"matmul at {user_line()}: a {s} and b {t} must have equal leading axes, which are not broadcast")
     if s.ndim > t.ndim and transpose_a:
-        raise ShapeError(f"matmul at {user_line()}: transpose_a is not possible for a {s} beside a matrix b {t}")
+        raise ShapeError(f"matmul at {user_line()}: transpose_a requires a matrix a if b {t} is one, not {s}")
     plain = alpha == 1.0
     y = la.matmul(a, b, transpose_a=bool(transpose_a), transpose_b=bool(transpose_b))
     return y if plain else ew.scale(y, alpha)
 
 
 def _identity_n(inputs: Sequence[Tensor], name: Name = None) -> list[Tensor]:
-    """Return the identity of each tensor."""
+    """Apply `identity` to each tensor, with `name` and the position as the name of its op."""
     return [identity(x, name if name is None else f"{name}_{i}") for i, x in enumerate(inputs)]
 
 
 globals().update(all_of(__name__, globals(), (__name__, ALIAS), traced))
-identity_n = all_of(__name__, {"identity_n": _identity_n}, __name__, of_jobs)["identity_n"]  # which names each
+identity_n = all_of(__name__, {"identity_n": _identity_n}, __name__, of_jobs)["identity_n"]  # names each op itself

@@ -1,7 +1,8 @@
 """Convolution and pooling in the conventions of the job API.
 
-Padding "SAME" adds an odd element before ("SAME_LOWER"), in `compat_conv2d` after ("SAME_UPPER"). Explicit padding is a list with one entry per
-axis of `data_format`. An entry is an int for both sides or (before, after), zero for batch and channels. Channels-last images are transposed.
+Padding "SAME" adds an odd element before the image ("SAME_LOWER"), in `compat_conv2d` after the image ("SAME_UPPER").
+Explicit padding is a list with one entry per axis of `data_format`, an int for both sides or (before, after).
+The entries for batch and channels must be zero. Channels-last images are transposed internally.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LAST = {1: "NWC", 2: "NHWC", 3: "NDHWC"}
 
 
 def channels_last(what: str, data_format: str, ndim: int) -> bool:
-    """Return True for N..C, False for NC..; raise an error for anything else."""
+    """Return True for the data format N..C and False for NC..; raise ArgumentError for any other."""
     legal = (FIRST[ndim], LAST[ndim])
     if data_format not in legal:
         raise ArgumentError(
@@ -39,19 +40,19 @@ def channels_last(what: str, data_format: str, ndim: int) -> bool:
 
 
 def to_first(x: Tensor, last: bool, name: str | None = None) -> Tensor:
-    """Transpose N..C to NC.. if `last`; weights likewise."""
+    """Transpose images or weights from N..C to NC.. if `last`."""
     n = x.tensor_type.ndim
     return sh.transpose(x, (0, n - 1, *range(1, n - 1)), name=name) if last else x
 
 
 def to_last(x: Tensor, last: bool, name: str | None = None) -> Tensor:
-    """Transpose NC.. to N..C if `last`."""
+    """Transpose images from NC.. to N..C if `last`."""
     n = x.tensor_type.ndim
     return sh.transpose(x, (0, *range(2, n), 1), name=name) if last else x
 
 
 def pads(what: str, padding: Padding, ndim: int, last: bool) -> str | list[tuple[int, int]]:
-    """Return a padding argument in the form of the ops."""
+    """Return `padding` as a lower-case word or as one (before, after) per spatial axis."""
     if isinstance(padding, str):
         word = padding.upper()
         legal = ("SAME", "SAME_LOWER", "SAME_UPPER", "VALID")
@@ -63,14 +64,14 @@ def pads(what: str, padding: Padding, ndim: int, last: bool) -> str | list[tuple
     pairs = [_pair(what, entry) for entry in padding]
     still = (pairs[0], pairs[-1] if last else pairs[1])
     if any(pair != (0, 0) for pair in still):
-        raise ArgumentError(f"{what} at {user_line()}: padding {padding!r}: batch and channels cannot be padded")
+        raise ArgumentError(f"{what} at {user_line()}: padding {padding!r} must be 0 for batch and channels")
     return pairs[1:-1] if last else pairs[2:]
 
 
 def _pair(what: str, entry: int | Sequence[int]) -> tuple[int, int]:
     both = (entry, entry) if isinstance(entry, int) else tuple(entry)
     if len(both) != 2 or any(not isinstance(n, int) or n < 0 for n in both):
-        raise ArgumentError(f"{what} at {user_line()}: padding entry {entry!r} must be an int or (before, after), not negative")
+        raise ArgumentError(f"{what} at {user_line()}: padding entry {entry!r} must be an int or (before, after), from 0 on")
     return both[0], both[1]
 
 
@@ -104,10 +105,10 @@ def _conv(
     return to_last(y, last)
 
 
-_CONV1D = "Cross-correlation of input [n,c,w] with filters [f,c/groups,k]; NWC: [n,w,c] with [f,k,c/groups]."
-_CONV2D = "Cross-correlation of input [n,c,h,w] with filters [f,c/groups,kh,kw]; NHWC: [n,h,w,c] with [f,kh,kw,c/groups]."
-_CONV3D = "Cross-correlation of input [n,c,d,h,w] with filters [f,c/groups,kd,kh,kw]; NDHWC: channels last in both."
-_COMPAT = 'conv2d in which "SAME" puts the odd element of padding after.'
+_CONV1D = "Compute the cross-correlation of input [n,c,w] with filters [f,c/groups,k]; NWC: [n,w,c] with [f,k,c/groups]."
+_CONV2D = "Compute the cross-correlation of input [n,c,h,w] with filters [f,c/groups,kh,kw]; NHWC: [n,h,w,c] with [f,kh,kw,c/groups]."
+_CONV3D = "Compute the cross-correlation of input [n,c,d,h,w] with filters [f,c/groups,kd,kh,kw]; NDHWC: channels last in both."
+_COMPAT = 'Compute conv2d with an odd padding element of "SAME" after the image.'
 conv1d = variant(_conv, "conv1d", "conv1d", _CONV1D, data_format="NCW")
 conv2d = variant(_conv, "conv2d", "conv2d", _CONV2D, data_format="NCHW")
 conv3d = variant(_conv, "conv3d", "conv3d", _CONV3D, data_format="NCDHW")
@@ -126,20 +127,21 @@ def conv2d_transpose(
     filters: Tensor | None = None,
     dilations: Sizes | None = None,
 ) -> Tensor:
-    """Return the image of output_shape whose gradient under conv2d is `value` [n,i,h,w], with filter [i,o,kh,kw]; NHWC: [n,h,w,i], [i,kh,kw,o].
+    """Return the transposed convolution of `value` [n,i,h,w] with filter [i,o,kh,kw]; for NHWC [n,h,w,i] with [i,kh,kw,o].
 
-    `input` and `filters` are aliases of value and filter. "SAME" adds an odd padding element after. The filter determines the channels: programs
-    for OneFlow before 0.3.4 have another number in output_shape, which causes a notice.
+    The result is the image of `output_shape` whose gradient under conv2d is `value`. "SAME" adds an odd padding element after the image.
+    The filter determines the channels. Another number of channels in `output_shape`, as in OneFlow before 0.3.4, causes a notice.
+    `input` and `filters` are aliases of `value` and `filter`.
     """
     what = "conv2d_transpose"
     x, w = _either(what, "value", value, "input", input), _either(what, "filter", filter, "filters", filters)
     last = channels_last(what, data_format, 2)
     if strides is None or not isinstance(output_shape, list | tuple) or len(output_shape) != 4:
-        raise ArgumentError(f"{what} at {user_line()}: strides and an output_shape of 4 entries must be given, not {strides!r}, {output_shape!r}")
+        raise ArgumentError(f"{what} at {user_line()}: pass strides and an output_shape of 4 entries, not {strides!r}, {output_shape!r}")
     first, weight = to_first(x, last), to_first(w, last)
     n, o, h, width = (output_shape[i] for i in ((0, 3, 1, 2) if last else (0, 1, 2, 3)))
     if n != first.tensor_type.shape[0]:
-        raise ShapeError(f"{what} at {user_line()}: output_shape {list(output_shape)} does not fit value {x.tensor_type} and filter {w.tensor_type}")
+        raise ShapeError(f"{what} at {user_line()}: output_shape {list(output_shape)} must start with the batch size of value {x.tensor_type}")
     if o != weight.tensor_type.shape[1]:
         notice(
             f"{what} at {user_line()}: output_shape {list(output_shape)} has {o} channels; "
@@ -171,9 +173,10 @@ def torch_conv2d_transpose(
     filters: Tensor | None = None,
     dilations: Sizes | None = None,
 ) -> Tensor:
-    """Return conv2d_transpose with output size (in - 1) stride - padding_needed + dilation (kernel - 1) + 1 + output_padding per spatial axis.
+    """Return the transposed convolution with the output size of PyTorch.
 
-    The larger part of an odd `padding_needed` is after.
+    The size per spatial axis is (in - 1) stride - padding_needed + dilation (kernel - 1) + 1 + output_padding.
+    The larger half of an odd `padding_needed` follows the image.
     """
     what = "torch_conv2d_transpose"
     x, w = _either(what, "value", value, "input", input), _either(what, "filter", filter, "filters", filters)
@@ -193,7 +196,7 @@ def transposed(
     groups: int,
     name: str | None,
 ) -> Tensor:
-    """Return torch_conv2d_transpose along 1, 2 or 3 spatial axes, with filter [i, o / groups, *kernel]."""
+    """Return `torch_conv2d_transpose` over `ndim` spatial axes, with filter [i, o / groups, *kernel]."""
     if x.tensor_type.ndim != ndim + 2 or w.tensor_type.ndim != ndim + 2:
         raise ShapeError(f"{what} at {user_line()}: value {x.tensor_type} and filter {w.tensor_type} must have {ndim + 2} axes each")
     last = channels_last(what, data_format, ndim)
@@ -201,7 +204,7 @@ def transposed(
     needed, behind = ([0] * ndim if arguments is None else [int(n) for n in arguments] for arguments in (padding_needed, output_padding))
     if len(needed) != ndim or len(behind) != ndim or min(*needed, *behind) < 0:
         raise ArgumentError(
-            f"{what} at {user_line()}: padding_needed {padding_needed!r} and output_padding {output_padding!r} have {ndim} entries, from 0 on"
+            f"{what} at {user_line()}: padding_needed {padding_needed!r} and output_padding {output_padding!r} must have {ndim} entries, from 0 on"
         )
     steps, apart = axis_values(what, "strides", strides or 1, ndim), axis_values(what, "dilations", dilations or 1, ndim)
     spatial = [
@@ -223,9 +226,9 @@ def transposed(
 
 
 def _either(what: str, one: str, a: Tensor | None, other: str, b: Tensor | None) -> Tensor:
-    """Return the argument that was passed under one of two names."""
+    """Return the argument, which has two names; raise ArgumentError unless exactly one is used."""
     if (a is None) == (b is None):
-        raise ArgumentError(f"{what} at {user_line()}: give {one} or {other}, and not both")
+        raise ArgumentError(f"{what} at {user_line()}: pass either {one} or {other}")
     return a if a is not None else b  # type: ignore[return-value]
 
 
@@ -248,27 +251,27 @@ def _pool(
     return to_last(y, last)
 
 
-_MAX = "The largest element of each window; padding never wins.  `ceil_mode` counts for explicit padding only."
-_AVERAGE = "The mean of each window's elements inside the image.  `ceil_mode` counts for explicit padding only."
+_MAX = "Return the maximum of each window, without its padding.  `ceil_mode` applies to explicit padding only."
+_AVERAGE = "Return the mean of each window, without its padding.  `ceil_mode` applies to explicit padding only."
 max_pool2d = variant(_pool, "max_pool2d", "max_pool2d", _MAX, data_format="NCHW")
 avg_pool2d = variant(_pool, "avg_pool2d", "avg_pool2d", _AVERAGE, data_format="NCHW")
-max_pool_1d = variant(_pool, "max_pool_1d", "max_pool_1d", "max_pool2d along one spatial axis.", data_format="NCW")
-avg_pool_1d = variant(_pool, "avg_pool_1d", "avg_pool_1d", "avg_pool2d along one spatial axis.", data_format="NCW")
-max_pool3d = variant(_pool, "max_pool3d", "max_pool3d", "max_pool2d over three spatial axes.", data_format="NCDHW")
-avg_pool3d = variant(_pool, "avg_pool3d", "avg_pool3d", "avg_pool2d over three spatial axes.", data_format="NCDHW")
+max_pool_1d = variant(_pool, "max_pool_1d", "max_pool_1d", "Compute max_pool2d along one spatial axis.", data_format="NCW")
+avg_pool_1d = variant(_pool, "avg_pool_1d", "avg_pool_1d", "Compute avg_pool2d along one spatial axis.", data_format="NCW")
+max_pool3d = variant(_pool, "max_pool3d", "max_pool3d", "Compute max_pool2d over three spatial axes.", data_format="NCDHW")
+avg_pool3d = variant(_pool, "avg_pool3d", "avg_pool3d", "Compute avg_pool2d over three spatial axes.", data_format="NCDHW")
 
 
 def _no_pool(what: str, input: Tensor, ksize: Sizes, strides: Sizes, padding: Padding, data_format: str = "", name: str | None = None) -> Tensor:
     raise JobError(f"{what} at {user_line()} is not available; add an axis of size 1 with expand_dims and use {what.replace('1', '2')}")
 
 
-_NEVER = "Never available, as published: use {} with an axis of size 1."
+_NEVER = "Raise JobError, as in OneFlow 0.4; use {} with an axis of size 1."
 max_pool1d = variant(_no_pool, "max_pool1d", "max_pool1d", _NEVER.format("max_pool2d"), data_format="NWC")
 avg_pool1d = variant(_no_pool, "avg_pool1d", "avg_pool1d", _NEVER.format("avg_pool2d"), data_format="NCW")
 
 
 def PixelShuffle(input: Tensor, upscale_factor: int, name: str | None = None) -> Tensor:
-    """Rearrange [n, c r^2, h, w] to [n, c, h r, w r]: r^2 channels become the r x r positions of a larger image."""
+    """Rearrange [n, c r^2, h, w] to [n, c, h r, w r]: r^2 channels become r x r positions of a larger image."""
     return PixelShufflev2(input, upscale_factor, upscale_factor, name)
 
 

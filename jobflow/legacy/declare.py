@@ -1,4 +1,4 @@
-"""`global_function`: the decorator that makes a job of a Python function over logical tensors.
+"""The decorator `global_function`, which turns a Python function over logical tensors into a job.
 
 @flow.global_function(type="train")
 def train_job(images: tp.Numpy.Placeholder((100, 784)), labels: tp.Numpy.Placeholder((100,), dtype=flow.int32)) -> tp.Numpy:
@@ -26,16 +26,16 @@ from jobflow.strategies import zero
 def global_function(type: str | FunctionConfig = "predict", function_config: FunctionConfig | None = None) -> Callable[[Callable[..., Any]], Any]:
     """Decorate a function as a job.
 
-    `type` is "predict" or "train"; a train job minimises a loss at every call. A FunctionConfig as the first argument is the older form: the job
-    trains if the configuration sets training options.
+    A job of `type` "predict" computes its results. A "train" job also minimises a loss at every call. The older form passes a FunctionConfig first:
+    the job trains if the configuration has training options.
 
     Raises: JobError for another type, for use without call parentheses, and for unsupported annotations.
     """
     where = user_line()
     if scope.current().interpreter is not None:
-        raise JobError(f"global_function at {where} in the body of a job; declare jobs outside of jobs")
+        raise JobError(f"global_function at {where}: the body of a job is running; declare jobs outside of jobs")
     if isinstance(type, FunctionConfig):
-        notice("global_function(config) is the old form; write global_function(type, config)")
+        notice("global_function(config) is deprecated; write global_function(type, config)")
         function_config = type
         type = "train" if type.trains else "predict"
     if callable(type):
@@ -43,7 +43,7 @@ def global_function(type: str | FunctionConfig = "predict", function_config: Fun
     if not isinstance(type, str) or type not in ("predict", "train"):
         raise JobError(f'global_function at {where}: type is {type!r}; use "predict" or "train"')
     if function_config is not None and not isinstance(function_config, FunctionConfig):
-        raise JobError(f"global_function at {where}: function_config is {function_config!r}; pass what flow.function_config() gives")
+        raise JobError(f"global_function at {where}: function_config is {function_config!r}; pass a flow.function_config()")
     config = (function_config or FunctionConfig()).copy()
     trainable = type == "train"
     if trainable and _spreads_optimizers(config):
@@ -51,7 +51,7 @@ def global_function(type: str | FunctionConfig = "predict", function_config: Fun
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
         if hasattr(function, "job"):
-            raise JobError(f"global_function at {where}: {function.__name__} is a job already; decorate it once")
+            raise JobError(f"global_function at {where}: {function.__name__} is already a job; decorate it once")
         session = current_session()
         job = (EagerJob if session.settings.eager else StagedJob)(function, trainable, config, where, optimizer_of, _replacing(config))
         session.register(job)
@@ -59,10 +59,12 @@ def global_function(type: str | FunctionConfig = "predict", function_config: Fun
         @functools.wraps(function)
         def call(*args: Any, **named: Any) -> Any:
             if named:
-                raise ArgumentError(f"{job.name}({', '.join(named)}=...) at {user_line()}: arguments of a job are passed by position")
+                raise ArgumentError(f"{job.name}({', '.join(named)}=...) at {user_line()}: pass the arguments of a job by position")
             if scope.current().interpreter is not None:
-                raise JobError(f"job {job.name} was called at {user_line()} in the body of another job; put what both compute into a plain function")
-            with scope.lock():  # nobody closes the session meanwhile
+                raise JobError(
+                    f"call of job {job.name} at {user_line()}: another job's body is running; move shared computation into a plain function"
+                )
+            with scope.lock():  # the session stays open during the call
                 give = current_session().performed(job, args)
             return give()
 
@@ -73,16 +75,16 @@ def global_function(type: str | FunctionConfig = "predict", function_config: Fun
 
 
 def _spreads_optimizers(config: FunctionConfig) -> bool:
-    """Return True if optimizer state is to be sharded: the ranks form one mesh dimension, with a part of the batch each."""
-    asked = config.options
-    if "strategy" in asked or not (asked.get("optimizer_placement_optimization_mode") or asked.get("enable_non_distributed_optimizer")):
+    """Return True if the options shard the optimizer state: the ranks form one mesh dimension and split the batch."""
+    options = config.options
+    if "strategy" in options or not (options.get("optimizer_placement_optimization_mode") or options.get("enable_non_distributed_optimizer")):
         return False
-    place, view = asked.get("default_placement_scope"), asked.get("default_logical_view")
+    place, view = options.get("default_placement_scope"), options.get("default_logical_view")
     return (place is None or place.hierarchy is None) and not isinstance(view, scope.mirrored_view)
 
 
 def _replacing(config: FunctionConfig) -> Callable[[JobBody], Replacing] | None:
-    """Return the factory of the quantization of a job body, or None if the configuration does not enable it."""
+    """Return the factory of quantization-aware replacements for a job body, or None if the configuration does not enable them."""
     if not config.options.get("enable_quantization_aware_training"):
         return None
     from jobflow.legacy.extras.quantization_aware import Quantization

@@ -11,7 +11,7 @@ __all__ = ["delete_worker", "delete_worker_by_bootstrap", "delete_worker_of_mult
 
 
 def _workers(*arguments: Any, **options: Any) -> None:
-    """Accept the call without an effect: mpiexec starts and ends the processes."""
+    """Do nothing but write a notice: mpiexec starts and ends the processes."""
     notice("deprecated.init_worker and delete_worker have no effect and are ignored: mpiexec starts the processes")
 
 
@@ -19,7 +19,7 @@ init_worker = delete_worker = delete_worker_by_bootstrap = delete_worker_of_mult
 
 
 class nn:
-    """The namespace `deprecated.nn`."""
+    """A namespace: `deprecated.nn`."""
 
     class Module:
         """A module that counts the calls of its `forward`."""
@@ -29,8 +29,8 @@ class nn:
             self.call_seq_no = 0
 
         def forward(self, *arguments: Any) -> Any:
-            """Compute the output; subclasses define it."""
-            raise NotImplementedError(f"{type(self).__name__} has no forward")
+            """Compute the output; subclasses must define it."""
+            raise NotImplementedError(f"{type(self).__name__} does not define forward; define it in the subclass")
 
         def __call__(self, *arguments: Any) -> Any:
             result = self.forward(*arguments)

@@ -1,6 +1,6 @@
 """Elements of tensors by index, and sorting: flow.gather_nd, flow.tensor_scatter_nd_update, flow.sort, flow.math.top_k ...
 
-`indices` [..., k] has coordinates along its last axis. They select elements of a tensor with k axes, and rows of one with more axes.
+The last axis of `indices` [..., k] contains coordinates. They select elements of a tensor with k axes, or rows of a tensor with more axes.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from jobflow.ops.op import normal_axis
 from jobflow.ops.runtime_assertions import assert_bounds
 
 Name = str | None
-#: functions of tensors, which take those of jobs in here
+#: untyped, because its functions are called with tensors of jobs here
 _F: Any = functional
 
 # By coordinates -----------------------------------------------------------------------------------------------------
 
 
 def _rows(what: str, shape: Sequence[int], indices: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
-    """Convert coordinates in a tensor of this shape to row numbers, int64[n]; also return the number of rows and the shape of a row."""
+    """Convert coordinates in a tensor of `shape` to row numbers, int64[n]; also return the number of rows and the shape of a row."""
     t = indices.tensor_type
     depth = t.shape[-1] if t.ndim else 0
     if not t.dtype.is_integer:
         raise DtypeError(f"{what} at {user_line()}: indices {t} must be integers; cast them")
     if not 1 <= depth <= len(shape):
         raise ShapeError(
-            f"{what} at {user_line()}: the last axis of indices {t} has coordinates of a tensor {list(shape)}; there are 1 to {len(shape)}"
+            f"{what} at {user_line()}: the last axis of indices {t} must have 1 to {len(shape)} coordinates in a tensor of shape {list(shape)}"
         )
     flat = sh.reshape(indices if t.dtype is int64 else ew.cast(indices, int64), (t.size // depth, depth))
     result = None
@@ -52,28 +52,28 @@ def _rows(what: str, shape: Sequence[int], indices: Tensor) -> tuple[Tensor, int
 
 
 def gather_nd(params: Tensor, indices: Tensor, name: Name = None) -> Tensor:
-    """Return the elements or rows of params at these coordinates; an index outside of params is an error."""
+    """Return the elements or rows of params at the coordinates `indices`; a coordinate out of range raises an error in the run."""
     rows, count, rest = _rows("gather_nd", params.tensor_type.shape, indices)
     result = ix.gather(sh.reshape(params, (count, *rest)), rows, 0)
     return sh.reshape(result, (*indices.tensor_type.shape[:-1], *rest))
 
 
 def scatter_nd(indices: Tensor, updates: Tensor, shape: Sequence[int], name: Name = None) -> Tensor:
-    """Return zeros of this shape with the updates added at these coordinates."""
+    """Return zeros of `shape` with `updates` added at the coordinates `indices`."""
     whole = positive_shape("scatter_nd", "shape", shape)
     rows, count, rest = _rows("scatter_nd", whole, indices)
     return sh.reshape(ix.unsorted_segment_sum(_updates("scatter_nd", indices, updates, rest), rows, count), whole)
 
 
 def tensor_scatter_nd_add(params: Tensor, indices: Tensor, updates: Tensor, name: Name = None) -> Tensor:
-    """Return params with the updates added at these coordinates."""
+    """Return params with `updates` added at the coordinates `indices`."""
     rows, count, rest = _rows("tensor_scatter_nd_add", params.tensor_type.shape, indices)
     added = ix.unsorted_segment_sum(_updates("tensor_scatter_nd_add", indices, updates, rest), rows, count)
     return ew.add(params, sh.reshape(added, params.tensor_type.shape))
 
 
 def tensor_scatter_nd_update(params: Tensor, indices: Tensor, updates: Tensor, name: Name = None) -> Tensor:
-    """Return params with the updates at these coordinates; one of several updates at the same place is used."""
+    """Return params with `updates` at the coordinates `indices`; of several updates at one place, one is used."""
     rows, count, rest = _rows("tensor_scatter_nd_update", params.tensor_type.shape, indices)
     arguments = _updates("tensor_scatter_nd_update", indices, updates, rest)
     size = numbers.prod(rest)
@@ -83,7 +83,7 @@ def tensor_scatter_nd_update(params: Tensor, indices: Tensor, updates: Tensor, n
 
 
 def _updates(what: str, indices: Tensor, updates: Tensor, rest: tuple[int, ...]) -> Tensor:
-    """Return the updates as consecutive rows."""
+    """Return `updates` as one row per coordinate; raise ShapeError if its shape does not match."""
     lead = indices.tensor_type.shape[:-1]
     if updates.tensor_type.shape != (*lead, *rest):
         raise ShapeError(
@@ -93,35 +93,35 @@ def _updates(what: str, indices: Tensor, updates: Tensor, rest: tuple[int, ...])
 
 
 def slice_update(x: Tensor, update: Tensor, slice_tup_list: Sequence[Any], name: Name = None) -> Tensor:
-    """Return x with x[start:stop:step] replaced by `update`; the slices are a list of (start, stop, step), each possibly None."""
+    """Return x with x[start:stop:step] replaced by `update`, for a list of one (start, stop, step) per axis; each may be None."""
     return su.slice_update(x, update, *spans("slice_update", x, slice_tup_list))
 
 
 def logical_slice(x: Tensor, slice_tup_list: Sequence[Any], name: Name = None) -> Tensor:
-    """Return x[start:stop:step] of the logical tensor in any layout; steps are positive."""
+    """Return x[start:stop:step] of the logical tensor, in any layout; steps must be positive."""
     starts, stops, steps = spans("logical_slice", x, slice_tup_list)
     if any(step is not None and step < 1 for step in steps):
         raise ArgumentError(f"logical_slice at {user_line()}: the steps of {slice_tup_list} must be positive")
     return su.subscript(x, starts, stops, steps)
 
 
-# In order -----------------------------------------------------------------------------------------------------------
+# Sorting ------------------------------------------------------------------------------------------------------------
 
 
 def _descending(what: str, direction: Any) -> bool:
     if direction not in ("ASCENDING", "DESCENDING"):
-        raise ArgumentError(f'{what} at {user_line()}: direction is "ASCENDING" or "DESCENDING", not {direction!r}')
+        raise ArgumentError(f'{what} at {user_line()}: direction must be "ASCENDING" or "DESCENDING", not {direction!r}')
     return bool(direction == "DESCENDING")
 
 
 def sort(input: Tensor, axis: Any = -1, direction: str = "ASCENDING", name: Name = None) -> Tensor:
-    """Sort the values along an axis; sort(input, direction) is the older form."""
+    """Sort values along an axis in "ASCENDING" or "DESCENDING" direction; sort(input, direction) is the older form."""
     axis, direction = (-1, axis) if isinstance(axis, str) else (axis, direction)
     return st.sort(input, normal_axis(f"sort at {user_line()}", axis, input.tensor_type.ndim), _descending("sort", direction))[0]
 
 
 def argsort(input: Tensor, axis: Any = -1, direction: str = "ASCENDING", name: Name = None) -> Tensor:
-    """Return the int32 indices that sort the values along an axis; argsort(input, direction) is the older form."""
+    """Return the int32 indices that sort values along an axis; argsort(input, direction) is the older form."""
     axis, direction = (-1, axis) if isinstance(axis, str) else (axis, direction)
     return ew.cast(
         st.sort(input, normal_axis(f"argsort at {user_line()}", axis, input.tensor_type.ndim), _descending("argsort", direction))[1], int32
@@ -129,7 +129,7 @@ def argsort(input: Tensor, axis: Any = -1, direction: str = "ASCENDING", name: N
 
 
 def top_k(input: Tensor, axis: int = -1, k: int = 1, sorted: bool = True, name: Name = None) -> Tensor:
-    """Return the int32 indices of the k largest values along an axis, in descending order; all of them if there are fewer than k."""
+    """Return the int32 indices of the k largest values along an axis, in descending order; k is limited to the size of the axis."""
     along = normal_axis(f"top_k at {user_line()}", axis, input.tensor_type.ndim)
     return ew.cast(st.topk(input, min(int(k), input.tensor_type.shape[along]), along)[1], int32)
 
@@ -137,19 +137,19 @@ def top_k(input: Tensor, axis: int = -1, k: int = 1, sorted: bool = True, name: 
 diag = alias(_F.diag, "input", diagonal=0)
 
 
-# Of rows ------------------------------------------------------------------------------------------------------------
+# Losses and images --------------------------------------------------------------------------------------------------
 
 
 def combined_margin_loss(x: Tensor, label: Tensor, m1: float = 1, m2: float = 0, m3: float = 0, name: Name = None) -> Tensor:
-    """Return x [n, classes], cosines per class, with cos(m1 angle + m2) - m3 for the label's class."""
+    """Apply angular margins to class cosines x [n, classes]: the label's entry becomes cos(m1 angle + m2) - m3."""
     return margins(x, label, m1, m2, m3, name)[0]
 
 
 def margins(x: Tensor, label: Tensor, m1: float, m2: float, m3: float, name: Name = None) -> tuple[Tensor, Tensor]:
-    """Return `combined_margin_loss` and the angle of each label."""
+    """Return the result of `combined_margin_loss` and the angle of each label."""
     if x.tensor_type.ndim != 2 or not label.tensor_type.dtype.is_integer or label.tensor_type.size != x.tensor_type.shape[0]:
         raise ShapeError(
-            f"combined_margin_loss at {user_line()}: x is [n, classes] and label n integers, not {x.tensor_type} and {label.tensor_type}"
+            f"combined_margin_loss at {user_line()}: x must be [n, classes] and label n integers, not {x.tensor_type} and {label.tensor_type}"
         )
     for word, number in (("m1", m1), ("m2", m2), ("m3", m3)):
         fitting(f"combined_margin_loss: {word}", number, x.tensor_type.dtype)
@@ -169,17 +169,20 @@ def upsample_2d(
     interpolation: str = "nearest",
     name: Name = "Upsample2D",
 ) -> Tensor:
-    """Enlarge images by the factors `size` = (height, width), "nearest" or "bilinear". A text as the third argument is the data format, as in 0.2."""
+    """Enlarge images by the factors `size` = (height, width), with "nearest" or "bilinear" interpolation.
+
+    A string as the third argument is the data format, as in OneFlow 0.2.
+    """
     if isinstance(align_corners, str):  # upsample_2d(x, size, data_format, interpolation)
         interpolation = data_format if data_format in ("nearest", "bilinear") else interpolation
         align_corners, data_format = False, align_corners
     what = f"upsample_2d at {user_line()}"
     if str(data_format).upper() not in ("NCHW", "NHWC") or interpolation not in ("nearest", "bilinear") or x.tensor_type.ndim != 4:
         raise ArgumentError(
-            f'{what}: x {x.tensor_type} is "NCHW" or "NHWC", interpolation "nearest" or "bilinear"; got {data_format!r}, {interpolation!r}'
+            f'{what}: x {x.tensor_type} must be "NCHW" or "NHWC", interpolation "nearest" or "bilinear", not {data_format!r}, {interpolation!r}'
         )
     if align_corners and interpolation == "nearest":
-        raise ArgumentError(f"{what}: align_corners goes with bilinear interpolation")
+        raise ArgumentError(f"{what}: align_corners requires bilinear interpolation")
     last = data_format.upper() == "NHWC"
     factors = tuple(size) if isinstance(size, Sequence) else (size, size)
     images = sh.transpose(x, (0, 3, 1, 2)) if last else x

@@ -1,4 +1,4 @@
-"""Functions of ids: flow.experimental.unique_with_counts, flow.categorical_ordinal_encode, flow.distributed_partial_fc_sample ..."""
+"""Functions on integer ids: flow.experimental.unique_with_counts, flow.categorical_ordinal_encode, flow.distributed_partial_fc_sample ..."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from jobflow.ops.runtime_assertions import RuntimeAssertion, assert_bounds
 
 
 def unique_with_counts(x: Tensor, out_idx: DType = int32, name: str | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the distinct elements of a vector in order of first occurrence, each element's index among them, their counts, and their number.
+    """Return the distinct elements of a vector in order of first occurrence, each element's index in them, their counts, and their number.
 
     The distinct elements and the counts have the length of x, padded with zeros.
     """
     if not isinstance(out_idx, DType) or not out_idx.is_integer:
-        raise DtypeError(f"unique_with_counts at {user_line()}: out_idx is a type of integers such as jobflow.int32, not {out_idx!r}")
+        raise DtypeError(f"unique_with_counts at {user_line()}: out_idx must be an integer type such as jobflow.int32, not {out_idx!r}")
     return un.unique_with_counts(x, out_idx)
 
 
 def indexed_slices_reduce_sum(indices: Tensor, values: Tensor, name: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Add rows of `values` [*indices, ...] with the same index: return the distinct indices, their sums, and their number, shape (1,).
+    """Sum the rows of `values` [*indices, ...] that have equal indices.
 
-    The first two have the original length, padded with zeros.
+    Return the distinct indices, their sums, and their number, shape (1,). The first two have the original length, padded with zeros.
     """
     t, rest = indices.tensor_type, values.tensor_type.shape[indices.tensor_type.ndim :]
     if not t.dtype.is_integer or values.tensor_type.shape[: t.ndim] != t.shape:
         raise ShapeError(
-            f"indexed_slices_reduce_sum at {user_line()}: indices {t} are integers, and values {values.tensor_type} begin with their axes"
+            f"indexed_slices_reduce_sum at {user_line()}: indices {t} must be integers, and values {values.tensor_type} start with their axes"
         )
     unique, place, _, count = un.unique_with_counts(sh.reshape(indices, (t.size,)), int64)
     rows = ix.unsorted_segment_sum(sh.reshape(values, (t.size, *rest)), place, t.size, 0)
@@ -53,22 +53,28 @@ globals().update(all_of(__name__, globals(), __name__, traced))
 
 
 def argwhere(condition: Tensor, dtype: DType | None = None, name: str | None = None) -> Tensor:
-    """Return the coordinates of nonzero elements, one row each, in order; the default dtype is int32. The number of rows is dynamic."""
+    """Return the coordinates of nonzero elements in order, one row per element.
+
+    The number of rows is dynamic. The default dtype is int32.
+    """
     return _dynamic_rows("argwhere", condition, dtype, name, 0)
 
 
 def nonzero(a: Tensor, name: str | None = None) -> Tensor:
-    """Return argwhere transposed, with a column for each nonzero element."""
+    """Return the transposed result of argwhere: one column per nonzero element."""
     return _dynamic_rows("nonzero", a, None, name, 1)
 
 
 def where(condition: Tensor, x: Operand | None = None, y: Operand | None = None, name: str | None = None) -> Tensor:
-    """Return x where condition is not zero, y elsewhere, broadcast; condition is an integer tensor. Without x and y return argwhere(condition)."""
+    """Select x where `condition`, an integer tensor, is not zero and y elsewhere, with broadcasting.
+
+    Without x and y, return argwhere(condition).
+    """
     return argwhere(condition, None, name) if x is None and y is None else arrays.where(condition, x, y, name)
 
 
 def places_and_count(x: Tensor, dtype: DType) -> tuple[Tensor, Tensor]:
-    """Return argwhere padded with -1, and the number of its rows, shape (1,)."""
+    """Return the result of argwhere padded with -1, and its number of rows, shape (1,)."""
     return _places("argwhere", x, dtype, None), math.reduce_sum(ew.cast(math.not_equal(x, 0), dtype))
 
 
@@ -82,15 +88,17 @@ def _dynamic_rows(what: str, x: Tensor, dtype: DType | None, name: str | None, a
 def _places(what: str, x: Tensor, dtype: DType | None, name: str | None) -> Tensor:
     kind = int32 if dtype is None else dtype
     if not isinstance(kind, DType) or not kind.is_integer or not x.tensor_type.ndim:
-        raise DtypeError(f"{what} at {user_line()}: {x.tensor_type} must have axes, and dtype, {kind!r}, be a type of integers such as jobflow.int32")
+        raise DtypeError(
+            f"{what} at {user_line()}: {x.tensor_type} must have axes, and dtype must be an integer type such as jobflow.int32, not {kind!r}"
+        )
     return call(un.Argwhere(kind), x, name=name)
 
 
 def sync_dynamic_resize(inputs: Tensor, size: Tensor, name: str | None = None) -> Tensor:
-    """Return the first `size` [1] rows of the input."""
+    """Return the first `size` rows of `inputs`; `size` is a tensor of one integer."""
     what = "sync_dynamic_resize"
     if size.tensor_type.size != 1 or not size.tensor_type.dtype.is_integer or not inputs.tensor_type.ndim:
-        raise ArgumentError(f"{what} at {user_line()}: size {size.tensor_type} is one integer, and inputs {inputs.tensor_type} have rows")
+        raise ArgumentError(f"{what} at {user_line()}: size {size.tensor_type} must be one integer, and inputs {inputs.tensor_type} must have rows")
     job, rows = current_job(what), inputs.tensor_type.shape[0]
     last = ew.cast(sh.reshape(assert_bounds(size, what, low=0, high=rows, noun="size"), (1,)), int64)
     numbers = source.arange(0, rows, dtype=int64)
@@ -100,15 +108,15 @@ def sync_dynamic_resize(inputs: Tensor, size: Tensor, name: str | None = None) -
 
 
 def distributed_partial_fc_sample(weight: Tensor, label: Tensor, num_sample: int, name: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample classes by `sampled_classes`, with random numbers from the job's seed and the name."""
+    """Sample classes as `sampled_classes` does, with random numbers from the job's seed and the name."""
     return sampled_classes(weight, label, num_sample, None, name)
 
 
 def sampled_classes(weight: Tensor, label: Tensor, num_sample: int, seed: int | None, name: str | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample classes whose weights [classes, ...] are split over the devices: all labels, and random others in every run.
+    """Sample classes whose weights [classes, ...] are split over the devices: all labels, and other classes at random in every run.
 
-    Each device samples the same number of classes. Returns the labels as indices among the `num_sample` sampled classes, the sampled classes (for
-    each device its labels, then the others), and their weights.
+    All devices sample equally many classes, first their labels and then the others. Return the labels as indices into the `num_sample`
+    sampled classes, the sampled classes, and their weights.
 
     Raises: ArgumentError in a run with more distinct labels on a device than it samples.
     """
@@ -118,32 +126,32 @@ def sampled_classes(weight: Tensor, label: Tensor, num_sample: int, seed: int | 
     if label.tensor_type.dtype.is_integer:
         flat = assert_bounds(flat, "distributed_partial_fc_sample", low=0, high=classes - 1, noun="label")
     stream = random_stream(job.seed, seed, job.unique_name("partial_fc") if name is None else scope.current().full_name(name))
-    mapped, drawn = sampling.sample_classes(flat, job.run_counter(), classes, int(num_sample), where.size, *stream)
-    crowded = f"is none: on one device are more different labels than the {num_sample // where.size} classes drawn there; draw more"
+    mapped, sampled = sampling.sample_classes(flat, job.run_counter(), classes, int(num_sample), where.size, *stream)
+    crowded = f"is missing: a device has more distinct labels than the {num_sample // where.size} classes sampled there; increase num_sample"
     mapped = call(RuntimeAssertion("distributed_partial_fc_sample", "the place of a label", low=0, problem=crowded), mapped)
     aligned = len(where.mesh) == 1 or classes % where.size == 0
-    accepted = call(sampling.GatherLocalRows(), weight, drawn) if aligned else ix.gather(weight, drawn, 0)
-    return sh.reshape(mapped, label.tensor_type.shape), drawn, accepted
+    accepted = call(sampling.GatherLocalRows(), weight, sampled) if aligned else ix.gather(weight, sampled, 0)
+    return sh.reshape(mapped, label.tensor_type.shape), sampled, accepted
 
 
 def categorical_ordinal_encode(table: Tensor, size: Tensor, input_tensor: Tensor, hash_precomputed: bool = True, name: str | None = None) -> Tensor:
-    """Number ids by 1, 2, 3 ... in the order of their first occurrence, in this run or an earlier one.
+    """Number ids 1, 2, 3 ... in the order of their first occurrence in this run or an earlier one.
 
-    `table` [2 capacity] and `size` [1] are variables, initially zeros, which store the ids. `hash_precomputed` must be True: ids are hashes.
+    The variables `table` [2 capacity] and `size` [1], initially zeros, store the ids. The ids are hashes: `hash_precomputed` must be True.
 
     Raises: ArgumentError in a run in which the ids exceed the capacity.
     """
     if hash_precomputed is not True:
         raise ArgumentError(
-            f"categorical_ordinal_encode at {user_line()}: hash_precomputed is {hash_precomputed!r}; give hashes of integers, and True"
+            f"categorical_ordinal_encode at {user_line()}: hash_precomputed is {hash_precomputed!r}; pass hashes of the ids and hash_precomputed=True"
         )
     codes, later, known = un.ordinal_codes(table, size, input_tensor)
     assign(table, later)
-    assign(size, assert_bounds(known, "categorical_ordinal_encode", low=0, high=table.tensor_type.size // 2, noun="number of different ids"))
+    assign(size, assert_bounds(known, "categorical_ordinal_encode", low=0, high=table.tensor_type.size // 2, noun="number of distinct ids"))
     return ew.identity(codes, name=name)
 
 
-#: what tensors have instead
+#: equivalents for tensors outside of jobs
 _OF_TENSORS = {
     "argwhere": "flow.argwhere",
     "nonzero": "flow.nonzero",

@@ -1,7 +1,7 @@
 """`flow.image`: image processing in the body of a job.
 
-Images of different sizes, from a reader, are decoded, cropped and resized on the host before the job runs. Tensors of images of one size are
-cropped, mirrored and normalised by operations of the job on its devices.
+Images of different sizes, from a reader, are decoded, cropped and resized on the host before the job runs. Operations of the job crop,
+mirror and normalise tensors of images of equal size on its devices.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ __all__ = [
 ]
 
 _ZERO, _ONE = [0.0], [1.0]
-#: old names of interpolations
+#: deprecated names of interpolations
 _OLD = {"Linear": "bilinear", "NN": "nearest_neighbor", "Cubic": "bicubic"}
 
 
 def decode(images_bytes_buffer: OnHost, dtype: DType = uint8, color_space: str = "BGR", name: str | None = None) -> OnHost:
-    """Decode the images in these bytes."""
+    """Decode encoded image files to images in `color_space`, "BGR", "RGB" or "GRAY"."""
     content = on_host("image.decode", images_bytes_buffer, "bytes", "arrays")
     if content.element not in (uint8, int8):
-        raise ArgumentError(f"image.decode at {user_line()}: the bytes of files are int8 or uint8, not {content.element.name}")
+        raise ArgumentError(f"image.decode at {user_line()}: images_bytes_buffer must be int8 or uint8, not {content.element.name}")
     images = decoded("image.decode", content.stage, content.rows, color_space)
     if dtype is uint8:
         return images
@@ -55,9 +55,9 @@ def decode(images_bytes_buffer: OnHost, dtype: DType = uint8, color_space: str =
 
 
 def _check_pixels(what: str, element: DType, dtype: DType) -> None:
-    """Raise ArgumentError if pixels of an element type would overflow in another one."""
+    """Raise ArgumentError if uint8 pixels overflow in `dtype`."""
     if element is uint8 and not np.can_cast(np.uint8, dtype.numpy):
-        raise ArgumentError(f"{what} at {user_line()}: pixels are 0 to 255, which {dtype.name} does not have")
+        raise ArgumentError(f"{what} at {user_line()}: dtype {dtype.name} cannot represent pixels from 0 to 255")
 
 
 def random_crop(
@@ -68,7 +68,7 @@ def random_crop(
     random_aspect_ratio: Sequence[float] | None = None,
     name: str = "ImageRandomCrop",
 ) -> OnHost:
-    """Crop a part of each image with random area and aspect ratio."""
+    """Crop each image to a rectangle of random area and aspect ratio."""
     images = on_host("image.random_crop", input_blob, "images", "arrays")
     return randomly_cropped("image.random_crop", images, num_attempts, seed, random_area, random_aspect_ratio, name)
 
@@ -79,12 +79,14 @@ def _sides(what: str, target: Any, least: int | None, most: int | None, side: st
     if isinstance(target, int | np.integer) and target > 0 and side in ("shorter", "longer"):
         counts(what, target_size=target)
         return st.Sides(int(target), side == "longer", limits.get("min_size"), limits.get("max_size"))
-    raise ArgumentError(f'{what} at {user_line()}: the aspect ratio is kept with a target_size that is one int and resize_side "shorter" or "longer"')
+    raise ArgumentError(
+        f'{what} at {user_line()}: keep_aspect_ratio requires an int target_size and resize_side "shorter" or "longer", not {target!r}, {side!r}'
+    )
 
 
 def _interpolation(what: str, name: str) -> str:
     if name not in st.FILTERS:
-        raise ArgumentError(f"{what} at {user_line()}: interpolation_type is one of {', '.join(st.FILTERS)}, not {name!r}")
+        raise ArgumentError(f"{what} at {user_line()}: interpolation_type must be one of {', '.join(st.FILTERS)}, not {name!r}")
     return name
 
 
@@ -105,15 +107,16 @@ def Resize(
     resize_x: int = 0,
     resize_y: int = 0,
 ) -> Any:
-    """Return (images, scale, new_size): images of target_size (width, height), a tensor uint8 [batch, height, width, channels]; new_size is None.
+    """Return (images, scale, new_size), with images resized to target_size = (width, height) as uint8 [batch, height, width, channels].
 
-    With keep_aspect_ratio target_size is the length of the shorter or longer side, and image sizes differ. `scale` is [batch, 2], factors of width
-    and height. The arguments from color_space on belong to an older form, which returns only the images.
+    `scale` [batch, 2] contains the factors of width and height; new_size is None. With `keep_aspect_ratio`, target_size is the length of the
+    shorter or longer side, image sizes differ, and `new_size` is [batch, 2]. The parameters from `color_space` on belong to an older form,
+    which returns only the images.
     """
     what, images = "image.Resize", on_host("image.Resize", image, "images", "arrays")
     old = bool(color_space or interp_type or resize_shorter or resize_x or resize_y)
     if old:
-        notice("image.Resize: color_space, interp_type, resize_shorter, resize_x and resize_y are old; write target_size and interpolation_type")
+        notice("image.Resize: color_space, interp_type, resize_shorter, resize_x and resize_y are deprecated; use target_size and interpolation_type")
         interpolation_type = _OLD.get(interp_type, interp_type) if interp_type else "auto"
         keep_aspect_ratio = bool(resize_shorter)
         target_size = resize_shorter or (resize_x, resize_y)
@@ -124,7 +127,7 @@ def Resize(
         size = None if old else as_tensor(what, st.Scale(images.stage, sides, sizes=True), images.rows, (2,), int32, None)
     else:
         if not isinstance(target_size, list | tuple) or len(target_size) != 2:
-            raise ArgumentError(f"{what} at {user_line()}: target_size is (width, height), not {target_size!r}")
+            raise ArgumentError(f"{what} at {user_line()}: target_size must be (width, height), not {target_size!r}")
         counts(what, width=target_size[0], height=target_size[1])
         if images.kind == "images" and channels != images.channels:
             raise ArgumentError(f"{what} at {user_line()}: channels is {channels}, but the images have {images.channels}")
@@ -147,7 +150,7 @@ def target_resize(
     interpolation_type: str = "auto",
     name: str | None = None,
 ) -> tuple[OnHost, Any, Any]:
-    """Return (images, new_size, scale) with the aspect ratio kept; see `Resize`."""
+    """Return (images, new_size, scale) of `Resize` with `keep_aspect_ratio`."""
     result, scale, size = Resize(images, target_size, min_size, max_size, True, resize_side, interpolation_type=interpolation_type, name=name)
     return result, size, scale
 
@@ -166,37 +169,37 @@ def CropMirrorNormalize(
     output_dtype: DType = float32,
     name: str | None = None,
 ) -> Any:
-    """Return (x - mean) / std by channel for the part crop_h x crop_w of each image, mirrored where mirror_blob is 1.
+    """Crop each image to crop_h x crop_w, mirror it where `mirror_blob` is 1, and return (x - mean) / std by channel.
 
-    A crop of 0 is the whole image; `crop_pos` is the fraction of the remainder before the part. Images of different sizes need a crop. The result
-    is [batch, channels, height, width], with output_layout "NHWC" [batch, height, width, channels].
+    A crop of 0 means the whole image; images of different sizes need a crop. `crop_pos` is the fraction of the removed pixels that
+    precedes the crop. The result is [batch, channels, height, width], or for `output_layout` "NHWC" [batch, height, width, channels].
     """
     what = "image.CropMirrorNormalize"
     if output_layout not in ("NCHW", "NHWC"):
-        raise ArgumentError(f'{what} at {user_line()}: output_layout is "NCHW" or "NHWC", not {output_layout!r}')
+        raise ArgumentError(f'{what} at {user_line()}: output_layout must be "NCHW" or "NHWC", not {output_layout!r}')
     if color_space not in ("BGR", "RGB", "GRAY") or not output_dtype.is_float:
         raise ArgumentError(
-            f'{what} at {user_line()}: color_space is "BGR", "RGB" or "GRAY", and output_dtype one of floats; got {color_space!r} and {output_dtype}'
+            f'{what} at {user_line()}: color_space must be "BGR", "RGB" or "GRAY", and output_dtype a float type, not {color_space!r}, {output_dtype}'
         )
     for word, share in (("crop_pos_y", crop_pos_y), ("crop_pos_x", crop_pos_x)):
         if not 0 <= share <= 1:
-            raise ArgumentError(f"{what} at {user_line()}: {word} {share} is not in [0, 1]")
+            raise ArgumentError(f"{what} at {user_line()}: {word} must be in [0, 1], not {share}")
     x = input_blob
     if isinstance(x, OnHost):
         images = on_host(what, x, "images", "arrays")
         if min(crop_h, crop_w) < 1:
-            raise ArgumentError(f"{what} at {user_line()}: images of different sizes need crop_h and crop_w")
+            raise ArgumentError(f"{what} at {user_line()}: images of different sizes require crop_h and crop_w")
         counts(what, crop_h=crop_h, crop_w=crop_w)
         stage = st.Cropped(images.pixels(), (crop_h, crop_w), (crop_pos_y, crop_pos_x))
         x = as_tensor(what, stage, images.rows, (crop_h, crop_w, images.channels), images.element, None)
     elif not is_tensor(x) or x.tensor_type.ndim != 4:
         raise ShapeError(
-            f"{what} at {user_line()}: images are [batch, height, width, channels], not {x.tensor_type if is_tensor(x) else described(x)}"
+            f"{what} at {user_line()}: images must be [batch, height, width, channels], not {x.tensor_type if is_tensor(x) else described(x)}"
         )
     else:
         x = _cropped(what, x, (crop_h, crop_w), (crop_pos_y, crop_pos_x))
     channels, width = (1, 3) if output_layout == "NCHW" else (3, 2)
-    if channels == 1:  # while pixels are bytes, and so that what is turned around lies side by side
+    if channels == 1:  # now, because pixels are bytes yet, and mirrored elements become adjacent
         x = arrays.transpose(x, [0, 3, 1, 2])
     if mirror_blob is not None:
         x = _flipped(x, mirror_blob, width)
@@ -204,18 +207,18 @@ def CropMirrorNormalize(
 
 
 def _cropped(what: str, x: Tensor, size: Sequence[int], at: Sequence[float]) -> Tensor:
-    """Return the part of this height and width of every image of a tensor."""
+    """Return images cropped to height and width `size`, at the relative position `at`; a size of 0 keeps the whole axis."""
     target = [want or have for want, have in zip(size, x.tensor_type.shape[1:3], strict=True)]
     if target == list(x.tensor_type.shape[1:3]):
         return x
     if any(want > have for want, have in zip(target, x.tensor_type.shape[1:3], strict=True)):
-        raise ShapeError(f"{what} at {user_line()}: {x.tensor_type} has no part of {target[0]} x {target[1]}")
+        raise ShapeError(f"{what} at {user_line()}: images {x.tensor_type} are smaller than the crop of {target[0]} x {target[1]}")
     begin = [int((have - want) * share) for want, have, share in zip(target, x.tensor_type.shape[1:3], at, strict=True)]
     return arrays.slice(x, [0, *begin, 0], [-1, *target, -1])
 
 
 def _normalized(what: str, x: Tensor, mean: Sequence[float], std: Sequence[float], axis: int = -1) -> Tensor:
-    """Return (x - mean) / std along `axis`, for one number or one per channel."""
+    """Return (x - mean) / std along `axis`; mean and std contain one number, or one per channel."""
     mean, std = _by_each(what, mean, std, x.tensor_type.shape[axis])
     behind = (1,) * (x.tensor_type.ndim - 1 - axis) if axis >= 0 else ()
     shifted = math.subtract(x, _by_channel(mean, x.tensor_type.dtype, behind)) if any(mean) else x
@@ -223,7 +226,7 @@ def _normalized(what: str, x: Tensor, mean: Sequence[float], std: Sequence[float
 
 
 def _by_each(what: str, mean: Sequence[float], std: Sequence[float], channels: int | None) -> list[list[float]]:
-    """Return mean and deviation: one finite number or one for each channel.
+    """Return mean and standard deviation as lists of one number, or of one per channel.
 
     Raises: ArgumentError for other values, and for a deviation of 0.
     """
@@ -232,18 +235,18 @@ def _by_each(what: str, mean: Sequence[float], std: Sequence[float], channels: i
         if not numbers or (channels is not None and len(arguments) not in (1, channels)) or (word == "std" and 0 in arguments):
             each = "each channel" if channels is None else f"each of {channels} channels"
             raise ArgumentError(
-                f"{what} at {user_line()}: {word} {arguments!r} is not a list of a number, or of one for {each}, or has a deviation of 0"
+                f"{what} at {user_line()}: {word} {arguments!r} must be a list of one number, or of one for {each}, and std must not be 0"
             )
     return [list(map(float, mean)), list(map(float, std))]
 
 
 def _by_channel(numbers: Sequence[float], dtype: DType, behind: tuple[int, ...]) -> Any:
-    """Return a number, or a tensor with one number per channel followed by these axes."""
+    """Return equal numbers as one number, and others as a tensor [channels, *behind]."""
     return arrays.concat([arrays.constant(number, dtype, (1, *behind)) for number in numbers]) if len(set(numbers)) > 1 else numbers[0]
 
 
 def flip(image: Any, flip_code: Any, name: str | None = None) -> Any:
-    """Mirror images horizontally where flip_code, an int or a tensor with one per image, is not 0."""
+    """Mirror images horizontally where `flip_code`, an int or a tensor with one int per image, is not 0."""
     if isinstance(image, OnHost):
         images = on_host("image.flip", image, "images", "arrays")
         flips = rows_of("image.flip", flip_code, images, (), "flip_code")
@@ -253,14 +256,14 @@ def flip(image: Any, flip_code: Any, name: str | None = None) -> Any:
 
 
 def _flipped(image: Any, codes: Any, axis: int, name: str | None = None) -> Any:
-    """Reverse images along an axis where codes are not 0."""
+    """Reverse images along `axis` where their code is not 0."""
     if isinstance(codes, int | np.integer):
         return arrays.reverse(image, axis, name=name) if codes else image
     return arrays.where(arrays.reshape(codes, (-1, 1, 1, 1)), arrays.reverse(image, axis), image, name=name)
 
 
 def normalize(image: Any, std: Sequence[float], mean: Sequence[float], name: str | None = None) -> Any:
-    """Return (x - mean) / std by channel, float32."""
+    """Return (x - mean) / std by channel as float32."""
     if not isinstance(image, OnHost):
         return _normalized("image.normalize", arrays.cast(image, float32), mean, std)
     images = on_host("image.normalize", image, "images", "arrays")
@@ -272,13 +275,13 @@ def normalize(image: Any, std: Sequence[float], mean: Sequence[float], name: str
 def batch_align(images: OnHost, shape: Sequence[int], dtype: DType, alignment: int, name: str | None = None) -> Any:
     """Copy images of different sizes into a tensor [batch, height, width, channels], padded with zeros at the bottom and right.
 
-    Its height and width are those of the largest image of the batch, rounded up to multiples of `alignment`; no image exceeds `shape`.
+    Its height and width are those of the largest image of the batch, rounded up to multiples of `alignment`. `shape` is the maximum.
     """
     what = "image.batch_align"
     arguments, most = on_host(what, images, "images", "arrays"), positive_shape(what, "shape", shape)
     counts(what, alignment=alignment)
     if len(most) != 3:
-        raise ArgumentError(f"{what} at {user_line()}: shape is (height, width, channels), not {shape!r}")
+        raise ArgumentError(f"{what} at {user_line()}: shape must be (height, width, channels), not {shape!r}")
     _check_pixels(what, arguments.element, dtype)
     return as_padded(what, arguments.pixels(), arguments.rows, most, (alignment, alignment, 1), dtype, name)
 

@@ -1,7 +1,7 @@
 """Initializers of variables.
 
-For a shape, an initializer returns a source op for the initial value. The value is a function of (seed, key, element index), so every rank
-computes its own part and all layouts agree.
+An initializer returns the source op of a variable's initial value. The value is a function of (seed, key, element index). Therefore a rank
+computes only its own shard, and all layouts contain equal values.
 
     fan_in  = prod(shape[1:])
     fan_out = shape[0] * (number of kernel positions): shape[2:] for channels first, shape[1:-1] for channels last
@@ -31,14 +31,14 @@ _TRUNCATED_STD = 0.87962566103423978
 
 
 class Initializer(Protocol):
-    """The protocol of initializers: they return the source op of a variable's initial value; `key` is the variable's full name."""
+    """The protocol of initializers: `op` returns the source op of a variable's initial value, with the variable's full name as `key`."""
 
     def op(self, shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> Op: ...
 
 
 @dataclass(frozen=True)
 class Fill:
-    """The same `value` for every element."""
+    """An initializer with the same `value` for every element."""
 
     value: float
 
@@ -48,7 +48,7 @@ class Fill:
 
 @dataclass(frozen=True)
 class Uniform:
-    """The distribution U[low, high); integers in [low, high) for integer variables."""
+    """An initializer with the distribution U[low, high); integer variables are integers in [low, high)."""
 
     low: float
     high: float
@@ -61,24 +61,24 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Normal:
-    """The distribution N(mean, std^2)."""
+    """An initializer with the distribution N(mean, std^2)."""
 
     mean: float
     std: float
-    drawn: ClassVar[type[RandomNormal | TruncatedNormal]] = RandomNormal
+    op_class: ClassVar[type[RandomNormal | TruncatedNormal]] = RandomNormal
 
     def op(self, shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> Op:
-        return self.drawn(shape, dtype, key, seed=seed, mean=self.mean, std=self.std)
+        return self.op_class(shape, dtype, key, seed=seed, mean=self.mean, std=self.std)
 
 
 class Truncated(Normal):
-    """The distribution N(mean, std^2), redrawn for values more than 2 std from the mean."""
+    """An initializer with the distribution N(mean, std^2), truncated at 2 std from the mean."""
 
-    drawn = TruncatedNormal
+    op_class = TruncatedNormal
 
 
 def fans(shape: Sequence[int], data_format: str) -> tuple[int, int]:
-    """Return (fan_in, fan_out) of a weight of this shape; data_format "" counts as a matrix."""
+    """Return (fan_in, fan_out) of a weight of `shape`; data_format "" means a matrix."""
     fan_in = math.prod(shape[1:])
     if len(shape) <= 2 or not data_format:
         positions = 1
@@ -103,7 +103,7 @@ def _spread(distribution: str, std: float) -> Initializer:
 
 @dataclass(frozen=True)
 class VarianceScaling:
-    """A zero-mean distribution with variance scale / fan."""
+    """An initializer with mean zero and variance scale / fan."""
 
     scale: float
     mode: str
@@ -120,7 +120,7 @@ _DISTRIBUTIONS = ("truncated_normal", "random_normal", "random_uniform")
 
 
 def empty_initializer(dtype: DType = float32) -> Initializer:
-    """Return an initializer for arbitrary values, which are 0 here."""
+    """Return an initializer for variables whose values do not matter; it fills them with 0."""
     return Fill(0)
 
 
@@ -140,14 +140,14 @@ def ones_initializer(dtype: DType = float32) -> Initializer:
 
 
 def _check_finite(what: str, **arguments: float) -> None:
-    """Raise ArgumentError for an infinite value or NaN."""
+    """Raise ArgumentError if an argument is infinite or NaN."""
     for name, value in arguments.items():
         if not math.isfinite(value):
-            raise ArgumentError(f"{what} at {user_line()}: {name} is {value}, which is not finite")
+            raise ArgumentError(f"{what} at {user_line()}: {name} must be finite, not {value}")
 
 
 def random_uniform_initializer(minval: float = 0, maxval: float = 1, dtype: DType = float32) -> Initializer:
-    """Return the initializer U[minval, maxval); integers for integer variables."""
+    """Return an initializer with the distribution U[minval, maxval); integer variables are integers of that range."""
     _check_finite("random_uniform_initializer", minval=minval, maxval=maxval)
     if minval > maxval:
         raise ArgumentError(f"random_uniform_initializer at {user_line()}: minval {minval} is above maxval {maxval}")
@@ -155,15 +155,18 @@ def random_uniform_initializer(minval: float = 0, maxval: float = 1, dtype: DTyp
 
 
 def random_normal_initializer(mean: float = 0.0, stddev: float = 1.0, seed: int | None = None, dtype: DType | None = None) -> Initializer:
-    """Return the initializer N(mean, stddev^2). `seed` and `dtype` are arguments of get_variable and must be None here."""
+    """Return an initializer with the distribution N(mean, stddev^2).
+
+    `seed` and `dtype` must be None; they are arguments of get_variable.
+    """
     if seed is not None or dtype is not None:
-        raise ArgumentError(f"random_normal_initializer at {user_line()}: give random_seed and dtype to get_variable instead")
+        raise ArgumentError(f"random_normal_initializer at {user_line()}: seed and dtype must be None; pass random_seed and dtype to get_variable")
     _check_finite("random_normal_initializer", mean=mean, stddev=stddev)
     return Normal(mean, stddev)
 
 
 def truncated_normal_initializer(mean: float = 0.0, stddev: float = 1.0) -> Initializer:
-    """Return the initializer N(mean, stddev^2), redrawn beyond 2 stddev; its standard deviation is 0.88 stddev."""
+    """Return an initializer with the distribution N(mean, stddev^2) truncated at 2 stddev; its standard deviation is 0.88 stddev."""
     _check_finite("truncated_normal_initializer", mean=mean, stddev=stddev)
     return Truncated(mean, stddev)
 
@@ -180,21 +183,21 @@ def variance_scaling_initializer(
     what = "variance_scaling_initializer"
     _check_finite(what, scale=scale)
     if scale < 0:
-        raise ArgumentError(f"{what} at {user_line()}: scale {scale} is a variance, and none is below 0")
+        raise ArgumentError(f"{what} at {user_line()}: scale must be at least 0, not {scale}")
     return VarianceScaling(scale, one_of(what, "mode", mode, _MODES), one_of(what, "distribution", distribution, _DISTRIBUTIONS), data_format)
 
 
 def xavier_uniform_initializer(data_format: str = "") -> Initializer:
-    """Return the initializer U(-a, a), a = sqrt(6 / (fan_in + fan_out))."""
+    """Return an initializer with the distribution U(-a, a), a = sqrt(6 / (fan_in + fan_out))."""
     return VarianceScaling(1.0, "fan_avg", "random_uniform", data_format)
 
 
 def xavier_normal_initializer(data_format: str = "") -> Initializer:
-    """Return the initializer N(0, 2 / (fan_in + fan_out))."""
+    """Return an initializer with the distribution N(0, 2 / (fan_in + fan_out))."""
     return VarianceScaling(1.0, "fan_avg", "random_normal", data_format)
 
 
-#: how much wider values may be before an activation than 1 / sqrt(fan)
+#: factor of the standard deviation 1 / sqrt(fan) by the activation after a layer
 GAINS = {
     **dict.fromkeys(("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "sigmoid"), 1.0),
     "tanh": 5 / 3,
@@ -207,7 +210,7 @@ NONLINEARITIES = (*GAINS, "leaky_relu")
 
 
 def gain_of(nonlinearity: str, slope: float) -> float:
-    """Return the gain of one of NONLINEARITIES; `slope` is that of leaky_relu."""
+    """Return the gain of one of NONLINEARITIES; `slope` is the negative slope of leaky_relu."""
     return math.sqrt(2.0 / (1.0 + slope * slope)) if nonlinearity == "leaky_relu" else GAINS[nonlinearity]
 
 
@@ -221,7 +224,8 @@ def kaiming_initializer(
 ) -> Initializer:
     """Return an initializer with mean zero and standard deviation gain / sqrt(fan) for a weight of `shape`.
 
-    gain: tanh 5/3, relu sqrt(2), leaky_relu sqrt(2 / (1 + negative_slope^2)), selu 3/4, linear, sigmoid and convolutions 1.
+    The gain is 5/3 for tanh, sqrt(2) for relu, sqrt(2 / (1 + negative_slope^2)) for leaky_relu and 3/4 for selu.
+    It is 1 for linear, sigmoid and convolutions.
     """
     what = "kaiming_initializer"
     _check_finite(what, negative_slope=negative_slope)
@@ -243,7 +247,7 @@ _CONF: dict[str, Callable[[Mapping[str, Any]], Initializer]] = {
 
 
 def from_conf(conf: Mapping[str, Any]) -> Initializer:
-    """Return the initializer described by a dictionary of the older form, e.g. ``{"constant_conf": {"value": 10}}``."""
+    """Return the initializer for a dictionary in the older form, for example ``{"constant_conf": {"value": 10}}``."""
     if len(conf) != 1 or next(iter(conf)) not in _CONF:
         wrong = next((key for key in conf if key not in _CONF), "")
         raise ConfigError(f"default_initializer_conf {dict(conf)} must have exactly one of the keys {', '.join(_CONF)}{did_you_mean(wrong, _CONF)}")

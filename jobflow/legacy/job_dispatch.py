@@ -1,8 +1,8 @@
-"""The decorators of the job API: argument check, alias with renamed parameters, and choice by arguments.
+"""Decorators of the job API: argument check, alias with renamed parameters, and dispatch by arguments.
 
-* `of_jobs(function, word)` checks the arguments of a function of the job API. With other tensors its operations run at once, or in nn.Graph.build.
-* `traced(alias(functional.sqrt), "sqrt")` is a function of tensors under the job API's parameter names, recorded in the body that runs.
-* `by_arguments(arrays.reshape)` is one name of both APIs. The arguments choose between them.
+* `of_jobs(function, word)` checks the arguments of a job function. Tensors outside of jobs are computed eagerly, or traced by nn.Graph.build.
+* `traced(alias(functional.sqrt), "sqrt")` is a tensor function with the job API's parameter names, traced into the current job body.
+* `by_arguments(arrays.reshape)` is one name of both APIs. The arguments select between them.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def by_arguments(job: Function, ours: Any = (), theirs: Any = (), needs_dtype: bool = False) -> Function:
-    """Choose between the function of the job API and the function of tensors that has the same name.
+    """Dispatch between the job function and the tensor function of the same name.
 
-    An argument that only one of them takes decides: a keyword, or a second argument of the types `ours` or `theirs`.
-    If the job's function `needs_dtype`, a call without `dtype` means the other. Then the tensors among the arguments decide.
-    Without tensors, the body of a job means the job's function.
+    An argument that only one of the two accepts decides: a keyword, or a second argument of the types `ours` or `theirs`.
+    If the job function `needs_dtype`, a call without `dtype` selects the tensor function. Otherwise the tensors among the arguments decide.
+    Without tensors, a call in the body of a job selects the job function.
     """
     word = job.__name__
     roles = Roles(word, job)
@@ -47,7 +47,7 @@ def by_arguments(job: Function, ours: Any = (), theirs: Any = (), needs_dtype: b
     def tensors() -> Roles:
         return Roles(word, getattr(functional, word))
 
-    def said(arguments: tuple[Any, ...], named: dict[str, Any]) -> bool | None:
+    def selected(arguments: tuple[Any, ...], named: dict[str, Any]) -> bool | None:
         if len(arguments) > 1 and isinstance(arguments[1], (*ours, *theirs)):
             return isinstance(arguments[1], ours)
         if needs_dtype and "dtype" not in named and len(arguments) <= roles.places.index("dtype"):
@@ -62,7 +62,7 @@ def by_arguments(job: Function, ours: Any = (), theirs: Any = (), needs_dtype: b
     def either(*arguments: Any, **named: Any) -> Any:
         if not named and arguments and arguments[0].__class__ is EagerTensor and not (len(arguments) > 1 and isinstance(arguments[1], ours)):
             return tensors().function(*arguments)
-        jobs = said(arguments, named)
+        jobs = selected(arguments, named)
         if jobs is None:
             operands = list(_tensors_in((*arguments, *named.values())))
             jobs = any(isinstance(x, TensorOperators) for x in operands) if operands else in_job()
@@ -72,7 +72,7 @@ def by_arguments(job: Function, ours: Any = (), theirs: Any = (), needs_dtype: b
 
 
 def _tensors_in(values: Iterable[Any]) -> Iterator[Any]:
-    """Yield the tensors among these values, and in their lists and tuples."""
+    """Yield the tensors among `values` and in lists and tuples among them."""
     for value in values:
         if isinstance(value, list | tuple):
             yield from filter(is_tensor, value)
@@ -80,11 +80,11 @@ def _tensors_in(values: Iterable[Any]) -> Iterator[Any]:
             yield value
 
 
-# -------------------------------------------------------------------- functions of jobs, as formulas of tensors
+# -------------------------------------------------------------------- job functions defined by tensor functions
 
 
 def alias(function: Callable[..., Any], *tensors: str, **others: Any) -> Callable[..., Tensor]:
-    """Return a function of tensors under other parameter names: first `tensors` ("x"), then `others` with defaults (...: none)."""
+    """Return `function` with other parameter names: the operands `tensors`, then `others` with their defaults (`...` means required)."""
     words = tensors or ("x",)
     signature, count, defaults = _signature(words, **others), len(words) + len(others), tuple(others.values())
 
@@ -100,13 +100,13 @@ def alias(function: Callable[..., Any], *tensors: str, **others: Any) -> Callabl
     return call
 
 
-#: what further parameters take, by the type of their default
+#: annotations of further parameters, by type of their default
 _KIND_OF_DEFAULT = {bool: "bool", int: "float", float: "float"}
 
 
 @lru_cache(typed=True)
 def _signature(words: tuple[str, ...], **others: Any) -> inspect.Signature:
-    """Return a cached signature with these tensor parameters, others with defaults, and a name."""
+    """Return a cached signature with the tensor parameters `words`, `others` with their defaults, and `name`."""
     further = ((word, default, _KIND_OF_DEFAULT.get(type(default), inspect.Parameter.empty)) for word, default in others.items())
     arguments = [*((word, inspect.Parameter.empty, "Tensor") for word in words), *further]
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -118,12 +118,12 @@ def _signature(words: tuple[str, ...], **others: Any) -> inspect.Signature:
     )
 
 
-#: stands for the module of what `alias` gives, until `all_of` finds it
+#: placeholder for the module of an alias, which `all_of` replaces
 ALIAS = "jobflow.legacy.alias"
 
 
 def traced(function: Function, word: str) -> Function:
-    """Record a function of tensors in the running body, with `name` for its last operation."""
+    """Trace a tensor function into the current job body, with `name` for its last operation."""
     roles = Roles(word, function)
 
     @wraps(function)
@@ -148,7 +148,7 @@ def _locate(error: JobflowError, word: str) -> None:
 
 
 def _in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Record the function with these arguments in the job."""
+    """Trace the function into the current job body; outside of jobs, call it with tensors."""
     body, function = scope.current().interpreter, roles.function
     if body is None or hasattr(body, "takes_tensors") or building_now() is not None:
         return function(*arguments, **named) if hasattr(body, "takes_tensors") else _elsewhere(function, roles, "", arguments, named)
@@ -163,14 +163,14 @@ def _in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> 
     return recorded(body, function, arguments, named, name)
 
 
-# -------------------------------------------------------------------- functions of jobs
+# -------------------------------------------------------------------- job functions
 
 
 def of_jobs(function: Function, word: str, others: Mapping[str, str] = MappingProxyType({})) -> Function:
-    """Check that the arguments are tensors of the job whose body runs, or other tensors outside of jobs.
+    """Check that the arguments are tensors of the job being traced, or tensors outside of jobs.
 
-    Other tensors are computed at once, or recorded in nn.Graph.build. Functions that need a job, for its variables or random numbers,
-    name their counterpart for tensors in `others`.
+    Tensors outside of jobs are computed eagerly, or traced by nn.Graph.build. A function that needs a job, for variables or random
+    numbers, names its equivalent for tensors in `others`.
     """
     if not tensors_of(function):
         return of_kinds(function, word)
@@ -195,7 +195,7 @@ def of_jobs(function: Function, word: str, others: Mapping[str, str] = MappingPr
 
 
 def of_kinds(function: Function, word: str) -> Function:
-    """Return the function with a check of argument types that raises ArgumentError."""
+    """Return the function with a check of argument types, which raises ArgumentError."""
     roles = Roles(word, function)
 
     @wraps(function)
@@ -218,21 +218,21 @@ def _check_in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any
 
 
 def _elsewhere(function: Callable[..., Any], roles: Roles, instead: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Call the function outside of jobs, with tensors, or raise an error."""
+    """Call the function with tensors outside of jobs; raise JobError or DtypeError for other arguments."""
     passed = list(roles.named_arguments(arguments, named))
     tensors = [value for _, value in passed if is_tensor(value) and not isinstance(value, TensorOperators)]
     for name, value in passed:
         if isinstance(value, TensorOperators):
             raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {value.tensor_type} of a job whose body has ended")
         if roles.wrong(name, value, numbers_only=True) and not is_tensor(value) and not instead:
-            there = "; make a tensor of it, flow.tensor(x)" if isinstance(value, np.ndarray) else ""
+            there = "; pass flow.tensor(x)" if isinstance(value, np.ndarray) else ""
             raise DtypeError(f"{roles.what} at {user_line()}: {name} is {described(value)}, not {roles.must_be(name)}{there}")
     roles.bind(arguments, named)
     roles.check_kinds(arguments, named)
     if instead or not tensors:
         raise JobError(
             f"{roles.what} at {user_line()}: called outside a job; call it in the body of a function decorated with global_function"
-            f"{f'; tensors have {instead}' if instead else ''}"
+            f"{f', or for tensors use {instead}' if instead else ''}"
         )
     with composing(tensors[0]):
         return function(*arguments, **named)

@@ -1,4 +1,4 @@
-"""Layers: variables with ops. Two layers with one name in a job are an error.
+"""Layers: operations with variables. A second layer with the same name in a job raises an error.
 
 dense                 <name>-weight (units, in), <name>-bias; ops <name>-matmul, <name>-bias_add, <name>-activation
 conv1d, conv2d, ...   <name>-weight, <name>-bias; ops <name>, <name>-bias_add, <name>-activation
@@ -56,11 +56,12 @@ def dense(
     bias_regularizer: Regularizer | None = None,
     trainable: bool = True,
     name: str = "Dense",
-    model_distribute: Distribute = distribute.broadcast(),  # noqa: B008 - there is only one
+    model_distribute: Distribute = distribute.broadcast(),  # noqa: B008 - a singleton
 ) -> Tensor:
-    """Return activation(inputs W^T + bias) over the last axis, W (units, in). Weight and bias start as zeros without initializers.
+    """Return activation(inputs W^T + bias) over the last axis, with W of shape (units, in).
 
-    `model_distribute` is broadcast(), auto() or split(0). With split(0) each device holds some units, and inputs must be a matrix.
+    Weight and bias are zeros by default. `model_distribute` is broadcast(), auto() or split(0). With split(0) the units are split over
+    the devices, and inputs must be a matrix.
     """
     shape = inputs.tensor_type.shape
     _check_dense(name, shape, model_distribute)
@@ -79,17 +80,17 @@ def _check_dense(name: str, shape: tuple[int, ...], model_distribute: Distribute
         raise ShapeError(f'dense at {user_line()} (layer "{name}"): inputs of shape {list(shape)} must have at least 2 axes')
     _check_distribute("dense", name, model_distribute)
     if model_distribute is distribute.split(0) and len(shape) != 2:
-        raise ShapeError(f'dense at {user_line()} (layer "{name}"): split(0) needs inputs of 2 axes, not of shape {list(shape)}; flatten them')
+        raise ShapeError(f'dense at {user_line()} (layer "{name}"): split(0) requires inputs of 2 axes, not of shape {list(shape)}; flatten them')
 
 
-def _check_distribute(what: str, name: str, wish: Distribute) -> None:
+def _check_distribute(what: str, name: str, target: Distribute) -> None:
     legal = (distribute.broadcast(), distribute.auto(), distribute.split(0))
-    if not any(wish is one for one in legal):
-        raise ArgumentError(f'{what} at {user_line()} (layer "{name}"): model_distribute {wish!r} must be broadcast(), auto() or split(0)')
+    if not any(target is one for one in legal):
+        raise ArgumentError(f'{what} at {user_line()} (layer "{name}"): model_distribute {target!r} must be broadcast(), auto() or split(0)')
 
 
 def namespace(name: str) -> AbstractContextManager[scope.Scope]:
-    """Prefix names in the block with `<name>-`."""
+    """Prefix names in the block with `name` and a hyphen."""
     return scope.using(namespace=(*scope.current().namespace, name))
 
 
@@ -102,11 +103,11 @@ def _parameter(
     trainable: bool,
     model_distribute: Distribute | None = None,
 ) -> Tensor:
-    """Return a variable with the element type of `like`; raise an error if another layer of this job has it."""
+    """Return a new variable with the element type of `like`; raise an error if its name exists in this job."""
     if not like.tensor_type.dtype.is_float:
         layer = "-".join(scope.current().namespace)
         raise DtypeError(
-            f'{user_line()} (layer "{layer}"): the inputs {like.tensor_type} are not floating point numbers, and a layer\'s {name} is of their type; '
+            f'{user_line()} (layer "{layer}"): the inputs {like.tensor_type} must be floating point numbers, because the {name} has their type; '
             f"cast them with cast(x, jobflow.float32)"
         )
     return get_variable(name, shape, like.tensor_type.dtype, initializer, regularizer, trainable, distribute=model_distribute, reuse=False)
@@ -148,23 +149,23 @@ def _conv(
 
 
 def _weight_shape(ndim: int, name: str, inputs: Tensor, filters: int, kernel_size: Sizes, data_format: str, groups: int) -> tuple[int, ...]:
-    """Return (filters, channels / groups, *kernel), or the shape with channels last."""
+    """Return (filters, channels / groups, *kernel), or (filters, *kernel, channels) for channels last."""
     where = f'conv{ndim}d at {user_line()} (layer "{name}")'
     last = channels_last(where, data_format, ndim)
     kernel = (kernel_size,) * ndim if isinstance(kernel_size, int) else tuple(kernel_size)
     if inputs.tensor_type.ndim != ndim + 2:
         raise ShapeError(f"{where}: inputs {inputs.tensor_type} must have {ndim + 2} axes, {data_format}")
     if len(kernel) != ndim:
-        raise ShapeError(f"{where}: kernel_size {kernel_size} must be an int or a list of {ndim}")
+        raise ShapeError(f"{where}: kernel_size {kernel_size} must be an int or a list of {ndim} ints")
     channels = inputs.tensor_type.shape[-1 if last else 1]
     if groups < 1 or channels % groups or filters % groups:
-        raise ShapeError(f"{where}: {channels} channels and {filters} filters cannot be divided into {groups} equal groups")
+        raise ShapeError(f"{where}: {channels} channels and {filters} filters must be divisible by groups {groups}")
     if last and groups > 1:
-        raise ArgumentError(f"{where}: groups {groups} needs channels first, not {data_format}")
+        raise ArgumentError(f"{where}: groups {groups} requires channels first, not {data_format}")
     return (filters, *kernel, channels) if last else (filters, channels // groups, *kernel)
 
 
-_CONV = "activation(conv{0}d(inputs, W) + bias); W starts as xavier_uniform, bias as zeros."
+_CONV = "Return activation(conv{0}d(inputs, W) + bias).  W is initialized by xavier_uniform, bias by zeros."
 conv1d = variant(_conv, 1, "conv1d", _CONV.format(1), data_format="NCW", name="Conv1d")
 conv2d = variant(_conv, 2, "conv2d", _CONV.format(2), data_format="NCHW", name="Conv2d")
 conv3d = variant(_conv, 3, "conv3d", _CONV.format(3), data_format="NCDHW", name="Conv3d")
@@ -193,9 +194,9 @@ def batch_normalization(
 ) -> Tensor:
     """Return gamma (x - mean) / sqrt(variance + epsilon) + beta, with batch statistics over all axes but `axis` in train jobs.
 
-    A train job updates the moving statistics at the end of the run: momentum * moving + (1 - momentum) * batch, with the unbiased variance. Predict
-    jobs, training=False and trainable=False use the moving statistics. Statistics cover the whole logical batch. In the mirrored view they cover
-    each device's batch, and the moving statistics use their mean.
+    A train job updates the moving statistics at the end of the run: momentum * moving + (1 - momentum) * batch, with the unbiased variance.
+    Predict jobs, training=False and trainable=False use the moving statistics. Statistics cover the whole logical batch. In the mirrored
+    view they cover the batch of a device, and their mean over devices updates the moving statistics.
     """
     own = name or layer_name(current_job("batch_normalization"), "BatchNorm")
     wide = ew.cast(inputs, inputs.tensor_type.dtype.arithmetic)
@@ -222,7 +223,7 @@ def batch_normalization(
 
 
 def _channel_vector(name: str, x: Tensor, axis: int, initializer: Initializer, regularizer: Regularizer | None, trainable: bool) -> Tensor:
-    """Return a variable with an element for each position of x's `axis`."""
+    """Return a variable with one element per position of x's `axis`."""
     return _parameter(name, (x.tensor_type.shape[axis],), x, initializer, regularizer, trainable)
 
 
@@ -286,7 +287,7 @@ def layer_norm(
 ) -> Tensor:
     """Return gamma (x - mean) / sqrt(variance + epsilon) + beta over the axes from begin_norm_axis on.
 
-    gamma and beta have the axes from begin_params_axis on.
+    The shape of gamma and beta consists of the axes from begin_params_axis on.
     """
     own = name or layer_name(current_job("layer_norm"), "LayerNorm")
     begin = normal_axis(f'layer_norm at {user_line()} (layer "{own}")', begin_params_axis, inputs.tensor_type.ndim)
@@ -298,7 +299,7 @@ def layer_norm(
 
 
 def layer_norm_grad(dy: Tensor, x: Tensor, mean: Tensor, inv_variance: Tensor, begin_norm_axis: int = 1, name: str = "LayerNormGrad") -> Tensor:
-    """Return the gradient of x under (x - mean) inv_variance, over the axes from begin_norm_axis on.
+    """Return the gradient with respect to x of (x - mean) inv_variance, over the axes from begin_norm_axis on.
 
     `inv_variance` is 1 / sqrt(variance + epsilon).
     """
@@ -311,8 +312,8 @@ def layer_norm_grad(dy: Tensor, x: Tensor, mean: Tensor, inv_variance: Tensor, b
         or mean.tensor_type.size != math.prod(rows)
     ):
         raise ShapeError(
-            f"layer_norm_grad at {user_line()}: dy {dy.tensor_type} is as x {x.tensor_type}, and mean {mean.tensor_type} and "
-            f"inv_variance are of a number per row"
+            f"layer_norm_grad at {user_line()}: dy {dy.tensor_type} must have the type of x {x.tensor_type}, and mean {mean.tensor_type} and "
+            f"inv_variance {inv_variance.tensor_type} one number per row"
         )
     ones = constant(1, x.tensor_type.dtype, x.tensor_type.shape[begin:])
     return apply(norm.LayerNormGrad(begin), dy, x, ones, sh.reshape(mean, rows), sh.reshape(inv_variance, rows))[0]
@@ -321,12 +322,15 @@ def layer_norm_grad(dy: Tensor, x: Tensor, mean: Tensor, inv_variance: Tensor, b
 def layer_norm_param_grad(
     dy: Tensor, norm: Tensor, gamma: Tensor, begin_params_axis: int = -1, name: str = "LayerNormParamGrad"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of norm, beta and gamma under gamma norm + beta; gamma and beta have the axes from begin_params_axis on."""
+    """Return the gradients of gamma norm + beta with respect to norm, beta and gamma.
+
+    The shape of gamma and beta consists of the axes from begin_params_axis on.
+    """
     begin = normal_axis(f"layer_norm_param_grad at {user_line()}", begin_params_axis, norm.tensor_type.ndim)
     if dy.tensor_type != norm.tensor_type or gamma.tensor_type.shape != norm.tensor_type.shape[begin:]:
         raise ShapeError(
-            f"layer_norm_param_grad at {user_line()}: dy {dy.tensor_type} is as norm {norm.tensor_type}, and gamma {gamma.tensor_type} "
-            f"as its last axes"
+            f"layer_norm_param_grad at {user_line()}: dy {dy.tensor_type} must have the type of norm {norm.tensor_type}, gamma {gamma.tensor_type} "
+            f"the shape of its last axes"
         )
     above = range(begin)
     return ew.multiply(dy, gamma), rd.reduce_sum(dy, tuple(above)), rd.reduce_sum(ew.multiply(dy, norm), tuple(above))
@@ -335,7 +339,7 @@ def layer_norm_param_grad(
 def categorical_ordinal_encoder(
     input_tensor: Tensor, capacity: int, hash_precomputed: bool = True, name: str = "CategoricalOrdinalEncoder"
 ) -> Tensor:
-    """Number 64-bit or 32-bit ids by 1, 2, 3 ... in the order of their first occurrence, up to `capacity`."""
+    """Number int64 or int32 ids 1, 2, 3 ... in the order of their first occurrence, up to `capacity`."""
     own = name or layer_name(current_job("categorical_ordinal_encoder"), "CategoricalOrdinalEncoder")
     counts("categorical_ordinal_encoder", capacity=capacity)
     if input_tensor.tensor_type.dtype not in (int32, int64):
@@ -354,23 +358,26 @@ def prelu(
     shared_axes: Sequence[int] | None = None,
     trainable: bool = True,
     name: str = "PRelu",
-    model_distribute: Distribute = distribute.broadcast(),  # noqa: B008 - there is only one
+    model_distribute: Distribute = distribute.broadcast(),  # noqa: B008 - a singleton
 ) -> Tensor:
-    """Return x where x > 0, alpha x elsewhere; alpha has the shape of a sample, with 1 at the shared axes, and starts as zeros."""
+    """Return x where x > 0 and alpha x elsewhere.
+
+    The variable alpha has the shape of a sample, with size 1 at `shared_axes`, and is initially zero.
+    """
     own = name or layer_name(current_job("prelu"), "PRelu")
     shape = list(inputs.tensor_type.shape[1:])
     axes = () if shared_axes is None else shared_axes
     for axis in axes if isinstance(axes, list | tuple) else ("",):
         if not isinstance(axis, int) or not 1 <= axis < inputs.tensor_type.ndim:
             raise ArgumentError(
-                f'prelu at {user_line()} (layer "{own}"): shared axes {axes!r} must be a list of axes in [1, {inputs.tensor_type.ndim})'
+                f'prelu at {user_line()} (layer "{own}"): shared_axes {axes!r} must be a list of axes in [1, {inputs.tensor_type.ndim})'
             )
         shape[axis - 1] = 1
     alpha = _parameter(f"{own}-alpha", shape, inputs, alpha_initializer or constant_initializer(0), alpha_regularizer, trainable, model_distribute)
     return ac.prelu(inputs, alpha, name=own)
 
 
-#: what tensors have instead
+#: equivalents for tensors outside of jobs
 _MODULES = {
     "dense": "flow.nn.Linear",
     "conv1d": "flow.nn.Conv1d",

@@ -1,3 +1,3 @@
-"""flow.linalg: another path of `matmul`."""
+"""The namespace `flow.linalg`: an alias of `matmul`."""
 
 from jobflow.legacy.shared_names import matmul as matmul

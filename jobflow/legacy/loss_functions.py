@@ -1,6 +1,6 @@
-"""Loss functions. The first argument of functions named `*_with_logits` are labels; results have one element per sample unless reduced.
+"""Loss functions. Functions named `*_with_logits` take labels first; results have one element per sample unless reduced.
 
-reduction is "none", "mean" or "sum". The last two reduce all elements and have shape (1,).
+`reduction` is "none", "mean" or "sum". The last two reduce all elements to shape (1,).
 """
 
 from __future__ import annotations
@@ -25,41 +25,39 @@ from jobflow.ops.pointwise import call
 from jobflow.ops.rounding import rounded_once
 from jobflow.ops.runtime_assertions import assert_bounds
 
-#: functions of tensors, which take those of jobs in here
+#: untyped, because its functions are called with tensors of jobs here
 _F: Any = functional
 
 
 def class_labels(what: str, labels: Tensor, scores: TensorType) -> Tensor:
-    """Return integer labels in the shape of the scores without their last axis; a last axis of size 1 is removed."""
+    """Return integer labels in the shape of `scores` without the last axis; a last axis of size 1 is removed from labels."""
     shape, target = labels.tensor_type.shape, scores.shape[:-1]
     if not labels.tensor_type.dtype.is_integer:
         raise DtypeError(
-            f"{what} at {user_line()}: labels {labels.tensor_type}, which come first, must be integers; cast them, or use softmax_cross_..."
+            f"{what} at {user_line()}: labels {labels.tensor_type}, the first argument, must be integers; cast them, or use softmax_cross_..."
         )
     if shape == target:
         return labels
     if shape == (*target, 1):
         return sh.reshape(labels, target)
-    raise ShapeError(
-        f"{what} at {user_line()}: labels {labels.tensor_type} must have the shape {list(target)} or {[*target, 1]} beside scores {scores}"
-    )
+    raise ShapeError(f"{what} at {user_line()}: labels {labels.tensor_type} must have the shape {list(target)} or {[*target, 1]} for scores {scores}")
 
 
 def _filled(loss: Tensor) -> Tensor:
-    """Return the loss; that of a single sample has shape (1,)."""
+    """Return the loss, with shape (1,) for a single sample."""
     return loss if loss.tensor_type.ndim else sh.reshape(loss, (1,))
 
 
 def _same(what: str, **operands: Tensor | None) -> None:
-    """Raise ArgumentError unless the passed operands have one type."""
+    """Raise ShapeError unless the operands other than None have equal types."""
     types = {word: t.tensor_type for word, t in operands.items() if t is not None}
     if len(set(types.values())) > 1:
         listed = ", ".join(f"{word} {t}" for word, t in types.items())
-        raise ShapeError(f"{what} at {user_line()}: {listed} must have one shape and one element type")
+        raise ShapeError(f"{what} at {user_line()}: {listed} must have equal shapes and element types")
 
 
 def sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
-    """Return -log softmax(logits)[label] for labels (N,) or (N, 1), shape (N,)."""
+    """Return -log softmax(logits)[label] of shape (N,) for labels (N,) or (N, 1)."""
     if distribute_of(logits) is split(logits.tensor_type.ndim - 1):
         return distributed_sparse_softmax_cross_entropy_with_logits(labels, logits, name)
     target = class_labels("sparse_softmax_cross_entropy_with_logits", labels, logits.tensor_type)
@@ -67,9 +65,9 @@ def sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, nam
 
 
 def distributed_sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
-    """Return the sparse softmax cross entropy with classes split over the devices, which exchange a maximum and a sum per row.
+    """Return the sparse softmax cross entropy with the classes split over the devices, which exchange a maximum and a sum per row.
 
-    Logits with a requested layout keep it: on a mesh, ["S(0)", "S(1)"] splits the rows too.
+    Logits keep a layout that the program set: on a mesh, ["S(0)", "S(1)"] also splits the rows.
     """
     target = class_labels("distributed_sparse_softmax_cross_entropy_with_logits", labels, logits.tensor_type)
     by_classes = logits if asked_of(logits) else with_distribute(logits, split(logits.tensor_type.ndim - 1))
@@ -77,40 +75,43 @@ def distributed_sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits:
 
 
 def softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
-    """Return -sum over classes of labels log softmax(logits). Labels have the type of logits. The gradient is softmax(logits) - labels."""
+    """Return -sum of labels log softmax(logits) over the classes; labels have the type of logits.
+
+    The gradient is softmax(logits) - labels.
+    """
     _same("softmax_cross_entropy_with_logits", labels=labels, logits=logits)
     return _filled(ls.softmax_cross_entropy(logits, labels, sums_to_one=True, name=name))
 
 
 def sigmoid_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
-    """Return max(x, 0) - x z + log(1 + exp(-|x|)), elementwise; labels z may have any element type."""
+    """Return max(x, 0) - x z + log(1 + exp(-|x|)) elementwise; labels z may have any element type."""
     if labels.tensor_type.shape != logits.tensor_type.shape:
         raise ShapeError(
-            f"sigmoid_cross_entropy_with_logits at {user_line()}: labels {labels.tensor_type} and logits {logits.tensor_type} must have one shape"
+            f"sigmoid_cross_entropy_with_logits at {user_line()}: labels {labels.tensor_type} and logits {logits.tensor_type} must have equal shapes"
         )
     return ls.sigmoid_cross_entropy(logits, labels, name=name)
 
 
 def sparse_cross_entropy(labels: Tensor, prediction: Tensor, name: str | None = None) -> Tensor:
-    """Return -log max(prediction[label], 1e-20); labels as in the softmax loss, predictions are probabilities."""
+    """Return -log max(prediction[label], 1e-20) of shape (N,) for probabilities and labels (N,) or (N, 1)."""
     target = class_labels("sparse_cross_entropy", labels, prediction.tensor_type)
     return _filled(ls.sparse_cross_entropy(prediction, target, name=name))
 
 
 def _reduced(what: str, loss: Tensor, reduction: str, name: str | None) -> Tensor:
-    """Return the elements, their mean or their sum."""
+    """Return the elements of `loss`, or their mean or sum with shape (1,)."""
     result = reduced(what, loss, reduction)
     return result if reduction == "none" else sh.reshape(result, (1,), name=name)
 
 
 def _named(reduction: str, name: str | None) -> str | None:
-    """Return the name of the elementwise loss: the user's name without a reduction."""
+    """Return `name` for the elementwise loss if no reduction follows, else None."""
     return name if reduction == "none" else None
 
 
 @rounded_once
 def BCELoss(input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", name: str | None = None) -> Tensor:
-    """Return -weight (t log x + (1 - t) log(1 - x)) for probabilities x; logarithms are at least -100."""
+    """Return the binary cross entropy -weight (t log x + (1 - t) log(1 - x)) of probabilities x; logarithms are at least -100."""
     _same("BCELoss", input=input, target=target, weight=weight)
     return _weighted("BCELoss", ls.binary_cross_entropy(input, target), weight, reduction, name)
 
@@ -124,7 +125,7 @@ def BCEWithLogitsLoss(
     reduction: str = "mean",
     name: str | None = None,
 ) -> Tensor:
-    """Return weight ((1 - t) x + (1 + (pos_weight - 1) t) log(1 + e^-x)) for logits x."""
+    """Return the binary cross entropy weight ((1 - t) x + (1 + (pos_weight - 1) t) log(1 + e^-x)) of logits x."""
     _same("BCEWithLogitsLoss", input=input, target=target, weight=weight)
     largest = ew.clip(ew.negate(input), 0.0, None)
     tail = ew.add(largest, ew.log1p(ew.exp(ew.negate(ew.absolute(input)))))  # log(1 + e^-x) without overflow
@@ -141,7 +142,7 @@ def _weighted(what: str, loss: Tensor, weight: Tensor | None, reduction: str, na
 
 @rounded_once
 def KLDivLoss(input: Tensor, target: Tensor, log_target: bool = False, reduction: str = "mean", name: str | None = None) -> Tensor:
-    """Return t (log t - x), and 0 where t <= 0; for a target of logarithms e^t (t - x)."""
+    """Return the Kullback-Leibler divergence t (log t - x), which is 0 where t <= 0; with `log_target` e^t (t - x)."""
     _same("KLDivLoss", input=input, target=target)
     own = _named(reduction, name)
     if log_target:
@@ -156,14 +157,14 @@ def KLDivLoss(input: Tensor, target: Tensor, log_target: bool = False, reduction
 
 @rounded_once
 def L1Loss(input: Tensor, target: Tensor, reduction: str = "mean", name: str | None = None) -> Tensor:
-    """Return |t - x|."""
+    """Return the absolute error |t - x|."""
     _same("L1Loss", input=input, target=target)
     return _reduced("L1Loss", ew.absolute(ew.subtract(target, input), name=_named(reduction, name)), reduction, name)
 
 
 @rounded_once
 def MSELoss(input: Tensor, target: Tensor, reduction: str = "mean", name: str | None = None) -> Tensor:
-    """Return (t - x)^2."""
+    """Return the squared error (t - x)^2."""
     _same("MSELoss", input=input, target=target)
     return _reduced("MSELoss", ew.squared_difference(target, input, name=_named(reduction, name)), reduction, name)
 
@@ -172,7 +173,7 @@ def MSELoss(input: Tensor, target: Tensor, reduction: str = "mean", name: str | 
 def MarginRankingLoss(
     input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean", name: str | None = None
 ) -> Tensor:
-    """Return max(0, margin - t (x1 - x2))."""
+    """Return the margin ranking loss max(0, margin - t (x1 - x2))."""
     _same("MarginRankingLoss", input1=input1, input2=input2)
     distance = math.subtract(margin, ew.multiply(target, ew.subtract(input1, input2)))
     return _reduced("MarginRankingLoss", ew.clip(distance, 0.0, None, name=_named(reduction, name)), reduction, name)
@@ -190,9 +191,9 @@ def TripletMarginLoss(
     reduction: str = "mean",
     name: str | None = None,
 ) -> Tensor:
-    """Return max(0, d(a, p) - d(a, n) + margin), d being the p-norm of the difference plus eps over axis 1."""
+    """Return max(0, d(a, p) - d(a, n) + margin), where d is the p-norm of the difference plus eps over axis 1."""
     if swap:
-        raise JobError(f"TripletMarginLoss at {user_line()}: swap=True is not supported")
+        raise JobError(f"TripletMarginLoss at {user_line()}: swap=True is not supported; omit it")
     _same("TripletMarginLoss", anchor=anchor, positive=positive, negative=negative)
     if anchor.tensor_type.ndim < 2:
         raise ArgumentError(f"TripletMarginLoss at {user_line()}: anchor {anchor.tensor_type} must have at least 2 axes")
@@ -207,9 +208,9 @@ def _distance(x: Tensor, y: Tensor, p: float, eps: float) -> Tensor:
 
 
 def smooth_l1_loss(prediction: Tensor, label: Tensor, beta: float = 1.0, name: str | None = None) -> Tensor:
-    """Return d^2 / (2 beta) where d = |prediction - label| < beta, d - beta / 2 elsewhere; elementwise."""
+    """Return, for d = |prediction - label|, d^2 / (2 beta) where d < beta and d - beta / 2 elsewhere, elementwise."""
     if not isinstance(beta, Real) or beta < 0:
-        raise ArgumentError(f"smooth_l1_loss at {user_line()}: beta {beta!r} must be a number, and not negative")
+        raise ArgumentError(f"smooth_l1_loss at {user_line()}: beta must be a non-negative number, not {beta!r}")
     _same("smooth_l1_loss", prediction=prediction, label=label)
     return ls.smooth_l1(prediction, label, beta, name=name)
 
@@ -224,10 +225,10 @@ def ctc_loss(
     zero_infinity: bool = False,
     name: str | None = None,
 ) -> Tensor:
-    """Return the connectionist temporal classification loss of log_probs [frames, n, classes], the result of log-softmax.
+    """Return the connectionist temporal classification loss of log_probs [frames, n, classes], the output of log-softmax.
 
-    targets are [n, longest], or the concatenated labels of all samples. "mean" divides each loss by its number of labels, at least 1, before the
-    mean. With `zero_infinity` a sample with too few frames for its labels has loss 0, not inf.
+    `targets` are [n, longest], or the concatenated labels of all samples. "mean" divides each loss by its number of labels, at least 1, before
+    averaging. With `zero_infinity` a sample with too few frames for its labels has loss 0 instead of inf.
     """
     arguments = _ctc_inputs(log_probs, targets, input_lengths, target_lengths, blank)
     own = _named(reduction, name)
@@ -240,16 +241,16 @@ def ctc_loss(
 def ctc_losses(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int, zero_infinity: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return each loss, and the logarithms of the forward probabilities, [n, frames, 2 longest + 1]."""
+    """Return the loss per sample, and the logarithms of the forward probabilities, [n, frames, 2 longest + 1]."""
     arguments = _ctc_inputs(log_probs, targets, input_lengths, target_lengths, blank)
     return ctc.ctc_loss(*arguments, int(blank), bool(zero_infinity)), call(ctc.CtcPaths(int(blank)), *arguments)
 
 
 def ctc_greedy_decoder(log_probs: Tensor, input_lengths: Tensor, merge_repeated: bool = True, name: str | None = None) -> tuple[Tensor, Tensor]:
-    """Return (labels, minus the sum of the greatest log-probabilities) of log_probs [frames, n, classes] with the blank as the last class.
+    """Decode log_probs [frames, n, classes], with the blank as the last class, to (labels, negated sums of the largest log-probabilities).
 
-    labels [n, frames], in the type of input_lengths [n], are the likeliest classes of the frames without blanks, padded with zeros. With
-    `merge_repeated`, equal classes of consecutive frames count once. The sums, [n, 1], cover the frames below a sample's length.
+    The labels [n, frames], in the type of input_lengths [n], are the likeliest classes per frame without blanks, padded with zeros. With
+    `merge_repeated`, equal classes of consecutive frames count once. The sums [n, 1] cover the frames of each sample.
     """
     try:
         ctc.CtcGreedyDecoder().infer(log_probs.tensor_type, input_lengths.tensor_type)
@@ -262,9 +263,9 @@ def ctc_greedy_decoder(log_probs: Tensor, input_lengths: Tensor, merge_repeated:
 def _ctc_inputs(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the inputs of the op; a run checks lengths and labels."""
+    """Return the inputs of the op, with runtime assertions for lengths and labels."""
     if not isinstance(blank, Integral):
-        raise ArgumentError(f"ctc_loss at {user_line()}: blank is the number of a class, not {blank!r}")
+        raise ArgumentError(f"ctc_loss at {user_line()}: blank must be a class index, not {blank!r}")
     return ctc_inputs(log_probs, targets, input_lengths, target_lengths, blank)
 
 

@@ -1,4 +1,4 @@
-"""`add_loss`: the losses of a train job whose optimizer is set in its configuration."""
+"""The function `add_loss`, for train jobs whose optimizer is set in their configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["add_loss"]
 
 
 class TrainJob(Protocol):
-    """The protocol of a traced train job, for functions that set losses and optimizer."""
+    """The protocol of a train job being traced, for functions that set its losses and optimizer."""
 
     @property
     def name(self) -> str: ...
@@ -30,7 +30,7 @@ class TrainJob(Protocol):
 
 
 def job_in_force(what: str) -> TrainJob:
-    """Return the job whose body is being traced; raise JobError if `what` is called elsewhere."""
+    """Return the job being traced; raise JobError if `what` is called outside of a train job."""
     interpreter = scope.current().interpreter
     if interpreter is None or not hasattr(interpreter, "minimize"):
         raise JobError(f'{what} at {user_line()}: called outside a job; call it in the body of a @global_function(type="train")')
@@ -40,10 +40,10 @@ def job_in_force(what: str) -> TrainJob:
 def check_loss(what: str, loss: Any) -> Tensor:
     """Return `loss` if it is a tensor; raise JobError otherwise."""
     if not isinstance(getattr(loss, "tensor_type", None), TensorType):
-        raise JobError(f"{what} at {user_line()}: a loss is a tensor that the job computes; got {loss!r}")
+        raise JobError(f"{what} at {user_line()}: loss must be a tensor of the job, not {loss!r}")
     return cast(Tensor, loss)
 
 
 def add_loss(loss: Tensor) -> None:
-    """Minimise the mean of `loss` by the optimizer of the job's configuration, in addition to earlier losses."""
+    """Minimise the mean of `loss`, in addition to earlier losses, with the optimizer of the job's configuration."""
     job_in_force("add_loss").add_loss(check_loss("add_loss", loss))

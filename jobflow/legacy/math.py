@@ -1,7 +1,7 @@
-"""flow.math: functions of tensors under the job API's names, with its conventions.
+"""The namespace `flow.math`: tensor functions with the names and conventions of the job API.
 
-A number takes the element type of the tensor operand, and tensor operands have one type. Comparisons and logic return int8. Reductions over all
-axes have shape (1,).
+Numbers are converted to the element type of the tensor operand. Tensor operands have equal types. Comparisons and logic return int8.
+Reductions over all axes have shape (1,).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from jobflow.ops.slices import Slice
 from jobflow.ops.vector_norm import root
 
 Axes: TypeAlias = int | Sequence[int] | None
-#: functions of tensors, which take those of jobs in here
+#: untyped, because its functions are called with tensors of jobs here
 _F: Any = functional
 
 abs = alias(_F.abs)
@@ -74,7 +74,7 @@ sigmoid = sigmoid_v2 = alias(_F.sigmoid)
 sign = alias(_F.sign)
 sin = alias(_F.sin)
 sinh = alias(_F.sinh)
-softplus = alias(ac.softplus)  # by its formula everywhere: there is no threshold above which it is x
+softplus = alias(ac.softplus)  # unlike the tensor function, without a threshold above which it is x
 sqrt = alias(_F.sqrt)
 square = alias(_F.square)
 tan = alias(_F.tan)
@@ -95,32 +95,32 @@ def _of_two(word: str, function: Callable[..., Any], doc: str, together: Callabl
 
 
 def _power(x: Operand, y: Operand) -> Tensor:
-    """Return x^y; exponents of a base that is 0 or less get no gradient, because it would be NaN."""
+    """Return x^y; y has no gradient where x <= 0, because the gradient would be NaN."""
     if isinstance(x, Tensor) and isinstance(y, Tensor) and y.tensor_type.dtype.is_float:
         y = ew.where(ew.greater(x, ew.fill_like(x, 0)), y, apply(Detach(), y))
     return _F.pow(x, y)
 
 
-add = _of_two("add", _F.add, "x + y, broadcast; either may be a number.")
-subtract = _of_two("subtract", _F.sub, "x - y, broadcast; either may be a number.")
-multiply = _of_two("multiply", _F.mul, "x y, broadcast; either may be a number.")
-mod = floor_mod = _of_two("mod", _F.remainder, "x - y floor(x / y): the sign of the divisor.", tensors)
-floordiv = _of_two("floordiv", _F.floor_divide, "floor(x / y); gradient zero.", tensors)
-pow = _of_two("pow", _power, "x^y; y is a tensor or a number.  A negative base with a fractional exponent gives nan.")
-atan2 = _of_two("atan2", _F.atan2, "The angle of the point (y, x).")
-maximum = _of_two("maximum", _F.maximum, "The larger of the two, broadcast; at a tie the gradient goes to y.", tensors)
-minimum = _of_two("minimum", _F.minimum, "The smaller of the two, broadcast; at a tie the gradient goes to y.", tensors)
+add = _of_two("add", _F.add, "Return x + y, with broadcasting; either may be a number.")
+subtract = _of_two("subtract", _F.sub, "Return x - y, with broadcasting; either may be a number.")
+multiply = _of_two("multiply", _F.mul, "Return x y, with broadcasting; either may be a number.")
+mod = floor_mod = _of_two("mod", _F.remainder, "Return x - y floor(x / y), which has the sign of y.", tensors)
+floordiv = _of_two("floordiv", _F.floor_divide, "Return floor(x / y), with gradient zero.", tensors)
+pow = _of_two("pow", _power, "Return x^y; y is a tensor or a number.  A negative base with a fractional exponent yields NaN.")
+atan2 = _of_two("atan2", _F.atan2, "Return the angle of the point (x, y) to the x axis.")
+maximum = _of_two("maximum", _F.maximum, "Return the larger of x and y, with broadcasting; a tie passes its gradient to y.", tensors)
+minimum = _of_two("minimum", _F.minimum, "Return the smaller of x and y, with broadcasting; a tie passes its gradient to y.", tensors)
 
 
 def divide(x: Operand, y: Operand, name: str | None = None) -> Tensor:
-    """Return x / y, broadcast.
+    """Return x / y, with broadcasting.
 
-    A number y multiplies by 1 / y, and y = 0 by 0. A number x gives 0 where y is 0. Integers drop the fraction.
+    A number y is applied as the factor 1 / y, and y = 0 as the factor 0. A number x yields 0 where y is 0. Integers drop the fraction.
     """
     return quotient(*operands("divide", x, y))
 
 
-squared_difference = _of_two("squared_difference", ew.squared_difference, "(x - y)^2, broadcast; either may be a number.", tensors)
+squared_difference = _of_two("squared_difference", ew.squared_difference, "Return (x - y)^2, with broadcasting; either may be a number.", tensors)
 
 
 def xdivy(x: Tensor, y: Tensor, name: str | None = None) -> Tensor:
@@ -134,17 +134,17 @@ def xlogy(x: Tensor, y: Tensor, name: str | None = None) -> Tensor:
 
 
 def _one_where_zero(x: Tensor, y: Tensor) -> Tensor:
-    """Return y, but 1 where x is 0, so that value and gradient are finite there."""
+    """Return y, with 1 where x is 0, so that value and gradient are finite there."""
     zero, one = (source.constant(number, (1,), x.tensor_type.dtype) for number in (0, 1))
     return ew.where(ew.equal(x, zero), one, y)
 
 
 def add_n(inputs: Sequence[Tensor], name: str | None = None) -> Tensor:
-    """Return the sum of a list of tensors of one type."""
+    """Return the sum of a list of tensors of equal type."""
     terms = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     if not terms or any(t.tensor_type != terms[0].tensor_type for t in terms):
         raise ShapeError(
-            f"add_n at {user_line()}: {', '.join(str(t.tensor_type) for t in terms) or 'no tensors'}; it adds one or more tensors of one type"
+            f"add_n at {user_line()}: {', '.join(str(t.tensor_type) for t in terms) or 'no tensors'}; pass one or more tensors of equal type"
         )
     return reduce(ew.add, terms)
 
@@ -160,7 +160,7 @@ def polyval(coeffs: Sequence[Operand], x: Tensor, name: str | None = None) -> Te
 
 
 def _comparison(word: str, op: ew.Comparison, sign: str) -> Callable[..., Tensor]:
-    """Return the job function `word(x, y, name=None)` of a comparison: int8, with a number as a tensor of shape (1,)."""
+    """Return the job function `word(x, y, name=None)` of a comparison, with an int8 result; a number acts as a tensor of shape (1,)."""
 
     def compared(op: ew.Comparison, x: Operand, y: Operand) -> Tensor:
         if not isinstance(x, Tensor) and isinstance(y, Tensor):
@@ -175,7 +175,7 @@ def _comparison(word: str, op: ew.Comparison, sign: str) -> Callable[..., Tensor
     def call(x: Operand, y: Operand, name: str | None = None) -> Tensor:
         return compared(op, x, y)
 
-    call.__doc__, call.__module__ = f"int8: x {sign} y, broadcast.", ALIAS
+    call.__doc__, call.__module__ = f"Return x {sign} y as int8, with broadcasting.", ALIAS
     return call
 
 
@@ -188,14 +188,14 @@ less_equal = _comparison("less_equal", ew.LessEqual(), "<=")
 
 
 def logical_and(x: Tensor, y: Tensor, name: str | None = None) -> Tensor:
-    """Return x != 0 and y != 0 as int8, broadcast."""
+    """Return x != 0 and y != 0 as int8, with broadcasting."""
     return ew.cast(_F.logical_and(x, y), int8)
 
 
 def clip_by_value(values: Tensor, min_value: float | None = None, max_value: float | None = None, name: str | None = None) -> Tensor:
     """Return min(max(x, min_value), max_value); one of the bounds may be None."""
     if min_value is None and max_value is None:
-        raise ArgumentError(f"clip_by_value at {user_line()}: give min_value, max_value or both")
+        raise ArgumentError(f"clip_by_value at {user_line()}: pass min_value, max_value or both")
     bounds = [None if bound is None else filling("clip_by_value", bound, values.tensor_type.dtype) for bound in (min_value, max_value)]
     return _F.clamp(values, *bounds)
 
@@ -212,16 +212,16 @@ def axes_of(what: str, axis: Axes, ndim: int) -> tuple[int, ...]:
         return tuple(range(ndim))
     arguments = (axis,) if isinstance(axis, Integral) or not isinstance(axis, Iterable) else tuple(axis)
     if not all(isinstance(a, Integral) for a in arguments):
-        raise ArgumentError(f"{what} at {user_line()}: axis is an int, a list of ints, or None for all; got {axis!r}")
+        raise ArgumentError(f"{what} at {user_line()}: axis must be an int, a list of ints, or None for all, not {axis!r}")
     return tuple(sorted({normal_axis(f"{what} at {user_line()}", int(a), ndim) for a in arguments}))
 
 
 def _reduction(
     word: str, function: Callable[..., Tensor], doc: str, x: str = "x", extreme: bool = False, single: Callable[..., Tensor] | None = None
 ) -> Callable[..., Tensor]:
-    """Return a reduction with the shapes of the job API.
+    """Return a reduction with the shapes of the job API, in which a result without axes has shape (1,).
 
-    Without axes it is x, or `single` of it; a result without axes has shape (1,). A maximum or minimum needs an element.
+    Without axes to reduce, the result is x, or `single(x)`. An `extreme` (maximum or minimum) raises an error for no elements.
     """
 
     def call(x: Tensor, axis: Axes, keepdims: bool) -> Tensor:
@@ -238,18 +238,22 @@ def _reduction(
     return alias(call, x, axis=None, keepdims=False)
 
 
-# sums are of the type of x, where those of tensors are int64; a mean is a sum times 1 / count
-reduce_sum = _reduction("reduce_sum", rd.reduce_sum, "Sum over `axis`: an int, a list, or None for all.", "input_tensor")
-reduce_mean = _reduction("reduce_mean", rd.reduce_mean, "Mean over `axis`.", "input_blob")
-reduce_min = two_stage_reduce_min = _reduction("reduce_min", rd.reduce_min, "Minimum over `axis`; ties share the gradient.", extreme=True)
-reduce_max = two_stage_reduce_max = _reduction("reduce_max", rd.reduce_max, "Maximum over `axis`; ties share the gradient.", extreme=True)
-reduce_prod = _reduction("reduce_prod", rd.reduce_prod, "Product over `axis`.")
-reduce_logsumexp = _reduction("reduce_logsumexp", rd.logsumexp, "log(sum of e^x over `axis`).", "input_tensor")
+# unlike tensor functions, sums have the type of x, and a mean is a sum times 1 / count
+reduce_sum = _reduction("reduce_sum", rd.reduce_sum, "Return the sum over `axis`: an int, a list, or None for all.", "input_tensor")
+reduce_mean = _reduction("reduce_mean", rd.reduce_mean, "Return the mean over `axis`.", "input_blob")
+reduce_min = two_stage_reduce_min = _reduction("reduce_min", rd.reduce_min, "Return the minimum over `axis`; ties share the gradient.", extreme=True)
+reduce_max = two_stage_reduce_max = _reduction("reduce_max", rd.reduce_max, "Return the maximum over `axis`; ties share the gradient.", extreme=True)
+reduce_prod = _reduction("reduce_prod", rd.reduce_prod, "Return the product over `axis`.")
+reduce_logsumexp = _reduction("reduce_logsumexp", rd.logsumexp, "Return log(sum of e^x) over `axis`.", "input_tensor")
 reduce_variance = _reduction(
-    "reduce_variance", rd.reduce_variance, "E[(x - E[x])^2] over `axis`: biased.", "input_tensor", single=lambda x: ew.subtract(x, x)
+    "reduce_variance",
+    rd.reduce_variance,
+    "Return the biased variance E[(x - E[x])^2] over `axis`.",
+    "input_tensor",
+    single=lambda x: ew.subtract(x, x),
 )
-_reduce_any = _reduction("reduce_any", rd.reduce_any, "Whether any holds.")
-_reduce_all = _reduction("reduce_all", rd.reduce_all, "Whether all hold.")
+_reduce_any = _reduction("reduce_any", rd.reduce_any, "Return True where any element is true.")
+_reduce_all = _reduction("reduce_all", rd.reduce_all, "Return True where all elements are true.")
 
 
 def truth(x: Tensor) -> Tensor:
@@ -258,35 +262,35 @@ def truth(x: Tensor) -> Tensor:
 
 
 def reduce_any(x: Tensor, axis: Axes = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """Return int8 1 if any element over `axis` is not zero."""
+    """Return int8 1 where any element over `axis` is not zero."""
     return ew.cast(_reduce_any(truth(x), axis, keepdims), int8)
 
 
 def reduce_all(x: Tensor, axis: Axes = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """Return int8 1 if all elements over `axis` are not zero."""
+    """Return int8 1 where all elements over `axis` are not zero."""
     return ew.cast(_reduce_all(truth(x), axis, keepdims), int8)
 
 
 @rounded_once
 def reduce_euclidean_norm(input_tensor: Tensor, axis: Axes = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """Return sqrt(sum of x^2 over `axis`)."""
+    """Return the Euclidean norm sqrt(sum of x^2) over `axis`."""
     return ew.sqrt(reduce_sum(ew.square(input_tensor), axis, keepdims))
 
 
 @rounded_once
 def reduce_std(input_tensor: Tensor, axis: Axes = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """Return sqrt(E[(x - E[x])^2]) over `axis`; its gradient is 0 where it is 0."""
+    """Return the standard deviation sqrt(E[(x - E[x])^2]) over `axis`; its gradient is 0 where it is 0."""
     return root(reduce_variance(input_tensor, axis, keepdims), name=name)
 
 
 def argmax(input: Tensor, axis: int | str = -1, name: str | None = None) -> Tensor:
-    """Return the index of the largest element along `axis`, the first of several, as int32 (int64 in the tensor API)."""
-    place = rd.argmax(input, -1, name=axis) if isinstance(axis, str) else rd.argmax(input, axis)  # v0.2 had no axis: argmax(input, name)
+    """Return the int32 index of the first largest element along `axis`; argmax(input, name) is the older form."""
+    place = rd.argmax(input, -1, name=axis) if isinstance(axis, str) else rd.argmax(input, axis)  # OneFlow 0.2: argmax(input, name)
     return place if place.tensor_type.ndim else sh.reshape(place, (1,))
 
 
 def l2_normalize(input: Tensor, axis: int | None = None, epsilon: float = 1e-12, name: str | None = None) -> Tensor:
-    """Return x / sqrt(max(sum of x^2 over `axis`, epsilon))."""
+    """Divide x by its Euclidean norm: x / sqrt(max(sum of x^2 over `axis`, epsilon))."""
     if not isinstance(axis, int):
         raise ArgumentError(f"l2_normalize at {user_line()}: axis must be an int, not {axis!r}")
     return nm.l2_normalize(input, normal_axis(f"l2_normalize at {user_line()}", axis, input.tensor_type.ndim), epsilon)
@@ -296,19 +300,22 @@ def l2_normalize(input: Tensor, axis: int | None = None, epsilon: float = 1e-12,
 
 
 def unsorted_segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int, axis: int = 0, name: str | None = None) -> Tensor:
-    """Return y[.., ids[i], ..] = sum of data[.., i, ..]; the axes of segment_ids replace `axis`; ids out of range are ignored."""
+    """Return y[.., ids[i], ..] = sum of data[.., i, ..]; the axes of segment_ids replace `axis`.
+
+    Ids out of range are ignored.
+    """
     counts("unsorted_segment_sum", num_segments=num_segments)
     return ix.unsorted_segment_sum(data, segment_ids, num_segments, axis)
 
 
 def unsorted_segment_sum_like(data: Tensor, segment_ids: Tensor, like: Tensor, axis: int = 0, name: str | None = None) -> Tensor:
-    """Return unsorted_segment_sum with the size of `like` on `axis` as the number of segments."""
+    """Return unsorted_segment_sum with the size of `like` along `axis` as the number of segments."""
     at = normal_axis(f"unsorted_segment_sum_like at {user_line()}", axis, like.tensor_type.ndim)
     return ix.unsorted_segment_sum(data, segment_ids, like.tensor_type.shape[at], axis)
 
 
 def unsorted_batch_segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int, name: str | None = None) -> Tensor:
-    """Return unsorted_segment_sum along the last axis of segment_ids; its other axes are those of data."""
+    """Return unsorted_segment_sum along the last axis of segment_ids; the preceding axes are batch axes of data."""
     counts("unsorted_batch_segment_sum", num_segments=num_segments)
     return ix.batch_segment_sum(data, segment_ids, num_segments)
 
@@ -317,36 +324,36 @@ tril = alias(ix.tril, diagonal=0, fill_value=0)
 
 
 def fused_scale_tril(x: Tensor, diagonal: int = 0, fill_value: float = 0, scale: float = 1, name: str | None = None) -> Tensor:
-    """Return scale x where column - row <= diagonal on the last two axes, fill_value elsewhere."""
+    """Return scale x where column - row <= diagonal over the last two axes, and fill_value elsewhere."""
     return ix.tril(ew.scale(x, scale), diagonal, fill_value)
 
 
 def broadcast_to_compatible_with(x: Tensor, compatible: Sequence[Tensor], name: str | None = None) -> Tensor:
-    """Broadcast x to the common shape of x and the tensors of the list."""
+    """Broadcast x to the common shape of x and the tensors in `compatible`."""
     if not isinstance(compatible, list | tuple) or not compatible:
         raise ArgumentError(f"broadcast_to_compatible_with at {user_line()}: compatible must be a list of tensors, not {compatible!r}")
     try:
         shape = np.broadcast_shapes(x.tensor_type.shape, *(t.tensor_type.shape for t in compatible))
     except ValueError:
         listed = ", ".join(str(t.tensor_type) for t in (x, *compatible))
-        raise ShapeError(f"broadcast_to_compatible_with at {user_line()}: {listed} do not broadcast together") from None
+        raise ShapeError(f"broadcast_to_compatible_with at {user_line()}: {listed} have no common broadcast shape") from None
     return bc.broadcast_to(x, shape)
 
 
 def sigmoid_grad(y: Tensor, dy: Tensor, name: str | None = None) -> Tensor:
-    """Return dy y (1 - y)."""
+    """Return the gradient of sigmoid from its result y: dy y (1 - y)."""
     return ew.multiply(dy, ew.multiply(y, subtract(1.0, y)))
 
 
 def gelu_grad(x: Tensor, dy: Tensor, name: str | None = None) -> Tensor:
-    """Return dy (Phi(x) + x phi(x)), with the normal distribution function and density."""
+    """Return the gradient of gelu: dy (Phi(x) + x phi(x)), with the normal distribution function Phi and density phi."""
     below = ew.scale(ew.shift(ew.erf(ew.scale(x, 0.5**0.5)), 1.0), 0.5)
     density = ew.scale(ew.exp(ew.scale(ew.square(x), -0.5)), (2.0 * np.pi) ** -0.5)
     return ew.multiply(dy, ew.add(below, ew.multiply(x, density)))
 
 
 def reduced_shape_elem_cnt(input_blob: Tensor, axis: Axes = None, dtype: DType | None = None, name: str | None = None) -> Tensor:
-    """Return the number of elements that a reduction over `axis` combines, shape (1,); the default dtype is int32."""
+    """Return the number of elements that a reduction over `axis` combines, as a tensor of shape (1,); the default dtype is int32."""
     axes = axes_of("reduced_shape_elem_cnt", axis, input_blob.tensor_type.ndim)
     return source.constant(int(np.prod([input_blob.tensor_type.shape[i] for i in axes], dtype=np.int64)), (1,), dtype or int32)
 
@@ -355,25 +362,25 @@ count_not_finite = alias(loss_scale.count_not_finite)
 
 
 def multi_count_not_finite(x: Sequence[Tensor] | None = None, name: str | None = None) -> Tensor:
-    """Return count_not_finite over a list of tensors."""
+    """Return the sum of count_not_finite over a list of tensors."""
     if not isinstance(x, list | tuple) or not x:
         raise ArgumentError(f"multi_count_not_finite at {user_line()}: x must be a non-empty list of tensors, not {x!r}")
     return count_not_finite(x[0]) if len(x) == 1 else add_n([count_not_finite(each) for each in x])
 
 
 def _rows_of_both(what: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return tensors with equal numbers of rows in a run; their declared numbers are bounds and may differ."""
+    """Return both tensors with a common bound on their rows; raise an error in a run with different numbers of rows."""
     shapes = [x.tensor_type.shape, y.tensor_type.shape]
     rows = min(shape[0] if shape else 0 for shape in shapes)
     if any(shape[:1] != (rows,) for shape in shapes):
         recorder: Any = scope.current().interpreter
-        recorder.body.refuse(f"{what} at {user_line()}: {x.tensor_type} and {y.tensor_type} differ in the number of rows")
+        recorder.body.refuse(f"{what} at {user_line()}: {x.tensor_type} and {y.tensor_type} must have equally many rows")
     first, second = (apply(Slice((0,) * len(shape), (rows, *shape[1:]), (1,) * len(shape)), t) for t, shape in zip((x, y), shapes, strict=True))
     return first, second
 
 
 def in_top_k(targets: Tensor, predictions: Tensor, k: int, name: str | None = None) -> Tensor:
-    """Return int8 1 if predictions[i, targets[i]] is one of the k largest of row i, including ties."""
+    """Return int8 1 where predictions[i, targets[i]] is one of the k largest of row i, including ties."""
     counts("in_top_k", k=k)
     if may_be_empty(targets) and may_be_empty(predictions):
         targets, predictions = _rows_of_both("in_top_k", targets, predictions)
@@ -383,7 +390,7 @@ def in_top_k(targets: Tensor, predictions: Tensor, k: int, name: str | None = No
         or not targets.tensor_type.dtype.is_integer
     ):
         raise ShapeError(
-            f"in_top_k at {user_line()}: predictions {predictions.tensor_type} are [n, classes], and targets {targets.tensor_type} n integers"
+            f"in_top_k at {user_line()}: predictions {predictions.tensor_type} must be [n, classes], and targets {targets.tensor_type} n integers"
         )
     own = ix.batch_gather(predictions, sh.expand_dims(targets, 1), 1)
     larger = ew.cast(ew.greater(predictions, own), int32)

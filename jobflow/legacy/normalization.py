@@ -1,4 +1,4 @@
-"""Normalisation functions: batch, layer, group and instance norm, and moments."""
+"""Normalisation functions: batch, layer, group and instance normalisation, and moments."""
 
 from __future__ import annotations
 
@@ -27,22 +27,20 @@ from jobflow.ops.update import MovingAverage
 
 @rounded_once
 def moments(x: Tensor, axes: Sequence[int], keepdims: bool = False, name: str | None = None) -> tuple[Tensor, Tensor]:
-    """Return (mean, E[x^2] - mean^2) over the listed axes."""
+    """Return mean and biased variance over the listed axes."""
     if not isinstance(axes, list | tuple):
         raise ArgumentError(f"moments at {user_line()}: axes must be a list of ints, not {axes!r}")
     return math.reduce_mean(x, axes, keepdims), math.reduce_variance(x, axes, keepdims, name)
 
 
 def along_axis(what: str, x: Tensor, axis: int, **parameters: Tensor) -> dict[str, Tensor]:
-    """Reshape vectors of the size of x's axis so that they broadcast along it; leave others unchanged."""
+    """Reshape each vector in `parameters` to broadcast along `axis` of x; other parameters are unchanged."""
     place = normal_axis(f"{what} at {user_line()}", axis, x.tensor_type.ndim)
     shape = tuple(n if i == place else 1 for i, n in enumerate(x.tensor_type.shape))
     fitted = {}
     for word, p in parameters.items():
         if p.tensor_type.ndim == 1 and p.tensor_type.size != shape[place]:
-            raise ShapeError(
-                f"{what} at {user_line()}: {word} {p.tensor_type} is not of the size {shape[place]} that x {x.tensor_type} has on axis {axis}"
-            )
+            raise ShapeError(f"{what} at {user_line()}: {word} {p.tensor_type} must have size {shape[place]}, like axis {axis} of x {x.tensor_type}")
         fitted[word] = sh.reshape(p, shape) if p.tensor_type.ndim == 1 and x.tensor_type.ndim > 1 else p
     return fitted
 
@@ -57,7 +55,7 @@ def batch_normalization(
     axis: int = 1,
     name: str | None = None,
 ) -> Tensor:
-    """Return (x - mean) / sqrt(variance + variance_epsilon) * scale + offset, with vectors along `axis`."""
+    """Return (x - mean) / sqrt(variance + variance_epsilon) * scale + offset, with parameter vectors along `axis`."""
     arguments = {"mean": mean, "variance": variance, "offset": offset, "scale": scale}
     fitted = along_axis("batch_normalization", x, axis, **{word: p for word, p in arguments.items() if p is not None})
     factor = ew.rsqrt(ew.shift(fitted["variance"], variance_epsilon))
@@ -81,9 +79,9 @@ def normalized(
     moving: bool,
     name: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return gamma (x - mean) / sqrt(variance + epsilon) + beta, and the mean and variance used.
+    """Return gamma (x - mean) / sqrt(variance + epsilon) + beta, and the statistics in use.
 
-    They are those of the batch, which update the moving variables, or the moving variables.
+    With `moving`, these are the statistics of the batch, which update the variables `mean` and `variance`. Otherwise these are the variables.
     """
     if not moving:
         return bn.batch_norm_infer(x, gamma, beta, mean, variance, axis=axis, epsilon=epsilon, name=name), mean, variance
@@ -95,13 +93,15 @@ def normalized(
 
 
 def _move(moving: Tensor, batch: Tensor, momentum: float) -> None:
-    """Set moving to momentum * moving + (1 - momentum) * batch at the end of the run.
+    """Set the variable `moving` to momentum * moving + (1 - momentum) * batch at the end of the run.
 
     In the mirrored view `batch` is averaged over devices.
     """
     key = variable_of(moving)
     if key is None:
-        raise ArgumentError(f"normalization at {user_line()}: {moving} is computed, and moving statistics are variables; pass what get_variable gave")
+        raise ArgumentError(
+            f"normalization at {user_line()}: moving statistics must be variables, not the computed tensor {moving}; pass a result of get_variable"
+        )
     job = current_job("batch_normalization")
     if is_local(batch):
         placement = current_placement("batch_normalization")
@@ -122,18 +122,20 @@ def layer_norm(
 ) -> Tensor:
     """Return gamma (x - mean) / sqrt(variance + epsilon) + beta over the axes from begin_norm_axis on.
 
-    gamma and beta have the axes from begin_params_axis on.
+    The shape of gamma and beta consists of the axes from begin_params_axis on.
     """
     what, t = "layer_norm", inputs.tensor_type
     begin, params = (normal_axis(f"{what} at {user_line()}", axis, t.ndim) for axis in (begin_norm_axis, begin_params_axis))
     for word, p in (("gamma", gamma), ("beta", beta)):
         if p is not None and p.tensor_type.shape != t.shape[params:]:
-            raise ShapeError(f"{what} at {user_line()}: {word} {p.tensor_type} must have the shape {list(t.shape[params:])}, the last of inputs {t}")
+            raise ShapeError(
+                f"{what} at {user_line()}: {word} {p.tensor_type} must have the shape {list(t.shape[params:])}, the last axes of inputs {t}"
+            )
     return nm.layer_norm(inputs, gamma, beta, begin, epsilon, name=name)
 
 
 def _grouped(x: Tensor, groups: int, eps: float, prefix: str, name: str | None, affine: bool) -> Tensor:
-    """Normalise [n,c,...] in groups of channels, with variables `<name>_gamma` and `<name>_beta` of shape (1, c, 1) if affine."""
+    """Normalise [n, c, ...] in groups of channels; if affine, create variables `<name>_gamma` and `<name>_beta` of shape (1, c, 1)."""
     name = layer_name(current_job(prefix), prefix) if affine and not name else name or None
     gamma, beta = (
         get_variable(f"{name}_{word}", (1, x.tensor_type.shape[1], 1), x.tensor_type.dtype, constant_initializer(first), reuse=False)
@@ -146,16 +148,19 @@ def _grouped(x: Tensor, groups: int, eps: float, prefix: str, name: str | None, 
 
 def _channels_first(what: str, x: Tensor, ndim: int | None) -> None:
     if x.tensor_type.ndim < 3 or (ndim is not None and x.tensor_type.ndim != ndim):
-        raise ShapeError(f"{what} at {user_line()}: x {x.tensor_type} must have {ndim or 'at least 3'} axes: batch, channels and what follows")
+        raise ShapeError(f"{what} at {user_line()}: x {x.tensor_type} must have {ndim or 'at least 3'} axes: batch, channels and spatial axes")
 
 
 def GroupNorm(x: Tensor, num_groups: int = 32, eps: float = 1e-5, affine: bool = True, name: str | None = None) -> Tensor:
-    """Normalise x [n,c,...] to mean 0 and variance 1 in each of num_groups groups of channels; return gamma x + beta per channel if affine."""
+    """Normalise x [n, c, ...] to mean 0 and variance 1 in each of `num_groups` groups of channels.
+
+    If affine, return gamma x + beta per channel of the normalised x.
+    """
     _channels_first("GroupNorm", x, None)
     counts("GroupNorm", num_groups=num_groups)
     channels = x.tensor_type.shape[1]
     if channels % num_groups:
-        raise ShapeError(f"GroupNorm at {user_line()}: the {channels} channels of x {x.tensor_type} cannot be divided into {num_groups} equal groups")
+        raise ShapeError(f"GroupNorm at {user_line()}: the {channels} channels of x {x.tensor_type} must be divisible by num_groups {num_groups}")
     return _grouped(x, num_groups, eps, "GroupNorm", name, affine)
 
 
@@ -165,10 +170,10 @@ def _instance_norm(ndim: int, x: Tensor, eps: float = 1e-5, affine: bool = True,
     return _grouped(x, x.tensor_type.shape[1], eps, "InstanceNorm", name, affine)
 
 
-_FIRST = "x [n,c,l] with mean 0 and variance 1 in each channel of each sample; then gamma x + beta if affine."
+_FIRST = "Normalise x [n,c,l] to mean 0 and variance 1 in each channel of each sample; then return gamma x + beta if affine."
 InstanceNorm1d = variant(_instance_norm, 1, "InstanceNorm1d", _FIRST)
-InstanceNorm2d = variant(_instance_norm, 2, "InstanceNorm2d", "InstanceNorm1d for x [n,c,h,w].")
-InstanceNorm3d = variant(_instance_norm, 3, "InstanceNorm3d", "InstanceNorm1d for x [n,c,d,h,w].")
+InstanceNorm2d = variant(_instance_norm, 2, "InstanceNorm2d", "Apply InstanceNorm1d to x [n,c,h,w].")
+InstanceNorm3d = variant(_instance_norm, 3, "InstanceNorm3d", "Apply InstanceNorm1d to x [n,c,d,h,w].")
 
 
 globals().update(all_of(__name__, globals(), __name__, of_jobs))

@@ -1,4 +1,4 @@
-"""`flow.onnx`: export of predict jobs to ONNX files.
+"""The namespace `flow.onnx`: export of predict jobs to ONNX files.
 
 flow.checkpoint.save("weights")
 flow.onnx.export(predict_job, "weights", "net.onnx")
@@ -26,9 +26,9 @@ from jobflow.storage.store import load
 
 __all__ = ["export"]
 
-#: of the file, the first that knows the operators
+#: the first version of the file format with opset 18
 IR_VERSION = 8
-#: of operators that ONNX does not have
+#: of ops without an ONNX equivalent
 DOMAIN = "jobflow"
 
 
@@ -42,19 +42,19 @@ def export(
     shape_override: Mapping[str, Any] | None = None,
     external_data: bool = False,
 ) -> None:
-    """Write a predict job with the variables of the checkpoint in `model_save_dir`, or the current variables for "".
+    """Write a predict job as an ONNX file, with variables from the checkpoint `model_save_dir`, or the session's variables if it is "".
 
-    Inputs have the names of the job's arguments; outputs are `output`, or `output_0`, `output_1`, ... An op without an ONNX equivalent is a
-    JobError, or with `continue_on_error` a node of the domain "jobflow". With `external_data` large tensors are in a separate file. The operators
-    are of opset 18, with a notice for an earlier `opset`; `extra_opset` has no effect. Requires onnx.
+    Inputs have the names of the job's arguments; outputs are `output`, or `output_0`, `output_1`, ... An op without an ONNX equivalent raises
+    JobError, or with `continue_on_error` becomes a node of the domain "jobflow". With `external_data` large tensors are in a separate file. The
+    opset is 18, with a notice for an earlier `opset`; `extra_opset` has no effect. Requires the package onnx.
     """
     what, onnx = f"onnx.export at {user_line()}", optional("onnx", "flow.onnx")
     if shape_override:
         raise ArgumentError(f"{what}: shape_override is not supported; declare the job with these shapes")
     if opset is not None and opset > OPSET:
-        raise ArgumentError(f"{what}: opset is {opset}; {OPSET} is written")
+        raise ArgumentError(f"{what}: opset {opset} is not supported; pass at most {OPSET}")
     if opset is not None and opset < OPSET:
-        notice(f"{what}: operators of opset {OPSET} are written, which readers of ONNX know since 2022, and not of opset {opset}")
+        notice(f"{what}: the file uses opset {OPSET}, of 2022, instead of opset {opset}")
     job, session = job_of(job_func), started_session()
     if job.trainable:
         raise JobError(f"{what}: job {job.name} ({job.where}) is a train job; export a predict job that has the same variables")
@@ -69,8 +69,8 @@ def _model(onnx: Any, job: Job, session: Session, folder: str, anything: bool) -
     program, results = job.traces(session, job.declared_shapes(session))[0]
     if program.phases:
         raise JobError(
-            f"onnx.export at {user_line()}: job {job.name} ({job.where}) computes with as many rows as a run finds, or with what the host makes "
-            f"of its tensors; shapes are fixed there, and nothing comes from outside"
+            f"onnx.export at {user_line()}: job {job.name} ({job.where}) has dynamic shapes or host pipeline stages; "
+            f"export a job with static shapes that computes only from its arguments"
         )
     graph = drop_dead(program.graph(returned_values(results)))
     arguments = dict(job.signature.placeholders())
@@ -98,9 +98,7 @@ def _outputs(nodes: Nodes, node: Node, inputs: list[str], arguments: set[str], v
         return [op.key]
     if isinstance(op, Input):
         if op.key not in arguments:
-            raise JobError(
-                f"onnx.export: job {node.name} at {node.where} draws random numbers, or reads its batches from files; compute from arguments"
-            )
+            raise JobError(f"onnx.export: op {node.name} at {node.where} samples random numbers or reads files; compute only from arguments")
         return [op.key]
     try:
         return translated(nodes, node, inputs)
@@ -112,7 +110,7 @@ def _outputs(nodes: Nodes, node: Node, inputs: list[str], arguments: set[str], v
 
 
 def _variables(graph: Graph, folder: str) -> dict[str, Array]:
-    """Return the values of the variables that a program reads."""
+    """Return the values of the variables that `graph` reads, from the checkpoint `folder` or the session."""
     names = sorted({node.op.key for node in graph.nodes if isinstance(node.op, ReadVariable)})
     if not folder:
         every = stored.get_all_variables()
@@ -120,5 +118,5 @@ def _variables(graph: Graph, folder: str) -> dict[str, Array]:
     result = load(folder, {name: graph.variables[name].type for name in names})
     missing = [name for name in names if name not in result]
     if missing:
-        raise CheckpointError(f'onnx.export at {user_line()}: {folder} has no variable "{missing[0]}"')
+        raise CheckpointError(f'onnx.export at {user_line()}: checkpoint {folder} has no variable "{missing[0]}"; pass a checkpoint of this job')
     return {name: result[name] for name in names}

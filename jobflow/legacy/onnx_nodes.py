@@ -1,6 +1,6 @@
 """Translation of ops to ONNX nodes.
 
-An op with a formula is translated by its expression, over its index space; `STRUCTURAL` lists the others. All shapes are static.
+An op with a formula is translated by its expression, over its index space; `STRUCTURAL` contains the others. All shapes are static.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import Op
 from jobflow.ops.source import Source
 
-#: the set of operators that is written
+#: version of the ONNX operator set in exported files
 OPSET = 18
 
-#: primitive of an expression -> the operator that does it
+#: ONNX operators by primitive of an expression
 PRIMITIVES = {
     "add": "Add", "subtract": "Sub", "multiply": "Mul", "divide": "Div", "negative": "Neg", "absolute": "Abs", "sign": "Sign", "maximum": "Max",
     "minimum": "Min", "sqrt": "Sqrt", "reciprocal": "Reciprocal", "exp": "Exp", "log": "Log", "power": "Pow", "sin": "Sin", "cos": "Cos",
@@ -37,7 +37,7 @@ PRIMITIVES = {
 
 
 class Nodes:
-    """The nodes and constants of an ONNX graph under construction; values are referenced by name."""
+    """The nodes and constants of an ONNX graph under construction, with values referenced by name."""
 
     def __init__(self) -> None:
         self._helper: Any = optional("onnx.helper", "flow.onnx")
@@ -53,7 +53,7 @@ class Nodes:
         return names[0] if outputs == 1 else tuple(names)
 
     def constant(self, array: Any) -> str:
-        """Add a constant array."""
+        """Add a constant array, once per value, and return its name."""
         array = np.asarray(array)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self.constants:
@@ -61,7 +61,7 @@ class Nodes:
         return self.constants[key].name
 
     def whole(self, *numbers: int) -> str:
-        """Add a constant of sizes or axes."""
+        """Add an int64 vector of sizes or axes and return its name."""
         return self.constant(np.array(numbers, np.int64))
 
     def _name(self, kind: str) -> str:
@@ -69,10 +69,10 @@ class Nodes:
         return f"{kind.lower()}_{self._count}"
 
     def element_type(self, dtype: Any) -> int:
-        """Return ONNX's number of a NumPy type."""
+        """Return the ONNX enum value of a NumPy type."""
         return self._helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
 
-    # ---------------------------------------------------------------- often needed
+    # ---------------------------------------------------------------- shape operators
 
     def reshaped(self, x: str, shape: Sequence[int]) -> str:
         return self.add("Reshape", x, self.whole(*shape))
@@ -85,7 +85,7 @@ class Nodes:
 
 
 def by_formula(nodes: Nodes, op: Any, inputs: Sequence[str], types: Sequence[TensorType], outputs: Sequence[TensorType]) -> list[str] | None:
-    """Return the outputs of an op as nodes of its expression; None without one."""
+    """Translate an op by its expression and return the names of its outputs, or None if it has no expression."""
     items = op.expression(*types)
     if items is None:
         return None
@@ -119,7 +119,7 @@ def _write(nodes: Nodes, space: IndexSpace, operand: int, value: str, type: Tens
 
 
 def expressed(nodes: Nodes, outputs: Sequence[Expression], inputs: Sequence[str], shape: Sequence[int], what: str) -> list[str]:
-    """Return expressions of inputs that broadcast to the shape of an index space."""
+    """Translate expressions and return their names; `inputs` broadcast to the index space of `shape`."""
     known: dict[Expression, str] = {}
     for x in in_order(outputs):
         known[x] = _primitive(nodes, x, [known[y] for y in x.arguments], inputs, shape, what)
@@ -177,9 +177,9 @@ def _primitive(nodes: Nodes, x: Expression, arguments: Sequence[str], inputs: Se
     raise JobError(f"{what}: ONNX has no {x.primitive}")
 
 
-# Ops without -----------------------------------------------------------------------------------------------------------
+# Ops by class ----------------------------------------------------------------------------------------------------------
 
-#: (nodes, op, inputs, types of inputs, types of outputs) -> the outputs
+#: translation of an op: (nodes, op, inputs, types of inputs, types of outputs) -> names of outputs
 Row = Callable[[Nodes, Any, Sequence[str], Sequence[TensorType], Sequence[TensorType]], list[str]]
 
 
@@ -269,12 +269,12 @@ _ROWS: Mapping[str, Row] = {
     "TopK": _top,
     "CumSum": _sum_so_far,
 }
-#: by class of the op
+#: translations by class of the op
 STRUCTURAL = {word: row for words, row in _ROWS.items() for word in words.split()}
 
 
 def translated(nodes: Nodes, node: Node, inputs: Sequence[str]) -> list[str]:
-    """Return the outputs of a node of a program; raise JobError without an ONNX equivalent."""
+    """Translate a node of a program and return the names of its outputs; raise JobError if ONNX has no equivalent."""
     op: Op = node.op
     types, outputs = [value.tensor_type for value in node.inputs], [value.tensor_type for value in node.outputs]
     row = STRUCTURAL.get(type(op).__name__)
@@ -282,5 +282,5 @@ def translated(nodes: Nodes, node: Node, inputs: Sequence[str]) -> list[str]:
         return row(nodes, op, inputs, types, outputs)
     translation = None if isinstance(op, Source) else by_formula(nodes, op, inputs, types, outputs) if hasattr(op, "expression") else None
     if translation is None:
-        raise JobError(f"{op.word()} at {node.where}: nothing in ONNX is known for it")
+        raise JobError(f"{op.word()} at {node.where}: ONNX has no equivalent; compute it without this op")
     return translation

@@ -1,4 +1,4 @@
-"""`flow.profiler`: marks for profilers of NVIDIA.  They are accepted: `jobflow train --profile` says what each operation takes."""
+"""The namespace `flow.profiler`: markers for NVIDIA profilers, accepted without effect. Use `jobflow train --profile` for timings."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ __all__ = ["nvtx_end", "nvtx_start", "range_pop", "range_push"]
 
 
 def nvtx_start(x: Tensor, mark_prefix: str, name: str | None = None) -> Tensor:
-    """x."""
+    """Return x; the marker has no effect."""
     return identity(x, name)
 
 
 def nvtx_end(x: Tensor, mark_prefix: str, name: str | None = None) -> Tensor:
-    """x."""
+    """Return x; the marker has no effect."""
     return identity(x, name)
 
 
 def range_push(range_name: str) -> None:
-    """Accepted, without effect."""
+    """Do nothing but write a notice."""
     notice("profiler.range_push and range_pop have no effect and are ignored")
 
 
 def range_pop() -> None:
-    """Accepted, without effect."""
+    """Do nothing."""

@@ -1,4 +1,7 @@
-"""flow.random and other random functions: values that differ from run to run, a function of (seed, name, run, element index)."""
+"""The namespace `flow.random` and other random functions.
+
+Random numbers differ between runs and are a function of (seed, name, run, element index).
+"""
 
 from __future__ import annotations
 
@@ -22,58 +25,58 @@ from jobflow.ops.runtime_assertions import assert_bounds
 
 
 def _uniform(what: str, shape: tuple[int, ...], dtype: DType, seed: int | None, name: str) -> Tensor:
-    """Return U[0, 1), new in every run; `name` is the op that the random numbers are for."""
+    """Return samples of U[0, 1), new in every run; `name` is the name of the op that uses them."""
     job = current_job(what)
     key, own = random_stream(job.seed, seed, scope.current().full_name(name))
     return apply(RandomUniform(shape, dtype, key, seed=own), job.run_counter())
 
 
 def CoinFlip(batch_size: int = 1, seed: int | None = None, probability: float = 0.5, name: str = "CoinFlip") -> Tensor:
-    """Return int8 (batch_size,): 1 with `probability`, else 0."""
+    """Return int8 (batch_size,) with 1 with `probability`, and 0 otherwise."""
     if not isinstance(batch_size, Integral) or batch_size < 1:
-        raise ArgumentError(f"CoinFlip at {user_line()}: batch_size is a positive int, not {batch_size!r}")
+        raise ArgumentError(f"CoinFlip at {user_line()}: batch_size must be a positive int, not {batch_size!r}")
     if not isinstance(probability, Real) or not 0 <= probability <= 1:
-        raise ArgumentError(f"CoinFlip at {user_line()}: probability {probability!r} is not in [0, 1]")
-    drawn = _uniform("CoinFlip", (batch_size,), float32, seed, name)
-    return ew.cast(ew.less(drawn, ew.fill_like(drawn, probability)), int8, name=name)
+        raise ArgumentError(f"CoinFlip at {user_line()}: probability must be in [0, 1], not {probability!r}")
+    samples = _uniform("CoinFlip", (batch_size,), float32, seed, name)
+    return ew.cast(ew.less(samples, ew.fill_like(samples, probability)), int8, name=name)
 
 
 coin_flip = CoinFlip
 
 
 def bernoulli(x: Tensor, seed: int | None = None, dtype: DType | None = None, name: str = "Bernoulli") -> Tensor:
-    """Return 1 with probability x, else 0, elementwise; the default dtype is that of x."""
-    drawn = _uniform("bernoulli", x.tensor_type.shape, x.tensor_type.dtype, seed, name)
-    return ew.cast(ew.less(drawn, assert_bounds(x, "bernoulli", low=0.0, high=1.0, noun="probability")), dtype or x.tensor_type.dtype, name=name)
+    """Return 1 with probability x, and 0 otherwise, elementwise; the default dtype is the type of x."""
+    samples = _uniform("bernoulli", x.tensor_type.shape, x.tensor_type.dtype, seed, name)
+    return ew.cast(ew.less(samples, assert_bounds(x, "bernoulli", low=0.0, high=1.0, noun="probability")), dtype or x.tensor_type.dtype, name=name)
 
 
 def generate_random_batch_permutation_indices(value: Tensor, seed: int | None = None, name: str | None = None) -> Tensor:
-    """Return a random permutation of 0 .. n - 1, int32, for the n rows of value; new in every run."""
-    drawn = _uniform(
+    """Return a random int32 permutation of 0 .. n - 1 for the n rows of `value`, new in every run."""
+    samples = _uniform(
         "random_permutation", value.tensor_type.shape[:1], float64, seed, name or current_job("random_permutation").unique_name("permutation")
     )
-    return ew.cast(st.sort(drawn)[1], int32, name=name)
+    return ew.cast(st.sort(samples)[1], int32, name=name)
 
 
 def shuffle(value: Tensor, seed: int | None = None, name: str | None = None) -> Tensor:
-    """Return the rows of value in a random order, new in every run."""
+    """Return the rows of `value` in random order, new in every run."""
     return ix.gather(value, generate_random_batch_permutation_indices(value, seed), 0, name=name)
 
 
 def gen_seed(seed: int | None = None) -> tuple[int, bool]:
-    """Return (seed, True), or without a seed (a seed of this program, False)."""
+    """Return (seed, True); without a seed, return (the job's seed, False)."""
     return (current_job("gen_seed").seed, False) if seed is None else (seed, True)
 
 
 def dropout(x: Tensor, rate: float, noise_shape: Sequence[int] | None = None, seed: int | None = None, name: str | None = None) -> Tensor:
     """Set each element to 0 with probability `rate`, and divide the others by 1 - rate; return x itself in predict jobs and for rate 0.
 
-    Every run draws a new mask, from the job's seed and the name, or from `seed` alone: ops with equal seeds draw equal masks.
+    Every run samples a new mask, from the job's seed and the name, or from `seed` alone: ops with equal seeds have equal masks.
     """
     if not isinstance(rate, Real) or not 0 <= rate < 1:
-        raise ArgumentError(f"dropout at {user_line()}: rate {rate!r} is not in [0, 1)")
+        raise ArgumentError(f"dropout at {user_line()}: rate must be in [0, 1), not {rate!r}")
     if noise_shape is not None:
-        raise JobError(f"dropout at {user_line()}: noise_shape is not supported")
+        raise JobError(f"dropout at {user_line()}: noise_shape is not supported; omit it")
     job = current_job("dropout")
     if not job.trainable or rate == 0:
         return x
@@ -93,7 +96,7 @@ def fused_scale_tril_softmax_dropout(
 ) -> Tensor:
     """Return dropout(softmax(scale x where column - row <= diagonal, fill_value elsewhere))."""
     own = name if rate == 0 or not current_job("fused_scale_tril_softmax_dropout").trainable else None
-    # where a row sees a column at all, exp(fill_value - largest) of so low a fill value is 0
+    # if each row has an unmasked column, exp(fill_value - largest) of so low a fill value is 0
     if fill_value == float("-inf") or (diagonal >= 0 and fill_value <= -1e30):
         y = sm.causal_softmax(x, float(scale), diagonal, name=own)
     else:
@@ -102,18 +105,18 @@ def fused_scale_tril_softmax_dropout(
 
 
 def random_mask_like(like: Tensor, rate: float, seed: int | None = None, noise_shape: Sequence[int] | None = None, name: str | None = None) -> Tensor:
-    """Return int8 in the shape of `like`: 0 with probability `rate`, else 1."""
+    """Return int8 in the shape of `like`: 0 with probability `rate`, and 1 otherwise."""
     if not isinstance(rate, Real) or not 0 <= rate < 1:
-        raise ArgumentError(f"random_mask_like at {user_line()}: rate {rate!r} is not in [0, 1)")
+        raise ArgumentError(f"random_mask_like at {user_line()}: rate must be in [0, 1), not {rate!r}")
     if noise_shape is not None:
-        raise ArgumentError(f"random_mask_like at {user_line()}: noise_shape is not supported")
+        raise ArgumentError(f"random_mask_like at {user_line()}: noise_shape is not supported; omit it")
     job = current_job("random_mask_like")
     stream = random_stream(job.seed, seed, job.unique_name("mask") if name is None else scope.current().full_name(name))
     mask = apply(DropoutMask(float(rate), *stream), like, job.run_counter())
     return ew.cast(ew.sign(mask), int8, name=name)
 
 
-#: what tensors have instead
+#: equivalents for tensors outside of jobs
 _OF_TENSORS = {
     "CoinFlip": "flow.bernoulli",
     "coin_flip": "flow.bernoulli",

@@ -1,4 +1,4 @@
-"""`flow.data.decode_ofrecord`: the older form to read records, in one call with a description of each feature."""
+"""The function `flow.data.decode_ofrecord`, an older form that reads records in one call with a description of each feature."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from jobflow.legacy.record_data import OFRecordImageDecoder, OFRecordRawDecoder,
 
 @dataclass(frozen=True)
 class RawCodec:
-    """The numbers of a feature; with `auto_zero_padding` missing ones are zeros."""
+    """A codec for the values of a numeric feature; with `auto_zero_padding` a short feature is padded with zeros."""
 
     auto_zero_padding: bool = False
 
 
 @dataclass(frozen=True)
 class ImagePreprocessor:
-    """A change of an image: "bgr2rgb", or "mirror", which mirrors half of the images."""
+    """A preprocessor of images: "bgr2rgb", or "mirror", which mirrors half of the images."""
 
     preprocessor: str
 
     def __post_init__(self) -> None:
         if self.preprocessor not in ("bgr2rgb", "mirror"):
-            raise ArgumentError(f'ImagePreprocessor at {user_line()}: "bgr2rgb" or "mirror", not {self.preprocessor!r}')
+            raise ArgumentError(f'ImagePreprocessor at {user_line()}: preprocessor must be "bgr2rgb" or "mirror", not {self.preprocessor!r}')
 
 
 @dataclass(frozen=True)
 class ImageResizePreprocessor:
-    """A resize to a fixed size."""
+    """A preprocessor that resizes images to `width` x `height` pixels."""
 
     width: int
     height: int
@@ -47,7 +47,7 @@ class ImageResizePreprocessor:
 
 @dataclass(frozen=True)
 class ImageCodec:
-    """A JPEG or PNG file in a feature."""
+    """A codec for a JPEG or PNG file in a feature."""
 
     image_preprocessors: Sequence[ImagePreprocessor | ImageResizePreprocessor] | None = None
 
@@ -57,7 +57,7 @@ class ImageCodec:
 
 @dataclass(frozen=True)
 class NormByChannelPreprocessor:
-    """Normalisation (x - mean) / std by channel; "channels_last" keeps the channels last, other values move them first."""
+    """A preprocessor (x - mean) / std by channel; a `data_format` other than "channels_last" moves the channels first."""
 
     mean_values: Sequence[float]
     std_values: Sequence[float] = (1.0, 1.0, 1.0)
@@ -69,7 +69,7 @@ Codec: TypeAlias = RawCodec | ImageCodec
 
 @dataclass(frozen=True)
 class BlobConf:
-    """A feature: its name, the shape and type of its array, its codec, and its preprocessors."""
+    """The description of a feature: its name, the shape and type of its array, its codec, and its preprocessors."""
 
     name: str
     shape: Sequence[int]
@@ -83,11 +83,11 @@ class BlobConf:
 
 
 def _check_each(what: str, name: str, arguments: Any, *kinds: type) -> None:
-    """Raise ArgumentError unless all entries have these types."""
+    """Raise ArgumentError unless all entries have one of the types `kinds`."""
     for each in arguments if isinstance(arguments, list | tuple) else [arguments]:
         if not isinstance(each, kinds):
             words = " or ".join(kind.__name__ for kind in kinds)
-            raise ArgumentError(f"{what} at {user_line()}: {name} has {each!r}, not {words}")
+            raise ArgumentError(f"{what} at {user_line()}: {name} must be {words}, not {each!r}")
 
 
 def decode_ofrecord(
@@ -101,10 +101,10 @@ def decode_ofrecord(
     buffer_size: int = 1024,
     name: str | None = None,
 ) -> tuple[Tensor, ...]:
-    """Return the described features of a batch of records; see `ofrecord_reader`."""
+    """Return the features `blobs` of a batch of records; the other arguments are those of `ofrecord_reader`."""
     _check_each("decode_ofrecord", "blobs", blobs, BlobConf)
     if not isinstance(blobs, list | tuple):
-        raise ArgumentError(f"decode_ofrecord at {user_line()}: blobs is a list of what is decoded, not {blobs!r}")
+        raise ArgumentError(f"decode_ofrecord at {user_line()}: blobs must be a list of BlobConf, not {blobs!r}")
     record = ofrecord_reader(ofrecord_dir, batch_size, data_part_num, part_name_prefix, part_name_suffix_length, shuffle, buffer_size)
     return tuple(_decoded(record, each, batch_size) for each in blobs)
 
@@ -113,7 +113,7 @@ def _decoded(record: OnHost, target: BlobConf, batch_size: int) -> Any:
     if isinstance(target.codec, RawCodec):
         return OFRecordRawDecoder(record, target.name, target.shape, target.dtype, auto_zero_padding=target.codec.auto_zero_padding)
     if len(target.shape) != 3:
-        raise ArgumentError(f"decode_ofrecord at {user_line()}: the shape of an image is (height, width, channels), not {target.shape}")
+        raise ArgumentError(f"decode_ofrecord at {user_line()}: the shape of an image must be (height, width, channels), not {target.shape}")
     steps = target.codec.image_preprocessors or ()
     named = {step.preprocessor for step in steps if isinstance(step, ImagePreprocessor)}
     sizes = [(step.width, step.height) for step in steps if isinstance(step, ImageResizePreprocessor)] or [(target.shape[1], target.shape[0])]

@@ -5,8 +5,8 @@
     image = flow.data.OFRecordImageDecoder(record, "encoded", color_space="RGB")
     image, scale, size = flow.image.Resize(image, target_size=(224, 224))
 
-Threads read and decode samples ahead of the runs that need them. Data with one shape for all samples is a tensor of the job: an argument that
-the feed supplies. Records, bytes and images of different sizes are `OnHost`. The batch is split among the ranks like any argument, and its
+Threads read and decode samples ahead of the runs that need them. Data with the same shape for all samples is a tensor of the job: an argument
+that the feed supplies. Records, bytes and images of different sizes are `OnHost`. The batch is split among the ranks like any argument. Its
 samples do not depend on the number of ranks.
 """
 
@@ -30,9 +30,9 @@ from jobflow.ops.op import apply
 from jobflow.ops.random_tensors import RandomSource
 from jobflow.storage.remote import path_of
 
-#: between which fractions of an image's area, and which aspect ratios, random crops are drawn
+#: default ranges of the area, as a fraction of the image, and of the aspect ratio of random crops
 AREA, RATIO = [0.08, 1.0], [0.75, 1.333333]
-#: of names of files
+#: maximum length of file names
 LONGEST_NAME = 255
 
 
@@ -40,12 +40,12 @@ LONGEST_NAME = 255
 
 
 def batch_rows(what: str, batch_size: int) -> int:
-    """Return the number of samples on all devices: a batch divided among them, or in the mirrored view a batch for each."""
+    """Return the number of samples on all devices: the batch size, or in the mirrored view the batch size times the devices."""
     devices: Placement = current_placement(what)
     if scope.current().view == "mirrored":
         return batch_size * devices_of_view()
     if batch_size % devices.size:
-        raise ArgumentError(f"{what} at {user_line()}: batch_size {batch_size} is not divisible among the {devices.size} devices of {devices}")
+        raise ArgumentError(f"{what} at {user_line()}: batch_size {batch_size} must be divisible by the {devices.size} devices of {devices}")
     return batch_size
 
 
@@ -60,7 +60,7 @@ def ofrecord_reader(
     shuffle_after_epoch: bool = False,
     name: str | None = None,
 ) -> OnHost:
-    """Read records of part files without end, `batch_size` per run; in the mirrored view, per device.
+    """Read records of part files repeatedly, `batch_size` per run; in the mirrored view, per device.
 
     Batches continue across the ends of epochs. `random_shuffle` samples from a buffer of records. With `shuffle_after_epoch` the order of the files
     changes from the second epoch on.
@@ -69,7 +69,7 @@ def ofrecord_reader(
     seed = body_of(what).seed
     counts(what, batch_size=batch_size, data_part_num=data_part_num, shuffle_buffer_size=shuffle_buffer_size)
     if part_name_suffix_length > LONGEST_NAME:
-        raise ArgumentError(f"{what} at {user_line()}: part_name_suffix_length is {part_name_suffix_length}, and names have {LONGEST_NAME} letters")
+        raise ArgumentError(f"{what} at {user_line()}: part_name_suffix_length {part_name_suffix_length} must be at most {LONGEST_NAME}")
     parts = PartFiles(path_of(str(ofrecord_dir)), int(data_part_num), part_name_prefix, int(part_name_suffix_length))
     files = RecordFiles(parts, shuffle=random_shuffle, buffer=shuffle_buffer_size, after_epoch=shuffle_after_epoch, seed=seed)
     return OnHost(st.ReadRecord(files), batch_rows(what, batch_size), "records")
@@ -85,7 +85,7 @@ def ofrecord_loader(
     shuffle_buffer_size: int = 1024,
     name: str | None = None,
 ) -> OnHost:
-    """Call `ofrecord_reader`; the name of older releases."""
+    """Return `ofrecord_reader(...)`; a deprecated alias."""
     return ofrecord_reader(ofrecord_dir, batch_size, data_part_num, part_name_prefix, part_name_suffix_length, shuffle, shuffle_buffer_size)
 
 
@@ -105,7 +105,7 @@ def ofrecord_image_classification_reader(
     num_decode_threads_per_machine: int | None = None,
     name: str | None = None,
 ) -> tuple[OnHost, Any]:
-    """Return (images, int32 labels) of records."""
+    """Return the images and int32 labels of records; see `ofrecord_reader`."""
     order = random_shuffle, shuffle_buffer_size, shuffle_after_epoch
     record = ofrecord_reader(ofrecord_dir, batch_size, data_part_num, part_name_prefix, part_name_suffix_length, *order)
     label = OFRecordRawDecoder(record, label_feature_name, (), int32, name=None if name is None else f"{name}-label")
@@ -124,9 +124,9 @@ def OFRecordRawDecoder(
     auto_zero_padding: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Return the numbers of a feature, [batch, *shape], as `dtype`; bytes are read as int8.
+    """Return the values of a numeric feature, [batch, *shape], as `dtype`; bytes are read as int8.
 
-    The feature must fill the shape. With `dim1_varying_length` or `auto_zero_padding` it may be shorter and is padded with zeros.
+    The feature must fill the shape. With `dim1_varying_length` or `auto_zero_padding` a shorter feature is padded with zeros.
     """
     record = on_host("OFRecordRawDecoder", input_blob, "records")
     own = positive_shape("OFRecordRawDecoder", "shape", shape)
@@ -135,20 +135,20 @@ def OFRecordRawDecoder(
 
 
 def OFRecordBytesDecoder(input_blob: OnHost, blob_name: str, name: str | None = None) -> OnHost:
-    """Return the bytes of a feature."""
+    """Return the bytes of the feature `blob_name`."""
     record = on_host("OFRecordBytesDecoder", input_blob, "records")
     return OnHost(st.Content(record.stage, blob_name), record.rows, "bytes")
 
 
 def decoded(what: str, content: st.Stage, rows: int, color_space: str) -> OnHost:
-    """Decode the images in these bytes."""
+    """Decode the image files of the stage `content` in `color_space`."""
     if color_space not in ("BGR", "RGB", "GRAY"):
-        raise ArgumentError(f'{what} at {user_line()}: color_space is "BGR", "RGB" or "GRAY", not {color_space!r}')
+        raise ArgumentError(f'{what} at {user_line()}: color_space must be "BGR", "RGB" or "GRAY", not {color_space!r}')
     return OnHost(st.Decoded(content, color_space == "GRAY"), rows, "images", color_space)
 
 
 def OFRecordImageDecoder(input_blob: OnHost, blob_name: str, color_space: str = "BGR", name: str | None = None) -> OnHost:
-    """Decode the images whose JPEG or PNG file is a feature."""
+    """Decode the feature `blob_name`, a JPEG or PNG file, to images."""
     record = on_host("OFRecordImageDecoder", input_blob, "records")
     return decoded("OFRecordImageDecoder", st.Content(record.stage, blob_name), record.rows, color_space)
 
@@ -163,7 +163,7 @@ def OFRecordImageDecoderRandomCrop(
     random_aspect_ratio: Sequence[float] = RATIO,
     name: str = "OFRecordImageDecoderRandomCrop",
 ) -> OnHost:
-    """Decode the images of a feature, and crop a part of each with random area and aspect ratio."""
+    """Decode the images of a feature, and crop each to a rectangle of random area and aspect ratio."""
     images = OFRecordImageDecoder(input_blob, blob_name, color_space)
     return randomly_cropped("OFRecordImageDecoderRandomCrop", images, num_attempts, seed, random_area, random_aspect_ratio, name)
 
@@ -171,14 +171,16 @@ def OFRecordImageDecoderRandomCrop(
 def randomly_cropped(
     what: str, images: OnHost, attempts: int, seed: int | None, area: Sequence[float] | None, ratio: Sequence[float] | None, name: str
 ) -> OnHost:
-    """Crop a part of each image with area and aspect ratio drawn from these ranges."""
+    """Crop each image to a rectangle with area and aspect ratio sampled from the ranges `area` and `ratio`."""
     area, ratio = AREA if area is None else area, RATIO if ratio is None else ratio
     for word, arguments in (("random_area", area), ("random_aspect_ratio", ratio)):
         if len(arguments) != 2:
-            raise ArgumentError(f"{what} at {user_line()}: {word} is a smallest and a largest number, not {arguments!r}")
+            raise ArgumentError(f"{what} at {user_line()}: {word} must be (smallest, largest), not {arguments!r}")
         low, high = arguments
         if not 0 < low <= high or (word == "random_area" and high > 1):
-            raise ArgumentError(f"{what} at {user_line()}: {word} {[low, high]} is no range of {'fractions' if high > 1 else 'ratios'}")
+            raise ArgumentError(
+                f"{what} at {user_line()}: {word} {[low, high]} must be ascending and positive{', at most 1' if word == 'random_area' else ''}"
+            )
     counts(what, num_attempts=attempts)
     key = key_of(what, seed, name)
     return images.then(st.RandomlyCropped(images.stage, key, attempts, (area[0], area[1]), (ratio[0], ratio[1])))
@@ -197,7 +199,7 @@ def image_decoder_random_crop_resize(
     max_num_pixels: int | None = None,
     name: str | None = None,
 ) -> Any:
-    """Decode images, crop a random part of each, and resize it: uint8 [batch, height, width, 3], RGB."""
+    """Decode images, crop each at random, and resize it: RGB uint8 [batch, height, width, 3]."""
     what = "image_decoder_random_crop_resize"
     content = on_host(what, input_blob, "bytes")
     images = decoded(what, content.stage, content.rows, "RGB")
@@ -216,14 +218,14 @@ def decode_random(
     tick: Tensor | None = None,
     name: str | None = None,
 ) -> Any:
-    """Return random numbers [batch_size, *shape], new in every run; the default distribution is U[0, 1)."""
+    """Return random values [batch_size, *shape], new in every run; the default distribution is U[0, 1)."""
     body = body_of("decode_random")
     label = body.unique_name("decode_random") if name is None else scope.current().full_name(name)
     counts("decode_random", batch_size=batch_size)
     whole = (int(batch_size), *positive_shape("decode_random", "shape", shape))
     first = random_uniform_initializer() if initializer is None else initializer
     if not hasattr(first, "op"):
-        raise ArgumentError(f"decode_random at {user_line()}: initializer is {first!r}; pass one, for example random_uniform_initializer()")
+        raise ArgumentError(f"decode_random at {user_line()}: initializer must be an initializer such as random_uniform_initializer(), not {first!r}")
     op = first.op(whole, dtype, label, body.seed)
     return apply(op, body.run_counter(), name=name) if isinstance(op, RandomSource) else apply(op, name=name)
 

@@ -1,6 +1,6 @@
-"""Names of both APIs, chosen by the arguments, else by the first tensor argument, else by the running body.
+"""Names of both APIs, dispatched by the arguments, else by the first tensor argument, else by the current job body.
 
-`jobflow.nn.modules` chooses between modules and job functions with one name (`nn.MSELoss(x, y)`).
+`jobflow.nn.modules` dispatches between modules and job functions of the same name (`nn.MSELoss(x, y)`).
 """
 
 import jobflow.engine.distribute as distribute

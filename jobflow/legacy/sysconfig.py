@@ -1,4 +1,4 @@
-"""`flow.sysconfig`: facts about the installation. Ops are Python classes, so a compiler needs no flags."""
+"""The namespace `flow.sysconfig`: properties of the installation. Ops are Python classes, so a compiler needs no flags."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 def _nothing_to_compile() -> list[str]:
-    notice("sysconfig.get_compile_flags and get_link_flags give no flags: ops in C++ cannot be loaded, one's own op is a Python class")
+    notice("sysconfig.get_compile_flags and get_link_flags return no flags: ops in C++ are not supported; write a Python class")
     return []
 
 
 def get_compile_flags() -> list[str]:
-    """Return None: there is no library for ops in C++."""
+    """Return an empty list, with a notice: ops in C++ are not supported."""
     return _nothing_to_compile()
 
 
 def get_link_flags() -> list[str]:
-    """Return None: there is no library for ops in C++."""
+    """Return an empty list, with a notice: ops in C++ are not supported."""
     return _nothing_to_compile()
 
 
@@ -35,7 +35,7 @@ def get_include() -> str:
 
 
 def get_lib() -> str:
-    """Return the folder of the package."""
+    """Return the folder of the package, which contains no library."""
     return _PACKAGE
 
 
@@ -50,7 +50,7 @@ def has_rpc_backend_local() -> bool:
 
 
 def with_cuda() -> bool:
-    """Return True if a GPU can be used."""
+    """Return True if a GPU is available."""
     return cupy_device.available() > 0
 
 

@@ -1,4 +1,4 @@
-"""`flow.system`."""
+"""The namespace `flow.system`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ __all__ = ["assign"]
 
 
 def assign(ref: Tensor, value: Tensor, validate_shape: bool | None = None, use_locking: bool | None = None, name: str | None = None) -> Tensor:
-    """Call `flow.assign` and return `ref`. Shapes are always compared, and no lock is needed."""
+    """Call `flow.assign` and return `ref`; the options have no effect, because shapes are always compared."""
     variables.assign(ref, value, name=name)
     return ref

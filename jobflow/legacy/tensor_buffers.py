@@ -5,7 +5,7 @@
         images, size, scale = flow.image.target_resize(images, target_size=10)
         return flow.tensor_buffer_to_list_of_tensors(images, (15, 15, 3), flow.float, True)     4 results, (10, 15, 3) each
 
-They are computed on the host before the job runs, or after the phase of the job that computes their inputs: see `OnHost`.
+The host computes them before the job runs, or after the phase of the job that computes their inputs; see `OnHost`.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from jobflow.legacy.job_dispatch import all_of, of_kinds
 from jobflow.legacy.operands import counts, fitting, positive_shape
 from jobflow.typing.results import HostArgument, HostResult
 
-#: kinds of `OnHost` that have arrays
+#: kinds of `OnHost` whose rows are arrays
 ARRAYS = "arrays", "images", "bytes"
 
 
 def tensor_to_tensor_buffer(x: Tensor, instance_dims: int, name: str | None = None) -> OnHost:
-    """Return the instances of a tensor: arrays of its last `instance_dims` axes, one per index of the others."""
+    """Return a tensor buffer with arrays of the last `instance_dims` axes of x, one per index of the preceding axes."""
     what = "tensor_to_tensor_buffer"
     if not isinstance(x, Tensor):
-        raise ArgumentError(f"{what} at {user_line()}: x is a tensor of the job, not {type(x).__name__}")
+        raise ArgumentError(f"{what} at {user_line()}: x must be a tensor of the job, not {type(x).__name__}")
     counts(what, instance_dims=instance_dims)
     ahead = x.tensor_type.shape[: x.tensor_type.ndim - instance_dims]
     if instance_dims >= x.tensor_type.ndim:
-        raise ShapeError(f"{what} at {user_line()}: {x.tensor_type} has no {instance_dims} axes for the instances and one before them")
+        raise ShapeError(f"{what} at {user_line()}: instance_dims {instance_dims} must be below the number of axes of x {x.tensor_type}")
     rows = math.prod(ahead) * devices_of_view()
     return OnHost(x, rows, "arrays", element=x.tensor_type.dtype, arranged=ahead)
 
@@ -52,13 +52,13 @@ def gen_tensor_buffer(
     dynamic_out: bool = False,
     name: str | None = None,
 ) -> OnHost:
-    """Return a tensor buffer of this shape with arrays of these shapes, filled with these values."""
+    """Return a tensor buffer of `shape` with arrays of the shapes in `shape_list`, filled with the numbers in `value_list`."""
     what = "gen_tensor_buffer"
     own, shapes = positive_shape(what, "shape", shape), [positive_shape(what, "a shape of shape_list", each) for each in shape_list]
     body_of(what)
     if not math.prod(own) == len(shapes) == len(value_list):
         raise ArgumentError(
-            f"{what} at {user_line()}: shape {list(own)} has {math.prod(own)} arrays, shape_list {len(shapes)}, value_list {len(value_list)}"
+            f"{what} at {user_line()}: shape {list(own)} has {math.prod(own)} arrays, but shape_list {len(shapes)} and value_list {len(value_list)}"
         )
     filled = tuple(np.full(s, fitting(what, v, data_type), data_type.numpy) for s, v in zip(shapes, value_list, strict=True))
     devices = devices_of_view()
@@ -66,19 +66,19 @@ def gen_tensor_buffer(
 
 
 def _fits(what: str, x: OnHost, dtype: DType) -> None:
-    """Raise DtypeError unless the arrays can be read as this type."""
+    """Raise DtypeError unless the arrays can be converted to `dtype`."""
     if not np.can_cast(x.element.numpy, dtype.numpy) and not (x.kind == "bytes" and dtype.numpy.itemsize == 1):
-        raise DtypeError(f"{what} at {user_line()}: the arrays are {x.element.name}, and the type asked for is {dtype.name}")
+        raise DtypeError(f"{what} at {user_line()}: arrays of {x.element.name} cannot be converted to {dtype.name} without loss")
 
 
 def tensor_buffer_to_tensor(x: OnHost, dtype: DType, instance_shape: Sequence[int], name: str | None = None) -> Any:
-    """Return arrays of one shape as a tensor [*rows, *instance_shape]."""
+    """Return arrays of equal shape as a tensor [*rows, *instance_shape]."""
     what = "tensor_buffer_to_tensor"
     shape, arguments = positive_shape(what, "instance_shape", instance_shape), on_host(what, x, *ARRAYS)
     _fits(what, arguments, dtype)
     if isinstance(arguments.source, Tensor):
         if arguments.source.tensor_type.shape != (*arguments.shape, *shape):
-            raise ShapeError(f"{what} at {user_line()}: the arrays are those of {arguments.source.tensor_type}, not {list(shape)}")
+            raise ShapeError(f"{what} at {user_line()}: instance_shape {list(shape)} must be the last axes of {arguments.source.tensor_type}")
         return arrays.cast(arguments.source, dtype)
     result = as_tensor(what, st.Exactly(arguments.pixels(), shape), arguments.rows, shape, dtype, name)
     return arrays.reshape(result, (*arguments.shape, *shape)) if len(arguments.shape) > 1 else result
@@ -87,7 +87,7 @@ def tensor_buffer_to_tensor(x: OnHost, dtype: DType, instance_shape: Sequence[in
 def tensor_buffer_to_list_of_tensors(
     x: OnHost, out_shape: Sequence[int], out_dtype: DType, dynamic_out: bool = False, name: str | None = None
 ) -> list[Any]:
-    """Return each array as a tensor; with `dynamic_out` in its own shape, with at most as many elements as `out_shape`."""
+    """Return each array as a tensor of `out_shape`; with `dynamic_out` in the shape of the array, whose maximum is `out_shape`."""
     what = "tensor_buffer_to_list_of_tensors"
     shape, arguments = positive_shape(what, "out_shape", out_shape), on_host(what, x, *ARRAYS)
     _fits(what, arguments, out_dtype)
@@ -102,17 +102,17 @@ def tensor_buffer_to_list_of_tensors(
 
 
 def tensor_list_to_tensor_buffer(input: HostArgument, name: str | None = None) -> OnHost:
-    """Return the arrays of a tensor list, without their first axis."""
+    """Return a tensor buffer with the arrays of a tensor list, without their first axis."""
     what = "tensor_list_to_tensor_buffer"
     if not isinstance(input, HostArgument):
-        raise ArgumentError(f"{what} at {user_line()}: input is an argument that is declared as tp.ListListNumpy.Placeholder, not {input!r:.60}")
+        raise ArgumentError(f"{what} at {user_line()}: input must be an argument declared as tp.ListListNumpy.Placeholder, not {input!r:.60}")
     if devices_of_view() != input.devices:
-        raise ArgumentError(f"{what} at {user_line()}: each of {input.devices} devices has a list; call it in the mirrored view")
+        raise ArgumentError(f"{what} at {user_line()}: input has a list for each of {input.devices} devices; call the function in the mirrored view")
     return OnHost(OfList(input.name), input.declared.shape[0] * input.devices, "arrays", element=input.declared.dtype)
 
 
 def tensor_buffer_to_tensor_list(input: OnHost, shape: Sequence[int], dtype: DType, name: str | None = None) -> HostResult:
-    """Return a list of arrays (1, ...) per device as a result of the job, each with at most as many elements as `shape`."""
+    """Return a list of arrays (1, ...) per device as a result of the job; `shape` is the maximum shape of an array."""
     what = "tensor_buffer_to_tensor_list"
     most, arguments = positive_shape(what, "shape", shape), on_host(what, input, *ARRAYS)
     _fits(what, arguments, dtype)
@@ -120,7 +120,7 @@ def tensor_buffer_to_tensor_list(input: OnHost, shape: Sequence[int], dtype: DTy
 
 
 def _each(what: str, x: OnHost, shape: Sequence[int], dtype: DType, ahead: tuple[int, ...], name: str | None) -> list[Any]:
-    """Return a tensor per row of a device in the shape of the row, at most `shape`, behind the axes `ahead`."""
+    """Return one tensor per row of a device, with the axes `ahead` before the shape of the row, whose maximum is `shape`."""
     stage, label = st.Within(x.pixels(), tuple(shape), dtype), name or body_of(what).unique_name(what)
     type, count = TensorType((*ahead, *shape), dtype), x.rows // devices_of_view()
     return [as_dynamic(what, stage, x.rows, partial(_row, i, ahead), type, f"{label}_{i}") for i in range(count)]
@@ -131,11 +131,11 @@ def _row(index: int, ahead: tuple[int, ...], rows: Sequence[Array]) -> Array:
 
 
 def tensor_list_split(input_tensor_list: HostArgument | HostResult, name: str | None = None) -> list[Any]:
-    """Return the arrays [1, ...] of a tensor list as separate tensors in their own shapes."""
+    """Return the arrays [1, ...] of a tensor list as separate tensors of different shapes."""
     if isinstance(input_tensor_list, HostArgument):
         arguments, whole = tensor_list_to_tensor_buffer(input_tensor_list), input_tensor_list.declared
         return _each("tensor_list_split", arguments, whole.shape[1:], whole.dtype, (1,), name)
-    raise ArgumentError(f"tensor_list_split at {user_line()}: it takes an argument that is declared as tp.ListListNumpy.Placeholder")
+    raise ArgumentError(f"tensor_list_split at {user_line()}: input_tensor_list must be an argument declared as tp.ListListNumpy.Placeholder")
 
 
 globals().update(all_of(__name__, globals(), __name__, of_kinds))

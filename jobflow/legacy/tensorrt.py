@@ -1,4 +1,4 @@
-"""`flow.tensorrt`: calibration for int8 in TensorRT, which is not used here."""
+"""The namespace `flow.tensorrt`: int8 calibration for TensorRT, accepted without effect."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["cache_int8_calibration", "write_int8_calibration"]
 
 
 def cache_int8_calibration() -> None:
-    """Accept the call without an effect."""
-    notice("flow.tensorrt has no effect and is ignored: jobs run in the precision that their configuration asks for")
+    """Do nothing but write a notice."""
+    notice("flow.tensorrt has no effect and is ignored: jobs run in the precision of their configuration")
 
 
 def write_int8_calibration(path: str) -> None:
-    """Accept the call without an effect."""
+    """Do nothing but write a notice."""
     cache_int8_calibration()

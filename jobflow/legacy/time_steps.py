@@ -1,11 +1,11 @@
-"""Tensors with time steps: parts of a batch that pass through the body of a job one after another.
+"""Tensors with time steps: parts of a batch that pass through the body of a job sequentially.
 
     x = flow.unpack(x, 4)                 # [32, 10] -> 4 steps of [8, 10]
-    w = flow.repeat(w, 4)                 # the same at each step; its gradient is the sum over the steps
+    w = flow.repeat(w, 4)                 # the same tensor at each step; its gradient is the sum over the steps
     y = flow.pack(flow.matmul(x, w), 4)   # [8, 5] at each step -> [32, 5]
 
-An op on a tensor with steps runs at each step; tensors without steps are the same at all of them. A loss with n steps counts as n losses. A
-job packs a result with steps.
+An op on a tensor with steps runs at each step; tensors without steps are the same at each. A loss with n steps counts as n losses. A
+job must pack a result with steps.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ def _of(steps: Sequence[Any]) -> Tensor:
 
 
 def _groups(what: str, x: Tensor, word: str, count: int) -> list[tuple[Any, ...]]:
-    """Return the steps of x in groups of `count` consecutive ones."""
+    """Return the steps of x in groups of `count` consecutive steps."""
     counts(what, **{word: count})
     steps = every_step(x)
     if len(steps) % count:
-        raise ShapeError(f"{what} at {user_line()}: {x.tensor_type} has {len(steps)} time steps, which {word} {count} does not divide")
+        raise ShapeError(f"{what} at {user_line()}: the {len(steps)} time steps of {x.tensor_type} must be divisible by {word} {count}")
     return [steps[i : i + count] for i in range(0, len(steps), count)]
 
 
 def unpack(input: Tensor, unpack_num: int, name: str | None = None) -> Tensor:
-    """Divide the rows of the input into `unpack_num` equal time steps: [n, ...] -> [n / unpack_num, ...]."""
+    """Split the rows of the input into `unpack_num` equal time steps: [n, ...] -> [n / unpack_num, ...]."""
     counts("unpack", unpack_num=unpack_num)
     t = input.tensor_type
     if not t.ndim or t.shape[0] % unpack_num:
-        raise ShapeError(f"unpack at {user_line()}: the rows of {t} cannot be cut into {unpack_num} equal time steps")
+        raise ShapeError(f"unpack at {user_line()}: the rows of input {t} must be divisible by unpack_num {unpack_num}")
     rows = t.shape[0] // unpack_num
     spans = [[i * rows, (i + 1) * rows] for i in range(unpack_num)]
     return _of([slice_(each, [start], [stop]) for each in every_step(input) for start, stop in spans])
@@ -63,11 +63,11 @@ def acc(one: Tensor, max_acc_num: int, name: str | None = None) -> Tensor:
     return _of([reduce(add, group) for group in _groups("acc", one, "max_acc_num", max_acc_num)])
 
 
-#: what tensors have instead
+#: equivalents for tensors outside of jobs
 _OF_TENSORS = {
     "pack": "flow.cat",
     "unpack": "flow.chunk",
     "repeat": "a loop over the parts of a batch",
-    "acc": "gradients that add up from backward() to backward()",
+    "acc": "gradients accumulated over calls of backward()",
 }
 globals().update(all_of(__name__, globals(), __name__, of_jobs, _OF_TENSORS))

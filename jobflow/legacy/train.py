@@ -1,4 +1,4 @@
-"""`train.CheckPoint` and related names: saving and loading of the session's variables."""
+"""The classes `train.CheckPoint` and `train.SimpleCheckPointManager`, which save and load the session's variables."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ __all__ = ["CheckPoint", "SimpleCheckPointManager"]
 
 
 class CheckPoint:
-    """Saving and loading of all variables of the session: parameters, optimizer slots, train steps."""
+    """A writer and reader of all variables of the session: parameters, optimizer slots, train steps."""
 
     def init(self) -> None:
-        """Initialise every variable that is not yet; with `config.enable_legacy_model_io(True)`, initialise all again."""
+        """Do nothing, because variables are initialized at first use; with `config.enable_legacy_model_io(True)`, initialise all variables again."""
         session = started_session()
         if session.settings.enable_legacy_model_io:
             stored.initialize()
 
     def save(self, path: str) -> None:
-        """Write every variable to the directory `path`; if it exists, to the first free one of path-2, path-3, ..., with a notice."""
+        """Write every variable to the directory `path`; if it exists, to the first new one of path-2, path-3, ..., with a notice."""
         stored.save(path)
 
     def load(self, path: str) -> None:
-        """Set the variables that `path` has a value for; training continues from there.
+        """Set the variables that the checkpoint `path` contains.
 
-        A notice lists variables without a value, and values without a variable.
+        A notice lists variables missing in the checkpoint, and values without a variable.
 
-        Raises: CheckpointError if `path` is not a checkpoint, matches no variable, or has another shape for one; nothing is changed then.
+        Raises: CheckpointError if `path` is not a checkpoint, matches no variable, or has a different shape for one; no variable changes then.
         """
         stored.restore(path)
 
 
 class SimpleCheckPointManager:
-    """Numbered checkpoints in one directory: `<root>/<prefix><time>`."""
+    """A directory of numbered checkpoints `<root>/<prefix><time>`."""
 
     def __init__(self, root_path: str, prefix: str = "snapshot_") -> None:
         self._root = path_of(root_path)
@@ -47,19 +47,19 @@ class SimpleCheckPointManager:
 
     def list_checkpoints(self) -> list[str]:
         """Return the names of complete checkpoints, oldest first."""
-        if not self._root.is_dir():  # in a store there are no empty ones
+        if not self._root.is_dir():  # object stores have no empty folders
             return []
-        # in a store the manifest is written last; those of the legacy system have no manifest
+        # an object store receives the manifest last; checkpoints of OneFlow have no manifest
         last = "snapshot_done" if isinstance(self._root, Path) else manifest.NAME
         return sorted(path.name for path in self._root.iterdir() if path.name.startswith(self.prefix) and (path / last).is_file())
 
     def latest_checkpoint(self) -> str | None:
-        """Return the name of the newest complete checkpoint."""
+        """Return the name of the newest complete checkpoint, or None."""
         names = self.list_checkpoints()
         return names[-1] if names else None
 
     def initialize_or_restore(self) -> None:
-        """Load the newest checkpoint; without one, save the first."""
+        """Load the newest checkpoint; if there is none, save the first."""
         with store.located("initialize_or_restore"):
             latest = sessions.on_first(started_session(), self.latest_checkpoint)
         if latest is None:

@@ -1,4 +1,4 @@
-"""`flow.util`."""
+"""The namespace `flow.util`."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ _NUMBERS = count()
 
 
 def unique_str(prefix: str) -> str:
-    """Return the prefix with a number that is new in this process."""
+    """Return `prefix` with a number, which is unique in this process."""
     return f"{prefix}{next(_NUMBERS)}"

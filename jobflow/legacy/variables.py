@@ -1,4 +1,4 @@
-"""Variables of a job: `get_variable`, and facts about the traced job for the layers.
+"""Variables of a job: `get_variable`, and properties of the traced job for the layers.
 
     full name = namespaces and name joined with "-"
 
@@ -32,7 +32,7 @@ from jobflow.tensors.parameters import described
 
 
 def current_job(what: str) -> StagedBody:
-    """Return the job whose body is being traced; raise JobError outside of a job."""
+    """Return the job being traced; raise JobError outside of a job."""
     interpreter = scope.current().interpreter
     if interpreter is None:
         raise JobError(f"{what} at {user_line()}: called outside a job; call it in the body of a function decorated with global_function")
@@ -40,7 +40,7 @@ def current_job(what: str) -> StagedBody:
 
 
 def layer_name(job: StagedBody, prefix: str) -> str:
-    """Return `<prefix>_<n>` for a layer without a name: the first one that is not the prefix of a variable of this job."""
+    """Return the first `<prefix>_<n>` that starts no variable name of this job, for a layer without a name."""
     for n in count(1):
         name = f"{prefix}_{n}"
         full = scope.current().full_name(name)
@@ -62,13 +62,13 @@ def get_variable(
     distribute: Distribute | None = None,
     reuse: bool = True,
 ) -> Tensor:
-    """Return the variable called `name`, which is created at its first use in the session.
+    """Return the variable `name`, which is created at its first use in the session.
 
-    The default of `dtype` is the job's default type; trainable None means True. `distribute` (one request) or `parallel_distribution` (one per mesh
-    dimension) sets its layout; the default is broadcast. The initial value depends on the job's seed and the name, or on `random_seed` alone:
-    variables with the same `random_seed`, shape and initializer start equal. `model_name` has no effect.
+    If `dtype` is None, it is the job's default type; `trainable` None means True. `distribute` (one constraint) or `parallel_distribution` (one per
+    mesh dimension) sets the layout; the default is broadcast. The initial value depends on the job's seed and the name, or on `random_seed` alone:
+    variables with equal `random_seed`, shape and initializer have equal initial values. `model_name` has no effect.
 
-    Raises: DuplicateNameError if reuse is False and this job has the name already; ConfigError without any initializer.
+    Raises: DuplicateNameError if `reuse` is False and this job already uses the name; ConfigError without an initializer.
     """
     job = current_job(f"get_variable({name!r})")
     full = scope.current().full_name(name)
@@ -82,10 +82,10 @@ def get_variable(
     placement = current_placement(f"get_variable({full!r})")
     first = _default_initializer(job, full) if initializer is None else initializer
     if not hasattr(first, "op"):
-        raise ConfigError(f"variable {full!r} at {user_line()}: initializer is {first!r}; pass one, for example constant_initializer(0.1)")
+        raise ConfigError(f"variable {full!r} at {user_line()}: initializer must be an initializer such as constant_initializer(0.1), not {first!r}")
     penalty = Regularizer() if regularizer is None else regularizer
     if not isinstance(penalty, Regularizer):
-        raise ConfigError(f"variable {full!r} at {user_line()}: regularizer is {penalty!r}; pass one, for example regularizers.l2(0.01)")
+        raise ConfigError(f"variable {full!r} at {user_line()}: regularizer must be a regularizer such as regularizers.l2(0.01), not {penalty!r}")
     read = job.variable(
         Variable(
             name=full,
@@ -110,11 +110,11 @@ def _in_stage(job: StagedBody, read: Tensor) -> Tensor:
 def _fetch(job: StagedBody, known: Variable, shape: Sequence[int] | None, reuse: bool) -> Tensor:
     if not reuse:
         raise DuplicateNameError(
-            f"variable {known.name!r} at {user_line()} exists already in this job; give the layer a name of its own, or put it in a scope.namespace"
+            f"variable {known.name!r} at {user_line()} already exists in this job; pass another name to the layer, or open a scope.namespace"
         )
     if shape is not None and tuple(shape) != known.type.shape:
         raise ShapeError(
-            f"get_variable({known.name!r}) at {user_line()}: shape {tuple(shape)}, but in this job it is {known.type} already; give it another name"
+            f"get_variable({known.name!r}) at {user_line()}: shape {tuple(shape)} differs from {known.type}, its type in this job; pass another name"
         )
     return job.variable(known)
 
@@ -123,75 +123,78 @@ def _default_initializer(job: StagedBody, full: str) -> Initializer:
     conf = None if job.config is None else job.config.options.get("default_initializer_conf")
     if conf is None:
         raise ConfigError(
-            f"variable {full!r} at {user_line()} has no initializer; give initializer=, or default_initializer_conf in the function_config"
+            f"variable {full!r} at {user_line()} has no initializer; pass initializer=, or set default_initializer_conf in the function_config"
         )
     return from_conf(conf)
 
 
 def _storage(full: str, type: TensorType, each: ParallelDistribution | Distribute | None, one: Distribute | None) -> tuple[Sbp, ...]:
-    """Return S/B per mesh dimension. v0.2 had `distribute` in the position of `parallel_distribution`, so both kinds are accepted there."""
+    """Return S or B per mesh dimension.
+
+    OneFlow 0.2 had `distribute` in the position of `parallel_distribution`, so both kinds are accepted there.
+    """
     if each is not None and one is not None:
-        raise ArgumentError(f"get_variable({full!r}) at {user_line()}: give distribute or parallel_distribution, not both")
-    wish = one or each or broadcast()
+        raise ArgumentError(f"get_variable({full!r}) at {user_line()}: pass distribute or parallel_distribution, not both")
+    target = one or each or broadcast()
     what = f"get_variable({full!r})"
     placement = current_placement(what)
-    sbp = mesh_sbp(what, wish, type, placement)
+    sbp = mesh_sbp(what, target, type, placement)
     if scope.current().view == "mirrored" and placement.size > 1 and any(isinstance(one, Split) for one in sbp):
         raise SbpError(
-            f"{what} at {user_line()}: {type} is asked for {', '.join(map(str, sbp))} on {placement}, but in the mirrored view every device has all "
-            f"of a variable; omit distribute, or declare and use it in scope.consistent_view()"
+            f"{what} at {user_line()}: layout {', '.join(map(str, sbp))} of {type} on {placement} is not possible in the mirrored view, where "
+            f"variables are replicated; omit distribute, or use scope.consistent_view()"
         )
     return sbp
 
 
-def _check_storage(job: StagedBody, known: Variable, wish: ParallelDistribution | Distribute | None) -> None:
+def _check_storage(job: StagedBody, known: Variable, target: ParallelDistribution | Distribute | None) -> None:
     """Raise SbpError if this job requests the variable in two layouts."""
-    if wish is None:
+    if target is None:
         return
     what = f"get_variable({known.name!r})"
-    sbp = mesh_sbp(what, wish, known.type, known.placement)
+    sbp = mesh_sbp(what, target, known.type, known.placement)
     if sbp != known.sbp:
         first = job.reads[known.name].node.where
         raise SbpError(
-            f"{what} at {user_line()}: {known.type} is asked for {', '.join(map(str, sbp))}, but for {', '.join(map(str, known.sbp))} at {first}; "
-            f"a variable is stored in one way: ask for the same in both places, or read it otherwise by parallel_cast"
+            f"{what} at {user_line()}: layout {', '.join(map(str, sbp))} of {known.type} differs from {', '.join(map(str, known.sbp))} at {first}; "
+            f"pass the same layout in both places, or redistribute the value by parallel_cast"
         )
 
 
 def variable_of(value: Tensor) -> str | None:
-    """Return the full name of the variable that this value reads; None for a computed value."""
+    """Return the full name of the variable that `value` reads, or None for a computed value."""
     node = getattr(value, "node", None)
     while node is not None:
         if isinstance(node.op, ReadVariable):
             return node.op.key
-        # in the mirrored view a variable is read as each rank's copy of it
+        # the mirrored view reads the local copy of a variable
         node = node.inputs[0].node if isinstance(node.op, ToLocal) else None
     return None
 
 
 def assign(ref: Tensor, value: Tensor, dtype: DType | None = None, name: str | None = None) -> None:
-    """Set `ref`, a result of get_variable, to value at the end of the run.
+    """Set the variable `ref`, a result of get_variable, to `value` at the end of the run.
 
-    `dtype` must be that of ref if it is passed; `name` has no effect.
+    `dtype` must be None or the type of `ref`; `name` has no effect.
     """
     key = variable_of(ref)
     if key is None:
-        raise ArgumentError(f"assign at {user_line()}: ref {ref} is computed, not the value of a variable; pass what get_variable returned")
+        raise ArgumentError(f"assign at {user_line()}: ref must be a variable, not the computed tensor {ref}; pass a result of get_variable")
     if not is_tensor(value):
-        raise ArgumentError(f"assign at {user_line()}: value is {described(value)}, not a tensor of the job")
+        raise ArgumentError(f"assign at {user_line()}: value must be a tensor of the job, not {described(value)}")
     if value.tensor_type != ref.tensor_type:
-        raise ShapeError(f"assign at {user_line()}: variable {key!r} is {ref.tensor_type}, value is {value.tensor_type}")
+        raise ShapeError(f"assign at {user_line()}: value {value.tensor_type} must have the type of variable {key!r} {ref.tensor_type}")
     current_job("assign").assign(key, value)
 
 
 def ssp_variable_proxy(var: Tensor, buffer_size: int = 1, name: str | None = None) -> tuple[Tensor, Tensor]:
-    """Return (var, its value `buffer_size` - 1 runs ago, or its initial value before that): stale weights for pipelines.
+    """Return (var, its value `buffer_size` - 1 runs ago), with the initial value in the first runs: stale weights for pipelines.
 
-    Gradients of the value are those of var. The intermediate values are variables `<variable>-ssp-<i>`.
+    Gradients of the second pass to var. The intermediate values are variables `<variable>-ssp-<i>`.
     """
     key = variable_of(var)
     if key is None or buffer_size < 1:
-        what = f"buffer_size is {buffer_size}; it is at least 1" if key else f"{var} is computed; pass what get_variable returned"
+        what = f"buffer_size must be at least 1, not {buffer_size}" if key else f"var must be a result of get_variable, not the computed {var}"
         raise ArgumentError(f"experimental.ssp_variable_proxy at {user_line()}: {what}")
     job = current_job("experimental.ssp_variable_proxy")
     known = job.variables[key]

@@ -1,11 +1,11 @@
-"""`watch` and `watch_diff`: callbacks with a tensor of a job, or its gradient, after every run.
+"""Callbacks with a tensor of a job, or its gradient, after every run: `watch` and `watch_diff`.
 
     def show(x: tp.Numpy): print(x.mean())
 
     flow.watch(logits, show)              # in the body of the job
     flow.watch(logits, "logits")          # prints the text, then the array
 
-Watched values are delivered with the results, and the callbacks run before the call returns.
+Watched values are delivered with the results. The callbacks run before the call of the job returns.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Watcher = Callable[[Any], Any] | str | None
 
 
 def watch(blob_watched: Tensor, handler_or_prompt: Watcher = None) -> None:
-    """Call a function with the value after every run.
+    """Call `handler_or_prompt` with the value after every run.
 
-    A function with an argument annotated `tp.Numpy` receives the whole array, with `tp.ListNumpy` a list with one array per device, and without
-    annotation an object that offers both.
+    A function with an argument annotated `tp.Numpy` receives the whole array, with `tp.ListNumpy` a list of one array per device, and without
+    annotation an object with methods for both. A string is printed before the value.
     """
     _watch("watch", blob_watched, handler_or_prompt, gradient=False)
 
 
 def watch_diff(blob_watched: Tensor, handler_or_prompt: Watcher = None) -> None:
-    """Call a function with the gradient of the sum of the losses' elements (times the loss scale) after every run of a train job.
+    """Call `handler_or_prompt` with the gradient of the sum of all loss elements, times the loss scale, after every run of a train job.
 
-    The gradient is that before division by the number of elements, regularizers and clipping. A tensor without a gradient causes no call.
+    The gradient is not yet divided by the number of elements, regularized or clipped. A tensor without a gradient causes no call.
     """
     _watch("watch_diff", blob_watched, handler_or_prompt, gradient=True)
 
@@ -45,18 +45,18 @@ def watch_diff(blob_watched: Tensor, handler_or_prompt: Watcher = None) -> None:
 def _watch(what: str, value: Any, watcher: Watcher, *, gradient: bool) -> None:
     job = current_job(what)
     if not isinstance(value, Tensor):
-        raise JobError(f"{what} at {user_line()}: {value!r} is not a tensor; watch one that the job takes or computes")
+        raise JobError(f"{what} at {user_line()}: blob_watched must be a tensor of the job, not {value!r}")
     take = _reader(what, watcher) if callable(watcher) else partial(_print, watcher)
     job.watch(value, take, gradient)
 
 
 def _reader(what: str, function: Callable[[Any], Any]) -> Callable[[Delivered], None]:
-    """Return a function that passes the value to `function` in the annotated form."""
+    """Return a callback that passes a value to `function` in the form of its annotation."""
     signature = inspect.signature(function, eval_str=True)
     try:
         (name,) = signature.bind(None).arguments
     except TypeError:
-        raise JobError(f"{what} at {user_line()}: {function!r} takes {signature}; it must take one argument, the value") from None
+        raise JobError(f"{what} at {user_line()}: {function!r} must accept one argument, the value, but its signature is {signature}") from None
     annotation = signature.parameters[name].annotation
     shapes: dict[Any, Callable[[Delivered], Any]] = {Numpy: array, ListNumpy: arrays, inspect.Parameter.empty: LocalBlob}
     if annotation not in shapes:

@@ -253,16 +253,16 @@ def test_the_loss_scale_of_a_configuration() -> None:
 @pytest.mark.parametrize(
     ("rule", "text"),
     [
-        ({}, "give exactly one of naive_conf, momentum_conf"),
-        ({"naive_conf": {}, "adam_conf": {}}, "got naive_conf and adam_conf"),
+        ({}, "pass exactly one of naive_conf, momentum_conf"),
+        ({"naive_conf": {}, "adam_conf": {}}, "not naive_conf and adam_conf"),
         ({"niave_conf": {}}, 'function_config.train.model_update_conf: unknown key "niave_conf"; did you mean "naive_conf"?'),
         ({"adam_conf": {"beta_1": 0.9}}, 'model_update_conf.adam_conf: unknown key "beta_1"; did you mean "beta1"?'),
-        ({"naive_conf": {}, "learning_rate_decay": {"cosine_conf": {}}}, "learning_rate_decay.cosine_conf: decay_batches must be given"),
-        ({"naive_conf": {}, "learning_rate_decay": {}}, "learning_rate_decay: give exactly one of exponential_conf"),
-        ({"naive_conf": {}, "learning_rate_decay": {"piecewise_scaling_conf": {"scales": [2]}}}, "scales must begin with 1"),
-        ({"naive_conf": {}, "warmup_conf": {"linear_conf": {"warmup_batches": 3}}}, "start_multiplier must be given"),
-        ({"naive_conf": {}, "clip_conf": {"clip_by_global_norm": 1.0}}, "clip_conf.clip_by_global_norm: must be a dict; got 1.0"),
-        ({"naive_conf": {}, "weight_decay_conf": {"weight_decay_rate": "x"}}, "weight_decay_rate: 'x' is not a number"),
+        ({"naive_conf": {}, "learning_rate_decay": {"cosine_conf": {}}}, "learning_rate_decay.cosine_conf: decay_batches must be set"),
+        ({"naive_conf": {}, "learning_rate_decay": {}}, "learning_rate_decay: pass exactly one of exponential_conf"),
+        ({"naive_conf": {}, "learning_rate_decay": {"piecewise_scaling_conf": {"scales": [2]}}}, "scales must start with 1"),
+        ({"naive_conf": {}, "warmup_conf": {"linear_conf": {"warmup_batches": 3}}}, "start_multiplier must be set"),
+        ({"naive_conf": {}, "clip_conf": {"clip_by_global_norm": 1.0}}, "clip_conf.clip_by_global_norm: must be a dict, not 1.0"),
+        ({"naive_conf": {}, "weight_decay_conf": {"weight_decay_rate": "x"}}, "weight_decay_rate: must be a number, not 'x'"),
     ],
 )
 def test_configurations_that_describe_no_optimizer(rule: Any, text: str) -> None:

@@ -86,10 +86,10 @@ def test_wrong_counts_and_lengths_are_named(ranks: int) -> None:
     with pytest.raises(ShapeError, match=rf"{ranks + 1} tensors for the {ranks} devices"):
         run(lambda x: flow.advanced.distribute_concat([x] * (ranks + 1)))
     if ranks > 1:
-        with pytest.raises(ShapeError, match="not balanced pieces"):
+        with pytest.raises(ShapeError, match="not a balanced split"):
             run(lambda x: flow.advanced.distribute_concat(flow.advanced.distribute_split(x)[::-1]))
     if ranks == 2:
-        with pytest.raises(PlacementError, match="without hierarchy"):
+        with pytest.raises(PlacementError, match="must have no hierarchy"):
 
             def body(x: object) -> object:
                 with flow.scope.placement("cpu", "0:0-1", (2, 1)):

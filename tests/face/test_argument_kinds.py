@@ -114,19 +114,27 @@ IMAGES, PIXELS = np.zeros((2, 4, 5, 5), np.float32), np.zeros((2, 5, 5, 3), np.u
 REFUSED: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     "no stride": (lambda x: flow.nn.max_pool2d(x, 2, 0, "VALID"), IMAGES, "max_pool2d at {here}: strides 0 must be one positive int"),
     "no group": (lambda x: flow.nn.conv2d(x, x, 1, "SAME", groups=0), IMAGES, "conv2d at {here}: groups 0 must be at least 1"),
-    "a size below 0": (lambda x: flow.constant(1.0, flow.float, [-1]), IMAGES, "constant at {here}: shape [-1] has a size below 0"),
+    "a size below 0": (lambda x: flow.constant(1.0, flow.float, [-1]), IMAGES, "constant at {here}: shape [-1] must have no negative size"),
     "a broken diagonal": (lambda x: flow.diag(x, 1.5), IMAGES[0, 0], "diag at {here}: 1.5 of type float is not an integer"),
     "no list": (lambda x: flow.math.add_n(None), IMAGES, "add_n at {here}: inputs is None of type NoneType, not a sequence of tensors"),
-    "no initializer": (lambda x: flow.data.decode_random((2,), flow.float, initializer=3), IMAGES, "decode_random at {here}: initializer is 3;"),
+    "no initializer": (
+        lambda x: flow.data.decode_random((2,), flow.float, initializer=3),
+        IMAGES,
+        "decode_random at {here}: initializer must be an initializer",
+    ),
     "a place beyond the image": (
         lambda x: flow.image.CropMirrorNormalize(x, crop_h=2, crop_w=2, crop_pos_y=1.5),
         PIXELS,
-        "image.CropMirrorNormalize at {here}: crop_pos_y 1.5 is not in [0, 1]",
+        "image.CropMirrorNormalize at {here}: crop_pos_y must be in [0, 1], not 1.5",
     ),
-    "no images": (lambda x: flow.image.CropMirrorNormalize(3), PIXELS, "are [batch, height, width, channels], not 3 of type int"),
-    "no value": (lambda x: flow.assign(variable(), 3), IMAGES, "assign at {here}: value is 3 of type int, not a tensor of the job"),
+    "no images": (lambda x: flow.image.CropMirrorNormalize(3), PIXELS, "must be [batch, height, width, channels], not 3 of type int"),
+    "no value": (lambda x: flow.assign(variable(), 3), IMAGES, "assign at {here}: value must be a tensor of the job, not 3 of type int"),
     "a type of one number": (lambda x: variable(dtype=np.int64(2)), IMAGES, "get_variable at {here}: dtype is np.int64(2) of type int64, not"),
-    "no operation": (lambda x: flow.user_op_builder("op").Op(3), IMAGES, "user_op_builder at {here}: the type of an operation is a text, not 3"),
+    "no operation": (
+        lambda x: flow.user_op_builder("op").Op(3),
+        IMAGES,
+        "user_op_builder at {here}: the type of an operation must be a string, not 3",
+    ),
 }
 
 
@@ -152,19 +160,22 @@ ELSEWHERE: dict[str, tuple[Callable[[], Any], str]] = {
     "values that are none": (lambda: flow.load_variables([1]), "load_variables at {here}: value_dict is a list; pass a dict of values by name"),
     "a variable that is none": (
         lambda: flow.experimental.get_interface_blob_value("W"),
-        "get_interface_blob_value at {here}: there is no variable 'W'",
+        "get_interface_blob_value at {here}: the session has no variable 'W'",
     ),
     "a configuration that is none": (lambda: flow.global_function("train", {"a": 1}), "global_function at {here}: function_config is {'a': 1}; pass"),
     "a mode that is none": (lambda: flow.function_config().optimizer_placement_optimization_mode(None), "must be one of non_distributed,"),
     "a batch of texts": (lambda: flow.data.load_mnist("100"), "load_mnist at {here}: train_batch_size '100' does not divide"),
-    "a decay of texts": (lambda: flow.regularizers.l2("0.1"), "regularizers at {here}: l2 must be a number; got '0.1'"),
+    "a decay of texts": (lambda: flow.regularizers.l2("0.1"), "regularizers at {here}: l2 must be a number, not '0.1'"),
     "an endless range": (
         lambda: flow.random_uniform_initializer(0, math.inf),
-        "_initializer at {here}: maxval is inf, which is not finite",
+        "_initializer at {here}: maxval must be finite, not inf",
     ),
     "a range from above": (lambda: flow.random_uniform_initializer(1, 0), "random_uniform_initializer at {here}: minval 1 is above maxval 0"),
-    "no deviation": (lambda: flow.truncated_normal_initializer(0, math.nan), "truncated_normal_initializer at {here}: stddev is nan"),
-    "a variance below 0": (lambda: flow.variance_scaling_initializer(-1), "scale -1 is a variance, and none is below 0"),
+    "no deviation": (
+        lambda: flow.truncated_normal_initializer(0, math.nan),
+        "truncated_normal_initializer at {here}: stddev must be finite, not nan",
+    ),
+    "a variance below 0": (lambda: flow.variance_scaling_initializer(-1), "scale must be at least 0, not -1"),
 }
 
 

@@ -116,13 +116,13 @@ def test_onerec_in_the_mirrored_view(devices: int, onerec: list[str]) -> None:
 WHOLE = frame(example({"label": np.int64([3])}))
 DAMAGED = {
     "a cut head": (WHOLE + WHOLE[:20], f"frame at byte {len(WHOLE)} is cut off after 20 of 24"),
-    "other letters": (b"^ONEREX$" + WHOLE[8:], "frame at byte 0 begins with"),
-    "a length beyond the end": (WHOLE[:-9], r"\d+ are left"),
-    "a length below 0": (WHOLE[:12] + b"\xff" * 4 + WHOLE[16:], "begins with"),
-    "another head": (WHOLE[:16] + bytes(8) + WHOLE[24:], "wrong check sum of its head"),
-    "another example": (WHOLE[:30] + b"\x01" + WHOLE[31:], "wrong check sum of its example"),
-    "no FlatBuffers": (frame(b"\xff" * 40), "outside of its 40 bytes"),
-    "an empty example": (frame(b""), "outside of its 0 bytes"),
+    "other letters": (b"^ONEREX$" + WHOLE[8:], "frame at byte 0 starts with"),
+    "a length beyond the end": (WHOLE[:-9], r"only \d+ more bytes"),
+    "a length below 0": (WHOLE[:12] + b"\xff" * 4 + WHOLE[16:], "starts with"),
+    "another head": (WHOLE[:16] + bytes(8) + WHOLE[24:], "wrong checksum of its head"),
+    "another example": (WHOLE[:30] + b"\x01" + WHOLE[31:], "wrong checksum of its example"),
+    "no FlatBuffers": (frame(b"\xff" * 40), "exceed its 40 bytes"),
+    "an empty example": (frame(b""), "exceed its 0 bytes"),
     "another type": (frame(example({"label": np.int32([3])})), 'feature "label" is int32, not int64'),
     "texts": (frame(example({"label": "three"})), "texts or bytes, not int64"),
     "another name": (frame(example({"labels": np.int64([3])})), 'did you mean "labels"'),
@@ -256,7 +256,7 @@ def _tree(**changed: Any) -> str:
 WRONG_COCO = {
     "no JSON": ("{", "Expecting"),
     "a list": ("[]", 'has no "images"'),
-    "a category that is not there": (_tree(annotations__0__category_id=4), "annotation 0: there is no image 1, or no category 4"),
+    "a category that is not there": (_tree(annotations__0__category_id=4), "annotation 0: image_id 1 or category_id 4 is not defined"),
     "a box of three": (_tree(annotations__0__bbox=[1, 2, 3]), "annotation 0: bbox is"),
     "a box of no numbers": (_tree(annotations__0__bbox=[1, 2, 3, float("nan")]), "bbox is"),
     "a polygon of two corners": (_tree(annotations__0__segmentation=[[1, 1, 2, 2]]), "three or more pairs"),
@@ -264,7 +264,7 @@ WRONG_COCO = {
     "an id that is a list": (_tree(annotations__0__image_id=[1]), '"image_id" is'),
     "a huge image": (_tree(images__0__width=10**9), "JOBFLOW_MAX_PIXELS"),
     "no image with objects": (_tree(annotations=[]), "no image with annotations"),
-    "no image file": (_tree(images__0__file_name="none.png"), "there is no file"),
+    "no image file": (_tree(images__0__file_name="none.png"), "no such file"),
     "no image": (_tree(images__0__file_name="wrong.json"), "cannot identify image"),
 }
 
@@ -284,14 +284,14 @@ def test_wrong_coco_files(text: str, message: str, session: None, tmp_path: Path
 # What is wrong ------------------------------------------------------------------------------------------------------
 
 WRONG = {
-    "COCO without a name": (lambda: flow.data.coco_reader("a", "b", 1), flow.JobError, "needs a name"),
+    "COCO without a name": (lambda: flow.data.coco_reader("a", "b", 1), flow.JobError, "pass a name"),
     "a path for a list": (lambda: flow.data.onerec_reader("abc"), flow.ArgumentError, "sequence of texts"),
     "another mode": (lambda: flow.data.onerec_reader(["a"], shuffle_mode="x"), flow.ArgumentError, '"instance" or "batch"'),
     "floats as tokens": (lambda: flow.data.megatron_gpt_mmap_data_loader("a", 4, 4, 4, dtype=flow.float), flow.ArgumentError, "integer type"),
     "a split that is none": (
         lambda: flow.data.megatron_gpt_mmap_data_loader("a", 4, 4, 4, split_sizes=[1, 1], split_index=2),
         flow.ArgumentError,
-        "no part number 2",
+        "split_index 2 must be an index of split_sizes",
     ),
     "padding of what is not dynamic": (
         lambda: flow.data.OneRecDecoder(flow.data.onerec_reader(["a"]), "x", flow.float, (2,), batch_padding=[2]),

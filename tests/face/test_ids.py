@@ -156,7 +156,7 @@ def test_sampled_classes(devices: int) -> None:
         drawn.add(tuple(sampled))
     assert len(drawn) > 1
     if devices > 1:
-        with pytest.raises(flow.ArgumentError, match="more different labels"):
+        with pytest.raises(flow.ArgumentError, match="more distinct labels"):
             job(np.arange(6, dtype=np.int32))
 
 
@@ -170,7 +170,7 @@ def test_ordinal_numbers_of_ids(devices: int) -> None:
 
     assert job(np.array([[9, -4], [9, 14]])).tolist() == [[1, 2], [1, 3]]
     assert job(np.array([[14, 0], [9, 3]])).tolist() == [[3, 4], [1, 5]]
-    with pytest.raises(flow.ArgumentError, match="number of different ids 6"):
+    with pytest.raises(flow.ArgumentError, match="number of distinct ids 6"):
         job(np.array([[14, 100], [9, 3]]))
     assert job(np.array([[3, 0], [9, 3]])).tolist() == [[5, 4], [1, 5]]
     assert {"enc-Table", "enc-Size"} == set(flow.get_all_variables())
@@ -422,11 +422,11 @@ def test_jobs_with_data_dependent_shapes_are_not_exported(tmp_path: Path) -> Non
     def job(x: tp.Numpy.Placeholder((4, 3))) -> tp.Numpy:  # type: ignore[valid-type]
         return flow.gather_nd(x, flow.argwhere(x))
 
-    with pytest.raises(flow.JobError, match="as many rows as a run finds"):
+    with pytest.raises(flow.JobError, match="has dynamic shapes"):
         flow.onnx.export(job, None, str(tmp_path / "job.onnx"))
     model = flow.saved_model.ModelBuilder(str(tmp_path / "model")).ModelName("m").Version(1)
     model.AddFunction(job)
-    with pytest.raises(flow.JobError, match="as many rows as a run finds"):
+    with pytest.raises(flow.JobError, match="has dynamic shapes"):
         model.Save()
 
 

@@ -146,7 +146,7 @@ def test_lower_triangle(run: Any, rng: Any) -> None:
 def test_broadcast_to_compatible_with(run: Any) -> None:
     x, a, b = np.array([[1.0], [2.0]]), np.zeros((1, 3)), np.zeros((4, 1, 1))
     assert run(lambda x, a, b: math.broadcast_to_compatible_with(x, [a, b]), x, a, b).shape == (4, 2, 3)
-    with pytest.raises(ShapeError, match="do not broadcast"):
+    with pytest.raises(ShapeError, match="no common broadcast shape"):
         run(lambda x, a: math.broadcast_to_compatible_with(x, [a]), x, np.zeros((3, 3)))
 
 

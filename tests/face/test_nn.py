@@ -68,7 +68,7 @@ def test_bias_add(run: Any, rng: Any) -> None:
     np.testing.assert_allclose(run(lambda x, b: nn.bias_add(x, b, "NHWC"), x, last), x + last)
     with pytest.raises(ShapeError, match="bias"):
         run(nn.bias_add, x, last)
-    with pytest.raises(ArgumentError, match="data_format 'CHW'"):
+    with pytest.raises(ArgumentError, match=r"data_format must start with NC, .* not 'CHW'"):
         run(lambda x, b: nn.bias_add(x, b, "CHW"), x, b)
 
 
@@ -103,7 +103,7 @@ def test_dropout_depends_on_seed_name_and_run(run: Any) -> None:
 
 def test_dropout_checks_its_arguments(run: Any) -> None:
     x = np.ones((2, 2))
-    for arguments, message in (((1.0,), "rate 1.0"), ((0.5, (2, 1)), "noise_shape")):
+    for arguments, message in (((1.0,), "rate must be in .*, not 1.0"), ((0.5, (2, 1)), "noise_shape")):
         with pytest.raises(AssertionError, match=message):
             run(lambda t, a=arguments: nn.dropout(t, *a), x, trainable=True)
 
@@ -271,7 +271,7 @@ def test_pools_of_one_axis_do_not_exist(pool: Any, run: Any) -> None:
         ((1, "SAME", "NHCW"), "NCHW or NHWC"),
         ((1, [1, 0, 0, 0]), "batch and channels"),
         ((1, [1, 1]), "each of the 4 axes"),
-        ((1, [0, 0, -1, 0]), "not negative"),
+        ((1, [0, 0, -1, 0]), "from 0 on"),
     ],
 )
 def test_wrong_arguments_of_convolutions(arguments: Any, message: str, run: Any) -> None:

@@ -156,7 +156,7 @@ def test_the_old_call_and_the_old_spellings(session: None, folder: str, capsys: 
 
     images, labels, old = results_of_job(body)
     np.testing.assert_allclose(images, ((IMAGES[:3] - np.float32([10, 20, 30])) / np.float32([2, 4, 5])).transpose(0, 3, 1, 2), rtol=1e-5)
-    assert labels.tolist() == [[0], [1], [2]] and old.shape == (3, 16, 20, 1) and "old" in capsys.readouterr().err
+    assert labels.tolist() == [[0], [1], [2]] and old.shape == (3, 16, 20, 1) and "deprecated" in capsys.readouterr().err
 
 
 def test_microbatches_are_batches_of_the_reader(devices: int, folder: str) -> None:
@@ -346,7 +346,7 @@ WRONG = {
     "too many values": (lambda folder: flow.data.OFRecordRawDecoder(reader(folder), "numbers", (5,), flow.float), "has 6 values"),
     "images of different sizes": (
         lambda folder: flow.image.CropMirrorNormalize(flow.data.OFRecordImageDecoder(reader(folder), "image")),
-        "need crop_h",
+        "require crop_h",
     ),
     "not an image": (lambda folder: flow.data.OFRecordImageDecoder(reader(folder), "numbers"), "cannot identify image"),
     "a batch size that is a text": (
@@ -365,44 +365,47 @@ WRONG = {
     ),
     "names of parts as long as no file's": (
         lambda folder: flow.data.ofrecord_reader(folder, part_name_suffix_length=10**9),
-        "part_name_suffix_length is 1000000000, and names have 255",
+        "part_name_suffix_length 1000000000 must be at most 255",
     ),
     "a crop of one fraction": (
         lambda folder: flow.image.random_crop(jpegs(folder), random_area=[0.5]),
-        r"random_area is a smallest and a largest number, not \[0.5\]",
+        r"random_area must be .smallest, largest., not \[0.5\]",
     ),
-    "a side below zero": (lambda folder: flow.image.target_resize(jpegs(folder), 4, min_size=-1), "min_size is a positive int; got -1"),
+    "a side below zero": (lambda folder: flow.image.target_resize(jpegs(folder), 4, min_size=-1), "min_size must be a positive int, not -1"),
     "an interpolation of no release": (
         lambda folder: flow.image.Resize(jpegs(folder), resize_x=4, resize_y=4, interp_type="Lanczos"),
-        "interpolation_type is one of .*, not 'Lanczos'",
+        "interpolation_type must be one of .*, not 'Lanczos'",
     ),
     "pixels that wrap around": (
         lambda folder: flow.image.Resize(jpegs(folder), (4, 4), dtype=flow.int8),
-        "pixels are 0 to 255, which int8 does not have",
+        "dtype int8 cannot represent pixels from 0 to 255",
     ),
-    "aligned pixels that wrap around": (lambda folder: flow.image.batch_align(eight(), (8, 8, 3), flow.int8, 4), "pixels are 0 to 255"),
-    "a batch of no height": (lambda folder: flow.image.batch_align(eight(), (8, 8), flow.float, 4), "shape is .height, width, channels."),
+    "aligned pixels that wrap around": (lambda folder: flow.image.batch_align(eight(), (8, 8, 3), flow.int8, 4), "cannot represent pixels"),
+    "a batch of no height": (lambda folder: flow.image.batch_align(eight(), (8, 8), flow.float, 4), "shape must be .height, width, channels."),
     "colours of no camera": (
         lambda folder: flow.image.CropMirrorNormalize(jpegs(folder), color_space="YUV", crop_h=4, crop_w=4),
-        'color_space is "BGR", "RGB" or "GRAY", and output_dtype one of floats; got .YUV.',
+        'color_space must be "BGR", "RGB" or "GRAY", and output_dtype a float type, not .YUV.',
     ),
     "normal pixels in integers": (
         lambda folder: flow.image.CropMirrorNormalize(jpegs(folder), crop_h=4, crop_w=4, output_dtype=flow.int8),
-        "output_dtype one of floats",
+        "output_dtype a float type",
     ),
-    "a deviation of 0": (lambda folder: flow.image.normalize(eight(), [0.0], [0.0]), "or has a deviation of 0"),
+    "a deviation of 0": (lambda folder: flow.image.normalize(eight(), [0.0], [0.0]), "and std must not be 0"),
     "means of two channels": (lambda folder: flow.image.normalize(jpegs(folder), [1.0], [0.5, 0.5]), "one for each of 3 channels"),
     "means of two channels of arrays": (
         lambda folder: flow.image.batch_align(flow.image.normalize(eight(), [1.0], [0.5, 0.5]), (8, 8, 3), flow.float, 4),
         "an image of 3 channels is normalized by 2 means and 1 deviations",
     ),
-    "no codec": (lambda folder: flow.data.BlobConf("label", (1,), flow.int32, None), "BlobConf at .*: codec has None, not RawCodec or ImageCodec"),
+    "no codec": (
+        lambda folder: flow.data.BlobConf("label", (1,), flow.int32, None),
+        "BlobConf at .*: codec must be RawCodec or ImageCodec, not None",
+    ),
     "one description for a list": (
         lambda folder: flow.data.decode_ofrecord(folder, flow.data.BlobConf("label", (1,), flow.int32, flow.data.RawCodec())),
-        "blobs is a list of what is decoded, not BlobConf",
+        "blobs must be a list of BlobConf, not BlobConf",
     ),
-    "steps of images in words": (lambda folder: flow.data.ImageCodec(["mirror"]), "image_preprocessors has 'mirror', not ImagePreprocessor or"),
-    "a size below 1": (lambda folder: flow.data.ImageResizePreprocessor(0, 8), "ImageResizePreprocessor at .*: width is a positive int; got 0"),
+    "steps of images in words": (lambda folder: flow.data.ImageCodec(["mirror"]), "image_preprocessors must be ImagePreprocessor or"),
+    "a size below 1": (lambda folder: flow.data.ImageResizePreprocessor(0, 8), "ImageResizePreprocessor at .*: width must be a positive int, not 0"),
     "a tensor": (lambda folder: flow.image.random_crop(flow.constant(1.0, flow.float, (4, 4))), "samples that a reader in this job gives"),
 }
 

@@ -52,7 +52,7 @@ def saved(fresh: None, tmp_path: Path) -> tuple[Path, Any]:
     graph.AddSignature("classes").Input("image", names["images"]).Output("score", names["scores"])
     graph.AddSignature("twice").Input("x", names["images"]).Output("a", names["scores"]).Output("b", names["scores"]).Complete()
     builder.Save()
-    with pytest.raises(CheckpointError, match="2 is there already; choose another version"):
+    with pytest.raises(CheckpointError, match="2 already exists; choose another version"):
         builder.Save()
     training(IMAGES)  # which the saved model does not see
     return tmp_path / "models", expected
@@ -86,9 +86,9 @@ def test_signatures_are_chosen(saved: tuple[Path, Any]) -> None:
         session.launch()
         outputs = session.run("predicting", x=IMAGES)
         np.testing.assert_array_equal(outputs["a"], outputs["b"])
-        with pytest.raises(ArgumentError, match="there is no input 'image'; there are x"):
+        with pytest.raises(ArgumentError, match="there is no input 'image'; choose from x"):
             session.run("predicting", image=IMAGES)
-        with pytest.raises(ArgumentError, match="needs the input 'x'"):
+        with pytest.raises(ArgumentError, match="requires the input 'x'"):
             session.run("predicting")
 
 
@@ -110,7 +110,7 @@ def test_batches_of_another_size(fresh: None, tmp_path: Path) -> None:
 def test_jobs_that_cannot_be_saved_raise(fresh: None, tmp_path: Path) -> None:
     training, predicting, _ = jobs()
     builder = flow.saved_model.ModelBuilder(str(tmp_path))
-    with pytest.raises(JobError, match="there is no job in the model"):
+    with pytest.raises(JobError, match="the model has no job"):
         builder.Save()
     builder.AddFunction(training)
     with pytest.raises(JobError, match="is a train job; save a predict job that has the same variables"):
@@ -128,18 +128,18 @@ def test_jobs_that_cannot_be_saved_raise(fresh: None, tmp_path: Path) -> None:
 
 def test_files_that_are_no_models_raise(saved: tuple[Path, Any]) -> None:
     folder, session = saved[0], flow.serving.InferenceSession()
-    with pytest.raises(CheckpointError, match=r"has no version 3; there are \[2\]"):
+    with pytest.raises(CheckpointError, match=r"has no version 3; it has \[2\]"):
         session.load_saved_model(str(folder), 3)
     file = folder / "2" / "saved_model.json"
     tree = json.loads(file.read_text())
     tree["graphs"]["predicting"]["nodes"][2]["op"][0] = "System"
     file.write_text(json.dumps(tree))
     session.load_saved_model(str(folder))
-    with pytest.raises(CheckpointError, match="there is no op 'System' in this version"):
+    with pytest.raises(CheckpointError, match="this version has no op 'System'"):
         session.launch()
     session.close()
     file.write_text('{"format": 2}')
-    with pytest.raises(CheckpointError, match="is not of the form that this version reads"):
+    with pytest.raises(CheckpointError, match="has another format than"):
         session.load_saved_model(str(folder))
 
 

@@ -131,7 +131,7 @@ def test_summaries_of_jobs_can_be_read(fresh: None, tmp_path: Path) -> None:
         flow.summary.pb(content, step)
 
     x = np.ones(1, np.float32)
-    with pytest.raises(JobError, match=r"run a job that calls summary.create_summary_writer\(logdir\) before"):
+    with pytest.raises(JobError, match=r"run a job that calls summary.create_summary_writer\(logdir\) first"):
         note(x, np.ones(9, np.float32), np.array([0]), bytes_of("loss"))
     begin()
     for step in range(3):
@@ -185,7 +185,7 @@ def test_graphs_and_projections(fresh: None, tmp_path: Path) -> None:
     assert [(node.name, node.op, list(node.input)) for node in graph.node] == [("net/x", "input", []), ("net/rectified", "relu", ["net/x:0"])]
 
     projector = flow.summary.Projector(str(tmp_path))
-    with pytest.raises(JobError, match=r"call create_embedding_projector\(\) before"):
+    with pytest.raises(JobError, match=r"call create_embedding_projector\(\) first"):
         projector.write_embedding_projector(np.ones((2, 2)))
     projector.create_embedding_projector()
     projector.write_embedding_projector(np.arange(8.0).reshape(4, 2), tag="points", step=3, x=np.ones((4, 6, 6), np.float32), label=np.arange(4))
@@ -195,17 +195,17 @@ def test_graphs_and_projections(fresh: None, tmp_path: Path) -> None:
     with Image.open(folder / "sprite.png") as sprite:
         assert sprite.size == (12, 12)
     assert 'tensor_path: "points_00003/tensors.tsv"' in (tmp_path / "projector_config.pbtxt").read_text()
-    with pytest.raises(ArgumentError, match="there are 4 points and 3 labels"):
+    with pytest.raises(ArgumentError, match="label must have one entry per point: 4, not 3"):
         projector.write_embedding_projector(np.ones((4, 2)), label=np.arange(3))
 
 
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: flow.summary.RealRange(2, 1), "summary.RealRange at .*: from 2 to 1 there is nothing"),
-        (lambda: flow.summary.ValueSet(["a", 1]), "are not texts, numbers or truth values of one type"),
-        (lambda: flow.summary.hparams({"a": [1]}), r"'a' is \[1\]; values are texts, numbers or truth values"),
-        (lambda: flow.summary.text([]), r"\[\] is not a text or a list of texts"),
+        (lambda: flow.summary.RealRange(2, 1), "summary.RealRange at .*: min_value 2 must not be above max_value 1"),
+        (lambda: flow.summary.ValueSet(["a", 1]), "values must be strings, numbers or booleans of one type"),
+        (lambda: flow.summary.hparams({"a": [1]}), r"hparams must map names to strings, numbers or booleans, not 'a' to \[1\]"),
+        (lambda: flow.summary.text([]), r"text must be a string or a list of strings, and tag a string, not \[\]"),
     ],
 )
 def test_wrong_summaries_raise(make: Any, text: str) -> None:

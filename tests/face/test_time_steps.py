@@ -64,8 +64,8 @@ def test_a_loss_of_steps_counts_once_for_each() -> None:
 
 
 WRONG = {
-    "rows that do not divide": (lambda x: flow.unpack(x, 3), "cannot be cut into 3"),
-    "no steps": (lambda x: flow.pack(x, 2), "has 1 time steps"),
+    "rows that do not divide": (lambda x: flow.unpack(x, 3), "must be divisible by unpack_num 3"),
+    "no steps": (lambda x: flow.pack(x, 2), "the 1 time steps of"),
     "steps of two numbers": (lambda x: flow.unpack(x, 2) + flow.unpack(x, 4), "2 and 4 time steps"),
     "a number that is none": (lambda x: flow.acc(x, 0), "positive int"),
     "an assignment of steps": (lambda x: flow.assign(flow.get_variable("v", (4, 3), initializer=flow.ones_initializer()), flow.unpack(x, 2)), "pack"),

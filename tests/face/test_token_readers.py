@@ -85,16 +85,16 @@ def test_megatron_shuffles_documents_and_samples(tmp_path: Path) -> None:
 
 HEAD = 34
 WRONG_TOKENS = {
-    "no index": (lambda b, i: (b, None), "there is no file"),
-    "other letters": (lambda b, i: (b, b"X" + i[1:]), "is no index"),
-    "a cut head": (lambda b, i: (b, i[:20]), "is no index"),
-    "a kind that is none": (lambda b, i: (b, i[:17] + b"\x63" + i[18:]), "is no index"),
-    "floats": (lambda b, i: (b, i[:17] + b"\x06" + i[18:]), "is no index"),
-    "a cut index": (lambda b, i: (b, i[:-3]), r"from byte 34 on do not end with its \d+ bytes"),
-    "more documents than there are": (lambda b, i: (b, i[:18] + b"\xff" * 8 + i[26:]), "do not end with"),
+    "no index": (lambda b, i: (b, None), "no such file"),
+    "other letters": (lambda b, i: (b, b"X" + i[1:]), "is not an index"),
+    "a cut head": (lambda b, i: (b, i[:20]), "is not an index"),
+    "a kind that is none": (lambda b, i: (b, i[:17] + b"\x63" + i[18:]), "is not an index"),
+    "floats": (lambda b, i: (b, i[:17] + b"\x06" + i[18:]), "is not an index"),
+    "a cut index": (lambda b, i: (b, i[:-3]), r"from byte 34 on do not end at its \d+ bytes"),
+    "more documents than there are": (lambda b, i: (b, i[:18] + b"\xff" * 8 + i[26:]), "do not end at"),
     "a length below 0": (lambda b, i: (b, i[:HEAD] + b"\xff" * 4 + i[HEAD + 4 :]), "document 0, at byte 34 and 66, has -1 tokens"),
     "cut tokens": (lambda b, i: (b[:-1], i), r"document 7, .* has 11 tokens from byte 90 on, and .* has 111 bytes"),
-    "too few tokens": (lambda b, i: (b, i), "have 56 tokens, and a sample has 65"),
+    "too few tokens": (lambda b, i: (b, i), "have 56 tokens, but a sample requires 65"),
 }
 
 

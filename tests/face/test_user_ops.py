@@ -129,12 +129,12 @@ def stepped(x: Any, **more: Any) -> Any:
 
 
 WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "a type": (lambda x: op("leaky_rely"), 'no operation is called .leaky_rely.; did you mean "leaky_relu"'),
+    "a type": (lambda x: op("leaky_rely"), 'unknown operation type .leaky_rely.; did you mean "leaky_relu"'),
     "an input": (lambda x: op("gather").Input("indexes", [x]), 'no input .indexes.; did you mean "indices"'),
     "an attribute": (lambda x: op("gather").Attr("axes", 1), 'no attribute .axes.; did you mean "axis"'),
     "an output": (lambda x: op("gather").Output("y"), "no output 'y' .it has out"),
-    "what is missing": (lambda x: op("gather").Input("in", [x]).Build(), "lacks input 'indices', attribute 'axis', an output"),
-    "an input twice": (lambda x: op("relu").Input("in", [x]).Input("in", [x]), "given twice"),
+    "what is missing": (lambda x: op("gather").Input("in", [x]).Build(), "input 'indices', attribute 'axis', an output must be set"),
+    "an input twice": (lambda x: op("relu").Input("in", [x]).Input("in", [x]), "set twice"),
     "two tensors": (lambda x: op("relu").Input("in", [x, x]), "a list of one tensor, not of 2"),
     "no list": (lambda x: op("relu").Input("in", x), "a list of tensors"),
     "a number": (lambda x: op("relu").Input("in", [1.0]), "a list of tensors"),
@@ -142,23 +142,23 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "too early": (lambda x: op("relu").Input("in", [x]).Output("out").Build().SoleOutputBlob(), "InferAndTryRun"),
     "a module's input": (lambda x: flow.user_op_module_builder("relu").InputSize("inn", 1), 'did you mean "in"'),
     "shapes": (lambda x: op("matmul").Input("a", [x]).Input("b", [x]).Output("out").Build().InferAndTryRun(), "the summed axis has size"),
-    "a text for an integer": (lambda x: op("gather").Attr("axis", "1"), "attribute 'axis' is an integer, or a list of integers, not '1'"),
-    "a number for a list": (lambda x: op("conv2d").Attr("strides", 2), "attribute 'strides' is a list of integers, not 2"),
-    "a wrong default": (lambda x: op("ctc_loss").Attr("blank", None), "attribute 'blank' is an integer, not None"),
-    "no number for a rate": (lambda x: op("sgd_update").Attr("learning_rate_val", math.nan), "'learning_rate_val' is a number, not nan"),
-    "a share above 1": (lambda x: op("adam_update").Attr("beta2", 1.5), "'beta2' is a number of at least 0 and below 1, not 1.5"),
-    "a margin below 0": (lambda x: op("layer_norm").Attr("epsilon", -1.0), "'epsilon' is a number of at least 0, not -1.0"),
-    "an array without axes for a list": (lambda x: op("conv2d").Attr("strides", np.array(2)), "'strides' is a list of integers, not array.2."),
-    "a word for each element": (lambda x: stepped(x, skip_if=x), r"sgd_update at .*: skip_if float32.4,6. is not one number"),
-    "a scale for each element": (lambda x: stepped(x, scale_by_tensor=x), r"scale_by_tensor float32.4,6. is not one number"),
+    "a text for an integer": (lambda x: op("gather").Attr("axis", "1"), "attribute 'axis' must be an integer, or a list of integers, not '1'"),
+    "a number for a list": (lambda x: op("conv2d").Attr("strides", 2), "attribute 'strides' must be a list of integers, not 2"),
+    "a wrong default": (lambda x: op("ctc_loss").Attr("blank", None), "attribute 'blank' must be an integer, not None"),
+    "no number for a rate": (lambda x: op("sgd_update").Attr("learning_rate_val", math.nan), "'learning_rate_val' must be a number, not nan"),
+    "a share above 1": (lambda x: op("adam_update").Attr("beta2", 1.5), "'beta2' must be a number of at least 0 and below 1, not 1.5"),
+    "a margin below 0": (lambda x: op("layer_norm").Attr("epsilon", -1.0), "'epsilon' must be a number of at least 0, not -1.0"),
+    "an array without axes for a list": (lambda x: op("conv2d").Attr("strides", np.array(2)), "'strides' must be a list of integers, not array.2."),
+    "a word for each element": (lambda x: stepped(x, skip_if=x), r"sgd_update at .*: skip_if float32.4,6. must have one element"),
+    "a scale for each element": (lambda x: stepped(x, scale_by_tensor=x), r"scale_by_tensor float32.4,6. must have one element"),
     "a rate for each step": (
         lambda x: (
             op("adam_bias_correction_learning_rate").Input("learning_rate", [x]).Input("train_step", [x]).Output("out").Build().InferAndTryRun()
         ),
-        r"learning_rate float32.4,6. is not one number",
+        r"learning_rate float32.4,6. must have one element",
     ),
-    "a text for the begin of slices": (lambda x: sliced(x, "01"), "start '01', stop .1, 1., step .1, 1. are not lists of as many whole numbers"),
-    "begins of fewer axes than ends": (lambda x: sliced(x, [0]), "start .0., stop .1, 1., step .1, 1. are not lists of as many whole numbers"),
+    "a text for the begin of slices": (lambda x: sliced(x, "01"), "start '01', stop .1, 1., step .1, 1. must be lists of integers"),
+    "begins of fewer axes than ends": (lambda x: sliced(x, [0]), "start .0., stop .1, 1., step .1, 1. must be lists of integers"),
     "parts along an axis that is none": (
         lambda x: op("split_like").Input("in", [x]).Input("like", [x]).Output("out").Attr("axis", 2).Build().InferAndTryRun(),
         "split_like at .*: axis 2 is out of range",
@@ -181,7 +181,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
             .Build()
             .InferAndTryRun()
         ),
-        "is computed, and moving statistics are variables",
+        "moving statistics must be variables",
     ),
     "a matrix of very many rows": (lambda x: flow.diag(of_row(x), 10**30), "exceeds the largest number of rows"),
     "images of very many rows": (lambda x: flow.layers.upsample_2d(flow.reshape(x, (1, 1, 4, 6)), (1e300, 1)), "the image would be of size"),

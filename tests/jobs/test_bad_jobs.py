@@ -61,8 +61,8 @@ BODIES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "two layers of the default name": (
         two_unnamed_layers,
         DuplicateNameError,
-        "variable 'Dense-weight' at «return flow.layers.dense(hidden, 5)» exists already in this job; "
-        "give the layer a name of its own, or put it in a scope.namespace" + TRACED,
+        "variable 'Dense-weight' at «return flow.layers.dense(hidden, 5)» already exists in this job; "
+        "pass another name to the layer, or open a scope.namespace" + TRACED,
     ),
     "two ops of one name": (
         two_ops,
@@ -74,7 +74,7 @@ BODIES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         two_shapes,
         ShapeError,
         "get_variable('w') at «return x + first + flow.get_variable(\"w\", (4, 6), initializer=flow.zeros_initializer())»: "
-        "shape (4, 6), but in this job it is float32[6] already; give it another name" + TRACED,
+        "shape (4, 6) differs from float32[6], its type in this job; pass another name" + TRACED,
     ),
     "element types that do not fit": (
         dtypes,
@@ -154,8 +154,8 @@ def with_losses_that_differ(x: Any) -> Any:
 
 
 NO_OPTIMIZER = (
-    "train job job at «@flow.global_function(type=type, function_config=config)»: a train job needs an optimizer, and function_config.{} is not set; "
-    "set it on the function_config, or call optimizer.SGD(...).minimize(loss) in the job"
+    "train job job at «@flow.global_function(type=type, function_config=config)»: a train job requires an optimizer, but function_config.{} is not set"
+    "; set it on the function_config, or call optimizer.SGD(...).minimize(loss) in the job"
 )
 NAIVE: dict[str, Any] = {"train.primary_lr": 0.1, "train.model_update_conf": {"naive_conf": {}}}
 TRAINING: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str]] = {

@@ -116,7 +116,7 @@ def test_contradictory_hints_on_one_variable() -> None:
 
     matches(
         refused(body),
-        rf"^get_variable\('w'\) at {HERE}: float32\[4,6\] is asked for S\(1\), but for S\(0\) at {HERE}; a variable is stored in one way",
+        rf"^get_variable\('w'\) at {HERE}: layout S\(1\) of float32\[4,6\] differs from S\(0\) at {HERE}; pass the same layout",
     )
 
 
@@ -140,8 +140,8 @@ def test_the_mirrored_view_has_no_split_variables() -> None:
         job([X[:2], X[2:]])
     matches(
         str(caught.value),
-        rf"^get_variable\('w'\) at {HERE}: float32\[6,2\] is asked for S\(0\) on cpu\[0-1\], but in the mirrored view every device has all",
-        r"omit distribute, or declare and use it in scope\.consistent_view\(\)",
+        rf"^get_variable\('w'\) at {HERE}: layout S\(0\) of float32\[6,2\] on cpu\[0-1\] is not possible in the mirrored view",
+        r"omit distribute, or use scope\.consistent_view\(\)",
     )
 
 

@@ -177,7 +177,7 @@ class TestSmallNames:
         assert flow.float32 in flow.dtypes() and flow.bool_ not in flow.dtypes()
         assert flow.convert_oneflow_dtype_to_numpy_dtype(flow.int8) is np.int8
         assert [np.dtype(flow.convert_oneflow_dtype_to_numpy_dtype(d)) for d in flow.dtypes()] == [d.numpy for d in flow.dtypes()]
-        with pytest.raises(JobError, match="is not an element type such as"):
+        with pytest.raises(JobError, match="must be a type such as"):
             flow.convert_oneflow_dtype_to_numpy_dtype(np.float32)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("spelling", [flow.name_scope, flow.deprecated.variable_scope])
@@ -187,7 +187,7 @@ class TestSmallNames:
                 return flow.math.exp(x, name="e").op_name
 
         assert ask(name) == "a-b-e"
-        assert "is the old name of scope.namespace" in capsys.readouterr().err
+        assert "name_scope is deprecated; use scope.namespace" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -211,7 +211,7 @@ class TestSmallNames:
         assert flow.distribute.consistent_strategy().view == "consistent" and flow.distribute.mirrored_strategy().view == "mirrored"
         assert flow.distribute.consistent_strategy_enabled() and not flow.distribute.mirrored_strategy_enabled()
         notices = capsys.readouterr().err
-        assert notices.count("is the old name of") == 4 and notices.count("are old names of scope.placement") == 1
+        assert notices.count("is the old name of") == 4 and notices.count("are deprecated; use scope.placement") == 1
 
     def test_workers_are_not_started(self, fresh: None, capsys: pytest.CaptureFixture[str]) -> None:
         flow.deprecated.init_worker(scp_binary=True, use_uuid=True)
@@ -225,5 +225,5 @@ class TestSmallNames:
 
         twice = Twice()
         assert (twice(3), twice(4), twice.call_seq_no, twice.module_name) == (6, 8, 2, "Twice")
-        with pytest.raises(NotImplementedError, match="Module has no forward"):
+        with pytest.raises(NotImplementedError, match="Module does not define forward"):
             flow.deprecated.nn.Module("m")(1)

@@ -233,7 +233,7 @@ class TestOldSpellings:
         job(X)
         assert values()["fc-bias"].tolist() == ([-0.5] if trains else [0.0])
         message = capsys.readouterr().err
-        assert message.count("global_function(config) is the old form; write global_function(type, config)") == 1
+        assert message.count("global_function(config) is deprecated; write global_function(type, config)") == 1
         assert "default_distribute_strategy" in message
 
     def test_one_configuration_for_two_jobs(self, devices: int) -> None:

@@ -42,12 +42,12 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "no initializer": (
         lambda x: flow.layers.dense(x, 3, kernel_initializer=0.1),
         ConfigError,
-        rf"variable 'Dense-weight' at {HERE}: initializer is 0.1; pass one, for example constant_initializer\(0.1\)",
+        rf"variable 'Dense-weight' at {HERE}: initializer must be an initializer such as constant_initializer\(0.1\), not 0.1",
     ),
     "no regularizer": (
         lambda x: flow.layers.dense(x, 3, kernel_regularizer=0.1),
         ConfigError,
-        rf"variable 'Dense-weight' at {HERE}: regularizer is 0.1; pass one, for example regularizers.l2\(0.01\)",
+        rf"variable 'Dense-weight' at {HERE}: regularizer must be a regularizer such as regularizers.l2\(0.01\), not 0.1",
     ),
     "a fraction beside integers": (
         lambda x: flow.cast(x, flow.int32) + 0.5,
@@ -178,7 +178,7 @@ def test_unsupported_calls_inside_a_job_raise(fresh: None, act: Callable[[], Any
             act()
         return x
 
-    with pytest.raises(JobError, match=rf"{what} at {HERE}.* in the body of a job"):
+    with pytest.raises(JobError, match=rf"{what} at {HERE}.* the body of a job"):
         job(X)
     wrong[0] = False
     np.testing.assert_array_equal(job(X), X)

@@ -92,7 +92,10 @@ def test_rate_and_step_may_be_tensors_of_the_job(fresh: None, devices: int, mirr
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("rats/out", r'the job has no tensor "rats/out" yet; did you mean "rate/out"\?'), ("w/out", r"is float32\[2,3\]; it must be one")],
+    [
+        ("rats/out", r'no op of the job so far computes a tensor "rats/out"; did you mean "rate/out"\?'),
+        ("w/out", r"is float32\[2,3\]; it must be one"),
+    ],
 )
 def test_a_rate_must_be_a_tensor_of_the_job_with_one_number(fresh: None, name: str, text: str) -> None:
     with pytest.raises(JobError, match=text):

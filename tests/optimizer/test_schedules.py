@@ -95,7 +95,7 @@ def test_a_warmup_that_leaves_no_steps_decides_alone() -> None:
         return loss
 
     np.testing.assert_allclose([step()[0] for _ in range(3)], [0, 0, -0.2 / 3], rtol=1e-6)
-    with pytest.raises(flow.JobflowError, match="steps is -12, and the warm-up is over at step 3: no rate is left"):
+    with pytest.raises(flow.JobflowError, match="steps -12 define no rate at step 3, after the warm-up"):
         step()
 
 
@@ -117,20 +117,20 @@ def test_schedules_pickle_print_and_serve_as_attributes_of_ops() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: opt.PiecewiseConstantScheduler([5], [1.0]), "values must be one more than boundaries; got 1 and 1"),
-        (lambda: opt.PiecewiseConstantScheduler([5, 5], [1.0, 2, 3]), "boundaries must rise; got [5, 5]"),
-        (lambda: opt.PiecewiseConstantScheduler([], 0.1), "values must be a list of numbers; got 0.1"),
-        (lambda: opt.PiecewiseConstantScheduler([], ["a"]), "values must be a list of numbers; got ['a']"),
-        (lambda: opt.PiecewiseScalingScheduler(0.1, [5], [1, 2]), "scale must be one number per boundary; got 2 and 1"),
-        (lambda: opt.PiecewiseScalingScheduler("0.1", [5], [1]), "base_lr must be a number; got '0.1'"),
-        (lambda: opt.CosineScheduler(0.1, 0), "steps must be a positive number; got 0"),
-        (lambda: opt.CosineScheduler(None, 3), "base_lr must be a number; got None"),
-        (lambda: opt.PolynomialScheduler(0.1, 10, power=None), "power must be a number; got None"),
-        (lambda: opt.ExponentialScheduler(0.1, 10, "0.9"), "decay_rate must be a number; got '0.9'"),
-        (lambda: opt.InverseTimeScheduler(0.1, 10, 0.9, staircase="no"), "staircase must be True or False; got 'no'"),
+        (lambda: opt.PiecewiseConstantScheduler([5], [1.0]), "1 boundaries require 2 values, not 1"),
+        (lambda: opt.PiecewiseConstantScheduler([5, 5], [1.0, 2, 3]), "boundaries must be strictly increasing, not [5, 5]"),
+        (lambda: opt.PiecewiseConstantScheduler([], 0.1), "values must be a list of numbers, not 0.1"),
+        (lambda: opt.PiecewiseConstantScheduler([], ["a"]), "values must be a list of numbers, not ['a']"),
+        (lambda: opt.PiecewiseScalingScheduler(0.1, [5], [1, 2]), "1 boundaries require as many scales, not 2"),
+        (lambda: opt.PiecewiseScalingScheduler("0.1", [5], [1]), "base_lr must be a number, not '0.1'"),
+        (lambda: opt.CosineScheduler(0.1, 0), "steps must be a positive number, not 0"),
+        (lambda: opt.CosineScheduler(None, 3), "base_lr must be a number, not None"),
+        (lambda: opt.PolynomialScheduler(0.1, 10, power=None), "power must be a number, not None"),
+        (lambda: opt.ExponentialScheduler(0.1, 10, "0.9"), "decay_rate must be a number, not '0.9'"),
+        (lambda: opt.InverseTimeScheduler(0.1, 10, 0.9, staircase="no"), "staircase must be True or False, not 'no'"),
         (lambda: opt.CosineScheduler(0.1, 3, warmup=5), "warmup must be warmup.constant(steps, multiplier) or warmup.linear"),
         (lambda: opt.warmup.linear(-1, 0.1), "warmup.linear at test_schedules.py"),
-        (lambda: opt.warmup.constant(1, "x"), "multiplier must be a number; got 'x'"),
+        (lambda: opt.warmup.constant(1, "x"), "multiplier must be a number, not 'x'"),
     ],
 )
 def test_schedules_that_make_no_sense(make: Any, text: str) -> None:
@@ -141,7 +141,7 @@ def test_schedules_that_make_no_sense(make: Any, text: str) -> None:
 
 
 def test_a_rate_from_a_tensor_is_known_in_a_job_only() -> None:
-    with pytest.raises(ConfigError, match="lbn must be the logical_blob_name of a tensor; got 3"):
+    with pytest.raises(ConfigError, match="lbn must be the logical_blob_name of a tensor, not 3"):
         opt.CustomScheduler(3)  # type: ignore[arg-type]
-    with pytest.raises(JobError, match="the rate is the tensor 'lr/out' of a job, known when that runs"):
+    with pytest.raises(JobError, match="only a run of the job computes the rate, tensor 'lr/out'"):
         opt.CustomScheduler("lr/out").rate(0)

@@ -1,1 +1,1 @@
-"""Rarely used parts of the job API, imported on first use."""
+"""Rarely used modules of the job API, imported at first use."""

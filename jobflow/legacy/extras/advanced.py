@@ -1,6 +1,6 @@
 """flow.advanced: explicit tensors per device of the current placement.
 
-distribute_split    logical tensor -> its pieces, one per device         gradient: distribute_concat
+distribute_split    logical tensor -> its shards, one per device         gradient: distribute_concat
 distribute_clone    logical tensor -> a copy on each device              gradient: distribute_add
 distribute_concat   tensors, one per device -> their concatenation       gradient: distribute_split
 distribute_add      tensors, one per device -> their sum                 gradient: distribute_clone
@@ -25,7 +25,7 @@ from jobflow.ops.parts import put_part, take_parts
 
 
 def distribute_split(x: Tensor, axis: int = 0, name: str | None = None) -> tuple[Tensor, ...]:
-    """Return the balanced pieces of x along `axis`, the i-th on the i-th device of the current placement."""
+    """Return the balanced shards of x along `axis`, shard i on device i of the current placement."""
     where = normal_axis(f"distribute_split: x {x.tensor_type}", axis, x.tensor_type.ndim)
     return take_parts(x, S(where), _devices("distribute_split"), name)
 
@@ -36,9 +36,9 @@ def distribute_clone(x: Tensor, name: str | None = None) -> tuple[Tensor, ...]:
 
 
 def distribute_concat(xs: Sequence[Tensor], axis: int = 0, name: str | None = None) -> Tensor:
-    """Concatenate xs, one per device of the current placement, along `axis` into a logical tensor.
+    """Concatenate xs, one tensor per device of the current placement, along `axis` into a logical tensor.
 
-    Raises: ShapeError if they are not balanced pieces (the first ones may be longer by one).
+    Raises: ShapeError unless the lengths are balanced: equal, or larger by one for the first devices.
     """
     whole = _devices("distribute_concat")
     _check_count("distribute_concat", xs, whole)
@@ -46,23 +46,23 @@ def distribute_concat(xs: Sequence[Tensor], axis: int = 0, name: str | None = No
     lengths = tuple(x.tensor_type.shape[where] for x in xs)
     if lengths != tuple(stop - start for start, stop in cut(sum(lengths), whole.size)):
         raise ShapeError(
-            f"distribute_concat at {user_line()}: lengths {list(lengths)} along axis {axis} are not balanced pieces of {sum(lengths)}; use concat"
+            f"distribute_concat at {user_line()}: lengths {list(lengths)} along axis {axis} are not a balanced split of {sum(lengths)}; use concat"
         )
     shape = (*xs[0].tensor_type.shape[:where], sum(lengths), *xs[0].tensor_type.shape[where + 1 :])
     return _sum([put_part(x, S(where), i, whole, shape) for i, x in enumerate(xs)], whole, name)
 
 
 def distribute_add(xs: Sequence[Tensor], name: str | None = None) -> Tensor:
-    """Return the sum of xs, one per device of the current placement, as partial sums that are reduced when they are read."""
+    """Return the sum of xs, one tensor per device of the current placement, as partial sums that are reduced at their first use."""
     whole = _devices("distribute_add")
     _check_count("distribute_add", xs, whole)
     return _sum([put_part(x, P, i, whole, x.tensor_type.shape) for i, x in enumerate(xs)], whole, name)
 
 
 def distribute_map(xs: Tensor, f: Callable[[Tensor], Tensor], axis: int = 0) -> Tensor:
-    """Apply f to each piece of xs along `axis` on its device, and concatenate the results."""
+    """Apply f to each shard of xs along `axis` on its device, and concatenate the results."""
     if not callable(f):
-        raise ArgumentError(f"distribute_map at {user_line()}: f is a function of a tensor, not {f!r}")
+        raise ArgumentError(f"distribute_map at {user_line()}: f must be a function of a tensor, not {f!r}")
     whole = _devices("distribute_map")
     results = []
     for rank, piece in zip(whole.ranks, distribute_split(xs, axis), strict=True):
@@ -74,13 +74,13 @@ def distribute_map(xs: Tensor, f: Callable[[Tensor], Tensor], axis: int = 0) -> 
 def _devices(what: str) -> Placement:
     whole = current_placement(what)
     if len(whole.mesh) != 1:
-        raise PlacementError(f"{what} at {user_line()}: one tensor per device needs a placement without hierarchy, not {whole}")
+        raise PlacementError(f"{what} at {user_line()}: the placement must have no hierarchy, unlike {whole}")
     return whole
 
 
 def _check_count(what: str, xs: Sequence[Tensor], whole: Placement) -> None:
     if not isinstance(xs, list | tuple):
-        raise ArgumentError(f"{what} at {user_line()}: it takes a list of tensors, one for each of the {whole.size} devices, not {xs!r}")
+        raise ArgumentError(f"{what} at {user_line()}: xs must be a list of tensors, one for each of the {whole.size} devices, not {xs!r}")
     if len(xs) != whole.size:
         raise ShapeError(f"{what} at {user_line()}: {len(xs)} tensors for the {whole.size} devices of {whole}; pass one per device")
 
@@ -91,12 +91,12 @@ def _sum(parts: Sequence[Tensor], whole: Placement, name: str | None) -> Tensor:
     return total
 
 
-#: what tensors have instead
+#: equivalents for tensors outside of jobs
 _OF_TENSORS = {
     "distribute_split": "to_global(sbp=flow.sbp.split(axis)) and to_local()",
     "distribute_clone": "to_global(sbp=flow.sbp.broadcast) and to_local()",
     "distribute_concat": "to_global(sbp=flow.sbp.split(axis))",
     "distribute_add": "to_global(sbp=flow.sbp.partial_sum)",
-    "distribute_map": "global tensors, whose pieces are computed where they lie",
+    "distribute_map": "global tensors, whose shards are computed on their devices",
 }
 globals().update(all_of(__name__, globals(), __name__, of_jobs, _OF_TENSORS))

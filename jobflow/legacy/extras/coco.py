@@ -1,10 +1,10 @@
-"""COCO's annotations of images: boxes, categories and polygons of objects.
+"""Image annotations in the COCO format: boxes, categories and polygons of objects.
 
     {"images": [{"id", "file_name", "height", "width"}], "categories": [{"id"}],
      "annotations": [{"id", "image_id", "category_id", "bbox": [left, top, width, height], "segmentation": [[x, y, x, y, ...], ...], "iscrowd"}]}
 
 Boxes become [left, top, right, bottom], clipped to the image, with an inclusive last pixel. Empty boxes and crowds are omitted. Categories are
-numbered from 1 in the order of their ids; images are sorted by id.
+numbered from 1 in the order of their ids. Images are sorted by id.
 """
 
 from __future__ import annotations
@@ -32,47 +32,47 @@ class Thing:
 
     box: tuple[float, float, float, float]
     label: int
-    #: [points, 2] each
+    #: arrays [points, 2]
     polygons: tuple[Array, ...]
 
 
 @dataclass
 class CocoImage:
-    """An image: its file, size and objects."""
+    """An image with its file, size and objects."""
 
     id: int
     file: AnyPath
     height: int
     width: int
     objects: list[Thing] = field(default_factory=list)
-    #: whether an object has a box of more than one pixel each way
+    #: True if an object has a box of more than one pixel in both directions
     annotated: bool = False
 
     def content(self) -> Array:
-        """Return the bytes of the file, uint8."""
+        """Return the bytes of the file as uint8."""
         if not self.file.is_file():
-            raise fault(f"there is no file {self.file.absolute()}")
+            raise fault(f"no such file: {self.file.absolute()}")
         return np.frombuffer(content(self.file, MEMORY, fault), np.uint8)
 
     def size(self) -> Array:
-        """The size (height, width), int32."""
+        """Return the size (height, width) as int32."""
         return np.array((self.height, self.width), np.int32)
 
     def boxes(self) -> Array:
-        """The boxes, float32[objects, 4]."""
+        """Return the boxes as float32[objects, 4]."""
         return np.array([thing.box for thing in self.objects], np.float32).reshape(-1, 4)
 
     def labels(self) -> Array:
-        """The categories, int32[objects]."""
+        """Return the categories as int32[objects]."""
         return np.array([thing.label for thing in self.objects], np.int32)
 
     def points(self) -> Array:
-        """The points (x, y) of all polygons, float32[points, 2]."""
+        """Return the points (x, y) of all polygons as float32[points, 2]."""
         result = [polygon for thing in self.objects for polygon in thing.polygons]
         return np.concatenate(result) if result else np.empty((0, 2), np.float32)
 
     def points_of(self) -> Array:
-        """Indices of each point: (point, polygon, object), int32[points, 3]."""
+        """Return the indices (point, polygon, object) of each point as int32[points, 3]."""
         result = [
             (point, number, which)
             for which, thing in enumerate(self.objects)
@@ -88,7 +88,7 @@ class CocoFile:
 
     file: str
     folder: str
-    #: whether images without annotations are left out
+    #: omit images without annotations
     annotated: bool = True
 
     @cached_property
@@ -96,7 +96,7 @@ class CocoFile:
         """The images, sorted by id."""
         path = path_of(self.file)
         if not path.is_file():
-            raise fault(f"there is no file {path.absolute()}")
+            raise fault(f"no such file: {path.absolute()}")
         try:
             tree = json_tree(content(path, MEMORY, fault))
             result = {image.id: image for image in map(self._image, _listed(tree, "images"))}
@@ -110,7 +110,7 @@ class CocoFile:
                 raise fault(f"{path}: annotation {number}: {error}") from None
         remaining = [result[n] for n in sorted(result) if result[n].annotated or not self.annotated]
         if not remaining:
-            raise fault(f"{path}: there is no image{' with annotations' if self.annotated else ''}")
+            raise fault(f"{path} contains no image{' with annotations' if self.annotated else ''}")
         return remaining
 
     def _image(self, entry: Any) -> CocoImage:
@@ -124,7 +124,7 @@ class CocoFile:
             return
         image, label = images.get(_of(entry, "image_id")), labels.get(_of(entry, "category_id"))
         if image is None or label is None:
-            raise ValueError(f"there is no image {_of(entry, 'image_id')!r:.40}, or no category {_of(entry, 'category_id')!r:.40}")
+            raise ValueError(f"image_id {_of(entry, 'image_id')!r:.40} or category_id {_of(entry, 'category_id')!r:.40} is not defined in the file")
         left, top, width, height = _numbers(_of(entry, "bbox"), "bbox", 4)
         image.annotated |= width > 1 and height > 1
         right, bottom = (min(max(a + max(n - 1, 0), 0), most - 1) for a, n, most in ((left, width, image.width), (top, height, image.height)))
@@ -132,7 +132,7 @@ class CocoFile:
         if right > left and bottom > top:
             polygons = _of(entry, "segmentation", [])
             if not isinstance(polygons, list):
-                raise ValueError("segmentation is not a list of polygons")
+                raise ValueError(f"segmentation must be a list of polygons, not {polygons!r:.40}")
             corners = tuple(np.array(_numbers(each, "a polygon"), np.float32).reshape(-1, 2) for each in polygons)
             image.objects.append(Thing((left, top, right, bottom), label, corners))
 
@@ -154,7 +154,7 @@ def _listed(tree: Any, name: str) -> list[Any]:
 
 
 def _numbers(arguments: Any, what: str, count: int | None = None) -> list[float]:
-    """Return `count` finite numbers; without `count`, three or more pairs of them."""
+    """Return `arguments` if it is a list of `count` finite numbers, or without `count` of three or more pairs; raise ValueError otherwise."""
     fits = isinstance(arguments, list) and (len(arguments) == count if count else len(arguments) >= 6 and len(arguments) % 2 == 0)
     if not fits or not all(isinstance(n, int | float) and abs(n) < 1e9 for n in arguments):
         raise ValueError(f"{what} is {arguments!r:.80}, not {count or 'three or more pairs of'} numbers")
@@ -166,7 +166,7 @@ def aspects(images: list[CocoImage]) -> list[int]:
     return [int(image.width > image.height) for image in images]
 
 
-#: what a sample has, in the order in which the reader gives it
+#: entries of a sample, in the order of the reader's results
 PARTS: tuple[Callable[[CocoImage], Any], ...] = (
     CocoImage.content,
     lambda image: np.int64(image.id),

@@ -1,4 +1,4 @@
-"""Readers of other files than OFRecord in the body of a job: OneRec, COCO and Megatron's tokens.
+"""Readers of OneRec, COCO and Megatron token files in the body of a job.
 
     tokens = flow.data.megatron_gpt_mmap_data_loader("corpus_text_document", seq_length=1024, num_samples=100_000, batch_size=8)
 
@@ -41,7 +41,7 @@ def onerec_reader(
     verify_example: bool = True,
     name: str | None = None,
 ) -> OnHost:
-    """Read examples of OneRec files without end, `batch_size` per run; in the mirrored view, per device.
+    """Read examples of OneRec files repeatedly, `batch_size` per run; in the mirrored view, per device.
 
     `random_shuffle` samples from a buffer of examples, or of batches with shuffle_mode "batch". With `shuffle_after_epoch` the order of the files
     changes from the second epoch on. `verify_example` compares the checksums of the files with their content.
@@ -49,9 +49,9 @@ def onerec_reader(
     what = "onerec_reader"
     counts(what, batch_size=batch_size, shuffle_buffer_size=shuffle_buffer_size)
     if isinstance(files, str) or not files:
-        raise ArgumentError(f"{what} at {user_line()}: files is a list of paths, not {files!r}")
+        raise ArgumentError(f"{what} at {user_line()}: files must be a list of paths, not {files!r}")
     if shuffle_mode not in ("instance", "batch"):
-        raise ArgumentError(f'{what} at {user_line()}: shuffle_mode is "instance" or "batch", not {shuffle_mode!r}')
+        raise ArgumentError(f'{what} at {user_line()}: shuffle_mode must be "instance" or "batch", not {shuffle_mode!r}')
     rows = batch_rows(what, batch_size)
     source = RecordFiles(
         [path_of(str(file)) for file in files],
@@ -78,13 +78,13 @@ def OneRecDecoder(
 ) -> Any:
     """Return a tensor of each example, [batch, *shape], or [batch, *reshape] with the same elements.
 
-    With `is_dynamic` tensors of examples may be smaller. Their common size is the largest of the batch, rounded up to multiples of the nonzero
-    entries of `batch_padding`, and smaller ones are padded with zeros. `reshape` needs all elements of `shape`, so they are padded to that.
+    With `is_dynamic` tensors of examples may be smaller than `shape` and are padded with zeros to the largest size of the batch.
+    Nonzero entries of `batch_padding` round this size up to multiples. With `reshape`, tensors are always padded to `shape`.
     """
     what = "OneRecDecoder"
     record, own = on_host(what, input_blob, "examples"), positive_shape(what, "shape", shape)
     if batch_padding is not None and (not is_dynamic or len(batch_padding) != len(own) or min(batch_padding, default=0) < 0):
-        raise ArgumentError(f"{what} at {user_line()}: batch_padding has a multiple for each size of a dynamic shape, not {batch_padding}")
+        raise ArgumentError(f"{what} at {user_line()}: batch_padding requires is_dynamic and must have one multiple per axis, not {batch_padding}")
     tensor = ob.ExampleTensor(record.stage, key, dtype)
     if is_dynamic and reshape is None:
         return as_padded(what, tensor, record.rows, own, [n or 1 for n in batch_padding or (0,) * len(own)], dtype, name)
@@ -106,14 +106,14 @@ def coco_reader(
 ) -> tuple[Any, ...]:
     """Return (images, ids int64 [batch], sizes int32 [batch, 2], boxes, labels, points, point indices).
 
-    Images and the last four have an array of a separate shape per image: file content uint8[bytes]; boxes float32[objects, 4], (left, top, right,
-    bottom); labels int32[objects], categories from 1; points float32[points, 2]; indices int32[points, 3], (point, polygon, object). Sizes are
-    (height, width). With `group_by_aspect_ratio` either all images of a batch are wider than high, or none. `stride_partition` has no effect: the
-    images of a batch do not depend on the devices.
+    Sizes are (height, width). The other results except ids have an array of different shape per image: the encoded file uint8[bytes];
+    boxes (left, top, right, bottom), float32[objects, 4]; categories from 1, int32[objects]; points float32[points, 2];
+    and (point, polygon, object), int32[points, 3]. With `group_by_aspect_ratio` the images of a batch are either all wider than high,
+    or none is. `stride_partition` has no effect, because the images of a batch do not depend on the devices.
     """
     what = "coco_reader"
     if name is None or scope.current().view == "mirrored":
-        raise JobError(f"{what} at {user_line()}: it needs a name, and the consistent view")
+        raise JobError(f"{what} at {user_line()}: pass a name, and call it in the consistent view")
     counts(what, batch_size=batch_size)
     rows = batch_rows(what, batch_size)
     file = coco.CocoFile(str(annotation_file), str(image_dir), remove_images_without_annotations)
@@ -145,14 +145,14 @@ def megatron_gpt_mmap_data_loader(
 ) -> Any:
     """Return tokens [batch, seq_length + 1] of `<prefix>.bin` with the index `<prefix>.idx`; after `num_samples` samples the data repeats.
 
-    `split_sizes` divides the documents into parts, and `split_index` selects one. With `start_from_saved_progress` the variable
-    `<name>-iteration` counts batches, and reading resumes at the loaded count. Otherwise it starts anew, unless a checkpoint in jobflow's format
-    is loaded, which holds the numbers of runs.
+    `split_sizes` divides the documents into splits, and `split_index` selects one. With `start_from_saved_progress` the variable
+    `<name>-iteration` counts batches, and reading resumes at its loaded value. Otherwise reading restarts, unless a checkpoint in jobflow's
+    format is loaded, which contains the numbers of runs.
     """
     what = "megatron_gpt_mmap_data_loader"
     counts(what, seq_length=seq_length, num_samples=num_samples, batch_size=batch_size)
     if not dtype.is_integer or (split_index is not None and split_sizes is None):
-        raise ArgumentError(f"{what} at {user_line()}: dtype is an integer type, not {dtype.name}; and split_index is of split_sizes")
+        raise ArgumentError(f"{what} at {user_line()}: dtype must be an integer type, not {dtype.name}, and split_index requires split_sizes")
     seed, rows = body_of(what).seed if random_seed is None else random_seed, batch_rows(what, batch_size)
     file = TokenFiles(str(data_file_prefix), seq_length, num_samples, shuffle, seed, (tuple(split_sizes or (1,)), split_index or 0))
     file.check()

@@ -1,11 +1,11 @@
-"""`flow.detection`: transformations of boxes and polygons that match those of their images.
+"""The namespace `flow.detection`: transformations of boxes and polygons that match those of their images.
 
     images, number, size, boxes, labels, polygons, index = flow.data.coco_reader("instances.json", "images", batch_size=2, name="coco")
     flip = flow.random.CoinFlip(2)
     images, boxes = flow.image.flip(flow.image.decode(images), flip), flow.detection.object_bbox_flip(boxes, size, flip)
 
-They run on the host: see `OnHost`. Sizes are (width, height), as those of `image.target_resize`; sizes from `coco_reader` are (height, width).
-Scales are those of `image.target_resize` and `image.Resize`, by width and height.
+The functions run on the host, see `OnHost`. Sizes are (width, height), as `image.target_resize` returns them, or (height, width) from
+`coco_reader`. Scales are (width, height) factors from `image.target_resize` and `image.Resize`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def _sizes(what: str, sizes: Any, like: OnHost) -> tuple[st.Stage, int]:
-    """Return the stage of the image sizes, and the index of the width in them."""
+    """Return the host pipeline stage of the image sizes, and the index of the width in a size."""
     stage = rows_of(what, sizes, like, (2,), "image_size")
     result = fed_by(what, sizes)
     return stage, 1 if isinstance(result, st.Part) and isinstance(result.sample, ob.CocoSample) else 0
@@ -49,7 +49,7 @@ def _scaled(what: str, objects: Any, scale: Any, columns: int) -> OnHost:
 
 
 def object_bbox_flip(bbox: OnHost, image_size: Any, flip_code: Any, name: str | None = None) -> OnHost:
-    """Mirror boxes (left, top, right, bottom) where flip_code, an int or a tensor with one per image, is not 0.
+    """Mirror boxes (left, top, right, bottom) where `flip_code`, an int or a tensor with one int per image, is not 0.
 
     Left and right become width - 1 - right and width - 1 - left.
     """
@@ -57,12 +57,12 @@ def object_bbox_flip(bbox: OnHost, image_size: Any, flip_code: Any, name: str | 
 
 
 def object_bbox_scale(bbox: OnHost, scale: Any, name: str | None = None) -> OnHost:
-    """Scale the boxes of resized images; `scale` is [batch, 2], by width and height."""
+    """Scale the boxes of resized images; `scale` is [batch, 2], with factors of width and height."""
     return _scaled("object_bbox_scale", bbox, scale, 4)
 
 
 def object_segmentation_polygon_flip(poly: OnHost, image_size: Any, flip_code: Any, name: str | None = None) -> OnHost:
-    """Mirror the points (x, y) of polygons: x becomes width - x."""
+    """Mirror the points (x, y) of polygons where `flip_code` is not 0: x becomes width - x."""
     return _flipped("object_segmentation_polygon_flip", poly, image_size, flip_code, ob.FlippedPoints)
 
 
@@ -72,9 +72,9 @@ def object_segmentation_polygon_scale(poly: OnHost, scale: Any, name: str | None
 
 
 def object_segmentation_polygon_to_mask(poly: OnHost, poly_index: OnHost, image_size: Any, name: str | None = None) -> OnHost:
-    """Return int8 [objects, height, width] for each image: 1 within the polygons of an object, 0 elsewhere.
+    """Return masks int8 [objects, height, width] for each image: 1 within the polygons of an object, 0 elsewhere.
 
-    `poly_index` holds (point, polygon, object) for each point.
+    `poly_index` contains (point, polygon, object) for each point.
     """
     what = "object_segmentation_polygon_to_mask"
     arguments, index = on_host(what, poly, "arrays"), on_host(what, poly_index, "arrays")

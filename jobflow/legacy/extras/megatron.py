@@ -1,9 +1,9 @@
 r"""Megatron's token files: concatenated documents in `<prefix>.bin` and their index in `<prefix>.idx`.
 
-    idx   "MMIDIDX\0\0"  uint64 1  uint8 kind  uint64 n  uint64 m  |  int32[n] lengths  int64[n] places in bytes  int64[m] of documents
+    idx   "MMIDIDX\0\0"  uint64 1  uint8 kind  uint64 n  uint64 m  |  int32[n] lengths  int64[n] byte offsets  int64[m] of documents
 
-Sample k holds the tokens k s .. k s + s of the concatenated documents of all epochs: s tokens and the next one. Documents are shuffled, those of
-all full epochs together and those of the last one separately. Samples are shuffled in the same way, up to `num_samples`.
+Sample k consists of s + 1 tokens from position k s on, in the concatenated documents of all epochs. The documents of all full epochs are
+shuffled together, and those of the last epoch separately. Samples are shuffled in the same way, up to `num_samples`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from jobflow.storage.untrusted import mapped
 WHAT = "megatron_gpt_mmap_data_loader"
 fault = fault_of(WHAT)
 MAGIC, HEAD = b"MMIDIDX\0\0", 34
-#: element types by the number that stands in the index
+#: element types by their code in the index
 KINDS = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-#: the last epoch is shuffled by itself if fewer than this fraction of its samples are used
+#: the last epoch is shuffled separately if fewer than this fraction of its samples are used
 LAST = 0.8
 
 
 @dataclass(frozen=True, eq=False)
 class TokenFiles:
-    """The two files of a prefix; `split` (sizes, index) selects the documents of one part."""
+    """The token and index files of a prefix; `split` (sizes, index) selects a part of the documents."""
 
     prefix: str
     length: int
@@ -44,20 +44,20 @@ class TokenFiles:
     def _file(self, ending: str) -> AnyPath:
         path = path_of(self.prefix + ending)
         if not path.is_file():
-            raise fault(f"there is no file {path.absolute()}")
+            raise fault(f"no such file: {path.absolute()}")
         return path
 
     @cached_property
     def _index(self) -> tuple[str, Array, Array]:
-        """The type of the tokens, lengths and offsets."""
+        """The token type, the document lengths and the document offsets."""
         path = self._file(".idx")
         content = mapped(path, fault)
         head = content[:HEAD].tobytes()
         version, kind, count, documents = (int.from_bytes(head[a:b], "little") for a, b in ((9, 17), (17, 18), (18, 26), (26, 34)))
         if len(head) < HEAD or head[:9] != MAGIC or version != 1 or kind not in KINDS:
-            raise fault(f"{path} is no index: it begins with {head[:18]!r}, not with {MAGIC!r}, 1 and the number of a type of tokens")
+            raise fault(f"{path} is not an index: it starts with {head[:18]!r}, not with {MAGIC!r}, 1 and the code of a token type")
         if len(content) != HEAD + 12 * count + 8 * documents:
-            raise fault(f"{path} is damaged: {count} lengths and {documents} documents from byte {HEAD} on do not end with its {len(content)} bytes")
+            raise fault(f"{path} is damaged: {count} lengths and {documents} documents from byte {HEAD} on do not end at its {len(content)} bytes")
         lengths, places = (content[a:b].view(t) for a, b, t in ((0, 4, "<i4"), (4, 12, "<i8")) for a, b in [(HEAD + a * count, HEAD + b * count)])
         width, tokens = np.dtype(KINDS[kind]).itemsize, len(mapped(self._file(".bin"), fault))
         wrong = np.flatnonzero((lengths < 0) | (places < 0) | (places % width != 0) | (places > tokens - width * lengths.astype(np.int64)))
@@ -77,7 +77,7 @@ class TokenFiles:
 
     @property
     def _documents(self) -> tuple[int, int]:
-        """The range of documents of the part: first, end."""
+        """The range (start, stop) of documents of the split."""
         sizes, which = self.split
         total, count = sum(sizes), len(self._index[1])
         stops = [0]
@@ -89,20 +89,20 @@ class TokenFiles:
 
     @cached_property
     def _plan(self) -> tuple[Array, Array, int, int]:
-        """The documents of all epochs, their ends in tokens, the samples of full epochs, and all samples."""
+        """The documents of all epochs, their end offsets in tokens, the samples of full epochs, and all samples."""
         first, behind = self._documents
         count, lengths = behind - first, self._index[1]
         each = int(lengths[first:behind].sum(dtype=np.int64)) if count > 0 else 0
         if each < self.length + 1:
-            raise fault(f"{self.prefix}: documents {first} to {behind} have {each} tokens, and a sample has {self.length + 1}")
+            raise fault(f"{self.prefix}: documents {first} to {behind} have {each} tokens, but a sample requires {self.length + 1}")
         epochs = -(-(self.samples * self.length + 1) // each)
         within = (epochs - 1) * each
         last = self.samples - max(within - 1, 0) // self.length
         complete = epochs - 1 if epochs > 1 and last < LAST * ((each - 1) // self.length) else epochs
         order = partial(self._order, "documents")
-        drawn = np.concatenate([order(0, complete * count), order(1, (epochs - complete) * count)]) % count + first
-        ends = np.cumsum(lengths[drawn], dtype=np.int64)
-        return drawn, ends, (complete * each - 1) // self.length, (epochs * each - 1) // self.length
+        sampled = np.concatenate([order(0, complete * count), order(1, (epochs - complete) * count)]) % count + first
+        ends = np.cumsum(lengths[sampled], dtype=np.int64)
+        return sampled, ends, (complete * each - 1) // self.length, (epochs * each - 1) // self.length
 
     def _order(self, what: str, which: int, count: int) -> Array:
         return Order(philox.key_of(self.seed, what)[0], count, self.shuffle).indices(which, 0, count)
@@ -113,10 +113,10 @@ class TokenFiles:
         return np.concatenate([self._order("samples", 0, whole), whole + self._order("samples", 1, samples - whole)])
 
     def check(self) -> None:
-        """Raise DataError or ArgumentError if there are no samples."""
+        """Raise DataError or ArgumentError if the files contain no sample."""
         sizes, which = self.split
         if not sizes or min(sizes) < 0 or not sum(sizes) or not 0 <= which < len(sizes):
-            raise ArgumentError(f"{WHAT}: split_sizes {list(sizes)} have no part number {which}")
+            raise ArgumentError(f"{WHAT}: split_index {which} must be an index of split_sizes {list(sizes)}, which must have a positive sum")
         assert self._tokens.size and len(self._shuffled)
 
     def sample(self, index: int) -> Array:
@@ -137,8 +137,8 @@ class TokenFiles:
 
 
 def as_tokens(tokens: Array, kind: np.dtype[np.generic]) -> Array:
-    """Convert tokens to another type; raise DataError if it cannot hold one of them."""
+    """Convert tokens to the type `kind`; raise DataError if a token is out of its range."""
     result = tokens.astype(kind)
     if not np.array_equal(result, tokens):
-        raise DataError(f"{WHAT}: token {tokens[result != tokens][0]} is beyond {kind}")
+        raise DataError(f"{WHAT}: token {tokens[result != tokens][0]} is out of the range of {kind}")
     return result

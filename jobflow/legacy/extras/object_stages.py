@@ -1,7 +1,7 @@
-"""Host stages for files other than OFRecord, and for the objects in images: boxes, polygons and masks.
+"""Host pipeline stages for OneRec, COCO and Megatron files, and for the objects in images: boxes, polygons and masks.
 
-A box is (left, top, right, bottom) with an inclusive last pixel; a point is (x, y). All points of an image's polygons form one array. A second
-array holds (point, polygon, object) for each.
+A box is (left, top, right, bottom) with an inclusive last pixel; a point is (x, y). One array contains the points of all polygons of an
+image. A second array contains (point, polygon, object) for each.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from jobflow.legacy.extras.coco import CocoFile, CocoImage
 from jobflow.legacy.extras.megatron import TokenFiles, as_tokens
 from jobflow.storage.untrusted import IMAGE
 
-#: pixels from the corner of an image to a point of a polygon
+#: maximum coordinate of a polygon point, in pixels
 FARTHEST = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class ReadExample(Stage):
-    """The tensors of an example in a OneRec file by name."""
+    """A stage that reads an example of a OneRec file as tensors by name."""
 
     source: RecordFiles
 
@@ -40,12 +40,12 @@ class ReadExample(Stage):
         try:
             return onerec.features_of(self.source.record(place))
         except UnicodeDecodeError:
-            raise DataError("it is damaged: the name of a feature is no text") from None
+            raise DataError("it is damaged: the name of a feature is not valid UTF-8") from None
 
 
 @dataclass(frozen=True, eq=False)
 class ExampleTensor(Stage):
-    """A tensor of an example with this element type."""
+    """A stage that returns one tensor of an example, after a check of its element type."""
 
     example: Stage
     feature: str
@@ -60,7 +60,7 @@ class ExampleTensor(Stage):
 
 @dataclass(frozen=True, eq=False)
 class CocoSample(Stage):
-    """An image of COCO with its objects."""
+    """A stage that returns an image of a COCO file with its objects."""
 
     file: CocoFile
     source: Indexed
@@ -75,7 +75,7 @@ class CocoSample(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Tokens(Stage):
-    """A sample of Megatron's token files."""
+    """A stage that returns a sample of Megatron's token files."""
 
     file: TokenFiles
     source: Indexed
@@ -93,21 +93,21 @@ class Tokens(Stage):
 
 
 def pairs(array: Any, what: str, columns: int) -> Array:
-    """Return the array; raise an error unless it has this many columns."""
+    """Return the array; raise DataError unless its shape is [n, columns]."""
     result = np.asarray(array)
     if result.ndim != 2 or result.shape[1] != columns:
-        raise DataError(f"an array {list(result.shape)} stands where {what} are, [n, {columns}]")
+        raise DataError(f"{what} must be an array [n, {columns}], not {list(result.shape)}")
     return result
 
 
 @dataclass(frozen=True, eq=False)
 class FlippedBoxes(Stage):
-    """Boxes mirrored where a number is not 0: left and right become width - 1 - right and width - 1 - left."""
+    """A stage that mirrors boxes if `flip` is not 0: left and right become width - 1 - right and width - 1 - left."""
 
     boxes: Stage
     size: Stage
     flip: Stage
-    #: which of the two sizes is the width
+    #: index of the width in a size
     width: int
 
     def of(self, place: Any, *values: Any) -> Array:
@@ -119,7 +119,7 @@ class FlippedBoxes(Stage):
 
 @dataclass(frozen=True, eq=False)
 class FlippedPoints(Stage):
-    """Points mirrored where a number is not 0: x becomes width - x."""
+    """A stage that mirrors points if `flip` is not 0: x becomes width - x."""
 
     points: Stage
     size: Stage
@@ -135,7 +135,7 @@ class FlippedPoints(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Scaled(Stage):
-    """Boxes or points (`columns` numbers each) of a resized image, multiplied by its scale factors."""
+    """A stage that multiplies boxes or points (`columns` numbers each) by the scale factors of their image."""
 
     points: Stage
     scale: Stage
@@ -149,7 +149,7 @@ class Scaled(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Masks(Stage):
-    """Masks int8[objects, height, width]: 1 in the polygons of an object, by `painted`."""
+    """A stage that returns masks int8[objects, height, width] with 1 inside the polygons of an object."""
 
     points: Stage
     index: Stage
@@ -157,29 +157,29 @@ class Masks(Stage):
     width: int
 
     def of(self, place: Any, *values: Any) -> Array:
-        points, index = pairs(values[0], "points", 2), pairs(values[1], "numbers of points, polygons and objects", 3)
+        points, index = pairs(values[0], "points", 2), pairs(values[1], "indices of points, polygons and objects", 3)
         width, height = int(values[2][self.width]), int(values[2][1 - self.width])
         if len(points) != len(index) or (len(index) and index.min() < 0) or not (np.abs(points) < FARTHEST).all():
-            raise DataError(f"{len(points)} points with the numbers of {len(index)} are no polygons")
+            raise DataError(f"{len(points)} points with {len(index)} indices do not define polygons")
         polygons: dict[tuple[int, int], list[Array]] = {}
         for (_, polygon, thing), corner in zip(index.tolist(), list(points.astype(np.float64)), strict=True):
             polygons.setdefault((thing, polygon), []).append(corner)
         count = max((thing for thing, _ in polygons), default=-1) + 1
         IMAGE.check(max(width, 0) * max(height, 0), "a mask", fault_of("it"))
         if count > len(polygons) or min(width, height) < 1:
-            raise DataError(f"objects up to number {count - 1} and {len(polygons)} polygons make no masks of {width} x {height} pixels")
+            raise DataError(f"{count} objects and {len(polygons)} polygons do not define masks of {width} x {height} pixels")
         masks: Array = np.zeros((count, height, width), np.int8)
         for (thing, _), corners in polygons.items():
             masks[thing] |= painted(np.array(corners), height, width)
         return masks
 
 
-#: steps of the boundary in a pixel
+#: boundary points per pixel
 FINE = 5
 
 
 def painted(corners: Array, height: int, width: int) -> Array:
-    """Return bool[height, width], True inside a polygon with these corners (x, y), which may be outside of the image."""
+    """Return bool[height, width] with True inside a polygon with the corners (x, y), which may be outside of the image."""
     x, y = (np.concatenate(each) for each in zip(*_boundary(np.trunc(FINE * corners + 0.5).astype(np.int64)), strict=True))
     crosses = np.flatnonzero(x[1:] != x[:-1])
     lower = np.minimum(x[crosses], x[crosses + 1])
@@ -191,7 +191,7 @@ def painted(corners: Array, height: int, width: int) -> Array:
 
 
 def _boundary(corners: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield the points of each edge in order: a point for each y of a steep edge, a point for each x of others."""
+    """Yield the points of each edge in order: one per y of a steep edge, and one per x of others."""
     for (x, y), (x_end, y_end) in zip(corners.tolist(), np.roll(corners, -1, 0).tolist(), strict=True):
         wide, high = abs(x_end - x), abs(y_end - y)
         back = x > x_end if wide >= high else y > y_end

@@ -3,8 +3,8 @@
     frame     "^ONEREC$"  int32 0  int32 n  check  |  n bytes, and zeros up to a multiple of 8  |  check
     example   Example {features: [Feature {name, tensor: Tensor {shape: [int32], data: one of LISTS}}]}        a list is {values: [...]}
 
-Numbers are little-endian. Checksums are XXH64 of the 16 bytes before, and of the n bytes, in the canonical big-endian form. A FlatBuffers table
-begins with the distance back to its table of fields, which holds the offset of each field, 0 for a missing one.
+Numbers are little-endian. Checksums are XXH64 of the preceding 16 bytes and of the n bytes, in canonical big-endian form. A FlatBuffers table
+starts with the distance back to its table of fields. That table contains the offset of each field, or 0 for a missing field.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jobflow.storage.untrusted import RECORD, Fault
 
 WHAT = "onerec_reader"
 MAGIC, HEAD, CHECK, ALIGNED = b"^ONEREC$", 16, 8, 8
-#: the kinds of data that a tensor has, numbered from 1; texts and bytes are not read
+#: element types of tensors, numbered from 1; strings and bytes are not supported
 LISTS = ("int8", "int16", "int32", "int64", "float32", "float64")
 
 
@@ -40,30 +40,30 @@ def frames_of(file: AnyPath, content: Array, fault: Fault, verify: bool = True) 
             raise fault(frame(f"is cut off after {len(head)} of {HEAD + CHECK} bytes"))
         reserved, length = (int.from_bytes(head[i : i + 4], "little", signed=True) for i in (8, 12))
         if head[:8] != MAGIC or reserved or length < 0:
-            raise fault(frame(f"begins with {head[:HEAD]!r}, not with {MAGIC!r}, 0 and a length"))
+            raise fault(frame(f"starts with {head[:HEAD]!r}, not with {MAGIC!r}, 0 and a length"))
         RECORD.check(length, frame(""), fault)
         start = at + HEAD + CHECK
         end = start + -(-length // ALIGNED) * ALIGNED
         if end + CHECK > size:
-            raise fault(frame(f"has {length} bytes and a check sum, but {size - start} are left"))
+            raise fault(frame(f"declares {length} bytes and a checksum, but the file has only {size - start} more bytes"))
         if xxh64 is not None:
             for what, first, last, check in (("its head", at, at + HEAD, at + HEAD), ("its example", start, start + length, end)):
                 if xxh64(content[first:last].tobytes()) != content[check : check + CHECK].tobytes():
-                    raise fault(frame(f"has a wrong check sum of {what}"))
+                    raise fault(frame(f"has a wrong checksum of {what}"))
         yield start, start + length
         at = end + CHECK
 
 
 @dataclass(frozen=True)
 class Table:
-    """A FlatBuffers table in a buffer; an offset outside of the buffer is a DataError."""
+    """A FlatBuffers table in a buffer; access outside of the buffer raises DataError."""
 
     content: bytes
     at: int
 
     @classmethod
     def root(cls, content: bytes) -> Table:
-        """Return the root table."""
+        """Return the root table of the buffer `content`."""
         return cls(content, 0)._there(0)
 
     def _number(self, at: int, kind: str = "<u4") -> int:
@@ -72,38 +72,38 @@ class Table:
     def _numbers(self, at: int, count: int, kind: str) -> Array:
         size = np.dtype(kind).itemsize * count
         if not 0 <= at <= len(self.content) - size:
-            raise DataError(f"it is damaged: {count} numbers from byte {at} on lie outside of its {len(self.content)} bytes")
+            raise DataError(f"it is damaged: {count} numbers from byte {at} on exceed its {len(self.content)} bytes")
         return np.frombuffer(self.content, kind, count, at)
 
     def _there(self, at: int) -> Table:
-        """Return the table or vector at the offset stored at this position."""
+        """Return the table or vector at the offset stored at position `at`."""
         return replace(self, at=at + self._number(at))
 
     def field(self, number: int) -> int:
-        """Return the position of a field; 0 for a missing one."""
+        """Return the position of a field, or 0 if it is missing."""
         fields = self.at - self._number(self.at, "<i4")
         entry = 4 + 2 * number
         offset = self._number(fields + entry, "<u2") if entry < self._number(fields, "<u2") else 0
         return self.at + offset if offset else 0
 
     def table(self, number: int) -> Table:
-        """Return the table or vector in a field."""
+        """Return the table or vector in field `number`; raise DataError if it is missing."""
         at = self.field(number)
         if not at:
             raise DataError(f"it is damaged: the table at byte {self.at} has no field {number}")
         return self._there(at)
 
     def values(self, kind: str) -> Array:
-        """Return the elements of a vector."""
+        """Return the elements of this vector as an array of type `kind`."""
         return self._numbers(self.at + 4, self._number(self.at), kind)
 
     def tables(self) -> Iterator[Table]:
-        """Return the tables in a vector."""
+        """Yield the tables in this vector."""
         return (self._there(self.at + 4 + 4 * i) for i in range(len(self.values("<u4"))))
 
 
 def features_of(example: bytes) -> dict[str, Array]:
-    """Return the tensors of an example by name; for texts and bytes the name only."""
+    """Return the tensors of an example by name, with None for strings and bytes."""
     result: dict[str, Any] = {}
     for feature in Table.root(example).table(0).tables():
         name, tensor = feature.table(0).values("u1").tobytes().decode(), feature.table(1)
@@ -115,6 +115,6 @@ def features_of(example: bytes) -> dict[str, Array]:
         values = tensor.table(2).table(0).values(np.dtype(LISTS[number - 1]).newbyteorder("<").str)
         shape = tuple(tensor.table(0).values("<i4").tolist()) if tensor.field(0) else values.shape
         if min(shape, default=1) < 0 or np.prod(shape, dtype=object) != values.size:
-            raise DataError(f'feature "{name}" has {values.size} values, which do not fill its shape {list(shape)}')
+            raise DataError(f'feature "{name}" has {values.size} values, but its shape is {list(shape)}')
         result[name] = values.reshape(shape)
     return result

@@ -1,4 +1,4 @@
-"""Kinds of the attributes of published operation types, by default value or by name."""
+"""Valid values of the attributes of published operation types, by default value or by name."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _SAYS: Mapping[str, Callable[[Any], bool]] = {
     "True or False": lambda x: isinstance(x, bool | np.bool_) or (isinstance(x, int) and x in (0, 1)),
     "an integer": _INTEGER,
     "a number": _NUMBER,
-    "a text": _TEXT,
+    "a string": _TEXT,
     "a list of integers": _listed(_INTEGER),
     "an integer, or a list of integers": lambda x: _INTEGER(x) or _listed(_INTEGER)(x),
     "a list of numbers": _listed(_NUMBER),
-    "a text, or a list of integers": lambda x: _TEXT(x) or _listed(_INTEGER)(x),
-    "a list of texts": _listed(_TEXT),
+    "a string, or a list of integers": lambda x: _TEXT(x) or _listed(_INTEGER)(x),
+    "a list of strings": _listed(_TEXT),
     "an element type such as flow.float32": _is(DType),
 }
-#: of those whose default does not say it
+#: attributes whose default does not determine the kind
 _NAMED: Mapping[str, str] = {
     "True or False": "training is_floating_value has_seed has_reshape has_batch_padding dynamic_out",
     "an integer": (
@@ -43,18 +43,18 @@ _NAMED: Mapping[str, str] = {
         "split_index stop_update_after_iters target_height target_size target_width unpack_num"
     ),
     "a number": "alpha delta epsilon exponent height_scale limit max_val min_val rate scale width_scale",
-    "a text": "annotation_file data_dir data_file_prefix data_format image_dir image_feature_name key label_feature_name mark_prefix name",
+    "a string": "annotation_file data_dir data_file_prefix data_format image_dir image_feature_name key label_feature_name mark_prefix name",
     "a list of integers": (
         "axes batch_padding broadcast_axes dilation_rate in_shape instance_shape kernel_size out_shape output_padding padding_after padding_before "
         "perm pool_size reshape shape split_sizes static_shape stride strides"
     ),
     "an integer, or a list of integers": "axis",
-    "a text, or a list of integers": "padding",
-    "a list of texts": "parallel_distribution",
+    "a string, or a list of integers": "padding",
+    "a list of strings": "parallel_distribution",
     "a list of numbers": "mean random_area random_aspect_ratio std value_list",
     "an element type such as flow.float32": "data_type dtype out_dtype out_idx output_dtype",
 }
-#: numbers that may be infinite, or not a number: what elements become, or lie between
+#: numbers that may be infinite or NaN: values and bounds of elements
 _OF_ELEMENTS = (
     *("delta", "exponent", "float_operand", "floating_constant_value", "floating_fill_value", "floating_max", "floating_min"),
     *("floating_off_value", "floating_on_value", "floating_value", "limit", "max_val", "min_val", "tril_fill_value"),
@@ -64,13 +64,13 @@ _BY_DEFAULT: Mapping[type, str] = {
     bool: "True or False",
     int: "an integer",
     float: "a number",
-    str: "a text",
+    str: "a string",
     DType: "an element type such as flow.float32",
 }
 
 
 def unfitting(name: str, value: Any, default: Any) -> str:
-    """Describe the kind of an attribute with this name and default if the value is of another kind; "" if it fits."""
+    """Describe the valid values of the attribute `name` if `value` is invalid; return "" otherwise."""
     kind = _BY_DEFAULT.get(type(default)) or _BY_NAME.get(name, "")
     if not kind or (value is None and default is None):
         return ""

@@ -1,4 +1,4 @@
-"""Rows of `op_types` for job functions whose parameters have other names in the type.
+"""Wrappers of job functions whose parameters have other names in the operation type.
 
     named_as(image.decode, "in=images_bytes_buffer", "data_type=dtype")
 
@@ -13,10 +13,10 @@ from typing import Any
 
 
 def named_as(function: Callable[..., Any], inputs: str = "", renamed: str = "", unread: str = "") -> Callable[..., Any]:
-    """Return the function as a row, with inputs and renamed attributes as "name=parameter", and unused attributes of the type.
+    """Return the function under the names of an operation type; `inputs` and `renamed` attributes are "name=parameter".
 
-    Other parameters are attributes of the same name. An unused attribute `has_<name>`, False by default, states whether attribute <name> counts; a
-    seed of -1 means no seed.
+    Other parameters are attributes of the same name. Attributes in `unread` have no effect, except that `has_<name>`, False by default, enables
+    attribute <name>. A seed of -1 means no seed.
     """
     parameters = inspect.signature(function).parameters
     accepted = {name: parameter or name for name, _, parameter in (each.partition("=") for each in inputs.split())}

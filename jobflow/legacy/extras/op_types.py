@@ -1,13 +1,13 @@
 """The published operation types with their attribute names, for `user_op_builder("n").Op(type)`.
 
-A row is a function, and its signature is the schema of the type. Positional parameters are inputs: `*in_` accepts a list, a default of None
+An entry is a function whose signature is the schema of the type. Positional parameters are inputs: `*in_` accepts a list, a default of None
 makes an input optional, and a trailing "_" is not part of the name. Keyword parameters are attributes. The key names the outputs:
 
     "gather -> out": lambda in_, indices, *, axis: arrays.gather(in_, indices, axis=axis)
 
     user_op_builder("n").Op("gather").Input("in", [x]).Input("indices", [i]).Output("out").Attr("axis", 1)
 
-A parameter `name` receives the name of the op, for its variables or random numbers. Other rows are in `op_types_on_host`,
+A parameter `name` receives the name of the op, for its variables or random numbers. Other entries are in `op_types_on_host`,
 `op_types_of_gradients` and `op_types_of_updates`.
 """
 
@@ -46,7 +46,7 @@ UNARY = (
     "abs acos acosh asin asinh atan atanh ceil cos cosh erf erfc exp expm1 floor lgamma log log1p log_sigmoid negative reciprocal reciprocal_no_nan "
     "rint round rsqrt sigmoid_v2 sign sin sinh softplus sqrt square tan tanh tanh_v2"
 )
-#: x, y -> z: of tensors of one shape, and of those that are broadcast
+#: x, y -> z, with and without broadcasting
 _BINARY = {word: word for word in ("atan2", "floordiv", "pow", "xdivy", "xlogy")} | {
     "elementwise_maximum": "maximum",
     "elementwise_minimum": "minimum",
@@ -58,7 +58,7 @@ _BINARY = {word: word for word in ("atan2", "floordiv", "pow", "xdivy", "xlogy")
     **{f"broadcast_{word}": word for word in ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal", "logical_and")},
     **{f"broadcast_{word}": word for word in ("maximum", "minimum")},
 }
-#: x, scalar -> y: the second is of one element
+#: x, scalar -> y, for a scalar tensor of one element
 _BY_TENSOR = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide"}
 
 
@@ -83,7 +83,7 @@ def _reduction(function: Row) -> Row:
 
 
 def _number(like: Tensor, floating: float, integer: int) -> float:
-    """Return the one of two attributes that matches a tensor's element type."""
+    """Return `floating` or `integer`, depending on the element type of `like`."""
     return floating if like.tensor_type.dtype.is_float else integer
 
 
@@ -109,11 +109,11 @@ def _split_like(in_: Any, *like: Any, axis: int) -> list[Any]:
 
 
 def _each_axis(**lists: Any) -> list[Any]:
-    """Return the elements of these lists, integers or None, for each axis."""
+    """Return the entries of these lists, integers or None, per axis."""
     listed = all(isinstance(each, list | tuple) and all(n is None or isinstance(n, Integral) for n in each) for each in lists.values())
     if not listed or len({len(each) for each in lists.values()}) > 1:
         words = ", ".join(f"{word} {each!r}" for word, each in lists.items())
-        raise ArgumentError(f"the axes of slices and paddings at {user_line()}: {words} are not lists of as many whole numbers")
+        raise ArgumentError(f"slices and paddings at {user_line()}: {words} must be lists of integers, with one entry per axis")
     return list(zip(*lists.values(), strict=True))
 
 
@@ -180,7 +180,7 @@ def _normalization_add_relu(
     how: dict[str, Any] = {"axis": axis, "epsilon": epsilon, "training": training, "momentum": momentum, "name": name}
     before, mean, inverse = _normalization(x, moving_mean, moving_variance, gamma, beta, **how)
     y = nn.relu(before if addend is None else math.add(before, addend))
-    return y, math.greater(y, 0), mean, inverse  # the second says where the gradient passes
+    return y, math.greater(y, 0), mean, inverse  # the second is the mask of the gradient
 
 
 def _scaled_tril(
@@ -220,11 +220,11 @@ def _tril_softmax(
 
 
 def _cast_layout(in_: Any, *, sbp_parallel: str = "", grad_sbp_parallel: str = "", name: str | None = None) -> Any:
-    def wish(text: str) -> Any:
+    def distribute_of(text: str) -> Any:
         axis = getattr(distribute.read_sbp(text, "parallel_cast"), "axis", None) if text else None
         return None if not text else distribute.broadcast() if axis is None else distribute.split(axis)
 
-    return distribute.parallel_cast(in_, name, wish(sbp_parallel), wish(grad_sbp_parallel))
+    return distribute.parallel_cast(in_, name, distribute_of(sbp_parallel), distribute_of(grad_sbp_parallel))
 
 
 def _cast_layouts(
@@ -361,7 +361,7 @@ OP_TYPES: Mapping[str, Row] = {
     "hierarchical_parallel_cast -> out": _cast_layouts,
     "nvtx_start -> out": lambda in_, *, mark_prefix: profiler.nvtx_start(in_, mark_prefix),
     "nvtx_end -> out": lambda in_, *, mark_prefix: profiler.nvtx_end(in_, mark_prefix),
-    # fresh values
+    # constants
     "constant -> out": lambda *, shape, dtype, is_floating_value, floating_value=0.0, integer_value=0: arrays.constant(
         floating_value if is_floating_value else integer_value, dtype, list(shape)
     ),
@@ -371,7 +371,7 @@ OP_TYPES: Mapping[str, Row] = {
     "zero_like -> out": lambda like: arrays.zeros_like(like),
     "ones_like -> out": lambda like: arrays.ones_like(like),
     "range -> out": lambda *, start, delta, limit, dtype=None: arrays.range(start, limit, delta, dtype),
-    # elements by their indices, and in order
+    # indexing and sorting
     "gather -> out": lambda in_, indices, *, axis: arrays.gather(in_, indices, axis=axis),
     "batch_gather -> out": lambda in_, indices: arrays.gather(in_, indices, batch_dims=indices.tensor_type.ndim - 1),
     "dim_gather -> output": lambda input, index, *, dim: arrays.dim_gather(input, dim, index),

@@ -1,8 +1,8 @@
-"""Rows of `op_types` for gradients: the gradients of an operation's inputs from the gradient of its output.
+"""Entries of `op_types` for gradients: the gradients of an operation's inputs from the gradient of its output.
 
     flow.user_op_builder("g").Op("elu_grad").Input("x", [x]).Input("dy", [dy]).Output("dx").Attr("alpha", 1.0)
 
-Most are derived from the row of the operation itself, which is traced for the inputs and differentiated. Unused nodes of the trace are removed
+Most are derived from the entry of the operation, which is traced for the inputs and differentiated. Unused nodes of the trace are removed
 before the program runs.
 """
 
@@ -31,8 +31,8 @@ from jobflow.ops.op import apply, normal_axis
 Row = Callable[..., Any]
 _ATTENTION = "fused_self_attention_query_mul_key_and_value_grad"
 
-#: of each type "<key>" here: the operation, the inputs in their order (that of the operation's first output behind "<-", "a=b" one that the
-#: operation calls b, and in brackets those of no use here), and which of the operation's inputs the outputs are gradients of
+#: derived gradients: "operation: inputs | targets", where the targets are inputs of the operation; "<-" marks the gradient of its first output,
+#: "a=b" an input with the name b in the operation, and brackets an unused input
 WALKED = {
     **{f"{word}_grad -> dx": f"{word}: x <-dy | x" for word in UNARY.split() if word != "tanh"},
     **{f"{word}_x_grad -> dx": f"{word}: x y <-dz | x" for word in ("atan2", "floordiv", "pow", "xdivy", "xlogy")},
@@ -58,14 +58,14 @@ WALKED = {
 
 
 def _gradients(what: str, operation: Callable[[], Any], dy: Tensor, targets: Sequence[Any]) -> list[Tensor]:
-    """Return the gradients of these tensors for the gradient dy of the first output of a traced operation; zeros without a path."""
+    """Return the gradients of `targets` for the gradient `dy` of the first output of a traced operation; zeros if it is independent of them."""
     body: Any = current_job(what)
-    recorded, body.replacing = body.replacing, None  # gradients are of what is there, not of what it is quantized to
+    recorded, body.replacing = body.replacing, None  # differentiate without quantization
     try:
         outputs = operation()
         outputs = outputs[0] if isinstance(outputs, tuple) else outputs
         if dy.tensor_type != outputs.tensor_type:
-            raise ShapeError(f"{what} at {user_line()}: the gradient is {dy.tensor_type}, but it is that of {outputs.tensor_type}")
+            raise ShapeError(f"{what} at {user_line()}: the gradient {dy.tensor_type} must have the type of the output {outputs.tensor_type}")
         gradients: dict[Any, Any] = {outputs.value: dy}
         for node in reversed(nodes_behind(outputs.value.node, {x.value for x in targets})):
             seeds = [gradients.get(y) for y in node.outputs]
@@ -84,9 +84,9 @@ def _row(word: str) -> Row:
     return next(row for key, row in rows.items() if key.startswith(f"{word} -> "))
 
 
-def _walked(key: str, said: str) -> Row:
-    """Return the row of a gradient, derived from the operation itself."""
-    word, _, rest = said.partition(": ")
+def _walked(key: str, rule: str) -> Row:
+    """Return the entry of a gradient, derived from the operation as `rule` in WALKED describes."""
+    word, _, rest = rule.partition(": ")
     accepted, _, names = rest.partition(" | ")
     what, forward, tokens = key.partition(" ")[0], _row(word), accepted.split()
     inputs = [token.strip("()").removeprefix("<-").partition("=")[0] for token in tokens]
@@ -159,8 +159,8 @@ def _images(what: str, ndim: int, data_format: str, **attributes: Tensor) -> Non
     ):
         types = ", ".join(f"{word} {x.tensor_type}" for word, x in attributes.items())
         raise ArgumentError(
-            f"{what} at {user_line()}: num_spatial_dims {ndim!r} is 1, 2 or 3, of tensors with 2 more axes, {types}, and data_format "
-            f'"channels_first" or "channels_last", not {data_format!r}'
+            f"{what} at {user_line()}: num_spatial_dims {ndim!r} must be 1, 2 or 3, the tensors must have 2 more axes, {types}, and data_format "
+            f'must be "channels_first" or "channels_last", not {data_format!r}'
         )
 
 
@@ -171,9 +171,9 @@ def _conv_bias_grad(dy: Any, *, num_spatial_dims: int, data_format: str = "chann
 
 
 def _frame(what: str, padding: Any) -> tuple[tuple[int, int], ...]:
-    """Return (before, after) per axis for images with the padding (left, right, top, bottom)."""
+    """Return (before, after) per axis of images for the padding (left, right, top, bottom)."""
     if not isinstance(padding, list | tuple) or len(padding) != 4 or any(not isinstance(n, int) or n < 0 for n in padding):
-        raise ArgumentError(f"{what} at {user_line()}: padding {padding!r} is a list of left, right, top and bottom, none of them negative")
+        raise ArgumentError(f"{what} at {user_line()}: padding {padding!r} must be a list of non-negative left, right, top and bottom")
     left, right, top, bottom = padding
     return (0, 0), (0, 0), (top, bottom), (left, right)
 
@@ -186,7 +186,7 @@ def _framed_grad(word: str, mode: Mode) -> dict[str, Row]:
 def _attention_grad(query_mul_key_grad: Any, value_grad: Any, hidden_states: Any, *, alpha: float = 1.0, name: str | None = None) -> Tensor:
     x, product, value = hidden_states, query_mul_key_grad, value_grad
     if x.tensor_type.ndim != 3 or value.tensor_type.ndim != 4:
-        raise ShapeError(f"{_ATTENTION} at {user_line()}: hidden_states {x.tensor_type} has 3 axes, and value_grad {value.tensor_type} has 4")
+        raise ShapeError(f"{_ATTENTION} at {user_line()}: hidden_states {x.tensor_type} must have 3 axes, and value_grad {value.tensor_type} 4")
 
     def of(i: int, dy: Any) -> Tensor:
         return _gradients(_ATTENTION, lambda: nn.fused_self_attention_query_mul_key_and_value(x, value.tensor_type.shape[3], alpha)[i], dy, [x])[0]
@@ -228,7 +228,7 @@ def _margin_grad(dy: Any, label: Any, theta: Any, *, m1: float = 1.0, m2: float 
         or not label.tensor_type.dtype.is_integer
     ):
         raise ShapeError(
-            f"combined_margin_loss_grad at {user_line()}: dy is [n, classes], with n integers as labels and n angles of its element type, not "
+            f"combined_margin_loss_grad at {user_line()}: dy must be [n, classes], with n integers as labels and n angles of its element type, not "
             f"{dy.tensor_type}, {label.tensor_type} and {theta.tensor_type}"
         )
     return combined_margin_grad(arrays.reshape(theta, n), arrays.reshape(label, n), dy, float(m1), float(m2))
@@ -268,19 +268,19 @@ def _sum_like(x: Any, like: Any, *, axis: Any = ()) -> Tensor:
 
 
 OP_TYPES_OF_GRADIENTS: Mapping[str, Row] = {
-    **{key: _walked(key, said) for key, said in WALKED.items()},
-    # of activations, dropout and softmax
+    **{key: _walked(key, rule) for key, rule in WALKED.items()},
+    # activations, dropout and softmax
     "ccrelu_grad -> dx": lambda y, dy: _through_relu(y, dy),
     "hardtanh_grad -> dx": _between,
     "dropout_grad -> dx": lambda dy, mask, *, scale: dropout(dy, mask, scale=scale),
     "fused_tril_scale_softmax_mask_scale_grad -> dx": _tril_softmax_grad,
-    # of what is broadcast, and of products
+    # broadcasting and products
     "broadcast_div_grad -> dy": lambda y, z, dz: sum_to(math.negative(math.divide(math.multiply(dz, z), y)), y.tensor_type.shape),
     "expand_grad -> out": lambda in_, *, in_shape, out_shape=None, stride=None: sum_to(in_, tuple(in_shape)),
     "reduce_sum_like -> y": _sum_like,
     "broadcast_matmul_grad_b -> out": _matrix_grad,
     f"{_ATTENTION} -> hidden_states_grad": _attention_grad,
-    # of images
+    # images
     "conv_filter_grad -> filter_diff": _filter_grad,
     "conv_bias_grad -> bias_diff": _conv_bias_grad,
     "constant_pad2d_grad -> dx": lambda dy, *, padding, floating_value=0.0, integral_value=0: arrays.pad_grad(
@@ -288,11 +288,11 @@ OP_TYPES_OF_GRADIENTS: Mapping[str, Row] = {
     ),
     **_framed_grad("reflection", "reflect"),
     **_framed_grad("replication", "edge"),
-    # of normalizations
+    # normalization
     "l2_normalize_grad -> dx": _l2_normalize_grad,
     "normalization_grad -> gamma_diff beta_diff dx": _normalization_grad,
     **{f"{word}normalization_add_relu_grad -> gamma_diff beta_diff dx addend_diff": _add_relu_grad for word in ("", "cudnn_fused_")},
-    # of losses
+    # losses
     "softmax_cross_entropy_grad -> prediction_diff": lambda dy, label, prob: math.multiply(arrays.expand_dims(dy, -1), math.subtract(prob, label)),
     **{f"sparse_softmax_cross_entropy{ms}_grad -> prediction_diff": _entropy_grad for ms in ("", "_ms")},
     "combined_margin_loss_grad -> dx": _margin_grad,

@@ -1,4 +1,4 @@
-"""Rows of `op_types` for convolutions, pooling and upsampling."""
+"""Entries of `op_types` for convolutions, pooling and upsampling."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ Row = Callable[..., Any]
 
 
 def _sides(before: Sequence[int], after: Sequence[int], data_format: str) -> list[Any]:
-    """Return paddings of the spatial axes as paddings of all axes."""
+    """Return paddings of all axes for paddings of the spatial axes."""
     if len(before) != len(after):
-        raise ArgumentError(f"padding at {user_line()}: {list(before)} elements before and {list(after)} after are not of as many axes")
+        raise ArgumentError(
+            f"padding at {user_line()}: padding_before {list(before)} and padding_after {list(after)} must have one entry per spatial axis"
+        )
     pairs = list(zip(before, after, strict=True))
     last = (len(data_format) != 0 and data_format.upper().endswith("C")) or data_format == "channels_last"
     return [(0, 0), *pairs, (0, 0)] if last else [(0, 0), (0, 0), *pairs]
 
 
 def _format(data_format: str, ndim: int) -> str:
-    """Return the data format as job functions name it."""
+    """Return the data format under its name in job functions."""
     if data_format not in ("channels_first", "channels_last"):
         return data_format
     axes = "DHW"[3 - ndim :]
@@ -57,7 +59,7 @@ def _conv(ndim: int) -> Row:
 
 
 def _fits(what: str, weight: Any, ndim: int, axis: int, groups: int, data_format: str, filters: int | None, kernel_size: Any) -> None:
-    """Raise ShapeError unless the weight, split by filters along an axis, matches the passed attributes."""
+    """Raise ShapeError unless the weight, with the filters along `axis`, has the shape that the attributes imply."""
     shape = weight.tensor_type.shape
     kernel = shape[1:-1] if data_format == "channels_last" else shape[2:]
     fits = len(shape) == ndim + 2 and filters in (None, shape[axis] * groups) and (kernel_size is None or tuple(kernel_size) == kernel)

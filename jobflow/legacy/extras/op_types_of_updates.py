@@ -1,4 +1,4 @@
-"""Rows of `op_types` for optimizer updates, which write variables at the end of the run and have no outputs.
+"""Entries of `op_types` for optimizer updates, which write variables at the end of the run and have no outputs.
 
     flow.user_op_builder("step").Op("momentum_update").Input("model", [w]).Input("model_diff", [g]).Input("learning_rate", [rate])
         .Input("momentum", [v]).Attr("beta", 0.9).Build().InferAndTryRun()
@@ -27,18 +27,18 @@ from jobflow.ops.update import NewValues, rate_dtype
 
 
 def _values(what: str, arguments: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return the written variables and their values."""
+    """Return the values by name of variable; raise ArgumentError for a computed tensor."""
     if scope.current().view == "mirrored" and current_job(what).placement.size > 1:
-        raise JobError(f"{what} at {user_line()}: in the mirrored view each device would have a variable of its own; call it in the consistent view")
+        raise JobError(f"{what} at {user_line()}: updates are not supported in the mirrored view; call it in the consistent view")
     names = [variable_of(x) for x in arguments]
     for name, x in zip(names, arguments, strict=True):
         if name is None:
-            raise ArgumentError(f"{what} at {user_line()}: {x} is computed, not the value of a variable; pass what get_variable returned")
+            raise ArgumentError(f"{what} at {user_line()}: expected a variable, not the computed tensor {x}; pass a result of get_variable")
     return {str(name): x for name, x in zip(names, arguments, strict=True)}
 
 
 def _rate(what: str, w: Tensor, learning_rate: Tensor | None, number: float) -> Tensor:
-    """Return the learning rate in the form of an update."""
+    """Return the learning rate as a tensor (1,) in the element type of the update; `number` replaces a missing tensor."""
     dtype = rate_dtype(w.tensor_type.dtype)
     if learning_rate is None:
         return arrays.constant(number, dtype, (1,))
@@ -46,14 +46,14 @@ def _rate(what: str, w: Tensor, learning_rate: Tensor | None, number: float) -> 
 
 
 def _one(what: str, name: str, x: Tensor) -> Tensor:
-    """Return an input with one element as a tensor of shape (1,)."""
+    """Return a tensor of one element with shape (1,); raise ArgumentError for another size."""
     if x.tensor_type.size != 1:
-        raise ArgumentError(f"{what} at {user_line()}: {name} {x.tensor_type} is not one number")
+        raise ArgumentError(f"{what} at {user_line()}: {name} {x.tensor_type} must have one element")
     return arrays.reshape(x, (1,))
 
 
 def _write(what: str, op: Any, remaining: Sequence[Tensor], along: Sequence[Tensor], rate: Tensor, skip_if: Tensor | None) -> tuple[()]:
-    """Assign to the variables `kept` the results of `op` on them and the gradient."""
+    """Assign to the variables `remaining` the results of `op`, unless `skip_if` is nonzero."""
     job, values = current_job(what), _values(what, remaining)
     step = [arrays.constant(0, int64, (1,))] if (op.op if isinstance(op, RowUpdate) else op).reads_step else []
     with job.updating(user_line()):
@@ -68,24 +68,24 @@ def _write(what: str, op: Any, remaining: Sequence[Tensor], along: Sequence[Tens
 
 
 def _gradient(what: str, w: Tensor, g: Tensor, by: Tensor | None, scale: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> Tensor:
-    """Return the gradient of an update, by the formula in the module's docstring."""
+    """Return the gradient scale * by * g + l1 sign(w) + l2 w."""
     g = math.multiply(g, scale) if scale != 1 else g
     g = g if by is None else math.multiply(g, _one(what, "scale_by_tensor", by))
     g = math.add(g, math.multiply(math.sign(w), l1)) if l1 else g
     return math.add(g, math.multiply(w, l2)) if l2 else g
 
 
-#: what the gradient is: one tensor, or rows with their numbers; and inputs of the first that may be left out
+#: inputs of the gradient: one tensor, or rows with their indices; then optional inputs of the first
 _WHOLE, _ROWS = ("model_diff",), ("model_diff_values", "model_diff_indices")
 _MAY = ("learning_rate", "scale_by_tensor", "skip_if")
-#: attributes of all updates along a tensor
+#: attributes of all updates with a gradient of one tensor
 _OF_GRADIENTS = {"scale": 1.0, "l1": 0.0, "l2": 0.0}
 
 
 def _update(
     word: str, remaining: str, op_of: Callable[..., OptimizerUpdate], own: Mapping[str, Any], spare: str = ""
 ) -> dict[str, Callable[..., Any]]:
-    """Return the row of an update with these variables, the last `spare` of them optional; `op_of` takes attributes and weight_decay."""
+    """Return the entry of an update of the variables `remaining` and optional `spare`; `op_of` receives the attributes and weight_decay."""
     slots = remaining.split()
     along = _ROWS if word.startswith("indexed_slices") else _WHOLE
     may = [*spare.split(), *(_MAY if along is _WHOLE else _MAY[:1])]
@@ -96,7 +96,7 @@ def _update(
         w, op = named["model"], op_of(**{"weight_decay": 0.0, **own, **attributes})
         variables = [w, *[named[slot] for slot in slots], *[named[slot] for slot in spare.split() if named[slot] is not None]]
         if len(variables) != op.count:
-            raise ArgumentError(f"{word} at {user_line()}: with {attributes} it takes {op.count} variables, not {len(variables)}")
+            raise ArgumentError(f"{word} at {user_line()}: an update with {attributes} requires {op.count} variables, not {len(variables)}")
         rate = _rate(word, w, named["learning_rate"], learning_rate_val)
         if along is _ROWS:
             return _write(word, RowUpdate(op, lazy=True), variables, [named[each] for each in _ROWS], rate, None)
@@ -111,7 +111,7 @@ def _update(
 
 
 def _corrected_rate(learning_rate: Any, train_step: Any, *, beta1: float = 0.9, beta2: float = 0.999) -> Tensor:
-    """Return lr sqrt(1 - beta2^t) / (1 - beta1^t), t = train_step + 1."""
+    """Return the bias-corrected learning rate lr sqrt(1 - beta2^t) / (1 - beta1^t), t = train_step + 1."""
     what = "adam_bias_correction_learning_rate"
     learning_rate, train_step = _one(what, "learning_rate", learning_rate), _one(what, "train_step", train_step)
     steps = arrays.cast(math.add(train_step, 1), float64)
@@ -127,7 +127,7 @@ def _assign(ref: Any, value: Any, *, name: str | None = None) -> tuple[()]:
 def _schedule_loss_scale(
     count_not_finite: Any, loss_scale: Any, good_step_counter: Any, *, increment_period: int = 2000, multiplier: float = 2.0, name: str | None = None
 ) -> tuple[()]:
-    """Return a larger scale after `increment_period` consecutive finite steps, a smaller one after a non-finite step."""
+    """Increase the scale after `increment_period` consecutive finite steps, and decrease it after a non-finite step."""
     what = "dynamic_loss_scale_schedule"
     job, values = current_job(what), _values(what, [loss_scale, good_step_counter])
     with job.updating(user_line()):

@@ -1,4 +1,4 @@
-"""Rows of `op_types` for the host pipeline: readers, decoders, images of different sizes, objects in them, tensor buffers.
+"""Entries of `op_types` for the host pipeline: readers, decoders, images of different sizes, objects in images, tensor buffers.
 
     reader = flow.user_op_builder("reader").Op("OFRecordReader").Output("out").Attr("data_dir", folder).Attr("batch_size", 8).Build()
     label = flow.user_op_builder("label").Op("ofrecord_raw_decoder").Input("in", reader.InferAndTryRun().RemoteBlobList()) ...
@@ -53,7 +53,7 @@ def _megatron(
     name: str | None = None,
 ) -> Any:
     if label_length != 1:
-        raise ArgumentError(f"megatron_gpt_mmap_data_loader at {user_line()}: label_length is 1, not {label_length!r}")
+        raise ArgumentError(f"megatron_gpt_mmap_data_loader at {user_line()}: label_length must be 1, not {label_length!r}")
     part = split_sizes or None, split_index if split_sizes else None
     how = dtype, shuffle, None if random_seed == -1 else random_seed, *part, parallel_distribution or None
     return readers.megatron_gpt_mmap_data_loader(data_file_prefix, seq_length, num_samples, batch_size, *how, name=name)
@@ -88,7 +88,7 @@ def _resized_in_proportion(
 
 
 def _seeded(reader: Callable[..., Any], renamed: str = "") -> Callable[..., Any]:
-    """Return the row of a reader whose attribute `seed` replaces the job's seed for the order of its records."""
+    """Return the entry of a reader whose attribute `seed` replaces the job's seed for the order of its records."""
 
     def read(*inputs: Any, seed: int | None = None, **options: Any) -> Any:
         body = body_of(reader.__name__)

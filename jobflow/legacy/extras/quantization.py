@@ -1,4 +1,4 @@
-"""flow.quantization: numbers rounded to few bits, for quantization-aware training.
+"""The namespace `flow.quantization`: values rounded to few bits, for quantization-aware training.
 
 formula, scheme                 scale                                   zero point
 "google", "symmetric"           largest |x| / (2^(bit - 1) - 1)         0
@@ -33,18 +33,16 @@ __all__ = ["fake_quantization", "min_max_observer", "moving_average_min_max_obse
 def _check(what: str, input: Tensor, bit: int, scheme: str, formula: str) -> None:
     counts(what, quantization_bit=bit)
     if not input.tensor_type.dtype.is_float:
-        raise DtypeError(
-            f"{what} at {user_line()}: input {input.tensor_type} is not of floating point numbers; cast it with cast(x, jobflow.float32)"
-        )
+        raise DtypeError(f"{what} at {user_line()}: input {input.tensor_type} must be floating point; cast it with cast(x, jobflow.float32)")
     if not 2 <= bit <= 24 or (formula, scheme) not in (("google", "symmetric"), ("google", "affine"), ("cambricon", "symmetric")):
         raise ArgumentError(
-            f'{what} at {user_line()}: {bit} bits, {formula!r}, {scheme!r}; there are 2 to 24 bits, and the formulas "google" (scheme '
-            f'"symmetric" or "affine") and "cambricon" ("symmetric")'
+            f'{what} at {user_line()}: {bit} bits, {formula!r}, {scheme!r} are not supported; pass 2 to 24 bits, and the formula "google" (scheme '
+            f'"symmetric" or "affine") or "cambricon" ("symmetric")'
         )
 
 
 def _described(least: Tensor, largest: Tensor, bit: int, scheme: str, formula: str) -> tuple[Tensor, Tensor]:
-    """Return scale and zero point for numbers from `least` to `largest`; in a symmetric scheme `largest` is that of |x|."""
+    """Return scale and zero point for values from `least` to `largest`; in a symmetric scheme `largest` is the largest |x|."""
     if scheme == "affine":
         width = ew.subtract(largest, least)
         scale = ew.where(ew.equal(width, ew.fill_like(width, 0.0)), math.abs(least), ew.scale(width, 1 / (2**bit - 1)))
@@ -62,7 +60,7 @@ def min_max_observer(
     per_layer_quantization: bool = True,
     name: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return scale and zero point of shape (1,), or one per row of the first axis unless `per_layer_quantization`."""
+    """Return scale and zero point of shape (1,), or one per row of the first axis without `per_layer_quantization`."""
     _check("min_max_observer", input, quantization_bit, quantization_scheme, quantization_formula)
     t = input.tensor_type
     rows = sh.reshape(input, (1 if per_layer_quantization else t.shape[0], -1 if t.size else 0))
@@ -81,8 +79,8 @@ def moving_average_min_max_observer(
 ) -> tuple[Tensor, Tensor]:
     """Return scale and zero point of the moving averages of minimum and maximum, which every run of a train job updates.
 
-    They are the variables `<name>-moving_max` and `<name>-moving_min`; a value of 0 is replaced by that of the run. `<name>-current_train_step`
-    counts the runs.
+    The averages are the variables `<name>-moving_max` and `<name>-moving_min`; the first run replaces their initial value 0.
+    `<name>-current_train_step` counts the runs.
     """
     _check("moving_average_min_max_observer", input, quantization_bit, quantization_scheme, quantization_formula)
     job = current_job("moving_average_min_max_observer")
@@ -108,7 +106,7 @@ def observed(
     training: bool,
     until: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return scale and zero point from moving averages in these variables; training updates them in the first `until` runs.
+    """Return scale and zero point from moving averages in the variables `top` and `bottom`; training updates them in the first `until` runs.
 
     Raises: ArgumentError in a run without training before any update.
     """
@@ -129,10 +127,10 @@ def observed(
 
 
 def _require_averages(top: Tensor, bottom: Tensor, step: Tensor) -> Tensor:
-    """Return top; a run raises an error unless a train job has run or averages were loaded."""
+    """Return `top`; raise an error in a run before any training or loading of averages."""
     job: Any = current_job("moving_average_min_max_observer")
     names = ", ".join(repr(variable_of(x)) for x in (top, bottom, step))
-    problem = f"is too small: {names} are 0; run a train job with the same layers first, or load the variables of one"
+    problem = f"is too small: {names} are 0; run a train job with the same layers first, or load its variables"
     visited = math.add_n([ew.cast(math.not_equal(x, 0), int64) for x in (top, bottom, step)])
     check = RuntimeAssertion(f"quantization in job {job.name!r}", "number of observed runs", low=1, problem=problem)
     return ew.multiply(top, ew.cast(ew.minimum(call(check, visited), ew.fill_like(visited, 1)), top.tensor_type.dtype))
@@ -147,7 +145,10 @@ def fake_quantization(
     quantization_formula: str = "google",
     name: str | None = None,
 ) -> Tensor:
-    """Round the input to values of this many bits; the gradient passes unchanged. Scale and zero point are (1,), or one per row."""
+    """Round the input to values of `quantization_bit` bits; its gradient is the gradient of the output.
+
+    Scale and zero point have one element, or one per row.
+    """
     _check("fake_quantization", input, quantization_bit, quantization_scheme, quantization_formula)
     if scale.tensor_type.size not in (1, input.tensor_type.shape[0]) or zero_point.tensor_type.size != scale.tensor_type.size:
         raise ArgumentError(
@@ -162,6 +163,6 @@ def fake_quantization(
     return fake_quantize(input, exp2(scale) if quantization_formula == "cambricon" else scale, zero, low, high, name=name)
 
 
-#: what tensors have instead
+#: equivalents for tensors outside of jobs
 _OF_TENSORS = {"moving_average_min_max_observer": "flow.quantization.min_max_observer"}
 globals().update(all_of(__name__, globals(), __name__, of_jobs, _OF_TENSORS))

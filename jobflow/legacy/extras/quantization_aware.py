@@ -3,9 +3,9 @@
 Products and convolutions use 8-bit values of their inputs (`quantization.fake_quantization`). Gradients pass as without rounding.
 
     weights     values of variables: scale and zero point of their minimum and maximum, with `per_channel_weight_quantization` per row
-    others      scale and zero point of moving averages, in the variables `<weight>-quantization_0-moving_max` and `-moving_min`. They are named
-                by the first weight that multiplies the value (`fake-...` without one) and numbered in the order of the body, so a predict job
-                with the same layers shares those of the train job
+    others      scale and zero point of moving averages, in the variables `<weight>-quantization_0-moving_max` and `-moving_min`. Their name
+                contains the first weight that multiplies the value, or `fake`, and a number in the order of the body. Therefore a predict
+                job with the same layers shares the variables of the train job
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jobflow.ops.scalar import shift
 
 
 class Quantization:
-    """A replacement of the inputs of products and convolutions by their 8-bit values, computed once per tensor."""
+    """A rewrite of the inputs of products and convolutions to 8-bit values, which are computed once per tensor."""
 
     def __init__(self, config: FunctionConfig, job: JobBody) -> None:
         self.job, self.root = job, scope.current().root

@@ -1,4 +1,4 @@
-"""`flow.saved_model`: predict jobs and their variables in a directory, for `flow.serving`.
+"""The namespace `flow.saved_model`: predict jobs and their variables in a directory, for `flow.serving`.
 
 builder = flow.saved_model.ModelBuilder("models").ModelName("net").Version(1)
 signature = builder.AddFunction(predict_job).AddSignature("regress")
@@ -6,7 +6,7 @@ signature.Input("image", "images/out").Output("score", scores.logical_blob_name)
 builder.Save()
 
 models/1/saved_model.json      the programs and signatures
-models/1/variables/            a checkpoint of the variables that they read
+models/1/variables/            a checkpoint of the variables that the programs read
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from jobflow.storage import session_variables as stored
 
 __all__ = ["GraphBuilder", "ModelBuilder", "SignatureBuilder"]
 
-#: of the file with the programs, and of the folder with the variables
+#: names of the file with the programs and of the folder with the variables
 PROGRAMS, VARIABLES = "saved_model.json", "variables"
 FORMAT = 1
 
 
 class SignatureBuilder:
-    """The inputs and outputs of a call: names, and the tensors of the job that they denote, by `logical_blob_name`."""
+    """A builder of a signature: names of inputs and outputs, mapped to tensors of the job by `logical_blob_name`."""
 
     def __init__(self, name: str, graph_builder: GraphBuilder | None = None) -> None:
         self.name = name
@@ -39,16 +39,16 @@ class SignatureBuilder:
         self.outputs: dict[str, str] = {}
 
     def Input(self, input_name: str, lbn: str) -> SignatureBuilder:
-        """Add an argument of the job under a name."""
+        """Add an input `input_name`, an argument of the job, and return this builder."""
         return self._add(self.inputs, "Input", input_name, lbn)
 
     def Output(self, output_name: str, lbn: str) -> SignatureBuilder:
-        """Add a tensor of the job under a name."""
+        """Add an output `output_name`, a tensor of the job, and return this builder."""
         return self._add(self.outputs, "Output", output_name, lbn)
 
     def _add(self, table: dict[str, str], what: str, name: str, lbn: str) -> SignatureBuilder:
         if not isinstance(lbn, str) or name in table:
-            wrong = f"the tensor is {lbn!r}; pass its logical_blob_name" if name not in table else "this name is taken"
+            wrong = f"lbn must be a logical_blob_name, not {lbn!r}" if name not in table else "the name is already in use"
             raise ArgumentError(f"saved_model: {what}({name!r}) of signature {self.name!r} at {user_line()}: {wrong}")
         table[name] = lbn
         return self
@@ -59,7 +59,7 @@ class SignatureBuilder:
 
 
 class GraphBuilder:
-    """A job and its signatures; the first is the default."""
+    """A builder of a saved job and its signatures; the first is the default."""
 
     def __init__(self, name: str, model_builder: ModelBuilder | None = None) -> None:
         self.name = name
@@ -69,16 +69,16 @@ class GraphBuilder:
     def AddSignature(self, signature_name: str) -> SignatureBuilder:
         """Add an empty signature and return it."""
         if signature_name in self.signatures:
-            raise ArgumentError(f"saved_model: signature {signature_name!r} of {self.name} at {user_line()} exists already")
+            raise ArgumentError(f"saved_model: signature {signature_name!r} of {self.name} at {user_line()} already exists; choose another name")
         return self.signatures.setdefault(signature_name, SignatureBuilder(signature_name, self))
 
     def Input(self, input_name: str, lbn: str) -> GraphBuilder:
-        """Add an input to the only signature of the job."""
+        """Add an input to the signature "default", and return this builder."""
         self._one().Input(input_name, lbn)
         return self
 
     def Output(self, output_name: str, lbn: str) -> GraphBuilder:
-        """Add an output to the only signature of the job."""
+        """Add an output to the signature "default", and return this builder."""
         self._one().Output(output_name, lbn)
         return self
 
@@ -91,25 +91,25 @@ class GraphBuilder:
 
 
 class ModelBuilder:
-    """A builder that writes jobs of the session to `<save_path>/<version>`."""
+    """A builder of a saved model, which writes jobs of the session to `<save_path>/<version>`."""
 
     def __init__(self, save_path: str | PathLike[str]) -> None:
         if not isinstance(save_path, str | PathLike):
-            raise ArgumentError(f"ModelBuilder at {user_line()}: save_path must be a str or a PathLike; got {save_path!r}")
+            raise ArgumentError(f"ModelBuilder at {user_line()}: save_path must be a str or a PathLike, not {save_path!r}")
         self.save_path = Path(save_path)
         self.name = self.save_path.name
         self.version = 1
         self.graphs: dict[str, tuple[Any, GraphBuilder]] = {}
 
     def ModelName(self, model_name: str) -> ModelBuilder:
-        """Set the name of the model."""
+        """Set the name of the model, and return this builder."""
         self.name = model_name
         return self
 
     def Version(self, version: int) -> ModelBuilder:
-        """Set the number of the version; the default is 1."""
+        """Set the version number, 1 by default, and return this builder."""
         if type(version) is not int or version < 0:
-            raise ArgumentError(f"ModelBuilder.Version at {user_line()}: {version!r} is not a number of a version")
+            raise ArgumentError(f"ModelBuilder.Version at {user_line()}: version must be a non-negative int, not {version!r}")
         self.version = version
         return self
 
@@ -117,7 +117,7 @@ class ModelBuilder:
         """Add a predict job and return its builder."""
         job = job_of(func)
         if job.name in self.graphs:
-            raise ArgumentError(f"ModelBuilder.AddFunction at {user_line()}: job {job.name} is in the model already")
+            raise ArgumentError(f"ModelBuilder.AddFunction at {user_line()}: job {job.name} is already part of the model; add it once")
         graph = GraphBuilder(job.name, self)
         self.graphs[job.name] = job, graph
         return graph
@@ -129,14 +129,14 @@ class ModelBuilder:
         session = started_session()
         folder = self.save_path / str(self.version)
         if not self.graphs:
-            raise JobError(f"ModelBuilder.Save at {user_line()}: there is no job in the model; call AddFunction(job) before")
+            raise JobError(f"ModelBuilder.Save at {user_line()}: the model has no job; call AddFunction(job) first")
         programs: dict[str, Any] = {}
         for name, (job, graph) in self.graphs.items():
             lbns = {lbn: lbn for signature in graph.signatures.values() for lbn in signature.outputs.values()}
             programs[name] = saved_program.of_job(job, session, lbns)
             programs[name]["signatures"] = {each.name: _checked(name, programs[name], each) for each in graph.signatures.values()}
         if session.writes_files and folder.exists() and any(folder.iterdir()):
-            raise CheckpointError(f"ModelBuilder.Save at {user_line()}: {folder} is there already; choose another version")
+            raise CheckpointError(f"ModelBuilder.Save at {user_line()}: {folder} already exists; choose another version")
         names = {name for program in programs.values() for name in saved_program.variables_of(program)}
         values = stored.get_all_variables()
         stored.save(str(folder / VARIABLES), {name: values[name] for name in sorted(names)})

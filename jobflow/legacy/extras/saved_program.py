@@ -2,7 +2,7 @@
 
     {"name": "hidden", "op": ["MatMul", {"transpose_b": true}], "inputs": [0, 1], "local": false}
 
-No code in a file is executed: an op is a class of jobflow by name, and its attributes are numbers, texts and names.
+No code in a file is executed. An op is the name of a class of jobflow, and its attributes are numbers, strings and names.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jobflow.ops.op import Op
 from jobflow.ops.source import Constant, Input, ReadVariable
 from jobflow.storage.untrusted import shape_of
 
-#: name in a signature -> name of the job's argument or tensor
+#: names of the job's arguments or tensors by name in a signature
 Names = Mapping[str, str]
 #: names of ops and attributes in files of earlier versions -> current names
 RENAMED_OPS = {
@@ -49,7 +49,10 @@ RENAMED_ATTRIBUTES = {("ToLayout", "asked"): "requested_by"}
 
 
 def of_job(job: Job, session: Session, outputs: Names) -> dict[str, Any]:
-    """Return a predict job as a JSON tree; `outputs` are additional results by `logical_blob_name`. Raise JobError if a part cannot be written."""
+    """Return a predict job as a JSON tree; `outputs` are additional results by `logical_blob_name`.
+
+    Raises: JobError if the job has parts that cannot be saved.
+    """
     what = f"saved_model: job {job.name} ({job.where})"
     if job.trainable:
         raise JobError(f"{what} is a train job; save a predict job that has the same variables")
@@ -57,14 +60,14 @@ def of_job(job: Job, session: Session, outputs: Names) -> dict[str, Any]:
     does = {
         "reads its batches from files": program.feed,
         "assigns variables": program.updates,
-        "computes with as many rows as a run finds, or with what the host makes of its tensors": program.phases,
+        "has dynamic shapes or host pipeline stages": program.phases,
     }
     for word in (word for word, result in does.items() if result):
-        raise JobError(f"{what} {word}; save one that computes from arguments alone, in tensors of fixed shapes")
+        raise JobError(f"{what} {word}; save a job with static shapes that computes only from its arguments")
     named = {name_of(value): value for node in program.nodes for value in node.outputs}
     for name in outputs.values():
         if name not in named:
-            raise JobError(f'{what} has no tensor "{name}"{did_you_mean_or(name, named, "pass the logical_blob_name of one")}')
+            raise JobError(f'{what} has no tensor "{name}"{did_you_mean_or(name, named, "pass the logical_blob_name of a tensor")}')
     returned = returned_values(results)
     graph = drop_dead(program.graph([*returned, *[named[name] for name in outputs.values()]]))
     number = {value: i for i, value in enumerate(value for node in graph.nodes for value in node.outputs)}
@@ -78,7 +81,7 @@ def of_job(job: Job, session: Session, outputs: Names) -> dict[str, Any]:
 
 
 def record(body: StagedBody, program: Mapping[str, Any], arguments: Mapping[str, Tensor], outputs: Mapping[str, int]) -> dict[str, Tensor]:
-    """Record a program in the body of a job with these arguments, and return its outputs by name."""
+    """Trace a saved program with `arguments` into the body of a job, and return its outputs by name."""
     values: list[Tensor] = []
     for entry in program["nodes"]:
         op = _read(entry["op"])
@@ -99,7 +102,7 @@ def variables_of(program: Mapping[str, Any]) -> list[str]:
 
 
 def type_of(entry: Mapping[str, Any]) -> TensorType:
-    """Return the type of an input."""
+    """Return the type of an input from its JSON entry."""
     return TensorType(shape_of(entry["shape"]), dtype_named(entry["dtype"]))
 
 
@@ -114,7 +117,7 @@ def _variable(body: StagedBody, op: ReadVariable) -> Tensor:
 
 @cache
 def _classes() -> dict[str, type]:
-    """Return the classes of attributes by name: ops and layouts."""
+    """Return the classes that files may contain, ops and layouts, by name."""
     for module in pkgutil.iter_modules(jobflow.ops.__path__):
         importlib.import_module(f"jobflow.ops.{module.name}")
     every, result = [Op], {name: each for name, each in vars(layouts).items() if isinstance(each, type) and each.__module__ == layouts.__name__}
@@ -126,7 +129,7 @@ def _classes() -> dict[str, type]:
 
 
 def _written(value: Any) -> Any:
-    """Return an attribute as JSON; other values become a pair of a type name and content."""
+    """Return an attribute as JSON: a number, string or None as it is, and other values as a pair of type name and content."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -140,11 +143,11 @@ def _written(value: Any) -> Any:
     if _classes().get(type(value).__name__) is type(value) and dataclasses.is_dataclass(value):
         fields = {each.name: _written(getattr(value, each.name)) for each in dataclasses.fields(value) if each.init}
         return [type(value).__name__, fields]
-    raise JobError(f"saved_model: {value!r} cannot be written to a file")
+    raise JobError(f"saved_model: an attribute is {value!r}, which cannot be written to a file")
 
 
 def _read(tree: Any) -> Any:
-    """Parse the output of `_written`; raise CheckpointError for anything else."""
+    """Parse the output of `_written`; raise CheckpointError for other content."""
     if not isinstance(tree, list):
         return tree
     word: str = tree[0] if len(tree) == 2 else ""
@@ -158,7 +161,7 @@ def _read(tree: Any) -> Any:
     word = RENAMED_OPS.get(word, word)
     result: Any = _classes().get(word)
     if result is None:
-        raise CheckpointError(f"saved_model: there is no op {word!r} in this version{did_you_mean(str(word), _classes())}")
+        raise CheckpointError(f"saved_model: this version has no op {word!r}{did_you_mean(str(word), _classes())}")
     if issubclass(result, enum.Enum):
         return result(content)
     attributes = {RENAMED_ATTRIBUTES.get((word, name), name): _read(value) for name, value in content.items()}

@@ -1,4 +1,4 @@
-"""`flow.serving`: execution of models saved by `flow.saved_model`, in a separate session.
+"""The namespace `flow.serving`: execution of models saved by `flow.saved_model`, in a separate session.
 
 with flow.serving.InferenceSession() as session:
     session.load_saved_model("models", model_version=1)
@@ -32,7 +32,7 @@ __all__ = ["InferenceSession", "ModelVersionPolicy", "SessionOption"]
 
 
 class ModelVersionPolicy(enum.Enum):
-    """The version that is loaded without a number."""
+    """The version to load if no number is passed."""
 
     LATEST = "latest"
     FIRST = "first"
@@ -48,12 +48,12 @@ class SessionOption:
 
 
 class Outputs(dict[str, Array]):
-    """The results of a call, by name and by position."""
+    """The results of a call, indexed by name or position."""
 
     def __missing__(self, key: Any) -> Array:
         if isinstance(key, int):
             return list(self.values())[key]
-        raise KeyError(f"there is no output {key!r}; there are {', '.join(self)}")
+        raise KeyError(f"the job has no output {key!r}; its outputs are {', '.join(self)}")
 
 
 class InferenceSession:
@@ -87,7 +87,7 @@ class InferenceSession:
         graph_name: str | None = None,
         signature_name: str | None = None,
     ) -> None:
-        """Load the jobs of a model, or only `graph_name`; raise CheckpointError without such a model."""
+        """Load the jobs of a model, or only `graph_name`; raise CheckpointError if the version does not exist."""
         what = f"InferenceSession.load_saved_model at {user_line()}"
         self._not_launched(what)
         root = Path(saved_model_dir)
@@ -95,11 +95,11 @@ class InferenceSession:
         if isinstance(model_version, ModelVersionPolicy) and versions:
             model_version = versions[0 if model_version is ModelVersionPolicy.LATEST else -1]
         if model_version not in versions:
-            raise CheckpointError(f"{what}: {root} has no version {model_version}; there {'are' if versions else 'is'} {versions or 'none'}")
+            raise CheckpointError(f"{what}: {root} has no version {model_version}; it has {versions or 'none'}")
         folder = root / str(model_version)
         tree = json_tree(content(folder / PROGRAMS, HEADER, CheckpointError))
         if not isinstance(tree, dict) or tree.get("format") != FORMAT:
-            raise CheckpointError(f"{what}: {folder / PROGRAMS} is not of the form that this version reads")
+            raise CheckpointError(f"{what}: {folder / PROGRAMS} has another format than {FORMAT}; save the model again with this version")
         graphs = tree["graphs"]
         if graph_name is not None:
             graphs = {graph_name: graphs[_known(what, "job", graph_name, graphs)]}
@@ -110,7 +110,7 @@ class InferenceSession:
         self._variables.append(str(folder / VARIABLES))
 
     def set_checkpoint_path(self, checkpoint_path: str) -> None:
-        """Use the variables of this checkpoint in place of those saved with the model."""
+        """Use the variables of the checkpoint instead of the variables saved with the model."""
         self._variables.append(checkpoint_path)
 
     def set_job_signature(self, job_name: str, signature_name: str) -> None:
@@ -127,7 +127,7 @@ class InferenceSession:
 
     def _not_launched(self, what: str) -> None:
         if self._jobs is not None:
-            raise JobError(f"{what} comes too late: the session has been launched")
+            raise JobError(f"{what}: the session is already launched; call it before launch()")
 
     # ---------------------------------------------------------------- running
 
@@ -136,7 +136,7 @@ class InferenceSession:
         what = f"InferenceSession.launch at {user_line()}"
         self._not_launched(what)
         if not self._graphs:
-            raise JobError(f"{what}: there is no job; call load_saved_model before")
+            raise JobError(f"{what}: no job is loaded; call load_saved_model first")
         with self._inside():
             (config.gpu_device_num if self.option.device_tag == "gpu" else config.cpu_device_num)(self.option.device_num)
             self._jobs = {name: self._job(name) for name in self._graphs}
@@ -173,46 +173,46 @@ class InferenceSession:
         return own if chosen is None else graph["signatures"][chosen]
 
     def run(self, job_name: str, **inputs: Any) -> Outputs:
-        """Call a job with arrays by the names of its signature, and return its outputs."""
+        """Call a job with arrays by the input names of its signature, and return its outputs."""
         what = f"InferenceSession.run at {user_line()}"
         if self._jobs is None:
-            raise JobError(f"{what}: call launch() before")
+            raise JobError(f"{what}: call launch() first")
         signature, job = self._signature(_known(what, "job", job_name, self._graphs)), self._jobs[job_name]
         for name in inputs:
             _known(f"{what}: job {job_name}", "input", name, signature["inputs"])
         arguments = {argument: name for name, argument in signature["inputs"].items()}
         missing = [name for name in arguments.values() if name not in inputs]
         if missing:
-            raise ArgumentError(f"{what}: job {job_name} needs the input {missing[0]!r}")
+            raise ArgumentError(f"{what}: job {job_name} requires the input {missing[0]!r}")
         with self._inside():
             return Outputs(job(*[inputs[arguments[argument]] for argument in self._types(job_name)]))
 
     async def async_run(self, job_name: str, **inputs: Any) -> Outputs:
-        """Call a job for `await`; it is complete when this returns."""
+        """Call a job as `run` does, in a coroutine; the call is complete when the coroutine returns."""
         return self.run(job_name, **inputs)
 
     def close(self) -> None:
-        """End the session, which may load models again afterwards."""
+        """End the session; it may load models again afterwards."""
         with self._inside():
             clear_default_session()
         self._jobs = None
 
-    # ---------------------------------------------------------------- what there is
+    # ---------------------------------------------------------------- inspection
 
     def list_jobs(self) -> list[str]:
-        """The names of the jobs."""
+        """Return the names of the jobs."""
         return list(self._graphs)
 
     def list_inputs(self) -> list[str]:
-        """The names of what the jobs take."""
+        """Return the names of the inputs of all jobs."""
         return [name for job in self._graphs for name in self._signature(job)["inputs"]]
 
     def list_outputs(self) -> list[str]:
-        """The names of what the jobs give."""
+        """Return the names of the outputs of all jobs."""
         return [name for job in self._graphs for name in self._signature(job)["outputs"]]
 
     def input_info(self, input_name: str, job_name: str | None = None) -> dict[str, Any]:
-        """The shape and NumPy type of an input."""
+        """Return shape and NumPy type of an input."""
         what = f"InferenceSession.input_info at {user_line()}"
         job = self._one(what, job_name)
         argument = self._signature(job)["inputs"][_known(what, "input", input_name, self._signature(job)["inputs"])]
@@ -220,11 +220,11 @@ class InferenceSession:
         return {"shape": type.shape, "dtype": type.dtype.numpy.type}
 
     def output_info(self, output_name: str, job_name: str | None = None) -> dict[str, Any]:
-        """The shape and NumPy type of an output, known once the session has been launched."""
+        """Return shape and NumPy type of an output; requires `launch`."""
         what = f"InferenceSession.output_info at {user_line()}"
         job = self._one(what, job_name)
         if self._jobs is None:
-            raise JobError(f"{what}: call launch() before")
+            raise JobError(f"{what}: call launch() first")
         names = self._signature(job)["outputs"]
         position = list(names).index(_known(what, "output", output_name, names))
         with self._inside():
@@ -238,5 +238,5 @@ class InferenceSession:
 
 def _known(what: str, kind: str, name: str, names: Mapping[str, Any]) -> str:
     if name not in names:
-        raise ArgumentError(f"{what}: there is no {kind} {name!r}{did_you_mean_or(name, names, 'there are ' + (', '.join(names) or 'none'))}")
+        raise ArgumentError(f"{what}: there is no {kind} {name!r}{did_you_mean_or(name, names, 'choose from ' + (', '.join(names) or 'none'))}")
     return name

@@ -1,4 +1,4 @@
-"""`flow.summary`: TensorBoard events written by jobs.
+"""The namespace `flow.summary`: TensorBoard events written by jobs.
 
     @flow.global_function()
     def open_writer() -> None:
@@ -8,8 +8,8 @@
     def note(loss: tp.Numpy.Placeholder((1,)), step: tp.Numpy.Placeholder((1,), dtype=flow.int64)) -> None:
         flow.summary.scalar(loss, step, "loss")
 
-The functions write after each run of the job, in the one process that writes files. Tags are texts, or tensors of their bytes as int8; steps
-are ints, or tensors with one element. Requires tensorboardX.
+The functions write after each run of the job, in the process that writes files. Tags are strings, or int8 tensors of their bytes; steps are
+ints, or tensors with one element. Requires tensorboardX.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ __all__ = [
     "hparams", "image", "pb", "scalar", "text",
 ]  # fmt: skip
 
-#: by session, its file of events
+#: events file of each session
 _WRITERS: WeakKeyDictionary[Session, Events] = WeakKeyDictionary()
-#: a text, or its bytes in a job; a number, or one in a job
+#: a string, or an int8 tensor of its bytes; an int, or a tensor of one element
 Tag = str | Tensor | None
 Step = int | Tensor | None
 
@@ -53,13 +53,13 @@ def _tensorboard(module: str = "") -> Any:
 
 
 class Events:
-    """An events file in a folder, which is created."""
+    """A writer of a TensorBoard events file in a folder, which is created."""
 
     def __init__(self, folder: str) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{unique_str('')}"
         self._file = _tensorboard(".record_writer").RecordWriter(str(Path(folder, name)))
-        #: closes it, once; at the latest when nobody has it any more
+        #: closes the file once, at the latest when this object is collected
         self.close = finalize(self, self._file.close)
         self.add(file_version="brain.Event:2")
         self.flush()
@@ -77,7 +77,7 @@ class Events:
 
 
 def create_summary_writer(logdir: str, name: str | None = None) -> None:
-    """Open an events file in `logdir`, which is created; later events of the session's jobs are written to it."""
+    """Open an events file in the folder `logdir`, which is created; later events of the session's jobs are written to it."""
     _tensorboard()
     _after("summary.create_summary_writer", partial(_open, logdir))
 
@@ -88,33 +88,33 @@ def flush_summary_writer(name: str | None = None) -> None:
 
 
 def scalar(value: Tensor, step: Step, tag: Tag, name: str | None = None) -> None:
-    """Write a number: `value` has one element."""
+    """Write a scalar event; `value` has one element."""
     if value.tensor_type.size != 1:
-        raise ArgumentError(f"summary.scalar at {user_line()}: the value is {value.tensor_type}; a scalar is one number")
+        raise ArgumentError(f"summary.scalar at {user_line()}: value must have one element, but is {value.tensor_type}")
     _summarize("summary.scalar", lambda tag, value: _tensorboard(".summary").scalar(tag, float(value.item())), value, step, tag)
 
 
 def histogram(value: Tensor, step: Step, tag: Tag, name: str | None = None) -> None:
-    """Write the distribution of a tensor's elements."""
+    """Write a histogram of the tensor's elements."""
     _summarize("summary.histogram", _spread, value, step, tag)
 
 
 def image(value: Tensor, step: Step = None, tag: Tag = None, name: str | None = None) -> None:
-    """Write images uint8[n, height, width, 1, 3 or 4], or floats from 0 to 1; several are named `tag`/0, `tag`/1, ..."""
+    """Write images [n, height, width, 1, 3 or 4], as uint8 or floats from 0 to 1; several images are named `tag`/0, `tag`/1, ..."""
     if value.tensor_type.ndim != 4 or value.tensor_type.shape[3] not in (1, 3, 4):
-        raise ArgumentError(f"summary.image at {user_line()}: the value is {value.tensor_type}; pictures are [n, height, width, 1, 3 or 4]")
+        raise ArgumentError(f"summary.image at {user_line()}: value must be [n, height, width, 1, 3 or 4], not {value.tensor_type}")
     _summarize("summary.image", _pictures, value, step, "image" if tag is None else tag)
 
 
 def pb(value: Tensor, step: Step = None, name: str | None = None) -> None:
-    """Write a message of `text` or `hparams`, passed as the bytes of its text: np.frombuffer(str(message).encode(), np.int8)."""
+    """Write a message of `text` or `hparams`, passed as bytes: np.frombuffer(str(message).encode(), np.int8)."""
     _summarize("summary.pb", lambda tag, value: _message(value), value, step, "")
 
 
 def _summarize(what: str, result: Callable[[str, Array], Any], value: Tensor, step: Step, tag: Tag) -> None:
-    """Write an event built from the tag and a tensor's data after each run."""
+    """Write an event, built by `result` from the tag and the tensor's data, after each run."""
     if not isinstance(step, int | np.integer | Tensor | None) or not isinstance(tag, str | Tensor):
-        raise ArgumentError(f"{what} at {user_line()}: step {step!r} is an int and tag {tag!r} a text, or tensors with their numbers")
+        raise ArgumentError(f"{what} at {user_line()}: step must be an int and tag a string, or tensors, not {step!r}, {tag!r}")
     _after(what, partial(_write, result), value, step, tag)
 
 
@@ -144,7 +144,7 @@ def _open(logdir: str, session: Session, what: str) -> None:
 
 def _writer(session: Session, what: str) -> Events:
     if session not in _WRITERS:
-        raise JobError(f"{what} at {user_line()}: there is no file to write to; run a job that calls summary.create_summary_writer(logdir) before")
+        raise JobError(f"{what} at {user_line()}: the session has no events file; run a job that calls summary.create_summary_writer(logdir) first")
     return _WRITERS[session]
 
 
@@ -160,7 +160,7 @@ def _write(result: Callable[[str, Array], Any], session: Session, what: str, val
 
 def _spread(tag: str, value: Array) -> Any:
     if not np.isfinite(value).all():
-        raise ArgumentError(f"summary.histogram: {tag} holds {np.count_nonzero(~np.isfinite(value))} numbers that are not finite")
+        raise ArgumentError(f"summary.histogram: {tag} contains {np.count_nonzero(~np.isfinite(value))} non-finite values")
     return _tensorboard(".summary").histogram(tag, value, "auto", max_bins=1024)
 
 
@@ -178,9 +178,7 @@ def _message(value: Array) -> Any:
     try:
         return text_format.Parse(content.decode(), kind())
     except (text_format.ParseError, UnicodeDecodeError) as error:
-        raise ArgumentError(
-            f"summary.pb: the {len(content)} bytes are not the text of a message of summary.text or summary.hparams: {error}"
-        ) from None
+        raise ArgumentError(f"summary.pb: value must be the {len(content)} bytes of a message of summary.text or summary.hparams: {error}") from None
 
 
 globals().update(all_of(__name__, globals(), __name__, of_jobs))
@@ -190,10 +188,10 @@ globals().update(all_of(__name__, globals(), __name__, of_jobs))
 
 
 def text(text: str | Sequence[str], tag: str | None = None) -> Any:
-    """Return a message with a text or a list of texts."""
+    """Return a message with a string or a list of strings, for `pb`."""
     lines: list[Any] = list(text) if isinstance(text, list | tuple) else [text]
     if not lines or not all(isinstance(line, str) for line in (*lines, tag or "")):
-        raise ArgumentError(f"summary.text at {user_line()}: {text!r} is not a text or a list of texts, or the tag {tag!r} is none")
+        raise ArgumentError(f"summary.text at {user_line()}: text must be a string or a list of strings, and tag a string, not {text!r}, {tag!r}")
     result = _tensorboard(".summary").text(tag or "text", lines[0])
     tensor = result.value[0].tensor
     tensor.string_val.extend([line.encode() for line in lines[1:]])
@@ -203,14 +201,16 @@ def text(text: str | Sequence[str], tag: str | None = None) -> Any:
 
 @dataclass(frozen=True)
 class RealRange:
-    """The range from `min_value` to `max_value`."""
+    """A range of real numbers from `min_value` to `max_value`."""
 
     min_value: float
     max_value: float
 
     def __post_init__(self) -> None:
         if self.min_value > self.max_value:
-            raise ArgumentError(f"summary.{type(self).__name__} at {user_line()}: from {self.min_value} to {self.max_value} there is nothing")
+            raise ArgumentError(
+                f"summary.{type(self).__name__} at {user_line()}: min_value {self.min_value} must not be above max_value {self.max_value}"
+            )
 
     def describe(self, info: Any) -> None:
         """Write the range into the message of a hyperparameter."""
@@ -219,12 +219,12 @@ class RealRange:
 
 
 class IntegerRange(RealRange):
-    """The integers from `min_value` to `max_value`."""
+    """A range of integers from `min_value` to `max_value`."""
 
 
 @dataclass(frozen=True, eq=False)
 class ValueSet:
-    """A set of texts, numbers or booleans of one type."""
+    """A set of strings, numbers or booleans of one type."""
 
     values: Sequence[Any]
     dtype: type | None = None
@@ -234,7 +234,9 @@ class ValueSet:
         if self.dtype is not None:
             types |= {self.dtype}
         if len(types) != 1 or not types <= _kinds().keys():
-            raise ArgumentError(f"summary.ValueSet at {user_line()}: {list(self.values)} are not texts, numbers or truth values of one type")
+            raise ArgumentError(
+                f"summary.ValueSet at {user_line()}: values must be strings, numbers or booleans of one type, not {list(self.values)}"
+            )
 
     def describe(self, info: Any) -> None:
         """Write the set into the message of a hyperparameter."""
@@ -244,7 +246,7 @@ class ValueSet:
 
 @dataclass(frozen=True)
 class Hparam:
-    """A hyperparameter: its name and its domain, a RealRange, IntegerRange or ValueSet."""
+    """A hyperparameter with its name and domain."""
 
     name: str
     dtype: RealRange | ValueSet | None = None
@@ -265,14 +267,19 @@ def _kinds() -> dict[type, int]:
 
 
 def hparams(hparams: Mapping[Hparam | Metric | str, Any]) -> Any:
-    """Return a message with hyperparameters and their metrics: `{Hparam(...) or a name: value, Metric(...): value}`."""
+    """Return a message with values of hyperparameters and metrics, for `pb`.
+
+    `hparams` is `{Hparam(...) or a name: value, Metric(...): value}`.
+    """
     if not isinstance(hparams, Mapping):
-        raise ArgumentError(f"summary.hparams at {user_line()}: hparams must be a dict of values by name; got {hparams!r}")
+        raise ArgumentError(f"summary.hparams at {user_line()}: hparams must be a dict of values by name, not {hparams!r}")
     values = {key.name if isinstance(key, Hparam) else key: value for key, value in hparams.items() if not isinstance(key, Metric)}
     metrics = {key.name: value for key, value in hparams.items() if isinstance(key, Metric)}
     for name, value in {**values, **metrics}.items():
         if not isinstance(name, str) or type(value) not in _kinds():
-            raise ArgumentError(f"summary.hparams at {user_line()}: {name!r} is {value!r}; values are texts, numbers or truth values, by name")
+            raise ArgumentError(
+                f"summary.hparams at {user_line()}: hparams must map names to strings, numbers or booleans, not {name!r} to {value!r}"
+            )
     domains = {key.name: key.dtype for key in hparams if isinstance(key, Hparam) and key.dtype is not None}
     messages = _tensorboard(".summary").hparams(values, metrics)
     result = _tensorboard(".proto.summary_pb2").Summary()
@@ -293,13 +300,13 @@ def hparams(hparams: Mapping[Hparam | Metric | str, Any]) -> Any:
 
 
 class Graph:
-    """The programs of the session's jobs, for TensorBoard's graphs."""
+    """A writer of the programs of the session's jobs for TensorBoard's graph view."""
 
     def __init__(self, logdir: str | None = None) -> None:
         self.logdir = "./log" if logdir is None else logdir
 
     def write_structure_graph(self) -> None:
-        """Write an events file with a node for each operation below the name of its job."""
+        """Write an events file with a node `<job>/<operation>` for each operation of the session's jobs."""
         session = started_session()
         graph = _tensorboard(".proto.graph_pb2").GraphDef()
         graph.versions.producer = 22
@@ -325,16 +332,16 @@ def _write_projector(
     x: Array | None = None,
     label: Array | None = None,
 ) -> None:
-    """Write the common part of both kinds of projectors."""
+    """Write the files of a projector: points, labels, images and their configuration."""
     what = f"summary.Projector.write_{kind}_projector at {user_line()}"
     if kind not in self._begun:
-        raise JobError(f"{what}: call create_{kind}_projector() before")
+        raise JobError(f"{what}: call create_{kind}_projector() first")
     points = np.asarray(value)
     points = points.reshape(len(points), -1)
     if label is not None and len(label) != len(points):
-        raise ArgumentError(f"{what}: there are {len(points)} points and {len(label)} labels")
+        raise ArgumentError(f"{what}: label must have one entry per point: {len(points)}, not {len(label)}")
     if x is not None and (np.ndim(x) not in (3, 4) or len(x) != len(points)):
-        raise ArgumentError(f"{what}: there are {len(points)} points, and x is {list(np.shape(x))}; pictures are [points, side, side(, 3)]")
+        raise ArgumentError(f"{what}: x must be [{len(points)}, side, side(, 3)], not {list(np.shape(x))}")
     files, name = _tensorboard(".embedding"), tag or kind
     folder = self.logdir / f"{name}_{step:05}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -350,18 +357,18 @@ def _write_projector(
 
 
 class Projector:
-    """Points in many dimensions, with labels and images, for TensorBoard's projector."""
+    """A writer of points in many dimensions, with labels and images, for TensorBoard's projector."""
 
     def __init__(self, logdir: str | None = None) -> None:
         self.logdir = Path("./log" if logdir is None else logdir)
         self._begun: set[str] = set()
 
     def create_embedding_projector(self) -> None:
-        """Prepare for `write_embedding_projector`."""
+        """Create the log folder and enable `write_embedding_projector`."""
         self._begin("embedding")
 
     def create_exception_projector(self) -> None:
-        """Prepare for `write_exception_projector`."""
+        """Create the log folder and enable `write_exception_projector`."""
         self._begin("exception")
 
     def _begin(self, kind: str) -> None:
@@ -372,6 +379,8 @@ class Projector:
         _write_projector,
         "embedding",
         "write_embedding_projector",
-        "The rows of `value` as points; `label` is one per row, `x` a square picture per row: [n, side, side] or [n, side, side, 3].",
+        "Write the rows of `value` as points, with one `label` and one square image `x` per row: [n, side, side] or [n, side, side, 3].",
     )
-    write_exception_projector = variant(_write_projector, "exception", "write_exception_projector", "The same for what is to be looked at apart.")
+    write_exception_projector = variant(
+        _write_projector, "exception", "write_exception_projector", "Write points as `write_embedding_projector` does, as a separate group."
+    )

@@ -1,4 +1,4 @@
-"""`flow.unittest`: support for tests of programs.
+"""The namespace `flow.unittest`: support for tests of programs.
 
 Environment variables set the number of devices: ONEFLOW_TEST_DEVICE_NUM and ONEFLOW_TEST_NODE_NUM, both 1 by default. With
 ONEFLOW_TEST_ENABLE_EAGER=1 the jobs of a `TestCase` are eager.
@@ -32,7 +32,7 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 
 
 class env:
-    """The environment of tests."""
+    """The settings of tests in environment variables."""
 
     @staticmethod
     def device_num() -> int:
@@ -41,22 +41,22 @@ class env:
 
     @staticmethod
     def node_list() -> list[str]:
-        """Return the addresses of machines."""
+        """Return the addresses of the machines in ONEFLOW_TEST_NODE_LIST."""
         return os.environ["ONEFLOW_TEST_NODE_LIST"].split(",")
 
     @staticmethod
     def has_node_list() -> bool:
-        """Return True if machines are named."""
+        """Return True if ONEFLOW_TEST_NODE_LIST is set."""
         return bool(os.environ.get("ONEFLOW_TEST_NODE_LIST"))
 
     @staticmethod
     def world_size() -> int:
-        """Return the number of processes in the environment."""
+        """Return the number of processes in ONEFLOW_TEST_WORLD_SIZE."""
         return int(os.environ["ONEFLOW_TEST_WORLD_SIZE"])
 
     @staticmethod
     def has_world_size() -> bool:
-        """Return True if the environment has a number of processes."""
+        """Return True if ONEFLOW_TEST_WORLD_SIZE is set."""
         return bool(os.environ.get("ONEFLOW_TEST_WORLD_SIZE"))
 
     @staticmethod
@@ -73,7 +73,7 @@ class env:
 
     @staticmethod
     def typing_check_enabled() -> bool:
-        """Return True: annotations are always checked strictly."""
+        """Return True if ONEFLOW_TEST_ENABLE_TYPING_CHECK is 1; annotations are always checked."""
         return os.environ.get("ONEFLOW_TEST_ENABLE_TYPING_CHECK") == "1"
 
 
@@ -88,7 +88,7 @@ class TestCase(unittest.TestCase):
 def _skip_unless(nodes: int, devices: int) -> Callable[[Test], Test]:
     if (env.node_size(), env.device_num()) == (nodes, devices):
         return lambda test: test
-    return unittest.skip(f"is for {nodes} machines of {devices} devices; ONEFLOW_TEST_NODE_NUM and ONEFLOW_TEST_DEVICE_NUM say otherwise")
+    return unittest.skip(f"requires {nodes} machines of {devices} devices; set ONEFLOW_TEST_NODE_NUM and ONEFLOW_TEST_DEVICE_NUM")
 
 
 def skip_unless_1n1d() -> Callable[[Test], Test]:
@@ -132,7 +132,7 @@ def num_nodes_required(num_nodes: int) -> Callable[[Test], Test]:
 
 
 class _ClearDefaultSession:
-    """A mixin of registered test cases."""
+    """A mixin that starts a new session before each registered test."""
 
     def setUp(self) -> None:
         clear_default_session()
@@ -145,13 +145,13 @@ def register_test_cases(
     base_class: type[unittest.TestCase] = unittest.TestCase,
     test_case_mixin: type[Any] = _ClearDefaultSession,
 ) -> None:
-    """Create a test case from the functions `test_...` of each module `test_*.py` in a directory, and add it to `scope`."""
+    """Create a test case from the functions `test_...` of each module `test_*.py` in `directory`, and add it to `scope`."""
     for name, cases in _tests_of(directory, filter_by_num_nodes, os.path.realpath(scope.get("__file__", ""))):
         scope[name] = type(name, (test_case_mixin, base_class), {case.__name__: case for case in cases})
 
 
 def _tests_of(directory: str, target: Callable[[int], bool], caller: str) -> Sequence[tuple[str, list[Callable[..., Any]]]]:
-    """Yield (module, its tests for this number of machines), sorted by name, without the calling file."""
+    """Return (module name, tests for the selected numbers of machines) pairs, sorted by name, without the module `caller`."""
     result = []
     for file in sorted(os.listdir(directory)):
         path = os.path.join(directory, file)

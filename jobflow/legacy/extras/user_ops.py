@@ -1,7 +1,7 @@
-"""Operations by type name: a user's own, one class each, and all published ones (`op_types`).
+"""Operations by type name: user-defined classes and all published types (`op_types`).
 
     @dataclass(frozen=True)
-    class Squareplus(Unary):                    # of jobflow.ops.pointwise; a subclass of any Op will do
+    class Squareplus(Unary):                    # of jobflow.ops.pointwise, or a subclass of another Op
         bias: float = 4.0
 
         def formula(self, f, x):
@@ -9,7 +9,7 @@
 
     flow.user_op_builder("curve").Op("squareplus").Input("x", [x]).Output("y").Attr("bias", 1.0).Build().InferAndTryRun().SoleOutputBlob()
 
-A user's class is located by its name in any capitalisation. Its inputs are the parameters of its formula or kernel, its attributes are the
+The type name is the name of the class in any capitalisation. Its inputs are the parameters of its formula or kernel, its attributes are the
 fields of the dataclass, and the program names the outputs.
 """
 
@@ -41,10 +41,10 @@ from jobflow.ops.op import Op, apply
 from jobflow.tensors.job_recorder import recorded
 from jobflow.typing.results import HostArgument
 
-#: the default of an attribute that must be given, and the number of tensors of an input that takes a list
+#: the default of a required attribute, and the number of tensors of an input that accepts a list
 NEEDED, MANY = object(), -1
 
-#: further operations, of tensors by position
+#: further operations: functions of positional tensors
 OWN_FUNCTIONS: dict[str, Callable[..., Tensor]] = {}
 
 
@@ -53,24 +53,24 @@ class OpType:
     """The schema of an operation type: inputs, outputs and attributes."""
 
     word: str
-    #: how many tensors each input takes: 1, 0 for one that may be left out, or MANY; None: whatever the program calls them, in its order
+    #: number of tensors by input: 1, 0 for an optional one, or MANY; None accepts the names and order of the program
     inputs: Mapping[str, int] | None
-    #: None: whatever the program calls them
+    #: None accepts the names of the program
     outputs: tuple[str, ...] | None
-    #: their defaults, or NEEDED
+    #: default by attribute, or NEEDED
     attributes: Mapping[str, Any]
-    #: tensors by position, attributes by name -> one tensor, or a sequence of them
+    #: called with positional tensors and attributes by name; returns a tensor or a sequence of tensors
     function: Callable[..., Any]
-    #: whether the function is given the op's name
+    #: True if the function accepts the op's name
     named: bool = False
-    #: attributes that a parameter of another name takes
-    spelled: Mapping[str, str] = field(default_factory=dict)
+    #: parameters whose attributes have another name
+    parameters_of: Mapping[str, str] = field(default_factory=dict)
 
 
 def op_type(word: str) -> OpType:
-    """Return the type with this name; raise ArgumentError with the nearest name without one."""
+    """Return the operation type `word`; raise ArgumentError with the closest name if it is unknown."""
     if not isinstance(word, str):
-        raise ArgumentError(f"user_op_builder at {user_line()}: the type of an operation is a text, not {word!r}")
+        raise ArgumentError(f"user_op_builder at {user_line()}: the type of an operation must be a string, not {word!r}")
     own = _own_classes()
     if word.lower() in own:
         return _of_class(word, own[word.lower()])
@@ -79,11 +79,11 @@ def op_type(word: str) -> OpType:
     published = _published()
     if word in published:
         return published[word]
-    raise ArgumentError(f"user_op_builder at {user_line()}: no operation is called {word!r}{did_you_mean(word, [*published, *own, *OWN_FUNCTIONS])}")
+    raise ArgumentError(f"user_op_builder at {user_line()}: unknown operation type {word!r}{did_you_mean(word, [*published, *own, *OWN_FUNCTIONS])}")
 
 
 def _own_classes() -> dict[str, type[Op]]:
-    """Return the operation classes of the program by name."""
+    """Return the user-defined operation classes by name."""
     result, waiting = {}, [Op]
     while waiting:
         for each in waiting.pop().__subclasses__():
@@ -105,8 +105,8 @@ def _published() -> Mapping[str, OpType]:
         arguments = {p.name: NEEDED if p.default is p.empty else p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
         named = arguments.pop("name", NEEDED) is None
         attributes = {name.rstrip("_"): default for name, default in arguments.items()}
-        spelled = {name.rstrip("_"): name for name in arguments}
-        result[word] = OpType(word, inputs, tuple(outputs.split()), attributes, function, named, spelled)
+        parameters_of = {name.rstrip("_"): name for name in arguments}
+        result[word] = OpType(word, inputs, tuple(outputs.split()), attributes, function, named, parameters_of)
     return result
 
 
@@ -122,19 +122,19 @@ def _of_class(word: str, kind: type[Op]) -> OpType:
 
 @dataclass
 class UserOp:
-    """An operation with its inputs; `InferAndTryRun` records it in the body of the job."""
+    """An operation with its inputs, which `InferAndTryRun` traces into the body of the job."""
 
     name: str | None
     type: OpType
     inputs: Mapping[str, Sequence[Tensor]]
     outputs: Mapping[str, int]
     attributes: Mapping[str, Any]
-    #: always as in the consistent view
+    #: trace in the consistent view
     consistent: bool = False
     _made: dict[str, list[Tensor]] | None = None
 
     def InferAndTryRun(self) -> UserOp:
-        """Record the operation and return this object. Raises: errors of the operation about its inputs."""
+        """Trace the operation and return this object; raise the operation's errors about its inputs."""
         try:
             return self._run(current_job(f"user_op_builder({self.name!r})"))
         except JobflowError as error:
@@ -145,7 +145,7 @@ class UserOp:
     def _run(self, job: StagedBody) -> UserOp:
         known = self.type.inputs
         ordered: list[Any] = [x for word in known or self.inputs for x in self.inputs.get(word, [None] * (known is not None and known[word] == 0))]
-        attributes = {self.type.spelled.get(word, word): value for word, value in self.attributes.items()}
+        attributes = {self.type.parameters_of.get(word, word): value for word, value in self.attributes.items()}
         with scope.using(**({"view": "consistent"} if self.consistent else {})):
             if self.type.named:
                 result = self.type.function(*ordered, **attributes, name=self.name)
@@ -165,15 +165,15 @@ class UserOp:
             results = {word: [y] for word, y in zip(known or self.outputs, several, strict=known is not None)}
             if known is None and (len(several) != len(self.outputs)):
                 raise ArgumentError(
-                    f"{self.type.word} at {user_line()}: it has {len(several)} outputs, not {len(self.outputs)}: {list(self.outputs)}"
+                    f"{self.type.word} at {user_line()}: the operation has {len(several)} outputs, not {len(self.outputs)}: {list(self.outputs)}"
                 )
         for word, count in self.outputs.items():
             if len(results[word]) != count:
-                raise ArgumentError(f"{self.type.word} at {user_line()}: output {word!r} is {len(results[word])} tensors, not {count}")
+                raise ArgumentError(f"{self.type.word} at {user_line()}: output {word!r} consists of {len(results[word])} tensors, not {count}")
         return results
 
     def RemoteBlobDict(self) -> dict[str, list[Tensor]]:
-        """Return the tensors of each output by name."""
+        """Return the tensors of each output by name; requires `InferAndTryRun`."""
         if self._made is None:
             raise JobError(f"user_op_builder({self.name!r}) at {user_line()}: call InferAndTryRun() first")
         return {word: self._made[word] for word in self.outputs}
@@ -183,10 +183,10 @@ class UserOp:
         return [y for several in self.RemoteBlobDict().values() for y in several]
 
     def SoleOutputBlob(self) -> Tensor:
-        """Return the output of an operation with a single one."""
+        """Return the only output; raise ArgumentError if there are several."""
         result = self.RemoteBlobList()
         if len(result) != 1:
-            raise ArgumentError(f"{self.type.word} at {user_line()}: SoleOutputBlob() of {len(result)} outputs; RemoteBlobList() has them all")
+            raise ArgumentError(f"{self.type.word} at {user_line()}: SoleOutputBlob() requires one output, not {len(result)}; call RemoteBlobList()")
         return result[0]
 
 
@@ -197,7 +197,7 @@ def _is_input(x: Any) -> bool:
 
 @dataclass
 class UserOpBuilder:
-    """A builder of an operation; see the module's docstring."""
+    """A builder of an operation by type, inputs, outputs and attributes."""
 
     op_name: str | None
     consistent: bool = False
@@ -207,7 +207,7 @@ class UserOpBuilder:
     _attributes: dict[str, Any] = field(default_factory=dict)
 
     def Op(self, op_type_name: str) -> UserOpBuilder:
-        """Set the type."""
+        """Set the operation type and return this builder."""
         self._type = op_type(op_type_name)
         return self
 
@@ -219,19 +219,19 @@ class UserOpBuilder:
     def _legal(self, what: str, word: str, legal: Sequence[str], accepted: Mapping[str, Any]) -> None:
         kind = self._known().word
         if word in accepted:
-            raise ArgumentError(f"{kind} at {user_line()}: {what} {word!r} is given twice")
+            raise ArgumentError(f"{kind} at {user_line()}: {what} {word!r} is set twice; set it once")
         if word not in legal:
             has = ", ".join(legal) or "none"
-            raise ArgumentError(f"{kind} at {user_line()}: it has no {what} {word!r}{did_you_mean(word, legal)} (it has {has})")
+            raise ArgumentError(f"{kind} at {user_line()}: the operation has no {what} {word!r}{did_you_mean(word, legal)} (it has {has})")
 
     def Input(self, input_name: str, input_blob_list: Sequence[Tensor]) -> UserOpBuilder:
-        """Set an input: a list of tensors, usually of one."""
+        """Set the input `input_name` to a list of tensors, usually of one tensor."""
         known = self._known()
         self._legal("input", input_name, [input_name] if known.inputs is None else list(known.inputs), self._inputs)
         if not isinstance(input_blob_list, list | tuple) or not all(map(_is_input, input_blob_list)):
-            raise ArgumentError(f"{known.word} at {user_line()}: input {input_name!r} is a list of tensors, not {input_blob_list!r}")
+            raise ArgumentError(f"{known.word} at {user_line()}: input {input_name!r} must be a list of tensors, not {input_blob_list!r}")
         if (known.inputs or {}).get(input_name, 1) != MANY and len(input_blob_list) != 1:
-            raise ArgumentError(f"{known.word} at {user_line()}: input {input_name!r} is a list of one tensor, not of {len(input_blob_list)}")
+            raise ArgumentError(f"{known.word} at {user_line()}: input {input_name!r} must be a list of one tensor, not of {len(input_blob_list)}")
         self._inputs[input_name] = list(input_blob_list)
         return self
 
@@ -249,7 +249,7 @@ class UserOpBuilder:
         self._legal("attribute", attr_name, list(known.attributes), self._attributes)
         kind = unfitting(attr_name, attr_value, known.attributes.get(attr_name)) if known.outputs is not None else ""
         if kind:
-            raise ArgumentError(f"{known.word} at {user_line()}: attribute {attr_name!r} is {kind}, not {attr_value!r}")
+            raise ArgumentError(f"{known.word} at {user_line()}: attribute {attr_name!r} must be {kind}, not {attr_value!r}")
         self._attributes[attr_name] = attr_value.tolist() if isinstance(attr_value, np.ndarray) else attr_value
         return self
 
@@ -262,7 +262,7 @@ class UserOpBuilder:
         absent += [f"attribute {word!r}" for word, default in known.attributes.items() if default is NEEDED and word not in self._attributes]
         absent += [] if self._outputs or known.outputs == () else ["an output"]
         if absent:
-            raise ArgumentError(f"{known.word} at {user_line()}: it lacks {', '.join(absent)}")
+            raise ArgumentError(f"{known.word} at {user_line()}: {', '.join(absent)} must be set before Build()")
         return UserOp(self.op_name, known, self._inputs, self._outputs, self._attributes, self.consistent)
 
 
@@ -272,20 +272,20 @@ def user_op_builder(op_name: str) -> UserOpBuilder:
 
 
 def consistent_user_op_builder(op_name: str) -> UserOpBuilder:
-    """Return user_op_builder in the consistent view, whatever the current view."""
+    """Return `user_op_builder(op_name)` for the consistent view, independent of the current view."""
     return UserOpBuilder(op_name, True)
 
 
 class UserOpModule:
-    """The operation of a module builder, which needs no preparation."""
+    """A module of an operation, which needs no preparation."""
 
     def InitOpKernel(self) -> None:
-        """Accept the call without an effect."""
+        """Do nothing: kernels need no preparation."""
 
 
 @dataclass
 class UserOpModuleBuilder:
-    """The common part of a module's operations: type, sizes of inputs, outputs and attributes; `OpName` begins an operation."""
+    """A builder of operations that share type, input sizes, outputs and attributes; `OpName` starts an operation."""
 
     word: str
     consistent: bool = False
@@ -296,32 +296,32 @@ class UserOpModuleBuilder:
         """Set the number of tensors of an input."""
         legal = op_type(self.word).inputs
         if legal is not None and input_name not in legal:
-            raise ArgumentError(f"{self.word} at {user_line()}: it has no input {input_name!r}{did_you_mean(input_name, legal)}")
+            raise ArgumentError(f"{self.word} at {user_line()}: the operation has no input {input_name!r}{did_you_mean(input_name, legal)}")
         if legal is not None and legal[input_name] != MANY and num != 1:
-            raise ArgumentError(f"{self.word} at {user_line()}: input {input_name!r} is a list of one tensor, not of {num}")
+            raise ArgumentError(f"{self.word} at {user_line()}: input {input_name!r} must be a list of one tensor, not of {num}")
         return self
 
     Input = InputSize
 
     def Output(self, output_name: str, num: int = 1) -> UserOpModuleBuilder:
-        """Request an output of `num` tensors."""
+        """Request an output of `num` tensors from all operations."""
         return self._with(UserOpBuilder.Output, output_name, num)
 
     def Attr(self, attr_name: str, attr_value: Any, attr_type_name: str | None = None) -> UserOpModuleBuilder:
-        """Set an attribute."""
+        """Set an attribute of all operations; `attr_type_name` has no effect."""
         return self._with(UserOpBuilder.Attr, attr_name, attr_value)
 
     def _with(self, *call: Any) -> UserOpModuleBuilder:
         self._common.append(call)
-        self.OpName(self.word)  # which checks it
+        self.OpName(self.word)  # raises if the call is wrong
         return self
 
     def CheckAndComplete(self) -> UserOpModuleBuilder:
-        """Return this builder, which has been checked already."""
+        """Return this builder; its settings are already checked."""
         return self
 
     def OpName(self, op_name: str) -> UserOpBuilder:
-        """Return the builder of an operation with this name, which still needs its inputs."""
+        """Return a builder of the operation `op_name`, which still requires its inputs."""
         builder = UserOpBuilder(op_name, self.consistent).Op(self.word)
         for method, *arguments in self._common:
             method(builder, *arguments)
@@ -329,13 +329,13 @@ class UserOpModuleBuilder:
 
 
 def user_op_module_builder(op_type_name: str) -> UserOpModuleBuilder:
-    """Return a builder of operations of this type: .InputSize(name, n).Output(name).Attr(...); then .OpName(name).Input(...).Build()."""
+    """Return a builder of operations of one type: .InputSize(name, n).Output(name).Attr(...); then .OpName(name).Input(...).Build()."""
     op_type(op_type_name)
     return UserOpModuleBuilder(op_type_name)
 
 
 def consistent_user_op_module_builder(op_type_name: str) -> UserOpModuleBuilder:
-    """Return user_op_module_builder in the consistent view, whatever the current view."""
+    """Return `user_op_module_builder(op_type_name)` for the consistent view, independent of the current view."""
     op_type(op_type_name)
     return UserOpModuleBuilder(op_type_name, True)
 
@@ -352,7 +352,7 @@ class builtin_op(UserOpModuleBuilder):
         self.op_name = op_name
 
     def Build(self) -> Callable[..., list[Tensor]]:
-        """Return the function."""
+        """Return a function of the input tensors and further attributes, which returns the list of outputs."""
 
         def run(*tensors: Tensor, **attributes: Any) -> list[Tensor]:
             first: Any = tensors[0] if tensors else None
@@ -370,7 +370,7 @@ class builtin_op(UserOpModuleBuilder):
                 with composing(first):
                     return builder.Build().InferAndTryRun().RemoteBlobList()
             if rest:
-                raise ArgumentError(f"{self.word} at {user_line()}: {len(tensors)} tensors are more than it takes")
+                raise ArgumentError(f"{self.word} at {user_line()}: {len(tensors)} tensors are {len(rest)} too many")
             return builder.Build().InferAndTryRun().RemoteBlobList()
 
         return run

@@ -1,4 +1,4 @@
-"""Gradient clipping."""
+"""Gradient clipping by global norm."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ __all__ = ["by_global_norm"]
 
 
 class Clipping(Protocol):
-    """A change of the gradients of one optimizer before the update."""
+    """The protocol of rules that change the gradients of an optimizer before the update."""
 
     def clipped(self, parameters: Sequence[Parameter]) -> list[Parameter]: ...
 
 
 @dataclass(frozen=True)
 class GlobalNorm:
-    """g clip_norm / max(n, clip_norm), n = the Euclidean norm of all gradients of the optimizer as one vector."""
+    """Clipping to g clip_norm / max(n, clip_norm), where n is the Euclidean norm of all gradients of the optimizer as one vector."""
 
     clip_norm: float
 
     def __post_init__(self) -> None:
         if not isinstance(self.clip_norm, Real) or not 0 < self.clip_norm < math.inf:
-            raise ConfigError(f"grad_clipping.by_global_norm at {user_line()}: clip_norm must be a positive number; got {self.clip_norm!r}")
+            raise ConfigError(f"grad_clipping.by_global_norm at {user_line()}: clip_norm must be a positive number, not {self.clip_norm!r}")
 
     def clipped(self, parameters: Sequence[Parameter]) -> list[Parameter]:
         return by_norm(parameters, lambda n: ew.scale(ew.reciprocal(ew.clip(n, minimum=self.clip_norm)), self.clip_norm))
@@ -48,7 +48,7 @@ class GlobalNorm:
 
 @dataclass(frozen=True)
 class GroupNorm:
-    """g min(1, most / (n + EPSILON)), n = the norm of all gradients of a group as one vector: PyTorch's formula."""
+    """Clipping as in PyTorch to g min(1, most / (n + EPSILON)), where n is the norm of all gradients of a parameter group as one vector."""
 
     most: float
     kind: float = 2.0
@@ -60,7 +60,7 @@ class GroupNorm:
 def by_norm(parameters: Sequence[Parameter], factor_of: Callable[[Tensor], Tensor], kind: float = 2.0) -> list[Parameter]:
     """Multiply the gradients by a factor computed from their norm: the Euclidean norm, or for an infinite `kind` the largest absolute value.
 
-    Addends are summed once, before the square, because the update reads the sum as well.
+    Gradients with several addends are summed once, before squaring, because the update reads the sum as well.
     """
     if not parameters:
         return []

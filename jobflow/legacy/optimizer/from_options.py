@@ -1,4 +1,4 @@
-"""The optimizer of a job's configuration in the older form: `train.primary_lr` and `train.model_update_conf`."""
+"""The optimizer of a job configuration in the older form: `train.primary_lr` and `train.model_update_conf`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _OTHERS = ("learning_rate_decay", "warmup_conf", "clip_conf", "weight_decay_conf
 
 @dataclass(frozen=True)
 class WarmupToPrimary:
-    """A warm-up to the primary rate, whatever the initial rate of the schedule."""
+    """A warm-up to the primary rate, independent of the initial rate of the schedule."""
 
     warmup: Warmup
     primary: float
@@ -50,13 +50,13 @@ class WarmupToPrimary:
 
 
 def optimizer_of(config: FunctionConfig | Mapping[str, Any]) -> Single:
-    """Return the optimizer of a configuration or of its `options`, which updates every variable of the job."""
+    """Return the optimizer of a configuration or of its `options`; it updates every variable of the job."""
     options = config.options if isinstance(config, FunctionConfig) else config
     rule, rate = options.get("train.model_update_conf"), options.get("train.primary_lr")
     if rule is None or rate is None:
         missing = "train.model_update_conf" if rule is None else "train.primary_lr"
         advice = "set it on the function_config, or call optimizer.SGD(...).minimize(loss) in the job"
-        raise JobError(f"a train job needs an optimizer, and function_config.{missing} is not set; {advice}")
+        raise JobError(f"a train job requires an optimizer, but function_config.{missing} is not set; {advice}")
     line = f"{config.lines['train.model_update_conf']}: " if isinstance(config, FunctionConfig) else ""
     what = f"{line}function_config.train.model_update_conf"
     _check(what, rule, (*OF_OPTIONS, *_OTHERS))
@@ -74,7 +74,7 @@ def _schedule(what: str, arguments: Any, rate: float, warmup: Warmup | None) -> 
     if chosen == "piecewise_scaling_conf":
         scales = list(fields["scale"])
         if not scales or scales[0] != 1:
-            raise ConfigError(f"{what}.{chosen}: scales must begin with 1, the scale before the first boundary; got {scales}")
+            raise ConfigError(f"{what}.{chosen}: scales must start with 1, the scale before the first boundary, not {scales}")
         fields["scale"] = scales[1:]
     if chosen == "piecewise_constant_conf":
         return make(**fields, warmup=warmup and WarmupToPrimary(warmup, rate))
@@ -87,7 +87,7 @@ def _weight_decay(what: str, arguments: Any) -> dict[str, Any]:
         return {}
     _check(what, arguments, ("weight_decay_rate", "includes", "excludes"), ("weight_decay_rate",))
     if not is_number(arguments["weight_decay_rate"]):
-        raise ConfigError(f"{what}.weight_decay_rate: {arguments['weight_decay_rate']!r} is not a number")
+        raise ConfigError(f"{what}.weight_decay_rate: must be a number, not {arguments['weight_decay_rate']!r}")
     fields = {"weight_decay": arguments["weight_decay_rate"]}
     for name in ("includes", "excludes"):
         if arguments.get(name):
@@ -97,7 +97,7 @@ def _weight_decay(what: str, arguments: Any) -> dict[str, Any]:
 
 
 def _built(what: str, arguments: Any, kinds: Mapping[str, Kind]) -> Any:
-    """Return the object that a dict describes, if it is passed."""
+    """Return the object described by the dict `arguments`, or None without arguments."""
     if arguments is None:
         return None
     _, make, fields = _chosen(what, arguments, kinds)
@@ -105,11 +105,11 @@ def _built(what: str, arguments: Any, kinds: Mapping[str, Kind]) -> Any:
 
 
 def _chosen(what: str, arguments: Any, kinds: Mapping[str, Kind]) -> tuple[str, Callable[..., Any], dict[str, Any]]:
-    """Return the only entry of a dict whose keys name kinds: its name, its constructor and its arguments."""
+    """Return name, constructor and arguments of the only entry of the dict `arguments`, whose keys are names of `kinds`."""
     _check(what, arguments, kinds)
     chosen = [name for name in kinds if arguments.get(name) is not None]
     if len(chosen) != 1:
-        raise ConfigError(f"{what}: give exactly one of {', '.join(kinds)}; got {' and '.join(chosen) or 'none'}")
+        raise ConfigError(f"{what}: pass exactly one of {', '.join(kinds)}, not {' and '.join(chosen) or 'none'}")
     make, fields = kinds[chosen[0]]
     entry, parameters = arguments[chosen[0]], inspect.signature(make).parameters
     _check(f"{what}.{chosen[0]}", entry, fields, [key for key, name in fields.items() if parameters[name].default is inspect.Parameter.empty])
@@ -117,12 +117,12 @@ def _chosen(what: str, arguments: Any, kinds: Mapping[str, Kind]) -> tuple[str, 
 
 
 def _check(what: str, arguments: Any, legal: Collection[str], needed: Collection[str] = ()) -> None:
-    """Raise ConfigError unless this is a dict with legal keys and all required ones."""
+    """Raise ConfigError unless `arguments` is a dict with only `legal` keys and all `needed` ones."""
     if not isinstance(arguments, Mapping):
-        raise ConfigError(f"{what}: must be a dict; got {arguments!r}")
+        raise ConfigError(f"{what}: must be a dict, not {arguments!r}")
     for name in arguments:
         if name not in legal:
             raise ConfigError(f'{what}: unknown key "{name}"{did_you_mean(str(name), legal)}')
     missing = [name for name in needed if name not in arguments]
     if missing:
-        raise ConfigError(f"{what}: {', '.join(missing)} must be given")
+        raise ConfigError(f"{what}: {', '.join(missing)} must be set")

@@ -1,7 +1,7 @@
-"""Optimizers: the update of each variable, by the formulas of `jobflow.ops.optimizer_updates`.
+"""Optimizers, which update each variable by the formulas of `jobflow.ops.optimizer_updates`.
 
-An optimizer is a frozen dataclass, so it can be printed, compared and pickled, and one object may serve many jobs. Its fields are first its own
-options, then those of all optimizers, with weight decay in between. `OF_YAML` and `OF_OPTIONS` map names in configurations to optimizers.
+An optimizer is a frozen dataclass, so it can be printed, compared and pickled, and several jobs can share one object. Its own options are the
+first fields. Weight decay and the options of all optimizers follow. `OF_YAML` and `OF_OPTIONS` map names in configurations to optimizers.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 
 __all__ = ["LAMB", "LARS", "SGD", "SGDW", "Adam", "AdamW", "CombinedOptimizer", "LazyAdam", "RMSProp"]
 
-#: Names of variables, or a function that gives them when `minimize` is called.
+#: Names of variables, or a function that returns them when `minimize` is called.
 Names = Sequence[str] | Callable[[], Sequence[str]] | None
 Patterns = str | Sequence[str] | None
 
 
 class Minimizer(ABC):
-    """The common base of single and combined optimizers: `minimize`, and the loss scale."""
+    """The common base class of single and combined optimizers, with `minimize` and the loss scale."""
 
     loss_scale_factor: float | None
     train_step_lbn: str | None
     loss_scale_policy: LossScale | None
 
     def minimize(self, losses: Tensor | Sequence[Tensor]) -> None:
-        """Minimise the mean of a loss, or the sum of the means of several, in every run of the job."""
+        """Minimise the mean of a loss, or the sum of the means of several losses, in every run of the job."""
         what = f"{type(self).__name__}.minimize"
         job = job_in_force(what)
         listed = list(losses) if isinstance(losses, list | tuple) else [losses]
@@ -56,26 +56,26 @@ class Minimizer(ABC):
 
     @property
     def dynamic_loss_scale(self) -> DynamicScale | Halting | None:
-        """The dynamic loss scale, or another rule that may skip a step; None without one."""
+        """The dynamic loss scale or another rule that may skip an update, or None."""
         return None if self.loss_scale_policy is None else self.loss_scale_policy.dynamic
 
     @property
     def loss_scale(self) -> float:
-        """The factor on the loss gradient, by which the variables' gradients are divided again."""
+        """The factor of the loss gradient; gradients of variables are divided by it."""
         if self.loss_scale_policy is not None:
             return self.loss_scale_policy.scale
         return 1.0 if self.loss_scale_factor is None else float(self.loss_scale_factor)
 
     @abstractmethod
     def for_job(self, job: TrainJob) -> Self:
-        """Return this optimizer with the names of the variables that `job` has."""
+        """Return this optimizer restricted to the names of variables of `job`; raise JobError for an unknown name."""
 
     def _check(self, what: str, job: TrainJob) -> None:
         if self.train_step_lbn is not None:
             named_tensors.check(f"{what}: train_step_lbn", self.train_step_lbn, (int64,), job.tracer.nodes)
 
     def _step(self, step: Value) -> Value:
-        """Return the number of earlier updates: `step`, or the value of a tensor of the job."""
+        """Return the number of earlier updates: `step`, or the value of the tensor `train_step_lbn`."""
         if self.train_step_lbn is None:
             return step
         return cast("Value", named_tensors.read("train_step_lbn", self.train_step_lbn, int64))
@@ -84,23 +84,23 @@ class Minimizer(ABC):
         if self.loss_scale_factor is not None:
             StaticLossScale(self.loss_scale_factor)
             if self.loss_scale_policy is not None:
-                raise ConfigError(f"{type(self).__name__} at {user_line()}: give loss_scale_factor or loss_scale_policy, not both")
+                raise ConfigError(f"{type(self).__name__} at {user_line()}: pass loss_scale_factor or loss_scale_policy, not both")
         if self.loss_scale_policy is not None and not isinstance(self.loss_scale_policy, LossScale):
             advice = "pass loss_scale.static_loss_scale(factor) or loss_scale.dynamic_loss_scale()"
             raise ConfigError(f"{type(self).__name__} at {user_line()}: loss_scale_policy is {self.loss_scale_policy!r}; {advice}")
 
 
 def _texts(what: str, name: str, arguments: Any) -> tuple[str, ...]:
-    """Return a list of texts; raise ConfigError for anything else."""
+    """Return a list of strings as a tuple; raise ConfigError for other values."""
     listed = tuple(arguments) if isinstance(arguments, Iterable) and not isinstance(arguments, str) else (None,)
     if not all(isinstance(each, str) for each in listed):
-        raise ConfigError(f"{what}: {name} must be a list of texts; got {arguments!r}")
+        raise ConfigError(f"{what}: {name} must be a list of strings, not {arguments!r}")
     return cast("tuple[str, ...]", listed)
 
 
 @dataclass(frozen=True)
 class Options(ABC):
-    """The leading fields of an optimizer: the learning rate, and the coefficients of its formula."""
+    """The first fields of an optimizer: the learning rate and the coefficients of its formula."""
 
     lr_scheduler: Schedule
 
@@ -152,7 +152,7 @@ class Single(Minimizer, Options):
         return [name for name in names if name in chosen]
 
     def update(self, parameters: Sequence[Parameter], step: Value, slots: Slots) -> dict[str, Value]:
-        """Return new values by name of variable and slot."""
+        """Return new values by names of variables and slots."""
         if not parameters:
             return {}
         if self.grad_clipping is not None:
@@ -179,12 +179,12 @@ class Decay(Options):
 
 @dataclass(frozen=True)
 class Decaying(Single, Decay):
-    """An optimizer with decoupled weight decay for the variables whose names match."""
+    """An optimizer with decoupled weight decay for the variables that the patterns select."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.weight_decay_includes is not None and self.weight_decay_excludes is not None:
-            raise ConfigError(f"{type(self).__name__} at {user_line()}: give weight_decay_includes or weight_decay_excludes, not both")
+            raise ConfigError(f"{type(self).__name__} at {user_line()}: pass weight_decay_includes or weight_decay_excludes, not both")
         for field in ("weight_decay_includes", "weight_decay_excludes"):
             object.__setattr__(self, field, self._patterns(field, getattr(self, field)))
 
@@ -197,11 +197,11 @@ class Decaying(Single, Decay):
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise ConfigError(f"{what}: {field}: {pattern!r} is not a regular expression: {error}") from None
+                raise ConfigError(f"{what}: {field} {pattern!r} must be a regular expression: {error}") from None
         return patterns
 
     def decay_of(self, variable: str) -> float:
-        """Return the weight decay of a variable; a pattern may match any part of the name."""
+        """Return the weight decay of a variable; patterns may match any substring of its name."""
         includes, excludes = self.weight_decay_includes, self.weight_decay_excludes
         decays = _found(includes, variable) if includes is not None else not _found(excludes, variable)
         return (self.weight_decay or 0.0) if decays else 0.0
@@ -225,12 +225,12 @@ class Descent(Options):
 
 @dataclass(frozen=True)
 class SGD(Single, Descent):
-    """w' = w - lr g; with momentum v' = momentum v - lr g, w' = w + v'.  Slot: momentum."""
+    """Stochastic gradient descent: w' = w - lr g; with momentum v' = momentum v - lr g and w' = w + v'.  Slot: momentum."""
 
 
 @dataclass(frozen=True)
 class SGDW(Decaying, Descent):
-    """SGD with decoupled weight decay: w' = SGD's w' - lr weight_decay w. Slot: momentum."""
+    """SGD with decoupled weight decay, which subtracts lr weight_decay w from the new value.  Slot: momentum."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ class Corrected(Moments):
 
 @dataclass(frozen=True)
 class Adam(Single, Corrected):
-    """Adam; without bias correction unless `do_bias_correction`.  Slots: m, v."""
+    """Adam, by default without bias correction.  Slots: m, v."""
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ class AdamW(Decaying, Corrected):
 
 @dataclass(frozen=True)
 class LazyAdam(Single, Moments):
-    """Adam with bias correction; every row is updated in every step.  Slots: m, v."""
+    """Adam with bias correction, which updates every row in every step.  Slots: m, v."""
 
     def step_op(self, variable: str) -> OptimizerUpdate:
         return AdamUpdate(self.beta1, self.beta2, self.epsilon, bias_correction=True)
@@ -281,7 +281,10 @@ class MeanSquare(Options):
 
 @dataclass(frozen=True)
 class RMSProp(Single, MeanSquare):
-    """s' = d s + (1 - d) g^2, w' = w - lr g / sqrt(s' + epsilon); centred by the mean gradient.  Slots: mean_square, mean_gradient."""
+    """RMSProp: s' = d s + (1 - d) g^2, w' = w - lr g / sqrt(s' + epsilon), optionally centered by the mean gradient.
+
+    Slots: mean_square, mean_gradient.
+    """
 
     def step_op(self, variable: str) -> OptimizerUpdate:
         return RmsPropUpdate(self.decay_rate, self.epsilon, self.centered)
@@ -298,7 +301,7 @@ class LocalRates(Options):
 
 @dataclass(frozen=True)
 class LARS(Decaying, LocalRates):
-    """Momentum with a rate per variable proportional to |w| / |g|. Slot: momentum."""
+    """Momentum with a learning rate per variable proportional to |w| / |g|.  Slot: momentum."""
 
     def step_op(self, variable: str) -> OptimizerUpdate:
         return LarsUpdate(self.momentum_beta, self.epsilon, self.lars_coefficient, self.decay_of(variable))
@@ -306,7 +309,7 @@ class LARS(Decaying, LocalRates):
 
 @dataclass(frozen=True)
 class LAMB(Decaying, Moments):
-    """Adam's direction, scaled to |w| per variable.  Slots: m, v, and the numbers beta1_t, beta2_t."""
+    """Adam with updates scaled to |w| per variable.  Slots: m, v, and the scalars beta1_t, beta2_t."""
 
     epsilon: float = 1e-06
 
@@ -316,7 +319,7 @@ class LAMB(Decaying, Moments):
 
 @dataclass(frozen=True)
 class CombinedOptimizer(Minimizer):
-    """Several optimizers for disjoint sets of variables: each trained variable belongs to exactly one."""
+    """An optimizer composed of several for disjoint sets of variables; together they update all trained variables."""
 
     optimizers: Sequence[Single]
     loss_scale_factor: float | None = None
@@ -325,14 +328,16 @@ class CombinedOptimizer(Minimizer):
 
     def __post_init__(self) -> None:
         if not isinstance(self.optimizers, list | tuple):
-            raise ConfigError(f"CombinedOptimizer at {user_line()}: optimizers is {self.optimizers!r}; pass a list of them")
+            raise ConfigError(f"CombinedOptimizer at {user_line()}: optimizers must be a list, not {self.optimizers!r}")
         object.__setattr__(self, "optimizers", tuple(self.optimizers))
         for child in self.optimizers:
             if not isinstance(child, Single):
-                raise ConfigError(f"CombinedOptimizer at {user_line()}: {child!r} is not one of SGD, Adam, ...; combined optimizers do not nest")
+                raise ConfigError(
+                    f"CombinedOptimizer at {user_line()}: optimizers must contain SGD, Adam, ..., not {child!r}; combined optimizers cannot be nested"
+                )
             if child.loss_scale_factor is not None or child.loss_scale_policy is not None or child.train_step_lbn is not None:
                 what = f"CombinedOptimizer at {user_line()}: {type(child).__name__}"
-                raise ConfigError(f"{what} has a loss scale or train step of its own; give it to CombinedOptimizer")
+                raise ConfigError(f"{what} has a loss scale or train step; pass it to CombinedOptimizer instead")
         self._check_scales()
 
     def _check(self, what: str, job: TrainJob) -> None:
@@ -348,15 +353,15 @@ class CombinedOptimizer(Minimizer):
         for i, child in enumerate(self.optimizers):
             for name in child.selects(names):
                 if name in owner:
-                    raise JobError(f'CombinedOptimizer: variable "{name}" belongs to optimizers {owner[name]} and {i}; name it in one `variables=`')
+                    raise JobError(f'CombinedOptimizer: variable "{name}" belongs to optimizers {owner[name]} and {i}; list it in one `variables=`')
                 owner[name] = i
         missing = [name for name in names if name not in owner]
         if missing:
-            raise JobError(f"CombinedOptimizer: no optimizer updates {', '.join(missing)}; name each trained variable in one `variables=`")
+            raise JobError(f"CombinedOptimizer: no optimizer updates {', '.join(missing)}; list each trained variable in one `variables=`")
         return list(names)
 
     def update(self, parameters: Sequence[Parameter], step: Value, slots: Slots) -> dict[str, Value]:
-        """Return new values by name of variable and slot."""
+        """Return new values by names of variables and slots."""
         new: dict[str, Value] = {}
         step = self._step(step)
         for child in self.optimizers:
@@ -365,19 +370,19 @@ class CombinedOptimizer(Minimizer):
         return new
 
 
-#: what makes that for which a configuration asks, and by option there the field that it is
+#: constructor of a configured object, and its field names by option
 Kind = tuple[Callable[..., Any], dict[str, str]]
 
 
 def kind(make: Callable[..., Any], options: str = "") -> Kind:
-    """Return a kind of optimizer; `options` are field names, or option=field."""
+    """Return a constructor with its option names; `options` are field names, or option=field."""
     pairs = (word.partition("=") for word in options.split())
     return make, {option: field or option for option, _, field in pairs}
 
 
 _MOMENTS = "beta1 beta2 epsilon"
 
-#: by `optimizer.name` in YAML files
+#: optimizers by `optimizer.name` in YAML files
 OF_YAML = {
     "sgd": kind(partial(SGDW, momentum=0.0), "weight_decay"),
     "momentum": kind(SGDW, "momentum weight_decay"),
@@ -387,7 +392,7 @@ OF_YAML = {
     "lars": kind(LARS, "momentum=momentum_beta epsilon coefficient=lars_coefficient weight_decay"),
     "rmsprop": kind(RMSProp, "decay_rate epsilon centered"),
 }
-#: by key in function_config.train.model_update_conf, which has an entry for weight decay beside
+#: optimizers by key in function_config.train.model_update_conf, which configures weight decay separately
 OF_OPTIONS = {
     "naive_conf": kind(partial(SGDW, momentum=0.0)),
     "momentum_conf": kind(SGDW, "beta=momentum"),

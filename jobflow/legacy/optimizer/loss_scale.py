@@ -1,4 +1,4 @@
-"""Loss scaling: the loss gradient is multiplied by a factor, and the variables' gradients are divided by it."""
+"""Loss scaling: a factor of the loss gradient, by which the gradients of variables are divided."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["dynamic_loss_scale", "halt_where_not_finite", "static_loss_scale"]
 
 @dataclass(frozen=True)
 class StaticLossScale:
-    """A constant factor."""
+    """A constant loss scale."""
 
     loss_scale_factor: float
     dynamic: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         if not is_number(self.loss_scale_factor) or self.loss_scale_factor <= 0:
-            raise ConfigError(f"loss scale at {user_line()}: the factor must be a positive number; got {self.loss_scale_factor!r}")
+            raise ConfigError(f"loss scale at {user_line()}: the factor must be a positive number, not {self.loss_scale_factor!r}")
 
     @property
     def scale(self) -> float:
@@ -32,9 +32,9 @@ class StaticLossScale:
 
 @dataclass(frozen=True)
 class DynamicLossScale:
-    """A factor that is multiplied by `multiplier` after `increment_period` finite steps, and divided by it after a non-finite gradient.
+    """A loss scale that is multiplied by `multiplier` after `increment_period` finite steps, and divided by it after a non-finite gradient.
 
-    It stays between 1 and the largest float32. A step with a non-finite gradient of any variable changes no variable and does not count.
+    Its range is 1 to the largest float32. A step in which a variable's gradient is not finite changes no variable and is not counted.
     """
 
     initial_loss_scale: float = 2**30
@@ -45,11 +45,11 @@ class DynamicLossScale:
     def __post_init__(self) -> None:
         what = f"loss scale at {user_line()}"
         if not is_number(self.initial_loss_scale) or not 1 <= self.initial_loss_scale <= float32.largest:
-            raise ConfigError(f"{what}: initial_loss_scale must be a number from 1 to {float32.largest:.3g}; got {self.initial_loss_scale!r}")
+            raise ConfigError(f"{what}: initial_loss_scale must be a number from 1 to {float32.largest:.3g}, not {self.initial_loss_scale!r}")
         if type(self.increment_period) is not int or self.increment_period < 1:
-            raise ConfigError(f"{what}: increment_period must be a positive number of steps; got {self.increment_period!r}")
+            raise ConfigError(f"{what}: increment_period must be a positive number of steps, not {self.increment_period!r}")
         if not is_number(self.multiplier) or not 1 < self.multiplier < math.inf:
-            raise ConfigError(f"{what}: multiplier must be a number larger than 1; got {self.multiplier!r}")
+            raise ConfigError(f"{what}: multiplier must be a number above 1, not {self.multiplier!r}")
 
     @property
     def dynamic(self) -> DynamicScale:
@@ -58,7 +58,7 @@ class DynamicLossScale:
 
 @dataclass(frozen=True)
 class HaltWhereNotFinite:
-    """No scale; from the first non-finite gradient on no variable changes, so the state is that before this step."""
+    """A rule without a scale that skips all updates from the first non-finite gradient on."""
 
     scale: ClassVar[float] = 1.0
     dynamic: ClassVar[Halting] = Halting()

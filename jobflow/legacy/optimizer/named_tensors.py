@@ -28,23 +28,23 @@ def name_of(value: Any) -> str:
 
 
 def check(what: str, name: str, dtypes: Iterable[DType], nodes: Iterable[Any]) -> Value:
-    """Return the tensor with this name and one element; raise JobError without one, or for another type."""
+    """Return the tensor `name` of the nodes; raise JobError if it is missing, has several elements, or none of the types."""
     names = {name_of(value): value for node in nodes for value in node.outputs}
     if not isinstance(name, str) or name not in names:
-        near = did_you_mean_or(str(name), names, "pass the logical_blob_name of one")
-        raise JobError(f'{what}: the job has no tensor "{name}" yet{near}')
+        near = did_you_mean_or(str(name), names, "pass the logical_blob_name of a tensor")
+        raise JobError(f'{what}: no op of the job so far computes a tensor "{name}"{near}')
     result: Value = names[name]
     if result.tensor_type.size != 1 or result.tensor_type.dtype not in dtypes:
         listed = " or ".join(dtype.name for dtype in dtypes)
-        raise JobError(f'{what}: the tensor "{name}" is {result.tensor_type}; it must be one number, {listed}')
+        raise JobError(f'{what}: the tensor "{name}" is {result.tensor_type}; it must be one number of type {listed}')
     return result
 
 
 def read(what: str, name: str, dtype: DType) -> Tensor:
-    """Return the tensor with this name as a scalar of this type, while updates are traced."""
+    """Return the tensor `name` of the job being traced as shape (1,) of `dtype`."""
     tracer: Any = scope.current().interpreter
     result: Any = next((value for node in tracer.nodes for value in node.outputs if name_of(value) == name), None)
     if result is None:
-        raise JobError(f'{what}: the tensor "{name}" of job {tracer.name} is another for each part of the batch; do not accumulate gradients here')
+        raise JobError(f'{what}: the tensor "{name}" of job {tracer.name} differs per micro-batch; disable gradient accumulation')
     result = apply(ToGlobal((B,)), result) if result.local else result
     return cast(reshape(result, (1,)), dtype)

@@ -1,7 +1,7 @@
-"""Learning rates as functions of the train step, and warm-ups.
+"""Learning rates as functions of the train step, with warm-ups.
 
-`rate(step)` is the float64 rate of the update that follows `step` updates. During a warm-up it is the rate of the warm-up. Afterwards the
-schedule continues with the absolute step.
+`rate(step)` is the float64 rate of the update that follows `step` updates. During a warm-up the warm-up computes the rate. Afterwards the
+schedule computes it from the absolute step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class Schedule(ABC):
-    """A learning rate per step. A user's schedule is a frozen dataclass with `base` and `decayed`, or any object with `rate`."""
+    """A learning rate per step. Custom schedules are frozen dataclasses with `base` and `decayed`, or any object with `rate`."""
 
     warmup: Warmup | None
 
@@ -53,7 +53,7 @@ class Schedule(ABC):
 
 
 class _Checked(Schedule):
-    """A schedule with checked fields; a field name has one meaning in all schedules."""
+    """A schedule with validated fields; a field name has the same meaning in all schedules."""
 
     base_lr: float
 
@@ -61,9 +61,9 @@ class _Checked(Schedule):
         check_fields(self, f"{type(self).__name__} at {user_line()}")
         warmup = self.warmup
         if warmup is not None and not (hasattr(warmup, "rate") and hasattr(warmup, "steps")):
-            raise _wrong(self, f"warmup must be warmup.constant(steps, multiplier) or warmup.linear(steps, start_multiplier); got {warmup!r}")
+            raise _wrong(self, f"warmup must be warmup.constant(steps, multiplier) or warmup.linear(steps, start_multiplier), not {warmup!r}")
         if (steps := vars(self).get("steps", 1)) <= 0 and not (warmup and warmup.steps > 0):
-            raise _wrong(self, f"steps must be a positive number; got {steps!r}")
+            raise _wrong(self, f"steps must be a positive number, not {steps!r}")
 
     @property
     def base(self) -> float:
@@ -72,7 +72,7 @@ class _Checked(Schedule):
 
 @dataclass(frozen=True)
 class PiecewiseConstantScheduler(_Checked):
-    """values[i] for the first i with step <= boundaries[i], else the last value; ``([], [lr])`` is a constant rate."""
+    """A rate of values[i] for the first i with step <= boundaries[i], else of the last value; ``([], [lr])`` is a constant rate."""
 
     boundaries: Sequence[float]
     values: Sequence[float]
@@ -81,7 +81,7 @@ class PiecewiseConstantScheduler(_Checked):
     def __post_init__(self) -> None:
         _store(self, boundaries=_rising(self, self.boundaries), values=_numbers(self, "values", self.values))
         if len(self.values) != len(self.boundaries) + 1:
-            raise _wrong(self, f"values must be one more than boundaries; got {len(self.values)} and {len(self.boundaries)}")
+            raise _wrong(self, f"{len(self.boundaries)} boundaries require {len(self.boundaries) + 1} values, not {len(self.values)}")
         super().__post_init__()
 
     @property
@@ -94,7 +94,7 @@ class PiecewiseConstantScheduler(_Checked):
 
 @dataclass(frozen=True)
 class PiecewiseScalingScheduler(_Checked):
-    """base_lr up to the first boundary, then base_lr scale[i] after boundary i; a single scale stands for all boundaries."""
+    """A rate of base_lr up to the first boundary, and of base_lr scale[i] after boundary i; a single scale applies to all boundaries."""
 
     base_lr: float
     boundaries: Sequence[float]
@@ -107,11 +107,11 @@ class PiecewiseScalingScheduler(_Checked):
         scales = (self.scale,) * len(boundaries) if isinstance(self.scale, Real) else self.scale
         _store(self, boundaries=boundaries, scale=_numbers(self, "scale", scales))
         if len(self.boundaries) != len(self._scales) - 1:
-            raise _wrong(self, f"scale must be one number per boundary; got {len(self._scales) - 1} and {len(self.boundaries)}")
+            raise _wrong(self, f"{len(self.boundaries)} boundaries require as many scales, not {len(self._scales) - 1}")
 
     @property
     def _scales(self) -> tuple[float, ...]:
-        assert isinstance(self.scale, tuple), "made so above"
+        assert isinstance(self.scale, tuple), "converted by __post_init__"
         return (1.0, *self.scale)
 
     def decayed(self, step: int) -> float:
@@ -119,9 +119,9 @@ class PiecewiseScalingScheduler(_Checked):
 
 
 class _Decay(_Checked):
-    """A schedule that decays from `base_lr` within, or per, `steps` steps: a formula of the step and the fields without `warmup`.
+    """A schedule that decays from `base_lr` within, or per, `steps` steps, by a formula of the step and the fields except `warmup`.
 
-    Programs subtract the warm-up steps from those of all epochs. If none are left, as in a trial of one epoch, the warm-up determines the rate.
+    Programs subtract the warm-up steps from the steps of all epochs. If no steps remain, as in a trial of one epoch, the warm-up determines the rate.
     """
 
     steps: float
@@ -129,13 +129,13 @@ class _Decay(_Checked):
 
     def decayed(self, step: int) -> float:
         if self.steps <= 0:
-            raise ConfigError(f"{type(self).__name__}: steps is {self.steps!r}, and the warm-up is over at step {step}: no rate is left")
+            raise ConfigError(f"{type(self).__name__}: steps {self.steps!r} define no rate at step {step}, after the warm-up; pass a positive number")
         return type(self)._formula(step=step, **{name: value for name, value in vars(self).items() if name != "warmup"})
 
 
 @dataclass(frozen=True)
 class CosineScheduler(_Decay):
-    """base_lr ((1 - alpha) (1 + cos(pi s / steps)) / 2 + alpha), s = min(step, steps)"""
+    """Cosine decay: base_lr ((1 - alpha) (1 + cos(pi s / steps)) / 2 + alpha), s = min(step, steps)."""
 
     _formula = staticmethod(learning_rates.cosine)
     base_lr: float
@@ -146,9 +146,9 @@ class CosineScheduler(_Decay):
 
 @dataclass(frozen=True)
 class PolynomialScheduler(_Decay):
-    """(base_lr - end) (1 - s / d)^power + end
+    """Polynomial decay: (base_lr - end) (1 - s / d)^power + end, end = end_learning_rate.
 
-    s = min(step, steps) and d = steps; or, when `cycle`, s = step and d = steps max(1, ceil(step / steps)).
+    s = min(step, steps) and d = steps; with `cycle`, s = step and d = steps max(1, ceil(step / steps)).
     """
 
     _formula = staticmethod(learning_rates.polynomial)
@@ -160,13 +160,13 @@ class PolynomialScheduler(_Decay):
     warmup: Warmup | None = None
 
 
-#: The misspelling of earlier releases.
+#: Misspelled alias of OneFlow releases.
 PolynomialSchduler = PolynomialScheduler
 
 
 @dataclass(frozen=True)
 class _Periodic(_Decay):
-    """A schedule of p = step / steps, rounded down when `staircase`."""
+    """A schedule of p = step / steps, rounded down with `staircase`."""
 
     base_lr: float
     steps: float
@@ -176,26 +176,26 @@ class _Periodic(_Decay):
 
 
 class ExponentialScheduler(_Periodic):
-    """base_lr decay_rate^p, p = step / steps, rounded down when `staircase`"""
+    """Exponential decay: base_lr decay_rate^p, p = step / steps, rounded down with `staircase`."""
 
     _formula = staticmethod(learning_rates.exponential)
 
 
 class InverseTimeScheduler(_Periodic):
-    """base_lr / (1 + decay_rate p), p = step / steps, rounded down when `staircase`"""
+    """Inverse time decay: base_lr / (1 + decay_rate p), p = step / steps, rounded down with `staircase`."""
 
     _formula = staticmethod(learning_rates.inverse_time)
 
 
 class NaturalExpScheduler(_Periodic):
-    """base_lr exp(-decay_rate p), p = step / steps, rounded down when `staircase`"""
+    """Natural exponential decay: base_lr exp(-decay_rate p), p = step / steps, rounded down with `staircase`."""
 
     _formula = staticmethod(learning_rates.natural_exponential)
 
 
 @dataclass(frozen=True)
 class LinearCosineScheduler(_Decay):
-    """base_lr ((alpha + (steps - s) / steps) (1 + cos(2 pi num_periods s / steps)) / 2 + beta), s = min(step, steps)"""
+    """Linear cosine decay: base_lr ((alpha + (steps - s) / steps) (1 + cos(2 pi num_periods s / steps)) / 2 + beta), s = min(step, steps)."""
 
     _formula = staticmethod(learning_rates.linear_cosine)
     base_lr: float
@@ -208,25 +208,27 @@ class LinearCosineScheduler(_Decay):
 
 @dataclass(frozen=True)
 class CustomScheduler:
-    """A rate from a tensor of the job with one element; `lbn` is its `logical_blob_name`."""
+    """A rate read from a tensor of the job with one element; `lbn` is its `logical_blob_name`."""
 
     lbn: str
 
     def __post_init__(self) -> None:
         if not isinstance(self.lbn, str):
-            raise _wrong(self, f"lbn must be the logical_blob_name of a tensor; got {self.lbn!r}")
+            raise _wrong(self, f"lbn must be the logical_blob_name of a tensor, not {self.lbn!r}")
 
     def check(self, what: str, nodes: Iterable[Any]) -> None:
-        """Raise JobError unless the job that made these nodes has the tensor."""
+        """Raise JobError unless `nodes`, of a job, compute the tensor."""
         named_tensors.check(f"{what}: CustomScheduler({self.lbn!r})", self.lbn, (float32, float64), nodes)
 
     def tensor(self, dtype: DType) -> Tensor:
-        """Return the rate, while updates are traced."""
+        """Return the rate as a tensor of the job being traced."""
         return named_tensors.read(f"CustomScheduler({self.lbn!r})", self.lbn, dtype)
 
     def rate(self, step: int) -> float:
-        """Raise JobError: the rate is known only inside the job."""
-        raise JobError(f"CustomScheduler at {user_line()}: the rate is the tensor {self.lbn!r} of a job, known when that runs")
+        """Raise JobError, because only a run of the job computes the rate."""
+        raise JobError(
+            f"CustomScheduler at {user_line()}: only a run of the job computes the rate, tensor {self.lbn!r}; call rate of another schedule"
+        )
 
 
 def _store(schedule: Any, **values: Any) -> None:
@@ -236,14 +238,14 @@ def _store(schedule: Any, **values: Any) -> None:
 
 def _numbers(schedule: Any, what: str, values: Any) -> tuple[float, ...]:
     if not isinstance(values, Sequence) or isinstance(values, str) or not all(is_number(value) for value in values):
-        raise _wrong(schedule, f"{what} must be a list of numbers; got {values!r}")
+        raise _wrong(schedule, f"{what} must be a list of numbers, not {values!r}")
     return tuple(float(value) for value in values)
 
 
 def _rising(schedule: Any, boundaries: Any) -> tuple[float, ...]:
     numbers = _numbers(schedule, "boundaries", boundaries)
     if any(a >= b for a, b in zip(numbers[:-1], numbers[1:], strict=True)):
-        raise _wrong(schedule, f"boundaries must rise; got {list(boundaries)}")
+        raise _wrong(schedule, f"boundaries must be strictly increasing, not {list(boundaries)}")
     return numbers
 
 

@@ -1,4 +1,4 @@
-"""Warm-ups: rates of the first steps of a schedule."""
+"""Warm-ups, which compute the learning rates of the first steps of a schedule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["constant", "linear"]
 
 
 class Warmup(Protocol):
-    """A rule for the first `steps` steps of a schedule with base rate `base`."""
+    """The protocol of rules for the first `steps` steps of a schedule with base rate `base`."""
 
     @property
     def steps(self) -> float: ...
@@ -23,7 +23,7 @@ class Warmup(Protocol):
 
 @dataclass(frozen=True)
 class ConstantWarmup:
-    """base multiplier while step < steps"""
+    """A constant warm-up: base multiplier while step < steps."""
 
     steps: float
     multiplier: float
@@ -37,7 +37,7 @@ class ConstantWarmup:
 
 @dataclass(frozen=True)
 class LinearWarmup:
-    """base (m + (1 - m) step / steps) while step < steps, m = start_multiplier"""
+    """A linear warm-up: base (m + (1 - m) step / steps) while step < steps, with m = start_multiplier."""
 
     steps: float
     start_multiplier: float
@@ -56,4 +56,4 @@ linear = LinearWarmup
 def _check(warmup: Warmup, what: str) -> None:
     check_fields(warmup, f"{what} at {user_line()}")
     if warmup.steps < 0:
-        raise ConfigError(f"{what} at {user_line()}: steps must be a number that is not negative; got {warmup.steps!r}")
+        raise ConfigError(f"{what} at {user_line()}: steps must not be negative, but is {warmup.steps!r}")

@@ -1,4 +1,4 @@
-"""`flow.experimental`: names that the legacy API kept there, also those that the last release had elsewhere."""
+"""The namespace `flow.experimental`: names that OneFlow releases had there, and all names of `flow`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> _Any:
-    """Return the name of `flow` itself."""
+    """Return the attribute `name` of `flow`; raise AttributeError if there is none."""
     if name.startswith("__") or not hasattr(_sys.modules["jobflow"], name):
         raise _no_attribute(name, f"jobflow.experimental has no {name!r}", [*__all__, *dir(_sys.modules["jobflow"])])
     return getattr(_sys.modules["jobflow"], name)

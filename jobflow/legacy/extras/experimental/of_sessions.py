@@ -1,4 +1,4 @@
-"""Functions of `experimental` that inspect the session or change its variables."""
+"""Functions of `flow.experimental` that inspect the session or change its variables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jobflow.storage.session_variables import get_all_variables, load_variables
 
 @dataclass(frozen=True)
 class JobSet:
-    """The session's jobs by name, each as the text of its trace with one operation per line."""
+    """The traces of the session's jobs by name, as text with one operation per line."""
 
     job: Mapping[str, str]
 
@@ -37,28 +37,28 @@ def get_job_set() -> JobSet:
 
 
 def enable_typing_check(val: bool = True) -> None:
-    """Accept the call without an effect: annotations are always checked."""
+    """Do nothing: annotations are always checked."""
 
 
 def get_interface_blob_value(op_name: str) -> Array:
-    """Return the value of the variable with this name."""
+    """Return the value of the variable `op_name`."""
     known = get_all_variables()
     if not isinstance(op_name, str) or op_name not in known:
-        raise ArgumentError(f"get_interface_blob_value at {user_line()}: there is no variable {op_name!r}{did_you_mean(str(op_name), known)}")
+        raise ArgumentError(f"get_interface_blob_value at {user_line()}: the session has no variable {op_name!r}{did_you_mean(str(op_name), known)}")
     return known[op_name].numpy()
 
 
 def set_interface_blob_value(op_name: str, ndarray: Any) -> None:
-    """Set the variable with this name."""
+    """Set the variable `op_name` to the array."""
     load_variables({op_name: ndarray}, ignore_mismatch=False)
 
 
 def logical_slice_assign(x: Tensor, value: Tensor, slice_tup_list: Sequence[Any], name: str | None = None) -> None:
-    """Set x[start:stop:step], for a result x of get_variable, to value at the end of the run; steps are positive."""
-    logical_slice(x, slice_tup_list)  # which checks it
+    """Set x[start:stop:step] of the variable x, a result of get_variable, to `value` at the end of the run; steps must be positive."""
+    logical_slice(x, slice_tup_list)  # raises for wrong slices
     assign(x, slice_update(x, value, slice_tup_list))
 
 
 def eager_assign_121(ref: Tensor, value: Tensor) -> None:
-    """Set `ref`, a result of get_variable, to value at the end of the run."""
+    """Set the variable `ref`, a result of get_variable, to `value` at the end of the run."""
     assign(ref, value)

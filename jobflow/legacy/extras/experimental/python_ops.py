@@ -1,4 +1,4 @@
-"""`custom_op_module`: operations with Python functions as kernels, in the plugin format of v0.3 and v0.4.
+"""Operations with Python functions as kernels, in the plugin format of OneFlow 0.3 and 0.4: `custom_op_module`.
 
     user_sigmoid/
         user_sigmoid_py_api.py        functions of tensors, by user_op_builder("...").Op("user_sigmoid_forward").Input("x", [x]).Output("y") ...
@@ -32,7 +32,7 @@ from jobflow.ops.pointwise import call
 
 
 class PythonKernel(Op):
-    """An operation y = f(inputs) with the function of this name in a file."""
+    """An operation y = f(inputs), where f is the Python function `function` in `file`."""
 
     file: str
     function: str
@@ -53,69 +53,67 @@ class PythonKernel(Op):
     def _run(self, inputs: Sequence[Any]) -> Any:
         function = getattr(loaded(self.file), self.function, None)
         if function is None:
-            raise ArgumentError(f"{self.file} has no function {self.function}(args)")
+            raise ArgumentError(f"{self.file} does not define the function {self.function}(args)")
         return np.asarray(function(tuple(inputs)))
 
     def grad(self, *tensors: Any) -> Grads:
         *inputs, y, dy = tensors
         if len(inputs) != 1 or self.function != "forward":
-            raise JobError(f"{self.file}: the gradient of {self.function} with {len(inputs)} inputs is not known; write the operation as one class")
+            raise JobError(f"{self.file}: {self.function} with {len(inputs)} inputs has no gradient; define the operation as a class")
         return (None if dy is None else call(PythonKernel(self.file, "backward"), y, dy),)
 
 
 @functools.cache
 def loaded(file: str) -> ModuleType:
-    """Load the module in this file."""
+    """Import the Python file as a module, once."""
     description = importlib.util.spec_from_file_location(Path(file).stem, file)
     if description is None or description.loader is None or not Path(file).exists():
-        raise ArgumentError(f"custom_op_module at {user_line()}: there is no file {file}")
+        raise ArgumentError(f"custom_op_module at {user_line()}: no such file: {file}")
     module = importlib.util.module_from_spec(description)
     description.loader.exec_module(module)
     return module
 
 
 class custom_op_module:
-    """The operations of the plugin `op_module_name` in the folder `module_path`; see the module's docstring."""
+    """A plugin: the operations of `op_module_name` in the folder `module_path`."""
 
     def __init__(self, op_module_name: str, module_path: str = "") -> None:
         self.op_module_name = op_module_name
         self.folder = Path(module_path) / op_module_name
         if not self.folder.is_dir():
-            raise ArgumentError(f"custom_op_module at {user_line()}: there is no folder {self.folder}")
+            raise ArgumentError(f"custom_op_module at {user_line()}: no such folder: {self.folder}")
 
     def _file(self, part: str) -> str:
         return str(self.folder / f"{self.op_module_name}_{part}.py")
 
     @property
     def api(self) -> ModuleType:
-        """The functions of `<name>_py_api.py`."""
+        """The imported module `<name>_py_api.py`, with the functions of the plugin."""
         return loaded(self._file("py_api"))
 
     def py_api(self) -> custom_op_module:
-        """Load the functions."""
+        """Import `<name>_py_api.py` and return the plugin."""
         loaded(self._file("py_api"))
         return self
 
     def cpp_def(self) -> custom_op_module:
-        """Accept the call without an effect: shapes are those of the kernel's results."""
+        """Return the plugin: the shapes of the kernel's results replace definitions in C++."""
         return self
 
     def cpp_kernel(self) -> custom_op_module:
-        """Raise JobError: kernels in C++ are not compiled."""
-        raise JobError(
-            f"custom_op_module at {user_line()}: kernels in C++ and CUDA are not compiled; give a py_kernel, or write the operation as one class"
-        )
+        """Raise JobError, because kernels in C++ are not supported."""
+        raise JobError(f"custom_op_module at {user_line()}: kernels in C++ and CUDA are not supported; write a py_kernel or an operation class")
 
     gpu_kernel = cpp_kernel
 
     def py_kernel(self) -> custom_op_module:
-        """Create the operations `<name>_forward`, and `<name>_backward` or `<name>_grad`."""
+        """Register the operations `<name>_forward`, `<name>_backward` and `<name>_grad`, and return the plugin."""
         for word, function in (("forward", "forward"), ("backward", "backward"), ("grad", "backward")):
             user_ops.OWN_FUNCTIONS[f"{self.op_module_name}_{word}"] = _applied(self._file("py_kernel"), function)
         return self
 
     def build_load(self) -> custom_op_module:
-        """Return the module itself: no compilation is needed."""
+        """Return the plugin: no compilation is needed."""
         return self
 
 

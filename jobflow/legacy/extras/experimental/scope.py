@@ -1,4 +1,4 @@
-"""`experimental.scope.config`: pipeline stages, and regions that are recomputed for the backward pass."""
+"""The namespace `experimental.scope`: `config` sets pipeline stages and rematerialization."""
 
 from jobflow.core.scope import config
 
