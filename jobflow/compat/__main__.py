@@ -1,4 +1,4 @@
-"""`python -m jobflow.compat script.py arguments ...`: run a program written for OneFlow."""
+"""The command `python -m jobflow.compat script.py arguments ...`, which runs a program written for OneFlow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ USAGE = "usage: python -m jobflow.compat (script.py | -m module) [argument ...]"
 def main(words: Sequence[str]) -> None:
     """Run a script, or the module after -m, as the main program."""
     if not words or words[0] in ("-h", "--help") or (words[0] == "-m" and len(words) < 2):
-        print(f"{USAGE}\n\nRun a program that was written for OneFlow 0.2 to 0.4 as it is, imports of oneflow included.")
+        print(f"{USAGE}\n\nRun a program written for OneFlow 0.2 to 0.4 without changes, including its imports of oneflow.")
         raise SystemExit(0 if words and words[0] != "-m" else 2)
     import_forms.install()
     numpy_names.restore()

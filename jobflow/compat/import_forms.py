@@ -1,4 +1,4 @@
-"""`import oneflow`: the import forms of programs, and the module that each resolves to.
+"""Import forms of OneFlow programs, and the modules that they resolve to.
 
 oneflow, oneflow.compatible.single_client      the public API of jobflow
 oneflow.typing, oneflow.nn ...                 the module of jobflow with the same name
@@ -26,9 +26,9 @@ from jobflow.legacy.initializers import Initializer
 from jobflow.legacy.regularizers import Regularizer
 from jobflow.legacy.util import unique_str
 
-#: the numbers of element types in files
+#: names of element types, in the order of their protobuf enum values
 DATA_TYPES = "kInvalidDataType kChar kFloat kDouble kInt8 kInt32 kInt64 kUInt8 kOFRecord kFloat16 kTensorBuffer"
-#: the numbers of activations
+#: names of activations, in the order of their protobuf enum values
 ACTIVATIONS = "kNone kTanH kRelu kSigmoid"
 
 
@@ -36,7 +36,7 @@ def _numbered(words: str) -> dict[str, int]:
     return {word: number for number, word in enumerate(words.split())}
 
 
-#: contents by module name below `oneflow`
+#: functions that return the contents of modules, by name below `oneflow`
 MODULES: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "core.record.record_pb2": record_classes,
     "core.common.data_type_pb2": lambda: _numbered(DATA_TYPES),
@@ -50,10 +50,10 @@ MODULES: Mapping[str, Callable[[], Mapping[str, Any]]] = {
 }
 
 
-#: the package whose public names these modules contain
+#: the package whose public names the aliases contain
 jobflow: Any = importlib.import_module("jobflow")
 PAGE = "docs/compatibility.md lists every name"
-#: the package under its names
+#: names of the main package
 FACES = ("oneflow", "oneflow.compatible.single_client")
 #: modules with another path in jobflow
 ELSEWHERE = {
@@ -76,7 +76,7 @@ _GENERATED = re.compile(r"core(\.\w+)*\.\w+_pb2")
 
 
 class Face(ModuleType):
-    """A module of jobflow under another name; a missing name raises an error with the closest match and the page that lists all names."""
+    """An alias of a module of jobflow; an unknown name raises an error with the closest match and the page that lists all names."""
 
     def __init__(self, name: str, shown: Any) -> None:
         super().__init__(name, shown.__doc__)
@@ -92,7 +92,7 @@ class Face(ModuleType):
         value = getattr(self._shown, name)
         if isinstance(value, ModuleType) and value.__name__.startswith("jobflow."):
             value = sys.modules.setdefault(f"{self.__name__}.{name}", Face(f"{self.__name__}.{name}", value))
-        vars(self)[name] = value  # skip this method next time
+        vars(self)[name] = value  # later accesses do not call this method
         return value
 
     def __dir__(self) -> Iterable[str]:
@@ -102,28 +102,28 @@ class Face(ModuleType):
 
 
 class Finder:
-    """Finder and loader of `oneflow` and its submodules, without base classes, as in `core/lazy_imports.py`."""
+    """A finder and loader of `oneflow` and its submodules, without base classes, as in `core/lazy_imports.py`."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return the spec of a name below `oneflow`; raise ModuleNotFoundError for a module that jobflow lacks."""
         if fullname.partition(".")[0] not in ("oneflow", *(name.partition(".")[0] for name in BESIDE)):
             return None
-        found = _module(fullname)
-        if found is None:
+        module = _module(fullname)
+        if module is None:
             raise ModuleNotFoundError(f"jobflow has no module {fullname.partition('.')[2]!r} for {fullname!r}; {PAGE}", name=fullname)
-        return ModuleSpec(fullname, cast(Any, self), loader_state=found)
+        return ModuleSpec(fullname, cast(Any, self), loader_state=module)
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Return None: the import system creates an ordinary module first."""
+        """Return None, so that the import system creates an ordinary module, which `exec_module` replaces."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Replace the module in `sys.modules`, where the import system reads the result."""
+        """Replace the module in `sys.modules`, where the import system looks up the result."""
         assert module.__spec__ is not None
         sys.modules[module.__spec__.name] = module.__spec__.loader_state
 
 
 def _module(fullname: str) -> ModuleType | None:
-    """Return the module for `import fullname`."""
+    """Return an alias module or an empty package for `fullname`, or None if jobflow has no such module."""
     if fullname in FACES:
         return sys.modules.get(FACES[0]) or Face(FACES[0], jobflow)
     if fullname in BESIDE:
@@ -146,7 +146,7 @@ def _module(fullname: str) -> ModuleType | None:
 
 
 def _shell(fullname: str) -> ModuleType:
-    """Return a package that only contains other modules."""
+    """Return an empty package, whose submodules are imported separately."""
     shell = ModuleType(fullname)
     shell.__path__ = []
     return shell

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-#: filters of images by their names before Pillow 10
+#: image filters by their names before Pillow 10
 FILTERS = {"ANTIALIAS": "LANCZOS", "LINEAR": "BILINEAR", "CUBIC": "BICUBIC"}
 
 
 class ArgSpec(NamedTuple):
-    """The parameters of a function without keyword-only ones and annotations."""
+    """The parameters of a function, without keyword-only parameters and annotations."""
 
     args: list[str]
     varargs: str | None
@@ -32,13 +32,13 @@ def getargspec(func: Callable[..., Any]) -> ArgSpec:
 
 
 def textsize(self: Any, text: str, font: Any = None, *arguments: Any, **options: Any) -> tuple[int, int]:
-    """Return width and height of a text as `ImageDraw.text` draws it at the origin."""
+    """Return width and height of a text drawn by `ImageDraw.text` at the origin."""
     box = self.textbbox((0, 0), text, font, None, *arguments, **options)
     return int(box[2]), int(box[3])
 
 
 def getsize(self: Any, text: str, *arguments: Any, **options: Any) -> tuple[int, int]:
-    """Return width and height of a text in a font."""
+    """Return width and height of a text in this font."""
     box = self.getbbox(text, *arguments, **options)
     return int(box[2]), int(box[3])
 
@@ -58,7 +58,7 @@ def restore() -> None:
 
 
 def add(owner: Any, names: Mapping[str, Any]) -> None:
-    """Set the names that `owner` lacks; `vars` is read because `getattr` of a deprecated name warns."""
+    """Set the names that are missing in `owner`; `vars` is used because `getattr` of a deprecated name warns."""
     for name, value in names.items():
         if name not in vars(owner):
             setattr(owner, name, value)

@@ -16,21 +16,21 @@ from jobflow.compat import library_names
 
 
 class _Casts(dict[Any, Callable[[Any], Any]]):
-    """`np.cast[dtype](x)`: conversion to an array of that type."""
+    """The mapping `np.cast`, whose `np.cast[dtype](x)` converts x to an array of that type."""
 
     def __missing__(self, dtype: Any) -> Callable[[Any], Any]:
         return lambda x: np.asarray(x).astype(dtype)
 
 
 def find_common_type(array_types: Sequence[Any], scalar_types: Sequence[Any]) -> Any:
-    """Return the common type of arrays and scalars; scalars count only if they are of a higher kind."""
+    """Return the common type of arrays and scalars; scalars are considered only if they are of a higher kind."""
     arrays, scalars = (np.result_type(*types) if types else None for types in (array_types, scalar_types))
     if arrays is None or scalars is None:
         return arrays if scalars is None else scalars
     return np.result_type(arrays, scalars) if "buifc".find(scalars.kind) > "buifc".find(arrays.kind) else arrays
 
 
-#: the current names in Python and NumPy
+#: replacements in current Python and NumPy by removed name
 TODAY: dict[str, Any] = {
     **{name: getattr(builtins, name) for name in ("int", "float", "complex", "object", "str")},
     "unicode": str,
@@ -87,19 +87,19 @@ _FROMSTRING, _RESHAPE = np.fromstring, np.reshape
 
 
 def fromstring(string: str | bytes, dtype: Any = float, count: int = -1, *, sep: str = "", like: Any = None) -> Any:
-    """Parse numbers from a text; without a separator, read them from the bytes of the text, which NumPy now refuses."""
+    """Parse numbers from a text; without a separator, read them from the bytes of the text, which current NumPy rejects."""
     if sep:
         return _FROMSTRING(string, dtype, count, sep=sep)
     return np.frombuffer(string.encode("latin-1") if isinstance(string, str) else string, dtype, count).copy()
 
 
 def reshape(a: Any, shape: Any = None, order: Any = "C", *, newshape: Any = None, **options: Any) -> Any:
-    """`np.reshape` that also accepts the shape as `newshape`, as before NumPy 2.4."""
+    """Call `np.reshape`, with `newshape` as an alias of `shape`, as before NumPy 2.4."""
     return _RESHAPE(a, newshape if shape is None else shape, order, **options)
 
 
 def add_methods(kind: type, methods: Mapping[str, Any]) -> None:
-    """Add missing methods to a class written in C; `setattr` refuses such classes."""
+    """Add missing methods to a class implemented in C, which `setattr` does not support."""
     (table,) = [each for each in gc.get_referents(vars(kind)) if isinstance(each, dict)]
     for name, method in methods.items():
         table.setdefault(name, method)
@@ -107,10 +107,10 @@ def add_methods(kind: type, methods: Mapping[str, Any]) -> None:
 
 
 def ragged(make: Callable[..., Any]) -> Callable[..., Any]:
-    """`np.array` or `np.asarray` that accepts lists of rows of different lengths again if no type is requested."""
+    """Return `np.array` or `np.asarray` with support for rows of different lengths if no type is requested."""
 
     @functools.wraps(make)
-    def made(value: Any, *arguments: Any, **options: Any) -> Any:
+    def convert(value: Any, *arguments: Any, **options: Any) -> Any:
         try:
             return make(value, *arguments, **options)
         except ValueError as error:
@@ -118,11 +118,11 @@ def ragged(make: Callable[..., Any]) -> Callable[..., Any]:
                 raise
             return make(value, **{**options, "dtype": object})
 
-    return made
+    return convert
 
 
 class Result(np.ndarray[Any, Any]):
-    """An array that is a result of a job; with one element, `float`, `int` and "%f" still convert it.
+    """A job result; with one element, it converts by `float`, `int` and "%f".
 
     Examples are a mean loss of shape (1,), and a row of an array of shape (n, 1).
     """
@@ -140,12 +140,12 @@ class Result(np.ndarray[Any, Any]):
         return np.asarray(self).__reduce__()
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        """Return results of computations as `Result`, or as a scalar where NumPy returns one."""
+        """Return results of computations as `Result`, or as a scalar if NumPy returns a scalar."""
         return array.view(Result) if array.ndim else np.asarray(array)[()]
 
 
 def as_result(array: Any) -> Any:
-    """Return the array as a `Result`."""
+    """Return the array as a `Result` view."""
     return array.view(Result)
 
 

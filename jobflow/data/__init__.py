@@ -1,6 +1,6 @@
-"""Data for programs: readers of samples, sample orders, batches, MNIST or a substitute for it, and readers inside jobs.
+"""Data for programs: readers of samples, sample orders, batches, MNIST or its substitute, and readers inside jobs.
 
-`__init__.pyi` lists the public names, which are defined in the other modules.
+`__init__.pyi` lists the public names, which the other modules define.
 """
 
 from jobflow.core.lazy_imports import attach as _attach

@@ -1,4 +1,4 @@
-"""Prefetching: threads that read the next results."""
+"""Prefetching of batches by reader threads."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from jobflow.runtime.thread_start import start_thread
 T = TypeVar("T")
 Result = TypeVar("Result", covariant=True)
 
-#: seconds that `close` waits for reads that have begun
+#: seconds that `close` waits for reads in progress
 PATIENCE = 2.0
-#: result of a read after the last element
+#: result of a read beyond the last element
 END: Any = object()
 
 
 class Pool:
     """A pool of reader threads that run calls in the order of submission; without threads, a call runs in the caller's thread.
 
-    The threads do not keep a program from ending: a read that hangs is abandoned after `PATIENCE` seconds.
+    The threads do not prevent a program from exiting: a hanging read is abandoned after `PATIENCE` seconds.
     """
 
     def __init__(self, threads: int) -> None:
@@ -61,7 +61,7 @@ class Pool:
         return future
 
     def close(self) -> None:
-        """End the threads and cancel the calls that have not begun."""
+        """End the threads and cancel the calls that have not started."""
         if self._closed:
             return
         self._closed = True
@@ -75,7 +75,7 @@ class Pool:
             self._requests.put(None)
         deadline = time.monotonic() + PATIENCE
         for thread in self._threads:
-            if thread is not threading.current_thread():  # the garbage collector may run `close` on a reader thread
+            if thread is not threading.current_thread():  # the garbage collector may call `close` on a reader thread
                 thread.join(max(0.0, deadline - time.monotonic()))
 
 
@@ -90,7 +90,7 @@ def _work(requests: queue.SimpleQueue[tuple[Coming[Any], Callable[[], Any]] | No
 
 
 def _end_children(call: Callable[[], T]) -> T:
-    """Run the call, and end a child process that the call forked.
+    """Run the call, and end a child process forked by the call.
 
     The child has only this thread, which would wait for work forever.
     """
@@ -107,7 +107,7 @@ def _end_children(call: Callable[[], T]) -> T:
 
 
 def _end_child(error: BaseException | None) -> NoReturn:
-    """End a child by fork as the end of its script would, without the parent's exit handlers."""
+    """End a forked child as the end of its script would, without the parent's exit handlers."""
     code: Any = error.code if isinstance(error, SystemExit) else int(error is not None)
     if not isinstance(code, int | None):
         print(code, file=sys.stderr)
@@ -138,14 +138,14 @@ class Pending(Protocol[Result]):
 class Reading(Iterator[T], Generic[T]):
     """An iterator over the reads that a plan submits to a pool, in order, with up to `prefetch` reads ahead.
 
-    An error of a read is raised where its batch would have come. `close` or the end of a `with` block ends the threads; so do the end of the
-    program and the last reference.
+    An error of a read is raised at the position of its batch. The threads end at `close`, at the end of a `with` block or the program, or when
+    the iterator is collected.
     """
 
     def __init__(self, plan: Iterator[Pending[T]], prefetch: int, pool: Pool) -> None:
         self._plan, self._prefetch = plan, prefetch
         self._ahead: deque[Pending[T]] = deque()
-        #: seconds that were spent waiting for batches
+        #: seconds spent waiting for batches
         self.waited = 0.0
         self._close = weakref.finalize(self, pool.close)
 

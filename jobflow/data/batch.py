@@ -18,7 +18,7 @@ from jobflow.typing.lazy import Lazy, Rows
 
 
 class Position(NamedTuple):
-    """A position in the data: the epoch, and the number of its samples that precede the position."""
+    """A position in the data: the epoch, and the number of preceding samples in that epoch."""
 
     epoch: int = 0
     sample: int = 0
@@ -29,20 +29,20 @@ BEGINNING = Position()
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Arrays by field with `size` rows; the last batch of an epoch may be smaller than the others."""
+    """Arrays by field with `size` rows each; the last batch of an epoch may be smaller."""
 
     arguments: Mapping[str, Array | Lazy]
     size: int
-    #: begin of this batch and of the next one
+    #: start of this batch and of the next batch
     position: Position
     position_after: Position
     number: Callable[[], Array]
-    #: describes the sample of a row and its source, for messages
+    #: description of the sample of a row and its source, for messages
     where: Callable[[int], str] = "row {}".format
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Add the sample to an error in the block that concerns a row of this batch."""
+        """Add the description of the sample to errors in the block about a row of this batch."""
         try:
             yield
         except JobflowError as error:
@@ -53,7 +53,7 @@ class Batch:
 
     @cached_property
     def numbers(self) -> Array:
-        """The numbers of the samples, int64[size]; for streams, the positions in the epoch."""
+        """The sample numbers as int64[size]; for streams, the positions in the epoch."""
         return self.number()
 
     @property
@@ -61,23 +61,23 @@ class Batch:
         return self.position_after.epoch > self.position.epoch
 
 
-#: rows of a batch: from, to
+#: rows of a batch: (start, stop)
 Stretch = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Ordered:
-    """Samples together with their order, read as rows of the batch that begins at a position."""
+    """Samples with their order; methods read `rows` of the batch that starts at `begin`."""
 
     samples: Samples
     order: Order
 
     def numbers(self, begin: Position, rows: Stretch) -> Array:
-        """Return the numbers of the samples in these rows of the batch."""
+        """Return the sample numbers of these rows of the batch."""
         return self.order.indices(begin.epoch, begin.sample + rows[0], begin.sample + rows[1])
 
     def read(self, begin: Position, rows: Stretch, names: Iterable[str]) -> dict[str, Array]:
-        """Return the named fields of these rows of the batch."""
+        """Return the fields `names` of these rows of the batch."""
         names = list(names)
         arrays = self.samples.read(self.numbers(begin, rows), begin.epoch, names)
         return {name: arrays[name] for name in names}
@@ -87,20 +87,22 @@ class Ordered:
         return f"{numbered(self.numbers(begin, rows))} of {self.samples}, epoch {begin.epoch}"
 
     def batch(self, begin: Position, after: Position, size: int, fields: Iterable[str]) -> Batch:
-        """Read a whole batch."""
+        """Read the whole batch of `size` samples."""
         return self.described(begin, after, size, self.read(begin, (0, size), fields))
 
     def described(self, begin: Position, after: Position, size: int, arguments: Mapping[str, Array | Lazy]) -> Batch:
-        """Return the batch with these arguments."""
+        """Return a Batch with the arrays `arguments` and descriptions of its samples."""
         numbers = partial(self.numbers, begin, (0, size))
         return Batch(arguments, size, begin, after, numbers, lambda row: self.samples.where(int(numbers()[row])))
 
 
 def per_device(value: Array | Lazy, count: int) -> list[Array | Lazy]:
-    """Split an argument into one part per device, with sizes that differ by at most one row.
+    """Split an argument into one part per device, with row counts that differ by at most one.
 
-    Raises: ArgumentError if the batch has fewer rows than there are devices.
+    Raises: ArgumentError if the batch has fewer rows than devices.
     """
     if value.shape[0] < count:
-        raise ArgumentError(f"a batch of {counted(value.shape[0], 'sample')} cannot be divided among {count} devices: each needs one")
+        raise ArgumentError(
+            f"a batch of {counted(value.shape[0], 'sample')} cannot be split over {count} devices; pass at least one sample per device"
+        )
     return [Rows(value, a, b) if isinstance(value, Lazy) else value[a:b] for a, b in cut(value.shape[0], count)]

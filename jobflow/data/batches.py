@@ -1,4 +1,4 @@
-"""Batches of samples in an order, from any position, read ahead by threads.
+"""Batches of samples in an order, from any position, with prefetching threads.
 
     batches = Batches(samples, Order(seed, len(samples), shuffle=True), batch_size=64)
     with batches.start(Position(epoch=3, sample=128)) as reading:
@@ -6,8 +6,8 @@
             train(*batch.arguments.values())
             save(batch.position_after)
 
-The samples of a batch are a function of (seed, epoch, position), so a resumed run reads exactly the rest of the data. With several clients
-the arguments are lazy: each rank reads only the rows of its layout. Rows requested in one batch are read ahead for the next ones.
+The samples of a batch are a function of (seed, epoch, position). A resumed run therefore reads exactly the remaining data. With several clients
+the arguments are lazy: a rank reads only the rows of its layout. Rows requested from one batch are prefetched for the next ones.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from jobflow.runtime.world import launched as launch
 
 
 class Batches:
-    """Batches of samples in the given order, or of a stream in the order of the stream.
+    """Batches of samples in `order`, or of a stream in the order of the stream.
 
-    `threads` threads read `prefetch` batches ahead; with 0 a batch is read when it is requested. `drop_last` omits the last samples of an epoch
-    if they do not fill a batch. `fields` selects the fields and their order; the default is all. With `sharded` the arguments are lazy and each
-    rank reads its part; this is the default if each rank is a client.
+    `threads` threads read `prefetch` batches ahead; with 0 a batch is read at its request. `drop_last` omits the last samples of an epoch
+    if they do not fill a batch. `fields` selects the fields and their order; the default is all fields. With `sharded` the arguments are lazy, and
+    a rank reads only its rows; this is the default if every rank is a client.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Batches:
         sharded: bool | None = None,
     ) -> None:
         if batch_size < 1 or prefetch < 0:
-            raise ArgumentError(f"Batches: batch_size is at least 1 and prefetch at least 0; got {batch_size} and {prefetch}")
+            raise ArgumentError(f"Batches: batch_size must be at least 1 and prefetch at least 0, not {batch_size} and {prefetch}")
         self.samples, self.batch_size, self.drop_last, self.prefetch = samples, batch_size, drop_last, prefetch
         self.fields = [checked_name(name, samples.fields, "Batches: field") for name in (samples.fields if fields is None else fields)]
         self.threads = 0 if prefetch == 0 else min(prefetch, os.cpu_count() or 1, 4) if threads is None else threads
@@ -61,15 +61,15 @@ class Batches:
         if isinstance(samples, Stream):
             self.sharded, self.threads = False, min(self.threads, 1)
             if order is not None:
-                raise ArgumentError("Batches: a stream of samples has its own order: omit order")
+                raise ArgumentError("Batches: a stream of samples has a fixed order; omit order")
             return
         self.order = order or Order(0, len(samples), shuffle=False)
         self.sharded = several_clients() if sharded is None else sharded
         if self.order.samples != len(samples):
-            raise ArgumentError(f"Batches: the order is of {self.order.samples} samples, but there are {len(samples)}")
+            raise ArgumentError(f"Batches: order has {self.order.samples} samples, but samples has {len(samples)}")
         if drop_last and len(samples) < batch_size:
             raise ArgumentError(
-                f"Batches: {counted(len(samples), 'sample')} do not fill a batch of {batch_size}, and drop_last omits them: there is no batch"
+                f"Batches: {counted(len(samples), 'sample')} do not fill a batch of {batch_size}, and drop_last omits them; reduce batch_size"
             )
 
     def __len__(self) -> int:
@@ -79,10 +79,10 @@ class Batches:
         return len(self.samples) // self.batch_size if self.drop_last else -(-len(self.samples) // self.batch_size)
 
     def start(self, position: Position | tuple[int, int] = BEGINNING, epochs: int | None = None) -> Reading[Batch]:
-        """Iterate over the batches from a position, for this many epochs including that of the position; None means without end."""
+        """Iterate over the batches from a position, for `epochs` epochs including the current one; None means without end."""
         at, samples = Position(*position), self.samples
         if isinstance(samples, Samples) and not (at.epoch >= 0 and 0 <= at.sample <= len(samples)):
-            raise ArgumentError(f"Batches: {at} is not in these data, whose epochs have {counted(len(samples), 'sample')}")
+            raise ArgumentError(f"Batches: {at} is out of range; an epoch has {counted(len(samples), 'sample')}")
         pool = Pool(self.threads)
         if isinstance(samples, Stream):
             return Reading(self._streamed(samples, at, epochs, pool), self.prefetch, pool)
@@ -105,7 +105,7 @@ class Batches:
             yield pool.ask(partial(next, batches, END), lambda: f"the next {counted(self.batch_size, 'sample')} of {data}")
 
     def _stretches(self, count: int, at: Position, epochs: int | None) -> Iterator[tuple[Position, Position, int]]:
-        """Generate (begin, begin of the next batch, size) of each batch."""
+        """Yield (start, start of the next batch, size) of each batch."""
         least = self.batch_size if self.drop_last else 1
         epoch, sample = at
         while epochs is None or epoch < at.epoch + epochs:
@@ -118,32 +118,32 @@ class Batches:
 
 
 def order_of(samples: Samples | Stream, seed: int, shuffle: bool) -> Order | None:
-    """Return the order of the samples; None for a stream, which defines its own."""
+    """Return the order of the samples, or None for a stream, which has a fixed order."""
     if not isinstance(samples, Stream):
         return Order(seed, len(samples), shuffle)
     if shuffle:
-        raise ArgumentError(f"{samples}: a stream of samples cannot be shuffled: set shuffle to false")
+        raise ArgumentError(f"{samples}: a stream of samples cannot be shuffled; set shuffle to false")
     return None
 
 
 def several_clients() -> bool:
-    """Return True if there are several processes and each calls jobs itself."""
+    """Return True if there are several processes and all of them call jobs."""
     started = launch.launched()
     environment = scope.current().root.environment
     return started is not None and started.size > 1 and environment is not None and environment.client == "multi"
 
 
 def streamed(stream: Stream, names: Sequence[str], size: int, drop_last: bool, at: Position, epochs: int | None) -> Iterator[Batch]:
-    """Generate the batches from a position; earlier samples are read and skipped."""
+    """Yield the batches of a stream from position `at`; preceding samples are read and skipped."""
     epoch, sample = at
     while epochs is None or epoch < at.epoch + epochs:
         samples = iter(stream.samples(epoch))
         skipped = sum(1 for _ in islice(samples, sample))
         if skipped < sample:
-            raise DataError(f"{stream}: epoch {epoch} has {counted(skipped, 'sample')}, so it cannot continue after {sample}")
+            raise DataError(f"{stream}: epoch {epoch} has {counted(skipped, 'sample')}, so reading cannot resume after sample {sample}")
         rows = list(islice(samples, size))
         if not sample and len(rows) < (size if drop_last else 1):
-            left = f", which do not fill a batch of {size} and drop_last leaves out" if drop_last else ""
+            left = f", which do not fill a batch of {size} and are omitted by drop_last" if drop_last else ""
             raise DataError(f"{stream}: epoch {epoch} has {counted(len(rows), 'sample')}{left}")
         while rows and not (drop_last and len(rows) < size):
             follows = list(islice(samples, size if drop_last else 1))  # `position_after` depends on whether another batch follows

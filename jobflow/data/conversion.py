@@ -1,6 +1,6 @@
-"""Checked conversion of elements: a value that the target type cannot hold is an error, never another number.
+"""Checked conversion of element types: a value that the target type cannot represent raises an error.
 
-Integers must be within the range of an integer type, and exact in a float type: ids are not rounded.  Floats become integers if they are whole.
+Integers must be in the range of an integer type, and exact in a float type: ids are not rounded.  Floats become integers if they are whole.
 Between float types values are rounded, but a finite value must not become infinite.  Booleans are 0 and 1.
 """
 
@@ -16,16 +16,16 @@ import numpy as np
 from jobflow.core.errors import DataError
 from jobflow.core.types import Array, dtype_of, float_info
 
-#: Describe the element at an index of the array, for messages.
+#: A function that describes the element at an index of the array, for messages.
 Place = Callable[[tuple[int, ...]], str]
-ADVICE = "give the field another element type with dtypes"
+ADVICE = "set another element type with dtypes"
 _BFLOAT16 = "bfloat16"
 
 
 def converted(values: Array, dtype: np.dtype[Any], place: Place, advice: str = ADVICE) -> Array:
-    """Return `values` with another element type, in C order; `values` itself if it has that type.
+    """Return `values` with another element type, in C order, or `values` itself if it has that type.
 
-    Raises: DataError that names the first element that the type cannot hold.
+    Raises: DataError that names the first element that the type cannot represent.
     """
     result, misfits = fitted(values, dtype)
     if misfits is not None:
@@ -36,7 +36,7 @@ def converted(values: Array, dtype: np.dtype[Any], place: Place, advice: str = A
 
 
 def fitted(values: Array, dtype: np.dtype[Any]) -> tuple[Array, Array | None]:
-    """Return `values` with another element type and a mask of the elements that it cannot hold; None instead of an empty mask."""
+    """Return `values` with another element type and a mask of the elements that it cannot represent, or None if there are none."""
     if values.dtype == dtype:
         return values, None
     with np.errstate(invalid="ignore", over="ignore"):
@@ -54,7 +54,7 @@ def is_number(dtype: np.dtype[Any]) -> bool:
 
 @lru_cache
 def holds_all(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Return True if the target type can hold each value of the source type."""
+    """Return True if the target type can represent every value of the source type."""
     if source.kind == "b" or source.newbyteorder("=") == target.newbyteorder("="):
         return True
     if target.kind == "b" or (_is_float(source) and not _is_float(target)):
@@ -66,7 +66,7 @@ def holds_all(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
 
 
 def fits(value: float, dtype: np.dtype[Any]) -> bool:
-    """Return True if a type can hold a Python number, by the rules of `fitted`; integers may be of any size."""
+    """Return True if a type can represent a Python number, by the rules of `fitted`; integers may have any size."""
     if dtype.kind == "b":
         return value in (0, 1)
     low, high = _span(dtype)
@@ -79,12 +79,12 @@ def fits(value: float, dtype: np.dtype[Any]) -> bool:
 
 
 def misfit(value: float, dtype: np.dtype[Any]) -> str:
-    """Return the reason why a type cannot hold a value, as in `which is not a whole number`."""
+    """Return the reason why a type cannot represent a value, for example "which is not a whole number"."""
     if dtype.kind == "b":
         return "which is neither 0 nor 1"
     is_whole = isinstance(value, int) or (math.isfinite(value) and value == int(value))
     if not _is_float(dtype) and not is_whole:
-        return f"which is not a whole number, as {dtype} needs"
+        return f"which is not a whole number, as {dtype} requires"
     low, high = _span(dtype)
     if low <= value <= high:
         return f"which {dtype} rounds to {int(np.array(value).astype(dtype))}"
@@ -125,7 +125,7 @@ def _rounded(values: Array, result: Array) -> Array | None:
 
 
 def _wide(values: Array) -> Array:
-    """Return floats of two bytes as float32, which can be compared with any bound."""
+    """Return 16-bit floats as float32, which can be compared with any bound, and other values unchanged."""
     return values.astype(np.float32) if _is_float(values.dtype) and values.dtype.itemsize == 2 else values
 
 
@@ -135,7 +135,7 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
 
 @lru_cache
 def _span(dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    """Return the smallest and the largest finite value."""
+    """Return the smallest and the largest finite value of a type."""
     if dtype.kind in "iu":
         return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
     if dtype.kind == "b":

@@ -1,4 +1,4 @@
-"""The reader of text tables with one line of cells per sample."""
+"""The reader "csv", for text tables with one sample per line."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ NEW_LINE, RETURN, QUOTE = 10, 13, 34
 
 
 def row_starts(content: Array, begin: int, delimiter: int) -> tuple[Array, int | None]:
-    """Return the positions of the rows from `begin` on with the end of the last one, and the position of an unclosed quote.
+    """Return the row offsets from `begin` on with the end of the last row, and the offset of an unclosed quote.
 
-    Lines end with LF, CR LF or CR.  A line end within quotes ends no row, and empty lines are no rows.
+    Lines end with LF, CR LF or CR.  A line end within quotes does not end a row, and empty lines are skipped.
     """
     parts, quotes = [np.array([begin], np.int64)], Quotes(content, begin, delimiter)
     for start in range(begin, len(content), BLOCK):
@@ -43,7 +43,7 @@ def row_starts(content: Array, begin: int, delimiter: int) -> tuple[Array, int |
 
 
 def line_ends(content: Array, start: int, stop: int) -> Array:
-    """Return the positions from `start` to `stop` at which lines end; of CR LF, that of LF."""
+    """Return the offsets from `start` to `stop` at which lines end; CR LF ends at its LF."""
     block = np.asarray(content[start:stop])
     ends, returns = np.flatnonzero(block == NEW_LINE) + start, np.flatnonzero(block == RETURN) + start
     if not returns.size:
@@ -54,12 +54,12 @@ def line_ends(content: Array, start: int, stop: int) -> Array:
 
 
 class Quotes:
-    """The quotes that open and close cells, alternately. In a cell that does not begin with a quote, quotes are text."""
+    """The quotes that open and close cells, alternately. In a cell that does not start with a quote, quotes are text."""
 
     def __init__(self, content: Array, begin: int, delimiter: int) -> None:
         self._content, self._begin, self._before = content, begin, np.array([delimiter, NEW_LINE, RETURN], np.uint8)
         self.is_open = False
-        #: position of the last quote that opened or closed a cell
+        #: offset of the last quote that opened or closed a cell
         self.last = -1
 
     def counted(self, marks: Array) -> Array:
@@ -77,7 +77,7 @@ class Quotes:
         return marks
 
     def _without_texts(self, marks: Array, begins: Array, first: int) -> Array:
-        """Return the quotes that open or close cells; the quote at index `first` is the first one that is text."""
+        """Return the quotes that open or close cells; `first` is the index of the first quote that is text."""
         cells = marks[:first].tolist()
         last, is_open = cells[-1] if cells else self.last, False
         for mark, begin in zip(marks[first:].tolist(), begins[first:].tolist(), strict=True):
@@ -96,15 +96,15 @@ OTHER_DELIMITERS = ";\t|,"
 class CsvTable(Table):
     """A table of columns separated by `delimiter`; sample i is row i.
 
-    `fields` names the columns of each field: one (`labels: species`) or several (`features: [length, width]`). Columns hold numbers, float32
+    `fields` names the columns of each field: one (`labels: species`) or several (`features: [length, width]`). Columns contain numbers, float32
     unless `dtypes` sets another type, or texts if `categories` names them. A category is an int32, the index of the text among the sorted texts
     of the column or in a list (`{species: [setosa, virginica]}`).
 
     `missing` replaces empty cells of number columns and the texts that pandas reads as missing (`NA`, `null` ...). It is one number, or a number
-    by column (`{length: 0, width: -1}`). With `empty` "index" an empty category has the first index after the categories; with `unknown` "index"
-    all other texts have the next one. The default for both is an error. Without `header` the columns are called 0, 1, 2 ...
+    by column (`{length: 0, width: -1}`). With `empty` "index" an empty category has the first index after the categories. With `unknown` "index"
+    all other texts have the next index. The default for both is an error. Without `header` the columns are named 0, 1, 2 ...
 
-    The file may be compressed with gzip. For a plain file only the offsets of the rows are kept in memory. Every `validation_every`-th row is for
+    The file may be compressed with gzip. For an uncompressed file only the row offsets are kept in memory. Every `validation_every`-th row is for
     validation.
     """
 
@@ -126,22 +126,22 @@ class CsvTable(Table):
     ) -> None:
         self._path, self._delimiter, self._first, self.what = path_of(path), delimiter, int(header is True), f"{WHAT}: {path_of(path)}"
         if len(delimiter) != 1 or delimiter in '"\r\n':
-            raise ArgumentError(f"{WHAT}: delimiter is {delimiter!r}; it must be one character other than a quote")
+            raise ArgumentError(f"{WHAT}: delimiter must be one character other than a quote, not {delimiter!r}")
         if not isinstance(header, bool):
-            raise ArgumentError(f"{WHAT}: header is {header!r}; it is True or False")
+            raise ArgumentError(f"{WHAT}: header must be True or False, not {header!r}")
         if not self._path.exists():
             raise fault(f"there is no file {self._path.absolute()}")
         self._content, begin = text_of(self._path, fault)
         self._starts, unclosed = row_starts(self._content, begin, delimiter.encode()[-1])
         if unclosed is not None:
             double = 'double a quote that is part of a text ("")'
-            raise DataError(f"{self._place(unclosed)}: a quote opens a cell here and is not closed before the end of the file; {double}")
+            raise DataError(f"{self._place(unclosed)}: a quote opens a cell here and is not closed by the end of the file; {double}")
         rows = len(self._starts) - 1 - self._first
         if rows + self._first < 1:
             raise DataError(f"{self}: the file is empty" if len(self._content) <= begin else f"{self}: the file has only empty lines")
         self._line = self._parsed(0)
         if rows < 1:
-            raise DataError(f"{self._where(0)} is the only line, and is read as the names of columns; if it is a row, set header to false")
+            raise DataError(f"{self._where(0)} is the only line, and is read as column names; if it is a row, set header to false")
         columns = [name.strip() for name in self._line] if header else [str(i) for i in range(len(self._line))]
         super().__init__(columns, rows, fields, categories, dtypes, missing, (empty, unknown), (split, validation_every))
 
@@ -168,7 +168,7 @@ class CsvTable(Table):
         return values
 
     def _array(self, columns: Sequence[str], texts: list[str], dtype: np.dtype[Any], rows: Sequence[int]) -> Array:
-        """Return the values of cells, row by row."""
+        """Return the values of cells in row-major order."""
         if columns[0] in self.categories:
             return self._categories_of(columns, texts, dtype, rows)
         result, odd = numbers_in(texts, dtype)
@@ -199,14 +199,14 @@ class CsvTable(Table):
         if others:
             return self._delimiter_hint(others[0])
         if self._first and all(number(cell.strip(), np.dtype(np.float64)) is not None for cell in self._line):
-            return " The first line holds numbers: if the file has no names of columns, set header to false."
+            return " The first line contains numbers: if the file has no column names, set header to false."
         return ""
 
     def _delimiter_hint(self, other: str) -> str:
         return f" The cells of the first line seem to be separated by {other!r} and not by {self._delimiter!r}: set delimiter to {other!r}."
 
     def _texts(self, rows: Sequence[int], columns: Collection[str]) -> dict[str, list[str]]:
-        """Return the texts of columns in these rows."""
+        """Return the texts of columns in `rows`."""
         cells = self._rows(rows)
         places = {column: self.columns.index(column) for column in columns}
         return {column: [texts[place] for texts in cells] for column, place in places.items()}
@@ -216,7 +216,7 @@ class CsvTable(Table):
         cells = [self._parsed(row) for row in rows]
         for row, texts in zip(rows, cells, strict=True):
             if len(texts) != len(self.columns):
-                raise DataError(f"{self._where(row)} has {len(texts)} columns, the first line has {len(self.columns)}")
+                raise DataError(f"{self._where(row)} has {len(texts)} columns, but the first line has {len(self.columns)}")
         return cells
 
     def _parsed(self, row: int) -> list[str]:
@@ -226,7 +226,7 @@ class CsvTable(Table):
         try:
             return next(csv.reader([text.decode()], delimiter=self._delimiter, strict=True))
         except UnicodeDecodeError as error:
-            raise DataError(f"{self._where(row)} is no UTF-8: {error}; convert the file to UTF-8") from None
+            raise DataError(f"{self._where(row)} is not valid UTF-8: {error}; convert the file to UTF-8") from None
         except csv.Error as error:
             raise DataError(f"{self._where(row)} cannot be read: {error}{self._quoting_hint(row, text.decode())}") from None
 

@@ -1,4 +1,4 @@
-"""The UCI handwritten digits that come with jobflow: their reader, and a substitute for MNIST where MNIST is not available.
+"""The UCI handwritten digits of the package: their reader, and a substitute for MNIST if MNIST is not available.
 
 The substitute has MNIST's shapes, enlarged and shifted from the 1,797 images of 8x8 pixels. The images are split into train and test *before*
 they are multiplied, so no test image is a shifted train image. Each image is scaled to the 20x20 box of MNIST's digits, centred in 28x28, and
@@ -34,15 +34,15 @@ def originals() -> tuple[Images, Images]:
 
 
 def divided() -> tuple[Images, Images, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
-    """Return images, labels and the split order; the first `TEST_ORIGINALS` of the order are the test images."""
+    """Return images, labels and a permutation of them, whose first `TEST_ORIGINALS` indices are the test images."""
     images, labels = originals()
     return images, labels, np.random.RandomState(SPLIT_SEED).permutation(len(images))
 
 
 def weights(size: int, target: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """Return W[target, size] of bilinear interpolation between pixel centres, times 2 * target.
+    """Return the matrix [target, size] of bilinear interpolation between pixel centres, times 2 * target.
 
-    The entries are integers, so they are the same on each machine.
+    The entries are integers, and therefore equal on all machines.
     """
     unit = 2 * target
     centre = np.clip((2 * np.arange(target) + 1) * size - target, 0, (size - 1) * unit)
@@ -61,7 +61,7 @@ def scaled(images: Images, target: int) -> Images:
 
 
 def expanded(images: Images, labels: Images, size: int, seed: int) -> tuple[Images, Images]:
-    """Return `size` shifted copies of the images, as evenly as possible, in random order: uint8[size,28,28], uint8[size]."""
+    """Return `size` shifted copies, equally many per image, in random order: uint8[size,28,28] and their labels uint8[size]."""
     random = np.random.RandomState(seed)
     side = 2 * REACH + 1
     copies = -(-size // len(images))
@@ -87,17 +87,17 @@ def like_mnist() -> tuple[tuple[Images, Images], tuple[Images, Images]]:
 
 
 class Digits(Columns):
-    """The 1,797 UCI handwritten digits: images float32[1, edge, edge] in 0..1 and labels int32 of 0..9.
+    """The reader "digits": 1,797 UCI handwritten digits with images float32[1, edge, edge] in 0..1 and labels int32 of 0..9.
 
     1,300 are for training, 200 for validation and 297 for the test. With `edge` 8 the images have their original size. With 28 they are enlarged
-    and shifted to MNIST's shape, and each yields `copies` shifted images.
+    and shifted to MNIST's shape, and each image yields `copies` shifted images.
     """
 
     def __init__(self, split: Literal["train", "validation", "test"] = "train", edge: Literal[8, 28] = 28, copies: int = 1) -> None:
         if split not in SEEDS:
-            raise ArgumentError(f'reader "digits": split is {split!r}; it is one of {", ".join(SEEDS)}')
+            raise ArgumentError(f'reader "digits": split must be one of {", ".join(SEEDS)}, not {split!r}')
         if edge not in (8, 28) or not 1 <= copies <= (1 if edge == 8 else 49):
-            raise ArgumentError(f'reader "digits": edge is 8, of which there is 1 copy, or 28, of which there are up to 49; got {edge} and {copies}')
+            raise ArgumentError(f'reader "digits": edge must be 8 with 1 copy, or 28 with 1 to 49 copies, not {edge} with {copies}')
         images, labels, order = divided()
         a, b = TEST_ORIGINALS, TEST_ORIGINALS + VALIDATION_ORIGINALS
         own = {"test": order[:a], "validation": order[a:b], "train": order[b:]}[split]

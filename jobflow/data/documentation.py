@@ -1,4 +1,4 @@
-"""Python's own documentation as a text: about 600,000 characters of English, available on each machine."""
+"""Python's own documentation as text: about 600,000 characters of English, available on every machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from zlib import crc32
 
-#: folders without documentation of the library
+#: folders that contain no documentation of the library
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 PARAGRAPHS = re.compile(r"\n(?:[ \t]*\n)+")
 #: the docstring of a module, after comments
@@ -24,7 +24,7 @@ FIRST = re.compile(r"""\A(?:[ \t]*(?:\#[^\n]*)?\n)*([rRuU]?(?:\"\"\".*?(?<!\\)\"
 def documentation_text() -> str:
     """Return the topics of `help()` and the docstrings of the standard library, in the order of their checksums.
 
-    The order mixes the sources, so a held-out part resembles the rest. Repeated paragraphs occur once, so the parts do not overlap. The text
+    The order mixes the sources, so a held-out part resembles the others. Repeated paragraphs occur once, so the parts do not overlap. The text
     depends on the version of Python.
     """
     parts = sorted((text.strip() for text in [*topics.values(), *_docstrings()]), key=lambda text: (crc32(text.encode()), text))

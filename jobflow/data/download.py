@@ -1,7 +1,7 @@
 """Download of a file once per node.
 
-The first process that creates ``<file>.lock`` downloads to a temporary file and renames it; the others wait until the lock is gone. If the file
-is then missing, the download failed and is not repeated.
+The first process that creates ``<file>.lock`` downloads to a temporary file and renames it. The others wait until the lock is removed. If the
+file is then missing, the download failed and is not repeated.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import IO, Any
 
 from jobflow.runtime.thread_start import start_thread
 
-#: seconds without an answer, or without a byte, after which a download is given up
+#: timeout of a download in seconds, for the response and for each read
 PATIENCE = 3.0
-#: seconds without a touch after which the process of a lock counts as dead
+#: seconds after its last touch until a lock is considered abandoned
 STALE = 15.0
 PIECE = 1 << 18
 
@@ -50,7 +50,7 @@ def _take(lock: Path) -> int:
 
 
 def _wait(lock: Path) -> None:
-    """Wait until the lock is gone; remove it if no process has touched it for `STALE` seconds."""
+    """Wait until the lock is removed; remove it if no process has touched it for `STALE` seconds."""
     with contextlib.suppress(FileNotFoundError):
         while time.time() - lock.stat().st_mtime < STALE:
             time.sleep(0.05)
@@ -83,9 +83,9 @@ def _replacing(target: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _answer(url: str, patience: float) -> Iterator[Any]:
-    """Yield the opened `url`; raise TimeoutError without a response in time.
+    """Yield the opened `url`; raise TimeoutError if there is no response within `patience` seconds.
 
-    A socket timeout does not bound the resolution of the host name. The connection is therefore opened on a thread that is abandoned if it is late.
+    A socket timeout does not bound host name resolution. The connection is therefore opened on a thread, which is abandoned if it is late.
     """
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -99,7 +99,7 @@ def _answer(url: str, patience: float) -> Iterator[Any]:
     try:
         answer = answers.get(timeout=patience)
     except queue.Empty:
-        raise TimeoutError(f"no answer within {patience:g} s from {url}") from None
+        raise TimeoutError(f"no response within {patience:g} s from {url}") from None
     if isinstance(answer, OSError):
         raise answer
     with contextlib.closing(answer):

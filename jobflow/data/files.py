@@ -12,7 +12,7 @@ from jobflow.core.types import Array
 from jobflow.storage.remote import AnyPath, RemotePath
 from jobflow.storage.untrusted import MEMORY, Fault, mapped, open_regular, read_at_most
 
-#: Folders and files of operating systems and tools, in lower case. Names that begin with a point are hidden, too.
+#: Folders and files of operating systems and tools, in lower case. Names that start with a dot are hidden, too.
 SYSTEM = frozenset(
     [
         *["__macosx", "__pycache__", "_temporary", "thumbs.db", "ehthumbs.db", "desktop.ini"],
@@ -20,7 +20,7 @@ SYSTEM = frozenset(
     ]
 )
 GZIP, UTF8_MARK = b"\x1f\x8b", b"\xef\xbb\xbf"
-#: First bytes of files that are not UTF-8 text, and the way to use them.
+#: First bytes of files that are not UTF-8 text, and advice for messages.
 _OTHER = {
     b"\xff\xfe\x00\x00": "UTF-32 text; convert it to UTF-8",
     b"\x00\x00\xfe\xff": "UTF-32 text; convert it to UTF-8",
@@ -36,14 +36,14 @@ _OTHER = {
 
 
 def fault_of(what: str) -> Fault:
-    """Return the constructor of errors of a reader."""
+    """Return a function that creates the errors of a reader from a text."""
     return lambda text: DataError(f"{what}: {text}")
 
 
 def files_at(path: AnyPath, pattern: str, fault: Fault) -> list[AnyPath]:
-    """Return the file, or the files below a folder that match a pattern, sorted by path.
+    """Return the file `path`, or the files below a folder that match `pattern`, sorted by path.
 
-    Raises: the fault if the path does not exist or no file matches.
+    Raises: the error of `fault` if the path does not exist or no file matches.
     """
     if not path.exists():
         raise fault(f"there is no file or folder {path.absolute()}")
@@ -56,7 +56,7 @@ def files_at(path: AnyPath, pattern: str, fault: Fault) -> list[AnyPath]:
 
 
 def files_below(folder: AnyPath, pattern: str = "*") -> list[AnyPath]:
-    """Return the files below a folder that match a pattern, sorted by path, without hidden and system files."""
+    """Return the files below a folder that match `pattern`, sorted by path, without hidden and system files."""
     steps = len(str(folder).rstrip("/")) + 1
     files = [file for file in folder.rglob(pattern) if isinstance(file, RemotePath) or not file.is_dir()]  # object stores have no folders
     return sorted((file for file in files if not any(map(is_hidden, str(file)[steps:].split("/")))), key=str)
@@ -68,14 +68,14 @@ def entries_of(folder: AnyPath) -> list[AnyPath]:
 
 
 def is_hidden(name: str) -> bool:
-    """Return True for the name of a hidden file, or of a file or folder that a system or a tool creates beside data."""
+    """Return True for the name of a hidden file, or of a file or folder that systems or tools create next to data."""
     return name.startswith(".") or name.lower() in SYSTEM
 
 
 def text_of(path: AnyPath, fault: Fault) -> tuple[Array, int]:
-    """Return the bytes of a text file, decompressed if it is gzip, and the position after its byte-order mark.
+    """Return the bytes of a text file, decompressed if it is gzip, and the offset after its byte-order mark.
 
-    Raises: the fault for a file in another format.
+    Raises: the error of `fault` for a file in another format.
     """
     content = content_of(path, fault)
     head = content[:8].tobytes()

@@ -1,4 +1,4 @@
-"""The reader of IDX files, the format of MNIST."""
+"""The reader "idx", for IDX files, the format of MNIST."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from jobflow.storage.untrusted import AXES, mapped
 
 WHAT = 'reader "idx"'
 fault = fault_of(WHAT)
-#: the published names, and the names after a download by browsers and scripts
+#: published file names, and variants after downloads by browsers and scripts
 IDX_NAMES = (
     ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
     ("train-images.idx3-ubyte", "train-labels.idx1-ubyte", "t10k-images.idx3-ubyte", "t10k-labels.idx1-ubyte"),
 )
-#: images and labels among these names
+#: slices of these names: images and labels of a split
 TRAIN, TEST = slice(0, 2), slice(2, 4)
-#: third byte of a file -> element type
+#: element types by the third byte of a file
 ELEMENTS = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
 class Idx(Columns):
-    """Images float32[1, height, width] in 0..1 and labels int32 from two IDX files, plain or gzip.
+    """The reader "idx": images float32[1, height, width] in 0..1 and labels int32 from two IDX files, plain or gzip.
 
     `path` is a folder with MNIST's files. `images` and `labels` name other files in it; labels may be omitted. Every `validation_every`-th image
-    of the training files is for validation; "all" selects the training files as a whole. Plain files are memory-mapped, gzip files are
-    decompressed into memory.
+    of the training files is for validation; "all" selects all training images. Plain files are memory-mapped, gzip files are decompressed into
+    memory.
     """
 
     def __init__(
@@ -47,16 +47,16 @@ class Idx(Columns):
         if images is not None:
             files = [folder / images] + ([folder / labels] if labels is not None else [])
         elif labels is not None:
-            raise ArgumentError(f"{WHAT}: labels are given, but no images")
+            raise ArgumentError(f"{WHAT}: labels requires images; pass both")
         else:
             which = TEST if split == "test" else TRAIN
             files = published(folder, which)
             if not files:
                 names = " and ".join(IDX_NAMES[0][which])
-                raise fault(f"{folder.absolute()} has no {names}, packed or not; name other files with images and labels")
+                raise fault(f"{folder.absolute()} contains no {names}, plain or gzip; name other files with images and labels")
         arrays = dict(zip(("images", "labels"), map(elements, files), strict=False))
         if arrays["images"].ndim != 3:
-            raise fault(f"{files[0]} holds an array of shape {list(arrays['images'].shape)}; images are [count, height, width]")
+            raise fault(f"{files[0]} contains an array of shape {list(arrays['images'].shape)}; images must be [count, height, width]")
         whole = arrays["images"].dtype.kind in "ui"
         scale = {"images": 1 / np.iinfo(arrays["images"].dtype).max if whole else 1.0}
         arrays["images"] = arrays["images"][:, None]
@@ -67,7 +67,7 @@ class Idx(Columns):
 
 
 def published(folder: AnyPath, which: slice = slice(None)) -> list[AnyPath]:
-    """Return MNIST's files in a folder, or a slice of them, plain or gzip; empty if one is missing."""
+    """Return MNIST's files in a folder, or a slice of them, plain or gzip; return [] if one is missing."""
     for names in IDX_NAMES:
         paths = [next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None) for name in names[which]]
         if all(paths):
@@ -78,19 +78,19 @@ def published(folder: AnyPath, which: slice = slice(None)) -> list[AnyPath]:
 def elements(path: AnyPath) -> Array:
     """Return the array in an IDX file.
 
-    The header is 0, 0, type, number of axes, then each size as a big-endian int32. The elements follow.
+    The header is 0, 0, type, number of axes, then the sizes as big-endian int32. The elements follow.
     """
     if not path.is_file():
         raise fault(f"there is no file {path.absolute()}")
     content = unpacked(path, fault) if path.suffix == ".gz" else mapped(path, fault)
     head = content[:4].tolist()
     if len(head) < 4 or head[:2] != [0, 0] or head[2] not in ELEMENTS or head[3] > AXES:
-        raise fault(f"{path} is no IDX file: it begins with {bytes(content[:4])!r}")
+        raise fault(f"{path} is not an IDX file: it starts with {bytes(content[:4])!r}")
     dtype, start = np.dtype(ELEMENTS[head[2]]), 4 + 4 * head[3]
     if len(content) < start:
         raise fault(f"{path} ends at byte {len(content)}, within its header of {start} bytes")
     shape = tuple(content[4:start].view(">i4").tolist())
     needed = math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or len(content) - start != needed:
-        raise fault(f"{path} is damaged: {dtype}{list(shape)} at byte {start} needs {needed} bytes, but there are {len(content) - start}")
+        raise fault(f"{path} is damaged: {dtype}{list(shape)} at byte {start} requires {needed} bytes, but the file has {len(content) - start}")
     return content[start:].view(dtype).reshape(shape)

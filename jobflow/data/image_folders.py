@@ -1,4 +1,4 @@
-"""The reader of image folders, based on Pillow."""
+"""The reader "images", for image folders, based on Pillow."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from jobflow.storage.untrusted import IMAGE, open_regular
 WHAT = 'reader "images"'
 fault = fault_of(WHAT)
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
-#: Pillow's names of the formats of these endings; some of its other formats start programs
+#: Pillow's formats of these endings; some of its other formats start programs
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 #: Pillow's mode by number of channels
 MODES = {1: "L", 3: "RGB"}
 
 
 class ImageFolders(Samples):
-    """Images float32[channels, size, size], and as int32 labels the index of the image's folder among the folders of `path`.
+    """Images float32[channels, size, size] with int32 labels: the index of the image's folder among the folders of `path`.
 
-    The shorter side of an image is scaled to `resize` pixels, by default `size`. A square of `size` is cut from the centre, or from a random
-    place if `crop` is "random". `flip` mirrors half of the images. Random choices are a function of (`seed`, epoch, number of the image).
+    The shorter side of an image is scaled to `resize` pixels, by default `size`. A square of `size` is cropped from the centre, or at random
+    if `crop` is "random". `flip` mirrors half of the images. Random choices are a function of (`seed`, epoch, number of the image).
     Pixels are in 0..1. With `mean` and `deviation`, one number per channel, they become (x - mean) / deviation.
 
     `classes` names the folders and their order; the default is all folders, sorted by name. Without `labels` all images below `path` are read
@@ -77,14 +77,16 @@ class ImageFolders(Samples):
 
     def _check(self, crop: str, mean: list[float] | None, deviation: list[float] | None) -> None:
         if crop not in ("center", "random") or self._channels not in MODES:
-            raise ArgumentError(f'{WHAT}: crop is "center" or "random" and channels 1 or 3; got "{crop}" and {self._channels}')
+            raise ArgumentError(f'{WHAT}: crop must be "center" or "random" and channels 1 or 3, not "{crop}" and {self._channels}')
         if not 1 <= self._size <= self._resize:
-            raise ArgumentError(f"{WHAT}: a square of size {self._size} cannot be cut from an image whose shorter side has {self._resize} pixels")
+            raise ArgumentError(
+                f"{WHAT}: size {self._size} must be at least 1 and at most resize {self._resize}, the shorter side of an image in pixels"
+            )
         for what, factors in (("mean", mean), ("deviation", deviation)):
             if factors is not None and (len(factors) != self._channels or (what == "deviation" and min(factors) <= 0)):
-                raise ArgumentError(f"{WHAT}: {what} has a number for each of {self._channels} channels; got {factors}")
+                raise ArgumentError(f"{WHAT}: {what} must have a number for each of {self._channels} channels, not {factors}")
             if factors is not None and not np.isfinite(factors).all():
-                raise ArgumentError(f"{WHAT}: {what} is {factors}; give finite numbers")
+                raise ArgumentError(f"{WHAT}: {what} must contain finite numbers, not {factors}")
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -96,17 +98,17 @@ class ImageFolders(Samples):
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
         arrays: dict[str, Array] = {}
         if "images" in names:
-            drawn = philox.words(np, self._key, numbers.astype(np.uint64), epoch) if self._random or self._flip else None
+            random_words = philox.words(np, self._key, numbers.astype(np.uint64), epoch) if self._random or self._flip else None
             images = np.empty((len(numbers), self._channels, self._size, self._size), np.float32)
             for row, number in one_by_one(numbers.tolist(), lambda number: str(self._files[number])):
-                images[row] = self._image(self._files[number], None if drawn is None else drawn[:, row])
+                images[row] = self._image(self._files[number], None if random_words is None else random_words[:, row])
             arrays["images"] = np.divide(np.subtract(images, self._mean, out=images), self._deviation, out=images)
         if "labels" in names:
             arrays["labels"] = self._labels[numbers]
         return arrays
 
     def _near(self, file: AnyPath) -> Path:
-        """Return a local file as it is, and a local copy of a remote object, which is downloaded once."""
+        """Return a local file unchanged, and for a remote object a local copy, which is downloaded once."""
         if isinstance(file, Path):
             return file
         if file not in self._copies:
@@ -114,7 +116,7 @@ class ImageFolders(Samples):
         return self._copies[file]
 
     def _decoded(self, opened: Any) -> Any:
-        """Return the pixels of an open file in 0..255: bytes, or floats for more than 8 bits."""
+        """Return the pixels of an opened image in 0..255: bytes, or floats for more than 8 bits."""
         white = white_of(opened)
         if white == BYTE:
             opened.draft(MODES[self._channels], (self._resize, self._resize))  # decodes JPEG at the nearest larger scale
@@ -123,8 +125,8 @@ class ImageFolders(Samples):
             image = self._pillow.fromarray(deep_grey(opened, white))
         return upright(image, opened, self._pillow.Transpose) if self._orientation else image
 
-    def _image(self, file: AnyPath, drawn: Array | None) -> Array:
-        """Return the square of an image, float32[channels, size, size] in 0..1."""
+    def _image(self, file: AnyPath, random_words: Array | None) -> Array:
+        """Return the cropped square of an image as float32[channels, size, size] in 0..1."""
         try:
             with open_regular(self._near(file), fault) as content, self._pillow.open(content, formats=FORMATS) as opened:
                 IMAGE.check(opened.width * opened.height, f"{file}", fault)
@@ -132,26 +134,28 @@ class ImageFolders(Samples):
         except DataError as error:
             raise error if str(file) in str(error) else fault(f"{file}: {error}") from None
         except self._pillow.UnidentifiedImageError:
-            raise fault(f"{file} is no image that can be read: it has none of the formats {', '.join(FORMATS)}") from None
+            raise fault(f"{file} cannot be read as an image: it has none of the formats {', '.join(FORMATS)}") from None
         except Exception as error:  # a broken image can raise any exception in the decoder
-            raise fault(f"{file} is no image that can be read: {error}") from error
+            raise fault(f"{file} cannot be read as an image: {error}") from error
         factor = self._resize / min(image.size)
         sides = [max(self._resize, round(side * factor)) for side in image.size]
         image = image.resize(sides, self._pillow.Resampling.BILINEAR)
         free = [side - self._size for side in sides]
         left, top = (
-            (int(word) % (n + 1) for word, n in zip(drawn[:2], free, strict=True)) if drawn is not None and self._random else (n // 2 for n in free)
+            (int(word) % (n + 1) for word, n in zip(random_words[:2], free, strict=True))
+            if random_words is not None and self._random
+            else (n // 2 for n in free)
         )
         square = np.asarray(image, np.float32)[top : top + self._size, left : left + self._size].reshape(self._size, self._size, -1) / np.float32(
             BYTE
         )
-        if self._flip and drawn is not None and drawn[2] & 1:
+        if self._flip and random_words is not None and random_words[2] & 1:
             square = square[:, ::-1]
         return square.transpose(2, 0, 1)
 
 
 def pillow() -> Any:
-    """Return Pillow's Image module with the current limit of image sizes."""
+    """Return Pillow's Image module with its limit of image sizes set to the current one."""
     Image = optional("PIL.Image", WHAT)
     if IMAGE.most > IMAGE.default:
         Image.MAX_IMAGE_PIXELS = IMAGE.most  # Pillow's own limit
@@ -165,7 +169,7 @@ def _per_channel(numbers: list[float]) -> Array:
 def _folders(path: AnyPath) -> list[str]:
     folders = [folder.name for folder in entries_of(path) if folder.is_dir()]
     if not folders:
-        raise fault(f"there are no folders in {path.absolute()}: each class has one, or say labels: false")
+        raise fault(f"there are no folders in {path.absolute()}; create one per class, or set labels: false")
     return folders
 
 

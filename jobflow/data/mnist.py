@@ -1,4 +1,4 @@
-"""MNIST from the first available source: an archive, the four IDX files, a download of the archive, or the digits of the package."""
+"""MNIST from the first available source: an archive, the four IDX files, a download, or the digits of the package."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def load_mnist(
     hash_check: str = SHA256,
     out_dir: str = ".",
 ) -> tuple[Pair, Pair]:
-    """Return ((train images, train labels), (test images, test labels)), cut into batches.
+    """Return ((train images, train labels), (test images, test labels)), split into batches.
 
     Images are float32[batches, batch, 1, 28, 28] in 0..1 (``NHWC``: [batches, batch, 28, 28, 1]), labels int32[batches, batch].
     The sources, in order: ``mnist.npz`` in `out_dir`, whose SHA-256 must be `hash_check`; the four IDX files there, plain or gzip; a download
@@ -39,7 +39,7 @@ def load_mnist(
     Raises: ArgumentError for a batch size that does not divide the images or an unknown format; JobflowError for a damaged file.
     """
     if data_format not in ("NCHW", "NHWC"):
-        raise ArgumentError(f'load_mnist at {user_line()}: data_format is {data_format!r}; it must be "NCHW" or "NHWC"')
+        raise ArgumentError(f'load_mnist at {user_line()}: data_format must be "NCHW" or "NHWC", not {data_format!r}')
     train, test = _find(Path(out_dir), url, hash_check)
     return _batches("train", *train, train_batch_size, data_format), _batches("test", *test, test_batch_size, data_format)
 
@@ -51,7 +51,7 @@ def _find(folder: Path, url: str, hash_check: str) -> tuple[Pair, Pair]:
         if files:
             images, labels, test_images, test_labels = map(_pixels, files)
             return (images, labels), (test_images, test_labels)
-        from jobflow.data.download import fetch  # here, because the modules of the network take longer to import than NumPy's core
+        from jobflow.data.download import fetch  # here, because network modules take longer to import than NumPy
 
         folder.mkdir(parents=True, exist_ok=True)
         if not fetch(url, archive):
@@ -66,13 +66,11 @@ def _find(folder: Path, url: str, hash_check: str) -> tuple[Pair, Pair]:
 def _read_archive(path: Path, hash_check: str) -> tuple[Pair, Pair]:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest != hash_check:
-        raise JobflowError(
-            f"{path}: SHA-256 is {digest}, expected {hash_check}; remove the file to have it downloaded again, or pass its own hash_check"
-        )
+        raise JobflowError(f"{path}: SHA-256 is {digest}, expected {hash_check}; remove the file to download it again, or pass its hash_check")
     with np.load(path) as archive:
         missing = [name for name in ARCHIVE_NAMES if name not in archive]
         if missing:
-            raise JobflowError(f"{path}: no array called {', '.join(missing)}; it holds {', '.join(archive.files)}")
+            raise JobflowError(f"{path}: the archive has no array {', '.join(missing)}; it contains {', '.join(archive.files)}")
         images, labels, test_images, test_labels = (archive[name] for name in ARCHIVE_NAMES)
     return (images, labels), (test_images, test_labels)
 
@@ -81,7 +79,7 @@ def _pixels(path: AnyPath) -> Array:
     """Return the uint8 array in an IDX file."""
     pixels: Array = elements(path)
     if pixels.dtype != np.uint8:
-        raise DataError(f"{path} holds {pixels.dtype}, and MNIST's files hold bytes")
+        raise DataError(f"{path} contains {pixels.dtype} instead of bytes")
     return pixels
 
 

@@ -1,4 +1,4 @@
-"""Numbers in text files, by the rules of pandas: no underscores, ASCII digits, and the marks of missing values."""
+"""Numbers in text files, by the rules of pandas: no underscores, ASCII digits, and pandas' texts for missing values."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MISSING = frozenset(
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?P<rest>\.[0-9]*)?|(?P<point>\.[0-9]+))(?P<power>[eE][+-]?[0-9]+)?")
 _INFINITE = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
 _TRUTH = {"true": 1, "True": 1, "TRUE": 1, "false": 0, "False": 0, "FALSE": 0}
-#: Digits of the longest number that is read.
+#: Maximum number of digits of a number.
 DIGITS = 1000
 
 
 def numbers(texts: list[str], dtype: np.dtype[Any]) -> tuple[Array, list[int]]:
-    """Return texts as numbers of a type, and the positions of those that need `number`: their elements are arbitrary."""
+    """Return texts as numbers of a type, and the positions of texts that require `number`; their elements are arbitrary."""
     joined = "".join(texts)
     plain = joined.isascii() and "_" not in joined
     if dtype.kind in "biu":
@@ -36,21 +36,21 @@ def numbers(texts: list[str], dtype: np.dtype[Any]) -> tuple[Array, list[int]]:
 
 
 def number(text: str, dtype: np.dtype[Any]) -> float | None:
-    """Return the number in a text without spaces around it; None if there is none, or the type cannot hold it."""
+    """Return the number in a text without surrounding spaces, or None if there is none or the type cannot represent it."""
     is_float = dtype.kind not in "biu"
     if dtype.kind == "b" and text in _TRUTH:
         return _TRUTH[text]
     if is_float and (_INFINITE.fullmatch(text) or text.lstrip("-").lower() == "nan"):
         return float(text)
     value = parsed(text, exact=not is_float)
-    infinite = isinstance(value, float) and math.isinf(value)  # math.isinf refuses integers of more than 308 digits
+    infinite = isinstance(value, float) and math.isinf(value)  # math.isinf raises for integers of more than 308 digits
     return value if value is not None and not infinite and fits(value, dtype) else None
 
 
 def parsed(text: str, exact: bool = True) -> Any:
-    """Return the number that a text spells, None if it spells none.
+    """Return the number that a text represents, or None.
 
-    The number is an int without a point and a power, else a float. With `exact` it is an int if it is whole, else a Decimal.
+    Without a point and an exponent the number is an int, else a float. With `exact` a whole number is an int, and other numbers are Decimals.
     """
     match = _NUMBER.fullmatch(text)
     if match is None or len(text) > DIGITS:
@@ -69,7 +69,7 @@ def _integers(texts: list[str], dtype: np.dtype[Any], plain: bool) -> tuple[Arra
         return np.zeros(len(texts), dtype), everything
     try:
         result, misfits = fitted(np.array([int(text) for text in texts], np.int64), dtype)
-    except (ValueError, OverflowError):  # `number` finds out which text it is
+    except (ValueError, OverflowError):  # `number` determines the wrong text
         return np.zeros(len(texts), dtype), everything
     return result, [] if misfits is None else np.flatnonzero(misfits).tolist()
 

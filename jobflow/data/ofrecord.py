@@ -1,4 +1,4 @@
-"""The reader of OFRecord files, the record files of the legacy system.
+"""The reader "ofrecord", for OFRecord files, the record files of OneFlow.
 
 A file is a sequence of records: the number of bytes as a little-endian int64, then a message
 
@@ -30,17 +30,17 @@ from jobflow.storage.untrusted import RECORD, Fault, mapped
 WHAT = 'reader "ofrecord"'
 fault = fault_of(WHAT)
 HEAD = 8
-#: the alternatives of a feature, numbered from 1 -> element type
+#: element types of the alternatives of a feature, numbered from 1
 LISTS = {"bytes_list": np.uint8, "float_list": np.float32, "double_list": np.float64, "int32_list": np.int32, "int64_list": np.int64}
 
 
 class OfRecord(Samples):
-    """The records of a file, or of the files in a folder whose names begin with `prefix`, sorted by number.
+    """The records of a file, or of the files in a folder whose names start with `prefix`, sorted by number.
 
     `features` maps each feature to its shape (`{images: [28, 28], labels: []}`). By default all features of the first record are read, with
     shape [n], or [] for a single number. `fields` renames features (`{images: encoded}` reads the field images from the feature encoded).
-    Numbers keep their type unless `dtypes` sets another one; bytes are uint8. Files are memory-mapped, and the offsets of the records are kept
-    in memory. Every `validation_every`-th record is for validation.
+    Numbers keep their type unless `dtypes` sets another one; bytes are uint8. Files are memory-mapped, and the record offsets are kept in memory.
+    Every `validation_every`-th record is for validation.
     """
 
     suffixes = (".ofrecord",)
@@ -64,7 +64,7 @@ class OfRecord(Samples):
         for name in self._features.values():
             checked_name(name, first, f"{self._place(0)}: feature")
             if name not in shapes:
-                raise ArgumentError(f'{WHAT}: fields name the feature "{name}", whose shape is missing in features')
+                raise ArgumentError(f'{WHAT}: fields uses the feature "{name}"; add its shape to features')
         kinds = {checked_name(field, self._features, f"{WHAT}: dtypes: field"): named_dtype(text, WHAT) for field, text in (dtypes or {}).items()}
         sample_fields = {
             field: Field(tuple(shapes[name]), kinds.get(field) or own_dtype(first[name].dtype, f'{WHAT}: feature "{name}"'))
@@ -85,7 +85,7 @@ class OfRecord(Samples):
                     raise DataError(f'{self._place(number)}: there is no feature "{feature}"{did_you_mean(feature, record) or "."}')
                 values = record[feature]
                 if values.size != math.prod(shape):
-                    raise DataError(f'{self._place(number)}: feature "{feature}" has {values.size} values, which do not fill the shape {list(shape)}')
+                    raise DataError(f'{self._place(number)}: feature "{feature}" has {values.size} values, but its shape is {list(shape)}')
                 if values.dtype != arrays[name].dtype:
                     values = converted(values, arrays[name].dtype, partial(self._value_place, number, name))
                 arrays[name][row] = values.reshape(shape)
@@ -118,7 +118,7 @@ class OfRecord(Samples):
 
 
 def _has_records(file: AnyPath) -> bool:
-    """Return False for folders and empty files; other paths that are no files are reported when they are opened."""
+    """Return False for folders and empty files, and True for other paths, whose errors occur at opening."""
     return bool(file.stat().st_size) if file.is_file() else not file.is_dir()
 
 
@@ -129,7 +129,7 @@ def _files(path: AnyPath, prefix: str) -> list[AnyPath]:
         raise fault(f"there is no file or folder {path.absolute()}")
     files = [file for file in entries_of(path) if file.name.startswith(prefix) and _has_records(file)]
     if not files:
-        raise fault(f'no file with records in {path.absolute()} has a name that begins with "{prefix}"')
+        raise fault(f'no file with records in {path.absolute()} has a name that starts with "{prefix}"')
     return sorted(files, key=lambda file: (int(number) if (number := file.name[len(prefix) :]).isdecimal() else -1, file.name))
 
 
@@ -141,14 +141,14 @@ def _records(file: AnyPath, content: Array) -> Array:
 
 
 def spans_of(file: AnyPath, content: Array, fault: Fault) -> Iterator[tuple[int, int]]:
-    """Generate the start and end of each record of a file, without its length field."""
+    """Yield the start and end of each record of a file, without its length field."""
     at, size = 0, len(content)
     while at < size:
         if size - at < HEAD:
             raise fault(f"{file} is damaged: it ends within the length of the record at byte {at}")
         length = int.from_bytes(content[at : at + HEAD].tobytes(), "little", signed=True)
         if not 0 <= length <= size - at - HEAD:
-            raise fault(f"{file} is damaged: the record at byte {at} has {length} bytes, but {size - at - HEAD} are left")
+            raise fault(f"{file} is damaged: the record at byte {at} declares {length} bytes, but the file has only {size - at - HEAD} more bytes")
         RECORD.check(length, f"{file}: the record at byte {at}", fault)
         at += HEAD + length
         yield at - length, at
@@ -157,14 +157,14 @@ def spans_of(file: AnyPath, content: Array, fault: Fault) -> Iterator[tuple[int,
 def features_of(record: bytes) -> dict[str, Array]:
     """Return the flat features of a record by name, in the order of the record.
 
-    Raises: ValueError for a field that no OFRecord has.
+    Raises: ValueError for an unknown field.
     """
     features: dict[str, Array] = {}
     message = record_classes(maps=False)["OFRecord"].FromString(record)
     size = message.ByteSize()
-    message.DiscardUnknownFields()  # protobuf keeps unknown fields, which only damaged records have
+    message.DiscardUnknownFields()  # protobuf preserves unknown fields, which only damaged records contain
     if message.ByteSize() != size:
-        raise ValueError("a field that no OFRecord has")
+        raise ValueError("the record has an unknown field")
     for entry in message.feature:
         kind = entry.value.WhichOneof("kind") or "bytes_list"
         values = getattr(entry.value, kind).value
@@ -174,9 +174,9 @@ def features_of(record: bytes) -> dict[str, Array]:
 
 @cache
 def record_classes(maps: bool = True) -> dict[str, Any]:
-    """Return the message classes by name, built from a description here: code generated by protoc is tied to one version of protobuf.
+    """Return the protobuf message classes by name, built at run time because code generated by protoc requires one version of protobuf.
 
-    Without `maps` the features are a list of entries, as in the file, because protobuf's maps do not keep their order.
+    Without `maps` the features are a list of entries, as in the file, because protobuf's maps do not preserve their order.
     """
     descriptors, pools, factory = (optional(f"google.protobuf.{name}", WHAT) for name in ("descriptor_pb2", "descriptor_pool", "message_factory"))
     kinds = descriptors.FieldDescriptorProto

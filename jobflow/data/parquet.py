@@ -1,4 +1,4 @@
-"""The reader of Parquet tables, based on pyarrow."""
+"""The reader "parquet", for Parquet tables, based on pyarrow."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from jobflow.storage.untrusted import MEMORY, mapped
 WHAT = 'reader "parquet"'
 fault = fault_of(WHAT)
 ENDING = ".parquet"
-#: the largest size of a number in bytes; rows per read, and per read in the search for the first list with elements
+#: largest element size in bytes; rows per read, and per read in the search for the first non-empty list
 LARGEST, PIECE, FEW = 8, 1 << 16, 64
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """A row group, which can be read without the other groups of its file."""
+    """A row group of a Parquet file, which can be read without the others."""
 
     path: AnyPath
     file: Any
     index: int
-    #: number of its first row among the rows of all files
+    #: first row of the group, in its file and over all files
     row: int
     start: int
     rows: int
@@ -49,7 +49,7 @@ class Parquet(Table):
     of the text among the sorted texts of the column, or in a list (`{species: [setosa, virginica]}`).
 
     `missing` replaces null and NaN in number columns. It is one number, or a number by column (`{length: 0, width: -1}`). With `empty` "index" an
-    empty category has the first index after the categories; with `unknown` "index" all other texts have the next one. The default for both is an
+    empty category has the first index after the categories. With `unknown` "index" all other texts have the next index. The default for both is an
     error. Requested rows are read by row group and column; the last groups are cached, up to `memory` MiB. Every `validation_every`-th row is for
     validation.
     """
@@ -71,7 +71,7 @@ class Parquet(Table):
     ) -> None:
         self._arrow, self.what, self._memory = optional("pyarrow", WHAT), f"{WHAT}: {path}", memory << 20
         if memory < 0:
-            raise ArgumentError(f"{WHAT}: memory is {memory}; it is a number of MiB")
+            raise ArgumentError(f"{WHAT}: memory must be a number of MiB from 0 on, not {memory}")
         self._groups = list(_groups(path_of(path), list(categories or ())))
         if not self._groups:
             raise DataError(f"{self}: there are no rows")
@@ -79,7 +79,7 @@ class Parquet(Table):
         self._schema, last = self._groups[0].file.schema_arrow, self._groups[-1]
         #: shapes of list columns by name
         self._shapes: dict[str, tuple[int, ...]] = {}
-        #: results of the last reads by group, column and type; the oldest first
+        #: results of the last reads by group, column and type, from the oldest on
         self._cache: dict[tuple[int, str, np.dtype[Any]], tuple[Array, Array | None]] = {}
         self._cached_bytes = 0
         self._lock = threading.Lock()
@@ -97,10 +97,10 @@ class Parquet(Table):
         kinds, kind = self._arrow.types, self._schema.field(name).type
         inner = _element(kinds, kind)
         if _is_text(kinds, inner):
-            way = "name it in categories" if inner == kind else "texts in lists cannot be categories; convert the column to lists of numbers"
-            raise ArgumentError(f'{self}: column "{name}" holds {kind}; {way}')
+            way = "add it to categories" if inner == kind else "texts in lists cannot be categories; convert the column to lists of numbers"
+            raise ArgumentError(f'{self}: column "{name}" contains {kind}; {way}')
         if not (kinds.is_integer(inner) or kinds.is_floating(inner) or kinds.is_boolean(inner)):
-            raise DataError(f'{self}: column "{name}" holds {kind}, which tensors cannot hold; convert it to numbers')
+            raise DataError(f'{self}: column "{name}" contains {kind}, which tensors do not support; convert it to numbers')
         if inner != kind:
             self._shapes[name] = self._list_shape(name)
         return self._shapes.get(name, ()), inner.to_pandas_dtype()
@@ -108,10 +108,10 @@ class Parquet(Table):
     def check_category(self, name: str) -> None:
         kind = self._schema.field(name).type
         if self._arrow.types.is_nested(kind):
-            raise ArgumentError(f'{self}: categories: column "{name}" holds {kind}; a category is one text in each row')
+            raise ArgumentError(f'{self}: categories: column "{name}" contains {kind}; a category must be one text per row')
 
     def _list_shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the first list with elements in a column."""
+        """Return the shape of the first non-empty list in a column."""
         shape: tuple[int, ...] = ()
         for group in self._groups:
             for piece in self._pieces(group, name, FEW):
@@ -121,7 +121,7 @@ class Parquet(Table):
                         return candidate
                     shape = shape or candidate
         if not shape:
-            raise DataError(f'{_place(self._groups[0], 0)}: column "{name}" is null, and so are all of its rows (field {self.fields_with(name)})')
+            raise DataError(f'{_place(self._groups[0], 0)}: column "{name}" is null in all rows (field {self.fields_with(name)})')
         return shape
 
     def texts(self, columns: Sequence[str]) -> Iterator[tuple[str, Iterable[str]]]:
@@ -152,12 +152,12 @@ class Parquet(Table):
     # ---------------------------------------------------------------- reading
 
     def _column(self, number: int, name: str, dtype: np.dtype[Any]) -> tuple[Array, Array | None]:
-        """Return the values of a column in a row group, cached or read, and a mask of the missing ones.
+        """Return the values of a column in a row group, cached or read, and a mask of rows without a valid value.
 
-        The mask is None if no value is missing.
+        The mask is None if all rows are valid.
         """
         key = number, name, dtype
-        with self._lock:  # another thread that needs the same column waits and then uses the cache
+        with self._lock:  # a second thread that requests the column waits and then uses the cache
             entry = self._cache.pop(key, None)
             if entry is None:
                 read = self._categories_of if name in self.categories else self._numbers_of
@@ -177,7 +177,7 @@ class Parquet(Table):
         return numbers[codes], (wrong if misfits is None else wrong | misfits)[codes]
 
     def _coded(self, group: Group, name: str) -> tuple[list[str], Array]:
-        """Return the distinct texts of a column and the index of each row's text; null has the last index, an empty text."""
+        """Return the distinct texts of a column and each row's index in them; null has the last index, an empty text."""
         column = self._chunk(group, name)
         coded = column if self._arrow.types.is_dictionary(column.type) else column.dictionary_encode()
         texts = ["" if value is None else str(value).strip() for value in coded.dictionary.to_pylist()]
@@ -204,7 +204,7 @@ class Parquet(Table):
         return result, unread
 
     def _fault(self, group: Group, row: int, name: str, dtype: np.dtype[Any]) -> DataError:
-        """Return the error for a row that has no value in a column."""
+        """Return the error for a row without a valid value in a column."""
         value = self._chunk(group, name)[row].as_py()
         fields = f"(field {self.fields_with(name)})"
         if name in self._shapes:
@@ -214,28 +214,28 @@ class Parquet(Table):
         elif isinstance(value, float) and np.isnan(value) and self.missing is not None:
             text = self.problem(name, "nan", dtype)
         else:
-            text = f'column "{name}" is {value}, {misfit(value, dtype)}; give it another element type with dtypes {fields}'
+            text = f'column "{name}" is {value}, {misfit(value, dtype)}; set another element type with dtypes {fields}'
         return DataError(f"{_place(group, row)}: {text}")
 
     def _text_problem(self, name: str, text: str, dtype: np.dtype[Any]) -> str:
         index = self.code(name, text) if name in self.categories else None
         if index is None:
             return self.problem(name, text, dtype)
-        return f'column "{name}" is "{text}", whose index {index} is beyond {dtype}; give it another element type with dtypes'
+        return f'column "{name}" is "{text}", whose index {index} is beyond {dtype}; set another element type with dtypes'
 
     def _list_problem(self, value: Any, shape: tuple[int, ...], name: str, dtype: np.dtype[Any]) -> str:
-        """Return the error for a row of a list column."""
+        """Return the reason why a row of a list column is invalid."""
         target = f"and not {list(shape)} numbers of the type {dtype}, as in the first row that is not empty"
         if value is None:
-            return f"null, {target}; missing stands for numbers in lists, not for lists"
+            return f"null, {target}; missing replaces numbers in lists, not lists"
         if _shape_of(value) != shape:
-            return f"{value!r:.80}, {target}; pad the lists to one length"
+            return f"{value!r:.80}, {target}; pad the lists to equal length"
         if self.missing is None and any(each is None for each in _leaves(value)):
-            return f"{value!r:.80}, {target}; what null stands for is said with missing"
-        return f"{value!r:.80}, {target}; give it another element type with dtypes"
+            return f"{value!r:.80}, {target}; set missing to replace null"
+        return f"{value!r:.80}, {target}; set another element type with dtypes"
 
     def _chunk(self, group: Group, name: str) -> Any:
-        """Return a column of a row group as pyarrow's array."""
+        """Return a column of a row group as a pyarrow array."""
         place, size, pieces = f'{group.path}: row group {group.index}, column "{name}"', 0, []
         MEMORY.check(group.rows * LARGEST, place, fault)
         for piece in self._pieces(group, name, PIECE):
@@ -247,8 +247,8 @@ class Parquet(Table):
         return self._arrow.chunked_array(pieces).combine_chunks()
 
     def _pieces(self, group: Group, name: str, rows: int) -> Iterator[Any]:
-        """Generate a column of a row group in pieces of this many rows."""
-        kind, first = (each.field(name).type if name in each.names else "not there" for each in (group.file.schema_arrow, self._schema))
+        """Yield a column of a row group in pieces of `rows` rows."""
+        kind, first = (each.field(name).type if name in each.names else "missing" for each in (group.file.schema_arrow, self._schema))
         if kind != first:
             raise fault(f'{group.path}: column "{name}" is {kind}, and {first} in {self._groups[0].path}')
         try:
@@ -261,7 +261,7 @@ class Parquet(Table):
 
 
 def _flat(column: Any, shape: tuple[int, ...]) -> tuple[Any, Array]:
-    """Return the numbers of a column of nested lists, and the rows whose lists have this shape."""
+    """Return the elements of a column of nested lists, and the indices of rows whose lists have this shape."""
     rows = np.arange(len(column))
     while True:
         flat, length = column.take(rows), 1
@@ -276,7 +276,7 @@ def _flat(column: Any, shape: tuple[int, ...]) -> tuple[Any, Array]:
 
 
 def _element(kinds: Any, kind: Any) -> Any:
-    """Return the type of the elements of (nested) lists; a type that is no list as it is."""
+    """Return the element type of (nested) lists, or a type other than lists unchanged."""
     while kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
         kind = kind.value_type
     return kind
@@ -287,7 +287,7 @@ def _is_text(kinds: Any, kind: Any) -> bool:
 
 
 def _shape_of(value: Any) -> tuple[int, ...]:
-    """Return the shape of nested lists whose lengths are regular; (0,) for other lists."""
+    """Return the shape of regular nested lists; (0,) for lists of irregular lengths, and () for other values."""
     if not isinstance(value, list):
         return ()
     inner = {_shape_of(each) for each in value}
@@ -303,7 +303,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _groups(path: AnyPath, texts: list[str]) -> Iterator[Group]:
-    """Return the row groups of a file, or of the files in a folder; columns in `texts` are read as dictionary indices."""
+    """Yield the row groups of a file, or of the files in a folder; columns in `texts` are read as dictionary indices."""
     arrow, parquet, start = optional("pyarrow", WHAT), optional("pyarrow.parquet", WHAT), 0
     for file in files_at(path, f"*{ENDING}", fault):
         content = mapped(file, fault)

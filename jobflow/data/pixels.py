@@ -1,4 +1,4 @@
-"""Pixels of image files as Pillow opens them: upright, and scaled by the depth of the file."""
+"""Pixels of image files as Pillow opens them: rotated upright, and scaled by the bit depth of the file."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 from jobflow.core.errors import DataError
 from jobflow.core.types import Array
 
-#: EXIF's tag, and its values with the transposition that turns the image upright
+#: EXIF tag of the orientation, and the transposition that reverts each value
 ORIENTATION = 0x0112
 _TURNS = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE", 8: "ROTATE_90"}
-#: TIFF's tags: bits of a sample; 0 if its zero is white
+#: TIFF tags: bits per sample, and photometric interpretation, which is 0 if zero is white
 _BITS, _PHOTOMETRIC = 258, 262
 BYTE = 255
 
 
 def white_of(opened: Any) -> int:
-    """The value that stands for white in an open file: 255, or more with more than 8 bits.
+    """Return the value of white in an opened image: 255, or more with more than 8 bits.
 
-    Raises: DataError for 32-bit integers and floats, whose range the file does not say.
+    Raises: DataError for 32-bit integers and floats, whose range is unknown.
     """
     mode, tags = opened.mode, getattr(opened, "tag_v2", None)
     if mode.startswith("I;16"):
@@ -37,13 +37,13 @@ def white_of(opened: Any) -> int:
 
 
 def deep_grey(opened: Any, white: int) -> Array:
-    """The pixels of a grey file with more than 8 bits as float32 from 0 to 255."""
+    """Return the pixels of a grey image with more than 8 bits as float32 from 0 to 255."""
     pixels = np.asarray(opened, np.float32) * np.float32(BYTE / white)
     tags = getattr(opened, "tag_v2", None)
     return BYTE - pixels if tags is not None and tags.get(_PHOTOMETRIC) == 0 else pixels
 
 
 def upright(image: Any, opened: Any, transpose: Any) -> Any:
-    """The image that was read from an open file, turned as its EXIF data say; `transpose` is Pillow's enumeration."""
+    """Return `image` rotated or mirrored by the EXIF orientation of `opened`; `transpose` is Pillow's enumeration."""
     turn = _TURNS.get(opened.getexif().get(ORIENTATION, 1))
     return image if turn is None else image.transpose(getattr(transpose, turn))

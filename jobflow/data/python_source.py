@@ -1,4 +1,4 @@
-"""The reader of the result of a Python function: a sequence of samples, or a stream."""
+"""The reader "python", for the result of a Python function: a sequence of samples, or a stream."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def python_source(function: str, arguments: dict[str, Any] | None = None, names:
 
     A dict of arrays is a table with one sample per row. The elements of an object with `len` and `[i]` are samples. Another iterable is a
     stream: the function is called again for each epoch, with the epoch as `epoch` if it has that parameter. A sample is a dict of arrays and
-    numbers by field, a tuple, or a single array; `names` gives the fields of tuples and arrays.
+    numbers by field, a tuple, or a single array; `names` sets the fields of tuples and arrays.
     """
     if not re.fullmatch(IMPORT_PATH, function):
         raise ArgumentError(f'{WHAT}: function is "{function}"; write "module:function"')
@@ -57,12 +57,12 @@ def samples_of(data: Any, names: Sequence[str] | None = None, what: str = "sampl
         return Listed(data, names, what)
     if isinstance(data, Iterable):
         return Iterated(data, names, what, again)
-    raise DataError(f"{what} is a {type(data).__name__}; give a dict of arrays, a sequence of samples, or an iterable")
+    raise DataError(f"{what} is a {type(data).__name__}; return a dict of arrays, a sequence of samples, or an iterable")
 
 
 @contextmanager
 def calling(what: str) -> Iterator[None]:
-    """Convert exceptions of user code in the block to errors that name these samples."""
+    """Convert exceptions of user code in the block to errors that name the samples `what`."""
     try:
         yield
     except JobflowError:
@@ -72,7 +72,7 @@ def calling(what: str) -> Iterator[None]:
 
 
 class Listed(Samples):
-    """The elements of a sequence, read one at a time."""
+    """Samples from the elements of a sequence, read one at a time."""
 
     whole = True
 
@@ -96,7 +96,7 @@ class Listed(Samples):
 
 
 class Iterated(Stream):
-    """The elements of an iterable, as a stream."""
+    """A stream of the elements of an iterable."""
 
     def __init__(self, data: Iterable[Any], names: Sequence[str] | None, what: str, again: Callable[[int], Any] | None) -> None:
         self.what, self._names, self._again = what, names, again
@@ -130,7 +130,7 @@ class Iterated(Stream):
         if self._data is not iter(self._data):
             return self._data
         if self._once is None:
-            raise DataError(f"{self.what}: an iterator can be used for one epoch only; give a function that makes it, or a sequence")
+            raise DataError(f"{self.what}: an iterator supports one epoch only; pass a function that creates it, or a sequence")
         once, self._once = self._once, None
         return once
 
@@ -145,7 +145,7 @@ def _named(sample: Any, names: Sequence[str] | None, what: str) -> Mapping[str, 
         return sample
     entries = sample if isinstance(sample, tuple | list) else (sample,)
     if names is None:
-        raise DataError(f"{what} is a {type(sample).__name__}; give dicts by field, or say with names what its {len(entries)} entries are")
+        raise DataError(f"{what} is a {type(sample).__name__}; return dicts by field, or set names for its {len(entries)} entries")
     if len(entries) != len(names):
         raise DataError(f"{what} has {len(entries)} entries, but names are {list(names)}")
     return dict(zip(names, entries, strict=True))
@@ -155,7 +155,7 @@ def _array(column: Any, what: str) -> Array:
     try:
         array = np.asarray(column)
     except ValueError as error:  # rows of different lengths
-        raise DataError(f"{what} is no array of numbers: {error}; give all rows one shape") from None
+        raise DataError(f"{what} is not an array of numbers: {error}; all rows must have equal shapes") from None
     if array.dtype.kind in "OUSMm" or not array.ndim:
-        raise DataError(f"{what} is {array.dtype} of shape {list(array.shape)}; give an array of numbers with a row for each sample")
+        raise DataError(f"{what} is {array.dtype} of shape {list(array.shape)}; return an array of numbers with one row per sample")
     return array

@@ -1,4 +1,4 @@
-"""Registry of readers by name, for `data: {train: {reader: digits, split: train}}`.
+"""The registry of readers by name, for `data: {train: {reader: digits, split: train}}`.
 
 The signature of a reader's class is the schema of its arguments.
 """
@@ -86,10 +86,10 @@ READERS: dict[str, Any] = {
 def open_reader(name: str, facts: Mapping[str, Any] | None = None, **arguments: Any) -> Samples | Stream:
     """Open a reader by name with its arguments.
 
-    `facts` come from other samples (`Samples.facts`), such as those of a checkpoint. They replace arguments that are not passed, so training and
-    prediction read data alike.
+    `facts` are properties of other samples (`Samples.facts`), for example from a checkpoint. They replace arguments that are not passed.
+    Training and prediction therefore read data in the same way.
 
-    Raises: ArgumentError; DataError for a missing or damaged file.
+    Raises: ArgumentError for a wrong argument; DataError for a missing or damaged file.
     """
     line = user_line()
     here = "open_reader" if line == NOWHERE else f"open_reader at {line}"
@@ -105,7 +105,7 @@ def open_reader(name: str, facts: Mapping[str, Any] | None = None, **arguments: 
     options = {**arguments, **learned}
     missing = [key for key, parameter in legal.items() if parameter.default is parameter.empty and key not in options]
     if missing:
-        raise ArgumentError(f'{here}: reader "{name}" needs {" and ".join(missing)}')
+        raise ArgumentError(f'{here}: reader "{name}" requires {" and ".join(missing)}')
     with notice_if_long(lambda: f'reader "{name}" to open {", ".join(f"{key}={value}" for key, value in options.items()):.200}'):
         try:
             samples: Samples | Stream = READERS[name](**options)
@@ -116,7 +116,7 @@ def open_reader(name: str, facts: Mapping[str, Any] | None = None, **arguments: 
 
 
 def _learned(fact: Any, argument: Any) -> Any:
-    """Return the fact that replaces an argument: the whole fact if the argument is not passed, its part for a list of names, else None."""
+    """Return the part of a fact that replaces `argument`: the whole fact for None, entries for a list of names, and None otherwise."""
     if argument is None:
         return fact
     if isinstance(fact, Mapping) and isinstance(argument, list) and all(name in fact for name in argument):

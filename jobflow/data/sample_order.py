@@ -2,15 +2,15 @@
 
     number(seed, epoch, i) = π(i)        π: a permutation of 0 .. n-1, a different one for each seed and epoch
 
-π(i) is computed independently for each i, so any rank can compute any range of an order, whatever the number of ranks. It is a Feistel
+π(i) is computed independently for each i, so a rank can compute any range of an order, independent of the number of ranks. It is a Feistel
 network over the pairs (l, r) with l < a, r < b and a·b the smallest such product ≥ n:
 
     l ← (l + F₀(r)) mod a        r ← (r + F₁(l)) mod b        l ← (l + F₂(r)) mod a        ...
 
-Each line is invertible for any F, so the network is a bijection of 0 .. a·b-1. If a result is not below n, the network is applied again
+A line is invertible for any F, so the network is a bijection of 0 .. a·b-1. If a result is not below n, the network is applied again
 until it is (J. Black and P. Rogaway, "Ciphers with arbitrary finite domains", 2002: generalised Feistel and cycle walking). Since a·b - n < a,
-that is rare. The keys of the F are Philox words of (seed, epoch). F is the finaliser of splitmix64, because the numbers of a batch should
-cost microseconds.
+that is rare. The keys of the F are Philox words of (seed, epoch). F is the finaliser of splitmix64, because the sample numbers of a batch should
+take only microseconds.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from jobflow.core.errors import ArgumentError
 from jobflow.core.types import Array
 from jobflow.expressions import philox
 
-#: lines of the network; six suffice for a uniform distribution on small domains, the rest is a margin
+#: lines of the network; six suffice for a uniform distribution on small domains, the others are a margin
 LINES = 10
 NAME = "order of samples"
 
 
 @dataclass(frozen=True)
 class Order:
-    """The order of `samples` samples in each epoch: 0, 1, 2 ..., or a permutation with `shuffle`."""
+    """The order of `samples` samples in an epoch: 0, 1, 2 ..., or a permutation with `shuffle`."""
 
     seed: int
     samples: int
@@ -40,16 +40,16 @@ class Order:
 
     def __post_init__(self) -> None:
         if self.samples < 0:
-            raise ArgumentError(f"Order: samples is {self.samples}; it is a number of samples")
+            raise ArgumentError(f"Order: samples must be at least 0, not {self.samples}")
 
     def indices(self, epoch: int, start: int, stop: int) -> Array:
-        """Return the numbers of the samples at places start to stop (exclusive) of an epoch, as int64[stop - start]."""
+        """Return the sample numbers at positions start to stop (exclusive) of an epoch as int64[stop - start]."""
         if not 0 <= start <= stop <= self.samples:
             raise ArgumentError(f"Order: {start} to {stop} is not a range of the {self.samples} samples of an epoch")
         return self.at(epoch, np.arange(start, stop))
 
     def at(self, epoch: int, places: Array) -> Array:
-        """Return the indices of the samples at these places of an epoch (int64[n], each below `samples`)."""
+        """Return the sample numbers at positions of an epoch, int64[n], each below `samples`."""
         if not self.shuffle or self.samples < 2:
             return np.asarray(places, np.int64)
         keys = _keys(self.seed, epoch)
@@ -61,9 +61,9 @@ class Order:
 
 @lru_cache(maxsize=64)
 def _keys(seed: int, epoch: int) -> Array:
-    """Return one 64-bit key for each line of the network."""
-    drawn = philox.words(np, philox.key_of(seed, NAME), np.arange(LINES, dtype=np.uint64), epoch).astype(np.uint64)
-    return drawn[0] << np.uint64(32) | drawn[1]
+    """Return one 64-bit key per line of the network."""
+    random_words = philox.words(np, philox.key_of(seed, NAME), np.arange(LINES, dtype=np.uint64), epoch).astype(np.uint64)
+    return random_words[0] << np.uint64(32) | random_words[1]
 
 
 def _network(x: Array, n: int, keys: Array) -> Array:
@@ -79,7 +79,7 @@ def _network(x: Array, n: int, keys: Array) -> Array:
 
 
 def _mixed(x: Array, key: np.uint64) -> Array:
-    """Return 32 pseudorandom bits for each x."""
+    """Return 32 pseudorandom bits per element of x."""
     x = x + key
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

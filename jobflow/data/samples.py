@@ -1,4 +1,4 @@
-"""Samples by number or as a stream; a sample is one array per field."""
+"""Samples by number or as a stream; a sample has one array per field."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from jobflow.core.errors import ArgumentError, DataError, JobflowError, did_you_
 from jobflow.core.types import DTYPES, Array, DType, TensorType, dtype_named, dtype_of
 from jobflow.data.conversion import converted, is_number
 
-#: The part of a file: all samples, those held out for validation, or the others.
+#: Split of a file: all samples, the training samples, or the validation samples.
 Split: TypeAlias = Literal["all", "train", "validation"]
 
 
 @dataclass(frozen=True)
 class Field:
-    """Shape and element type of a sample's array."""
+    """The shape and element type of a sample's array."""
 
     shape: tuple[int, ...]
     dtype: DType
 
     def batch(self, rows: int) -> TensorType:
-        """Return the type of a batch with this many samples."""
+        """Return the type of a batch of `rows` samples."""
         return TensorType((rows, *self.shape), self.dtype)
 
     def __str__(self) -> str:
@@ -37,16 +37,16 @@ class Field:
 class Samples(ABC):
     """Samples 0 .. len - 1 by number.
 
-    Subclasses define `fields`, the number of samples, and `rows`. Reading is thread-safe, and a sample is the same at each read: its random
+    Subclasses define `fields`, the number of samples, and `rows`. Reading is thread-safe, and repeated reads return equal samples: random
     choices are a function of (the reader's seed, epoch, number).
     """
 
     fields: Mapping[str, Field]
-    #: for messages
+    #: name in messages
     what: str = ""
     #: True if a sample is read with all its fields, which may differ at each read: user code with random numbers
     whole: bool = False
-    #: the file name suffixes that identify its files, if there are such
+    #: file name suffixes of this reader, if they are specific
     suffixes: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, fields: Mapping[str, Field], count: int, keep: Keep | None = None) -> None:
@@ -59,9 +59,9 @@ class Samples(ABC):
         return len(self._keep)
 
     def read(self, numbers: Any, epoch: int = 0, fields: Collection[str] | None = None) -> dict[str, Array]:
-        """Return the rows of the samples with these numbers (int64[n]), in this order, for the named fields or for all.
+        """Return the rows of the samples `numbers` (int64[n]) in this order, for `fields` or all fields.
 
-        Raises: ArgumentError for a number outside of the samples; DataError that names the first sample that cannot be read.
+        Raises: ArgumentError for a number out of range; DataError that names the first sample that cannot be read.
         """
         indices = np.asarray(numbers, np.int64).reshape(-1)
         if indices.size and not (indices.min() >= 0 and indices.max() < len(self)):
@@ -79,7 +79,7 @@ class Samples(ABC):
             raise cause from cause.__cause__
 
     def _first_unreadable(self, indices: Array, epoch: int, names: Sequence[str], error: Exception) -> tuple[int, Exception]:
-        """Return the first sample that cannot be read alone, and its error; the first sample and `error` if each can be read alone."""
+        """Return the first sample that raises an error if read alone, and its error; without one, the first sample and `error`."""
         for number in indices.tolist():
             try:
                 self.rows(self._keep.numbers(np.array([number])), epoch, names)
@@ -88,20 +88,20 @@ class Samples(ABC):
         return int(indices[0]) if indices.size else 0, error
 
     def where(self, number: int) -> str:
-        """Describe a sample and its source, for messages."""
+        """Describe a sample and its source for messages."""
         return f"{self}: sample {number}"
 
     def number_in_file(self, number: int) -> int:
-        """Return the number of a sample in the file, which counts the samples of all splits."""
+        """Return the number of a sample in the file, counted over all splits."""
         return int(self._keep.numbers(np.array([number]))[0])
 
     @abstractmethod
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
-        """Return the rows of samples by their numbers in the file, for these fields; the caller may modify the arrays."""
+        """Return rows for the fields `names` by sample numbers in the file; the caller may modify the arrays."""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Arguments of the reader that were learned from these samples, such as a vocabulary; other samples must be read with them.
+        """Arguments of the reader that are properties of these samples, such as a vocabulary; other samples must be read with them.
 
         Checkpoints store them as JSON, and `open_reader(..., facts=)` accepts them.
         """
@@ -109,12 +109,12 @@ class Samples(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """A hash for the comparison between clients: equal for the same reader, number of samples, fields and facts."""
+        """A hash for comparison between clients: equal for equal reader, number of samples, fields and facts."""
         description = f"{type(self).__name__} {len(self)} {self.fields} {self.facts}"
         return hashlib.sha256(description.encode()).hexdigest()[:16]
 
     def __getitem__(self, number: int) -> dict[str, Array]:
-        """Return one sample."""
+        """Return sample `number` as arrays by field; negative numbers count from the end."""
         if not -len(self) <= number < len(self):
             raise IndexError(f"sample {number} of {len(self)}")
         return {name: row[0] for name, row in self.read([number % len(self)]).items()}
@@ -124,15 +124,15 @@ class Samples(ABC):
 
 
 class Stream(ABC):
-    """Samples in sequence, whose number is unknown. Positions count samples; a resumed run reads and skips the earlier ones."""
+    """A sequence of samples of unknown length. Positions count samples; a resumed run reads and skips the preceding ones."""
 
     fields: Mapping[str, Field]
-    #: for messages
+    #: name in messages
     what: str = ""
 
     @abstractmethod
     def samples(self, epoch: int) -> Iterator[Mapping[str, Array]]:
-        """Iterate over the samples of an epoch, which are the same at each call."""
+        """Iterate over the samples of an epoch; repeated calls return equal samples."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class Stream(ABC):
 
 @dataclass(frozen=True)
 class Keep:
-    """The selection of samples for a split: every `every`-th of `count`, from the first on, is for validation, the others for training."""
+    """The selection of a split: every `every`-th of `count` samples, from the first on, is for validation, the others for training."""
 
     split: Split
     count: int
@@ -155,14 +155,14 @@ class Keep:
         if self.split not in legal:
             raise ArgumentError(f'split is "{self.split}"{did_you_mean(str(self.split), legal) or "."} It is one of {", ".join(legal)}.')
         if self.split != "all" and self.every < 2:
-            raise ArgumentError(f"validation_every is {self.every}; it must be at least 2; each N-th sample is kept for validation")
+            raise ArgumentError(f"validation_every must be at least 2, not {self.every}; every N-th sample is held out for validation")
 
     def __len__(self) -> int:
         validation = -(-self.count // self.every)
         return {"all": self.count, "validation": validation, "train": self.count - validation}[self.split]
 
     def numbers(self, places: Array) -> Array:
-        """Return the numbers in the file of the samples at these places."""
+        """Return the sample numbers in the file for these positions in the split."""
         if self.split == "all":
             return places
         if self.split == "validation":
@@ -171,11 +171,11 @@ class Keep:
         return blocks * self.every + rest + 1
 
     def __str__(self) -> str:
-        return "" if self.split == "all" else f" of {self.count} for {self.split}, if every {self.every}-th is kept for validation"
+        return "" if self.split == "all" else f" of {self.count} for {self.split}, if every {self.every}-th is held out for validation"
 
 
 class Columns(Samples):
-    """Samples from the rows of arrays in memory or in mapped files. `scale` multiplies, `dtypes` converts.
+    """Samples from the rows of arrays in memory or in mapped files; `scale` multiplies and `dtypes` converts the elements of fields.
 
     `sources` names the file of a field in messages; the default is `what`.
     """
@@ -198,7 +198,7 @@ class Columns(Samples):
         fields = {name: Field(a.shape[1:], targets.get(name) or self._dtype(name, a)) for name, a in arrays.items()}
         for name in (*targets, *self._scale):
             if not is_number(self._arrays[name].dtype):
-                raise DataError(f'{self._source(name)}, field "{name}" holds {self._arrays[name].dtype}; convert the file to numbers')
+                raise DataError(f'{self._source(name)}, field "{name}" contains {self._arrays[name].dtype}; convert the file to numbers')
         count = next(iter(lengths.values()), 0)
         super().__init__(fields, count, Keep(keep[0], count, keep[1]))
 
@@ -240,7 +240,7 @@ class Columns(Samples):
 
 
 class Subset(Samples):
-    """The samples with these numbers among other samples."""
+    """A selection of other samples by number."""
 
     def __init__(self, samples: Samples, numbers: Sequence[int] | Array) -> None:
         self._samples, self._numbers, self.what = samples, np.asarray(numbers, np.int64), f"a subset of {samples}"
@@ -259,7 +259,7 @@ class Subset(Samples):
 
 
 def stretch(numbers: Array) -> Array | slice:
-    """Return consecutive numbers as a slice, other numbers as they are."""
+    """Return consecutive numbers as a slice, and other numbers unchanged."""
     n = len(numbers)
     if n and numbers[-1] - numbers[0] == n - 1 and (np.diff(numbers) == 1).all():
         return slice(int(numbers[0]), int(numbers[0]) + n)
@@ -267,15 +267,15 @@ def stretch(numbers: Array) -> Array | slice:
 
 
 def own_dtype(dtype: Any, what: str) -> DType:
-    """Return the element type of an array; raise DataError if tensors do not support it."""
+    """Return the jobflow element type of a NumPy type; raise DataError if tensors do not support it."""
     try:
         return dtype_of(dtype)
     except (KeyError, TypeError):
-        raise DataError(f"{what}: tensors cannot hold {np.dtype(dtype)}; convert it with dtypes, e.g. to int32 or float32") from None
+        raise DataError(f"{what}: tensors do not support {np.dtype(dtype)}; convert it with dtypes, for example to int32 or float32") from None
 
 
 def named_dtype(name: str, what: str) -> DType:
-    """Return the element type with this name; raise ArgumentError if there is none."""
+    """Return the element type `name`; raise ArgumentError if it is unknown."""
     names = [dtype.name for dtype in DTYPES]
     if name not in names:
         raise ArgumentError(f'{what}: there is no element type "{name}"{did_you_mean(name, names) or "."} There are {", ".join(names)}.')
@@ -283,7 +283,7 @@ def named_dtype(name: str, what: str) -> DType:
 
 
 def checked_name(name: str, legal: Collection[str], what: str) -> str:
-    """Return `name`; raise ArgumentError if it is not one of the legal names."""
+    """Return `name`; raise ArgumentError if it is not in `legal`."""
     if name not in legal:
         raise ArgumentError(f'{what} "{name}" is not there{did_you_mean(name, legal) or "."} There are {", ".join(map(str, legal))}.')
     return name

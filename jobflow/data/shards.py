@@ -1,4 +1,4 @@
-"""Batches for sharded reading: each rank reads only the rows of its layout, when a job is called."""
+"""Batches for sharded reading: a rank reads only the rows of its layout, when a job is called."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from jobflow.data.batch import Batch, Ordered, Position, Stretch
 from jobflow.data.waiting import Coming, notice_if_long
 from jobflow.typing.lazy import Lazy
 
-#: batch size -> rows -> fields that were requested of the last batch of that size
+#: requested fields of the last batch, by batch size and rows
 Requests = dict[int, dict[Stretch, set[str]]]
 
 
 class Window:
-    """The batches that are read ahead; this process reads only the requested rows."""
+    """The prefetched batches; this process reads only the requested rows."""
 
     def __init__(self, data: Ordered, pool: Pool, requests: Requests) -> None:
         self.data, self.pool, self._requests = data, pool, requests
@@ -31,7 +31,7 @@ class Window:
         self.lock = threading.RLock()
 
     def open(self, begin: Position, after: Position, size: int, fields: Sequence[str]) -> Ready:
-        """Return the next batch, and start to read the rows that were requested of the last batch of this size."""
+        """Return the next batch, and start to read the rows that were requested from the last batch of this size."""
         shards = Shards(self, begin, size, fields)
         self._open.append(shards)
         for rows, names in self._requests.get(size, {}).items():
@@ -40,11 +40,11 @@ class Window:
         return Ready(batch, partial(self.enter, shards))
 
     def enter(self, shards: Shards) -> None:
-        """Mark this batch as the one in use."""
+        """Mark a batch as the current one, which leaves the window."""
         self._open = deque(each for each in self._open if each is not shards)
 
     def note(self, used: Shards, rows: Stretch, name: str) -> None:
-        """Record that these rows were requested, and read them ahead in the later batches."""
+        """Record that rows of the batch `used` were requested, and prefetch them for the later batches."""
         self._requests[used.size] = used.requested
         for shards in self._open:
             if shards.size == used.size:
@@ -53,7 +53,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Ready:
-    """A batch with lazy arguments; `enter` marks it as the one in use."""
+    """A batch with lazy arguments; `enter` marks the batch as the current one."""
 
     batch: Batch
     enter: Callable[[], None]
@@ -64,7 +64,7 @@ class Ready:
 
 
 class Shards:
-    """The reads of one batch and the rows requested of it."""
+    """The reads of one batch and its requested rows."""
 
     def __init__(self, window: Window, begin: Position, size: int, fields: Sequence[str]) -> None:
         self.window, self.begin, self.size, self.fields = window, begin, size, fields
@@ -75,7 +75,7 @@ class Shards:
         self._reading_whole = threading.Lock()
 
     def prepare(self, rows: Stretch, names: frozenset[str]) -> None:
-        """Start to read rows of fields unless that read has started."""
+        """Start to read rows of fields, unless these reads have started."""
         missing = frozenset(name for name in names if (rows, name) not in self._coming)
         if missing:
             future = self.window.pool.ask(partial(self._read, rows, missing), partial(self.window.data.text, self.begin, rows))
@@ -89,7 +89,7 @@ class Shards:
             self.window.note(self, rows, name)
         if known:
             future = self._coming[rows, name]
-            if not future.cancelled():  # cancelled: `close` was called while this batch is in use
+            if not future.cancelled():  # cancelled by `close` while this batch is in use
                 return future.result()[name]
         data = self.window.data
         with notice_if_long(partial(data.text, self.begin, rows)):

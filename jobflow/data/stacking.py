@@ -15,19 +15,19 @@ from jobflow.data.samples import Field, own_dtype
 
 
 def fields_of(sample: Mapping[str, Any], what: str) -> dict[str, Field]:
-    """Return the fields of a sample; Python's floats are float32, its ints int64."""
+    """Return the fields of a sample; Python floats are float32, ints int64."""
     if not isinstance(sample, Mapping) or not sample:
-        raise DataError(f"{what} is {_shown(sample)}; samples are dicts of arrays or numbers, by field")
+        raise DataError(f"{what} is {_shown(sample)}; samples must be dicts of arrays or numbers, by field")
     return {str(name): field_of(value, partial('{}, field "{}"'.format, what, name)) for name, value in sample.items()}
 
 
 def stacked(
     samples: Sequence[Mapping[str, Any]], fields: Mapping[str, Field], names: Sequence[str], what: str, numbers: Sequence[int]
 ) -> dict[str, Array]:
-    """Stack samples into one array per field; messages name a sample by `what` and its number."""
+    """Stack samples into one array per field; `what` and the sample number identify a sample in messages."""
     for row, sample in enumerate(samples):
         if not isinstance(sample, Mapping):
-            raise DataError(f"{what} {numbers[row]} is {_shown(sample)}; samples are dicts of arrays or numbers, by field")
+            raise DataError(f"{what} {numbers[row]} is {_shown(sample)}; samples must be dicts of arrays or numbers, by field")
         for name in names:
             if name not in sample:
                 near, present = did_you_mean(name, map(str, sample)) or ".", ", ".join(map(str, sample))
@@ -40,16 +40,16 @@ def _place(what: str, numbers: Sequence[int], name: str, row: int) -> str:
 
 
 def stack(values: Sequence[Any], field: Field, what: Callable[[int], str]) -> Array:
-    """Stack the values of one field into an array; `what(row)` names a value in messages."""
+    """Stack the values of one field into an array; `what(row)` describes a value in messages."""
     rows = np.empty((len(values), *field.shape), field.dtype.numpy)
     for row, value in enumerate(values):
         array = _array(value, what, row)
         if array.shape != field.shape:
-            text = f"has the shape {list(array.shape)}, the first sample {list(field.shape)}; all samples have one shape"
+            text = f"has shape {list(array.shape)}, but the first sample has {list(field.shape)}; all samples must have equal shapes"
             raise DataError(f"{what(row)} {text}")
         if array.dtype != rows.dtype and not np.can_cast(array.dtype, rows.dtype, "same_kind"):
-            raise DataError(f"{what(row)} is {array.dtype}, in the first sample {field.dtype.name}; all samples have one type")
-        rows[row] = converted(array, rows.dtype, partial(_same_place, what, row), "give all samples one type that holds all values")
+            raise DataError(f"{what(row)} is {array.dtype}, but {field.dtype.name} in the first sample; all samples must have equal types")
+        rows[row] = converted(array, rows.dtype, partial(_same_place, what, row), "convert all samples to a type that can represent all values")
     return rows
 
 
@@ -58,7 +58,7 @@ def _same_place(what: Callable[[int], str], row: int, index: tuple[int, ...]) ->
 
 
 def field_of(value: Any, what: Callable[[int], str]) -> Field:
-    """Return the field of a first value; Python's floats are float32, its ints int64."""
+    """Return the field for its first value; Python floats are float32, ints int64."""
     if isinstance(value, float) and not isinstance(value, np.generic):
         return Field((), float32)
     array = _array(value, what, 0)

@@ -1,4 +1,4 @@
-"""Tables: samples with fields made from named columns."""
+"""Tables: samples whose fields consist of named columns."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from jobflow.data.conversion import fitted, misfit
 from jobflow.data.number_text import MISSING, parsed
 from jobflow.data.samples import Field, Keep, Samples, Split, checked_name, named_dtype, own_dtype
 
-#: a column, or several side by side
+#: name of a column, or of several side by side
 Source: TypeAlias = str | list[str]
-#: the number for missing values: of all columns of numbers, or by column
+#: replacement of missing values, for all number columns or by column
 Missing: TypeAlias = float | dict[str, float]
-#: an error, or an index behind those of the categories
+#: treatment of other texts: an error, or an index after the categories
 Outside: TypeAlias = Literal["error", "index"]
-#: Return the values of columns with this type: [rows] of one column and its shape, or [rows, columns].
+#: A function that returns values of columns in a type: [rows, *shape] of one column, or [rows, columns].
 Values: TypeAlias = Callable[[Sequence[str], np.dtype[Any]], Array]
 
 
 class Table(Samples):
-    """Rows of named columns. Subclasses set the attributes that reading needs, and then call `__init__`.
+    """A table of named columns. Subclasses set the attributes that reading requires, and then call `__init__`.
 
-    A text outside of a column's categories is an error or has the first free index: first the empty text, then unknown ones.
+    A text outside of a column's categories is an error or has the next free index: first the empty text, then unknown texts.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Table(Samples):
         self._check_kinds(fields, categories)
         self.columns, self.missing = columns, missing
         if len(set(columns)) < len(columns):
-            raise DataError(f"{self}: two columns have one name: {', '.join(columns)}.{self.columns_hint()}")
+            raise DataError(f"{self}: two columns have the same name: {', '.join(columns)}.{self.columns_hint()}")
         self._sources = {field: self._columns_of(field, source) for field, source in fields.items()}
         self.categories = self._categories(categories)
         self._check_missing()
@@ -58,27 +58,29 @@ class Table(Samples):
     def _check_kinds(self, fields: Any, categories: Any) -> None:
         """Raise ArgumentError for arguments of a wrong type."""
         if not isinstance(fields, Mapping) or not fields:
-            raise ArgumentError(f'{self}: fields is {fields!r}; it is a dict of columns by field, such as {{"x": "price"}}')
+            raise ArgumentError(f'{self}: fields must be a dict of columns by field, such as {{"x": "price"}}, not {fields!r}')
         if not isinstance(categories, Mapping | list | tuple | None):
-            raise ArgumentError(f"{self}: categories is {categories!r}; it is a list of columns, or a dict of texts by column")
+            raise ArgumentError(f"{self}: categories must be a list of columns, or a dict of texts by column, not {categories!r}")
         for name, texts in categories.items() if isinstance(categories, Mapping) else ():
             if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-                raise ArgumentError(f'{self}: categories: those of column "{name}" are {texts!r}; give a list of texts, as in the file: ["0", "1"]')
+                raise ArgumentError(
+                    f'{self}: categories of column "{name}" must be a list of texts as in the file, such as ["0", "1"], not {texts!r}'
+                )
 
     @abstractmethod
     def column(self, name: str) -> tuple[tuple[int, ...], Any]:
         """Return the shape and NumPy type of a cell of a number column."""
 
     def check_category(self, name: str) -> None:
-        """Raise ArgumentError if a column cannot hold categories."""
+        """Raise ArgumentError if a column cannot contain categories."""
 
     @abstractmethod
     def texts(self, columns: Sequence[str]) -> Iterator[tuple[str, Iterable[str]]]:
-        """Generate (column, texts) pairs that together cover all rows."""
+        """Yield (column, texts) pairs that together cover all rows."""
 
     @abstractmethod
     def values(self, numbers: Array, columns: Collection[str]) -> Values:
-        """Return a function for the values of columns in these rows; category columns yield indices."""
+        """Return a function for the values of columns in the rows `numbers`; category columns yield indices."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -112,7 +114,7 @@ class Table(Samples):
         if isinstance(configured, Mapping):
             for name, own in configured.items():
                 if len(set(own)) < len(own):
-                    raise ArgumentError(f'{self}: categories: column "{name}" has one category twice: {", ".join(own)}')
+                    raise ArgumentError(f'{self}: categories: column "{name}" has a category twice: {", ".join(own)}')
             return {name: list(texts) for name, texts in configured.items()}
         distinct: dict[str, set[str]] = {name: set() for name in names}
         for name, texts in self.texts(names) if names else ():
@@ -128,13 +130,13 @@ class Table(Samples):
         for name in replacements if replacements is self.missing else ():
             checked_name(name, self.columns, f"{self}: missing: column")
             if name in self.categories:
-                raise ArgumentError(f'{self}: missing: column "{name}" holds categories; with empty: index empty places have an index of their own')
+                raise ArgumentError(f'{self}: missing: column "{name}" contains categories; set empty: index to give empty cells an index')
 
     def _coding(self, empty: Outside, unknown: Outside) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
-        """Return the index of each text by category column, and the index of all other texts by column if `unknown` is "index"."""
+        """Return the index of each text by category column, and for `unknown` "index" the index of all other texts by column."""
         for what, choice in (("empty", empty), ("unknown", unknown)):
             if choice not in ("error", "index"):
-                raise ArgumentError(f'{self}: {what} is {choice!r}; it is "error" or "index"')
+                raise ArgumentError(f'{self}: {what} must be "error" or "index", not {choice!r}')
         codes = {name: {text: i for i, text in enumerate(texts)} for name, texts in self.categories.items()}
         if empty == "index":
             for known in codes.values():
@@ -142,7 +144,7 @@ class Table(Samples):
         return codes, {name: len(known) for name, known in codes.items()} if unknown == "index" else {}
 
     def code(self, column: str, text: str) -> int | None:
-        """Return the index of a text among the categories of a column; None if the text is an error."""
+        """Return the category index of a text in a column, or None if the text is an error."""
         index = self._codes[column].get(text)
         return self._unknown.get(column) if index is None and text else index
 
@@ -150,15 +152,15 @@ class Table(Samples):
         columns = self._sources[field]
         kinds = {column in self.categories for column in columns}
         if len(kinds) > 1:
-            raise ArgumentError(f'{self}: field "{field}" has columns of numbers and of categories; make them two fields')
+            raise ArgumentError(f'{self}: field "{field}" mixes columns of numbers and of categories; define two fields')
         shapes, types = zip(*(((), np.int32) if column in self.categories else self.column(column) for column in columns), strict=True)
         if not alone and any(shapes):
-            raise ArgumentError(f'{self}: field "{field}": a column with several numbers per row must be a field of its own')
+            raise ArgumentError(f'{self}: field "{field}": a column with several numbers per row must be a separate field')
         element = own_dtype(np.result_type(*types), f'{self}: field "{field}"') if dtype is None else named_dtype(dtype, str(self))
         return Field(shapes[0] if alone else (len(shapes),), element)
 
     def filling(self, column: str, dtype: np.dtype[Any]) -> Array | None:
-        """Return the value for missing numbers of a column; None if there is none or the type cannot hold it."""
+        """Return the replacement of missing numbers of a column, or None if there is none or the type cannot represent it."""
         value = self.missing.get(column) if isinstance(self.missing, Mapping) else self.missing
         if value is None:
             return None
@@ -166,29 +168,29 @@ class Table(Samples):
         return number if misfits is None else None
 
     def problem(self, column: str, text: str, dtype: np.dtype[Any]) -> str:
-        """Return the reason why a text has no value of a type in a column."""
+        """Return the reason why a text of a column cannot be converted to `dtype`."""
         value = None if column in self.categories else parsed(text)
         if column in self.categories:
             reason = self._no_category(column, text)
         elif text in MISSING and (not text or dtype.kind in "biu" or text.lower().lstrip("-") != "nan"):
             replacement = self.missing.get(column) if isinstance(self.missing, Mapping) else self.missing
-            wrong = f", and what missing gives, {replacement}, is not a number of its type, {dtype}" if replacement is not None else ""
+            wrong = f", and {dtype} cannot represent the replacement {replacement} in missing" if replacement is not None else ""
             shown = f'"{text}", a missing value' if text else "empty"
-            reason = f"{shown}{wrong}; say with missing what such places stand for"
+            reason = f"{shown}{wrong}; set missing to replace such cells"
         elif value is not None:
-            reason = f'"{text}", {misfit(value, dtype)}; give it another element type with dtypes'
+            reason = f'"{text}", {misfit(value, dtype)}; set another element type with dtypes'
         else:
-            point = "; decimals are written with a point" if re.fullmatch(r"[+-]?[0-9.]*,[0-9]+", text) else ""
-            reason = f'"{text}", which is not a number{point}; if it is a category, name the column in categories'
+            point = "; write decimals with a point" if re.fullmatch(r"[+-]?[0-9.]*,[0-9]+", text) else ""
+            reason = f'"{text}", which is not a number{point}; if it is a category, add the column to categories'
         return f'column "{column}" is {reason} (field {self.fields_with(column)})'
 
     def _no_category(self, column: str, text: str) -> str:
         known = self.categories[column]
         if not text:
-            return "empty; with empty: index such places have an index of their own, after the categories"
+            return "empty; set empty: index to give such cells an index after the categories"
         near = did_you_mean(text, known) or ";"
-        return f'"{text}", which is not one of its {len(known)} categories{near} with unknown: index such texts have an index of their own'
+        return f'"{text}", which is not one of its {len(known)} categories{near} set unknown: index to give such texts an index'
 
     def fields_with(self, column: str) -> str:
-        """List the fields that use a column, for messages."""
+        """List the fields that use a column for messages."""
         return " and ".join(f'"{field}"' for field, columns in self._sources.items() if column in columns)

@@ -1,4 +1,4 @@
-"""The reader of text: windows of characters or bytes and the tokens that follow."""
+"""The reader "text": windows of characters or bytes, with the same tokens shifted by one as targets."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ fault = fault_of(WHAT)
 
 
 class Text(Samples):
-    """Windows of `length` tokens, int32[length]: `tokens`, and as `targets` the tokens one place later.
+    """Windows of `length` tokens, int32[length]: `tokens`, and `targets` with the tokens one position later.
 
-    `path` is a file, or a folder whose files that match `pattern` are joined in the order of their names. Without a path the text is Python's
+    `path` is a file, or a folder whose files that match `pattern` are concatenated in the order of their names. Without a path the text is Python's
     own documentation. `level` selects the tokens: characters or bytes. Characters form a `vocabulary` unless one is passed. Bytes are read from
-    memory-mapped files, which may be larger than memory. A window begins every `stride` tokens, by default every `length`. The last part of the
-    text, a fraction of `validation`, is for validation. A byte-order mark is not part of the text.
+    memory-mapped files, which may be larger than memory. A window starts every `stride` tokens, by default every `length`. The last fraction
+    `validation` of the text is for validation. A byte-order mark is not part of the text.
     """
 
     what = WHAT
@@ -52,7 +52,7 @@ class Text(Samples):
         cut = self._stops[-1] - round(self._stops[-1] * validation)
         self._start, stop = {"all": (0, self._stops[-1]), "train": (0, cut), "validation": (cut, self._stops[-1])}[split]
         if stop - self._start <= length:
-            raise fault(f"{stop - self._start} tokens for {split} do not fill a window of {length} and the token after it; reduce length")
+            raise fault(f"{stop - self._start} tokens for {split} do not fill a window of {length} and the following token; reduce length")
         kind = Field((length,), int32)
         super().__init__({"tokens": kind, "targets": kind}, (stop - self._start - length - 1) // self.stride + 1)
 
@@ -83,11 +83,11 @@ class Text(Samples):
 
 def _check(level: str, length: int, stride: int | None, split: str, validation: float) -> None:
     if level not in ("character", "byte"):
-        raise ArgumentError(f'{WHAT}: level is {level!r}; it is "character" or "byte"')
+        raise ArgumentError(f'{WHAT}: level must be "character" or "byte", not {level!r}')
     if split not in ("all", "train", "validation"):
-        raise ArgumentError(f"{WHAT}: split is {split!r}; it is one of all, train, validation")
+        raise ArgumentError(f"{WHAT}: split must be one of all, train, validation, not {split!r}")
     if length < 1 or (stride is not None and stride < 1) or not 0 <= validation < 1:
-        raise ArgumentError(f"{WHAT}: length and stride are at least 1, validation is in [0, 1); got {length}, {stride}, {validation}")
+        raise ArgumentError(f"{WHAT}: length and stride must be at least 1 and validation in [0, 1), not {length}, {stride}, {validation}")
 
 
 def _bytes(path: str | None, pattern: str) -> tuple[list[Array], Vocabulary]:
@@ -102,7 +102,7 @@ def _bytes(path: str | None, pattern: str) -> tuple[list[Array], Vocabulary]:
 
 
 def _characters(path: str | None, pattern: str, vocabulary: str | None) -> tuple[list[Array], Characters]:
-    """Return the tokens of each file in the smallest type that holds them."""
+    """Return the tokens of each file, in the smallest type for the vocabulary, and the vocabulary."""
     texts = (
         {"documentation": documentation_text()} if path is None else {str(file): _decoded(file) for file in files_at(path_of(path), pattern, fault)}
     )
@@ -123,4 +123,4 @@ def _decoded(file: AnyPath) -> str:
         return content[begin:].tobytes().decode()
     except UnicodeDecodeError as error:
         place = begin + error.start
-        raise fault(f"{file} is no UTF-8 at byte {place}: {error.reason}; convert it, or read it with level: byte") from None
+        raise fault(f"{file} is not valid UTF-8 at byte {place}: {error.reason}; convert it, or set level: byte") from None

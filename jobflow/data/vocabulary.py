@@ -14,7 +14,7 @@ from jobflow.core.types import Array
 
 
 class Vocabulary(ABC):
-    """Tokens 0 .. size - 1 and their texts."""
+    """A bijection between tokens 0 .. size - 1 and texts."""
 
     size: int
 
@@ -24,7 +24,7 @@ class Vocabulary(ABC):
 
     @abstractmethod
     def decode(self, tokens: Any) -> str:
-        """Return the text of tokens."""
+        """Return the text that the tokens represent."""
 
 
 class Bytes(Vocabulary):
@@ -40,12 +40,12 @@ class Bytes(Vocabulary):
 
 
 class Characters(Vocabulary):
-    """A vocabulary with one token per character, in this order."""
+    """A vocabulary with one token per character of `characters`, in this order."""
 
     def __init__(self, characters: str) -> None:
         self.characters, self.size = characters, len(characters)
         if not characters or len(set(characters)) < len(characters):
-            raise DataError(f"a vocabulary has each character once, and at least one; got {characters!r}")
+            raise DataError(f"a vocabulary must contain at least one character, and none twice, not {characters!r}")
 
     @cached_property
     def _sorted(self) -> tuple[Array, Array]:

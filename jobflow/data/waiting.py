@@ -1,4 +1,4 @@
-"""Notices about slow reads: the waiting rank, the samples, and the user's line at which the reader is."""
+"""Notices about slow reads, with the waiting rank, the samples, and the user's line that the reader executes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from jobflow.runtime.world import launched as launch
 
 T = TypeVar("T")
 
-#: seconds until a notice about a slow read; the same as for a rank that waits for another one
+#: seconds until a notice about a slow read, equal to the time until notices about slow ranks
 PATIENCE = 10.0
-#: thread -> function that describes the sample which it reads
+#: functions by thread that describe the sample in reading
 _reading: dict[int, Callable[[], str]] = {}
 
 
@@ -29,7 +29,7 @@ class Coming(Future[T]):
     def __init__(self, what: Callable[[], str]) -> None:
         super().__init__()
         self.what = what
-        #: the thread that reads the data, after the read has begun
+        #: the thread that reads the data, or None before the read
         self.thread: int | None = None
 
     def result(self, timeout: float | None = None) -> T:
@@ -55,7 +55,7 @@ def notice_if_long(what: Callable[[], str]) -> Iterator[None]:
 
 
 class Watch:
-    """`notice_if_long` for many reads in sequence, because a timer for each would cost more than many reads do."""
+    """A timer like `notice_if_long` for many reads in sequence, because a thread per read would cost more than most reads."""
 
     def __init__(self) -> None:
         self._begun: tuple[float, Callable[[], str], int] | None = None
@@ -63,15 +63,15 @@ class Watch:
         self._thread = start_thread(self._look, "slow-reads")
 
     def begin(self, what: Callable[[], str]) -> None:
-        """Start the clock of a read by the caller."""
+        """Start the timer for a read by the calling thread."""
         self._begun = time.monotonic(), what, threading.get_ident()
 
     def end(self) -> None:
-        """Stop the clock of the read."""
+        """Stop the timer."""
         self._begun = None
 
     def close(self) -> None:
-        """End the thread."""
+        """End the timer thread."""
         self._closed.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
@@ -88,12 +88,12 @@ class Watch:
 
 
 def at(place: Callable[[], str]) -> None:
-    """Record that this thread reads the sample that `place()` describes."""
+    """Record that this thread reads the sample described by `place()`."""
     _reading[threading.get_ident()] = place
 
 
 def one_by_one(numbers: Iterable[T], place: Callable[[T], str]) -> Iterator[tuple[int, T]]:
-    """Generate (row, number) of samples, and record each as the one that this thread reads."""
+    """Yield (row, number) of samples, and record each as the sample that this thread reads."""
     current: T
     at(lambda: place(current))
     for row, current in enumerate(numbers):
@@ -115,7 +115,7 @@ def _tell(what: Callable[[], str], thread: int | None) -> None:
 
 
 def _standing(thread: int | None) -> list[str]:
-    """Return the position of the read, or the positions of other reads if this one has not begun or waits for them."""
+    """Return the position of the read, or the positions of other reads if this one has not started or waits for them."""
     position = _stands(thread)
     return [position] if position else [text for other in list(_reading) if (text := _stands(other))]
 

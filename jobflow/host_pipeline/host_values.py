@@ -1,4 +1,4 @@
-"""Tensors of a job's body that are known before the job runs, computed on the host by the ops' reference kernels.
+"""Tensors of a job that can be computed on the host before the job runs, by the reference kernels of ops.
 
     flip = flow.random.CoinFlip(8)              a function of the number of the run
     images = flow.image.flip(images, flip)      a host stage, evaluated before the run
@@ -26,7 +26,7 @@ from jobflow.ops.source import External, Input, Source
 
 
 class MicrobatchRows(NamedTuple):
-    """A microbatch of a run: its number, the number of microbatches, and the rows of each."""
+    """The rows of a microbatch of a run: its number, the number of microbatches, and the rows in each."""
 
     number: int
     of: int
@@ -35,15 +35,15 @@ class MicrobatchRows(NamedTuple):
 
 @dataclass(frozen=True)
 class HostValue:
-    """A tensor of the body."""
+    """A tensor of the job body with its computation on the host."""
 
     value: Value
-    #: arguments that no caller passes
+    #: arguments that the data feed or a phase supplies instead of the caller
     fed: frozenset[str]
 
     @cached_property
     def known(self) -> bool:
-        """True if the tensor is known before a run: no variable, reader or operation across devices contributes to it."""
+        """True if the tensor can be computed before a run, without variables, readers and operations across devices."""
         return not any(self._waits(node) for node in self._nodes)
 
     def _waits(self, node: Node) -> bool:
@@ -59,7 +59,7 @@ class HostValue:
 
     @property
     def devices(self) -> int:
-        """The number of devices with a tensor each; 1 for a logical tensor."""
+        """The number of devices, each with a separate tensor; 1 for a logical tensor."""
         return self.value.node.placement.size if self.value.local else 1
 
     @cached_property
@@ -69,7 +69,7 @@ class HostValue:
         return frozenset(keys - {RUN_COUNTER})
 
     def arrays(self, run: int, arguments: Mapping[str, Any], part: MicrobatchRows) -> list[Array]:
-        """Compute the tensor for a microbatch of a run: one array per device, or a single one for a logical tensor."""
+        """Compute the tensor for a microbatch of a run: one array per device, or a single array for a logical tensor."""
         known = {**arguments, RUN_COUNTER: np.array([run])}
         return [self._on(device, known, part) for device in range(self.devices)]
 
@@ -79,7 +79,7 @@ class HostValue:
             if isinstance(node.op, Input):
                 value = arguments[node.op.argument]
                 whole, shape = np.asarray(value[device] if isinstance(value, list) else value), node.outputs[0].shape
-                cut = part.of > 1 and whole.shape != shape  # an argument that has the rows of all
+                cut = part.of > 1 and whole.shape != shape  # an argument with the rows of all microbatches
                 arrays[node.outputs[0]] = whole[part.number * shape[0] : (part.number + 1) * shape[0]] if cut else whole
             else:
                 outputs = self._outputs(node, device, [arrays[x] for x in node.inputs], part)
@@ -102,9 +102,9 @@ class HostValue:
         return outputs
 
     def _in_microbatch(self, node: Node, part: MicrobatchRows) -> Op:
-        """Return the op restricted to these rows, as `compiler.front.microbatch` cuts it in the job.
+        """Return the op restricted to the microbatch, in the same way as `compiler.front.microbatch` splits it in the job.
 
-        An output with a row for each sample is cut to the rows of the microbatch.
+        An output with one row per sample is restricted to the rows of the microbatch.
         """
         length, *rest = node.outputs[0].shape
         times, left = divmod(length * self.devices, part.rows)

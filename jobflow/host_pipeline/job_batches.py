@@ -1,7 +1,7 @@
-"""The data feed of a job with readers in its body: stages evaluated for the samples of each run, ahead of it, by threads.
+"""The data feed of a job with readers in its body: threads evaluate stages for the samples of later runs.
 
-Stages also accept tensors of the job that are known before it runs, and arguments of the call. Stages that depend on arguments are evaluated
-when the job is called, all others ahead.
+Inputs of stages are samples, tensors that can be computed before the job runs, and arguments of the call. Stages that depend on arguments
+are evaluated when the job is called, all others ahead of the call.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from jobflow.runtime.world.environment import usable_cores
 #: batches that are read ahead
 PREFETCH = 4
 
-#: by source, the samples of a run
+#: sample positions of a run by source
 Places = Mapping[Source, list[Any]]
 
 
 class RowsOfCall(Source):
-    """The rows of values that are known when the job is called."""
+    """The source of rows whose values are computed at the call of the job."""
 
     def batches(self, size: int) -> Iterator[list[Drawn]]:
         run = 0
@@ -41,16 +41,16 @@ class RowsOfCall(Source):
             run += 1
 
     def where(self, place: Drawn) -> str:
-        return f"row {place.at} of what the job was called with"
+        return f"row {place.at} of the arguments"
 
 
-#: every stage whose samples are such rows has this one
+#: the only instance, shared by all stages with such rows
 ROWS_OF_CALL = RowsOfCall()
 
 
 @dataclass(frozen=True, eq=False)
 class KnownRows(Stage):
-    """An array per row, known when the job is called."""
+    """A stage with an array per row, computed at the call of the job."""
 
     @property
     def origin(self) -> Source:
@@ -66,16 +66,16 @@ class KnownRows(Stage):
         raise NotImplementedError
 
     def of(self, place: Drawn, *values: Any) -> Array:
-        raise JobError(f"row {place.at} was asked for before the rows of the call were known")
+        raise JobError(f"row {place.at} was requested before the arguments of the call were set")
 
 
 @dataclass(frozen=True, eq=False)
 class OfTensor(KnownRows):
-    """The instances, with this many axes, of a tensor of the job, or of the result with this name of an earlier phase of the run."""
+    """A stage with the subarrays, of `axes` axes, of a tensor of the job, or of the result `tensor` of an earlier phase of the run."""
 
     tensor: HostValue | str
     axes: int
-    #: of all devices
+    #: number of subarrays on all devices
     count: int
 
     @property
@@ -87,7 +87,7 @@ class OfTensor(KnownRows):
         each, shapes = instances(tensors, self.axes), [list(array.shape) for array in tensors] if isinstance(tensors, list) else []
         if len(each) != self.count or len({math.prod(shape[: len(shape) - self.axes]) for shape in shapes}) > 1:
             raise ShapeError(
-                f"a tensor buffer has as many arrays on each device, and here the devices' tensors are {shapes}; pass arrays of one length"
+                f"a tensor buffer requires equally many arrays per device, but the tensors of the devices are {shapes}; pass arrays of equal length"
             )
         return each
 
@@ -100,7 +100,7 @@ def instances(arrays: Array | list[Array], axes: int) -> list[Array]:
 
 @dataclass(frozen=True, eq=False)
 class OfList(KnownRows):
-    """The arrays of an argument that is a list of arrays for each device."""
+    """A stage with the arrays of an argument that is a list of arrays per device."""
 
     name: str
 
@@ -114,7 +114,7 @@ class OfList(KnownRows):
 
 @dataclass(frozen=True, eq=False)
 class Constants(KnownRows):
-    """Arrays that are the same in each run."""
+    """A stage with the same arrays in every run."""
 
     arrays: tuple[Array, ...]
 
@@ -131,31 +131,31 @@ class Constants(KnownRows):
 
 @dataclass(frozen=True, eq=False)
 class DynamicRowsOfStage(DynamicArgument):
-    """An argument with a dynamic shape, made from the rows of a stage: from all rows, or from those of each device."""
+    """An argument with a dynamic shape, combined from all rows of a stage, or per device from the rows of the device."""
 
     stage: Stage
     rows: int
     devices: int
-    made: Callable[[list[Array]], Array]
+    combine: Callable[[list[Array]], Array]
 
     def of(self, rows: list[Array]) -> Any:
-        """Return the array, or a list with one array per device."""
+        """Return the combined array, or a list with one array per device."""
         each = self.rows // self.devices
-        arrays = [self.made(rows[first : first + each]) for first in range(0, self.rows, each)]
+        arrays = [self.combine(rows[first : first + each]) for first in range(0, self.rows, each)]
         return arrays if self.per_device else arrays[0]
 
 
 class JobBatches(DataFeed):
-    """Arrays by name, and the stage that produces the rows of each."""
+    """A data feed: arrays by name, with the stages that compute their rows."""
 
     def __init__(self) -> None:
         self.types: dict[str, TensorType] = {}
-        #: by name, the stage that makes a row; and of `HostResult`s those and how many rows there are
+        #: stage by array name; and for each `HostResult` stage and number of rows
         self.stages: dict[str, Stage] = {}
         self.results: dict[str, tuple[Stage, int]] = {}
         self.dynamic: dict[str, DynamicRowsOfStage] = {}
         self.phases: dict[str, list[str]] = {}
-        #: by what comes before it, what is read, and the run of the next
+        #: reading and next run number by preceding phase
         self._readings: dict[str | None, tuple[Reading[dict[str, Any]], int]] = {}
 
     def __repr__(self) -> str:
@@ -168,7 +168,7 @@ class JobBatches(DataFeed):
         return frozenset((*self.types, *self.dynamic))
 
     def add(self, name: str, type: TensorType, stage: Stage) -> None:
-        """Add an array whose rows the stage produces."""
+        """Add an array whose rows `stage` computes."""
         self.types[name], self.stages[name] = type, stage
 
     def arrays(self, run: int, passes: int, rows: Mapping[str, Span], arguments: Mapping[str, Any], phase: str | None) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class JobBatches(DataFeed):
         return arrays
 
     def _plan(self, run: int, passes: int, requests: Mapping[str, tuple[Stage, Span]], pool: Pool) -> Iterator[Pending[dict[str, Any]]]:
-        """Submit the reads of one run after another, from `run` on."""
+        """Submit the reads of consecutive runs, from `run` on."""
         sizes: dict[Source, int] = {}
         for name, (stage, span) in requests.items():
             rows = self.types[name].shape[0] if name in self.types else span[1]
@@ -239,7 +239,7 @@ class JobBatches(DataFeed):
 
 
 def known_rows(stage: Stage) -> Iterator[KnownRows]:
-    """Generate the inputs of a stage that are known when the job is called."""
+    """Yield the inputs of a stage that are computed at the call of the job."""
     if isinstance(stage, KnownRows):
         yield stage
     for before in stage.inputs:

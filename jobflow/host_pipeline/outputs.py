@@ -1,4 +1,4 @@
-"""Values of each sample or row on the host in the body of a job, and their conversion to a tensor or a result.
+"""Host values per sample or row in the body of a job, and their conversion to tensors or results.
 
 record = flow.data.ofrecord_reader(folder, batch_size=64)                  OnHost: a record per sample
 images = flow.tensor_to_tensor_buffer(x, instance_dims=3)                  OnHost: an array per row of a tensor
@@ -34,40 +34,40 @@ from jobflow.typing.results import HostResult
 
 @dataclass(frozen=True, eq=False)
 class OnHost:
-    """A value per sample of a batch, possibly of different shapes: a record, bytes, an image or an array."""
+    """A host value per sample of a batch, possibly of different shapes: a record, bytes, an image or an array."""
 
-    #: what makes it, or a tensor of the job of which these are the instances
+    #: stage that computes the values, or a tensor of the job whose subarrays are the values
     source: st.Stage | Tensor
-    #: of all devices
+    #: number of values on all devices
     rows: int
     kind: str
-    #: of images: the order of their colours, or one grey channel
+    #: order of colours of images, or "GRAY"
     colours: str = ""
-    #: of what its arrays are
+    #: element type of arrays
     element: DType = uint8
-    #: how the samples of a device are arranged; in a row by default
+    #: shape of the samples of a device; one axis by default
     arranged: tuple[int, ...] = ()
 
     @cached_property
     def stage(self) -> st.Stage:
-        """The stage that produces the values."""
+        """The stage that computes the values."""
         if isinstance(self.source, st.Stage):
             return self.source
         return stage_of("tensor_to_tensor_buffer", self.source, self.source.tensor_type.ndim - len(self.shape))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape in the current view, without the axes of the instances."""
+        """The shape in the current view, without the axes of the values."""
         return self.arranged or (self.rows // devices_of_view(),)
 
     @property
     def dtype(self) -> DType:
-        """`flow.record` or `flow.tensor_buffer`."""
+        """The element type: `flow.record` or `flow.tensor_buffer`."""
         return record if self.kind in ("records", "examples") else tensor_buffer
 
     @property
     def is_dynamic(self) -> bool:
-        """True: samples differ in shape."""
+        """True, because samples differ in shape."""
         return True
 
     @property
@@ -75,16 +75,16 @@ class OnHost:
         return 1 if self.colours == "GRAY" else 3
 
     def pixels(self) -> st.Stage:
-        """Return the stage that converts images to arrays; the stage itself for arrays."""
+        """Return a stage that converts images to arrays, or the stage itself for arrays."""
         return st.Pixels(self.stage, self.colours == "BGR") if self.kind == "images" else self.stage
 
     def then(self, stage: st.Stage, **changed: Any) -> OnHost:
-        """Return the value that another stage computes from this one."""
+        """Return the value that `stage` computes from this value."""
         return replace(self, source=stage, **changed)
 
 
 def body_of(what: str) -> StagedBody:
-    """Return the body of the job in which `what` is called; raise JobError outside of a job."""
+    """Return the body of the current job; raise JobError outside of a job."""
     body = scope.current().interpreter
     if not isinstance(body, StagedBody):
         raise JobError(f"{what} at {user_line()}: called outside a job; call it in the body of a function decorated with global_function")
@@ -92,23 +92,21 @@ def body_of(what: str) -> StagedBody:
 
 
 def devices_of_view() -> int:
-    """Return the number of devices with a batch each in the mirrored view, else 1."""
+    """Return the number of devices in the mirrored view, where a batch is per device, and 1 in the consistent view."""
     return body_of("a reader").placement.size if scope.current().view == "mirrored" else 1
 
 
 def on_host(what: str, x: Any, *kinds: str) -> OnHost:
-    """Return `x`, the output of a reader or a decoder; raise ArgumentError unless it is one of these kinds."""
+    """Return `x` if it is a host value of one of `kinds`; raise ArgumentError otherwise."""
     if not isinstance(x, OnHost) or x.kind not in kinds:
         actual = f"{x.kind} from a reader" if isinstance(x, OnHost) else getattr(x, "tensor_type", type(x).__name__)
-        remedy = "" if isinstance(x, OnHost) or not isinstance(x, Tensor) else "; tensor_to_tensor_buffer(x, instance_dims) makes arrays of a tensor"
-        raise ArgumentError(
-            f"{what} at {user_line()}: it takes {' or '.join(kinds)} of samples that a reader in this job gives, not {actual}{remedy}"
-        )
+        remedy = "" if isinstance(x, OnHost) or not isinstance(x, Tensor) else "; convert a tensor by tensor_to_tensor_buffer(x, instance_dims)"
+        raise ArgumentError(f"{what} at {user_line()}: expected {' or '.join(kinds)} from a reader of this job, not {actual}{remedy}")
     return x
 
 
 def key_of(what: str, seed: int | None, name: str) -> philox.Key:
-    """Return the random key of this op."""
+    """Return the random key of the op `name`."""
     stream, own = philox.random_stream(body_of(what).seed, seed, scope.current().full_name(name))
     return philox.key_of(own, stream)
 
@@ -117,7 +115,7 @@ def key_of(what: str, seed: int | None, name: str) -> philox.Key:
 
 
 def feed_of(what: str) -> JobBatches:
-    """Return the data feed of the job in which `what` is called."""
+    """Return the data feed of the current job."""
     body = body_of(what)
     body.feed = body.feed or JobBatches()
     assert isinstance(body.feed, JobBatches)
@@ -128,14 +126,14 @@ def _label(what: str, name: str | None, stage: st.Stage) -> str:
     feed, arguments = feed_of(what), frozenset[str]().union(*(known.arguments for known in known_rows(stage)))
     label = body_of(what).unique_name(what) if name is None else scope.current().full_name(name)
     if label in feed.names or label in feed.results:
-        raise DuplicateNameError(f'{what} at {user_line()}: another decoder of this job has the name "{label}"')
+        raise DuplicateNameError(f'{what} at {user_line()}: another decoder of this job has the name "{label}"; pass another name')
     if phases := [each for each in body_of(what).phases if each in arguments]:
         feed.phases[label] = phases
     return label
 
 
 def as_tensor(what: str, stage: st.Stage, rows: int, shape: Sequence[int], dtype: DType, name: str | None) -> Any:
-    """Return the output of a stage, which has this shape for each sample, as a tensor of the job."""
+    """Return the output of a stage, with `shape` for every sample, as a tensor of the job."""
     label, type = _label(what, name, stage), TensorType((rows, *shape), dtype)
     feed_of(what).add(label, type, stage)
     return body_of(what).fed(label, type)
@@ -149,9 +147,9 @@ def as_dynamic(
     type: TensorType,
     name: str | None,
 ) -> Any:
-    """Return a tensor of the job with a dynamic shape, computed from the rows of a stage.
+    """Return a tensor of the job with a dynamic shape, computed by `combine` from the rows of a stage.
 
-    In the mirrored view each device has its own tensor, from its own rows.
+    In the mirrored view a device has a separate tensor, computed from its rows.
     """
     label = _label(what, name, stage)
     argument = DynamicRowsOfStage(type, scope.current().view == "mirrored", stage, rows, devices_of_view(), combine)
@@ -162,7 +160,7 @@ def as_dynamic(
 def as_padded(what: str, stage: st.Stage, rows: int, most: Sequence[int], units: Sequence[int], dtype: DType, name: str | None) -> Any:
     """Return arrays of different sizes as one tensor [rows, ...], padded with zeros at the end.
 
-    The size of an axis is the largest of the arrays, rounded up to a multiple of its unit, and at most `most`.
+    The size of an axis is the largest size of the arrays, rounded up to a multiple of its unit; `most` is the maximum.
     """
     raised = tuple([-(-n // unit) * unit for n, unit in zip(most, units, strict=True)])
     each = TensorType((rows // devices_of_view(), *raised), dtype)
@@ -178,9 +176,9 @@ def _padded(rows: list[Array], units: tuple[int, ...]) -> Array:
 
 
 def as_result(what: str, stage: st.Stage, rows: int, shape: tuple[int, ...], dtype: DType, name: str | None) -> Callable[..., HostResult]:
-    """Return a constructor of results from the output of a stage, whose arrays have at most this shape.
+    """Return a constructor of job results from the output of a stage; `shape` is the maximum shape of an array.
 
-    Each result selects its data from the rows of each device.
+    A result selects its data from the rows of each device.
     """
     label, devices = _label(what, name, stage), devices_of_view()
     feed_of(what).results[label] = (st.Within(stage, shape, dtype), rows)
@@ -200,20 +198,20 @@ def as_result(what: str, stage: st.Stage, rows: int, shape: tuple[int, ...], dty
 
 
 def rows_of(what: str, x: Any, like: OnHost, shape: tuple[int, ...], name: str) -> st.Stage:
-    """Return a stage with a row of this shape for each sample of `like`, from a tensor of the job or a number."""
+    """Return a stage with a row of `shape` for each sample of `like`, from a tensor of the job or a number."""
     if isinstance(x, int | np.integer) and not shape:
         return Constants((np.array(x),) * like.rows)
     type = getattr(x, "tensor_type", None)
     rows = like.rows // devices_of_view()
     if not isinstance(type, TensorType) or (type.shape != (rows, *shape) and not (shape == () and type.shape == (rows, 1))):
-        raise ShapeError(f"{what} at {user_line()}: {name} is {type or repr(x)}; it must be a tensor {[rows, *shape]}, with a row for each sample")
+        raise ShapeError(f"{what} at {user_line()}: {name} must be a tensor {[rows, *shape]} with one row per sample, not {type or repr(x)}")
     return stage_of(what, x, len(type.shape) - 1)
 
 
 def stage_of(what: str, x: Tensor, axes: int) -> st.Stage:
-    """Return a stage with the instances, of `axes` axes, of a tensor of the job.
+    """Return a stage with the subarrays, of `axes` axes, of a tensor of the job.
 
-    The tensor is known before the job runs, or computed in an earlier phase of the run.
+    The tensor is computed before the job runs, or in an earlier phase of the run.
     """
     feed, body = feed_of(what), body_of(what)
     value = body.tracer.in_current_view(value_of(x))
@@ -229,7 +227,7 @@ def stage_of(what: str, x: Tensor, axes: int) -> st.Stage:
 
 
 def fed_by(what: str, x: Tensor) -> st.Stage | None:
-    """Return the stage of the reader whose rows a tensor holds, possibly cast; None for a tensor that is computed or passed."""
+    """Return the stage that supplies the tensor, possibly cast; None for a computed tensor or an argument."""
     value = body_of(what).tracer.in_current_view(value_of(x))
     while isinstance(value.node.op, ToLocal | Identity | Cast):
         (value,) = value.node.inputs
@@ -238,9 +236,9 @@ def fed_by(what: str, x: Tensor) -> st.Stage | None:
 
 
 def same_samples(what: str, *arguments: OnHost | st.Stage) -> None:
-    """Raise ArgumentError unless all arguments with samples of a reader have samples of the same reader."""
+    """Raise ArgumentError unless all arguments with samples of a reader share that reader."""
     stages = [each.stage if isinstance(each, OnHost) else each for each in arguments]
     origins = {stage.origin for stage in stages if not isinstance(stage, OfTensor | Constants)}
     rows = {each.rows for each in arguments if isinstance(each, OnHost)}
     if len(origins) > 1 or len(rows) > 1:
-        raise ArgumentError(f"{what} at {user_line()}: its arguments are of different readers, or of different numbers of samples: {sorted(rows)}")
+        raise ArgumentError(f"{what} at {user_line()}: the arguments must come from one reader and have equally many samples, not {sorted(rows)}")

@@ -1,8 +1,8 @@
-"""The samples of readers in the body of a job and their order, a function of the seed and the number of earlier samples.
+"""The samples of readers in the body of a job and their order, a function of the seed and the number of preceding samples.
 
     part-0  part-1  ...      the records of files in sequence, repeatedly; with `after_epoch` the order of the files changes from the second
                              epoch on
-    shuffle                  a buffer is filled first; each later sample replaces a random one of the buffer, which is then returned
+    shuffle                  a buffer is filled first; each later sample replaces a random sample of the buffer, which is returned
 
 Records are located while they are read, so a run does not wait for a scan of whole files. Sources with an index, `Indexed`, have a random
 order instead of a buffer.
@@ -27,7 +27,7 @@ from jobflow.expressions import philox
 from jobflow.storage.remote import AnyPath
 from jobflow.storage.untrusted import Fault, mapped
 
-#: how many places in the buffer are drawn at a time
+#: number of samples or buffer positions sampled at a time
 DRAWN = 1024
 
 
@@ -36,22 +36,22 @@ class Source(ABC):
 
     @abstractmethod
     def batches(self, size: int) -> Iterator[list[Any]]:
-        """Generate batches of `size` sample positions, without end; `number` of a position counts the samples before it."""
+        """Yield batches of `size` sample positions, without end; `number` of a position counts the preceding samples."""
 
     @abstractmethod
     def where(self, place: Any) -> str:
-        """Describe the position of a sample, for messages."""
+        """Describe the position of a sample for messages."""
 
 
 class Drawn(NamedTuple):
-    """The index of a sample, and the number of samples before it."""
+    """A sample position: the index of the sample, and the number of preceding samples."""
 
     at: int
     number: int
 
 
 class RecordPlace(NamedTuple):
-    """A record: the bytes from `start` to `stop` of a file, and the number of records before it."""
+    """A record position: the bytes from `start` to `stop` of file `part`, and the number of preceding records."""
 
     part: int
     start: int
@@ -77,7 +77,7 @@ class PartFiles(Sequence[AnyPath]):
 
 @dataclass(frozen=True, eq=False)
 class RecordFiles(Source):
-    """Files of records, which `spans` locates, in order, or shuffled with a buffer of `buffer` groups of `group` records."""
+    """Files of records in order, or shuffled with a buffer of `buffer` groups of `group` records; `spans` locates records."""
 
     files: Sequence[AnyPath]
     what: str = "ofrecord_reader"
@@ -93,11 +93,11 @@ class RecordFiles(Source):
         return {}
 
     def content(self, part: int) -> Array:
-        """Return the bytes of a file."""
+        """Return the bytes of file number `part`."""
         if part not in self._contents:
             file, fault = self.files[part], fault_of(self.what)
             if not file.is_file():
-                raise fault(f"there is no file {file.absolute()}, which is number {part} of {len(self.files)}")
+                raise fault(f"no such file: {file.absolute()}, number {part} of {len(self.files)}")
             self._contents[part] = mapped(file, fault)
         return self._contents[part]
 
@@ -109,7 +109,7 @@ class RecordFiles(Source):
         return f"{self.what}: {self.files[place.part]}, record at byte {place.start}"
 
     def batches(self, size: int) -> Iterator[list[RecordPlace]]:
-        """Generate batches that continue across the ends of epochs."""
+        """Yield batches, which continue across the ends of epochs."""
         spans = chain.from_iterable(self._shuffled()) if self.shuffle else self._in_order()
         numbered = (RecordPlace(*span, number) for number, span in enumerate(spans))
         while True:
@@ -125,24 +125,24 @@ class RecordFiles(Source):
                     records += 1
                     yield part, start, stop
             if not records:
-                raise fault(f"there is no record in {parts} files, of which the first is {self.files[0].absolute()}")
+                raise fault(f"the {parts} files from {self.files[0].absolute()} on contain no record")
 
     def _shuffled(self) -> Iterator[tuple[tuple[int, int, int], ...]]:
         groups = zip(*[self._in_order()] * self.group, strict=False)
         buffer = list(islice(groups, self.buffer))
         key = philox.key_of(self.seed, "shuffle buffer")
         for block in count():
-            drawn = philox.words(np, key, np.arange(DRAWN, dtype=np.uint64), block)[0] % np.uint32(len(buffer))
-            for at, fresh in zip(drawn.tolist(), groups, strict=False):
+            slots = philox.words(np, key, np.arange(DRAWN, dtype=np.uint64), block)[0] % np.uint32(len(buffer))
+            for at, fresh in zip(slots.tolist(), groups, strict=False):
                 yield buffer[at]
                 buffer[at] = fresh
 
 
 @dataclass(frozen=True, eq=False)
 class Indexed(Source):
-    """Samples with an index: all of `indices` in each epoch, in a different order if `shuffle`.
+    """Samples with an index: `count` samples per epoch, in a different order each time with `shuffle`.
 
-    With `groups`, one number per sample, a batch has samples of one group only. The next batch belongs to the group that first has enough samples.
+    With `groups`, one number per sample, a batch contains samples of only one group: the first group with enough samples.
     """
 
     what: str
@@ -152,9 +152,9 @@ class Indexed(Source):
     groups: Sequence[int] | None = None
 
     def batches(self, size: int) -> Iterator[list[Drawn]]:
-        drawn = enumerate(self._grouped(size) if self.groups else self._in_order())
+        samples = enumerate(self._grouped(size) if self.groups else self._in_order())
         while True:
-            yield [Drawn(index, number) for number, index in islice(drawn, size)]
+            yield [Drawn(index, number) for number, index in islice(samples, size)]
 
     def where(self, place: Drawn) -> str:
         return f"{self.what}, sample {place.at}"

@@ -1,4 +1,4 @@
-"""Stages of the host pipeline: a chain of functions of a sample that are evaluated on the host before a job.
+"""Stages of the host pipeline: a chain of functions of a sample, evaluated on the host before a job.
 
     record = ReadRecord(files)
     image = Resized(RandomlyCropped(Decoded(record, "encoded"), ...), (224, 224))        Pillow images, one stage after another
@@ -31,7 +31,7 @@ from jobflow.expressions import philox
 from jobflow.host_pipeline.sample_sources import RecordFiles, Source
 from jobflow.storage.untrusted import IMAGE
 
-#: Pillow's name of the filter that does what each published name of an interpolation does to an image that shrinks, or grows
+#: names of Pillow's filters for a smaller and a larger result, by published name of the interpolation
 FILTERS = {
     "bilinear": ("", ""),
     "nearest_neighbor": ("NEAREST", "NEAREST"),
@@ -44,11 +44,11 @@ Image = Any
 
 @dataclass(frozen=True, eq=False)
 class Stage(ABC):
-    """A value per sample; `of` computes it from the values of other stages for the same sample."""
+    """A function of samples: `of` computes the value of a sample from the values of other stages for the same sample."""
 
     @property
     def inputs(self) -> tuple[Stage, ...]:
-        """The stages that this one reads."""
+        """The stages whose values this stage reads."""
         return tuple(value for value in vars(self).values() if isinstance(value, Stage))
 
     @property
@@ -58,10 +58,10 @@ class Stage(ABC):
 
     @abstractmethod
     def of(self, place: Any, *values: Any) -> Any:
-        """Compute the value of the sample at a position."""
+        """Compute the value of the sample at `place` from the values of the input stages."""
 
     def value(self, place: Any, known: dict[Stage, Any]) -> Any:
-        """Return the value of a sample, with cached values in `known`; raise DataError that names the record."""
+        """Return the value of a sample, cached in `known`; errors name the record."""
         if self not in known:
             before = [stage.value(place, known) for stage in self.inputs]
             try:
@@ -76,7 +76,7 @@ class Stage(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Part(Stage):
-    """A part of a sample, selected by `take`."""
+    """A stage that selects a part of a sample by `take`."""
 
     sample: Stage
     take: Callable[[Any], Any]
@@ -87,7 +87,7 @@ class Part(Stage):
 
 @dataclass(frozen=True, eq=False)
 class ReadRecord(Stage):
-    """The features of a record, by name."""
+    """A stage that reads the features of a record by name."""
 
     source: RecordFiles
 
@@ -99,19 +99,19 @@ class ReadRecord(Stage):
         try:
             return features_of(self.source.record(place))
         except (optional("google.protobuf.message", "ofrecord_reader").DecodeError, ValueError):
-            raise DataError("it is damaged: these bytes are not an OFRecord message") from None
+            raise DataError("the record is damaged: its bytes are not an OFRecord message") from None
 
 
 def feature_of(features: Mapping[str, Any], name: str) -> Any:
-    """Return a feature of a record by name."""
+    """Return the feature `name` of a record; raise DataError if it is missing."""
     if name not in features:
-        raise DataError(f'there is no feature "{name}"{did_you_mean(name, features) or "."}')
+        raise DataError(f'the record has no feature "{name}"{did_you_mean(name, features) or "."}')
     return features[name]
 
 
 @dataclass(frozen=True, eq=False)
 class Raw(Stage):
-    """The numbers of a feature in one shape; bytes are int8. With `filled`, a shorter feature is padded with zeros."""
+    """A stage with the values of a numeric feature in one shape; bytes are int8. With `filled`, a shorter feature is padded with zeros."""
 
     record: Stage
     feature: str
@@ -122,7 +122,7 @@ class Raw(Stage):
     def of(self, place: Any, *values: Any) -> Array:
         values_of_feature, size = feature_of(values[0], self.feature), math.prod(self.shape)
         if values_of_feature.size != size and not (self.filled and values_of_feature.size < size):
-            raise DataError(f'feature "{self.feature}" has {values_of_feature.size} values, which do not fill the shape {list(self.shape)}')
+            raise DataError(f'feature "{self.feature}" has {values_of_feature.size} values, but its shape is {list(self.shape)}')
         if values_of_feature.dtype == np.uint8:
             numbers = values_of_feature.view(np.int8).astype(self.dtype.numpy)
         else:
@@ -132,7 +132,7 @@ class Raw(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Content(Stage):
-    """The bytes of a feature."""
+    """A stage with the bytes of a feature."""
 
     record: Stage
     feature: str
@@ -145,17 +145,17 @@ class Content(Stage):
 
 
 def size_of(image: Image) -> tuple[int, int]:
-    """Return (width, height)."""
+    """Return (width, height) of a Pillow image or an array [height, width, channels]."""
     if not isinstance(image, np.ndarray):
         return image.width, image.height
     if image.ndim != 3:
-        raise DataError(f"an array {list(image.shape)} stands where images [height, width, channels] do")
+        raise DataError(f"images must be [height, width, channels], not {list(image.shape)}")
     return image.shape[1], image.shape[0]
 
 
 @dataclass(frozen=True, eq=False)
 class Decoded(Stage):
-    """The image in these bytes, in colour or grey, upright and with 8 bits, as OpenCV reads it."""
+    """A stage that decodes an image file, in colour or grey, upright and with 8 bits, as OpenCV does."""
 
     content: Stage
     grey: bool = False
@@ -171,16 +171,16 @@ class Decoded(Stage):
             elif opened.mode != mode or "transparency" in opened.info:
                 image = opened.convert(mode)
             else:
-                opened.load()  # which convert would copy
+                opened.load()  # convert would copy the image
                 image = opened
             return upright(image, opened, pillow().Transpose)
 
 
 @dataclass(frozen=True, eq=False)
 class RandomlyCropped(Stage):
-    """A part of an image with random area and aspect ratio.
+    """A stage that crops an image to a rectangle of random area and aspect ratio.
 
-    If none of `attempts` parts fits into the image, it is the largest permitted part.
+    If none of `attempts` rectangles fits into the image, the result is the largest permitted one.
     """
 
     image: Stage
@@ -197,7 +197,7 @@ class RandomlyCropped(Stage):
         return image.crop((left, top, left + width, top + height))
 
     def box(self, number: int, width: int, height: int) -> tuple[int, int, int, int]:
-        """Return (left, top, width, height) of the part of an image of this size."""
+        """Return (left, top, width, height) of the rectangle for sample `number`, in an image of `width` x `height`."""
         x = y = 0.0
         logs = [math.log(each) for each in self.ratio]
         for attempt in range(self.attempts):
@@ -216,7 +216,7 @@ class RandomlyCropped(Stage):
 class Sides:
     """The target size of a resize: (width, height), or the length of the shorter (longer) side.
 
-    With one side the aspect ratio is kept, and `least` and `most` bound the other side.
+    With one length the aspect ratio is preserved, and `least` and `most` bound the other side.
     """
 
     target: tuple[int, int] | int
@@ -239,7 +239,7 @@ class Sides:
 
 @dataclass(frozen=True, eq=False)
 class Resized(Stage):
-    """A resized image."""
+    """A stage that resizes an image."""
 
     image: Stage
     sides: Sides
@@ -254,7 +254,7 @@ class Resized(Stage):
         if not isinstance(image, np.ndarray):
             return self._resized(image, size)
         if image.dtype not in (np.uint8, np.float32):
-            raise DataError(f"images are resized as uint8 or float32, not as {image.dtype}")
+            raise DataError(f"images to resize must be uint8 or float32, not {image.dtype}")
         planes = [self._resized(pillow().fromarray(np.ascontiguousarray(plane)), size) for plane in np.moveaxis(image, -1, 0)]
         return np.stack(planes, axis=-1)
 
@@ -263,13 +263,13 @@ class Resized(Stage):
         name = FILTERS[self.interpolation][grows]
         if name:
             return image.resize(size, pillow().Resampling[name])
-        step = image.width / size[0], image.height / size[1]  # four neighbours, however far apart the samples lie
+        step = image.width / size[0], image.height / size[1]  # interpolates four neighbours at any scale
         return image.transform(size, pillow().Transform.AFFINE, (step[0], 0, 0, 0, step[1], 0), pillow().Resampling.BILINEAR)
 
 
 @dataclass(frozen=True, eq=False)
 class Scale(Stage):
-    """The scale factors of a resized image, float32[2]; with `sizes` its width and height instead, int32[2]."""
+    """A stage with the scale factors (width, height) of a resize as float32[2]; with `sizes` the new size as int32[2]."""
 
     image: Stage
     sides: Sides
@@ -286,7 +286,7 @@ class Scale(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Pixels(Stage):
-    """An image as uint8[height, width, channels]."""
+    """A stage that converts an image to uint8[height, width, channels]."""
 
     image: Stage
     bgr: bool
@@ -299,7 +299,7 @@ class Pixels(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Normalized(Stage):
-    """(x - mean) / deviation by channel, float32."""
+    """A stage that computes (x - mean) / deviation by channel as float32."""
 
     pixels: Stage
     mean: tuple[float, ...]
@@ -308,13 +308,13 @@ class Normalized(Stage):
     def of(self, place: Any, *values: Any) -> Array:
         channels = values[0].shape[-1]
         if any(len(each) not in (1, channels) for each in (self.mean, self.deviation)):
-            raise DataError(f"an image of {channels} channels is normalized by {len(self.mean)} means and {len(self.deviation)} deviations")
+            raise DataError(f"an image of {channels} channels requires as many means and deviations, not {len(self.mean)} and {len(self.deviation)}")
         return (values[0] - np.array(self.mean, np.float32)) / np.array(self.deviation, np.float32)
 
 
 @dataclass(frozen=True, eq=False)
 class Mirrored(Stage):
-    """An array, reversed along its width if `flip` is not 0."""
+    """A stage that reverses an array along its width if `flip` is not 0."""
 
     pixels: Stage
     flip: Stage
@@ -326,7 +326,7 @@ class Mirrored(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Cropped(Stage):
-    """A part of an array of this height and width; `at` is the fraction of the remainder above and left of the part."""
+    """A stage that crops an array to `size`; `at` is the fraction of the removed pixels above and left of the crop."""
 
     pixels: Stage
     size: tuple[int, int]
@@ -336,14 +336,14 @@ class Cropped(Stage):
         pixels: Array = values[0]
         free = [have - want for have, want in zip(pixels.shape, self.size, strict=False)]
         if min(free) < 0:
-            raise DataError(f"an image of {pixels.shape[1]} x {pixels.shape[0]} pixels has no part of {self.size[1]} x {self.size[0]}")
+            raise DataError(f"an image of {pixels.shape[1]} x {pixels.shape[0]} pixels is smaller than the crop of {self.size[1]} x {self.size[0]}")
         top, left = (int(n * share) for n, share in zip(free, self.at, strict=True))
         return pixels[top : top + self.size[0], left : left + self.size[1]]
 
 
 @dataclass(frozen=True, eq=False)
 class Padded(Stage):
-    """An array padded with zeros at the end of each axis to a shape that is at least as large."""
+    """A stage that pads an array with zeros at the end of each axis to `shape`."""
 
     pixels: Stage
     shape: tuple[int, ...]
@@ -366,7 +366,7 @@ class Padded(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Inside(Stage):
-    """An array of this type, at most as large as this shape along each axis."""
+    """A stage that converts an array to `dtype` and checks that no axis exceeds `shape`."""
 
     array: Stage
     shape: tuple[int, ...]
@@ -383,7 +383,7 @@ class Inside(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Within(Stage):
-    """An array of this type with as many axes as this shape and at most as many elements."""
+    """A stage that converts an array to `dtype` and checks its number of axes and maximum number of elements."""
 
     array: Stage
     shape: tuple[int, ...]
@@ -392,13 +392,13 @@ class Within(Stage):
     def of(self, place: Any, *values: Any) -> Array:
         array = np.asarray(values[0])
         if array.ndim != len(self.shape) or array.size > math.prod(self.shape):
-            raise DataError(f"an array {list(array.shape)} stands where none has other axes or more elements than {list(self.shape)}")
+            raise DataError(f"an array {list(array.shape)} has more elements or other axes than the maximum {list(self.shape)}")
         return np.array(array, self.dtype.numpy)
 
 
 @dataclass(frozen=True, eq=False)
 class Exactly(Stage):
-    """An array of exactly this shape."""
+    """A stage that checks that an array has exactly this shape."""
 
     array: Stage
     shape: tuple[int, ...]
@@ -406,5 +406,5 @@ class Exactly(Stage):
     def of(self, place: Any, *values: Any) -> Array:
         array: Array = values[0]
         if array.shape != self.shape:
-            raise DataError(f"an array {list(array.shape)} stands where every sample has the shape {list(self.shape)}")
+            raise DataError(f"an array has shape {list(array.shape)}, but every sample must have {list(self.shape)}")
         return array

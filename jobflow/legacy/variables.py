@@ -65,8 +65,8 @@ def get_variable(
     """Return the variable `name`, which is created at its first use in the session.
 
     If `dtype` is None, it is the job's default type; `trainable` None means True. `distribute` (one constraint) or `parallel_distribution` (one per
-    mesh dimension) sets the layout; the default is broadcast. The initial value depends on the job's seed and the name, or on `random_seed` alone:
-    variables with equal `random_seed`, shape and initializer have equal initial values. `model_name` has no effect.
+    mesh dimension) sets the layout; the default is broadcast. The initial value depends on the job's seed and the name, or on `random_seed` alone.
+    Variables with equal `random_seed`, shape and initializer have equal initial values. `model_name` has no effect.
 
     Raises: DuplicateNameError if `reuse` is False and this job already uses the name; ConfigError without an initializer.
     """

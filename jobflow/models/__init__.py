@@ -2,8 +2,8 @@
 
     model: {builder: "jobflow.models:lenet", arguments: {classes: 10}}
 
-A builder takes the fields by name and returns {"loss": [n], metric: [n] ...}, one number per sample.  Without the fields that predict jobs lack it
-returns {"scores": ...}.  A builder does not depend on the batch size nor, with two documented exceptions, on devices.
+A builder accepts the fields by name and returns {"loss": [n], metric: [n] ...}, one number per sample.  Without the target fields, which
+predict jobs lack, it returns {"scores": ...}.  A builder does not depend on the batch size or, with two documented exceptions, on devices.
 """
 
 from jobflow.models.convolutional import lenet as lenet

@@ -1,4 +1,4 @@
-"""Parts shared by the models: image input, and the loss of a classifier."""
+"""Components shared by the models: image input, and the loss of a classifier."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jobflow.core.types import Tensor, float32, int32
 from jobflow.legacy.arrays import cast, expand_dims, reshape
 from jobflow.legacy.initializers import Initializer, variance_scaling_initializer
 
-#: The result of a builder: values by name.
+#: Result of a builder: tensors by name.
 Outputs: TypeAlias = dict[str, Tensor]
 
 
@@ -21,7 +21,10 @@ def he() -> Initializer:
 
 
 def pictures(images: Tensor, what: str) -> Tensor:
-    """Return float32 [n, channels, height, width] of images with or without a channel axis; bytes are scaled to 0..1, floats are unchanged."""
+    """Return images, with or without a channel axis, as float32 [n, channels, height, width].
+
+    Integers are scaled from 0..255 to 0..1; floats are unchanged.
+    """
     if images.tensor_type.ndim == 3:
         images = expand_dims(images, 1)
     if images.tensor_type.ndim != 4:
@@ -32,7 +35,7 @@ def pictures(images: Tensor, what: str) -> Tensor:
 
 
 def numbers(x: Tensor) -> Tensor:
-    """Return x as float32; integers, which are pixels, are scaled from 0..255 to 0..1."""
+    """Return x as float32; integer pixels are scaled from 0..255 to 0..1."""
     return cast(x, float32) if x.tensor_type.dtype.is_float else math.multiply(cast(x, float32), 1 / 255)
 
 
@@ -42,7 +45,7 @@ def rows(x: Tensor) -> Tensor:
 
 
 def classified(scores: Tensor, labels: Tensor | None) -> Outputs:
-    """Return loss and accuracy of each sample; without labels, the scores."""
+    """Return loss and accuracy of each sample, or without labels the scores."""
     if labels is None:
         return {"scores": scores}
     labels = cast(labels, int32)

@@ -23,7 +23,10 @@ def _conv(x: Tensor, filters: int, size: int, name: str, strides: int = 1, relu:
 def lenet(
     images: Tensor, labels: Tensor | None = None, *, classes: int = 10, filters: Sequence[int] = (32, 64), hidden: int = 512, dropout: float = 0.5
 ) -> Outputs:
-    """LeNet: 5x5 convolutions and 2x2 pooling, a hidden layer with dropout, classes.  Images of any size, with one or more channels."""
+    """Build LeNet: 5x5 convolutions and 2x2 pooling, a hidden layer with dropout, and a classifier.
+
+    Images may have any size and number of channels.
+    """
     x = pictures(images, "lenet")
     for index, n in enumerate(filters, 1):
         x = _conv(x, n, 5, f"conv{index}", relu=True)
@@ -37,7 +40,7 @@ def _normalised(x: Tensor, name: str) -> Tensor:
 
 
 def _residual(x: Tensor, filters: int, strides: int, name: str) -> Tensor:
-    """Return relu(x + two 3x3 convolutions of x); where the shape changes, the shortcut is a 1x1 convolution."""
+    """Return relu(x + two 3x3 convolutions of x); the shortcut is a 1x1 convolution if the shape changes."""
     y = nn.relu(_normalised(_conv(x, filters, 3, f"{name}-conv1", strides, bias=False), f"{name}-norm1"))
     y = _normalised(_conv(y, filters, 3, f"{name}-conv2", bias=False), f"{name}-norm2")
     if strides > 1 or x.tensor_type.shape[1] != filters:
@@ -46,7 +49,10 @@ def _residual(x: Tensor, filters: int, strides: int, name: str) -> Tensor:
 
 
 def resnet(images: Tensor, labels: Tensor | None = None, *, classes: int = 10, blocks: Sequence[int] = (1, 1, 1), width: int = 16) -> Outputs:
-    """A residual network (He et al., 2016, section 4.2): stages of `blocks` residual blocks; each halves the image and doubles the filters."""
+    """Build a residual network (He et al., 2016, section 4.2) with stages of `blocks` residual blocks.
+
+    Every stage after the first halves the image and doubles the filters.
+    """
     x = nn.relu(_normalised(_conv(pictures(images, "resnet"), width, 3, "stem", bias=False), "stem-norm"))
     for stage, count in enumerate(blocks, 1):
         for index in range(1, count + 1):

@@ -15,16 +15,16 @@ import numpy as np
 from jobflow.core.errors import ArgumentError
 from jobflow.core.types import Array
 
-#: int32 [1, length] -> float [1, length, words]: the scores of the token after each position
+#: A function from tokens int32 [1, length] to scores of the next token, float [1, length, words].
 Scores: TypeAlias = Callable[[Array], Array]
 
 
 def tokens_after(
     scores_of: Scores, prompt: Sequence[int], count: int, *, length: int, temperature: float = 1.0, top_k: int = 0, seed: int = 0
 ) -> Iterator[int]:
-    """Generate `count` tokens that continue `prompt`; the model reads the last `length` tokens.
+    """Yield `count` tokens that continue `prompt`; the model reads the last `length` tokens.
 
-    temperature 0 takes the best token each time, the first one in ties; top_k 0 samples from all tokens.
+    A temperature of 0 selects the best token, the first one in ties; a `top_k` of 0 samples from all tokens.
     The window is padded on the right to `length`, so the job is traced once; a causal model does not read the padding.
     """
     _check(prompt, count, length, temperature, top_k)
@@ -32,13 +32,13 @@ def tokens_after(
     for _ in range(count):
         padded = np.zeros((1, length), np.int32)
         padded[0, : len(window)] = window
-        token = drawn(np.asarray(scores_of(padded)[0, len(window) - 1]), temperature, top_k, random.random())
+        token = sampled(np.asarray(scores_of(padded)[0, len(window) - 1]), temperature, top_k, random.random())
         window = [*window[-(length - 1) :], token] if length > 1 else [token]
         yield token
 
 
-def drawn(scores: Array, temperature: float, top_k: int, share: float) -> int:
-    """Return the token at a quantile in [0, 1) of the probability."""
+def sampled(scores: Array, temperature: float, top_k: int, share: float) -> int:
+    """Return the token at a quantile in [0, 1) of the probability distribution."""
     if temperature == 0:
         return int(scores.argmax())
     wide = scores.astype(np.float64) / temperature
@@ -53,4 +53,4 @@ def _check(prompt: Sequence[int], count: int, length: int, temperature: float, t
         raise ArgumentError("generating text: the prompt is empty; pass at least one character")
     if count < 0 or length < 1 or top_k < 0 or not temperature >= 0:
         values = f"count {count}, length {length}, temperature {temperature}, top_k {top_k}"
-        raise ArgumentError(f"generating text: {values}; counts, temperature and top_k are at least 0, length is at least 1")
+        raise ArgumentError(f"generating text: count, temperature and top_k must be at least 0, and length at least 1, not {values}")

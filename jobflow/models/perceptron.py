@@ -1,4 +1,4 @@
-"""Multilayer perceptron; layers may be split over the devices."""
+"""A multilayer perceptron, whose layers may be split over the devices."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from jobflow.models.building_blocks import Outputs, classified, he, numbers, row
 
 
 def _names(hidden: Sequence[int], split: Sequence[str]) -> list[str]:
-    """Return hidden1, hidden2 ..., classes; raise ArgumentError if `split` names another layer."""
+    """Return the layer names hidden1, hidden2 ..., classes; raise ArgumentError if `split` contains another name."""
     names = [*(f"hidden{index}" for index in range(1, len(hidden) + 1)), "classes"]
     for name in split:
         if name not in names:
             near = did_you_mean(name, names) or "."
-            raise ArgumentError(f'mlp at {user_line()}: split: there is no layer "{name}"{near} There are {", ".join(names)}')
+            raise ArgumentError(f'mlp at {user_line()}: split names an unknown layer "{name}"{near} The layers are {", ".join(names)}')
     return names
 
 
 def mlp(images: Tensor, labels: Tensor | None = None, *, classes: int = 10, hidden: Sequence[int] = (512,), split: Sequence[str] = ()) -> Outputs:
-    """Hidden layers of `hidden` units, called hidden1, hidden2 ..., and the layer `classes`, over the flattened images.
+    """Build a multilayer perceptron over the flattened images, with layers named hidden1, hidden2 ... and classes.
 
-    The layers in `split` are model parallel: each device computes some of their units.  The strategy decides about the other layers.
+    The layers in `split` are model parallel: a device computes some of their units.  The strategy determines the layout of the other layers.
     """
     x = rows(numbers(images))
     for name, units in zip(_names(hidden, split), (*hidden, classes), strict=True):
-        wish = distribute.split(0) if name in split else distribute.broadcast()
+        layout = distribute.split(0) if name in split else distribute.broadcast()
         activation = None if name == "classes" else nn.relu
-        x = layers.dense(x, units, activation=activation, kernel_initializer=he(), model_distribute=wish, name=name)
+        x = layers.dense(x, units, activation=activation, kernel_initializer=he(), model_distribute=layout, name=name)
     return classified(x, labels)

@@ -19,7 +19,7 @@ from jobflow.models.building_blocks import Outputs
 
 @dataclass(frozen=True)
 class _Shape:
-    """Sizes shared by all blocks."""
+    """The sizes shared by all blocks."""
 
     #: number of positions in a window
     positions: int
@@ -30,7 +30,7 @@ class _Shape:
 
 
 def _dense(x: Tensor, units: int, name: str, share: float = 1.0, activation: layers.Activation | None = None) -> Tensor:
-    """A dense layer initialised to preserve the standard deviation of its inputs, times `share`."""
+    """Return a dense layer initialised to preserve the standard deviation of its inputs, times `share`."""
     first = random_normal_initializer(stddev=share / sqrt(x.tensor_type.shape[-1]))
     return layers.dense(x, units, activation=activation, kernel_initializer=first, name=name)
 
@@ -38,7 +38,8 @@ def _dense(x: Tensor, units: int, name: str, share: float = 1.0, activation: lay
 def _attention(x: Tensor, shape: _Shape, name: str) -> Tensor:
     """Return causal attention, softmax(q k^T / sqrt(d)) v per head; x is [n * positions, width].
 
-    The columns of qkv are the first head's query, key and value, then those of the second head, and so on.  So heads can be split over devices.
+    The columns of qkv are query, key and value of the first head, followed by those of the second head, and so on.  Heads can therefore be split
+    over devices.
     """
     width = x.tensor_type.shape[1]
     each = width // shape.heads
@@ -51,7 +52,7 @@ def _attention(x: Tensor, shape: _Shape, name: str) -> Tensor:
 
 
 def _block(x: Tensor, shape: _Shape, name: str) -> Tensor:
-    """Return x + attention(norm(x)), plus a feed-forward layer four times as wide applied to it."""
+    """Return y + feed_forward(norm(y)) for y = x + attention(norm(x)); the feed-forward layer is four times as wide."""
     y = _attention(layers.layer_norm(x, name=f"{name}-norm1"), shape, name)
     x = math.add(x, nn.dropout(y, rate=shape.dropout, name=f"{name}-dropout1"))
     wide = _dense(layers.layer_norm(x, name=f"{name}-norm2"), 4 * x.tensor_type.shape[1], f"{name}-up", activation=math.gelu)
@@ -71,11 +72,11 @@ def gpt(
     dropout: float = 0.0,
     recompute: bool = False,
 ) -> Outputs:
-    """A transformer like GPT-2 over tokens [n, at most `length`] of `words` kinds; for bytes there are 256.
+    """Build a transformer like GPT-2 over tokens [n, at most `length`], which are below `words`; for bytes `words` is 256.
 
-    loss [n] is the mean over a window of -log p(targets), in nats per token.  scores are [n, positions, words]; those at a position predict
-    the next token.  Windows may be padded on the right, because attention is causal.  `recompute` keeps only the inputs of each block and
-    recomputes the rest in the backward pass.
+    The loss [n] is the mean over a window of -log p(targets), in nats per token.  The scores [n, positions, words] at a position predict
+    the next token.  Windows may be padded on the right, because attention is causal.  `recompute` saves only the inputs of each block and
+    recomputes the other activations in the backward pass.
     """
     positions = tokens.tensor_type.shape[1]
     _check(positions, length, width, heads)
@@ -93,13 +94,13 @@ def gpt(
 
 def _check(positions: int, length: int, width: int, heads: int) -> None:
     if positions > length:
-        raise ArgumentError(f"gpt at {user_line()}: windows of {positions} tokens are longer than length {length}")
+        raise ArgumentError(f"gpt at {user_line()}: windows of {positions} tokens exceed length {length}; increase length")
     if width % heads:
-        raise ArgumentError(f"gpt at {user_line()}: width {width} cannot be divided into {heads} equal heads")
+        raise ArgumentError(f"gpt at {user_line()}: width {width} must be divisible by heads {heads}")
 
 
 def _embedded(tokens: Tensor, words: int, length: int, width: int) -> Tensor:
-    """Return [n * positions, width]: the embedding of each token plus that of its position."""
+    """Return the sum of token and position embeddings, [n * positions, width]."""
     positions, first = tokens.tensor_type.shape[1], random_normal_initializer(stddev=0.1)
     places = get_variable("positions", (length, width), initializer=first)
     if positions < length:

@@ -1,4 +1,4 @@
-"""Learning rate schedules: each sets the rates of an optimizer's groups at every `step()`.
+"""Learning rate schedules, which set the rates of an optimizer's groups at every `step()`.
 
 Most are closed formulas of the number of steps t, in float64: `rate(base, t)`.  `base` is the initial rate of the group.
 """
@@ -17,28 +17,28 @@ from jobflow.tensors.state import building_now
 
 
 def _unit(what: str, **factors: float) -> None:
-    """Raise ConfigError unless the factors are in [0, 1]."""
+    """Raise ConfigError if a factor is outside of [0, 1]."""
     for name, factor in factors.items():
         if not 0 <= factor <= 1:
-            raise ConfigError(f"{what}: {name} must be in [0, 1]; got {factor}")
+            raise ConfigError(f"{what}: {name} must be in [0, 1], not {factor}")
 
 
 def _steps(what: str, **counts: int) -> None:
-    """Raise ConfigError unless the numbers of steps are at least 1."""
+    """Raise ConfigError if a number of steps is below 1."""
     for name, count in counts.items():
         if not count >= 1:
-            raise ConfigError(f"lr_scheduler.{what} at {user_line()}: {name} must be at least 1; got {count}")
+            raise ConfigError(f"lr_scheduler.{what} at {user_line()}: {name} must be at least 1, not {count}")
 
 
 class LRScheduler:
-    """A schedule for the groups of `optimizer`; `last_epoch` is the number of completed steps, -1 before the first."""
+    """Base class of schedules for the groups of `optimizer`; `last_epoch` is the number of completed steps, -1 before the first."""
 
     #: attributes that are not saved
     UNSAVED: ClassVar[tuple[str, ...]] = ("optimizer",)
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1, verbose: bool = False) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise ConfigError(f"lr_scheduler.{type(self).__name__} at {user_line()}: an optimizer is needed; got {type(optimizer).__name__}")
+            raise ConfigError(f"lr_scheduler.{type(self).__name__} at {user_line()}: optimizer must be an optimizer, not {type(optimizer).__name__}")
         self.optimizer = optimizer
         self.verbose = verbose
         self.last_epoch = self.last_step = last_epoch
@@ -48,8 +48,8 @@ class LRScheduler:
         self.step()
 
     def rate(self, base: float, t: int) -> float:
-        """Return the rate after t steps of a group whose initial rate is `base`."""
-        raise JobError(f"{type(self).__name__} at {user_line()}: the schedule has no method `rate`, which gives the rate after t steps")
+        """Return the rate after t steps for the initial rate `base`; subclasses must define it."""
+        raise JobError(f"{type(self).__name__} at {user_line()}: the schedule has no method `rate`; define rate(base, t) in the subclass")
 
     def rates(self) -> list[float]:
         """Return the current rates of all groups."""
@@ -73,11 +73,11 @@ class LRScheduler:
             group["lr"] = rate
 
     def get_lr(self) -> list[float]:
-        """Return the current rates."""
+        """Return the current rates of all groups, computed by the schedule."""
         return self.rates()
 
     def get_last_lr(self) -> list[float]:
-        """Return the rates that were set last."""
+        """Return the rates of all groups that the last step set."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
@@ -85,13 +85,13 @@ class LRScheduler:
         return {name: value for name, value in vars(self).items() if name not in self.UNSAVED and not callable(value)}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Resume from the state of a saved schedule."""
+        """Restore the state of a saved schedule and set the rates."""
         vars(self).update(saved)
         self._set(self.rates())
 
 
 class LambdaLR(LRScheduler):
-    """base f(t), with one function for all groups or one per group."""
+    """A rate of base f(t), with one function for all groups or one per group."""
 
     UNSAVED = ("optimizer", "lambdas")
 
@@ -99,11 +99,13 @@ class LambdaLR(LRScheduler):
         count = len(optimizer.param_groups)
         if not callable(lr_lambda) and not (isinstance(lr_lambda, Sequence) and all(map(callable, lr_lambda))):
             raise ConfigError(
-                f"lr_scheduler.LambdaLR at {user_line()}: lr_lambda is a function of the steps, or one for each group; got {lr_lambda!r}"
+                f"lr_scheduler.LambdaLR at {user_line()}: lr_lambda must be a function of the steps, or a list of one per group, not {lr_lambda!r}"
             )
         self.lambdas = [lr_lambda] * count if callable(lr_lambda) else list(lr_lambda)
         if len(self.lambdas) != count:
-            raise ConfigError(f"lr_scheduler.LambdaLR at {user_line()}: {len(self.lambdas)} functions for {count} groups")
+            raise ConfigError(
+                f"lr_scheduler.LambdaLR at {user_line()}: lr_lambda must have one function for each of {count} groups, not {len(self.lambdas)}"
+            )
         super().__init__(optimizer, last_epoch)
 
     def rates_after(self, t: int) -> list[float]:
@@ -111,7 +113,7 @@ class LambdaLR(LRScheduler):
 
 
 class StepLR(LRScheduler):
-    """base gamma^(t // step_size)."""
+    """Step decay: base gamma^(t // step_size)."""
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1) -> None:
         _steps("StepLR", step_size=step_size)
@@ -123,7 +125,7 @@ class StepLR(LRScheduler):
 
 
 class MultiStepLR(LRScheduler):
-    """base gamma^k, where k is the number of milestones that are at most t."""
+    """Step decay at milestones: base gamma^k, where k is the number of milestones up to t."""
 
     def __init__(self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1, last_epoch: int = -1) -> None:
         self.milestones, self.gamma = sorted(milestones), gamma
@@ -134,7 +136,7 @@ class MultiStepLR(LRScheduler):
 
 
 class ExponentialLR(LRScheduler):
-    """base gamma^t."""
+    """Exponential decay: base gamma^t."""
 
     def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
         self.gamma = gamma
@@ -145,7 +147,7 @@ class ExponentialLR(LRScheduler):
 
 
 class ConstantLR(LRScheduler):
-    """base factor for t < total_iters, then base."""
+    """A rate of base factor for t < total_iters, then base."""
 
     def __init__(self, optimizer: Optimizer, factor: float = 1.0 / 3, total_iters: int = 5, last_epoch: int = -1) -> None:
         _unit(f"lr_scheduler.ConstantLR at {user_line()}", factor=factor)
@@ -157,7 +159,7 @@ class ConstantLR(LRScheduler):
 
 
 class LinearLR(LRScheduler):
-    """base times a factor that changes linearly from start_factor to end_factor in total_iters steps."""
+    """A rate of base times a factor that changes linearly from start_factor to end_factor in total_iters steps."""
 
     def __init__(
         self, optimizer: Optimizer, start_factor: float = 1.0 / 3, end_factor: float = 1.0, total_iters: int = 5, last_epoch: int = -1
@@ -166,7 +168,7 @@ class LinearLR(LRScheduler):
         what = f"lr_scheduler.LinearLR at {user_line()}"
         _unit(what, start_factor=start_factor, end_factor=end_factor)
         if start_factor == 0:
-            raise ConfigError(f"{what}: start_factor must be above 0")
+            raise ConfigError(f"{what}: start_factor must be above 0, not 0")
         self.start_factor, self.end_factor, self.total_iters = start_factor, end_factor, total_iters
         super().__init__(optimizer, last_epoch)
 
@@ -175,7 +177,7 @@ class LinearLR(LRScheduler):
 
 
 class PolynomialLR(LRScheduler):
-    """(base - end) (1 - t / n)^power + end; n is `steps`, or with `cycle` the next multiple of `steps`."""
+    """Polynomial decay: (base - end) (1 - t / n)^power + end, with n = `steps`, or with `cycle` the next multiple of `steps`."""
 
     def __init__(
         self, optimizer: Optimizer, steps: int, end_learning_rate: float = 0.0001, power: float = 1.0, cycle: bool = False, last_epoch: int = -1
@@ -189,7 +191,7 @@ class PolynomialLR(LRScheduler):
 
 
 class CosineDecayLR(LRScheduler):
-    """base ((1 - alpha) (1 + cos(pi t / n)) / 2 + alpha), n = decay_steps; base alpha after n steps."""
+    """Cosine decay: base ((1 - alpha) (1 + cos(pi t / n)) / 2 + alpha), n = decay_steps; base alpha after n steps."""
 
     def __init__(self, optimizer: Optimizer, decay_steps: int, alpha: float = 0.0, last_epoch: int = -1) -> None:
         _steps("CosineDecayLR", decay_steps=decay_steps)
@@ -201,7 +203,7 @@ class CosineDecayLR(LRScheduler):
 
 
 class CosineAnnealingLR(LRScheduler):
-    """eta_min + (base - eta_min) (1 + cos(pi t / T_max)) / 2 (Loshchilov and Hutter 2017, without restarts)."""
+    """Cosine annealing: eta_min + (base - eta_min) (1 + cos(pi t / T_max)) / 2 (Loshchilov and Hutter 2017, without restarts)."""
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
         _steps("CosineAnnealingLR", T_max=T_max)
@@ -213,7 +215,7 @@ class CosineAnnealingLR(LRScheduler):
 
 
 class WarmUpLR(LRScheduler):
-    """A warm-up before another schedule or a constant rate: from base warmup_factor to its rate after warmup_iters steps."""
+    """A warm-up from base warmup_factor, followed after warmup_iters steps by another schedule or the constant base rate."""
 
     UNSAVED = ("optimizer", "inner")
 
@@ -226,7 +228,7 @@ class WarmUpLR(LRScheduler):
         last_epoch: int = -1,
     ) -> None:
         if warmup_method not in ("linear", "constant"):
-            raise ConfigError(f'lr_scheduler.WarmUpLR at {user_line()}: warmup_method is "linear" or "constant"; got {warmup_method!r}')
+            raise ConfigError(f'lr_scheduler.WarmUpLR at {user_line()}: warmup_method must be "linear" or "constant", not {warmup_method!r}')
         self.inner = lrsch_or_optimizer if isinstance(lrsch_or_optimizer, LRScheduler) else None
         self.warmup_factor, self.warmup_iters, self.warmup_method = warmup_factor, warmup_iters, warmup_method
         optimizer = self.inner.optimizer if self.inner is not None else lrsch_or_optimizer
@@ -245,7 +247,7 @@ class WarmUpLR(LRScheduler):
 
 
 class ReduceLROnPlateau:
-    """The rate times `factor` whenever a metric has not improved for more than `patience` steps; pass the metric to `step`."""
+    """A schedule that multiplies the rate by `factor` if the metric passed to `step` has not improved for more than `patience` steps."""
 
     def __init__(
         self,
@@ -261,8 +263,8 @@ class ReduceLROnPlateau:
     ) -> None:
         if factor >= 1.0 or mode not in ("min", "max") or threshold_mode not in ("rel", "abs"):
             raise ConfigError(
-                f'lr_scheduler.ReduceLROnPlateau at {user_line()}: factor is below 1, mode "min" or "max", threshold_mode "rel" or "abs"; '
-                f"got {factor}, {mode!r}, {threshold_mode!r}"
+                f'lr_scheduler.ReduceLROnPlateau at {user_line()}: factor must be below 1, mode "min" or "max", threshold_mode "rel" or "abs", '
+                f"not {factor}, {mode!r}, {threshold_mode!r}"
             )
         self.optimizer = optimizer
         self.mode, self.factor, self.patience, self.threshold, self.threshold_mode = mode, factor, patience, threshold, threshold_mode
@@ -286,7 +288,7 @@ class ReduceLROnPlateau:
             self.cooling, self.bad_steps = self.cooldown, 0
 
     def get_last_lr(self) -> list[float]:
-        """Return the rates that were set last."""
+        """Return the current rates of all groups."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def _better(self, value: float) -> bool:
@@ -301,5 +303,5 @@ class ReduceLROnPlateau:
         return {name: value for name, value in vars(self).items() if name != "optimizer"}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Resume from the state of a saved schedule."""
+        """Restore the state of a saved schedule."""
         vars(self).update(saved)

@@ -1,4 +1,4 @@
-"""The base class of optimizers: parameter groups, state, steps, state_dict."""
+"""The base class of optimizers, with parameter groups, state, steps and state_dict."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SLOT_NAMES = {"momentum": "momentum_buf", "mean_square": "square_avg", "mean_gra
 
 
 def _is(legal: Callable[[Any], bool], value: Any) -> bool:
-    """Return True for a valid value; values that cannot be compared with numbers are invalid."""
+    """Return True if `legal` accepts the value; values without an order are invalid."""
     try:
         return bool(legal(value))
     except TypeError:
@@ -44,7 +44,7 @@ def _is(legal: Callable[[Any], bool], value: Any) -> bool:
 class Optimizer:
     """Base class of optimizers, which update parameters from their gradients.
 
-    `params` are tensors, or dicts {"params": tensors, option: value}, one per group.  `defaults` are the options that a group does not set.
+    `params` are tensors, or dicts {"params": tensors, option: value}, one per group.  `defaults` are options for groups that do not set them.
     Raises: ConfigError for an unknown option, a value out of range, or a tensor that is not a leaf.
     """
 
@@ -56,16 +56,16 @@ class Optimizer:
         self.param_groups: list[Group] = []
         self.state: dict[Tensor, dict[str, Any]] = {}
         if isinstance(params, Tensor):
-            raise ConfigError(f"{self._word} at {user_line()}: parameters are a list of tensors; got one {params.tensor_type}: pass [parameter]")
+            raise ConfigError(f"{self._word} at {user_line()}: params must be a list of tensors, not one {params.tensor_type}; pass [parameter]")
         if not isinstance(params, Iterable):
             raise ConfigError(
-                f"{self._word} at {user_line()}: parameters are a list of tensors; got {type(params).__name__}: pass module.parameters()"
+                f"{self._word} at {user_line()}: params must be a list of tensors, not {type(params).__name__}; pass module.parameters()"
             )
         _check_order(params, f"{self._word} at {user_line()}")
         entries = list(params)
         if not entries:
             raise ConfigError(
-                f"{self._word} at {user_line()}: there are no parameters; pass module.parameters(), and replace plain lists of modules by "
+                f"{self._word} at {user_line()}: params is empty; pass module.parameters(), and replace plain lists of modules by "
                 f"nn.ModuleList, because a plain list does not register modules"
             )
         for group in entries if isinstance(entries[0], Mapping) else [{"params": entries}]:
@@ -86,9 +86,9 @@ class Optimizer:
         known = {id(p) for other in self.param_groups for p in other["params"]}
         for p in params:
             if not isinstance(p, Tensor) or not p.is_leaf:
-                raise ConfigError(f"{what}: {type(p).__name__} is not a parameter; pass leaf tensors, for example module.parameters()")
+                raise ConfigError(f"{what}: params must contain leaf tensors, for example module.parameters(), not {type(p).__name__}")
             if id(p) in known:
-                raise ConfigError(f"{what}: a {p.tensor_type} parameter is given twice")
+                raise ConfigError(f"{what}: params contains a {p.tensor_type} parameter twice; pass it once")
             known.add(id(p))
         complete = {**self.defaults, **group, "params": params}
         self._check(complete, what)
@@ -97,28 +97,31 @@ class Optimizer:
     def _check(self, group: Group, what: str) -> None:
         for name, (legal, words) in {"lr": POSITIVE, "weight_decay": POSITIVE, **self.LEGAL}.items():
             if name in group and not _is(legal, group[name]):
-                raise ConfigError(f"{what}: {name} is {words}; got {group[name]!r}")
+                raise ConfigError(f"{what}: {name} must be {words}, not {group[name]!r}")
 
     # ---------------------------------------------------------------- steps
 
     def rule(self, group: Group) -> OptimizerUpdate:
-        """Return the operation that updates the parameters of a group."""
-        raise JobError(f"{self._word} at {user_line()}: the optimizer has no method `rule`, which gives the update of a group")
+        """Return the operation that updates the parameters of a group; subclasses must define it."""
+        raise JobError(f"{self._word} at {user_line()}: the optimizer has no method `rule`; define rule(group) in the subclass")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set the gradients to None, or fill them with zeros in place."""
+        """Set the gradients of all parameters to None, or fill them with zeros in place."""
         for p in self._parameters():
             zero_gradient(p, set_to_none)
 
     def clip_grad(self, error_if_nonfinite: bool = False) -> None:
-        """Clip the gradient norm of every group with `clip_grad_max_norm`; graphs do this automatically."""
+        """Clip the gradient norm of every group that sets `clip_grad_max_norm`; graphs clip automatically."""
         for group in self.param_groups:
             most, kind = group["clip_grad_max_norm"], group["clip_grad_norm_type"]
             if most is not None:
                 clip_grad_norm_(group["params"], most, 2.0 if kind is None else kind, error_if_nonfinite)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient.  `closure`, if passed, computes the loss first, and its result is returned."""
+        """Update every parameter that has a gradient.
+
+        A `closure` is called first to compute the loss, and its result is returned.
+        """
         loss = None
         if closure is not None:
             with gradients(True):
@@ -142,7 +145,7 @@ class Optimizer:
         return loss
 
     def _slots(self, p: Tensor, slots: Mapping[str, float]) -> dict[str, Any]:
-        """The state of a parameter, created at its first step."""
+        """Return the state of a parameter, created at its first step."""
         mine = self.state.setdefault(p, {"step": 0})
         for name, initial in slots.items():
             if name not in mine:
@@ -153,7 +156,9 @@ class Optimizer:
         self, here: EagerState, p: Tensor, gradient: Tensor, op: OptimizerUpdate, slots: Mapping[str, float], rate: float, scalars: Scalars
     ) -> None:
         if not isinstance(gradient, Tensor):
-            raise DtypeError(f"{self._word} at {user_line()}: the gradient of a {p.tensor_type} parameter is {described(gradient)}, not a tensor")
+            raise DtypeError(
+                f"{self._word} at {user_line()}: the gradient of a {p.tensor_type} parameter must be a tensor, not {described(gradient)}"
+            )
         mine = self._slots(p, slots)
         inputs = [p, *(mine[name] for name in slots), gradient, scalars.of(p, rate, rate_dtype(p.tensor_type.dtype))]
         if op.reads_step:
@@ -167,13 +172,13 @@ class Optimizer:
     # ---------------------------------------------------------------- saving
 
     def state_dict(self) -> dict[str, Any]:
-        """Return {"state": {parameter number: its state}, "param_groups": options, with numbers for parameters}."""
+        """Return {"state": {parameter number: its state}, "param_groups": options, with parameter numbers as params}."""
         numbers = {p: i for i, p in enumerate(self._parameters())}
         groups = [{**group, "params": [numbers[p] for p in group["params"]]} for group in self.param_groups]
         return {"state": {numbers[p]: dict(state) for p, state in self.state.items()}, "param_groups": groups}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Load the result of `state_dict`; tensors are redistributed to the layouts of the parameters.
+        """Restore the result of `state_dict`; tensors are redistributed to the layouts of the parameters.
 
         Raises: CheckpointError if groups or shapes differ.
         """
@@ -181,7 +186,7 @@ class Optimizer:
         sizes = [len(group["params"]) for group in saved["param_groups"]]
         mine = [len(group["params"]) for group in self.param_groups]
         if sizes != mine:
-            raise CheckpointError(f"{what}: the saved groups have {sizes} parameters, this optimizer's have {mine}")
+            raise CheckpointError(f"{what}: the saved groups have {sizes} parameters, but this optimizer has {mine}")
         parameters = list(self._parameters())
         states = {
             parameters[int(i)]: {name: _loaded(x, parameters[int(i)], what) for name, x in state.items()} for i, state in saved["state"].items()
@@ -201,13 +206,13 @@ class Optimizer:
 
 
 def _check_order(params: Any, what: str) -> None:
-    """Raise ConfigError for a set: its order differs between runs and ranks, and `state_dict` numbers parameters by their order."""
+    """Raise ConfigError for a set, whose order differs between runs and ranks; `state_dict` numbers parameters by their order."""
     if isinstance(params, set | frozenset):
-        raise ConfigError(f"{what}: params is a {type(params).__name__}, whose order changes from run to run; pass a list")
+        raise ConfigError(f"{what}: params is a {type(params).__name__}, whose order differs between runs; pass a list")
 
 
 class Scalars:
-    """The rate and the step number of one step as tensors, which parameters of the same placement share."""
+    """The rate and the number of a step as tensors, shared by parameters of the same placement."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[float, DType, Layout | None], Tensor] = {}

@@ -1,4 +1,4 @@
-"""The optimizers: their options, and the formula of `jobflow.ops.optimizer_updates` that each applies."""
+"""The optimizers, which apply formulas of `jobflow.ops.optimizer_updates`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["LAMB", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "RMSprop"]
 
 _UNIT: Legal = (lambda x: 0 <= x < 1, "a number in [0, 1)")
 _PAIR: Legal = (lambda x: len(x) == 2 and all(0 <= b < 1 for b in x), "a pair of numbers in [0, 1)")
-#: validity of options besides the learning rate and weight decay, which all optimizers have
+#: validity checks of options other than the learning rate and weight decay
 _LEGAL = {"alpha": _UNIT, "betas": _PAIR, "rho": _UNIT, **dict.fromkeys(("eps", "initial_accumulator_value", "lr_decay", "momentum"), POSITIVE)}
 
 Class = TypeVar("Class", bound="type[_WithOptions]")
@@ -32,7 +32,7 @@ Class = TypeVar("Class", bound="type[_WithOptions]")
 
 @dataclass_transform(eq_default=False)
 def _options(cls: Class) -> Class:
-    """Create a class whose fields are the options of an optimizer: arguments of the constructor, and defaults of groups."""
+    """Turn the fields of a class into options of an optimizer: arguments of the constructor, and defaults of groups."""
     cls._names = take_fields(cls)
     cls.LEGAL = {name: _LEGAL[name] for name in cls._names if name in _LEGAL}
     return cls
@@ -49,7 +49,7 @@ class _WithOptions(Optimizer):
 
 @_options
 class SGD(_WithOptions):
-    """Stochastic gradient descent with momentum, weight decay and Nesterov momentum."""
+    """Stochastic gradient descent with optional momentum, Nesterov momentum and weight decay."""
 
     lr: float = 0.001
     momentum: float = 0.0
@@ -61,7 +61,7 @@ class SGD(_WithOptions):
     def __post_init__(self, params: Iterable[Any]) -> None:
         if self.nesterov and (self.momentum <= 0 or self.dampening):
             values = f"momentum={self.momentum}, dampening={self.dampening}"
-            raise ConfigError(f"optim.SGD at {user_line()}: nesterov needs a momentum and no dampening; got {values}")
+            raise ConfigError(f"optim.SGD at {user_line()}: nesterov requires a momentum and no dampening, not {values}")
         super().__post_init__(params)
 
     def rule(self, group: Group) -> OptimizerUpdate:
@@ -99,7 +99,7 @@ class AdamW(Adam):
 
 @_options
 class LAMB(_WithOptions):
-    """Adam with a step scaled, per parameter, by the norm of the logical parameter in any layout (You et al. 2020)."""
+    """LAMB (You et al. 2020): Adam with steps scaled per parameter by the norm of the logical parameter, in any layout."""
 
     lr: float = 0.001
     betas: tuple[float, float] = (0.9, 0.999)
@@ -110,7 +110,7 @@ class LAMB(_WithOptions):
 
     def __post_init__(self, params: Iterable[Any], adam_w_mode: bool = True) -> None:
         if not adam_w_mode:
-            raise ConfigError(f"optim.LAMB at {user_line()}: decay is not part of the gradient here; leave adam_w_mode at True")
+            raise ConfigError(f"optim.LAMB at {user_line()}: adam_w_mode=False is not supported, because weight decay is decoupled; omit it")
         super().__post_init__(params)
 
     def rule(self, group: Group) -> OptimizerUpdate:
@@ -120,7 +120,7 @@ class LAMB(_WithOptions):
 
 @_options
 class RMSprop(_WithOptions):
-    """Gradients divided by the root of a running mean of squares, optionally centered, optionally with momentum."""
+    """RMSprop: gradients divided by the root of a running mean of squares, optionally centered or with momentum."""
 
     lr: float = 0.001
     alpha: float = 0.99
@@ -135,7 +135,7 @@ class RMSprop(_WithOptions):
 
 @_options
 class Adagrad(_WithOptions):
-    """Gradients divided by the root of the sum of all squares so far (Duchi et al. 2011)."""
+    """Adagrad (Duchi et al. 2011): gradients divided by the root of the sum of their squares over all steps."""
 
     lr: float = 0.001
     lr_decay: float = 0.0
@@ -149,7 +149,7 @@ class Adagrad(_WithOptions):
 
 @_options
 class Adadelta(_WithOptions):
-    """Steps with an adaptive size (Zeiler 2012)."""
+    """Adadelta (Zeiler 2012): gradients scaled by the ratio of running means of updates and gradients."""
 
     lr: float = 1.0
     rho: float = 0.9

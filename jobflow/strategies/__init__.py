@@ -7,7 +7,7 @@ zero              data parallelism with variables and optimizer states split ove
 tensor_parallel   every layer split over the ranks
 pipeline          the layers distributed over groups of ranks
 combine, mesh     several strategies, one per dimension of a device mesh
-named             a strategy from its short text, for command lines
+named             a strategy from its short name, for command lines
 """
 
 from jobflow.strategies.combine import combine, mesh

@@ -1,7 +1,7 @@
-"""Application of hints to a program: stages of nodes, storage of variables, and a `to_layout` where a value is read.
+"""Application of hints to a program: stages of nodes, storage of variables, and `to_layout` at the readers of values.
 
 The ranks of a job form a grid with one dimension per kind of parallelism.  A dimension other than a pipeline is a mesh dimension of every
-placement.  A pipeline cuts the grid, so that every stage has its own mesh.
+placement.  A pipeline splits the grid, so that every stage has a separate mesh.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 def sizes(dimensions: Sequence[Strategy], ranks: int) -> tuple[int, ...]:
-    """Return the number of ranks along each dimension; raise PlacementError if the dimensions do not fill the grid."""
+    """Return the number of ranks along each dimension; raise PlacementError if their product differs from `ranks`."""
     free = [i for i, dimension in enumerate(dimensions) if dimension.size is None]
     fixed = math.prod(dimension.size for dimension in dimensions if dimension.size is not None)
     rest, over = divmod(ranks, fixed)
     if len(free) > 1 or over or (rest > 1 and not free) or not rest:
         description = " x ".join(map(repr, dimensions))
         raise PlacementError(
-            f"strategy {description}: the job has {ranks} ranks, which do not match its sizes; omit at most one size, and make their product {ranks}"
+            f"strategy {description}: its sizes do not match the {ranks} ranks of the job; omit at most one size, and make their product {ranks}"
         )
     return tuple(rest if dimension.size is None else dimension.size for dimension in dimensions)
 
@@ -46,11 +46,11 @@ def arranged(dimensions: Sequence[Strategy], placement: Placement) -> Placement:
 
 
 def stage_placements(dimensions: Sequence[Strategy], placement: Placement) -> tuple[Placement, ...]:
-    """Return the ranks of each pipeline stage as parts of the grid; without a pipeline, the whole grid."""
+    """Return the placement of each pipeline stage, a part of the grid; without a pipeline, the whole grid."""
     each = sizes(dimensions, placement.size)
     along = [i for i, dimension in enumerate(dimensions) if dimension.is_pipeline]
     if len(along) > 1:
-        raise PlacementError(f"strategy {' x '.join(map(repr, dimensions))}: there can be one pipeline only")
+        raise PlacementError(f"strategy {' x '.join(map(repr, dimensions))}: only one dimension can be a pipeline; omit the others")
     if not along:
         return (Placement(placement.tag, placement.ranks, each),)
     (axis,) = along
@@ -61,7 +61,7 @@ def stage_placements(dimensions: Sequence[Strategy], placement: Placement) -> tu
 
 
 def write(program: Traced, outputs: Sequence[Value], dimensions: Sequence[Strategy]) -> tuple[Traced, Sequence[Value]]:
-    """Apply the hints of all dimensions to the program; return the program and its outputs."""
+    """Apply the hints of all dimensions, and return the new program and its outputs."""
     return _HintWriter(program, dimensions).run(outputs)
 
 
@@ -75,7 +75,7 @@ class _HintWriter:
         self.hints = [one for one, dimension in zip(hints, dimensions, strict=True) if not dimension.is_pipeline]
         self.storage = {node.op.key: self.place(node) for node in program.nodes if isinstance(node.op, ReadVariable)}
         new = {name: variable for name, variable in program.variables.items() if name not in program.known}
-        #: variables whose stored layout the program itself names
+        #: variables whose stored layout the program sets
         self.laid_out_by_program = {
             name for name, variable in new.items() if variable.placement != self.placement or any(isinstance(s, Split) for s in variable.sbp)
         }
@@ -88,7 +88,7 @@ class _HintWriter:
         return self.tracer.rewritten(replace(self.program, variables=self.variables), outputs, self.rewrite)
 
     def stored_variable(self, variable: Variable) -> Variable:
-        """Return the variable with the placement and layout in which it is stored."""
+        """Return the variable with its stored placement and layout."""
         if variable.name in self.program.known or variable.placement != self.placement:
             return variable
         storage = self.storage[variable.name]
@@ -97,7 +97,7 @@ class _HintWriter:
     # ---------------------------------------------------------------- nodes
 
     def place(self, node: Node) -> Placement:
-        """Return the placement of a node: the ranks of its stage, unless the job's body names another placement."""
+        """Return the placement of a node: the ranks of its stage, unless the job's body sets another placement."""
         if node.placement != self.placement:
             return node.placement
         return self.places[self.stages.get(node, 0) % len(self.places)]
@@ -107,7 +107,7 @@ class _HintWriter:
         provenance = replace(node.provenance, stage=self.stages.get(node, node.provenance.stage))
         if isinstance(op, ReadVariable):
             place = self.variables[op.key].placement
-        elif isinstance(op, Input) and op.sbp is not None:  # its layout is fixed, whichever stage reads it
+        elif isinstance(op, Input) and op.sbp is not None:  # its layout is fixed, independent of the stage
             return self.tracer.again(node, inputs)
         elif isinstance(op, Input):
             op = replace(op, split=op.split and self.cut(place)[self.outermost] != B)
@@ -118,7 +118,7 @@ class _HintWriter:
         return [self.redistributed(new, old) for new, old in zip(outputs, node.outputs, strict=True)]
 
     def received_by(self, value: Value, place: Placement, stage: int | None) -> Value:
-        """Copy a value of another stage to this one, so that its gradients are summed here and sent back once."""
+        """Copy a value of another stage to this stage, so that its gradients are summed here and sent back once."""
         if value.node.placement == place or not {place, value.node.placement} <= set(self.places):
             return value
         if (value, place) not in self.received:
@@ -127,7 +127,7 @@ class _HintWriter:
         return self.received[value, place]
 
     def redistributed(self, value: Value, before: Value) -> Value:
-        """Redistribute a computed value to the layout in which it is read; the hints refer to it as `before`."""
+        """Redistribute a computed value to the layout of its readers; `before` is the value in the original program, as in the hints."""
         target = self.requested(before, [hints.values for hints in self.hints])
         back = self.requested(before, [hints.gradients for hints in self.hints])
         if (target is None and back is None) or value.node.op.external:
@@ -146,20 +146,20 @@ class _HintWriter:
 
     @cached_property
     def outermost(self) -> int:
-        """The mesh dimension along which the client cuts an argument before sending it to the ranks."""
+        """The mesh dimension along which the client splits an argument before sending it to the ranks."""
         return next((d for d, n in enumerate(self.places[0].mesh) if n > 1), 0)
 
     def cut(self, place: Placement) -> tuple[Sbp, ...]:
-        """Return the layout in which arguments are read, per mesh dimension."""
+        """Return the layout of arguments for their readers, per mesh dimension."""
         if place not in self.places:
             return (S(0),) * len(place.mesh)
         each = [hints.cuts_arguments and n > 1 for hints, n in zip(self.hints, place.mesh, strict=False)]
         return tuple(S(0) if cuts else B for cuts in each) or (B,)
 
     def argument(self, value: Value, op: Input) -> Value:
-        """Return the part of an argument that the ranks read, if they hold more than this part."""
+        """Return an argument redistributed to the layout of its readers, unless it already has that layout."""
         cut = self.cut(value.node.placement)
-        here = op.split and op.sbp is None  # the client has cut it
+        here = op.split and op.sbp is None  # already split by the client
         more = [n for d, (sbp, n) in enumerate(zip(cut, value.node.placement.mesh, strict=True)) if sbp != B and (d != self.outermost or not here)]
         if not more or op.key not in self.cut_arguments or value.shape[0] < math.prod(more):
             return value
@@ -168,18 +168,18 @@ class _HintWriter:
     # ---------------------------------------------------------------- variables
 
     def stored(self, variable: Variable, ndim: int) -> tuple[Sbp, ...]:
-        """Return the stored layout of a new variable: that of the program if it names one, otherwise that of the hints."""
+        """Return the stored layout of a new variable, from the program if it sets one, otherwise from the hints."""
         if any(isinstance(sbp, Split) for sbp in variable.sbp) or not self.hints:
             return variable.sbp[-ndim:]
         return tuple(hints.stored.get(variable.name, B) for hints in self.hints)
 
     def read_layout(self, name: str) -> tuple[Sbp, ...] | None:
-        """Return the layout in which a variable is read, or None to leave the choice to layout inference."""
+        """Return the layout of a variable for its readers, or None to leave the choice to layout inference."""
         each = [None if hints.read is None else hints.read.get(name, B) for hints in self.hints]
         return None if None in each else tuple(sbp for sbp in each if sbp is not None) or (B,)
 
     def read(self, value: Value) -> Value:
-        """Return the replacement of an argument or a variable for its readers."""
+        """Return the value that readers use instead of an argument or a variable."""
         op = value.node.op
         if isinstance(op, Identity) and isinstance(come := value.node.inputs[0].node.op, Input):
             return self.argument(value, come)
@@ -200,7 +200,7 @@ class _HintWriter:
     def shared_read(
         self, key: str, value: Value, storage: Placement, target: tuple[Sbp, ...], back: tuple[Sbp, ...] | None, region: int | None
     ) -> Value:
-        """Redistribute the value once and share the result among its readers."""
+        """Redistribute the value once, and share the result among its readers."""
         if key not in self.redistributed_reads:
             with scope.using(placement=storage, view="consistent", stage=value.node.provenance.stage, region=region):
                 (self.redistributed_reads[key],) = self.tracer.apply(ToLayout(target, back), (value,), None)
@@ -208,12 +208,12 @@ class _HintWriter:
 
     @cached_property
     def first_region(self) -> int:
-        """The first region number that the program does not use."""
+        """The first rematerialization region that the program does not use."""
         return 1 + max((node.provenance.region for node in self.program.nodes if node.provenance.region is not None), default=0)
 
 
 def collected(program: Traced, dimensions: Sequence[Strategy]) -> list[Hints]:
-    """Collect the hints of every dimension, innermost first, because outer dimensions must not split the same axes."""
+    """Collect the hints of every dimension from the innermost on, because outer dimensions must not split the same axes."""
     split = {name: {sbp.axis for sbp in variable.sbp if isinstance(sbp, Split)} for name, variable in program.variables.items()}
     hints_by_dimension: list[Hints] = []
     for dimension, n in zip(reversed(dimensions), reversed(program.placement.mesh), strict=True):

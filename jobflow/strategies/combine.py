@@ -17,7 +17,7 @@ from jobflow.strategies.tensor_parallel import Patterns, tensor_parallel
 
 @dataclass(frozen=True)
 class Combined(Strategy):
-    """Strategies from the outermost mesh dimension to the innermost; neighbouring ranks differ along the last one."""
+    """A combination of strategies from the outermost mesh dimension to the innermost; neighbouring ranks differ along the last one."""
 
     parts: tuple[Strategy, ...]
 
@@ -44,16 +44,16 @@ class Combined(Strategy):
 
 
 def combine(*strategies: Strategy) -> Strategy:
-    """Combine strategies; the first one takes the outermost dimension of the ranks.
+    """Combine strategies; the first one is the outermost dimension of the ranks.
 
         combine(pipeline(2), data_parallel(2), tensor_parallel(2))
 
-    The sizes multiply to the number of ranks; one may be omitted.  Each strategy splits variables along its own dimension.
+    The product of the sizes is the number of ranks; one size may be omitted.  Strategies split variables along different mesh dimensions.
     Raises: ConfigError if an argument is not a strategy, or without arguments.
     """
     for strategy in strategies:
         if not isinstance(strategy, Strategy):
-            raise ConfigError(f"strategies.combine at {user_line()}: {strategy!r} is not a strategy; pass one such as data_parallel(2)")
+            raise ConfigError(f"strategies.combine at {user_line()}: arguments must be strategies such as data_parallel(2), not {strategy!r}")
     if not strategies:
         raise ConfigError(f"strategies.combine at {user_line()}: no argument; pass at least one strategy")
     return strategies[0] if len(strategies) == 1 else Combined(strategies)
@@ -76,14 +76,14 @@ def mesh(
 ) -> Strategy:
     """Return a strategy over pipeline x data x tensor ranks, tensor innermost; `zero` is the ZeRO stage along the data dimension.
 
-    `data=None` takes the ranks that the other dimensions leave.  The remaining arguments are those of `pipeline`, `tensor_parallel` and `zero`.
+    `data=None` means all ranks that the other dimensions do not use.  The other arguments are those of `pipeline`, `tensor_parallel` and `zero`.
     """
     if pipeline == 1 and (microbatches or stages or cuts):
         raise ConfigError(
-            f"strategies.mesh at {user_line()}: microbatches, stages and cuts need pipeline=2 or more; else use train.num_gradient_accumulation_steps"
+            f"strategies.mesh at {user_line()}: microbatches, stages and cuts require pipeline=2; or set train.num_gradient_accumulation_steps"
         )
     if tensor == 1 and (columns or rows or vocabulary):
-        raise ConfigError(f"strategies.mesh at {user_line()}: columns, rows and vocabulary need tensor=2 or more")
+        raise ConfigError(f"strategies.mesh at {user_line()}: columns, rows and vocabulary require tensor=2 or more")
     dimensions: list[Strategy] = []
     if pipeline > 1:
         dimensions.append(_pipeline(pipeline, microbatches, schedule, stages, tuple(cuts)))

@@ -1,4 +1,4 @@
-"""Strategies in which every rank computes the whole model on its part of the batch."""
+"""Strategies in which every rank computes the whole model on a part of the batch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from jobflow.strategies.strategy_class import Hints, Strategy
 
 @dataclass(frozen=True)
 class consistent(Strategy):
-    """The program unchanged: arguments are cut along their first axis; layouts come from the program and from layout inference."""
+    """A strategy that leaves the program unchanged: arguments are split along axis 0; layouts come from the program and layout inference."""
 
     size: int | None = None
 
 
 @dataclass(frozen=True)
 class mirrored(Strategy):
-    """The mirrored view: the job's body describes one rank.  Variables are replicated, and gradients are summed over the ranks."""
+    """A strategy in the mirrored view: the job's body describes one rank, variables are replicated, and gradients are summed over the ranks."""
 
     size: int | None = None
 
@@ -36,7 +36,7 @@ class mirrored(Strategy):
 class data_parallel(Strategy):
     """Data parallelism: arguments S(0), variables B.
 
-    Bytes per rank and step: 2 psi (n-1)/n for the all_reduce of the gradients, where psi is the size of all gradients in bytes.
+    Each rank and step communicates 2 psi (n-1)/n bytes for the all_reduce of the gradients, where psi is the size of all gradients in bytes.
     """
 
     size: int | None = None
@@ -53,7 +53,7 @@ class zero(Strategy):
     stage 2   gradients are reduced as soon as each is computed               2 psi (n-1)/n
     stage 3   variables are gathered a second time for the backward pass      3 psi (n-1)/n
 
-    psi is the size of all variables in bytes.  Variables of fewer than `least` elements stay whole, and their gradients are all-reduced.
+    psi is the size of all variables in bytes.  Variables of fewer than `least` elements are not split, and their gradients are all-reduced.
     This also costs 2 psi (n-1)/n, in fewer messages.  Stage 3 gathers only variables that the backward pass reads, so no biases.
     """
 
@@ -63,7 +63,7 @@ class zero(Strategy):
 
     def __post_init__(self) -> None:
         if self.stage not in (1, 2, 3):
-            raise ConfigError(f"strategies.zero at {user_line()}: stage is {self.stage!r}; use 1, 2 or 3")
+            raise ConfigError(f"strategies.zero at {user_line()}: stage must be 1, 2 or 3, not {self.stage!r}")
 
     def hints(self, program: Traced, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints:
         stored: dict[str, Sbp] = {}
@@ -74,7 +74,7 @@ class zero(Strategy):
         return Hints(stored, read={}, cuts_arguments=True, reduces_at_once=self.stage > 1, gathers_again=self.stage > 2)
 
     def axis(self, variable: Variable, n: int, taken: AbstractSet[int]) -> int | None:
-        """Return the axis along which a variable is stored split, or None if it stays whole."""
+        """Return the axis along which a variable is stored split, or None if it is not split."""
         if n == 1 or not variable.trainable or variable.type.size < self.least:
             return None
         return next((axis for axis, length in enumerate(variable.type.shape) if axis not in taken and length >= n), None)

@@ -27,9 +27,9 @@ _SIZES = ("data", "tensor", "pipeline", "zero", "microbatches", "stages", "least
 
 
 def named(text: str) -> Strategy:
-    """Return the strategy that a text describes.
+    """Return the strategy with the short name `text`.
 
-    dp, tp, pp, zero1, zero2, zero3     over all ranks; dp, tp and pp may be followed by a number of ranks
+    dp, tp, pp, zero1, zero2, zero3     over all ranks; a number of ranks may follow dp, tp and pp
     2x2, 2x2x2                          data x tensor, pipeline x data x tensor
     data=2,tensor=2,zero=1              the arguments of `mesh`
     """
@@ -53,5 +53,5 @@ def _assigned(text: str, part: str) -> tuple[str, int | str]:
         return name, value
     if name not in _SIZES or not value.isdecimal():
         near = did_you_mean_or(name, (*_SIZES, "schedule"), "write numbers, such as data=2")
-        raise ConfigError(f'strategy "{text}": {part!r} is not understood{near}')
+        raise ConfigError(f'strategy "{text}": unknown part {part!r}{near}')
     return name, int(value)

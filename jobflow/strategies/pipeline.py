@@ -1,11 +1,11 @@
 """Pipeline parallelism: every group of ranks runs some of the layers, and the batch passes through them in microbatches.
 
-Stages are cut in program order, so a value only goes from a stage to a later one.  The cuts are chosen by the first rule that applies:
+Stages are split in program order, so values pass only to later stages.  The first applicable rule determines the cuts:
 
-* `cuts`: stage i + 1 begins with the first node whose name, or the name of a variable that it reads, matches the i-th pattern;
-* the stages that the program names with `experimental.scope.config(pipeline_stage_id_hint=)`;
-* balance: the work of a node is the larger of its flops and MEMORY times the bytes that it touches.  A cut minimises the sum of two terms:
-  its distance from the even cut, in work, and WIRE times the bytes sent across it.  The distance is at most SLACK of a stage.
+* `cuts`: stage i + 1 starts at the first node whose name, or the name of a variable that it reads, matches the i-th pattern;
+* the stages that the program sets with `experimental.scope.config(pipeline_stage_id_hint=)`;
+* balance: the work of a node is the larger of its flops and MEMORY times the bytes that it reads and writes.  A cut minimises the sum of two
+  terms: the distance from an equal division of work, and WIRE times the bytes sent across the cut.  The distance is at most SLACK of a stage.
 
 The first stage that reads a variable stores it.  Other stages receive the variable, and send back their part of its gradient.
 """
@@ -30,7 +30,7 @@ from jobflow.ops.op import ViewOp
 from jobflow.ops.source import ReadVariable
 from jobflow.strategies.strategy_class import Hints, Strategy
 
-#: Flops that a device executes in the time of reading or writing one byte, and of sending one byte.
+#: Number of flops in the time of one byte of memory access, and of one sent byte.
 MEMORY = 10
 WIRE = 100
 SLACK = 0.5
@@ -38,12 +38,12 @@ SLACK = 0.5
 
 @dataclass(frozen=True)
 class pipeline(Strategy):
-    """Consecutive stages, each on its group of ranks.
+    """Pipeline parallelism with consecutive stages, each on a group of ranks.
 
-    `microbatches=None` leaves the number to train.num_gradient_accumulation_steps.  A job that sets this option keeps its rule for reductions.
-    `schedule` is "1f1b", "gpipe" or "interleaved";
-    `stages` is a multiple of `size`, and stage i runs on group i mod size.
-    Bytes: the values at each cut, once forward and once backward.  Idle share of a step: (p - 1) / (m + p - 1), with m microbatches and p stages.
+    With `microbatches=None`, train.num_gradient_accumulation_steps sets the number of microbatches.  A job that sets this option keeps its
+    rule for reductions.  `schedule` is "1f1b", "gpipe" or "interleaved".  `stages` is a multiple of `size`, and stage i runs on group i mod size.
+    Each cut communicates its values once forward and once backward.  The idle fraction of a step is (p - 1) / (m + p - 1), with m microbatches
+    and p stages.
     """
 
     size: int | None = None
@@ -63,21 +63,21 @@ class pipeline(Strategy):
         named = sorted({node.provenance.stage for node in steps if node.provenance.stage is not None}) if not self.cuts else []
         count = self.stages or max(n, len(named))
         if count % n:
-            raise ConfigError(f"strategies.pipeline: {count} stages do not divide among {n} groups of ranks; make stages a multiple of {n}")
+            raise ConfigError(f"strategies.pipeline: stages {count} must be a multiple of {n}, the number of groups of ranks")
         if named:
             return Hints(stages=_assign_remaining(program, _stages_by_name(program, steps, named, count)))
         begins = self._begins(program, steps, count)
         return Hints(stages=_assign_remaining(program, {node: sum(begin <= i for begin in begins) for i, node in enumerate(steps)}))
 
     def _begins(self, program: Traced, steps: Sequence[Node], count: int) -> Sequence[int]:
-        """Return the index of the first node of each stage but the first, in program order."""
+        """Return the index of the first node of each stage except stage 0, in program order."""
         if self.cuts:
             return _cuts_by_name(program, steps, self.cuts, count)
         return balanced(steps, count)
 
 
 def _model(program: Traced) -> list[Node]:
-    """Return the nodes to distribute: nodes that depend on a variable, without the reads of variables."""
+    """Return the nodes to distribute over stages: all nodes that depend on a variable, except reads of variables."""
     nodes: dict[Node, None] = {}
     for node in program.nodes:
         if any(value.node in nodes or isinstance(value.node.op, ReadVariable) for value in node.inputs):
@@ -86,7 +86,7 @@ def _model(program: Traced) -> list[Node]:
 
 
 def _assign_remaining(program: Traced, stages: dict[Node, int]) -> dict[Node, int]:
-    """Assign variables, arguments, and nodes that depend on arguments alone to the first stage that reads them."""
+    """Assign variables, arguments, and nodes that depend only on arguments to the first stage that reads them."""
     complete = dict(stages)
     for node in reversed(program.nodes):
         for value in node.inputs:
@@ -96,11 +96,11 @@ def _assign_remaining(program: Traced, stages: dict[Node, int]) -> dict[Node, in
 
 
 def _stages_by_name(program: Traced, steps: Sequence[Node], names: Sequence[int], count: int) -> dict[Node, int]:
-    """Return the stages that the program names; a node without a name joins the last stage among its inputs."""
+    """Return the stages that the program sets; other nodes join the last stage among their inputs."""
     if len(names) != count:
         raise ConfigError(
-            f"strategies.pipeline: {program.name} names {len(names)} stages ({', '.join(map(str, names))}), but the strategy has {count}; "
-            f"name {count} stages, or none"
+            f"strategies.pipeline: {program.name} sets {len(names)} stages ({', '.join(map(str, names))}), but the strategy has {count}; "
+            f"set {count} stages, or none"
         )
     stages: dict[Node, int] = {}
     for node in steps:
@@ -111,14 +111,14 @@ def _stages_by_name(program: Traced, steps: Sequence[Node], names: Sequence[int]
 
 def _cuts_by_name(program: Traced, steps: Sequence[Node], cuts: Sequence[str], count: int) -> list[int]:
     if len(cuts) != count - 1:
-        raise ConfigError(f"strategies.pipeline: {len(cuts)} cuts make {len(cuts) + 1} stages, not {count}; pass {count - 1} cuts, or set stages")
+        raise ConfigError(f"strategies.pipeline: {len(cuts)} cuts define {len(cuts) + 1} stages, not {count}; pass {count - 1} cuts, or set stages")
     begins: list[int] = []
     for pattern in cuts:
         begin = next((i for i, node in enumerate(steps) if any(matches(pattern, name) for name in _names(node))), None)
         if begin is None or begin <= max(begins, default=0):
             what = f'op or variable like "{pattern}"'
-            wrong = f"there is no {what}" if begin is None else f"the first {what} is not behind the cut before it"
-            raise ConfigError(f"strategies.pipeline: in job {program.name} {wrong}; name the cuts in program order")
+            wrong = f"there is no {what}" if begin is None else f"the first {what} does not follow the previous cut"
+            raise ConfigError(f"strategies.pipeline: in job {program.name} {wrong}; list the cuts in program order")
         begins.append(begin)
     return begins
 
@@ -127,13 +127,13 @@ def _names(node: Node) -> list[str]:
     return [node.name, *(value.node.op.key for value in node.inputs if isinstance(value.node.op, ReadVariable))]
 
 
-# -------------------------------------------------------------------- in balance
+# -------------------------------------------------------------------- balanced cuts
 
 
 def balanced(steps: Sequence[Node], count: int) -> list[int]:
-    """Return the first node of each stage but the first, such that stages have equal work and send little."""
+    """Return the first node of each stage except stage 0, for stages of about equal work and few bytes across the cuts."""
     if len(steps) < count:
-        raise PlacementError(f"strategies.pipeline: {len(steps)} ops cannot make {count} stages")
+        raise PlacementError(f"strategies.pipeline: {len(steps)} ops are too few for {count} stages; reduce stages")
     before = [0.0, *accumulate(map(work, steps))]
     across = crossing(steps)
     share = before[-1] / count
@@ -147,7 +147,7 @@ def balanced(steps: Sequence[Node], count: int) -> list[int]:
 
 
 def crossing(steps: Sequence[Node]) -> list[int]:
-    """Return, per position, the bytes of the values that are computed before it and read after it."""
+    """Return, per position, the bytes of values that are computed before it and read after it."""
     defined_at: dict[Value, int] = {value: i for i, node in enumerate(steps) for value in node.outputs}
     last: dict[Value, int] = {}
     for i, node in enumerate(steps):
@@ -168,7 +168,7 @@ def work(node: Node) -> float:
 
 
 def flops(node: Node) -> float:
-    """Return the flops of products summed over axes that two inputs share and the output lacks; 0 for other operations."""
+    """Return the flops of a product summed over axes that two inputs share and the output lacks, and 0 for other operations."""
     rule: Rule = node.op.rule(*(value.tensor_type for value in node.inputs))
     left, _, right = rule.spec.partition("->")
     words = left.split(",")

@@ -2,8 +2,8 @@
 
     hints = strategy.hints(program, n, split)
 
-`hints` is plain data: the layouts in which variables are stored and read, the cut of the arguments, the stage of each node.  It is a pure
-function of the program, the number n of ranks along the dimension, and the axes of variables that other dimensions split.
+`hints` is plain data: the layouts of variables in storage and for their readers, the split of the arguments, the stage of each node.  It is a
+pure function of the program, the number n of ranks along the dimension, and the axes of variables that other dimensions split.
 `write` applies the hints of all dimensions to the program.
 """
 
@@ -24,13 +24,13 @@ from jobflow.strategies.apply_hints import arranged, write
 
 @dataclass(frozen=True)
 class Hints:
-    """Requests of a strategy along one dimension of the ranks."""
+    """The layout and stage constraints of a strategy along one dimension of the ranks."""
 
-    #: stored layouts of variables; other variables are stored whole
+    #: stored layouts of variables; others are replicated
     stored: Mapping[str, Sbp] = field(default_factory=dict)
-    #: layouts in which variables are read; other variables are read whole.  None leaves all to layout inference
+    #: layouts of variables for their readers; others are replicated.  None leaves the choice to layout inference
     read: Mapping[str, Sbp] | None = None
-    #: layouts in which values and their gradients are read, where layout inference must not choose
+    #: layouts of values and their gradients for their readers, which override layout inference
     values: Mapping[Value, Sbp] = field(default_factory=dict)
     gradients: Mapping[Value, Sbp] = field(default_factory=dict)
     #: False if every rank along the dimension reads every argument whole
@@ -48,11 +48,11 @@ class Hints:
 class Strategy:
     """Base class of strategies.  A strategy is one dimension of parallelism, and can be used alone.
 
-    `size` is the number of ranks along the dimension, or None for all ranks that other dimensions leave.
+    `size` is the number of ranks along the dimension, or None for all ranks that other dimensions do not use.
     """
 
     size: int | None
-    #: True if the ranks along the dimension hold different layers; False if they hold parts of each tensor
+    #: True if the ranks along the dimension store different layers; False if they store shards of each tensor
     is_pipeline: ClassVar[bool] = False
 
     @property
@@ -69,15 +69,15 @@ class Strategy:
 
     @property
     def dimensions(self) -> tuple[Strategy, ...]:
-        """The dimensions from the outermost to the innermost."""
+        """The dimensions of the strategy from the outermost to the innermost."""
         return (self,)
 
     def hints(self, program: Traced, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints:
-        """Return the hints for the program on n ranks.  `split` maps a variable to the axes that inner dimensions split."""
+        """Return the hints for the program on n ranks; `split` maps variables to the axes that inner dimensions split."""
         return Hints(cuts_arguments=True)
 
-    def placement(self, given: Placement) -> Placement:
-        return arranged(self.dimensions, given)
+    def placement(self, ranks: Placement) -> Placement:
+        return arranged(self.dimensions, ranks)
 
     def distribute(self, program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
         return write(program, outputs, self.dimensions)

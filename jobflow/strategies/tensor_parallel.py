@@ -1,17 +1,17 @@
-"""Tensor parallelism: every rank computes its part of every layer for the whole batch.
+"""Tensor parallelism: every rank computes a shard of every layer for the whole batch.
 
-Layers form pairs, as in Megatron-LM.  The first layer of a pair is split by columns: each rank computes some of its outputs, and operations up to
-the second layer work on these alone.  The second layer is split by rows: each rank multiplies its part of the inputs, and the sum over the ranks is
-the layer's output.  A pair costs one all_reduce forward (after the rows) and one backward (before the columns).
+Layers form pairs, as in Megatron-LM.  The first layer of a pair is split by columns: a rank computes some of its outputs, and operations up to
+the second layer use only these.  The second layer is split by rows: a rank multiplies a shard of the inputs, and the sum over the ranks is the
+layer's output.  A pair costs one all_reduce forward (after the rows) and one backward (before the columns).
 
-Pairs follow from the layout rules of the operations, so any model can be split, and no operation is special.  A *product* is a node that
+Pairs follow from the layout rules of the operations, so any model can be split, without special cases for operations.  A *product* is a node that
 reads a variable and whose rule has the two signatures
 
     columns   (B, S(a)) -> S(b)          rows   (S(c), S(d)) -> P
 
 Products are visited in program order.  A product with a split input is split by rows if a signature allows it.  Another product is split by
 columns if every rule on the way keeps its output split, until products split by rows or sums consume it.  Variables on the way (biases) are
-split alike.  Otherwise the layer stays whole.
+split alike.  Otherwise the layer is not split.
 
 Example: x -> dense up -> gelu -> dense down -> y.  up-weight (4d, d) is S(0), up-bias S(0), down-weight (d, 4d) S(1), down-bias B.
 """
@@ -37,11 +37,11 @@ Patterns = Sequence[Filter]
 
 @dataclass(frozen=True)
 class tensor_parallel(Strategy):
-    """Layers split by columns and by rows: variables by name ("block*-up-weight"), or pairs that are detected if no name is passed.
+    """Layers split by columns and by rows: variables by name pattern ("block*-up-weight"), or pairs that are detected if no name is passed.
 
-    `vocabulary` names tables that are split along their lookup axis; without any names, tables of at least `large` elements are.
-    Bytes per rank and step: 4 a (n-1)/n per pair of layers, where a is the size of the pair's output; half forward, half backward.
-    Raises: ConfigError if a name matches no variable, or a variable whose layer has no such signature.
+    `vocabulary` names tables that are split along their lookup axis; without any names, tables of at least `large` elements are split.
+    Each rank and step communicates 4 a (n-1)/n bytes per pair of layers, half of them forward, where a is the size of the pair's output.
+    Raises: ConfigError if a pattern matches no variable, or a variable whose layer has no such signature.
     """
 
     size: int | None = None
@@ -68,27 +68,27 @@ class tensor_parallel(Strategy):
 
     def _check(self, program: Traced, split_variables: Mapping[str, Sbp]) -> None:
         for pattern in (*self.columns, *self.rows, *self.vocabulary):
-            selection = list(selected(pattern, {name: variable.type for name, variable in program.variables.items()}))
-            if not selection:
+            matching = list(selected(pattern, {name: variable.type for name, variable in program.variables.items()}))
+            if not matching:
                 names = ", ".join(program.variables)
                 raise ConfigError(f'strategies.tensor_parallel: no variable of job {program.name} matches "{pattern}"; its variables are {names}')
-            whole = [name for name in selection if name not in split_variables]
+            whole = [name for name in matching if name not in split_variables]
             if whole:
                 raise ConfigError(
-                    f'strategies.tensor_parallel: "{pattern}" matches variable "{whole[0]}" {program.variables[whole[0]].type}, which no operation '
-                    f"can read split in this way; omit it, or make the axis at least as long as the number of ranks"
+                    f'strategies.tensor_parallel: "{pattern}" matches variable "{whole[0]}" {program.variables[whole[0]].type}, but no operation '
+                    f"supports this split; omit it, or make the axis at least as long as the number of ranks"
                 )
 
 
 @dataclass
 class _State:
-    """Layouts of values and variables along the dimension; other values and variables are whole."""
+    """Layouts of values and variables along the dimension; others are not split."""
 
     values: dict[Value, Sbp] = field(default_factory=dict)
     variables: dict[str, Sbp] = field(default_factory=dict)
-    #: values summed over the ranks
+    #: values to sum over the ranks
     sums: dict[Value, None] = field(default_factory=dict)
-    #: whole inputs of products split by columns; their gradients are summed over the ranks
+    #: replicated inputs of products split by columns; their gradients are summed over the ranks
     sources: dict[Value, None] = field(default_factory=dict)
 
     def copy(self) -> _State:
@@ -128,7 +128,7 @@ class _Pairs:
         return self.state
 
     def decide(self, node: Node) -> None:
-        """Choose the signature of a node, if its inputs are split or a pair begins here."""
+        """Choose the signature of a node if its inputs are split or a pair starts here."""
         legal = self.legal(node)
         if any(isinstance(self.state.values.get(value), Split) for value in node.inputs):
             chosen = next((s for s in legal if self.fits(s, node, self.state)), None)
@@ -146,7 +146,7 @@ class _Pairs:
                         return
 
     def starts(self, node: Node, i: int, kind: str, legal: Sequence[Signature]) -> bool:
-        """Return True if a pair may begin at this node with variable i; no other input is split."""
+        """Return True if a pair may start at this node with variable i; no other input is split."""
         if self.strategy.is_named:
             return matches(getattr(self.strategy, kind), _variable(node.inputs[i]), node.inputs[i].tensor_type)
         if kind == "vocabulary":
@@ -155,7 +155,7 @@ class _Pairs:
 
     @staticmethod
     def kind(signature: Signature, i: int) -> str | None:
-        """Return the role of variable i in a signature: columns, rows or vocabulary; None if the variable is not split."""
+        """Return the role of variable i in a signature: columns, rows or vocabulary, or None if it is not split."""
         if not isinstance(signature.inputs[i], Split):
             return None
         others = [sbp for j, sbp in enumerate(signature.inputs) if j != i]
@@ -164,10 +164,10 @@ class _Pairs:
             return "vocabulary" if sums else "columns"
         return "rows" if sums else None
 
-    # ---------------------------------------------------------------- following what is split
+    # ---------------------------------------------------------------- propagation of splits
 
     def followed(self, start: Node, signature: Signature) -> _State | None:
-        """Return the state after a pair that begins at `start`; None if a split value would have to be gathered and no name requests the split."""
+        """Return the state after a pair that starts at `start`; None if a split value requires a gather and no name requests the split."""
         state = self.state.copy()
         state.begin(start, signature)
         waiting = self.waiting(start, state)
@@ -189,12 +189,12 @@ class _Pairs:
         return {i for value in node.outputs if isinstance(state.values.get(value), Split) for i in self.readers.get(value, ())}
 
     def free(self, value: Value) -> bool:
-        """Return True for a floating-point variable without a layout so far."""
+        """Return True for a floating-point variable whose layout is not yet chosen."""
         op = value.node.op
         return isinstance(op, ReadVariable) and op.key not in self.state.variables and value.tensor_type.dtype.is_float
 
     def legal(self, node: Node) -> list[Signature]:
-        """Return the signatures that need no partial input and leave every rank at least one element of each split axis."""
+        """Return the signatures without partial inputs that assign every rank at least one element of each split axis."""
         rule = node.op.rule(*(value.tensor_type for value in node.inputs))
         return [s for s in rule.signatures() if s.legal(self.n) and self.has_room(s, node)]
 
@@ -207,7 +207,7 @@ class _Pairs:
     def fits(self, signature: Signature, node: Node, state: _State, beginning: bool = False) -> bool:
         """Return True if all inputs have, or can be stored in, the layouts of the signature without a gather.
 
-        A whole input may be cut, which costs nothing, except at the beginning of a pair.
+        A replicated input may be split locally, which costs nothing, except at the start of a pair.
         """
         for value, sbp in zip(node.inputs, signature.inputs, strict=True):
             op = value.node.op

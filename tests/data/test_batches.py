@@ -172,13 +172,13 @@ print(next(reading).arguments["x"].tolist(), flush=True)
 
 def test_wrong_arguments_of_batches_raise() -> None:
     ten = Squares(10)
-    with pytest.raises(ArgumentError, match="batch_size is at least 1"):
+    with pytest.raises(ArgumentError, match="batch_size must be at least 1"):
         Batches(ten, None, 0)
-    with pytest.raises(ArgumentError, match="the order is of 9 samples, but there are 10"):
+    with pytest.raises(ArgumentError, match="order has 9 samples, but samples has 10"):
         Batches(ten, Order(0, 9), 5)
     with pytest.raises(ArgumentError, match="do not fill a batch of 11"):
         Batches(ten, None, 11, drop_last=True)
-    with pytest.raises(ArgumentError, match=r"epoch=0, sample=11\) is not in these data, whose epochs have 10 samples"):
+    with pytest.raises(ArgumentError, match=r"epoch=0, sample=11\) is out of range; an epoch has 10 samples"):
         Batches(ten, None, 5).start((0, 11))
     with pytest.raises(ArgumentError, match=r'field "y" is not there. There are x, i'):
         Batches(ten, None, 5, fields=["y"])
@@ -195,7 +195,7 @@ def test_streams_ignore_the_order() -> None:
         Batches(Counting(3), Order(0, 3), 1)
     with pytest.raises(TypeError, match="a stream has no length"):
         len(Batches(Counting(3), None, 1))
-    with pytest.raises(DataError, match="epoch 0 has 3 samples, so it cannot continue after 5"):
+    with pytest.raises(DataError, match="epoch 0 has 3 samples, so reading cannot resume after sample 5"):
         positions_and_rows(Batches(Counting(3), None, 1), (0, 5))
     for count, drop_last, message in ((0, False, "has 0 samples"), (3, True, "do not fill a batch of 4")):
         with pytest.raises(DataError, match=message):
@@ -204,7 +204,7 @@ def test_streams_ignore_the_order() -> None:
 
 def test_a_batch_is_divided_among_devices() -> None:
     assert [len(part) for part in per_device(np.zeros((10, 2)), 4)] == [3, 3, 2, 2]
-    with pytest.raises(ArgumentError, match="3 samples cannot be divided among 4 devices"):
+    with pytest.raises(ArgumentError, match="3 samples cannot be split over 4 devices"):
         per_device(np.zeros((3, 2)), 4)
 
 
@@ -240,25 +240,25 @@ def test_an_iterator_serves_one_epoch() -> None:
     once = samples_of({"i": i} for i in range(3))
     assert isinstance(once, Stream)
     assert positions_and_rows(Batches(once, None, 2)) == [((0, 0), (0, 2), [0, 1]), ((0, 2), (1, 0), [2])]
-    with pytest.raises(DataError, match="one epoch only; give a function"):
+    with pytest.raises(DataError, match="an iterator supports one epoch only"):
         positions_and_rows(Batches(once, None, 2))
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ([{"a": np.ones(2)}, {"a": np.ones(3)}], r'sample 1, field "a" has the shape \[3\], the first sample \[2\]'),
+        ([{"a": np.ones(2)}, {"a": np.ones(3)}], r'sample 1, field "a" has shape \[3\], but the first sample has \[2\]'),
         ([{"a": 1}, {"aa": 1}], r'sample 1 has no field "a"; did you mean "aa"\?'),
-        ([{"a": 1}, {"a": 1.5}], 'sample 1, field "a" is float64, in the first sample int64'),
+        ([{"a": 1}, {"a": 1.5}], 'sample 1, field "a" is float64, but int64 in the first sample'),
         ([{"a": 1}, 5], "sample 1 is a int"),
-        ([(1, 2)], "say with names what its 2 entries are"),
+        ([(1, 2)], "set names for its 2 entries"),
         ([{"a": "x"}], "field \"a\" is a str: 'x'; convert it to numbers"),
-        ([{"a": np.ones(2, np.uint16)}], "tensors cannot hold uint16"),
+        ([{"a": np.ones(2, np.uint16)}], "tensors do not support uint16"),
         ([], "there are no samples"),
         ({"a": np.ones(2), "b": np.ones(3)}, "different numbers of samples: a 2, b 3"),
-        ({"a": np.array(["x"])}, "give an array of numbers"),
+        ({"a": np.array(["x"])}, "return an array of numbers"),
         (iter(()), "there are no samples"),
-        (5, "is a int; give a dict of arrays"),
+        (5, "is a int; return a dict of arrays"),
     ],
 )
 def test_wrong_samples_raise(data: Any, message: str) -> None:

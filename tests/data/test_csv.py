@@ -70,17 +70,17 @@ def test_integers_and_other_separators(tmp_path: Path) -> None:
         ("a,b\n1,2\n", {"fields": {"x": "c"}}, ArgumentError, r'field "x": column "c" is not there. There are a, b'),
         ("age,b\n1,2\n", {"fields": {"x": "aeg"}}, ArgumentError, r'column "aeg" is not there; did you mean "age"\?'),
         ("a,b\n1,2\n", {"fields": {"x": []}}, ArgumentError, 'field "x" has no columns'),
-        ("a,b\n1,2\n", {"fields": {"x": ["a", "b"]}, "categories": ["b"]}, ArgumentError, "make them two fields"),
+        ("a,b\n1,2\n", {"fields": {"x": ["a", "b"]}, "categories": ["b"]}, ArgumentError, "define two fields"),
         ("a,b\n1,2\n", {"fields": {"x": "a"}, "categories": ["d"]}, ArgumentError, 'categories: column "d" is not there'),
         ("a,b\n1,2\n", {"fields": {"x": "a"}, "dtypes": {"y": "int32"}}, ArgumentError, 'dtypes: field "y" is not there'),
-        ("a,a\n1,2\n", {"fields": {"x": "a"}}, DataError, "two columns have one name"),
-        ("a,b\n", {"fields": {"x": "a"}}, DataError, "is the only line, and is read as the names of columns"),
+        ("a,a\n1,2\n", {"fields": {"x": "a"}}, DataError, "two columns have the same name"),
+        ("a,b\n", {"fields": {"x": "a"}}, DataError, "is the only line, and is read as column names"),
         ("", {"fields": {"x": "a"}}, DataError, "the file is empty"),
-        ("a,b\n1,2\n3\n", {"fields": {"x": "a"}}, DataError, r"line 3 \(byte 8\) has 1 columns, the first line has 2"),
+        ("a,b\n1,2\n3\n", {"fields": {"x": "a"}}, DataError, r"line 3 \(byte 8\) has 1 columns, but the first line has 2"),
         ("a,b\n1,2\n3,x\n", {"fields": {"x": "b"}}, DataError, r'line 3 \(byte 8\): column "b" is "x", which is not a number; if it is a category'),
         ("a\n1.5\n", {"fields": {"x": "a"}, "dtypes": {"x": "int32"}}, DataError, 'column "a" is "1.5", which is not a whole number'),
-        ("a\n5000000000\n", {"fields": {"x": "a"}, "dtypes": {"x": "int32"}}, DataError, "give it another element type with dtypes"),
-        ("a,b\n1,\n", {"fields": {"x": "b"}}, DataError, 'column "b" is empty; say with missing'),
+        ("a\n5000000000\n", {"fields": {"x": "a"}, "dtypes": {"x": "int32"}}, DataError, "set another element type with dtypes"),
+        ("a,b\n1,\n", {"fields": {"x": "b"}}, DataError, 'column "b" is empty; set missing'),
         ('a\n"1\n', {"fields": {"x": "a"}}, DataError, r"line 2 \(byte 2\): a quote opens a cell here and is not closed"),
     ],
 )
@@ -93,7 +93,7 @@ def test_wrong_tables_raise(tmp_path: Path, text: str, arguments: Any, kind: typ
 def test_bytes_that_are_no_text_and_files_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(b"a\n1\n\xff\n")
     samples = CsvTable(str(tmp_path / "t.csv"), {"x": "a"})
-    with pytest.raises(DataError, match=r"line 3 \(byte 4\) is no UTF-8: 'utf-8' codec"):
+    with pytest.raises(DataError, match=r"line 3 \(byte 4\) is not valid UTF-8: 'utf-8' codec"):
         samples.read([1])
     with pytest.raises(DataError, match=r"there is no file .*none.csv"):
         open_reader("csv", path=str(tmp_path / "none.csv"), fields={"x": "a"})

@@ -93,12 +93,12 @@ def test_wrong_folders_raise(folder: Path, tmp_path: Path) -> None:
     for arguments, kind, message in (
         ({"path": str(tmp_path / "none")}, DataError, "there is no folder .*none"),
         ({"path": str(tmp_path)}, DataError, 'class "cats" has no image in .*cats'),
-        ({"path": str(tmp_path / "cats")}, DataError, "each class has one, or say labels: false"),
+        ({"path": str(tmp_path / "cats")}, DataError, "create one per class, or set labels: false"),
         ({"path": str(folder), "classes": ["dogs"]}, DataError, 'there is no folder .*dogs for class "dogs"'),
-        ({"path": str(folder), "size": 8, "resize": 4}, ArgumentError, "whose shorter side has 4 pixels"),
-        ({"path": str(folder), "mean": [0.5]}, ArgumentError, "mean has a number for each of 3 channels"),
-        ({"path": str(folder), "deviation": [1, 0, 1]}, ArgumentError, "deviation has a number"),
-        ({"path": str(folder), "crop": "anywhere"}, ArgumentError, 'crop is "center" or "random"'),
+        ({"path": str(folder), "size": 8, "resize": 4}, ArgumentError, "size 8 must be at least 1 and at most resize 4"),
+        ({"path": str(folder), "mean": [0.5]}, ArgumentError, "mean must have a number for each of 3 channels"),
+        ({"path": str(folder), "deviation": [1, 0, 1]}, ArgumentError, "deviation must have a number"),
+        ({"path": str(folder), "crop": "anywhere"}, ArgumentError, 'crop must be "center" or "random"'),
     ):
         with pytest.raises(kind, match=message):
             open_reader("images", **arguments)
@@ -109,7 +109,7 @@ def test_a_damaged_image_is_named(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     for content in (whole[:-30], whole[: len(whole) // 2], b"none"):
         (tmp_path / "a" / "0.png").write_bytes(content)
-        with pytest.raises(DataError, match=r"0\.png is no image that can be read"):
+        with pytest.raises(DataError, match=r"0\.png cannot be read as an image"):
             opened(tmp_path, size=8).read([0])
 
 

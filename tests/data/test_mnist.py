@@ -88,7 +88,7 @@ def test_archive_with_another_hash(archive: Path) -> None:
 
 def test_archive_without_its_arrays(archive: Path) -> None:
     np.savez(archive, x_train=np.zeros(3))
-    with pytest.raises(JobflowError, match="no array called y_train, x_test, y_test"):
+    with pytest.raises(JobflowError, match="no array y_train, x_test, y_test"):
         load_mnist(4, 3, hash_check=sha(archive), out_dir=str(archive.parent))
 
 
@@ -101,7 +101,7 @@ def test_idx_files(tmp_path: Path, names: tuple[str, ...], suffix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(b"\x1f\x8b\x08\x00", "no IDX file"), (b"\0\0\x08\x01\0\0\0\x05abc", "needs 5 bytes, but there are 3")]
+    ("content", "message"), [(b"\x1f\x8b\x08\x00", "not an IDX file"), (b"\0\0\x08\x01\0\0\0\x05abc", "requires 5 bytes, but the file has 3")]
 )
 def test_damaged_idx_file(tmp_path: Path, content: bytes, message: str) -> None:
     for name, array in zip(IDX_NAMES[0], tiny().values(), strict=True):

@@ -106,13 +106,13 @@ def test_scales_do_not_make_numbers_infinite(tmp_path: Path) -> None:
 )
 def test_arrays_that_are_no_numbers_raise(values: Any, tmp_path: Path) -> None:
     np.savez(tmp_path / "odd.npz", x=values)
-    with pytest.raises(DataError, match=r'odd.npz, field "x" holds .*; convert the file to numbers'):
+    with pytest.raises(DataError, match=r'odd.npz, field "x" contains .*; convert the file to numbers'):
         opened("numpy", path=str(tmp_path / "odd.npz"), dtypes={"x": "int32"})
 
 
 @pytest.mark.parametrize(("second", "reason"), [(2**24 + 1, "rounds"), (1e300, "beyond float32")])
 def test_python_samples_keep_values_or_raise(second: float, reason: str) -> None:
-    with pytest.raises(DataError, match=rf'sample 1, field "x" is .*{reason}.*; give all samples one type'):
+    with pytest.raises(DataError, match=rf'sample 1, field "x" is .*{reason}.*; convert all samples to a type'):
         samples_of([{"x": 1.0}, {"x": second}]).read([0, 1])  # type: ignore[union-attr]
 
 
@@ -126,16 +126,16 @@ TEXTS: list[tuple[str, str, Any]] = [
     ("\u0661\u0662", "float32", "not a number"),
     ("\uff11", "int32", "not a number"),
     ("0x10", "int32", "not a number"),
-    ("1,5", "float32", "decimals are written with a point"),
+    ("1,5", "float32", "write decimals with a point"),
     ("1e999", "float64", BEYOND),
     ("1e39", "float32", BEYOND),
     ("99999999999999999999", "int64", BEYOND),
     ("1" * 2000, "int64", "not a number"),
     ("16777217", "float32", ROUNDED),
     ("9007199254740993.5", "int64", FRACTION),
-    ("NA", "float32", "a missing value; say with missing"),
-    ("null", "int32", "a missing value; say with missing"),
-    ("nan", "int32", "a missing value; say with missing"),
+    ("NA", "float32", "a missing value; set missing"),
+    ("null", "int32", "a missing value; set missing"),
+    ("nan", "int32", "a missing value; set missing"),
     (" 7 ", "float32", 7),
     (" 7 ", "int32", 7),
     ("+7", "int32", 7),
@@ -238,8 +238,8 @@ def test_a_quote_within_a_cell_is_text(
         *[(content, "t.csv: the file has only empty lines") for content in (b"\n", b"\r\n\n", MARK + b"\n")],
         *[(mark + b"a,t" + end, r"line 1 .*is the only line, and is read as .*set header to false") for mark in (b"", MARK) for end in (b"", b"\n")],
         (b"\n1,2\n", r"line 2 \(byte 1\) is the only line, .*set header to false"),
-        (b"1,2\n3,4\n", r"column \"a\" is not there. There are 1, 2\. The first line holds numbers: .*set header to false"),
-        (b"1,1\n3,4\n", r"two columns have one name: 1, 1\. The first line holds numbers: .*set header to false"),
+        (b"1,2\n3,4\n", r"column \"a\" is not there. There are 1, 2\. The first line contains numbers: .*set header to false"),
+        (b"1,1\n3,4\n", r"two columns have the same name: 1, 1\. The first line contains numbers: .*set header to false"),
     ],
 )
 def test_errors_of_tables_name_the_cause(content: bytes, message: str, tmp_path: Path) -> None:
@@ -273,13 +273,13 @@ def test_missing_is_of_columns_of_numbers(reader: str, tmp_path: Path) -> None:
     assert rows["x"].tolist() == [[1.5, -1], [0, 2.5], [3.5, 3.5]] and rows["k"].tolist() == [1, 2, 0]
     assert samples.facts == {"categories": {"k": ["blue", "red"]}}
     assert table(reader, tmp_path, COLUMNS, missing=7, **options).read([1])["a"].tolist() == [7]
-    with pytest.raises(DataError, match='column "b" is empty; say with missing'):
+    with pytest.raises(DataError, match='column "b" is empty; set missing'):
         table(reader, tmp_path, COLUMNS, missing={"a": 0}, **options).read([0])
     with pytest.raises(ArgumentError, match='missing: column "c" is not there'):
         table(reader, tmp_path, COLUMNS, missing={"c": 0}, **options)
-    with pytest.raises(ArgumentError, match='missing: column "k" holds categories; with empty: index'):
+    with pytest.raises(ArgumentError, match='missing: column "k" contains categories; set empty: index'):
         table(reader, tmp_path, COLUMNS, missing={"k": 0}, **options)
-    with pytest.raises(ArgumentError, match="empty is 'first'"):
+    with pytest.raises(ArgumentError, match="empty must be .* not 'first'"):
         table(reader, tmp_path, COLUMNS, fields=FIELDS, categories=["k"], empty="first")
 
 
@@ -292,7 +292,7 @@ def test_empty_and_unknown_categories(reader: str, empty: str, unknown: str, mis
     options = {"fields": {"k": "k"}, "categories": {"k": ["red", "blue"]}, "missing": missing, "empty": empty, "unknown": unknown}
     samples = table(reader, tmp_path, columns, **options)
     assert samples.read([0, 3])["k"].tolist() == [0, 1]
-    for row, choice, message in ((1, empty, 'column "k" is empty; with empty: index'), (2, unknown, '"green", which is not one of its 2 categories')):
+    for row, choice, message in ((1, empty, 'column "k" is empty; set empty: index'), (2, unknown, '"green", which is not one of its 2 categories')):
         if choice == "error":
             with pytest.raises(DataError, match=message):
                 samples.read([row])
@@ -305,15 +305,15 @@ def test_empty_and_unknown_categories(reader: str, empty: str, unknown: str, mis
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"fields": {}}, r"fields is \{\}; it is a dict of columns by field"),
-        ({"fields": ["k"]}, r"fields is \['k'\]; it is a dict of columns by field"),
-        ({"categories": "k"}, "categories is 'k'; it is a list of columns"),
+        ({"fields": {}}, r"fields must be a dict of columns by field, .* not \{\}"),
+        ({"fields": ["k"]}, r"fields must be a dict of columns by field, .* not \['k'\]"),
+        ({"categories": "k"}, "categories must be a list of columns, .* not 'k'"),
         ({"missing": "nan"}, "missing is 'nan', which is not a number; leave quotes out, and write .nan for NaN in YAML"),
         ({"missing": [0]}, r"missing is \[0\], which is not a number"),
         ({"missing": {"k": "0"}}, "missing of column \"k\" is '0', which is not a number"),
-        ({"categories": {"k": "ab"}}, "column \"k\" are 'ab'; give a list of texts"),
-        ({"categories": {"k": [0, 1]}}, r'column "k" are \[0, 1\]; give a list of texts, as in the file: \["0", "1"\]'),
-        ({"categories": {"k": ["a", "a"]}}, 'column "k" has one category twice'),
+        ({"categories": {"k": "ab"}}, 'column "k" must be a list of texts'),
+        ({"categories": {"k": [0, 1]}}, r'column "k" must be a list of texts as in the file, such as \["0", "1"\], not \[0, 1\]'),
+        ({"categories": {"k": ["a", "a"]}}, 'column "k" has a category twice'),
     ],
 )
 def test_arguments_of_tables_of_another_kind(arguments: dict[str, Any], message: str, reader: str, tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_nan_is_missing_in_parquet(tmp_path: Path) -> None:
     columns = {"a": [1.0, math.nan, None]}
     assert table("parquet", tmp_path, columns, fields={"a": "a"}, missing=0).read([0, 1, 2])["a"].tolist() == [1, 0, 0]
     np.testing.assert_equal(table("parquet", tmp_path, columns, fields={"a": "a"}).read([0, 1])["a"], [1, math.nan])
-    with pytest.raises(DataError, match=r'row 1: column "a" is "nan", a missing value, and what missing gives, 0\.5, is not a number of its type'):
+    with pytest.raises(DataError, match=r'row 1: column "a" is "nan", a missing value, and int32 cannot represent the replacement 0\.5 in missing'):
         table("parquet", tmp_path, columns, fields={"a": "a"}, dtypes={"a": "int32"}, missing=0.5).read([1])
 
 
@@ -336,12 +336,12 @@ def test_nan_is_missing_in_parquet(tmp_path: Path) -> None:
         (arrow.array([[], []], arrow.list_(arrow.float32())), {}, [[], []]),
         ([[1.0, 2.0], [1.0]], {}, r"row 1: column \"k\" is \[1\.0\], and not \[2\] numbers"),
         ([None, [1.0, 2.0]], {}, 'row 0: column "k" is null, and not'),
-        ([[1.0, 2.0], [None, 4.0]], {}, "what null stands for is said with missing"),
+        ([[1.0, 2.0], [None, 4.0]], {}, "set missing to replace null"),
         ([[1.0, 2.0], [None, 4.0]], {"missing": {"k": 9}}, [[1, 2], [9, 4]]),
-        ([[1.0, 2.0], [1e300, 4.0]], {"dtypes": {"x": "float32"}}, "row 1: .* give it another element type"),
-        ([["a"], ["b"]], {"categories": ["k"]}, r"column \"k\" holds list<.*: string>; a category is one text in each row"),
-        ([["a"], ["b"]], {}, r"column \"k\" holds list<.*: string>; texts in lists cannot be categories"),
-        ([{"a": 1}, {"a": 2}], {}, "holds struct.*, which tensors cannot hold"),
+        ([[1.0, 2.0], [1e300, 4.0]], {"dtypes": {"x": "float32"}}, "row 1: .* set another element type"),
+        ([["a"], ["b"]], {"categories": ["k"]}, r"column \"k\" contains list<.*: string>; a category must be one text per row"),
+        ([["a"], ["b"]], {}, r"column \"k\" contains list<.*: string>; texts in lists cannot be categories"),
+        ([{"a": 1}, {"a": 2}], {}, "contains struct.*, which tensors do not support"),
     ],
 )
 def test_lists_in_parquet(column: list[Any], arguments: dict[str, Any], expected: Any, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_text_decompresses_gzip_at_both_levels(level: str, tmp_path: Path) -> No
 
 
 def test_columns_with_rows_of_different_lengths_are_refused() -> None:
-    with pytest.raises(DataError, match=r'samples, field "x" is no array of numbers: .*; give all rows one shape'):
+    with pytest.raises(DataError, match=r'samples, field "x" is not an array of numbers: .*; all rows must have equal shapes'):
         samples_of({"x": [[1], [2, 3]]})
 
 
@@ -70,7 +70,7 @@ def test_wrong_names_raise() -> None:
         open_reader("digit")
     with pytest.raises(ArgumentError, match=r'no argument "splitt"; did you mean "split"\?'):
         open_reader("digits", splitt="train")
-    with pytest.raises(ArgumentError, match='reader "csv" needs path and fields'):
+    with pytest.raises(ArgumentError, match='reader "csv" requires path and fields'):
         open_reader("csv")
 
 
@@ -88,7 +88,7 @@ def test_invalid_splits_raise(tmp_path: Path) -> None:
     path = str(tmp_path / "x.npy")
     with pytest.raises(ArgumentError, match=r'split is "trian"; did you mean "train"'):
         open_reader("numpy", path=path, split="trian")
-    with pytest.raises(ArgumentError, match="validation_every is 1"):
+    with pytest.raises(ArgumentError, match="validation_every must be at least 2, not 1"):
         open_reader("numpy", path=path, split="train", validation_every=1)
     with pytest.raises(DataError, match="no samples of 1 for train"):
         open_reader("numpy", path=path, split="train")
@@ -167,7 +167,7 @@ def test_numbers_are_scaled_and_converted(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=np.array([[0, 255], [51, 102]], np.uint8), ids=np.array([1, 2], np.uint16))
     samples = opened("numpy", path=str(tmp_path / "a.npz"), scale={"images": 1 / 255}, dtypes={"ids": "int32"})
     assert np.allclose(everything(samples)["images"], [[0, 1], [0.2, 0.4]]) and fields(samples)["images"] == "float32[2]"
-    with pytest.raises(DataError, match='field "ids": tensors cannot hold uint16; convert it with dtypes'):
+    with pytest.raises(DataError, match='field "ids": tensors do not support uint16; convert it with dtypes'):
         open_reader("numpy", path=str(tmp_path / "a.npz"))
     with pytest.raises(ArgumentError, match=r'there is no element type "int31"; did you mean "int32"'):
         open_reader("numpy", path=str(tmp_path / "a.npz"), dtypes={"ids": "int31"})
@@ -228,18 +228,18 @@ def test_idx_files_of_other_numbers_and_names(tmp_path: Path) -> None:
         pixels = everything(opened("idx", path=str(tmp_path), images="a", split="all"))["images"]
         scale = np.iinfo(dtype).max if code < 13 else 1
         assert list(pixels) and np.allclose(pixels[:, 0], values / scale, rtol=1e-6)
-    with pytest.raises(DataError, match="has no train-images-idx3-ubyte and train-labels-idx1-ubyte"):
+    with pytest.raises(DataError, match="contains no train-images-idx3-ubyte and train-labels-idx1-ubyte"):
         open_reader("idx", path=str(tmp_path))
 
 
 def test_damaged_idx_files(tmp_path: Path) -> None:
     whole = idx(np.zeros((3, 4, 5), np.uint8), 8)
     for content, message in (
-        (whole[:-1], "damaged: uint8\\[3, 4, 5\\] at byte 16 needs 60 bytes, but there are 59"),
+        (whole[:-1], "damaged: uint8\\[3, 4, 5\\] at byte 16 requires 60 bytes, but the file has 59"),
         (whole[:9], "ends at byte 9, within its header of 16 bytes"),
-        (b"\x89PNG", "no IDX file: it begins with b'.x89PNG'"),
-        (b"", "no IDX file"),
-        (idx(np.zeros(4, np.uint8), 8), "images are \\[count, height, width\\]"),
+        (b"\x89PNG", "not an IDX file: it starts with b'.x89PNG'"),
+        (b"", "not an IDX file"),
+        (idx(np.zeros(4, np.uint8), 8), "images must be \\[count, height, width\\]"),
     ):
         (tmp_path / "a").write_bytes(content)
         with pytest.raises(DataError, match=message):
@@ -299,7 +299,7 @@ def test_bytes_of_text_are_mapped(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_bytes(bytes(range(256)) * 3)
     samples = opened("text", path=str(tmp_path / "t.txt"), length=100, level="byte", split="all")
     assert samples[1]["tokens"].tolist() == list(range(100, 200)) and samples.facts == {"level": "byte", "vocabulary": None}
-    with pytest.raises(DataError, match=r"t.txt is no UTF-8 at byte 128.*level: byte"):
+    with pytest.raises(DataError, match=r"t.txt is not valid UTF-8 at byte 128.*level: byte"):
         open_reader("text", path=str(tmp_path / "t.txt"))
 
 
@@ -317,12 +317,12 @@ def test_wrong_texts_raise(tmp_path: Path) -> None:
         (
             {"path": str(tmp_path / "t.txt"), "length": 5, "split": "all"},
             DataError,
-            "5 tokens for all do not fill a window of 5 and the token after it",
+            "5 tokens for all do not fill a window of 5 and the following token",
         ),
         ({"path": str(tmp_path / "none")}, DataError, "there is no file or folder .*none"),
         ({"path": str(tmp_path), "pattern": "*.md"}, DataError, r"no file in .* matches '\*.md'"),
-        ({"level": "word"}, ArgumentError, 'level is \'word\'; it is "character" or "byte"'),
-        ({"length": 0}, ArgumentError, "length and stride are at least 1"),
+        ({"level": "word"}, ArgumentError, 'level must be "character" or "byte", not \'word\''),
+        ({"length": 0}, ArgumentError, "length and stride must be at least 1"),
         ({"split": "test"}, ArgumentError, "split is 'test'"),
     ):
         with pytest.raises(kind, match=message):
@@ -385,7 +385,7 @@ def test_numbers_that_are_not_packed(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(framed(record(f=(2, floats), i=(4, whole))) + framed(record(f=(2, b""), i=(4, whole))))
     samples = opened("ofrecord", path=str(tmp_path / "a"))
     assert samples[0]["f"].tolist() == [1.5, -2] and samples[0]["i"].tolist() == [3, -4]
-    with pytest.raises(DataError, match=r'record at byte \d+: feature "f" has 0 values, which do not fill the shape \[2\]'):
+    with pytest.raises(DataError, match=r'record at byte \d+: feature "f" has 0 values, but its shape is \[2\]'):
         samples[1]
 
 
@@ -393,10 +393,13 @@ def test_damaged_records(tmp_path: Path) -> None:
     good = framed(record(x=(2, field_of(1, struct.pack("<ff", 1, 2)))))
     file = tmp_path / "part-0"
     for content, message in (
-        (good + good[:-3], f"part-0 is damaged: the record at byte {len(good)} has {len(good) - 8} bytes, but {len(good) - 11} are left"),
+        (
+            good + good[:-3],
+            f"part-0 is damaged: the record at byte {len(good)} declares {len(good) - 8} bytes, but the file has only {len(good) - 11} more bytes",
+        ),
         (good + b"\x00\x00", f"ends within the length of the record at byte {len(good)}"),
-        (struct.pack("<q", -5) + good, "the record at byte 0 has -5 bytes"),
-        (b"", 'no file with records in .* has a name that begins with "part-"'),
+        (struct.pack("<q", -5) + good, "the record at byte 0 declares -5 bytes"),
+        (b"", 'no file with records in .* has a name that starts with "part-"'),
     ):
         file.write_bytes(content)
         with pytest.raises(DataError, match=message):

@@ -126,8 +126,8 @@ DAMAGED = {
     "another type": (frame(example({"label": np.int32([3])})), 'feature "label" is int32, not int64'),
     "texts": (frame(example({"label": "three"})), "texts or bytes, not int64"),
     "another name": (frame(example({"labels": np.int64([3])})), 'did you mean "labels"'),
-    "more values": (frame(example({"label": np.int64([3, 4])})), r"an array \[2\] stands where"),
-    "no file": (None, "there is no file"),
+    "more values": (frame(example({"label": np.int64([3, 4])})), r"an array has shape \[2\]"),
+    "no file": (None, "no such file"),
     "nothing": (b"", "no record"),
 }
 

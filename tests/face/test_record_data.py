@@ -341,7 +341,7 @@ def jpegs(folder: str) -> Any:
 
 
 WRONG = {
-    "no folder": (lambda folder: reader(folder + "x"), "there is no file"),
+    "no folder": (lambda folder: reader(folder + "x"), "no such file"),
     "a feature that is not there": (lambda folder: flow.data.OFRecordRawDecoder(reader(folder), "labl", (), flow.int32), 'did you mean "label"'),
     "too many values": (lambda folder: flow.data.OFRecordRawDecoder(reader(folder), "numbers", (5,), flow.float), "has 6 values"),
     "images of different sizes": (
@@ -361,7 +361,7 @@ WRONG = {
     "more parts than can be": (lambda folder: flow.data.ofrecord_reader(folder, data_part_num=2**40), "int of at most 2147483647"),
     "very many parts": (
         lambda folder: flow.data.ofrecord_reader(folder + "x", 2, data_part_num=2**31 - 1),
-        "there is no file .*part-0, which is number 0 of 2147483647",
+        "no such file: .*part-0, number 0 of 2147483647",
     ),
     "names of parts as long as no file's": (
         lambda folder: flow.data.ofrecord_reader(folder, part_name_suffix_length=10**9),
@@ -394,7 +394,7 @@ WRONG = {
     "means of two channels": (lambda folder: flow.image.normalize(jpegs(folder), [1.0], [0.5, 0.5]), "one for each of 3 channels"),
     "means of two channels of arrays": (
         lambda folder: flow.image.batch_align(flow.image.normalize(eight(), [1.0], [0.5, 0.5]), (8, 8, 3), flow.float, 4),
-        "an image of 3 channels is normalized by 2 means and 1 deviations",
+        "an image of 3 channels requires as many means and deviations, not 2 and 1",
     ),
     "no codec": (
         lambda folder: flow.data.BlobConf("label", (1,), flow.int32, None),
@@ -406,7 +406,7 @@ WRONG = {
     ),
     "steps of images in words": (lambda folder: flow.data.ImageCodec(["mirror"]), "image_preprocessors must be ImagePreprocessor or"),
     "a size below 1": (lambda folder: flow.data.ImageResizePreprocessor(0, 8), "ImageResizePreprocessor at .*: width must be a positive int, not 0"),
-    "a tensor": (lambda folder: flow.image.random_crop(flow.constant(1.0, flow.float, (4, 4))), "samples that a reader in this job gives"),
+    "a tensor": (lambda folder: flow.image.random_crop(flow.constant(1.0, flow.float, (4, 4))), "from a reader of this job"),
 }
 
 

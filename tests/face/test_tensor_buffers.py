@@ -242,7 +242,7 @@ def test_host_operations_have_no_gradient(session: None) -> None:
     def uneven(x: tp.ListNumpy.Placeholder((4, 2, 3))) -> tp.ListNumpy:  # type: ignore[valid-type]
         return flow.tensor_buffer_to_tensor(flow.image.flip(flow.tensor_to_tensor_buffer(x, 2), 0), flow.float, (2, 3))
 
-    with pytest.raises(flow.ShapeError, match=r"the devices' tensors are \[\[2, 2, 3\], \[4, 2, 3\]\]; pass arrays of one length"):
+    with pytest.raises(flow.ShapeError, match=r"the tensors of the devices are \[\[2, 2, 3\], \[4, 2, 3\]\]; pass arrays of equal length"):
         uneven([np.ones((2, 2, 3), np.float32), np.ones((4, 2, 3), np.float32)])
 
 
@@ -317,11 +317,15 @@ WRONG: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "instances of all axes": (lambda x: flow.tensor_to_tensor_buffer(x, 4), flow.ShapeError, "instance_dims 4 must be below"),
     "another shape": (lambda x: flow.tensor_buffer_to_tensor(flow.tensor_to_tensor_buffer(x, 3), flow.float, (3, 3)), flow.ShapeError, r"\[3, 3\]"),
     "a smaller type": (lambda x: flow.tensor_buffer_to_tensor(buffers((2,)), flow.int32, (2,)), flow.DtypeError, "float32 cannot be converted"),
-    "arrays of several shapes": (lambda x: flow.tensor_buffer_to_tensor(buffers((2,), (3,)), flow.float, (2,)), flow.DataError, r"array \[3\]"),
+    "arrays of several shapes": (
+        lambda x: flow.tensor_buffer_to_tensor(buffers((2,), (3,)), flow.float, (2,)),
+        flow.DataError,
+        r"an array has shape \[3\]",
+    ),
     "an array that is larger": (
         lambda x: flow.tensor_buffer_to_list_of_tensors(buffers((2,)), (1,), flow.float, True),
         flow.DataError,
-        "more elements than",
+        "more elements or other axes than",
     ),
     "too few shapes": (lambda x: flow.gen_tensor_buffer([2], [(1,)], [0.0]), flow.ArgumentError, "has 2 arrays, but shape_list 1"),
     "too few codes": (lambda x: flow.image.flip(flow.tensor_to_tensor_buffer(x, 3), flow.random.CoinFlip(3)), flow.ShapeError, r"tensor \[2\]"),

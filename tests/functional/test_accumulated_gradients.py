@@ -342,7 +342,7 @@ def test_unused_parameters_keep_none() -> None:
 def test_optimizers_raise_for_sets(kind: type) -> None:
     p = leaf()
     for params in (kind([p]), [{"params": kind([p])}]):
-        with pytest.raises(ConfigError, match=f"params is a {kind.__name__}, whose order changes from run to run; pass a list"):
+        with pytest.raises(ConfigError, match=f"params is a {kind.__name__}, whose order differs between runs; pass a list"):
             flow.optim.SGD(params, lr=0.1)
     optimizer = flow.optim.SGD([p], lr=0.1)
     with pytest.raises(ConfigError, match="pass a list"):

@@ -110,7 +110,7 @@ def test_eager_jobs_raise_for_unsupported_features(eager: int) -> None:
     job = declare(lambda x: x, tp.Numpy.Placeholder((2,)))
     with pytest.raises(ArgumentError, match=r'argument "x" is float64\[2\].*An eager job does not convert arguments; pass x.astype\(np.float32\)'):
         job(np.ones(2))
-    with pytest.raises(JobError, match="comes too late: call it before jobs are declared"):
+    with pytest.raises(JobError, match="a job is already declared; call it before the first job"):
         flow.enable_eager_execution(False)
 
     config = flow.function_config()

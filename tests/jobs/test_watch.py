@@ -163,7 +163,7 @@ def test_objects_that_cannot_be_watched_raise(fresh: None) -> None:
 
     def annotated(x: int) -> None: ...
 
-    with pytest.raises(JobError, match=r"watch at test_watch.py:\d+: 3 is not a tensor"):
+    with pytest.raises(JobError, match=r"watch at test_watch.py:\d+: blob_watched must be a tensor of the job, not 3"):
         declare(3)(X)
     with pytest.raises(JobError, match=r"watch at test_watch.py:\d+: called outside a job"):
         flow.watch(X)
@@ -174,7 +174,7 @@ def test_objects_that_cannot_be_watched_raise(fresh: None) -> None:
     def two(x: tp.Numpy.Placeholder((1,))) -> None:
         flow.watch(x, lambda a, b: None)
 
-    with pytest.raises(JobError, match=r"watch at .* takes \(a, b\); it must take one argument"):
+    with pytest.raises(JobError, match=r"watch at .* must accept one argument, the value, but its signature is \(a, b\)"):
         two(x)
     flow.clear_default_session()
 

@@ -105,10 +105,10 @@ def test_bytes_of_pixels_are_scaled() -> None:
 @pytest.mark.parametrize(
     ("builder", "batch", "error", "words"),
     (
-        (partial(models.mlp, split=("hiden1",)), building.pictures(2), ArgumentError, 'no layer "hiden1"; did you mean "hidden1"?'),
+        (partial(models.mlp, split=("hiden1",)), building.pictures(2), ArgumentError, 'unknown layer "hiden1"; did you mean "hidden1"?'),
         (models.lenet, {"images": np.zeros((2, 5), np.float32)}, ShapeError, "must have 3 axes"),
-        (partial(models.gpt, length=4), building.windows(2, 5), ArgumentError, "windows of 5 tokens are longer than length 4"),
-        (partial(models.gpt, length=4, width=10, heads=4), building.windows(2, 4), ArgumentError, "width 10 cannot be divided into 4 equal heads"),
+        (partial(models.gpt, length=4), building.windows(2, 5), ArgumentError, "windows of 5 tokens exceed length 4"),
+        (partial(models.gpt, length=4, width=10, heads=4), building.windows(2, 4), ArgumentError, "width 10 must be divisible by heads 4"),
     ),
 )
 def test_mistakes_are_named(builder: Any, batch: dict[str, Any], error: type[Exception], words: str) -> None:

@@ -1,4 +1,4 @@
-"""Text from scores: what is drawn, how often, and what the model is shown."""
+"""Text from scores: what is sampled, how often, and what the model is shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jobflow.core.errors import ArgumentError
-from jobflow.models.generate import drawn, tokens_after
+from jobflow.models.generate import sampled, tokens_after
 
 
 def counting(words: int, calls: list[Any] | None = None) -> Any:
@@ -41,25 +41,25 @@ def test_the_model_sees_the_last_tokens_in_windows_of_one_length() -> None:
 
 def test_shares_of_a_draw_are_the_probabilities() -> None:
     scores = np.log(np.array([1, 2, 3, 4], np.float32))
-    counts = np.bincount([drawn(scores, 1.0, 0, share) for share in (np.arange(1000) + 0.5) / 1000], minlength=4)
+    counts = np.bincount([sampled(scores, 1.0, 0, share) for share in (np.arange(1000) + 0.5) / 1000], minlength=4)
     np.testing.assert_array_equal(counts, [100, 200, 300, 400])
-    sharper = np.bincount([drawn(scores, 0.5, 0, share) for share in (np.arange(3000) + 0.5) / 3000], minlength=4)
+    sharper = np.bincount([sampled(scores, 0.5, 0, share) for share in (np.arange(3000) + 0.5) / 3000], minlength=4)
     np.testing.assert_array_equal(sharper, [100, 400, 900, 1600])
 
 
 def test_top_k_leaves_the_best() -> None:
     scores = np.log(np.array([3, 1, 4, 2], np.float32))
-    counts = np.bincount([drawn(scores, 1.0, 2, share) for share in (np.arange(700) + 0.5) / 700], minlength=4)
+    counts = np.bincount([sampled(scores, 1.0, 2, share) for share in (np.arange(700) + 0.5) / 700], minlength=4)
     np.testing.assert_array_equal(counts, [300, 0, 400, 0])
-    assert {drawn(scores, 1.0, 1, share) for share in np.linspace(0, 0.999, 7)} == {2}
-    assert drawn(scores, 0.0, 0, 0.999) == 2
+    assert {sampled(scores, 1.0, 1, share) for share in np.linspace(0, 0.999, 7)} == {2}
+    assert sampled(scores, 0.0, 0, 0.999) == 2
 
 
 def test_ends_of_the_draw_are_tokens_that_can_be() -> None:
     scores = np.array([-np.inf, 0.0, 0.0, -np.inf])
-    assert drawn(scores, 1.0, 0, 0.0) == 1
-    assert drawn(scores, 1.0, 0, np.nextafter(1.0, 0.0)) == 2
-    assert drawn(np.array([1e30, 0.0]), 1e-3, 0, 0.5) == 0
+    assert sampled(scores, 1.0, 0, 0.0) == 1
+    assert sampled(scores, 1.0, 0, np.nextafter(1.0, 0.0)) == 2
+    assert sampled(np.array([1e30, 0.0]), 1e-3, 0, 0.5) == 0
 
 
 def test_a_text_is_a_function_of_its_seed() -> None:

@@ -252,7 +252,7 @@ def refused(rank: int, how: str) -> str:
         ("zero", ConfigError, "config.enable_zero and config.strategy both define the storage of parameters"),
         ("places", JobError, "input0 is on cpu[0-1] and input1 on cpu[0]"),
         ("local", JobError, "input0 is local: convert it with to_global"),
-        ("stages", ConfigError, "3 stages do not divide among 2 groups of ranks"),
+        ("stages", ConfigError, "stages 3 must be a multiple of 2"),
         ("text", ConfigError, "the argument must be a strategy such as strategies.data_parallel(); got 'zero'"),
     ],
 )

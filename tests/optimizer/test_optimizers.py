@@ -230,7 +230,7 @@ def test_combined_optimizers_share_nothing_and_leave_nothing_out() -> None:
         opt.CombinedOptimizer([two]).selects(["a", "b", "c"])
     with pytest.raises(ConfigError, match="SGD has a loss scale or train step"):
         opt.CombinedOptimizer([opt.SGD(SCHEDULE, loss_scale_factor=2.0)])
-    with pytest.raises(ConfigError, match="combined optimizers do not nest"):
+    with pytest.raises(ConfigError, match="combined optimizers cannot be nested"):
         opt.CombinedOptimizer([opt.CombinedOptimizer([one])])  # type: ignore[list-item]
 
 

@@ -69,13 +69,13 @@ def test_the_pipeline_may_be_the_inner_dimension() -> None:
 @pytest.mark.parametrize(
     ("strategy", "devices", "kind", "message"),
     [
-        (st.pipeline(stages=3), 2, ConfigError, "3 stages do not divide among 2 groups of ranks; make stages a multiple of 2"),
-        (st.pipeline(cuts=["down-*", "head-*"]), 2, ConfigError, "2 cuts make 3 stages, not 2; pass 1 cuts, or set stages"),
+        (st.pipeline(stages=3), 2, ConfigError, "stages 3 must be a multiple of 2, the number of groups of ranks"),
+        (st.pipeline(cuts=["down-*", "head-*"]), 2, ConfigError, "2 cuts define 3 stages, not 2; pass 1 cuts, or set stages"),
         (st.pipeline(cuts=["nothing"]), 2, ConfigError, 'in job train_mlp there is no op or variable like "nothing"'),
-        (st.pipeline(cuts=["head-*", "down-*"]), 3, ConfigError, 'the first op or variable like "down-*" is not behind the cut before it'),
-        (st.pipeline(stages=400), 2, PlacementError, "cannot make 400 stages"),
-        (st.pipeline(4), 2, PlacementError, "the job has 2 ranks, which do not match its sizes"),
-        (st.combine(st.pipeline(2), st.pipeline(2)), 4, PlacementError, "there can be one pipeline only"),
+        (st.pipeline(cuts=["head-*", "down-*"]), 3, ConfigError, 'the first op or variable like "down-*" does not follow the previous cut'),
+        (st.pipeline(stages=400), 2, PlacementError, "are too few for 400 stages"),
+        (st.pipeline(4), 2, PlacementError, "its sizes do not match the 2 ranks of the job"),
+        (st.combine(st.pipeline(2), st.pipeline(2)), 4, PlacementError, "only one dimension can be a pipeline"),
     ],
     ids=str,
 )
