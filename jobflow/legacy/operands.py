@@ -39,7 +39,9 @@ def operands(what: str, x: Operand, y: Operand) -> tuple[Operand, Operand]:
     """Return both operands: tensors of equal type, or a tensor and a number of its type."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         if x.tensor_type.dtype is not y.tensor_type.dtype:
-            raise DtypeError(f"{what} at {user_line()}: {x.tensor_type} and {y.tensor_type} differ in element type; cast one with cast(x, dtype)")
+            raise DtypeError(
+                f"{what} at {user_line()}: {x.tensor_type} and {y.tensor_type} differ in element type; cast one of them with cast(x, dtype)"
+            )
         return x, y
     if isinstance(x, Tensor):
         return x, fitting(what, y, x.tensor_type.dtype)  # type: ignore[arg-type]

@@ -279,7 +279,7 @@ def test_missing_is_of_columns_of_numbers(reader: str, tmp_path: Path) -> None:
         table(reader, tmp_path, COLUMNS, missing={"c": 0}, **options)
     with pytest.raises(ArgumentError, match='missing: column "k" contains categories; set empty: index'):
         table(reader, tmp_path, COLUMNS, missing={"k": 0}, **options)
-    with pytest.raises(ArgumentError, match="empty must be .* not 'first'"):
+    with pytest.raises(ArgumentError, match=r"empty must be .* not 'first'"):
         table(reader, tmp_path, COLUMNS, fields=FIELDS, categories=["k"], empty="first")
 
 

@@ -323,7 +323,7 @@ def test_wrong_texts_raise(tmp_path: Path) -> None:
         ({"path": str(tmp_path), "pattern": "*.md"}, DataError, r"no file in .* matches '\*.md'"),
         ({"level": "word"}, ArgumentError, 'level must be "character" or "byte", not \'word\''),
         ({"length": 0}, ArgumentError, "length and stride must be at least 1"),
-        ({"split": "test"}, ArgumentError, "split is 'test'"),
+        ({"split": "test"}, ArgumentError, "split must be one of all, train, validation, not 'test'"),
     ):
         with pytest.raises(kind, match=message):
             open_reader("text", **arguments)

@@ -125,7 +125,7 @@ def test_greedy_decoding_checks_its_arguments(run: Any) -> None:
         ((scores, lengths - 1), "input length -1"),
         ((scores[:, :2], lengths), r"ctc_greedy_decoder at .*test_ids.py:\d+: log_probs"),
         ((scores, lengths * 1.0), "integers"),
-        ((scores[:, :, :0], lengths), "no class"),
+        ((scores[:, :, :0], lengths), "at least one class"),
         ((scores, lengths, "no"), "merge_repeated is 'no' of type str"),
     ):
         with pytest.raises(flow.JobflowError, match=message):
