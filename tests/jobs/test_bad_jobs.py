@@ -154,8 +154,8 @@ def with_losses_that_differ(x: Any) -> Any:
 
 
 NO_OPTIMIZER = (
-    "train job job at «@flow.global_function(type=type, function_config=config)»: a train job requires an optimizer, but function_config.{} is not set"
-    "; set it on the function_config, or call optimizer.SGD(...).minimize(loss) in the job"
+    "train job job at «@flow.global_function(type=type, function_config=config)»: a train job requires an optimizer, but function_config.{} "
+    "is not set; set it on the function_config, or call optimizer.SGD(...).minimize(loss) in the job"
 )
 NAIVE: dict[str, Any] = {"train.primary_lr": 0.1, "train.model_update_conf": {"naive_conf": {}}}
 TRAINING: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str]] = {
