@@ -286,7 +286,7 @@ def _bits(what: str, x: Any, other: Any, op: Op) -> Tensor:
     a, b = pair(what, *sides(what, x, other))
     if kind(a.tensor_type.dtype) == 2:
         raise DtypeError(
-            f"{what} at {user_line()}: bitwise operations need integers or bool; got {a.tensor_type}; compare it first, or use logical_*"
+            f"{what} at {user_line()}: bitwise operations need integers or bool; got {a.tensor_type}; compare the tensors first, or use logical_*"
         )
     return run(op, a, b)
 
@@ -302,7 +302,8 @@ def bitwise_not(x: Tensor) -> Tensor:
     """Return the bitwise complement of x; for a bool tensor, the logical not.  Raises: DtypeError for floats."""
     if kind(x.tensor_type.dtype) == 2:
         raise DtypeError(
-            f"bitwise_not at {user_line()}: bitwise operations need integers or bool; got {x.tensor_type}; compare it first, or use logical_not"
+            f"bitwise_not at {user_line()}: bitwise operations need integers or bool; got {x.tensor_type}; compare the "
+            "tensor first, or use logical_not"
         )
     return run(BitwiseNot(), x)
 

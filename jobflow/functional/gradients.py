@@ -106,7 +106,7 @@ def grad(
     seeds = seeds_of("grad", "grad_outputs", grad_outputs, roots)
     for i, x in enumerate(targets):
         if not x._needs_gradient:
-            raise JobError(f"grad at {user_line()}: input {i}, {x.tensor_type}, does not require gradients")
+            raise JobError(f"grad at {user_line()}: input {i}, {x.tensor_type}, does not require gradients; call requires_grad_() first")
     gradients = passes.backward(roots, seeds, keep=bool(retain_graph), create=create_graph, only=targets)
     for i, gradient in enumerate(gradients):
         if gradient is None and materialize_grads:

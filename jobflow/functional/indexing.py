@@ -168,7 +168,7 @@ def cut_of(x: TensorType, tokens: tuple[Token, ...], what: str) -> Cut:
     """Return the window that the items of a key select from a tensor of type x."""
     indexed = sum(map(_width, tokens))
     if indexed > x.ndim:
-        raise AxisError(f"{what} at {user_line()}: {indexed} indices for {x}, which has {x.ndim} axes")
+        raise AxisError(f"{what} at {user_line()}: {indexed} indices are passed for {x}, which has {x.ndim} axes")
     tokens = _one_ellipsis(x, tokens, indexed, what)
     edges: list[Any] = []
     chosen, new_axes, lookups, position = [], [], [], 0
@@ -227,7 +227,9 @@ def _counted(at: int, x: TensorType, axis: int, what: str) -> int:
 def check_mask(mask: Tensor, x: Tensor, axis: int, what: str) -> None:
     here = x.shape[axis : axis + mask.ndim]
     if tuple(mask.shape) != tuple(here):
-        raise AxisError(f"{what} at {user_line()}: a mask of shape {list(mask.shape)} does not match the axes {list(here)} of {x.tensor_type}")
+        raise AxisError(
+            f"{what} at {user_line()}: the mask must have the shape {list(here)} of the indexed axes of {x.tensor_type}; got {list(mask.shape)}"
+        )
 
 
 # --------------------------------------------------------------------------- reading

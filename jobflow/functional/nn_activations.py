@@ -155,7 +155,7 @@ def logsigmoid(input: Tensor) -> Value:
 def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Value:
     """Return x clipped to [min_val, max_val].  Raises: ArgumentError if min_val > max_val."""
     if min_val > max_val:
-        raise ArgumentError(f"hardtanh at {user_line()}: min_val {min_val} is above max_val {max_val}")
+        raise ArgumentError(f"hardtanh at {user_line()}: min_val {min_val} must not exceed max_val {max_val}")
     return act.hard_tanh(input, min_val, max_val)
 
 

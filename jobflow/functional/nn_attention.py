@@ -37,7 +37,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tu
     except ValueError:
         lead = None
     if lead is None or min(q.ndim, k.ndim, v.ndim) < 2 or k.shape[-2] != v.shape[-2] or q.shape[-1] != k.shape[-1]:
-        raise ShapeError(f"{what} at {user_line()}: query {q} [..., l, e], key {k} [..., s, e] and value {v} [..., s, f] do not match")
+        raise ShapeError(f"{what} at {user_line()}: query {q}, key {k} and value {v} must have the shapes [..., l, e], [..., s, e] and [..., s, f]")
     if mask is None:
         return lead
     if mask.tensor_type.dtype is not bool_ and mask.tensor_type.dtype is not q.dtype:

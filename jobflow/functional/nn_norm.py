@@ -81,7 +81,7 @@ def batch_norm(
     if training and not eps > 0:
         raise ArgumentError(f"{what} at {user_line()}: eps {eps} must be positive")
     if not training and (running_mean is None or running_var is None):
-        raise ShapeError(f"{what} at {user_line()}: running_mean and running_var are needed without training=True")
+        raise ShapeError(f"{what} at {user_line()}: running_mean and running_var must be passed unless training=True")
     if t.dtype.is_half:  # their statistics may overflow
         wide = partial(_wide, dtype=t.dtype.arithmetic)
         averages = (running_mean, running_var) if training else (wide(running_mean), wide(running_var))  # training updates them in place

@@ -197,7 +197,7 @@ def interpolate(
         target = tuple(math.floor(min(n * f, 2**31)) for n, f in zip(t.shape[2:], factors, strict=True))
         ratios = [n / m if recompute_scale_factor else 1.0 / f for n, m, f in zip(t.shape[2:], target, factors, strict=True)]
     if min(target) < 1 or max(target) >= 2**31:
-        raise ShapeError(f"{what} at {user_line()}: the image would be of size {list(target)}")
+        raise ShapeError(f"{what} at {user_line()}: the output size {list(target)} must be at least 1 and below 2**31 along each axis")
     if mode != "nearest" and not t.dtype.is_float and t.dtype is not uint8:
         raise DtypeError(f'{what} at {user_line()}: mode "{mode}" computes fractions; cast input {t} to floats')
     x: Value = input if mode == "nearest" or t.dtype.is_float else ew.cast(input, float32)

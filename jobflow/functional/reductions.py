@@ -61,7 +61,7 @@ def axes_of(what: str, x: Tensor, dim: Dim) -> tuple[int, ...]:
         return tuple(range(x.tensor_type.ndim))
     axes = [axis_of(what, x, each) for each in (dim if isinstance(dim, Sequence) else [dim])]
     if len(set(axes)) != len(axes):
-        raise ShapeError(f"{what} at {user_line()}: dim={dim} names an axis of {x.tensor_type} twice")
+        raise ShapeError(f"{what} at {user_line()}: dim={dim} names an axis of {x.tensor_type} twice; pass each axis once")
     return tuple(sorted(axes)) if x.tensor_type.ndim else ()
 
 

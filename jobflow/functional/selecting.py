@@ -254,11 +254,11 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | Non
         return reshape(roll(flatten(x), shifts, 0), x.shape)
     each, axes = ([argument] if isinstance(argument, int) else list(argument) for argument in (shifts, dims))
     if len(each) != len(axes):
-        raise ShapeError(f"roll at {user_line()}: {len(each)} shifts for {len(axes)} dims")
+        raise ShapeError(f"roll at {user_line()}: {len(each)} shifts are passed for {len(axes)} dims; pass one shift per dim")
     by = [0] * x.ndim
     for shift, d in zip(each, axes, strict=True):
         if x.ndim == 0:
-            raise ShapeError(f"roll at {user_line()}: {x.tensor_type} has no axes")
+            raise ShapeError(f"roll at {user_line()}: dims={dims} are passed for {x.tensor_type}, which has no axes; omit dims")
         by[axis_of("roll", d, x.ndim)] += integer("roll(shifts=...)", shift)
     return run(Roll(tuple(by)), x)
 

@@ -138,7 +138,7 @@ def clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
     Raises: ArgumentError without bounds, DtypeError for a bound that is neither a number nor a tensor.
     """
     if min is None and max is None:
-        raise ArgumentError(f"clamp at {user_line()}: min or max is needed")
+        raise ArgumentError(f"clamp at {user_line()}: min and max are both None; pass at least one bound")
     if isinstance(min, Tensor) or isinstance(max, Tensor):
         x = x if min is None else arithmetic.maximum(x, min)
         return x if max is None else arithmetic.minimum(x, max)

@@ -80,7 +80,7 @@ def as_int(x: Tensor) -> int:
 def as_index(x: Tensor) -> int:
     """Return the only element of an integer tensor, for range() and list indices; raise DtypeError for floats."""
     if x.dtype.is_float:
-        raise DtypeError(f"an index at {user_line()}: the tensor must be of integers; got {x.tensor_type}; use x.long()")
+        raise DtypeError(f"an index at {user_line()}: the tensor must have an integer type; got {x.tensor_type}; use x.long()")
     return int(_only(x, "an index"))
 
 

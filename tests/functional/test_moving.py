@@ -95,7 +95,7 @@ def test_conversions_to_python_and_numpy(n: int) -> None:
         (lambda: bool(x), ShapeError, "all.. or any"),
         (lambda: float(x), ShapeError, "not one"),
         (lambda: len(one), ShapeError, "no axes"),
-        (lambda: range(one), DtypeError, "must be of integers"),
+        (lambda: range(one), DtypeError, "must have an integer type"),
     ):
         with pytest.raises(error, match=reason):
             wrong()
@@ -193,7 +193,7 @@ def test_to_global_raises_for_invalid_arguments(n: int) -> None:
         (lambda: local.to_global(), JobError, "placement="),
         (lambda: local.to_global(placement=here), JobError, "both placement= and sbp="),
         (lambda: local.to_global(placement=[0], sbp=B), JobError, "must be a jobflow.placement"),
-        (lambda: x.to_global(sbp=[B, B]), SbpError, "2 sbp"),
+        (lambda: x.to_global(sbp=[B, B]), SbpError, "2 entries"),
         (lambda: x.to_global(sbp=S(2)), SbpError, "axes 0 to 1"),
         (lambda: local.to_local(), JobError, "already local"),
         (lambda: local.sbp, JobError, "only global tensors have 'sbp'"),

@@ -128,7 +128,8 @@ class TracedSweep(Sweep[Tensor]):
         elif known is not None:
             if known.tensor_type != gradient.tensor_type:
                 raise JobError(
-                    f"backward at {user_line()}: the gradient {gradient.tensor_type} cannot be added to the existing grad {known.tensor_type}"
+                    f"backward at {user_line()}: the gradient {gradient.tensor_type} cannot be added to the existing grad "
+                    f"{known.tensor_type}; set grad to None first"
                 )
             recorder.write(known, self.sum(known, gradient))
         else:

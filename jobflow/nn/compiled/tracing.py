@@ -225,7 +225,10 @@ class Tracing:
                 raise Untraceable(f"{self.tracer.name} writes to a tensor {x.tensor_type} whose memory another tensor {shared[0].tensor_type} shares")
             now = recorder.known(x)
             if now.node is not None:
-                raise Untraceable(f"{self.tracer.name} writes a value that requires gradients to the tensor {x.tensor_type}, outside of no_grad()")
+                raise Untraceable(
+                    f"{self.tracer.name} writes a value that requires gradients to the tensor {x.tensor_type}, outside of "
+                    "no_grad(); write it inside no_grad()"
+                )
             if (i := self._position(x)) is not None:
                 outputs.setdefault(id(now), now)
                 written.append((i, list(outputs).index(id(now))))

@@ -80,7 +80,7 @@ class GraphConfig:
             notice(f"nn.Graph: config.{name} has no effect and is ignored")
             return lambda *args, **options: None
         legal = [n for n in dir(type(self)) if not n.startswith("_")]
-        raise ConfigError(f'nn.Graph: config at {user_line()} has no "{name}"{did_you_mean(name, [*legal, *IGNORED])}')
+        raise ConfigError(f'nn.Graph: config at {user_line()}: unknown option "{name}"{did_you_mean(name, [*legal, *IGNORED])}')
 
     def __repr__(self) -> str:
         steps = self.steps if self.steps > 1 else None
@@ -114,7 +114,7 @@ class GraphModule:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._FIELDS:
-            raise ConfigError(f'GraphModule at {user_line()} has no "{name}"{did_you_mean(name, self._FIELDS)}')
+            raise ConfigError(f'GraphModule at {user_line()}: unknown setting "{name}"{did_you_mean(name, self._FIELDS)}')
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
