@@ -29,12 +29,12 @@ def flavour(path: str) -> str:
         return ""
 
 
-def kind(said: str) -> str:
+def kind(text: str) -> str:
     """Return the MPI library that a version text names."""
     for word, name in (("Open MPI", "Open MPI"), ("OpenRTE", "Open MPI"), ("PRRTE", "Open MPI"), ("Intel(R) MPI", "Intel MPI"), ("MPICH", "MPICH")):
-        if word in said:
+        if word in text:
             return name
-    return "MPICH" if "HYDRA" in said else ""
+    return "MPICH" if "HYDRA" in text else ""
 
 
 def ranks(path: str, size: int, program: Sequence[str]) -> list[str]:

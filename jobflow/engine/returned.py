@@ -26,7 +26,7 @@ def show_as(show: Callable[[Array], Array]) -> None:
 class LocalBlob(NDArrayOperatorsMixin):
     """A returned tensor of a job without return annotation.
 
-    It behaves like its array (`mean()`, indexing, arithmetic, `np.array(x)`), but is compared and printed as an object.
+    A blob behaves like its array (`mean()`, indexing, arithmetic, `np.array(x)`), but is compared and printed as an object.
     """
 
     def __init__(self, value: Delivered) -> None:

@@ -26,7 +26,7 @@ SMALLEST = 64 * 1024
 ALIGNMENT = 64
 #: size classes per power of two, so that at most an eighth of a buffer of the right class is unused
 STEPS = 8
-#: how many times larger than requested a free buffer may be that is used in place of a new one
+#: the maximal ratio of the size of a reused buffer to the request
 LARGER = 4
 
 

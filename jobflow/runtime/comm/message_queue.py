@@ -89,7 +89,7 @@ class Control:
         self._deadlock: Divergence | None = None
         #: time at which this rank detected its deadlock
         self._stuck_since = float("inf")
-        #: the exception handled at the start of MPI, which is no later error
+        #: id of the exception that was being handled at the start of MPI, which is not an error of the job
         self._amid = id(sys.exception())
 
     @property

@@ -1,4 +1,4 @@
-"""A world, or a group, of one rank: every collective is a copy, or nothing."""
+"""Communicators of one rank: the world of a single rank, and groups of one rank.  A collective is a copy, or does nothing."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ class GroupState:
         #: each rank's live allocations by number: the array that all views keep alive, and the offset in it
         self.regions: dict[int, dict[int, tuple[weakref.ref[Array], int]]] = {rank: {} for rank in ranks}
         self.items: dict[int, Any] = dict.fromkeys(ranks)
-        #: the digests of each rank at its last collectives of even and of odd number, and the number of collectives
+        #: the digests of each rank at its last even and its last odd collective, and the number of collectives
         self.digests: tuple[dict[int, int], dict[int, int]] = {}, {}
         self.agreed: dict[int, int] = dict.fromkeys(ranks, 0)
         self._state = state

@@ -4,7 +4,7 @@ The process with RANK=0 (or `jobflow launch` before it) listens at MASTER_ADDR:M
 From `import jobflow` on, every rank keeps a connection to it, in a thread that retries to connect and then listens:
 
     Membership.need      wait until all ranks have connected and are about to start MPI; report missing ranks
-    Membership.end       the script has ended; rank 0 stays until all have ended, as the service does
+    Membership.end       the script has ended; rank 0 waits until all have ended, as the service does
     Membership.fail      this rank ends by an error, so all ranks end
     start_mpi            MPI_COMM_WORLD of all ranks: the MPI library communicates with the service over the connection PMI_FD
 

@@ -62,7 +62,7 @@ class World(Protocol):
         """True while an exception propagates through one of several clients; other ranks may not have raised it, and may run other operations."""
 
     def call(self, command: Command, arguments: Sequence[Any] | None = None) -> list[Any]:
-        """Return the ranks' results, in rank order, of `command(rank, arguments[rank.index])` (None without arguments).
+        """Call `command(rank, arguments[rank.index])` on every rank, with None for absent arguments; return the results in rank order.
 
         If ranks fail, raise the first failure: a JobflowError unchanged, with a note that names the rank, any other error as RankError.
         Solo and threads worlds remain usable afterwards; under MPI the job ends.

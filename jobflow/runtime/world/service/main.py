@@ -1,7 +1,7 @@
 """The rendezvous service: it connects ranks without mpiexec to one MPI world, and ends them together.
 
-It is a separate program, started by `start_service` (rendezvous.py), because MPI's start holds the interpreter lock of a rank.  No thread
-of rank 0 could answer.  It serves two kinds of clients on one port, which differ in their first line: MPI libraries (pmi.py), and ranks.
+The service is a separate program, started by `start_service` (rendezvous.py), because MPI's start holds the interpreter lock of a rank.  No
+thread of rank 0 could answer.  It serves two kinds of clients on one port, which differ in their first line: MPI libraries (pmi.py), and ranks.
 A rank keeps its connection until it ends.  It authenticates itself (authentication.py), receives a ticket for its MPI library, and sends
 
     {"need": true}     it is about to start MPI          {"leave": true}     its script has ended

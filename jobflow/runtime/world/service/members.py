@@ -3,8 +3,8 @@
 A rank describes itself by {"rank": .., "size": .., "pid": .., "node": .., "host": .., "screen": ..}.  `rank` is its number and `size` its number of
 ranks.  `pid` is its process id in the namespace `node`, `host` the name of the machine, and `screen` the terminal with its output.
 
-A process is monitored and ended through a pidfd that is opened when it joins.  It is opened only for a process of this user that holds the other end
-of the connection over which it reports its number.  Signals are never sent to a bare process id.
+The process of a rank is monitored and ended through a pidfd, which is opened when the rank joins.  The process must belong
+to this user and hold the other end of the connection over which the rank reports its number.  Signals are never sent to a bare process id.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Connections whose peers have not authenticated yet.
 
-Their number is limited: a new connection beyond the limit replaces the oldest one.  Each has a deadline.  A peer with a wrong signature is
-refused after a delay, in which other peers are served.
+The number of these connections is limited: a new connection beyond the limit replaces the oldest one.  Each connection has a deadline.  A peer
+with a wrong signature is refused after a delay, in which other peers are served.
 """
 
 from __future__ import annotations
