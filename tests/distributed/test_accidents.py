@@ -72,7 +72,7 @@ def test_a_forked_child_of_a_reader_ends(how: str, code: int, error: str) -> Non
     assert (ended.code, ended.out) == (0, f"{code}\n") and error in ended.err, ended
 
 
-def test_a_port_of_a_silent_program_is_reported_at_once() -> None:
+def test_a_port_of_a_silent_program_is_reported_immediately() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other, crowd() as jobs:
         port = other.getsockname()[1]
         began = time.monotonic()

@@ -54,7 +54,7 @@ def test_the_end_of_the_process_manager_ends_its_ranks() -> None:
 
 
 def mapped_by_nobody(files: set[str]) -> set[str]:
-    """Return the files that no process maps, because other programs may have started MPI meanwhile."""
+    """Return the files that no process maps; other programs may have started MPI meanwhile."""
     used = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:

@@ -43,7 +43,7 @@ def by_hand(address: str, file: str) -> str:
 
 
 @pytest.mark.parametrize("address", ["", "::1", "[::1]"])
-def test_ranks_meet_over_ipv6(tmp_path: pathlib.Path, address: str) -> None:
+def test_ranks_connect_over_ipv6(tmp_path: pathlib.Path, address: str) -> None:
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)
     launch = f"{shlex.join(processes.LAUNCH)} --nproc_per_node 2 {file}"

@@ -1,4 +1,4 @@
-"""`jobflow launch`: options, output, and all its ends."""
+"""`jobflow launch`: its options, its output, and every way in which it ends."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TestOptions:
         assert text in capsys.readouterr().err
 
     @pytest.mark.parametrize("value", ["0", "x", "-1", "2.5"])
-    def test_numbers(self, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_option_values_below_one_raise(self, value: str, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             main(["--nproc_per_node", value, str(PLAIN)])
         assert f"{value!r} is not a whole number of at least 1" in capsys.readouterr().err
@@ -94,7 +94,7 @@ class TestOutput:
         ended = plain("lines", ranks=1)
         assert (ended.code, ended.out.splitlines()[-1], ended.err.splitlines()[-1]) == (0, "0:199 and more", "0:199")
 
-    def test_modules_and_programs(self) -> None:
+    def test_modules_and_programs_can_be_launched(self) -> None:
         with crowd() as jobs:
             jobs.start([*LAUNCH, "--nproc_per_node", "2", "-m", "json.tool", "--help"])
             jobs.start([*LAUNCH, "--nproc-per-node", "2", "--no-python", "sh", "-c", "echo $RANK of $WORLD_SIZE"])
@@ -177,7 +177,7 @@ class TestNodes:
                 jobs.start([*LAUNCH, *common, "--node_rank", str(node), str(PROGRAM), case])
             return jobs.wait()
 
-    def test_two_launchers(self) -> None:
+    def test_two_launchers_start_one_world(self) -> None:
         ended = self.start("exchange")
         assert [one.out for one in ended] == [f"[rank {rank}] rank {rank} of 2: [[0, 10], [0, 10]]\n" for rank in (1, 0)], ended
         assert [(one.code, one.err) for one in ended] == [(0, "")] * 2

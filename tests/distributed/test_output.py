@@ -21,7 +21,7 @@ from jobflow.distributed.output import Output, Splitter, last_traceback
         ([b"x" * (3 << 20)], [b"x" * (3 << 20)]),
     ],
 )
-def test_lines(pieces: list[bytes], lines: list[bytes]) -> None:
+def test_output_is_split_into_lines(pieces: list[bytes], lines: list[bytes]) -> None:
     splitter = Splitter()
     assert [line for piece in pieces for line in splitter.feed(piece)] + splitter.close() == lines
 
@@ -37,12 +37,12 @@ def test_each_line_has_the_rank_and_files_have_none() -> None:
 class TestLastTraceback:
     begin = b"Traceback (most recent call last):"
 
-    def test_none(self) -> None:
+    def test_output_without_a_traceback_has_none(self) -> None:
         assert last_traceback([b"warning"]) == []
 
-    def test_the_last_of_two(self) -> None:
+    def test_the_last_of_two_tracebacks_is_returned(self) -> None:
         assert last_traceback([self.begin, b"KeyError", b"caught", self.begin, b"ValueError"]) == [self.begin, b"ValueError"]
 
-    def test_a_chain_is_one(self) -> None:
+    def test_chained_exceptions_are_one_traceback(self) -> None:
         chain = [self.begin, b"KeyError", b"", b"During handling of the above exception, another exception occurred:", b"", self.begin, b"ValueError"]
         assert last_traceback([self.begin, b"caught", *chain]) == chain

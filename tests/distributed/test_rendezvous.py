@@ -64,7 +64,7 @@ def test_variables_set_after_the_import_raise() -> None:
         ("203.0.113.7:0", "is not an address of this"),
     ],
 )
-def test_addresses(master: str, text: str) -> None:
+def test_invalid_addresses_raise(master: str, text: str) -> None:
     with pytest.raises(JobError, match=text):
         rendezvous.listen(master, b"0123456789abcdef")
 

@@ -34,7 +34,7 @@ class TestPmi:
             ("cmd=finalize", "cmd=finalize_ack"),
         ],
     )
-    def test_answers(self, line: str, answer: str) -> None:
+    def test_commands_of_pmi_1_are_answered(self, line: str, answer: str) -> None:
         assert list(Pmi(3).answer(1, line)) == [(1, answer)]
 
     def test_no_two_worlds_have_the_same_name(self) -> None:
@@ -329,7 +329,7 @@ class TestUnauthenticatedPeers:
         with closing(Job(2, SECRET)) as job:
             assert SECRET not in pathlib.Path(f"/proc/{job.service.pid}/cmdline").read_bytes()
 
-    def test_without_a_secret_it_listens_on_this_machine_only(self) -> None:
+    def test_without_a_secret_the_service_accepts_this_machine_only(self) -> None:
         with pytest.raises(JobError, match="export JOBFLOW_SECRET="):
             listen("203.0.113.7:0", b"")
         with pytest.raises(JobError, match="not an address of this machine"):

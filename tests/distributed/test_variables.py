@@ -1,4 +1,4 @@
-"""The meaning of variables, and errors of wrong ones."""
+"""Environment variables of ranks: their meaning, and errors for wrong values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_variables_of_jobflow_launch_identify_a_rank() -> None:
         ({"JOBFLOW_RANK": f"PMI_RANK=0,PMI_SIZE=4,{PLACE}  99999999"}, Launch(1, 2, "WORLD_SIZE", "127.0.0.1:17789")),
     ],
 )
-def test_which_variables_count(more: dict[str, str], expected: Launch | None) -> None:
+def test_variables_of_launchers_have_a_priority(more: dict[str, str], expected: Launch | None) -> None:
     assert launched({**ONE_OF_TWO, **more}) == expected
 
 
@@ -94,7 +94,7 @@ def test_an_import_with_incomplete_variables_fails() -> None:
         (["python"], False),
     ],
 )
-def test_the_launcher_is_no_rank(command: list[str], expected: bool) -> None:
+def test_the_launcher_is_not_a_rank(command: list[str], expected: bool) -> None:
     assert starts_ranks(command) is expected
 
 

@@ -1,4 +1,4 @@
-"""One program, started in all three ways."""
+"""One program, started by mpiexec, by the launcher, and by hand."""
 
 from __future__ import annotations
 
@@ -136,12 +136,12 @@ class TestByHand:
     def test_one_rank_needs_no_mpi(self) -> None:
         assert by_hand("alone", 1)[0].out == "rank 0 of 1: [[0]]\n"
 
-    def test_child_processes_of_ranks_are_no_ranks(self) -> None:
+    def test_child_processes_of_ranks_are_not_ranks(self) -> None:
         ended = by_hand("descendants", 2)
         assert [(one.code, one.err) for one in ended] == [(0, "")] * 2, ended
         assert [one.out for one in ended] == [f"0 1\nrank {rank} of 2: [[0, 10], [0, 10]]\n" for rank in range(2)]
 
-    def test_a_failure_of_all_is_shown_in_every_terminal(self) -> None:
+    def test_a_failure_of_all_ranks_is_shown_in_every_terminal(self) -> None:
         ended = by_hand("everywhere", 2)
         assert all(one.code == 1 and one.err.rstrip().endswith("ValueError: no luck with 41") for one in ended), ended
         assert late(ended) < PROMPT
@@ -221,7 +221,7 @@ def test_ranks_stop_waiting_for_an_absent_rank_at_the_time_limit(first: int) -> 
 
 
 def test_a_wrong_address_of_rank_0_ends_all_ranks() -> None:
-    """192.0.2.1 is unassigned: rank 0 ends at once, and the other rank at its time limit."""
+    """192.0.2.1 is unassigned: rank 0 ends immediately, and the other rank at its time limit."""
     with crowd() as jobs:
         for rank in range(2):
             address = {"MASTER_ADDR": "127.0.0.1" if rank else "192.0.2.1", "JOBFLOW_SECRET": "0123456789abcdef" * 2}
@@ -242,7 +242,7 @@ def test_an_invalid_time_limit_raises() -> None:
 
 @pytest.mark.full
 def test_a_failed_listener_of_rank_0_ends_all_ranks() -> None:
-    """Another program holds the port without answering: rank 0 ends at once, and rank 1 after the time limit of an answer."""
+    """Another program holds the port without answering: rank 0 ends immediately, and rank 1 after the time limit of an answer."""
     with processes.socket.create_server(("127.0.0.1", 0)) as other, crowd() as jobs:
         for rank in range(2):
             jobs.start([sys.executable, str(PROGRAM), "exchange"], variables(rank, 2, other.getsockname()[1]))

@@ -1,4 +1,4 @@
-"""Tensors on "cuda" are on the host with one notice if there is no GPU; if there is an unusable one, they raise."""
+"""Tensors on "cuda" use the host with one notice if there is no GPU; they raise if there is a GPU, which they cannot use."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def modules_of(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
 
 
-def test_without_a_gpu() -> None:
+def test_cuda_tensors_use_the_host_without_a_gpu() -> None:
     ended = run(PROGRAMS / "devices.py", environment=STRICT | modules_of(NO_GPU))
     assert ended.code == 0, ended.err
     assert ended.out.splitlines() == [*(f"{way} True 1.0" for way in WAYS), "False [2.0, 2.0]"]
     assert len(ended.err.splitlines()) == 1 and "there is no GPU" in ended.err
 
 
-def test_with_a_gpu_that_they_cannot_use() -> None:
+def test_cuda_tensors_raise_if_there_is_a_gpu() -> None:
     ended = run(PROGRAMS / "devices.py", environment=STRICT | modules_of(ONE_GPU))
     assert ended.code == 0, ended.err
     assert ended.out.splitlines() == [*(f"{way} refused True" for way in WAYS), "True [2.0, 2.0]"]

@@ -1,4 +1,4 @@
-"""Loads of checkpoints that change nothing are errors; those that leave something out say what; a load that is refused has changed nothing."""
+"""Loads of checkpoints: those without effect raise, partial ones print a notice, and a failed load changes nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NOTICES = [('"c"', '"d"'), ('"c"',), ('"a"', '"c"'), ('"b"', '"c"')]
 @pytest.mark.parametrize(
     ("devices", "ranks"), [("1", 0), ("2", 0), pytest.param("single", 2, marks=pytest.mark.mpi), pytest.param("multi", 2, marks=pytest.mark.mpi)]
 )
-def test_variables(tmp_path: Path, devices: str, ranks: int) -> None:
+def test_a_load_reports_what_it_does_not_restore(tmp_path: Path, devices: str, ranks: int) -> None:
     ended = run(PROGRAMS / "loads.py", str(tmp_path), devices, ranks=ranks, environment=STRICT)
     assert ended.code == 0, ended.err
     lines = list(dict.fromkeys(ended.out.splitlines()))
@@ -74,7 +74,7 @@ def linear() -> Any:
     return flow.nn.Linear(2, 1, bias=False)
 
 
-def test_a_structure_is_loaded_from_a_checkpoint_of_one(tmp_path: Path) -> None:
+def test_a_nested_state_is_loaded_from_its_own_checkpoint_only(tmp_path: Path) -> None:
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "notes.txt").write_text("no checkpoint")
     with pytest.raises(flow.errors.CheckpointError, match=r"foreign.*manifest\.json"):
@@ -103,7 +103,7 @@ def test_a_state_without_keys_of_the_module_raises() -> None:
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_a_graph_takes_all_of_a_state_or_nothing(strict: bool) -> None:
+def test_a_graph_loads_a_whole_state_or_nothing(strict: bool) -> None:
     class Two(flow.nn.Graph):
         def __init__(self) -> None:
             super().__init__()
@@ -121,7 +121,7 @@ def test_a_graph_takes_all_of_a_state_or_nothing(strict: bool) -> None:
         graph.load_state_dict({"frist": {"weight": flow.ones(1, 2)}}, strict)
 
 
-def test_a_graph_has_a_place_for_all_that_was_loaded() -> None:
+def test_a_graph_raises_for_state_without_a_variable() -> None:
     state = {"module": {"weight": flow.ones(1, 2)}, "module.weight-m": flow.ones(1, 2)}
     graph = Scaled(linear())
     graph.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Jobs that take the place of others of their name: what the others left is gone, in the session and on all ranks."""
+"""Redefined jobs: programs and memory of the earlier definition are released, in the session and on all ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROGRAMS = Path(__file__).with_name("programs")
 
 
 @pytest.mark.parametrize("devices", ["1", "2"])
-def test_a_job_that_could_not_be_bound_leaves_no_variables(devices: str) -> None:
+def test_a_failed_binding_leaves_no_variables(devices: str) -> None:
     ended = run(PROGRAMS / "bad_binds.py", devices, environment=STRICT)
     lines = ["refused: True", "[3.0, 3.0]", "[7.0, 7.0, 7.0]", "{'kept': [3.0, 3.0], 'w': [7.0, 7.0, 7.0]}"]
     assert (ended.code, ended.out.splitlines()) == (0, lines), ended.err
@@ -39,12 +39,12 @@ def test_programs_of_redefined_jobs_are_released(tmp_path: Path, devices: str, r
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.full)])
-def test_what_closed_sessions_gave_stays_as_it_was(ranks: int) -> None:
+def test_results_of_closed_sessions_do_not_change(ranks: int) -> None:
     ended = run(PROGRAMS / "reopened.py", ranks=ranks, environment=STRICT)
     assert (ended.code, ended.out) == (0, "right\n"), ended.err
 
 
 @pytest.mark.mpi
-def test_tensors_go_on_when_the_session_ends() -> None:
+def test_tensors_remain_usable_after_the_session_ends() -> None:
     ended = run(PROGRAMS / "ended.py", ranks=2, environment=STRICT)
     assert (ended.code, ended.out) == (0, "right\nright\n"), ended.err

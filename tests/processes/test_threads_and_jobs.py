@@ -1,4 +1,4 @@
-"""Python threads that call the jobs of one session at once: each gets its own numbers, on one device, on two, and on ranks."""
+"""Python threads that call the jobs of one session concurrently: each gets its own results, on one device, on two, and on ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CASES = ["own", "shapes", "steps", "interleaved", "watches"]
 
 
 @pytest.mark.parametrize(("devices", "ranks"), [("1", 0), ("2", 0), pytest.param("single", 2, marks=pytest.mark.mpi)])
-def test_each_thread_gets_its_own_numbers(devices: str, ranks: int) -> None:
+def test_each_thread_gets_its_own_results(devices: str, ranks: int) -> None:
     ended = run(PROGRAMS / "jobs.py", devices, ranks=ranks, environment=STRICT)
     assert (ended.code, ended.out.splitlines()) == (0, CASES), ended.err
 
@@ -22,15 +22,15 @@ RESULTS = {"two_jobs": "20.0 400.0", "one_job": "20.0 40.0", "tensors": "20.0 40
 
 
 @pytest.mark.mpi
-def test_threads_of_ranks_that_call_in_one_order() -> None:
+def test_threads_that_call_in_one_order_on_all_ranks_succeed() -> None:
     ended = run(PROGRAMS / "orders.py", "same", *RESULTS, ranks=2, environment=STRICT)
     assert (ended.code, sorted(ended.out.splitlines())) == (0, sorted([*RESULTS.values()] * 2)), ended.err
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("case", ["two_jobs", "tensors", "graph", *(pytest.param(case, marks=pytest.mark.full) for case in ("one_job", "reduced"))])
-def test_threads_of_ranks_that_call_in_different_orders(case: str) -> None:
-    """An error that names the calls and the threads; no rank goes on with numbers of the other thread's call."""
+def test_threads_that_call_in_different_orders_raise(case: str) -> None:
+    """The error names the calls and the threads; no rank continues with the result of another thread's call."""
     ended = run(PROGRAMS / "orders.py", "other", case, ranks=2, environment=STRICT)
     assert ended.code == 1 and ended.out == "", ended.err
     assert "rank 0: " in ended.err and "rank 1: " in ended.err

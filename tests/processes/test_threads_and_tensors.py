@@ -1,4 +1,4 @@
-"""Python threads of one process that use tensors, modules and graphs at once: each gets what it would get alone."""
+"""Python threads of one process that use tensors, modules and graphs concurrently: each gets the results of a single thread."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ PROGRAMS = Path(__file__).with_name("programs")
 CASES = ["placements", "halves", "graphs", "layouts", "modes", "builds", "blocks", "draws", "leaves", "right"]
 
 
-def test_each_thread_gets_its_own_numbers() -> None:
+def test_each_thread_gets_its_own_results() -> None:
     ended = run(PROGRAMS / "tensors.py", environment=STRICT)
     assert (ended.code, ended.out.splitlines()) == (0, CASES), ended.err

@@ -52,7 +52,7 @@ def free(pool: BufferPool) -> int:
 
 
 @pytest.mark.parametrize("name", HOLDERS)
-def test_buffer_returns_when_the_last_holder_dies(name: str, pool: BufferPool) -> None:
+def test_a_buffer_is_freed_with_its_last_reference(name: str, pool: BufferPool) -> None:
     array = pool.allocator(TYPE)()
     assert owns_memory(array) and isinstance(array.base, Lease)
     holder = HOLDERS[name](array)
@@ -120,7 +120,7 @@ def test_threads_never_share_a_buffer(pool: BufferPool) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_child_process_has_buffers_of_its_own(pool: BufferPool) -> None:
+def test_a_child_process_has_separate_buffers(pool: BufferPool) -> None:
     take = pool.allocator(TYPE)
     held, dropped = take(), take()
     held.fill(1)

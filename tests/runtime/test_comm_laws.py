@@ -24,7 +24,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[ThreadsWorld]:
     world.close()
 
 
-def test_all_laws(world: ThreadsWorld) -> None:
+def test_threads_satisfy_the_laws_of_communicators(world: ThreadsWorld) -> None:
     for law, argument in contract.all_cases(pairs=world.size != 2):
         world.call(law, [argument] * world.size)
 

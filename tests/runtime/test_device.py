@@ -51,7 +51,7 @@ class TestCpu:
         first[:] = 3
         assert (first == 3).all()
 
-    def test_scratch_of_no_elements(self) -> None:
+    def test_scratch_may_be_empty(self) -> None:
         device = CpuDevice()
         assert device.scratch((0, 5), float32).shape == (0, 5)
         assert device.scratch((), float32).shape == ()
@@ -65,7 +65,7 @@ class TestCpu:
 
 class TestCudaWithoutGpu:
     @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
-    def test_without_a_gpu_a_device_raises(self) -> None:
+    def test_a_cuda_device_without_a_gpu_raises(self) -> None:
         assert cuda.available() == 0
         with pytest.raises(PlacementError, match="gpu 0 does not exist: this machine has 0"):
             cuda.CudaDevice(0)

@@ -28,7 +28,7 @@ def case(name: str, ranks: int = 2, limit: float = 30.0) -> Exited:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("ranks", "how", "laws"), HOW)
-def test_laws(ranks: int, how: str, laws: int) -> None:
+def test_processes_satisfy_the_laws_of_communicators(ranks: int, how: str, laws: int) -> None:
     """Run all cases on two threads and with --full, otherwise fewer pairs of sizes and places."""
     ended = run(PROGRAMS / "comm_laws.py", how, *(["pairs"] if laws < 213 else []), ranks=ranks, limit=300, environment=STRICT)
     assert ended.code == 0, ended.err
@@ -58,12 +58,12 @@ class TestCalls:
         assert ended.out == out
 
     @pytest.mark.parametrize("ranks", RANKS)
-    def test_multi_client(self, ranks: int) -> None:
+    def test_every_process_can_be_a_client(self, ranks: int) -> None:
         ended = case("multi", ranks)
         assert (ended.code, ended.err) == (0, "")
         assert sorted(ended.out.splitlines()) == ["muted until the session starts"] + [f"rank {r} done" for r in range(ranks)]
 
-    def test_exit_code_of_the_program(self) -> None:
+    def test_the_exit_code_of_the_program_is_the_exit_code_of_the_job(self) -> None:
         ended = case("exit_code")
         assert ended.code == 3
         assert "Traceback" not in ended.err
@@ -173,9 +173,9 @@ class TestLaunched:
             ({"PMI_RANK": "x", "PMI_SIZE": "2"}, None),
         ],
     )
-    def test_reads_the_environment(self, environment: dict[str, str], expected: Launch | None) -> None:
+    def test_launched_reads_the_environment(self, environment: dict[str, str], expected: Launch | None) -> None:
         assert launched(environment) == expected
 
-    def test_does_not_import_mpi(self) -> None:
+    def test_launched_does_not_import_mpi(self) -> None:
         code = "import sys; from jobflow.runtime.world import mpi; mpi.guard(); sys.exit('mpi4py' in sys.modules or 'cupy' in sys.modules)"
         subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})

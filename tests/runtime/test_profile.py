@@ -29,7 +29,7 @@ class Profile:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("share", [True, False])
-def test_variables_are_those_of_as_many_steps(fresh: None, ranks: int, share: bool) -> None:
+def test_profiled_steps_leave_the_variables_of_ordinary_steps(fresh: None, ranks: int, share: bool) -> None:
     flow.config.cpu_device_num(ranks)
     flow.config.share_variables(share)
 

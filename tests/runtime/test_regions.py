@@ -37,7 +37,7 @@ def test_arrays_that_another_thread_collects_are_forgotten_in_order() -> None:
         thread.join()
 
 
-def test_memory_that_is_used_again_belongs_to_the_new_allocation() -> None:
+def test_reused_memory_belongs_to_the_new_allocation() -> None:
     regions, memory = Regions(), np.zeros(64, np.uint8)
     gone: list[int] = []
     for number in range(3):

@@ -54,7 +54,7 @@ def test_later_declarations_do_not_change_earlier_ones() -> None:
     assert created.slots["b"].buffer == "state/1:parameter"
 
 
-def test_a_rank_holds_its_shard() -> None:
+def test_a_rank_stores_its_shard() -> None:
     variable = declared("w", 5, 2, sbp=S(0))
     assert [state(variable, rank=rank).array("w").shape for rank in (0, 1)] == [(3, 2), (2, 2)]
     assert state(declared("w", 5, placement=on(1))).slots == {}
@@ -93,7 +93,7 @@ def test_reading_copies_and_writing_overwrites() -> None:
     np.testing.assert_array_equal(created.array("w"), [0, 1, 2])
 
 
-def test_explained_and_real_storage_agree() -> None:
+def test_explained_storage_equals_real_storage() -> None:
     variables = [declared("a", 3), declared("b", 5, 2, sbp=S(0)), declared("c", 3, dtype=float64, group="scalar")]
     for rank in (0, 1):
         slots, sizes = place_variables(variables, rank)

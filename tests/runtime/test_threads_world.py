@@ -50,7 +50,7 @@ def works(world: World) -> bool:
     return world.call(reduce, list(range(world.size))) == [float(sum(range(world.size)))] * world.size
 
 
-def test_results_come_in_rank_order_and_memory_stays(world: World) -> None:
+def test_results_are_in_rank_order_and_rank_memory_persists(world: World) -> None:
     def command(rank: Rank, argument: Any) -> Any:
         rank.memory["count"] = rank.memory.get("count", 0) + 1
         return rank.index, rank.size, argument, rank.memory["count"]
@@ -60,13 +60,13 @@ def test_results_come_in_rank_order_and_memory_stays(world: World) -> None:
     assert [result[2] for result in world.call(command)] == [None] * world.size
 
 
-def test_the_number_of_arguments_is_checked(world: World) -> None:
+def test_a_wrong_number_of_arguments_raises(world: World) -> None:
     with pytest.raises(ArgumentError, match=f"for {world.size} ranks needs one argument per rank; got 9"):
         world.call(lambda rank, argument: None, [0] * 9)
     assert works(world)
 
 
-def test_a_failure_names_the_rank_and_the_world_stays_usable(world: World) -> None:
+def test_a_failure_names_the_rank_and_the_world_remains_usable(world: World) -> None:
     last = world.size - 1
 
     def command(rank: Rank, argument: Any) -> None:
@@ -82,7 +82,7 @@ def test_a_failure_names_the_rank_and_the_world_stays_usable(world: World) -> No
         assert works(world)
 
 
-def test_errors_of_jobflow_are_raised_as_they_are(world: World) -> None:
+def test_errors_of_jobflow_are_raised_unchanged(world: World) -> None:
     def command(rank: Rank, argument: Any) -> None:
         if rank.index == 0:
             raise ShapeError("a and b")
@@ -95,7 +95,7 @@ def test_errors_of_jobflow_are_raised_as_they_are(world: World) -> None:
     assert works(world)
 
 
-def test_the_first_failure_wins_over_those_it_causes() -> None:
+def test_the_first_failure_is_raised_instead_of_its_consequences() -> None:
     world = make(4)
 
     def command(rank: Rank, argument: Any) -> None:
@@ -160,7 +160,7 @@ def test_arguments_and_results_are_released() -> None:
         world.close()
 
 
-def test_shared_memory_lasts_as_long_as_it_is_used() -> None:
+def test_shared_memory_remains_while_it_is_used() -> None:
     world = make(2)
 
     def bind(rank: Rank, argument: Any) -> int:
@@ -175,7 +175,7 @@ def test_shared_memory_lasts_as_long_as_it_is_used() -> None:
         world.close()
 
 
-def test_a_stall_says_who_waits_where_for_whom(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_notice_of_a_long_wait_lists_the_wait_graph(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(comm_threads, "PATIENCE", 0.05)
     world = make(3)
 

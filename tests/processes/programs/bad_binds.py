@@ -1,4 +1,4 @@
-"""A job fails while its ranks bind it: there is no such memory.  It is defined anew with another shape, another first value."""
+"""A job whose binding fails on its ranks for lack of memory, and which is then declared again with another shape and initial value."""
 
 from __future__ import annotations
 

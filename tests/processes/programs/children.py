@@ -1,4 +1,4 @@
-"""Child processes of one of several ranks, by fork and by spawn; afterwards the ranks continue. Prints a line for each.
+"""Child processes of one of several ranks, by fork and by spawn; afterwards the ranks continue. Print a line for each.
 
 children.py devices|ranks
 """

@@ -1,4 +1,4 @@
-"""Tensors on "cuda": prints the result of each way to create them."""
+"""Tensors on "cuda": print the result of each way to create them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The session ends while there are tensors: they go on with the next one, and a graph says that its ranks are gone."""
+"""Tensors after the end of their session: they remain usable in the next session, and a graph raises because its ranks have ended."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TrainGraph(nn.Graph):
 
 
 def again() -> None:
-    """A job in a new session."""
+    """Return the input from a job in a new session."""
     flow.clear_default_session()
 
     @flow.global_function()

@@ -1,4 +1,4 @@
-"""Says when MPI ends, which it does after everything of the program."""
+"""A program that prints when MPI is finalized, which must be after all code of the program."""
 
 from __future__ import annotations
 

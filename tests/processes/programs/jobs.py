@@ -1,4 +1,4 @@
-"""Several Python threads call the jobs of one session at once.  Prints the names of the cases in which each got its own numbers.
+"""Several Python threads call the jobs of one session concurrently.  Print the names of the cases in which each thread got its own results.
 
 jobs.py DEVICES, or under mpiexec with "single" as DEVICES.
 """
@@ -32,7 +32,7 @@ def summed(rows: tp.ListNumpy.Placeholder((64, 8))) -> tp.ListNumpy:
 
 @flow.global_function(type="train")
 def train(x: tp.Numpy.Placeholder((4, 3))) -> tp.Numpy:
-    """Every step takes 0.5 off every weight."""
+    """Subtract 0.5 from every weight in every step."""
     w = flow.get_variable("w", shape=(3, 2), initializer=flow.zeros_initializer())
     loss = flow.math.reduce_mean(flow.matmul(x, w))
     flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [1.0]), momentum=0).minimize(loss)
@@ -43,14 +43,14 @@ ONES = np.ones((4, 3), np.float32)
 
 
 def own(number: int) -> None:
-    """Arguments of each thread's own."""
+    """Pass different arguments in each thread."""
     for call in range(CALLS):
         value = float(number * 100 + call)
         assert squared(np.full(1_000, value, np.float32)).tolist() == [value * value + value] * 1_000
 
 
 def shapes(number: int) -> None:
-    """Of more shapes than stay compiled."""
+    """Call a job with more shapes than remain compiled."""
     for call in range(20):
         n = 1 + (5 * number + call) % 20
         result = summed([np.full((n, 8), float(number), np.float32)] * ranks)
@@ -61,13 +61,13 @@ losses: list[float] = []
 
 
 def steps(number: int) -> None:
-    """Every step counts once, and sees what all before it have done."""
+    """Count every step once; each step reads the results of all earlier steps."""
     for _ in range(CALLS):
         losses.append(train(ONES).item())
 
 
 def interleaved(number: int) -> None:
-    """Weights are read and written beside steps: what is seen belongs to one moment."""
+    """Read and write weights concurrently with steps; each read is consistent."""
     for _ in range(CALLS // 3):
         if number == 0:
             train(ONES)
@@ -85,7 +85,7 @@ def watched(x: tp.Numpy.Placeholder((2,))) -> tp.Numpy:
 
 
 def show(x: tp.Numpy) -> None:
-    """Calls a job, and waits for another thread that does."""
+    """Call a job, and wait for another thread that calls one."""
     value = float(x[0])
     other = threading.Thread(target=lambda: own(int(value)), name=f"watcher of {threading.current_thread().name}")
     other.start()

@@ -1,4 +1,4 @@
-"""Children by fork of every rank that end as programs do, by HOW; then the ranks go on.  Prints the exit code of each child, and a sum after it.
+"""Forked children of every rank that exit by HOW; then the ranks continue.  Print the exit code of each child, and a sum after it.
 
 leaving_children.py exit|raise|end
 """

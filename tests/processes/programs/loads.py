@@ -1,4 +1,4 @@
-"""Loads that fit in nothing, in some, in all.  Prints what was refused, and what the variables hold after each.
+"""Loads of states that match no variable, some or all.  Print the errors, and the values of the variables after each load.
 
 loads.py FOLDER DEVICES, or under mpiexec with "single" or "multi" as DEVICES.
 """
@@ -46,14 +46,14 @@ def twos(*names: str) -> dict[str, Any]:
 
 
 def saved(name: str, *names: str) -> str:
-    """A checkpoint with these variables, all 3."""
+    """Save a checkpoint with these variables, all 3."""
     path = folder / name
     flow.checkpoint.save(str(path), {each: np.full(2, 3, np.float32) for each in names})
     return str(path)
 
 
 def legacy(name: str, *names: str) -> str:
-    """The same as old releases wrote it, without types."""
+    """Save the same in the format of old releases, without types."""
     if flow.env.get_rank() == 0:
         for each in names:
             (folder / name / each).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Under ranks, two Python threads call in one order on all ranks, or in another on each.  Prints what the threads got, or ends by an error.
+"""Two Python threads on each rank call in the same order on all ranks, or in different orders.  Print their results, or end by an error.
 
 orders.py same|other CASE ...
 """

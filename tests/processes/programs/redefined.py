@@ -1,4 +1,4 @@
-"""A notebook's cell, run again and again: a job is defined anew under its name, and called.  Prints by how many MiB each rank grew.
+"""A job that is declared again under its name and called repeatedly, like the cell of a notebook.  Print by how many MiB each rank grew.
 
 redefined.py FOLDER DEVICES, or under mpiexec with "single" or "multi" as DEVICES.
 """
@@ -37,7 +37,7 @@ def cell(number: int) -> Any:
 
 
 def sizes() -> dict[int, int]:
-    """Bytes of memory that belong to each rank."""
+    """Return the bytes of memory of each rank."""
     sizes_by_number = {}
     for file in folder.glob("*.pid"):
         resident = Path(f"/proc/{file.stem}/statm").read_text().split()[1]

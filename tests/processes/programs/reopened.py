@@ -1,4 +1,4 @@
-"""Sessions one after another on the same ranks: what they gave stays as it was, whatever becomes of the memory that ranks shared."""
+"""Consecutive sessions on the same ranks: results of earlier sessions do not change when the ranks reuse shared memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several Python threads of one process use tensors at once.  Prints the names of the cases in which each got what it would have got alone."""
+"""Several Python threads of one process use tensors concurrently.  Print the names of the cases in which each got the results of a single thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ nn = flow.nn
 
 
 def placements(number: int) -> None:
-    """One rank in meshes of every number of dimensions, which all threads ask for first at the same time."""
+    """Create placements of one rank with every number of mesh dimensions, first used by all threads at the same time."""
     for dimensions in range(1, 32):
         placement = flow.placement("cpu", np.zeros((1,) * dimensions, int))
         assert placement.hierarchy == (1,) * dimensions and placement.ranks.shape == (1,) * dimensions
@@ -26,7 +26,7 @@ def placements(number: int) -> None:
 
 
 def halves(number: int) -> None:
-    """Arithmetic of two bytes goes through memory that ops share."""
+    """Compute with two-byte elements in memory that operations share."""
     x = flow.full((40_000,), float(number), dtype=flow.float16)
     for _ in range(30):
         assert (x * 2 + x).numpy().tolist()[::9_999] == [3.0 * number] * 5
@@ -41,14 +41,14 @@ scaled = Scaled()
 
 
 def graphs(number: int) -> None:
-    """One graph, first called by all at once."""
+    """Call one graph, for the first time in all threads."""
     x = flow.full((1_000,), float(number))
     for _ in range(50):
         assert scaled(x).item() == 2_000 * number
 
 
 def layouts(number: int) -> None:
-    """A change of layout uses the memory that was bound for it at first."""
+    """Redistribute with memory that was bound at the first redistribution."""
     placement = flow.placement("cpu", [0])
     x = flow.full((20_000,), float(number), placement=placement, sbp=flow.sbp.split(0))
     for _ in range(50):
@@ -60,7 +60,7 @@ met = threading.Barrier(2)
 
 
 def modes(number: int) -> None:
-    """One thread is under no_grad while another records; one builds a graph while another computes."""
+    """Use no_grad in one thread while another records; build a graph in one while another computes."""
     x = flow.tensor([1.0], requires_grad=True)
     if number % 2:
         with flow.no_grad():
@@ -97,7 +97,7 @@ quiet = flow.scope.namespace("a")
 
 
 def blocks(number: int) -> None:
-    """The same `with` objects, entered by all."""
+    """Enter the same `with` objects in all threads."""
     for _ in range(300):
         with quiet, no_grad, quiet:
             assert not flow.is_grad_enabled()
@@ -108,7 +108,7 @@ drawn: list[float] = []
 
 
 def draws(number: int) -> None:
-    """No two threads draw the same numbers."""
+    """Sample random numbers, which differ between threads."""
     drawn.extend(flow.rand(1, dtype=flow.float64).item() for _ in range(500))
 
 
@@ -116,7 +116,7 @@ weight = flow.zeros(1, requires_grad=True)
 
 
 def leaves(number: int) -> None:
-    """Gradients of many threads add up in one leaf."""
+    """Add the gradients of many threads in one leaf."""
     for _ in range(200):
         (weight * 1.0).sum().backward()
 

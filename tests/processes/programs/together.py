@@ -1,4 +1,4 @@
-"""Python threads that begin at the same moment, and take turns as often as they can."""
+"""Python threads that begin at the same moment, and switch as often as possible."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def at_once(count: int, work: Callable[[int], None], names: Callable[[int], str] = "worker {}".format) -> None:
-    """`work(number)` in `count` threads; the first error of any of them is raised here."""
+    """Call `work(number)` in `count` threads, and raise the first error of any of them."""
     sys.setswitchinterval(1e-6)
     start = threading.Barrier(count)
     errors: list[BaseException] = []

@@ -131,7 +131,7 @@ def reduce_scatter(rank: Rank, case: tuple[int, str, str, Reduction]) -> None:
 
 
 def no_number(rank: Rank, case: tuple[str, str, Reduction]) -> None:
-    """A NaN on one rank is a NaN in the extremes of all, on every rank."""
+    """Check that a NaN on one rank is a NaN in the maximum and minimum on every rank."""
     dtype, location, reduce = case
     for ranks in groups(rank.size):
         source, target = (Arrays(rank, location).make(37 if rank.index in ranks else 0, dtype) for _ in range(2))

@@ -1,4 +1,4 @@
-"""A CuPy that finds no GPU, for programs that ask and go no further."""
+"""A fake CuPy that finds no GPU, for programs that only count the GPUs."""
 
 from __future__ import annotations
 
