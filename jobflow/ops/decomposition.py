@@ -1,4 +1,4 @@
-"""Decompositions of row-wise ops for layouts that split the axis of the rows (`Op.decompose`).
+"""Decompositions of row-wise ops for layouts that split the axis of the rows (`Op.decompose`), from their formulas.
 
 Each rank computes on its shard. The ranks exchange one value per row. These maxima and sums are partial tensors, reduced before the next read.
 """
@@ -6,121 +6,77 @@ Each rank computes on its shard. The ranks exchange one value per row. These max
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from jobflow.core.errors import PlanError
 from jobflow.core.types import Tensor
+from jobflow.expressions.language import Expression, in_order
 from jobflow.ops.arithmetic import add, divide, multiply, subtract
 from jobflow.ops.axes import reshape
-from jobflow.ops.compare import greater
+from jobflow.ops.op import types_tuple
+from jobflow.ops.pointwise import Pointwise
 from jobflow.ops.reduce import reduce_max, reduce_sum
-from jobflow.ops.scalar import cast, clip, negate, scale, shift
+from jobflow.ops.scalar import clip, negate, scale, shift
 from jobflow.ops.transcendental import exp, log, rsqrt, sqrt, square
-from jobflow.ops.triangle import tril
+
+_UNARY: dict[str, Callable[..., Tensor]] = {"negative": negate, "exp": exp, "log": log, "sqrt": sqrt, "rsqrt": rsqrt}
+_BINARY: dict[str, Callable[..., Tensor]] = {"add": add, "subtract": subtract, "multiply": multiply, "divide": divide}
+#: operations with a number as the second operand
+_WITH_NUMBER: dict[str, Callable[..., Tensor]] = {
+    "add": shift, "multiply": scale, "divide": lambda x, number: scale(x, 1.0 / number), "maximum": clip,
+}  # fmt: skip
 
 
-def softmax(x: Tensor, axis: int, masked: bool = False) -> Tensor:
-    """Return softmax(x) along `axis`.
+def decomposed(op: Pointwise, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return the outputs of an op with a formula over rows, computed by one operation per primitive.
 
-    With `masked`, rows of -inf become zero: their maximum and their sum are clipped to finite values.
+    The upper-case letters of the op's rule are the axes of a row. One input has all axes.
     """
-    top = reduce_max(x, axis, keepdims=True)
-    e = exp(subtract(x, clip(top, -x.tensor_type.dtype.largest) if masked else top))
-    total = reduce_sum(e, axis, keepdims=True)
-    return divide(e, clip(total, 1.0) if masked else total)
+    types = [x.tensor_type for x in inputs]
+    words = op.rule(*types).spec.partition("->")[0].split(",")
+    axes, shape = max(zip(words, (type.shape for type in types), strict=True), key=lambda pair: len(pair[0]))
+    row = tuple(i for i, letter in enumerate(axes) if letter.isupper())
+    rest = tuple(i for i in range(len(axes)) if i not in row)
+    operands = [_aligned(x, word, axes) for x, word in zip(inputs, words, strict=True)]
+    values: dict[Expression, Any] = {}
+    outputs = op.output_expressions(*op.read(*types))
+    for x in in_order(outputs):
+        first, second = (*(values[y] for y in x.arguments), None, None)[:2]
+        match x.primitive:
+            case "element":
+                values[x] = operands[int(str(x.attribute))]
+            case "constant":
+                values[x] = x.attribute
+            case "columns":
+                values[x] = math.prod(shape[i] for i in row)
+            case "row_sum" | "row_max":
+                values[x] = (reduce_sum if x.primitive == "row_sum" else reduce_max)(first, row, keepdims=True)
+            case "column_sum":
+                values[x] = reduce_sum(first, rest)
+            case "reciprocal":
+                values[x] = None  # a multiplication reads it, and divides
+            case "multiply" if x.arguments[1].primitive == "reciprocal":
+                values[x] = divide(first, values[x.arguments[1].arguments[0]])
+            case _:
+                values[x] = _elementwise(op, x.primitive, first, second)
+    results = zip((values[y] for y in outputs), types_tuple(op.infer(*types)), strict=True)
+    return tuple(y if y.tensor_type.shape == type.shape else reshape(y, type.shape) for y, type in results)
 
 
-def softmax_grad(y: Tensor, dy: Tensor, axis: int, factor: float) -> Tensor:
-    dx = multiply(y, subtract(dy, reduce_sum(multiply(y, dy), axis, keepdims=True)))
-    return dx if factor == 1 else scale(dx, factor)
+def _aligned(x: Tensor, word: str, axes: str) -> Tensor:
+    """Reshape x to broadcast along the last axes that it lacks; missing first axes need no reshape."""
+    missing = len(axes) - len(axes.rstrip("".join({*axes} - {*word})))
+    return reshape(x, (*x.tensor_type.shape, *[1] * missing)) if missing else x
 
 
-def log_softmax(x: Tensor, axis: int) -> Tensor:
-    z = subtract(x, reduce_max(x, axis, keepdims=True))
-    return subtract(z, log(reduce_sum(exp(z), axis, keepdims=True)))
-
-
-def log_softmax_grad(y: Tensor, dy: Tensor, axis: int) -> Tensor:
-    return subtract(dy, multiply(exp(y), reduce_sum(dy, axis, keepdims=True)))
-
-
-def causal_softmax(x: Tensor, factor: float, diagonal: int) -> Tensor:
-    return softmax(tril(scale(x, factor), diagonal, fill=-math.inf), x.tensor_type.ndim - 1, masked=True)
-
-
-def softmax_cross_entropy(logits: Tensor, labels: Tensor, tiny: float) -> tuple[Tensor, Tensor]:
-    prob = softmax(logits, -1)
-    return negate(reduce_sum(multiply(labels, log(clip(prob, tiny))), -1)), prob
-
-
-def softmax_cross_entropy_grad(prob: Tensor, labels: Tensor, dloss: Tensor) -> Tensor:
-    away = subtract(multiply(prob, reduce_sum(labels, -1, keepdims=True)), labels)
-    return multiply(away, reshape(dloss, (*dloss.tensor_type.shape, 1)))
-
-
-def l2_normalize(x: Tensor, axis: int, epsilon: float) -> Tensor:
-    return divide(x, sqrt(clip(reduce_sum(square(x), axis, keepdims=True), epsilon)))
-
-
-def l2_normalize_grad(x: Tensor, dy: Tensor, axis: int, epsilon: float) -> Tensor:
-    squares = reduce_sum(square(x), axis, keepdims=True)
-    limited = clip(squares, epsilon)
-    above = cast(greater(squares, clip(squares, None, epsilon)), x.tensor_type.dtype)
-    along = divide(multiply(reduce_sum(multiply(x, dy), axis, keepdims=True), above), limited)
-    return divide(subtract(dy, multiply(x, along)), sqrt(limited))
-
-
-def _rows(x: Tensor, begin: int) -> tuple[int, ...]:
-    return tuple(range(begin, x.tensor_type.ndim))
-
-
-def _lead(per_row: Tensor, x: Tensor) -> Tensor:
-    """Reshape `per_row`, with one value per row, to broadcast along the rows of x."""
-    return reshape(per_row, (*per_row.tensor_type.shape, *[1] * (x.tensor_type.ndim - per_row.tensor_type.ndim)))
-
-
-def _mean(x: Tensor, axes: Sequence[int]) -> Tensor:
-    return scale(reduce_sum(x, axes), 1.0 / max(math.prod(x.tensor_type.shape[i] for i in axes), 1))
-
-
-def row_statistics(x: Tensor, begin: int, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean of each row, x minus the mean, and 1 / sqrt(variance + epsilon)."""
-    axes = _rows(x, begin)
-    first = _mean(x, axes)
-    away = subtract(x, _lead(first, x))
-    rest = _mean(away, axes)
-    mean = add(first, rest)
-    variance = clip(subtract(_mean(square(away), axes), square(rest)), 0.0)
-    return mean, subtract(x, _lead(mean, x)), rsqrt(shift(variance, epsilon))
-
-
-def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, begin: int, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    mean, centred, inv_std = row_statistics(x, begin, epsilon)
-    return add(multiply(multiply(centred, _lead(inv_std, x)), gamma), beta), mean, inv_std
-
-
-def layer_norm_grad(dy: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, inv_std: Tensor, begin: int) -> tuple[Tensor, Tensor, Tensor]:
-    axes, lead = _rows(x, begin), tuple(range(begin))
-    n = multiply(subtract(x, _lead(mean, x)), _lead(inv_std, x))
-    away = multiply(dy, gamma)
-    away = subtract(away, _lead(_mean(away, axes), x))
-    through = multiply(n, _lead(_mean(multiply(away, n), axes), x))
-    dx = multiply(subtract(away, through), _lead(inv_std, x))
-    return dx, reduce_sum(multiply(dy, n), lead), reduce_sum(dy, lead)
-
-
-def rms_norm(x: Tensor, gamma: Tensor, begin: int, epsilon: float) -> tuple[Tensor, Tensor]:
-    inv_rms = rsqrt(shift(_mean(square(x), _rows(x, begin)), epsilon))
-    return multiply(multiply(x, _lead(inv_rms, x)), gamma), inv_rms
-
-
-def rms_norm_grad(dy: Tensor, x: Tensor, gamma: Tensor, inv_rms: Tensor, begin: int) -> tuple[Tensor, Tensor]:
-    n = multiply(x, _lead(inv_rms, x))
-    u = multiply(dy, gamma)
-    through = multiply(n, _lead(_mean(multiply(u, n), _rows(x, begin)), x))
-    return multiply(subtract(u, through), _lead(inv_rms, x)), reduce_sum(multiply(dy, n), tuple(range(begin)))
-
-
-def row_statistics_grad(x: Tensor, mean: Tensor, inv_std: Tensor, dmean: Tensor, dinv: Tensor, begin: int) -> Tensor:
-    cubed = multiply(inv_std, square(inv_std))
-    away = multiply(_lead(multiply(dinv, cubed), x), subtract(x, _lead(mean, x)))
-    return scale(subtract(_lead(dmean, x), away), 1.0 / math.prod(x.tensor_type.shape[begin:]))
+def _elementwise(op: Pointwise, primitive: str, first: Any, second: Any) -> Any:
+    """Return the result of an elementwise primitive: a number if the operands are numbers, else a tensor."""
+    if primitive in ("cast", "maximum") and isinstance(first, int | float):
+        return float(first if second is None else max(first, second))
+    if primitive == "multiply" and first is second:
+        return square(first)
+    table = _UNARY if second is None else _WITH_NUMBER if isinstance(second, int | float) else _BINARY
+    if primitive not in table:
+        raise PlanError(f"{op}: the primitive {primitive} has no operation that decomposes it; write Op.decompose")
+    return table[primitive](first) if second is None else table[primitive](first, second)

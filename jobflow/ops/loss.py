@@ -16,8 +16,8 @@ import numpy as np
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import Box, Rule
 from jobflow.core.types import Tensor, TensorType, int64
-from jobflow.ops import decomposition
 from jobflow.ops.arithmetic import add, divide, multiply, subtract
+from jobflow.ops.decomposition import decomposed
 from jobflow.ops.derivative import through
 from jobflow.ops.elementwise_loss import binary_cross_entropy as binary_cross_entropy
 from jobflow.ops.elementwise_loss import sigmoid_cross_entropy as sigmoid_cross_entropy
@@ -262,8 +262,8 @@ class SoftmaxCrossEntropy(Indexed):
         direct = call(SoftmaxCrossEntropyGrad(self.sums_to_one), prob, labels, dloss)
         return _from_prob(logits, prob, dprob, direct), negate(multiply(log(clip(prob, TINY)), _column(dloss)))
 
-    def decompose(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        return decomposition.softmax_cross_entropy(logits, labels, TINY)
+    def decompose(self, *inputs: Any) -> tuple[Tensor, ...]:
+        return decomposed(self, inputs)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -285,10 +285,8 @@ class SoftmaxCrossEntropyGrad(Indexed):
     def formula(self, f: Any, prob: Any, labels: Any, dloss: Any) -> Any:
         return (prob - labels) * dloss if self.sums_to_one else (prob * f.row_sum(labels) - labels) * dloss
 
-    def decompose(self, prob: Tensor, labels: Tensor, dloss: Tensor) -> tuple[Tensor]:
-        if self.sums_to_one:
-            return (multiply(subtract(prob, labels), _column(dloss)),)
-        return (decomposition.softmax_cross_entropy_grad(prob, labels, dloss),)
+    def decompose(self, *inputs: Any) -> tuple[Tensor, ...]:
+        return decomposed(self, inputs)
 
     def grad(self, prob: Tensor, labels: Tensor, dloss: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
         return through(self.decompose, (prob, labels, dloss), (ddx,))

@@ -8,17 +8,20 @@ from typing import Any
 from jobflow.core.errors import ShapeError
 from jobflow.core.layout import Rule
 from jobflow.core.types import Tensor, TensorType
-from jobflow.ops import decomposition
-from jobflow.ops.arithmetic import add, multiply
+from jobflow.ops.arithmetic import add, divide, multiply, subtract
 from jobflow.ops.batch_norm import batch_norm_infer as batch_norm_infer
 from jobflow.ops.batch_norm import batch_norm_train as batch_norm_train
+from jobflow.ops.compare import greater
+from jobflow.ops.decomposition import decomposed
 from jobflow.ops.derivative import through
 from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Sample, apply, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, sample_data
-from jobflow.ops.scalar import fill_like
-from jobflow.ops.softmax import whole_axis
+from jobflow.ops.reduce import reduce_sum
+from jobflow.ops.scalar import cast, clip, fill_like
+from jobflow.ops.softmax import AxisOp
 from jobflow.ops.source import constant
+from jobflow.ops.transcendental import sqrt, square
 
 
 def _count(f: Any, x: Any) -> Any:
@@ -59,6 +62,9 @@ class RowNorm(Indexed):
         rows, whole = LETTERS[: self.begin], LETTERS[self.begin : x.ndim].upper()
         return rows + whole, rows, whole
 
+    def decompose(self, *inputs: Any) -> tuple[Tensor, ...]:
+        return decomposed(self, inputs)
+
 
 class LayerNorm(RowNorm):
     """Layer normalization: y = (x - mean) inv_std gamma + beta, with mean and inv_std = 1 / sqrt(variance + epsilon) of every row.
@@ -96,9 +102,6 @@ class LayerNorm(RowNorm):
             dx = through if dx is None else add(dx, through)
         return dx, dgamma, dbeta
 
-    def decompose(self, x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
-        return decomposition.layer_norm(x, gamma, beta, self.begin, self.epsilon)
-
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(1), sample_data(1, 5, 4), sample_data(2, 4), sample_data(3, 4))
@@ -129,9 +132,6 @@ class LayerNormGrad(RowNorm):
         # inv_std^3 would magnify the rounding error of the mean in rows of nearly equal elements, so the product is corrected by it
         share, slope = average * inv_std, (_mean(f, weighed * gamma) - average * _mean(f, centred)) * (inv_std * inv_std * inv_std)
         return dy * inv_std * gamma - centred * slope - share, f.column_sum(weighed * inv_std), f.column_sum(dy)
-
-    def decompose(self, dy: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, inv_std: Tensor) -> tuple[Tensor, ...]:
-        return decomposition.layer_norm_grad(dy, x, gamma, mean, inv_std, self.begin)
 
     def grad(self, dy: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, inv_std: Tensor, *rest: Tensor | None) -> Grads:
         return through(self.decompose, (dy, x, gamma, mean, inv_std), rest[3:])
@@ -164,10 +164,6 @@ class RowStatistics(RowNorm):
     def grad(self, x: Tensor, mean: Tensor, inv_std: Tensor, *grads: Tensor | None) -> Grads:
         return (_through_statistics(self.begin, x, mean, inv_std, *grads),)
 
-    def decompose(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mean, _, inv_std = decomposition.row_statistics(x, self.begin, self.epsilon)
-        return mean, inv_std
-
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(1), sample_data(1, 5, 4))
@@ -186,10 +182,6 @@ class RowStatisticsGrad(RowNorm):
 
     def formula(self, f: Any, x: Any, mean: Any, inv_std: Any, dmean: Any, dinv: Any) -> Any:
         return (dmean - dinv * (inv_std * inv_std * inv_std) * (x - mean)) / _count(f, x)
-
-    def decompose(self, x: Tensor, *rows: Tensor) -> tuple[Tensor]:
-        mean, inv_std, dmean, dinv = rows
-        return (decomposition.row_statistics_grad(x, mean, inv_std, dmean, dinv, self.begin),)
 
     def grad(self, *tensors: Tensor) -> Grads:
         return through(self.decompose, tensors[:5], tensors[6:])
@@ -253,9 +245,6 @@ class RmsNorm(RowNorm):
             dx = through if dx is None else add(dx, through)
         return dx, dgamma
 
-    def decompose(self, x: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
-        return decomposition.rms_norm(x, gamma, self.begin, self.epsilon)
-
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(1), sample_data(1, 5, 4), sample_data(2, 4))
@@ -281,9 +270,6 @@ class RmsNormGrad(RowNorm):
         slope = _mean(f, weighed * gamma) * (inv_rms * inv_rms * inv_rms)
         return dy * inv_rms * gamma - x * slope, f.column_sum(weighed * inv_rms)
 
-    def decompose(self, dy: Tensor, x: Tensor, gamma: Tensor, inv_rms: Tensor) -> tuple[Tensor, Tensor]:
-        return decomposition.rms_norm_grad(dy, x, gamma, inv_rms, self.begin)
-
     def grad(self, dy: Tensor, x: Tensor, gamma: Tensor, inv_rms: Tensor, *rest: Tensor | None) -> Grads:
         return through(self.decompose, (dy, x, gamma, inv_rms), rest[2:])
 
@@ -301,19 +287,10 @@ def rms_norm(x: Tensor, gamma: Tensor | None = None, begin_axis: int = 1, epsilo
     return y
 
 
-class L2Normalize(Indexed):
+class L2Normalize(AxisOp):
     """Division by the Euclidean norm along `axis`: y = x / sqrt(max(sum x^2, epsilon))."""
 
-    axis: int
     epsilon: float = 1e-12
-
-    def infer(self, x: TensorType) -> TensorType:
-        check_dtypes("l2_normalize", FLOATS, x)
-        return x
-
-    def rule(self, x: TensorType) -> Rule:
-        letters = whole_axis(x.ndim, self.axis)
-        return Rule(f"{letters}->{letters}")
 
     def formula(self, f: Any, x: Any) -> Any:
         return x / f.sqrt(f.maximum(f.row_sum(x * x), self.epsilon))
@@ -321,27 +298,16 @@ class L2Normalize(Indexed):
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(L2NormalizeGrad(self.axis, self.epsilon), x, dy),)
 
-    def decompose(self, x: Tensor) -> tuple[Tensor]:
-        return (decomposition.l2_normalize(x, self.axis, self.epsilon),)
-
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(1), sample_data(1, 4, 5))
         yield sample(cls(0, 5.0), sample_data(2, 3, 4), note=" some below epsilon")
 
 
-class L2NormalizeGrad(Indexed):
+class L2NormalizeGrad(AxisOp):
     """Gradient of L2Normalize: dx = (dy - [s > epsilon] y sum y dy) / sqrt(max(s, epsilon)), where s = sum x^2 and y = x / sqrt(s)."""
 
-    axis: int
     epsilon: float = 1e-12
-
-    def infer(self, x: TensorType, dy: TensorType) -> TensorType:
-        return x
-
-    def rule(self, x: TensorType, dy: TensorType) -> Rule:
-        letters = whole_axis(x.ndim, self.axis)
-        return Rule(f"{letters},{letters}->{letters}", linear=((1,),))
 
     def formula(self, f: Any, x: Any, dy: Any) -> Any:
         square = f.row_sum(x * x)
@@ -350,7 +316,11 @@ class L2NormalizeGrad(Indexed):
         return (dy - x * along) / f.sqrt(limited)
 
     def decompose(self, x: Tensor, dy: Tensor) -> tuple[Tensor]:
-        return (decomposition.l2_normalize_grad(x, dy, self.axis, self.epsilon),)
+        squares = reduce_sum(square(x), self.axis, keepdims=True)
+        limited = clip(squares, self.epsilon)
+        above = cast(greater(squares, clip(squares, None, self.epsilon)), x.tensor_type.dtype)  # comparisons with numbers have no operation
+        along = divide(multiply(reduce_sum(multiply(x, dy), self.axis, keepdims=True), above), limited)
+        return (divide(subtract(dy, multiply(x, along)), sqrt(limited)),)
 
     def grad(self, x: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
         return through(self.decompose, (x, dy), (ddx,))

@@ -12,11 +12,13 @@ import numpy as np
 
 from jobflow.core.layout import Box, Rule
 from jobflow.core.types import Tensor, TensorType
-from jobflow.ops import decomposition
+from jobflow.ops.decomposition import decomposed
 from jobflow.ops.derivative import through
 from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, sample_data
+from jobflow.ops.scalar import scale
+from jobflow.ops.triangle import tril
 
 
 def whole_axis(ndim: int, axis: int) -> str:
@@ -38,6 +40,9 @@ class AxisOp(Indexed):
         letters = whole_axis(x.ndim, self.axis)
         return Rule(f"{','.join([letters] * (1 + len(others)))}->{letters}", linear=((1,),) if others else ())
 
+    def decompose(self, *inputs: Any) -> tuple[Tensor, ...]:
+        return decomposed(self, inputs)
+
 
 class Softmax(AxisOp):
     """Softmax along `axis`: y = exp(x - max x) / sum exp(x - max x).
@@ -58,9 +63,6 @@ class Softmax(AxisOp):
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(SoftmaxGrad(self.axis), y, dy),)
-
-    def decompose(self, x: Tensor) -> tuple[Tensor]:
-        return (decomposition.softmax(x, self.axis, self.masked),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -85,9 +87,6 @@ class SoftmaxGrad(AxisOp):
         dx = y * (dy - f.row_sum(y * dy))
         return dx if self.scale == 1.0 else dx * self.scale
 
-    def decompose(self, y: Tensor, dy: Tensor) -> tuple[Tensor]:
-        return (decomposition.softmax_grad(y, dy, self.axis, self.scale),)
-
     def grad(self, y: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
         return through(self.decompose, (y, dy), (ddx,))
 
@@ -107,9 +106,6 @@ class LogSoftmax(AxisOp):
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(LogSoftmaxGrad(self.axis), y, dy),)
 
-    def decompose(self, x: Tensor) -> tuple[Tensor]:
-        return (decomposition.log_softmax(x, self.axis),)
-
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(1), sample_data(1, 4, 5))
@@ -121,9 +117,6 @@ class LogSoftmaxGrad(AxisOp):
 
     def formula(self, f: Any, y: Any, dy: Any) -> Any:
         return dy - f.exp(y) * f.row_sum(dy)
-
-    def decompose(self, y: Tensor, dy: Tensor) -> tuple[Tensor]:
-        return (decomposition.log_softmax_grad(y, dy, self.axis),)
 
     def grad(self, y: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
         return through(self.decompose, (y, dy), (ddx,))
@@ -162,8 +155,9 @@ class CausalSoftmax(Indexed):
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(SoftmaxGrad(x.tensor_type.ndim - 1, self.scale), y, dy),)
 
-    def decompose(self, x: Tensor) -> tuple[Tensor]:
-        return (decomposition.causal_softmax(x, self.scale, self.diagonal),)
+    def decompose(self, x: Tensor) -> tuple[Tensor, ...]:
+        masked = tril(scale(x, self.scale), self.diagonal, fill=-math.inf)  # formulas of positions have no operation
+        return Softmax(x.tensor_type.ndim - 1, masked=True).decompose(masked)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
