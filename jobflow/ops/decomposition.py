@@ -36,7 +36,7 @@ def decomposed(op: Pointwise, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     types = [x.tensor_type for x in inputs]
     words = op.rule(*types).spec.partition("->")[0].split(",")
     axes, shape = max(zip(words, (type.shape for type in types), strict=True), key=lambda pair: len(pair[0]))
-    row = tuple(i for i, letter in enumerate(axes) if letter.isupper())
+    row = tuple(i for i, name in enumerate(axes) if name.isupper())
     rest = tuple(i for i in range(len(axes)) if i not in row)
     operands = [_aligned(x, word, axes) for x, word in zip(inputs, words, strict=True)]
     values: dict[Expression, Any] = {}
