@@ -44,7 +44,7 @@ class JobBody:
         #: variable -> bound tensor of the program; id of a called module -> function that returns its mode
         self.tensors: dict[str, Any] = {}
         self.modes: dict[int, Callable[[], Any]] = {}
-        #: source of the arguments that no caller passes; see `DataFeed`
+        #: source of the arguments that are read from files; see `DataFeed`
         self.feed: Any = None
         #: value name -> shape for arguments of their declared sizes; None if this trace has those sizes
         self.declared: Mapping[str, tuple[int, ...]] | None = {}

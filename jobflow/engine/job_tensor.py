@@ -176,7 +176,7 @@ class JobTensor(TensorOperators):
         Raises: AttributeError for a logical tensor.
         """
         if not self.local:
-            raise AttributeError("sub_consistent_blob_list")  # which __getattr__ explains
+            raise AttributeError("sub_consistent_blob_list")  # __getattr__ raises the error with an explanation
         whole = self.node.placement
         with scope.using(view="consistent", placement=whole):
             return list(take_parts(self, S(0), whole, None))

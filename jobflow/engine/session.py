@@ -176,7 +176,7 @@ class Session:
         if tag != "cpu":
             there = f"there {'is one' if size == 1 else f'are {size}'}; set config.gpu_device_num or config.cpu_device_num before the first job call"
             raise PlacementError(f"{here}: device {beyond[0]} does not exist, because {there}")
-        notice(f"cpu devices beyond the {size} available are mapped onto these (first in {here})")
+        notice(f"cpu devices beyond the {size} available are mapped onto the available ones (first in {here})")
         return tuple(dict.fromkeys(rank % size for rank in requested))
 
     # ---------------------------------------------------------------- jobs

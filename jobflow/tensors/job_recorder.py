@@ -50,9 +50,9 @@ class Called:
 
     word: str
     namespace: tuple[str, ...]
-    #: names of its parameters and buffers
+    #: names of the module's parameters and buffers, by id
     names: Mapping[int, str]
-    #: names of its submodules
+    #: names of the module's submodules, by id
     paths: Mapping[int, str]
 
 

@@ -405,7 +405,7 @@ class Running:
         self.here = here
         self.placement = placement
         self.records = records
-        #: True if gradient programs may run as chains
+        #: True if gradient programs may run as chains of fused operations
         self.chains = not records
 
     def apply_chain(self, chain: Chain, inputs: Sequence[Any]) -> tuple[TensorBase, ...]:

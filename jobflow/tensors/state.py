@@ -97,8 +97,8 @@ class EagerState:
         self.default_dtype = float32
         #: number of the last graph, by class
         self.graphs: dict[str, int] = {}
-        #: ranks may draw different numbers of local tensors, but draw global tensors together; without a seed, local draws also
-        #: differ in value
+        #: ranks may create different numbers of random local tensors, but create random global tensors together; without a seed, local
+        #: tensors also have different values
         self.local_generator = Generator(rank.index)
         self.global_generator = Generator()
         #: cached constants: see functional/promotion.py

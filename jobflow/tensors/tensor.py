@@ -59,9 +59,9 @@ class ResidentMemory:
         self.buffer = buffer
         self.offset = offset
         self.ranks = ranks
-        #: True if the other ranks have copies of it, which must stay equal
+        #: True if the other ranks have copies of the memory, which must remain equal
         self.copies = copies
-        #: True if the next run of the program overwrites it with a new tensor
+        #: True if the next run of the program overwrites the memory with a new tensor
         self.transient = transient
         #: this rank's copy of the elements, after a write
         self.copy: Array | None = None
@@ -184,7 +184,7 @@ class TensorBase:
         #: the values of `requires_grad` and `grad` (`jobflow.functional.gradients`)
         self._needs_gradient = False
         self._gradient: Any = None
-        #: the recorded operation that computed it, and the index of its output
+        #: the recorded operation that computed the tensor, and the index of its output
         self.node: TapeNode | None = None
         self.index = 0
         self.hooks: dict[int, Callable[[Any], Any]] | None = None

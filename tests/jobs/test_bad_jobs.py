@@ -123,7 +123,7 @@ def test_cpu_devices_beyond_the_last_fold(on: Callable[[int], None], capsys: pyt
             return x * 3
 
     np.testing.assert_array_equal(run_body(beyond), X * 3)
-    assert "cpu devices beyond the 2 available are mapped onto these" in capsys.readouterr().err
+    assert "cpu devices beyond the 2 available are mapped onto the available ones" in capsys.readouterr().err
 
 
 def without_loss(x: Any) -> Any:

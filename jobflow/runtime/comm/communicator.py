@@ -58,7 +58,7 @@ class Communicator(Protocol):
 
     rank: int
     size: int
-    #: the world's numbers of its ranks: rank i of this communicator is rank members[i] of the world
+    #: numbers of the ranks in the world: rank i of this communicator is rank members[i] of the world
     members: tuple[int, ...]
 
     def group(self, ranks: Sequence[int]) -> Communicator:

@@ -225,7 +225,7 @@ class NcclCommunicator(_DeviceCommunicator, Recorder):
         kind = str(record.source.dtype)
         names = {name: name.upper() for name in _REDUCED} | {"bool": "UINT8"}
         if kind not in names:
-            raise PlanError(f"{record.label}: NCCL cannot reduce {kind}")
+            raise PlanError(f"{record.label}: NCCL cannot reduce {kind}; cast the tensor to float32")
         # the sum of booleans is "or", as in NumPy
         word = "MAX" if kind == "bool" and record.reduce is Reduction.SUM else record.reduce.name
         return getattr(self._nccl, f"NCCL_{names[kind]}"), getattr(self._nccl, f"NCCL_{word}")

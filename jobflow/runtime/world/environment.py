@@ -172,7 +172,7 @@ def check_process(pid: int) -> None:
     if pid != os.getpid():
         raise JobError(
             f"communication at {user_line()}: this process was forked (os.fork, multiprocessing) from a rank or a process with several devices, "
-            f"and is no rank; "
+            f"and is not a rank; "
             f'call jobs and global tensors in the parent process, or start a new process: multiprocessing.get_context("spawn")'
         )
 

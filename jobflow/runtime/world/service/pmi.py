@@ -73,7 +73,7 @@ class Pmi:
 
     def _put(self, key: str, value: str) -> None:
         if not 0 < len(key) <= KEY or len(value) > VALUE or len(self.values) >= MOST * self.size:
-            raise ValueError("put: the key or value is too long, or there are too many keys")
+            raise ValueError(f"put: the key has {len(key)} characters, the value {len(value)}, or there are {len(self.values)} keys already")
         self.values[key] = value
 
     def _barrier(self, rank: int) -> Iterator[tuple[int, str]]:

@@ -48,7 +48,7 @@ class Peer:
         if not self._ours:
             request = record(text)
             if request.get("jobflow") != VERSION or type(request.get("challenge")) is not str:
-                raise ValueError("not a rank of this version")
+                raise ValueError(f"authentication: the peer is not a rank of protocol version {VERSION}")
             self._theirs, self._ours = request["challenge"], challenge()
             self.line.send({"jobflow": VERSION, "challenge": self._ours})
             return None
