@@ -92,7 +92,7 @@ def to_local(x: Tensor, *, copy: bool = False) -> Tensor:
     if x.traced is not None:
         return recorder(state(), "to_local").to_local(x)
     if x.layout is None:
-        raise JobError(f"to_local at {user_line()}: the tensor is already local")
+        raise JobError(f"to_local at {user_line()}: the tensor {x.tensor_type} is already local")
     here = state()
     result = redistribution.to_local(here, x, copy=copy)
     if x.layout.placement.tag == "cuda":

@@ -281,7 +281,7 @@ def var(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False
 
 @rounded_once
 def std(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: int | None = None) -> Tensor:
-    """Return the square root of the variance, see `var`; its gradient at 0 is 0."""
+    """Return the standard deviation over `dim`, the square root of `var`, with gradient 0 where the variance is 0."""
     return _deviation(var(x, dim, unbiased, keepdim, correction=correction))
 
 

@@ -131,7 +131,7 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
 
 
 def fans(what: str, tensor: Tensor) -> tuple[int, int]:
-    """Return (fan_in, fan_out) of weights [out, in, *kernel]."""
+    """Return (fan_in, fan_out) of weights [out, in, *kernel].  Raises: ShapeError for fewer than two axes."""
     _check(what, tensor)
     if tensor.ndim < 2:
         raise ShapeError(f"{what} at {user_line()}: {tensor.tensor_type} must have at least the two axes [out, in, ...]")

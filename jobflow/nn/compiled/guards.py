@@ -193,7 +193,7 @@ class Guards:
                 self.descend(names[name], name, None, name)
 
     def _called(self, function: Any, frame: Any) -> None:
-        """Check a C function that user code calls."""
+        """Raise Untraceable if user code calls a C function with effects, or with a result that depends on more than the arguments."""
         if frame.f_code not in self.executed or not self._serves_program(frame):
             return
         owner = getattr(function, "__self__", None)

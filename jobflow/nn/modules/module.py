@@ -142,7 +142,7 @@ class Module:
             object.__setattr__(self, name, value)
 
     def _set_part(self, own: dict[str, Any], name: str, value: Tensor | None) -> None:
-        """Assign a tensor or None to a part with this name, or to an ordinary attribute if there is no such part."""
+        """Assign a tensor or None to the parameter, buffer or module `name`, or to an ordinary attribute if there is none."""
         kinds = [kind for kind in _KINDS if name in own.get(kind, ())]
         if not kinds:
             object.__setattr__(self, name, value)
@@ -186,7 +186,7 @@ class Module:
         return sorted({*super().__dir__(), *(name for kind in _KINDS for name in vars(self).get(kind, ()))})
 
     def _place(self, kind: str, name: str) -> dict[str, Any]:
-        """Return the dict of parts of a kind, after removal of parts of other kinds with the same name."""
+        """Return the dict of the parameters, buffers or modules, as `kind` selects, after removing `name` from the other dicts."""
         own = vars(self)
         if kind not in own:
             raise self._unready(f"{name!r} is assigned")
