@@ -39,7 +39,7 @@ CASES = [
 
 
 def scores(name: str) -> np.ndarray[Any, Any]:
-    """Return numbers whose log-softmax the case takes."""
+    """Return numbers whose log-softmax is the input of the case."""
     return np.random.RandomState(zlib.crc32(name.encode())).standard_normal(LENGTHS[name].shape)
 
 

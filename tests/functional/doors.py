@@ -23,7 +23,7 @@ class OfFunction(flow.nn.Graph):  # type: ignore[misc]
 
 
 def modes(function: Callable[..., Any], *arrays: Any) -> list[tuple[str, Callable[[], Any]]]:
-    """Return the name of each mode, and the function that runs in it."""
+    """Return each mode's name and the function that runs in this mode."""
     here = {"placement": flow.placement("cpu", [0]), "sbp": flow.sbp.broadcast}
     local, spread = ([flow.tensor(np.asarray(a), **where) for a in arrays] for where in ({}, here))
     return [
@@ -40,7 +40,7 @@ def flat(output: Any) -> list[Any]:
 
 
 def gives(function: Callable[..., Any], arrays: Sequence[Any], *expected: Any, dtype: Any = None, rtol: float = 0.0) -> None:
-    """Assert that the function returns these values in every mode: bit by bit, or within `rtol`."""
+    """Assert that the function returns these values in every mode, bit by bit or within `rtol`."""
     for name, run in modes(function, *arrays):
         output = flat(run())
         assert len(output) == len(expected), name
@@ -51,7 +51,7 @@ def gives(function: Callable[..., Any], arrays: Sequence[Any], *expected: Any, d
 
 
 def refuses(function: Callable[..., Any], arrays: Sequence[Any], error: type[Exception], *facts: str) -> None:
-    """Assert that every mode raises this error, with these facts in its message."""
+    """Assert that every mode raises this error, with these facts in the message."""
     for name, run in modes(function, *arrays):
         with pytest.raises(error) as caught:
             run()

@@ -1,4 +1,4 @@
-"""Comparisons of functions of tensors with NumPy, on local tensors and in every layout; gradients with those of local tensors."""
+"""Comparisons of functions of tensors with NumPy, on local tensors and in every layout, with gradients of local tensors."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Case = tuple[Function, Function, Sequence[Any]]
 
 
 def layouts(array: np.ndarray[Any, Any]) -> list[Any]:
-    """Return all sbp on one dimension of ranks; bool tensors have no partial one."""
+    """Return all sbp on one dimension of ranks, without partial ones for bool tensors."""
     return [B, *([] if array.dtype == bool else [P]), *(S(axis) for axis in range(array.ndim))]
 
 
 def with_layout(array: np.ndarray[Any, Any], here: placement, how: Any, rank: int) -> Any:
-    """Return a global tensor of this value; the addends of a partial one differ in sign and size."""
+    """Return a global tensor of this value; addends of a partial tensor differ in sign and size."""
     n = here.ranks.size
     if how != P or n == 1:
         return tensor(array, placement=here, sbp=how)
@@ -46,7 +46,7 @@ def differentiated(function: Function, xs: list[Any], expected: list[bool]) -> t
 
 
 def compare(n: int, cases: Sequence[Case], tolerance: float = 1e-9) -> None:
-    """Compare each case: a function of tensors, the same function of arrays, and arrays."""
+    """Compare a function of tensors with the same function of arrays, in each case."""
 
     def program(rank: int) -> None:
         here = placement("cpu", range(n))

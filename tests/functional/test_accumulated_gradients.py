@@ -38,7 +38,7 @@ def test_backward_adds_into_a_gradient_with_strides() -> None:
     assert whole.numpy().tolist() == [[1, 4], [2, 5], [3, 6]]
 
 
-def test_a_saved_reference_sees_the_sum() -> None:
+def test_a_saved_reference_has_the_accumulated_gradient() -> None:
     p = leaf()
     p.sum().backward()
     saved, view = p.grad, p.grad[1:]
@@ -204,7 +204,7 @@ def test_an_assigned_gradient_of_a_computed_tensor_is_not_written_to() -> None:
 
 
 def test_retained_gradients_on_the_way_to_the_inputs() -> None:
-    """`grad` and `inputs=` fill retained gradients of tensors on the way to the inputs, of no others."""
+    """`grad` and `inputs=` fill the retained gradients of tensors between the inputs and the outputs, but of no other tensors."""
     x, other = leaf(), leaf()
     a, b = x * 2, other * 3
     c = a * b
@@ -317,7 +317,7 @@ def test_zero_gradients_of_global_tensors_have_the_layout_of_the_tensor() -> Non
     assert x.grad.numpy().tolist() == [0, 0, 0, 0]
 
 
-def test_none_from_a_user_function_stays_none() -> None:
+def test_a_gradient_of_none_from_a_user_function_is_none() -> None:
     class NoGradient(flow.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Any) -> Any:
@@ -332,7 +332,7 @@ def test_none_from_a_user_function_stays_none() -> None:
     assert x.grad is None
 
 
-def test_unused_parameters_keep_none() -> None:
+def test_the_gradient_of_an_unused_parameter_is_none() -> None:
     x, unused = leaf(), leaf()
     (x**0 + unused.detach()).sum().backward()
     assert unused.grad is None

@@ -1,6 +1,6 @@
-"""Measured changes of layout, through to_global: the same pieces on every rank, and the same logical value on all ranks.
+"""Measured redistributions through to_global: the same pieces on every rank, and the same logical value on all ranks.
 
-Changes that the measured system refused or crashed on work here.  An axis with fewer elements than ranks leaves some ranks empty, and
+Redistributions that raised or crashed in the measured system work here.  An axis with fewer elements than ranks leaves some ranks empty, and
 every element type has every conversion.  A placement keeps the order of its ranks, which the measured system sorted.
 """
 
@@ -54,7 +54,7 @@ def shape_of(array: np.ndarray[Any, Any]) -> str:
 
 
 def changed(rank: int, cases: list[dict[str, Any]]) -> list[tuple[str, str, Any, bool]]:
-    """Return, per measured change, the shapes of this rank's pieces before and after it, and True if the value is right."""
+    """Return the shapes of this rank's pieces before and after each redistribution, and True if the value is right."""
     results = []
     for case in cases:
         array = logical(case)
@@ -86,7 +86,7 @@ def test_changes_of_layout_equal_the_measurements(n: int) -> None:
 
 
 def test_counts() -> None:
-    """Of 586 changes, 20 failed in the measured system."""
+    """Of 586 redistributions, 20 failed in the measured system."""
     outcomes = [measured for cases in SIZES.values() for case in cases for measured in case["pieces"].values()]
     assert (len(outcomes), sum(measured in FAILED for measured in outcomes)) == (586, 20)
 

@@ -51,7 +51,7 @@ FILLS = {
 
 
 @pytest.mark.parametrize("name", FILLS)
-def test_fills_refuse_numbers_that_the_type_does_not_include(name: str) -> None:
+def test_fills_raise_for_numbers_out_of_range(name: str) -> None:
     fill = FILLS[name]
     for dtype, values in (
         (np.uint8, (300, -1, np.nan, np.inf)),
@@ -136,7 +136,7 @@ def test_floats_divided_by_zero_are_infinite(divisor: float) -> None:
 
 
 def test_a_number_divided_by_zero_is_zero_in_a_job() -> None:
-    """OneFlow 0.2 to 0.4 define it so; tensor / tensor divides normally."""
+    """OneFlow 0.2 to 0.4 define the result as 0; a tensor divided by a tensor has the usual result."""
 
     @flow.global_function()
     def job(x: tp.Numpy.Placeholder((3,)), y: tp.Numpy.Placeholder((3,))) -> tp.Numpy:
@@ -173,7 +173,7 @@ def test_integers_divided_by_zero_raise_in_a_job(word: str) -> None:
     assert job(np.int32([7, -7, 9]), np.int32([2, 2, 3])).tolist() == ([1, 1, 0] if word in ("mod", "%") else [3, -4, 3])
 
 
-def test_limits_beyond_the_type() -> None:
+def test_bounds_out_of_range_of_the_type() -> None:
     gives(lambda x: x.clamp(-5, 300), [BYTES], BYTES, dtype=flow.uint8)
     gives(lambda x: x.clamp(min=-5), [BYTES], BYTES, dtype=flow.uint8)
     gives(lambda x: x.clamp(max=0.5), [BYTES], [0.5, 0, 0.5], dtype=flow.float32)

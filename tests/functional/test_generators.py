@@ -1,4 +1,4 @@
-"""Generators of random functions: equal seeds draw equal values, different seeds different ones."""
+"""Generators of random functions: equal seeds yield equal values, different seeds yield different values."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_every_function_with_a_generator_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_generators_of_one_seed_draw_the_same(name: str) -> None:
+def test_generators_with_equal_seeds_yield_equal_values(name: str) -> None:
     first, same, other = (data(lambda: CALLS[name](flow.Generator().manual_seed(seed))) for seed in (1, 1, 2))  # noqa: B023
     np.testing.assert_array_equal(first, same)
     assert not np.array_equal(first, other)

@@ -136,7 +136,7 @@ def test_tensors_and_the_graph(n: int) -> None:
 
 
 @with_ranks(1, 2)
-def test_hooks_and_gradients_on_the_way(n: int) -> None:
+def test_hooks_and_retained_gradients_of_computed_tensors(n: int) -> None:
     here = placement("cpu", range(n))
     w = ones(4, placement=here, sbp=S(0), requires_grad=True)
     y = w * 2

@@ -86,7 +86,7 @@ def test_functions_of_values_raise_in_a_graph() -> None:
             Called(function)(x, x)
 
 
-def test_draws_differ_from_run_to_run() -> None:
+def test_random_values_differ_between_runs() -> None:
     def program(rank: int) -> Any:
         here = placement("cpu", [0, 1])
         x = creation.tensor(X, placement=here, sbp=S(0))

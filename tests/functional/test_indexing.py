@@ -42,7 +42,7 @@ KEYS = WINDOWS + LOOKUPS
 
 
 def tensor_key(key: Any, like: Any) -> Any:
-    """Return the key with arrays as tensors on the placement of a tensor, broadcast."""
+    """Return the key with arrays replaced by tensors, broadcast on the placement of a tensor."""
     each = [
         tensor(k, **({"placement": like.placement, "sbp": [B] * len(like.sbp)} if like.is_global else {})) if isinstance(k, np.ndarray) else k
         for k in (key if isinstance(key, tuple) else (key,))
@@ -153,7 +153,7 @@ def test_assignment_to_one_broadcast_element() -> None:
 
 @with_ranks(1)
 def test_several_ellipses() -> None:
-    """As in PyTorch, allowed if the following indices are unambiguous."""
+    """Several ellipses are allowed if the following indices are unambiguous, as in PyTorch."""
     x = tensor(CUBE)
     for key, like in (
         ((..., ...), ...),

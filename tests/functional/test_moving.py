@@ -203,7 +203,7 @@ def test_to_global_raises_for_invalid_arguments(n: int) -> None:
     assert moving.local_to_global(local, here, B).is_global and moving.global_to_global(x, sbp=S(0)).sbp == (S(0),)
 
 
-def test_gradients_of_changes_of_layout() -> None:
+def test_gradients_of_redistributions() -> None:
     def program(rank: int) -> Any:
         here = placement("cpu", [0, 1])
         x = tensor(VALUE, placement=here, sbp=S(0), requires_grad=True)

@@ -26,7 +26,7 @@ LARGEST_INV_STD = 1 / np.sqrt(1e-5)
 
 
 def nearly_equal(base: float, *shape: int) -> Any:
-    """Elements at most two float32 steps from `base`."""
+    """Return elements at most two float32 steps from `base`."""
     steps = np.random.default_rng(0).integers(-2, 3, shape)
     return (base + steps * np.spacing(np.float32(base))).astype(np.float32)
 
@@ -44,7 +44,7 @@ class Loss(flow.nn.Module):
 
 
 class Training(flow.nn.Graph):
-    """One step of SGD.  It subtracts the gradient from the shift."""
+    """One step of SGD, which subtracts the gradient from the shift."""
 
     def __init__(self, loss: Loss) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Training(flow.nn.Graph):
 
 
 def gradient(norm: str, x: Any, slope: Any, weight: Any, dtype: Any = flow.float32, ranks: int = 0, graph: bool = False) -> Any:
-    """The gradient of x, eager or in a graph, on local tensors or with the samples split among ranks."""
+    """Return the gradient of x, eager or in a graph, on local tensors or with the samples split among ranks."""
     where = flow.placement("cpu", list(range(ranks))) if ranks else None
     split, whole = ({"placement": where, "sbp": sbp} if ranks else {} for sbp in (flow.sbp.split(0), flow.sbp.broadcast))
     loss = Loss(norm, x.shape, dtype, **split)

@@ -31,7 +31,7 @@ T = np.array([[0.5, 0.25, 0.25], [0.125, 0.5, 0.375]])
     ],
 )
 def test_losses_compute_in_the_wider_type_of_two(name: str, expected: Any) -> None:
-    """As for `input - target`; a float64 target from NumPy is a common accident."""
+    """The type is that of `input - target`; float64 targets from NumPy are common."""
     loss = getattr(F, name)
     gives(loss, (X, T), expected, dtype=flow.float64, rtol=1e-6)
     gives(lambda x, t: loss(x, t.float()), (X, T), np.float32(expected), dtype=flow.float32, rtol=1e-6)
@@ -52,13 +52,13 @@ def test_distances_of_mixed_types() -> None:
 
 
 def test_probabilities_of_another_type_raise() -> None:
-    """As in PyTorch, because either type could be the intended one."""
+    """Either type could be the intended one, as in PyTorch."""
     refuses(lambda x, t: F.binary_cross_entropy(x.sigmoid(), t), (X, T), DtypeError, "binary_cross_entropy", "float32[2,3]", "float64[2,3]", "cast")
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.uint8])
 def test_targets_without_a_sign_are_1_or_0(dtype: Any) -> None:
-    """Without a -1, a 0 is neither label and counts both ways, as in PyTorch."""
+    """A target 0 is neither of the labels 1 and -1, and both terms of the loss apply, as in PyTorch."""
     t = np.array([[1, 0, 1], [0, 0, 1]], dtype)
     expected = np.where(t == 1, 0, np.maximum(0, 1 - X)) + X
     gives(lambda x, t: F.hinge_embedding_loss(x, t, reduction="none"), (X, t), expected, dtype=flow.float32)
@@ -66,9 +66,9 @@ def test_targets_without_a_sign_are_1_or_0(dtype: Any) -> None:
 
 
 def test_margin_losses_separate_equal_scores() -> None:
-    """A margin that is met exactly has the gradient of a violated one.
+    """A score exactly at the margin has the gradient of a score inside the margin.
 
-    So equal scores, which are common at the start of training, are not a minimum.
+    Therefore equal scores, which are common at the start of training, are not a minimum.
     """
     x, y = (flow.zeros(2, requires_grad=True) for _ in range(2))
     F.margin_ranking_loss(x, y, flow.ones(2), reduction="sum").backward()
@@ -80,7 +80,7 @@ def test_margin_losses_separate_equal_scores() -> None:
 
 @with_ranks(1, 2)
 def test_empty_indices_are_accepted(n: int) -> None:
-    """An empty index may have other axes than the tensor and need not be of integers; a missing axis is still an error."""
+    """An empty index may have any element type and number of axes; a missing axis is an error."""
     for how in (flow.sbp.broadcast, flow.sbp.split(0), flow.sbp.split(1)):
         where = {"placement": flow.placement("cpu", range(n)), "sbp": how}
         base = flow.arange(6, dtype=flow.float32, placement=where["placement"], sbp=flow.sbp.broadcast).reshape(2, 3)
@@ -153,7 +153,7 @@ def test_a_plateau_says_the_rates() -> None:
 
 @pytest.mark.parametrize("make", [flow.tensor, flow.as_tensor, flow.zeros(1).new_tensor])
 def test_python_numbers_keep_all_their_digits(make: Any) -> None:
-    """A list of floats is float32 only without an explicit type; float64 used to be rounded to float32 first."""
+    """A list of floats is float32 only without an explicit type."""
     assert make([0.1, 1e300], dtype=flow.float64).tolist() == [0.1, 1e300]
     assert make([[16777217.0]], dtype=flow.int64).tolist() == [[16777217]]
     assert make([0.1]).dtype is flow.float32 and make([2.75, -2.75], dtype=flow.int32).tolist() == [2, -2]

@@ -1,4 +1,4 @@
-"""Mistakes that make the measured system hang, crash or compute wrong values: here they raise on every rank, or work."""
+"""Mistakes that make the measured system hang, crash or compute wrong values; here they raise on every rank, or work."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def leaf(array: np.ndarray[Any, Any], layout: Layout | None) -> Tensor:
 
 
 def held(array: np.ndarray[Any, Any], layout: Layout) -> np.ndarray[Any, Any]:
-    """Return this rank's piece."""
+    """Return this rank's piece of a tensor."""
     rank = state().rank.index
     piece = array
     for sbp, n, at in zip(layout.sbp, layout.placement.mesh, layout.placement.coordinates(rank), strict=True):
@@ -201,7 +201,7 @@ def held(array: np.ndarray[Any, Any], layout: Layout) -> np.ndarray[Any, Any]:
 
 
 def performed(op: str, arrays: tuple[np.ndarray[Any, Any], ...], layouts: list[Layout | None]) -> tuple[Tensor, list[Tensor | None]]:
-    """Return the output, and the gradients of the inputs for a weighted sum of it."""
+    """Return the output, and the gradients of the inputs for a weighted sum of the output."""
     inputs = [leaf(array, layout) for array, layout in zip(arrays, layouts, strict=True)]
     y = OPS[op](*inputs)
     if y.requires_grad:
@@ -239,7 +239,7 @@ def text(layout: Layout) -> str:
 
 
 def cases_of(mesh: str, op: str) -> dict[str, str | None]:
-    """Return layouts of inputs -> measured layout of the output; None if the measured system refused them."""
+    """Return the measured layout of the output by layouts of the inputs; None if the measured system raised an error."""
     measured: dict[str, str | None] = dict(line.split(" -> ") for line in PUBLISHED[mesh][op]["chosen"])
     return measured | dict.fromkeys(REFUSED.get(op, []) if mesh == "2d" else [])
 

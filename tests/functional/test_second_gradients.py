@@ -125,7 +125,7 @@ def test_derivatives_go_from_local_tensors_to_global_ones_and_back(rank: int, n:
 
 @with_ranks(1, 2)
 def test_copies_that_become_one_tensor(rank: int, n: int) -> None:
-    """The first rank's values count: it receives the gradient and the second gradient, the others zeros."""
+    """The first rank's value is used: this rank receives the gradient and the second gradient, other ranks receive zeros."""
     here = flow.placement("cpu", range(n))
     x = flow.tensor(X, requires_grad=True)
     y = (x**3).to_global(placement=here, sbp=flow.sbp.broadcast)

@@ -95,7 +95,7 @@ def test_sizes() -> None:
 
 @with_ranks(1)
 def test_gradients_of_views_after_writes() -> None:
-    """After y = x, y[1] = 3 x[1], y[0] = w, an earlier view shows the new values."""
+    """An earlier view has the new values after y = x, y[1] = 3 x[1], y[0] = w."""
     x, w = tensor(X, requires_grad=True), tensor(X[0] - 1, requires_grad=True)
     y = x * 2.0
     first, flat = y[0], y.view(24)

@@ -127,7 +127,7 @@ def test_second_gradients_pass_through_inputs_and_outputs() -> None:
 
 
 class Fitted(flow.autograd.Function):  # type: ignore[misc]
-    """x + row, whose gradient for the row is left broadcast."""
+    """The function x + row, whose backward returns a broadcast gradient for the row."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, row: Any) -> Any:

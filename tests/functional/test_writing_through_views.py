@@ -28,7 +28,7 @@ def chained(w: Any, x: Any) -> Any:
 
 
 def read_after(w: Any, x: Any) -> Any:
-    """Views created before a write to their base show its new values."""
+    """Read views that were created before a write to their base."""
     z = w * 1
     row, turned = z[2], z.transpose(0, 1)
     z.mul_(x)
@@ -37,7 +37,7 @@ def read_after(w: Any, x: Any) -> Any:
 
 
 def copies(w: Any, x: Any) -> Any:
-    """Copies and their sources do not change."""
+    """Return a tensor, and copies of the tensor after writes to the copies."""
     z = w * 1
     flat, order = z.t().reshape(-1), z.t().contiguous()
     flat.mul_(2)

@@ -1,4 +1,4 @@
-"""Helpers of the tests of nn.Graph: a model of two stages, trained eagerly and as a graph."""
+"""Helpers of the tests of nn.Graph, with a model of two stages that is trained eagerly and as a graph."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Setting = Callable[[Any], None]
 
 
 def tensor_of(array: Any, where: placement, how: Any) -> Tensor:
-    """A global float32 tensor of numbers that every rank has."""
+    """Return a global float32 tensor of an array with equal elements on all ranks."""
     return tensor(np.asarray(array, np.float32), placement=where, sbp=how)
 
 
 class Stage(Module):
-    """x w, bent."""
+    """A product x w, followed by an activation."""
 
     def __init__(self, w: Any, where: placement, how: Sbp) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Stage(Module):
 
 
 class Model(Module):
-    """Two stages, each on its own ranks if there are as many."""
+    """A model of two stages, each on separate ranks if there are enough ranks."""
 
     def __init__(self, n: int, first: Sbp = sbp.broadcast, second: Sbp = S1) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def places(n: int) -> tuple[placement, placement]:
 
 
 class Trained(Graph):
-    """A model, its stages, and its optimizers."""
+    """A training graph of a model, its stages and its optimizers."""
 
     def __init__(self, model: Model, optimizers: Sequence[Any], schedule: Any, setting: Setting) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Trained(Graph):
 
 
 class Forward(Graph):
-    """Only what the model does."""
+    """A graph that runs the forward pass of the model only."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -104,17 +104,17 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def batches(steps: int) -> Any:
-    """The batch of every step: what goes in and what is to come out."""
+    """Return the batch of every step, as inputs and targets."""
     draw = np.random.RandomState(1).standard_normal
     return [(draw((ROWS, 5)), draw((ROWS, 3))) for _ in range(steps)]
 
 
 def usual(graph: Any) -> None:
-    """Nothing is set."""
+    """Configure no options."""
 
 
 def at_once(model: Model, optimizer: Any, schedule: Any, how: tuple[Any, Any], steps: int) -> list[float]:
-    """The losses of training step by step."""
+    """Return the losses of eager training, step by step."""
     losses = []
     for x, y in batches(steps):
         optimizer.zero_grad()
@@ -129,7 +129,7 @@ def at_once(model: Model, optimizer: Any, schedule: Any, how: tuple[Any, Any], s
 
 
 def clip(model: Model, most: float | None) -> None:
-    """The gradients of a model on one rank, shortened together."""
+    """Clip the gradients of a model on one rank by their common norm."""
     if most is not None:
         gradients = [p.grad.array for p in model.parameters()]
         norm = np.sqrt(sum((g**2).sum() for g in gradients))
@@ -138,7 +138,7 @@ def clip(model: Model, most: float | None) -> None:
 
 
 def as_graph(graph: Any, places: Sequence[placement], how: tuple[Any, Any], steps: int, skip: int = 0) -> list[float]:
-    """The losses of calls of a graph, the mean where a call gives several."""
+    """Return the losses of calls of a graph, averaged if a call returns several losses."""
     return [float(graph(tensor_of(x, places[0], how[0]), tensor_of(y, places[1], how[1])).numpy().mean()) for x, y in batches(steps)[skip:]]
 
 

@@ -1,10 +1,10 @@
-"""Modules and functions with inputs for them, spelt so that any library with PyTorch's names can run them.
+"""Modules and functions with inputs, written for any library with PyTorch's names.
 
 Inputs and parameters are functions of the case's name.  A kind of input is
     x  numbers with gradients      p  probabilities with gradients      v  positive numbers with gradients
     z  numbers with gradients, many of them 0
     c  numbers    q  probabilities    s  1 or -1    b  truth values    i7  integers below 7    j7  the same, some of them -100
-    h  what a mask hides, never the last of a row    H  the same, but all of row 1    u  what is above the diagonal
+    h  a mask that hides some elements, never the last of a row    H  the same, but all of row 1    u  the elements above the diagonal
     f F  numbers to add, -inf where h and H hide
 """
 
@@ -22,7 +22,7 @@ GRADIENTS = "xpvz"
 
 @dataclass(frozen=True)
 class Case:
-    """`make(nn, F)` is called with tensors of these kinds and shapes."""
+    """A call of `make(nn, F)` with tensors of these kinds and shapes."""
 
     name: str
     make: Callable[[Any, Any], Callable[..., Any]]
@@ -40,7 +40,7 @@ class Case:
         return self.random(f"out{i}").standard_normal(shape)
 
     def weights_of_gradient(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        """Return the weights of a tensor's gradient in the sum that is differentiated again."""
+        """Return the weights of a tensor's gradient in the sum for second derivatives."""
         return self.random(f"second/{name}").standard_normal(shape)
 
     def parameter(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -84,7 +84,7 @@ def _function(name: str, *arguments: Any, **options: Any) -> Callable[[Any, Any]
 
 
 class _Written:
-    """A module that writes over a copy of its input, which is given back twice: as it is then, and doubled."""
+    """A module that may overwrite a copy of its input, called between that copy and a product."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
@@ -261,7 +261,7 @@ def _attention(**options: Any) -> Callable[[Any, Any], Any]:
 
 
 class _Called:
-    """A module called with options, which keeps its parameters."""
+    """A module that is called by `call(module, *tensors)`."""
 
     def __init__(self, module: Any, call: Callable[..., Any]) -> None:
         self.module = module
@@ -277,7 +277,7 @@ def _answered(nn: Any, F: Any) -> Any:
 
 
 def _masked(name: str, **options: Any) -> Callable[[Any, Any], Any]:
-    """Attention with masks; a blind query's answer is defined where no weights are asked for."""
+    """Return attention with masks; a case named "blind" has fully masked queries and requests no weights."""
 
     def call(m: Any, x: Any, y: Any, *masks: Any) -> Any:
         masks_by_name = dict(zip(options["masks"], masks, strict=True))

@@ -1,4 +1,4 @@
-"""nn and nn.functional as cases see them, and a run of a case on whatever ranks there are."""
+"""Namespaces nn and nn.functional of the cases, and a runner of a case on any ranks."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def reference(case: Case, file: str = "references.npz") -> dict[str, np.ndarray[
 
 
 def lain(array: np.ndarray[Any, Any], layout: Layout | None) -> Any:
-    """A tensor with these values."""
+    """Return a tensor with these values."""
     return tensor(array) if layout is None else cut("test", np.array(array), layout)
 
 
 def called(case: Case, inputs: Lay, weights: Lay) -> tuple[Any, list[Any], dict[str, Any], dict[str, Any], tuple[Any, ...]]:
-    """The weighed sum of the outputs, the inputs, parameters and buffers, and the outputs."""
+    """Return the weighted sum of the outputs, the tensors (inputs, parameters, buffers), and the outputs."""
     called_module = case.make(nn, F)
     module = called_module.module if isinstance(called_module, _Called) else called_module
     parameters: dict[str, Any] = {}
@@ -89,7 +89,7 @@ def called(case: Case, inputs: Lay, weights: Lay) -> tuple[Any, list[Any], dict[
 
 
 def run_case(case: Case, inputs: Lay = None, weights: Lay = None) -> dict[str, np.ndarray[Any, Any]]:
-    """Outputs, gradients and buffers, as `record.py` names them; `inputs(i, ndim)` and `weights(i, ndim)` say how things lie."""
+    """Return outputs, gradients and buffers by the names of `record.py`; `inputs(i, ndim)` and `weights(i, ndim)` return layouts."""
     total, tensors, parameters, buffers, outputs = called(case, inputs, weights)
     if total.requires_grad:
         total.backward()
@@ -101,7 +101,7 @@ def run_case(case: Case, inputs: Lay = None, weights: Lay = None) -> dict[str, n
 
 
 def run_twice(case: Case, inputs: Lay = None, weights: Lay = None) -> dict[str, np.ndarray[Any, Any]]:
-    """Gradients of a weighed sum of the gradients."""
+    """Return the gradients of a weighted sum of the gradients."""
     total, tensors, parameters, _, _ = called(case, inputs, weights)
     differentiated = {f"input/{i}": x for i, x in enumerate(tensors) if x.requires_grad} | {f"parameter/{name}": p for name, p in parameters.items()}
     first = grad(total, list(differentiated.values()), create_graph=True)
@@ -112,7 +112,7 @@ def run_twice(case: Case, inputs: Lay = None, weights: Lay = None) -> dict[str, 
 
 
 def forward(case: Case, dtype: DType) -> tuple[Any, ...]:
-    """The outputs on one rank in an element type, after a backward pass from them."""
+    """Return the outputs on one rank in an element type, after a backward pass."""
     called_module = case.make(nn, F)
     module = called_module.module if isinstance(called_module, _Called) else called_module
     if isinstance(module, Module):

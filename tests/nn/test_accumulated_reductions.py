@@ -1,4 +1,4 @@
-"""Reductions in parts of the batch of graphs: the numbers of one pass, or an error that names the line."""
+"""Reductions over microbatches in graphs: the values of one pass, or an error that names the line."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def step(count: int, loss: Any, result: Any) -> tuple[Any, ...]:
 
 
 def by_turns(*dimensions: Any) -> list[Any]:
-    """All combinations; those that hold no value for the first time are marked full."""
+    """Return all combinations, with the mark full unless a combination has a value for the first time."""
     chosen = [tuple(list(values)[i % len(values)] for values in dimensions) for i in range(max(map(len, dimensions)))]
     return [*chosen, *(pytest.param(*one, marks=pytest.mark.full) for one in product(*dimensions) if one not in chosen)]
 

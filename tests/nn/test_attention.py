@@ -1,4 +1,4 @@
-"""Masks of attention: queries that see no key, and masks that do not fit, by the public names, at once and in graphs."""
+"""Masks of attention under all public names, eager and in graphs: fully masked queries, and masks of wrong shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks of modules and of tensors on the way back: what they are told, what they may change, and what is an error."""
+"""Backward hooks of modules and tensors: the gradients that they receive and replace, and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def linear(here: Any = None) -> Any:
 
 
 def cases(n: int) -> list[tuple[Any, dict[str, Any]]]:
-    """A module, and where its input lies."""
+    """Return modules, each with the layout of the input."""
     here = flow.placement("cpu", range(n))
     return [(linear(), {}), *((linear(here), {"placement": here, "sbp": how}) for how in (flow.sbp.split(0), flow.sbp.broadcast, flow.sbp.split(1)))]
 
@@ -74,7 +74,7 @@ def test_inputs_without_gradients_are_none(n: int) -> None:
 
 
 class Pair(flow.nn.Module):  # type: ignore[misc]
-    """Two outputs of two tensors and a number."""
+    """A module with two tensors and a number as arguments, and two outputs."""
 
     def forward(self, x: Any, factor: float, y: Any) -> Any:
         return x * factor, y + x
@@ -102,7 +102,7 @@ def test_hooks_of_layers_run_from_the_last_to_the_first_in_every_pass() -> None:
     assert order == [2, 1, 0, 2, 1, 0]
 
 
-def test_gradients_of_gradients_go_through_hooked_modules() -> None:
+def test_second_gradients_pass_through_hooked_modules() -> None:
     module = flow.nn.Tanh()
     module.register_full_backward_hook(lambda m, i, o: (i[0] * 2,))
     x = flow.tensor(X, requires_grad=True)
@@ -120,7 +120,7 @@ def test_gradients_of_gradients_go_through_hooked_modules() -> None:
         (lambda m, i, o: 3.0, ["float64[4,3]", "float"]),
     ],
 )
-def test_gradients_that_do_not_fit_are_errors(hook: Any, facts: list[str]) -> None:
+def test_mismatched_gradients_of_hooks_raise(hook: Any, facts: list[str]) -> None:
     module = linear()
     module.register_full_backward_hook(hook)
     with pytest.raises((flow.ShapeError, flow.ArgumentError)) as raised:
@@ -145,7 +145,7 @@ def test_hooks_in_unsupported_places_raise() -> None:
 
 
 @with_ranks(1, 2)
-def test_hooks_of_tensors_give_gradients_that_fit(n: int) -> None:
+def test_hooks_of_tensors_return_matching_gradients(n: int) -> None:
     here = flow.placement("cpu", range(n))
     for make in (lambda x: x, lambda x: x * 1):
         x = flow.tensor(X, placement=here, sbp=flow.sbp.split(0), requires_grad=True)

@@ -1,4 +1,4 @@
-"""Buffers that a graph writes from values of parameters equal eager execution, on one rank and on two."""
+"""Buffers that a graph writes from values of parameters equal those of eager execution, on one rank and on two."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jobflow import nn
 
 
 class Writing(nn.Module):
-    """A product of which a function writes something over the buffer, and gives a loss."""
+    """A linear map whose output `write` uses to overwrite buffers and to compute a loss."""
 
     def __init__(self, write: Callable[[Writing, Any], Any]) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ CASES = (added, multiplied_twice, added_and_read, an_item_and_read, an_item_with
 
 
 def steps(write: Callable[[Writing, Any], Any], ranks: int, as_graph: bool, trains: bool) -> list[Any]:
-    """Losses of three steps, and what the buffers and the weight hold then."""
+    """Return the losses of three steps, and the values of the buffers and the weight after them."""
     where = flow.placement("cpu", list(range(ranks)))
     module = Writing(write)
     module.to_global(placement=where, sbp=flow.sbp.broadcast)

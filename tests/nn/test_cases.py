@@ -1,4 +1,4 @@
-"""Every module and function of nn: outputs, gradients and buffers are PyTorch's, on one rank and in many layouts."""
+"""Modules and functions of nn: outputs, gradients and buffers equal those of PyTorch, on one rank and in many layouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobflow.core.types import bfloat16, float16, float32
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_on_one_rank(case: Case) -> None:
+def test_cases_on_one_rank_equal_pytorch(case: Case) -> None:
     (results,) = on_ranks(1, lambda rank: run_case(case))
     check(case, results)
 
@@ -24,7 +24,7 @@ _LINE = Placement("cpu", (0, 1))
 
 
 def _split(axis: int) -> Any:
-    """Everything split along an axis that has it, else whole."""
+    """Return a split along an axis if there is one, else broadcast."""
     return lambda i, ndim: Layout(_LINE, (S(axis) if ndim > axis else B,))
 
 
@@ -33,7 +33,7 @@ def _whole(i: int, ndim: int) -> Layout:
 
 
 def _first_partial(i: int, ndim: int) -> Layout:
-    """The first input is a sum, the others whole."""
+    """Return partial for the first input, and broadcast for the other inputs."""
     return Layout(_LINE, (P if i == 0 else B,))
 
 
@@ -58,7 +58,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_on_two_ranks(case: Case) -> None:
+def test_cases_on_two_ranks_equal_pytorch(case: Case) -> None:
     def program(rank: int) -> Any:
         return {how: run_case(case, _whole if how == "sums" and summable else inputs, weights) for how, (inputs, weights) in LAYOUTS.items()}
 
@@ -82,7 +82,7 @@ PLAIN = [*ACTIVATIONS, *AT_ZERO, *WRITTEN, *POOLS, *LOSSES]
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in PLAIN], ids=lambda case: case.name)
-def test_on_a_mesh(case: Case) -> None:
+def test_cases_on_a_mesh_equal_pytorch(case: Case) -> None:
     for results in on_ranks(4, lambda rank: run_case(case, _on_mesh, _weights_on_mesh)):
         check(case, results)
 
@@ -91,8 +91,8 @@ _SOME = Placement("cpu", (2, 0))
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in PLAIN], ids=lambda case: case.name)
-def test_on_some_of_the_ranks(case: Case) -> None:
-    """Rank 1 runs the same lines and has no piece; the others are in another order."""
+def test_cases_on_a_subset_of_the_ranks_equal_pytorch(case: Case) -> None:
+    """Rank 1 runs the same lines without a piece; the other ranks are in another order."""
 
     def split(i: int, ndim: int) -> Layout:
         return Layout(_SOME, (S(0) if ndim else B,))
@@ -102,8 +102,8 @@ def test_on_some_of_the_ranks(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_in_other_precisions(case: Case) -> None:
-    """Outputs keep the element type and are near; gradients can be taken."""
+def test_cases_in_other_precisions(case: Case) -> None:
+    """Outputs have the element type and nearly the same values; backward works."""
 
     def program(rank: int) -> Any:
         return [[(y.dtype, y.detach().numpy().astype(np.float64)) for y in forward(case, dtype)] for dtype, _ in PRECISIONS]

@@ -45,7 +45,7 @@ class Net(nn.Module):
 
 
 class Loop:
-    """A model, an optimizer and a step; cases replace parts of it."""
+    """A model, an optimizer and a training step, whose parts the cases replace."""
 
     def __init__(self, **net: Any) -> None:
         flow.manual_seed(3)
@@ -66,7 +66,7 @@ class Loop:
         return loss if norm is None else (loss, norm)
 
     def before(self, i: int) -> None:
-        """Change something between steps."""
+        """Run the change of the case between steps."""
 
     def state(self) -> list[Any]:
         net, slots = self.net, self.optimizer.state
@@ -104,7 +104,7 @@ class Accumulated(Loop):
 
 
 class Micro(Loop):
-    """Gradients add up over calls; every second call steps outside of the plan."""
+    """A loop that accumulates gradients over two calls, and steps outside of the plan."""
 
     def step(self, x: Any, y: Any) -> Any:
         loss = F.cross_entropy(self.net(x), y) / 2
@@ -127,7 +127,7 @@ class Averaged(Loop):
 
 
 class Twice(Loop):
-    """Two optimizers; the second loss reads what the first has changed."""
+    """A loop with two optimizers; the second loss reads parameters that the first optimizer changed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Twice(Loop):
 
 
 class Grads(Loop):
-    """Gradients by flow.autograd.grad, changed and assigned."""
+    """A loop that computes gradients by flow.autograd.grad, changes them and assigns them."""
 
     def step(self, x: Any, y: Any) -> Any:
         parameters = list(self.net.parameters())
@@ -156,7 +156,7 @@ class Grads(Loop):
 
 
 class Penalty(Loop):
-    """The norm of a gradient is a part of the loss."""
+    """A loop with the norm of a gradient in the loss."""
 
     def step(self, x: Any, y: Any) -> Any:
         self.optimizer.zero_grad()
@@ -170,7 +170,7 @@ class Penalty(Loop):
 
 
 def loop_of(kind: type[Loop] = Loop, change: Callable[[Any, int], Any] | None = None, **parts: Any) -> Callable[[], Loop]:
-    """Return a builder of loops: of a class, with parts replaced, and changed before every step."""
+    """Return a builder of loops of a class, with replaced parts and a change before every step."""
 
     def build() -> Loop:
         net = parts.get("net", {})
@@ -228,7 +228,7 @@ CASES: dict[str, tuple[Callable[[], Loop], int]] = {
 
 
 def _arrays(x: Any) -> list[Any]:
-    """The numbers of nested tensors."""
+    """Return the values of nested tensors."""
     if isinstance(x, dict | list | tuple):
         return [array for each in (x.values() if isinstance(x, dict) else x) for array in _arrays(each)]
     return [x.detach().numpy().copy() if isinstance(x, flow.Tensor) else np.array(x)]
@@ -306,7 +306,7 @@ def test_a_compiled_module_shares_everything_with_the_module() -> None:
         np.testing.assert_array_equal(other(x).numpy(), net(x).numpy())
 
 
-def test_backward_through_changed_parameters_is_an_error() -> None:
+def test_backward_through_changed_parameters_raises() -> None:
     layer = nn.Linear(3, 2)
     y = flow.compile(layer)(flow.ones(1, 3, requires_grad=True))
     with flow.no_grad():
@@ -315,7 +315,7 @@ def test_backward_through_changed_parameters_is_an_error() -> None:
         y.sum().backward()
 
 
-def test_a_spent_loss_cannot_be_differentiated_again() -> None:
+def test_backward_of_a_released_loss_raises() -> None:
     loop = Loop()
     loss = flow.compile(loop.step)(flow.ones(2, 2, 6, 6, dtype=flow.float64), flow.tensor([0, 1]))
     assert loss.requires_grad
@@ -323,7 +323,7 @@ def test_a_spent_loss_cannot_be_differentiated_again() -> None:
         loss.backward()
 
 
-def test_held_gradients_keep_their_elements() -> None:
+def test_user_references_to_gradients_do_not_change() -> None:
     loop = Loop()
     step = flow.compile(loop.step)
     held = []
@@ -419,6 +419,6 @@ def test_a_numpy_view_of_a_gradient_keeps_its_elements() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("mode", "fast"), ("mode", 3), ("backend", None), ("options", [1]), ("dynamic", "yes")])
-def test_compile_refuses_unknown_options(name: str, value: Any) -> None:
+def test_compile_raises_for_unknown_options(name: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=rf"compile at test_compile\.py:\d+: {name} must be .*; got {re.escape(repr(value))}"):
         flow.compile(lambda x: x, **{name: value})

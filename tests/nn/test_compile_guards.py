@@ -1,4 +1,4 @@
-"""A compiled function follows every Python value that it reads: a changed value gives a new trace, or the function runs eagerly."""
+"""Guards of compiled functions: a changed Python value causes a new trace, or the function runs eagerly."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Dotted(dict[str, float]):
 
 
 def _dotted() -> None:
-    """Carry an attribute."""
+    """Do nothing; cases read an attribute of this function."""
 
 
 DOTTED = Dotted()
@@ -159,7 +159,7 @@ _HELPER, _TIMES, _RELU = helper, Plain.times, LAYER.inner[0]
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """Begin every case with the same surroundings."""
+    """Restore the values that the cases read."""
     _reset()
     yield
     _reset()
@@ -191,7 +191,7 @@ def _results(function: Callable[..., Any], change: Callable[[float], Any]) -> li
 
 
 @pytest.mark.parametrize("case", FOLLOWED)
-def test_a_changed_value_gives_the_eager_result(case: str) -> None:
+def test_a_changed_value_yields_the_eager_result(case: str) -> None:
     function, change = FOLLOWED[case]
     compiled = flow.compile(function, fullgraph=True)
     got = _results(compiled, change)
@@ -201,7 +201,7 @@ def test_a_changed_value_gives_the_eager_result(case: str) -> None:
     assert 1 <= len(compiled.traces) <= 3, compiled.traces
 
 
-def test_an_unread_attribute_gives_no_trace() -> None:
+def test_a_change_of_an_unread_attribute_causes_no_trace() -> None:
     compiled = flow.compile(lambda x: x * PLAIN.factor + PLAIN.options.factor, fullgraph=True)
     for i in range(5):
         PLAIN.unread, PLAIN.options.unread = object(), i
@@ -244,7 +244,7 @@ class EmptySlot:
 
 
 def _new_values() -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]]:
-    """(function, change of its surroundings), with new objects."""
+    """Return pairs of a function and a change of a value that it reads, with new objects."""
     plain, full, slotted, changed, fixed = Base(), Derived(), EmptySlot(), Base(), flow.ones(3)
     full.other = 1.0  # type: ignore[attr-defined]
     ordered, local, values = {"a": 1.0, "b": 2.0}, threading.local(), [1.0]
@@ -271,7 +271,7 @@ def _new_values() -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]]:
 
 
 @pytest.mark.parametrize("case", _new_values())
-def test_a_value_without_an_earlier_one_gives_the_eager_result(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_value_yields_the_eager_result(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBFLOW_TEST_FACTOR", "1")
     if "scale" in vars(Derived):
         del Derived.scale
@@ -352,7 +352,7 @@ EAGER: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 @pytest.mark.parametrize("case", EAGER)
-def test_what_cannot_be_repeated_runs_eagerly_with_one_notice(case: str, capsys: Any) -> None:
+def test_untraceable_functions_run_eagerly_with_one_notice(case: str, capsys: Any) -> None:
     function, _ = EAGER[case]
     notices.forget()
     COUNTER.clear()
@@ -372,7 +372,7 @@ def test_what_cannot_be_repeated_runs_eagerly_with_one_notice(case: str, capsys:
 
 
 @pytest.mark.parametrize("case", EAGER)
-def test_what_cannot_be_repeated_is_an_error_with_fullgraph(case: str) -> None:
+def test_untraceable_functions_raise_with_fullgraph(case: str) -> None:
     function, text = EAGER[case]
     compiled = flow.compile(function, fullgraph=True)
     before = len(COUNTER)

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: gradients are means over the ranks, for every parameter that some rank used."""
+"""DistributedDataParallel: gradients are means over the ranks, for every parameter that at least one rank used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARTS = 4
 
 
 class Parts(nn.Module):
-    """Layers in a row, of which a call uses some; with a buffer and a parameter that no call uses."""
+    """A chain of layers, of which a call uses some, with an unused buffer and an unused parameter."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def optimizers() -> dict[str, Callable[[Any], Any]]:
 
 
 def plan_of(seed: int, n: int, steps: int = 4) -> list[dict[str, Any]]:
-    """Random steps: by rank the parts that each pass uses, whether passes accumulate, and which part changes its requires_grad."""
+    """Return random steps: the parts that each pass uses by rank, accumulation, and the part that changes its requires_grad."""
     rng = random.Random(seed)
     return [
         {
@@ -74,7 +74,7 @@ def freeze(model: Parts, frozen: list[int]) -> None:
 
 
 def parallel(rank: int, plan: list[dict[str, Any]], optimizer_of: Callable[[Any], Any], options: dict[str, Any]) -> Any:
-    """The weights and gradients after every step, on one of the ranks."""
+    """Return the weights and gradients of one rank after every step."""
     model = Parts(seed=rank)
     freeze(model, plan[0]["frozen"])
     wrapped = DistributedDataParallel(model, **options)
@@ -96,7 +96,7 @@ def parallel(rank: int, plan: list[dict[str, Any]], optimizer_of: Callable[[Any]
 
 
 def alone(plan: list[dict[str, Any]], optimizer_of: Callable[[Any], Any], n: int) -> Any:
-    """The same training without DistributedDataParallel: the passes of all ranks, one after another, on one rank."""
+    """Return the same training without DistributedDataParallel, with the passes of all ranks one after another on one rank."""
     model = Parts(seed=0)
     optimizer, steps = optimizer_of(list(model.parameters())), []
     for step, each in enumerate(plan):
@@ -189,7 +189,7 @@ def test_parameters_added_or_unfrozen_after_wrapping_are_averaged() -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_parameter_unfrozen_between_forward_and_backward_is_an_error() -> None:
+def test_unfreezing_a_parameter_between_forward_and_backward_raises() -> None:
     def program(rank: int) -> None:
         model = Parts(seed=0)
         model.spare.requires_grad_(False)
@@ -201,7 +201,7 @@ def test_a_parameter_unfrozen_between_forward_and_backward_is_an_error() -> None
         on_ranks(2, program, anew=True)
 
 
-def test_ranks_with_different_trained_parameters_are_an_error() -> None:
+def test_ranks_with_different_trained_parameters_raise() -> None:
     def program(rank: int) -> None:
         model = Parts(seed=0)
         model.parts[1].requires_grad_(rank == 0)
@@ -266,13 +266,13 @@ def test_module_is_the_wrapped_module_and_names_have_its_prefix() -> None:
     assert wrapped.eval().module.training is False
 
 
-def test_what_is_no_module_is_an_error() -> None:
+def test_arguments_other_than_modules_raise() -> None:
     with pytest.raises(ArgumentError, match=r"module is int; pass an nn\.Module"):
         DistributedDataParallel(3)
 
 
 @with_ranks(2)
-def test_global_modules_are_refused() -> None:
+def test_global_modules_raise() -> None:
     model = Parts(seed=0)
     model.spare.layout = Layout(Placement("cpu", (0, 1)), (B,))
     with pytest.raises(JobError, match="omit DistributedDataParallel"):

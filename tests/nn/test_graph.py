@@ -1,4 +1,4 @@
-"""nn.Graph: what it gives is what the modules give at once, in their memory; what it takes, tells and refuses."""
+"""nn.Graph: outputs equal eager outputs, tensors share memory with the modules, and wrong calls raise errors."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Training(Graph):
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3])
 def test_batch_statistics_and_dropout_equal_eager_training(n: int) -> None:
-    """n = 0: local tensors."""
+    """The case n = 0 has local tensors."""
 
     def program(rank: int, graph: bool) -> Any:
         state().manual_seed(5)
@@ -140,7 +140,7 @@ def test_random_numbers_differ_at_every_call_and_equal_eager_execution() -> None
         assert not np.array_equal(*first)
 
 
-def test_no_gradient_goes_through_no_grad_and_detach() -> None:
+def test_no_grad_and_detach_stop_gradients() -> None:
     def program(rank: int, cut: str) -> Any:
         model = Model(1)
         optimizer = SGD(model.parameters(), 0.1)
@@ -283,7 +283,7 @@ def test_unsupported_operations_in_build_raise(build: Any, message: str) -> None
     assert state().building is None
 
 
-def test_a_build_that_raises_on_one_rank_ends_all() -> None:
+def test_a_build_that_raises_on_one_rank_raises_on_all_ranks() -> None:
     def program(rank: int) -> None:
         def build(x: Tensor) -> Tensor:
             if rank == 1:
@@ -367,7 +367,7 @@ def test_a_mesh_of_two_dimensions(x_lies: Any, k: int) -> None:
             np.testing.assert_allclose(y, y_expected, rtol=1e-4, atol=1e-5)
 
 
-def test_graphs_are_built_with_gradients_wherever_they_are_called_and_on_any_kind_of_device() -> None:
+def test_graphs_are_built_with_gradients_in_every_mode_and_on_every_device_type() -> None:
     def program(rank: int) -> Any:
         model, here = Model(2), placement("cuda", [0, 1])
         before = weights(model)
@@ -379,7 +379,7 @@ def test_graphs_are_built_with_gradients_wherever_they_are_called_and_on_any_kin
     assert on_ranks(2, program) == [(False, True, 24.0)] * 2
 
 
-def test_a_graph_may_take_nothing_and_give_nothing() -> None:
+def test_a_graph_without_arguments_and_results_runs() -> None:
     def program(rank: int) -> Any:
         here = placement("cpu", [0, 1])
         total = tensor_of(np.zeros(3), here, S0)

@@ -1,8 +1,7 @@
 """Job functions, graphs and eager training are equal for equal formulas.
 
-These are plain descent, momentum without decay at a constant rate, and Adam with bias correction except for the place of epsilon.
-
-Clipping by the norm of all gradients (except for its 1e-6), falling rates and gradient accumulation are equal too.
+These are plain SGD, momentum without decay at a constant rate, and Adam with bias correction except for the place of epsilon.  Clipping by
+the norm of all gradients (except for its 1e-6), falling rates and gradient accumulation are equal too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arguments that a graph cuts into microbatches: those as long as the first one that has a batch; all others pass whole."""
+"""Arguments that a graph cuts into microbatches: arguments with the length of the batch; all others are passed whole."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = 8
 
 
 def step(k: int, extra: list[np.ndarray], weight: Callable[..., Any], first: bool = False) -> tuple[float, np.ndarray]:
-    """The loss and the weights after one step with k microbatches; the `extra` arguments precede or follow the batch."""
+    """Return the loss and the weights after one step with k microbatches; the `extra` arguments precede or follow the batch."""
     flow.manual_seed(0)
     model = nn.Linear(3, 4)
 

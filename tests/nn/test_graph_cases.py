@@ -1,4 +1,4 @@
-"""The cases again, built into nn.Graph: outputs, buffers, and gradients of parameters by a step of SGD, are those of PyTorch."""
+"""Cases as nn.Graph: outputs, buffers, and gradients of parameters by a step of SGD equal those of PyTorch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jobflow.optim import SGD
 
 
 class Once(Graph):
-    """A case as a graph: the outputs, and a step if there are parameters."""
+    """A case as a graph, with a step if there are parameters."""
 
     def __init__(self, call: Any, module: Any, weighed: list[Any] | None) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Once(Graph):
 
 
 def run_in_graph(case: Case, lay: Lay) -> dict[str, np.ndarray[Any, Any]]:
-    """Outputs, gradients of parameters and buffers, as `record.py` names them."""
+    """Return outputs, gradients of parameters and buffers by the names of `record.py`."""
     called_module = case.make(nn, F)
     module = called_module.module if isinstance(called_module, _Called) else called_module if isinstance(called_module, Module) else None
     before: dict[str, Any] = {}
@@ -66,7 +66,7 @@ NUMBERS = {"batch_norm2d_mean"}
 
 @pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.full), 2])
 @pytest.mark.parametrize("case", [case for case in CASES if case.name not in NUMBERS], ids=lambda case: case.name)
-def test_as_a_graph(case: Case, n: int) -> None:
+def test_cases_in_graphs_equal_pytorch(case: Case, n: int) -> None:
     line = Placement("cpu", (0, 1))
     lay: Lay = None if n == 1 else lambda i, ndim: Layout(line, (S(0) if ndim else B,))
     expected = {name: x for name, x in reference(case).items() if not name.startswith("input/")}

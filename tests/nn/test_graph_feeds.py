@@ -1,4 +1,4 @@
-"""Large inputs of a graph are read where each rank has them; whatever they are, the graph gives what it gives for copies of them."""
+"""Large inputs of a graph are read in place on every rank; the results equal those for copies of the inputs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Model(Module):
 
 
 class TrainGraph(Graph):
-    """Gives its input too, as it is and looked at otherwise."""
+    """A training graph that also returns its input, and a view of the input."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()

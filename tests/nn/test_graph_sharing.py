@@ -1,4 +1,4 @@
-"""Replicated parameters of a graph share one storage, and each rank reads and writes them like its own."""
+"""Replicated parameters of a graph share one storage, and each rank reads and writes them like private parameters."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def by_data(model: Model) -> Any:
 
 
 def through_views(model: Model) -> Any:
-    """A view and what it looks at show each other's flat_values, also once the graph has taken them over."""
+    """Write through views of two parameters, and return their values."""
     with flow.no_grad():
         row, detached = model.w[1], model.w.detach()
         detached.mul_(2.0)
@@ -123,7 +123,7 @@ def program(rank: int, n: int, between: Any, share: bool) -> Any:
 
 
 def flat_values(nested: Any) -> list[float]:
-    """All of them, in order."""
+    """Return the values of all parameters, in order."""
     return [n for one in nested for n in flat_values(one)] if isinstance(nested, list) else [] if nested is None else [nested]
 
 
@@ -157,7 +157,7 @@ def test_a_write_on_one_rank_raises_on_all() -> None:
 
 
 class Everywhere(Graph):
-    """A model on two of four ranks, whose results all four have."""
+    """A model on two of four ranks with results on all four ranks."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class Everywhere(Graph):
 
 
 def test_graphs_on_other_ranks_read_the_shared_values() -> None:
-    """A graph of four ranks stores the values of two ranks elsewhere; the graph of the two restores them when it runs."""
+    """A graph of four ranks stores the values of two ranks elsewhere; the graph of two ranks copies them back at its next run."""
 
     def program(rank: int, n: int) -> Any:
         where = placement("cpu", range(min(n, 2)))

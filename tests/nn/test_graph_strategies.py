@@ -1,4 +1,4 @@
-"""`graph.config.strategy(...)`: a graph under each strategy gives the losses of one rank, and those of the same model as a job under it."""
+"""`graph.config.strategy(...)`: the losses of a graph equal those of one rank, and those of the same model as a job, under each strategy."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_the_losses_equal_one_rank_and_the_job(case: str) -> None:
 
 
 class Staged(Train):
-    """Stages by module: the first layer alone, the others together."""
+    """A model with stages by module: the first layer, then the other layers."""
 
     def __init__(self, model: Model, strategy: Any, parts: int = 1) -> None:
         super().__init__(model, strategy, parts)
@@ -169,7 +169,7 @@ def test_stages_may_be_named_by_module() -> None:
 
 
 def test_parameters_have_the_layout_of_the_strategy_and_train_eagerly() -> None:
-    """For inputs of other lengths, with random numbers and buffers, under ZeRO; the model runs at once in between."""
+    """The inputs have other lengths, with random numbers and buffers, under ZeRO; the model also runs eagerly."""
 
     class Noisy(Module):
         def __init__(self, where: placement) -> None:
@@ -216,7 +216,7 @@ def test_parameters_have_the_layout_of_the_strategy_and_train_eagerly() -> None:
 
 
 class Moved(Train):
-    """The labels come from somewhere else."""
+    """A graph that moves its labels to another placement."""
 
     def build(self, x: Any, y: Any) -> Any:
         return super().build(x, y.to_global(placement=placement("cpu", range(2)), sbp=sbp.broadcast))

@@ -1,4 +1,4 @@
-"""Training as a graph gives the losses and weights of training at once on one rank: stages, parts of the batch, layouts, ZeRO, checkpoints."""
+"""Training as a graph equals eager training on one rank: stages, microbatches, layouts, ZeRO, checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OPTIMIZERS: dict[str, Any] = {
 
 @cache
 def expected(optimizer: str) -> tuple[list[float], list[Any]]:
-    """Losses and weights of training at once on one rank."""
+    """Return losses and weights of eager training on one rank."""
 
     def program(rank: int) -> Any:
         model = Model(1)
@@ -148,7 +148,7 @@ def test_several_optimizers_each_step_their_own() -> None:
 
 
 class Both:
-    """Two optimizers as one."""
+    """Two optimizers with the interface of one."""
 
     def __init__(self, *optimizers: Any) -> None:
         self.optimizers = optimizers
@@ -165,7 +165,7 @@ class Both:
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_a_state_loaded_on_one_rank_is_sent_to_its_stages(n: int, tmp_path: Any) -> None:
-    """Also from a rank that is none of a stage's."""
+    """The loading rank may be outside of the stage."""
 
     def program(rank: int, steps: int, skip: int) -> Any:
         model = Model(n)

@@ -1,4 +1,4 @@
-"""nn.Graph: settings, proxies of modules, what it prints, saves and says when it is used wrongly."""
+"""nn.Graph: settings, proxies of modules, printed text, saved states and errors."""
 
 from __future__ import annotations
 

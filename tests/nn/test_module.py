@@ -1,4 +1,4 @@
-"""Modules: parts under names, hooks, states, moves between layouts, and what they say when used wrongly."""
+"""Modules: named parts, hooks, states, changes of layout, and errors."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _computed() -> Any:
     return parameter
 
 
-def test_init_must_have_run() -> None:
+def test_modules_raise_before_init() -> None:
     class Hasty(nn.Module):
         def __init__(self) -> None:
             self.layer = nn.Linear(2, 2)
@@ -216,7 +216,7 @@ def _layout(*split: Any) -> Layout:
     return Layout(Placement("cpu", (0, 1)), split)
 
 
-def test_states_cross_layouts() -> None:
+def test_states_load_into_other_layouts() -> None:
     def program(rank: int) -> Any:
         here = placement("cpu", [0, 1])
         state().manual_seed(3)
@@ -265,7 +265,7 @@ def test_modules_become_global() -> None:
 
 
 @with_ranks(2)
-def test_impossible_moves_name_the_parameter() -> None:
+def test_errors_of_conversions_name_the_parameter() -> None:
     here = placement("cpu", [0, 1])
     with pytest.raises(SbpError, match=r"Linear\.to_global, bias: .*split"):
         nn.Linear(4, 6).to_global(here, sbp.split(1))

@@ -1,4 +1,4 @@
-"""Results that must not depend on the layout: batch statistics, initial values, dropout masks, norms of gradients."""
+"""Results that do not depend on the layout: batch statistics, initial values, dropout masks, norms of gradients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _random(*shape: int) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("shape", [(8, 3, 4, 5), (5, 3, 2, 2)])
 def test_batch_statistics_are_of_the_global_batch(shape: tuple[int, ...]) -> None:
-    """Under split batches all ranks have the very same running statistics and gradients, those of one process."""
+    """Split batches have exactly the running statistics and gradients of one process, on all ranks."""
 
     def program(rank: int, ranks: int) -> Any:
         net = nn.BatchNorm2d(3).double()
@@ -185,7 +185,7 @@ def test_dropout_masks_are_equal_in_every_layout() -> None:
                 np.testing.assert_array_equal(a, b)
 
 
-def test_nothing_or_all_is_dropped() -> None:
+def test_dropout_with_probability_0_and_1() -> None:
     x = ones(4, 5)
     assert F.dropout(x, 0.0) is x and F.dropout(x, 0.5, training=False) is x and nn.Dropout(0.5).eval()(x) is x
     assert not F.dropout(x, 1.0).numpy().any()
@@ -215,7 +215,7 @@ def test_rows_of_a_table_may_be_split() -> None:
         assert not fresh[4].any() and fresh[5].all()
 
 
-def test_indices_that_are_no_rows_raise() -> None:
+def test_indices_out_of_range_raise() -> None:
     table = nn.Embedding(5, 2)
     for wrong in (5, -1):
         with pytest.raises(ArgumentError, match=rf"row {wrong} at \[1\] is outside \[0, 5\)"):
@@ -243,7 +243,7 @@ def test_one_hot() -> None:
 
 
 def test_logits_stay_split() -> None:
-    """A loss of split classes exchanges numbers per sample, not the logits."""
+    """A loss with split classes communicates numbers per sample, not the logits."""
 
     def program(rank: int) -> Any:
         x = lain(_random(6, 8), Layout(LINE, (S(1),)))
@@ -262,7 +262,7 @@ def test_logits_stay_split() -> None:
         np.testing.assert_allclose(result, gradient / 6, rtol=1e-9, atol=1e-12)
 
 
-def test_labels_that_are_no_classes_raise() -> None:
+def test_labels_out_of_range_raise() -> None:
     with pytest.raises(ArgumentError, match=r"label 5 at .* is outside"):
         F.cross_entropy(ones(2, 5), tensor([0, 5]))
     with pytest.raises(ShapeError, match=r"target int64\[3\] must be \[2\]"):
@@ -285,7 +285,7 @@ def _with_gradient(array: np.ndarray[Any, Any], layout: Layout | None) -> Any:
 
 @pytest.mark.parametrize("kind", [2.0, 1.0, 3.0, math.inf])
 def test_gradient_norms_are_of_all_shards(kind: float) -> None:
-    """Split, partial, copied gradients on different placements make one vector."""
+    """The vector consists of split, partial and copied gradients on different placements."""
     arrays = [_random(6, 4), _random(5), _random(3, 3), _random(4)]
     vector = np.concatenate([a.ravel() for a in arrays])
     norm = np.linalg.norm(vector, kind)
@@ -302,7 +302,7 @@ def test_gradient_norms_are_of_all_shards(kind: float) -> None:
             np.testing.assert_allclose(a, b * 1.5 / (norm + 1e-6), rtol=1e-9)
 
 
-def test_small_gradients_stay() -> None:
+def test_clipping_by_norm_and_value() -> None:
     p = _with_gradient(np.array([3.0, 4.0]), None)
     assert clip_grad_norm_(p, 10.0).item() == 5 and p.grad.numpy().tolist() == [3, 4]
     clip_grad_value_([p], 3.5)
@@ -342,7 +342,7 @@ def test_parameters_as_a_vector() -> None:
         (lambda: nn.Conv2d(3, 4, 3, stride=2, padding="same"), ShapeError, "needs stride 1"),
         (lambda: nn.Conv2d(3, 4, 2, groups=2), ArgumentError, "multiples of groups=2"),
         (lambda: nn.Conv2d(3, 4, 2)(ones(2, 3, 4)[0, 0]), ShapeError, "2 spatial axes"),
-        (lambda: nn.BatchNorm2d(3)(ones(2, 3)), ShapeError, "has 2 axes, not 4"),
+        (lambda: nn.BatchNorm2d(3)(ones(2, 3)), ShapeError, "must have 4 axes"),
         (lambda: nn.BatchNorm1d(3)(ones(1, 3)), ShapeError, "more than one value per channel"),
         (lambda: nn.LayerNorm(3)(ones(2, 4)), ShapeError, r"normalized_shape \[3\]"),
         (lambda: nn.GroupNorm(2, 5), ArgumentError, "5 cannot be divided into 2"),

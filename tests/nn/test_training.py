@@ -1,4 +1,4 @@
-"""A small network trains alike on one rank and on several, however data and weights are split."""
+"""Training of a small network gives equal results on one rank and on several, for every split of data and weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jobflow.tensors.state import state
 
 
 class Net(nn.Module):
-    """Convolution, batch norm, dropout, attention over the rows of the image, classes."""
+    """A network of convolution, batch norm, dropout, attention over the rows of the image, and classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Net(nn.Module):
 
 
 def trained(rank: int, ranks: int, data: tuple[Any, ...], weights: dict[str, tuple[Any, ...]], mesh: tuple[int, ...]) -> Any:
-    """Losses, norms of gradients and parameters of some steps; `weights` says which modules do not lie as copies."""
+    """Return losses, norms of gradients and parameters of some steps; `weights` has the layouts of modules that are not broadcast."""
     state().manual_seed(9)
     net = Net().to(float64)
     state().manual_seed(10)  # local and global tensors have a generator each: both begin here

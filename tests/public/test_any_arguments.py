@@ -1,4 +1,4 @@
-"""Public functions called with what they may not be made for: an answer or an error in words of the caller, never one from inside."""
+"""Public functions with unexpected arguments: a result, or an error at the caller's line, never an internal error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def owner(path: str) -> Any:
 
 
 def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Name and value of every function of the faces."""
+    """Return name and value of every function of the namespaces."""
     for path in APIS:
         for word in dir(owner(path)):
             value = getattr(owner(path), word)
@@ -59,7 +59,7 @@ def complaint(name: str, function: Callable[..., Any], arguments: tuple[Any, ...
 
 
 def complaints(x: Any) -> list[str]:
-    """Of every function that takes tensors, called with x in several ways."""
+    """Return the faults of every function of tensors, called with x in several ways."""
     calls = ((x,), (x, x), ([x, x],), (x, 1))
     texts = [complaint(name, function, way) for name, function in functions() if takes_tensors(function) for way in calls]
     assert len(texts) > 1500
@@ -67,11 +67,11 @@ def complaints(x: Any) -> list[str]:
 
 
 class Enough(Exception):
-    """A body ends here: what it recorded is of no use."""
+    """The exception that ends the body of a job early."""
 
 
 def in_a_job(body: Callable[[Any], object]) -> None:
-    """Run it in the body of a job, with a tensor of the job."""
+    """Run a function in the body of a job, with a tensor of the job."""
 
     @flow.global_function()
     def job(x: tp.Numpy.Placeholder((2, 2))) -> tp.Numpy:
@@ -91,7 +91,7 @@ class Graph(flow.nn.Graph):
         return self.body(x)
 
 
-def test_nothing() -> None:
+def test_calls_without_arguments() -> None:
     assert list(filter(None, (complaint(name, function, ()) for name, function in functions()))) == []
 
 
@@ -142,7 +142,7 @@ def of_job(function: Callable[[Any], Any]) -> np.ndarray[Any, Any]:
 
 
 def one_tensor() -> list[str]:
-    """Functions of the job face that need a tensor only."""
+    """Return the functions of the job API that need a single tensor."""
     names = []
     for name, function in functions():
         if name.startswith(("flow.math.", "flow.nn.")) and not name.startswith(("flow.nn.functional.", "flow.nn.init.", "flow.nn.utils.")):
@@ -175,7 +175,7 @@ def test_functions_of_jobs_accept_tensors(name: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["clamp", "clip"])
-def test_limits_in_every_way(word: str) -> None:
+def test_bounds_in_every_mode(word: str) -> None:
     limited = lambda x: getattr(flow, word)(x, -0.5, 1.0)  # noqa: E731
     expected = VALUES.clip(-0.5, 1.0)
     np.testing.assert_array_equal(limited(flow.tensor(VALUES)).numpy(), expected)
@@ -195,7 +195,7 @@ def test_shapes_of_the_job_api_for_tensors() -> None:
 
 @pytest.mark.parametrize("word", ["argwhere", "nonzero", "masked_select", "unique"])
 def test_data_dependent_sizes(word: str) -> None:
-    """Eager tensors have the size; a job and a graph raise with the function that has a size, and jobs return indices."""
+    """Eager tensors have the size; a job and a graph raise for the function with a data-dependent size, and jobs return indices."""
     function = getattr(flow, word)
     for run in (lambda body: Graph(body)(flow.tensor(VALUES)), *([] if word in ("argwhere", "nonzero") else [of_job])):
         with pytest.raises(JobError) as caught:

@@ -1,4 +1,4 @@
-"""Every public name is there, whichever is asked for first in a new interpreter; `dir` and type checkers see it."""
+"""Public names: every name can be the first import of a new interpreter, and `dir` and type checkers list it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CLASS = re.compile(r"^[* ] (jobflow\.[\w.]+)\(.*\): class", re.MULTILINE)
 
 
 def homes(path: str) -> dict[str, str]:
-    """Name -> the module where it is, as the stub of a lazy face has it."""
+    """Return the module that defines each name, from the stub of a namespace with lazy imports."""
     package = path.replace("flow", "jobflow", 1)
     entries, _ = read(package, PACKAGE.joinpath(*path.split(".")[1:], "__init__.pyi"))
     return {name: module for name, (module, _) in entries.items()}
@@ -45,7 +45,7 @@ def named(path: str) -> object:
 
 
 def groups() -> Iterator[tuple[str, str, list[str]]]:
-    """(face, module, the names of the face that the module has)."""
+    """Return (namespace, module, names of the namespace that the module defines)."""
     for path in LAZY:
         by_home: dict[str, list[str]] = {}
         for name, module in homes(path).items():
@@ -54,7 +54,7 @@ def groups() -> Iterator[tuple[str, str, list[str]]]:
 
 
 def ask(code: str) -> None:
-    """Run it in a new interpreter, which must neither fail nor print."""
+    """Run a program in a new interpreter, which must neither fail nor print."""
     done = subprocess.run([sys.executable, "-W", "error", "-c", f"import jobflow as flow\n{code}"], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), f"{code}\n{done.stderr}"
 
@@ -75,7 +75,7 @@ for code in json.load(sys.stdin):
 
 
 def run_in_forks(codes: Iterable[str]) -> None:
-    """As `ask`, for many."""
+    """Run many programs as `ask` does."""
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # Python warns of forks beside threads
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", SEQUENTIAL_FORKS], input=json.dumps(list(codes)), capture_output=True, text=True, env=environment
@@ -85,7 +85,7 @@ def run_in_forks(codes: Iterable[str]) -> None:
 
 @pytest.mark.parametrize("path", LAZY)
 def test_names_of_a_module_can_be_imported_first(path: str) -> None:
-    """And all that `dir` shows of it, if it is a module itself."""
+    """A module also has all names that `dir` lists."""
     run_in_forks(
         f"for name in {names}:\n  found = getattr({path}, name)\n  if type(found) is type(flow):\n    for each in dir(found): getattr(found, each)"
         for of, _, names in groups()
@@ -127,14 +127,14 @@ def test_dir_shows_the_methods_of_tensors(owner: object) -> None:
     ("ask_for", "near"),
     [(lambda: flow.global_functoin, "global_function"), (lambda: flow.nn.Linaer, "Linear"), (lambda: flow.argsrot, "argsort")],
 )
-def test_a_wrong_name_is_answered_with_one_that_is_near(ask_for: Callable[[], object], near: str) -> None:
+def test_errors_of_wrong_names_suggest_the_closest_name(ask_for: Callable[[], object], near: str) -> None:
     with pytest.raises(AttributeError) as caught:
         ask_for()
     assert near in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["promotion", "devices", "arithmetic", "np", "Any"])
-def test_what_is_not_in_the_stub_is_no_name_of_flow(name: str) -> None:
+def test_names_outside_of_the_stub_raise(name: str) -> None:
     with pytest.raises(AttributeError):
         getattr(flow, name)
 
@@ -158,7 +158,7 @@ def table_of_classes() -> Iterator[type]:
 
 
 def test_public_classes_are_pickled_by_their_names() -> None:
-    """Samples and arguments go from process to process so; modules of users, which hold them, too."""
+    """Pickle sends samples, arguments and modules of users between processes."""
     classes = list(table_of_classes())
     assert len(classes) > 200
     assert [each for each in classes if pickle.loads(pickle.dumps(each)) is not each] == []

@@ -1,4 +1,7 @@
-"""A user's program for type checkers: mypy checks it with the package, and an unneeded `ignore` is an error."""
+"""A user's program for type checkers.
+
+mypy checks the program with the package; an unneeded `ignore` is an error.
+"""
 
 from typing import assert_type
 

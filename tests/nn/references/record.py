@@ -1,4 +1,4 @@
-"""Write references.npz, and second.npz with second derivatives: what PyTorch gives for the cases, in float64.
+"""Recorder of references.npz, and of second.npz with second derivatives: PyTorch's results of the cases, in float64.
 
 Run with a Python that has torch: `python tests/nn/references/record.py`.
 """
@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def loss_of(case: Case) -> tuple[Any, list[Any], dict[str, Any], dict[str, Any], tuple[Any, ...]]:
-    """The weighed sum of the outputs, the inputs, parameters and buffers, and the outputs."""
+    """Return the weighted sum of the outputs, the tensors (inputs, parameters, buffers), and the outputs."""
     called = case.make(torch.nn, torch.nn.functional)
     module = called.module if isinstance(called, _Called) else called
     parameters: dict[str, Any] = {}
@@ -40,7 +40,7 @@ def loss_of(case: Case) -> tuple[Any, list[Any], dict[str, Any], dict[str, Any],
 
 
 def recorded(case: Case) -> dict[str, Any]:
-    """Outputs, gradients of inputs and parameters, and buffers after one call."""
+    """Return outputs, gradients of inputs and parameters, and buffers after one call."""
     loss, tensors, parameters, buffers, outputs = loss_of(case)
     arrays = {f"out/{i}": y for i, y in enumerate(outputs)}
     if loss.requires_grad:
@@ -52,7 +52,7 @@ def recorded(case: Case) -> dict[str, Any]:
 
 
 def recorded_twice(case: Case) -> dict[str, Any]:
-    """The gradients of a weighed sum of the gradients; zeros where it does not depend on a tensor."""
+    """Return the gradients of a weighted sum of the gradients, with zeros for tensors that the sum does not depend on."""
     with sdpa_kernel(SDPBackend.MATH):
         loss, tensors, parameters, _, _ = loss_of(case)
     inputs = {f"input/{i}": x for i, x in enumerate(tensors) if x.requires_grad} | {f"parameter/{name}": p for name, p in parameters.items()}
