@@ -228,7 +228,7 @@ def test_invalid_arguments_of_factories_raise(n: int) -> None:
         (lambda: creation.arange(0, 5, -1), ArgumentError, "does not lead from"),
         (lambda: sampling.randint(3, 3, (2,)), ArgumentError, "must be less than"),
         (lambda: sampling.rand(2, dtype=int64), DtypeError, "must be a floating point type"),
-        (lambda: sampling.multinomial(creation.ones(2), 3), ArgumentError, "3 samples"),
+        (lambda: sampling.multinomial(creation.ones(2), 3), ArgumentError, "3 indices"),
         (lambda: creation.from_numpy([1]), DtypeError, "NumPy array"),
     ):
         with pytest.raises(error, match=reason):

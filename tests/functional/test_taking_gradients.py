@@ -111,5 +111,5 @@ def test_gradient_calls_on_tensors_of_a_job_raise() -> None:
         autograd.grad(x, x)
         return x
 
-    with pytest.raises(flow.JobError, match=r"grad at test_taking_gradients.py:\d+: float32\[2,3\] is a tensor of a job"):
+    with pytest.raises(flow.JobError, match=r"grad at test_taking_gradients.py:\d+: outputs is a tensor float32\[2,3\] of a job"):
         job(np.ones((2, 3), np.float32))
