@@ -19,6 +19,8 @@ SYSTEM = frozenset(
         *["$recycle.bin", "system volume information", "@eadir", "lost+found"],
     ]
 )
+#: number of first bytes of a text file that show its encoding
+HEAD = 4096
 GZIP, UTF8_MARK = b"\x1f\x8b", b"\xef\xbb\xbf"
 #: First bytes of files that are not UTF-8 text, and advice for messages.
 _OTHER = {
@@ -82,6 +84,11 @@ def text_of(path: AnyPath, fault: Fault) -> tuple[Array, int]:
     for first, what in _OTHER.items():
         if head.startswith(first):
             raise fault(f"{path} is {what}")
+    start = content[:HEAD]
+    zeros = start.size - int(np.count_nonzero(start))
+    if 16 * zeros > start.size:
+        kind = "UTF-32" if 2 * zeros > start.size else "UTF-16"
+        raise fault(f"{path} has {zeros} zero bytes among the first {start.size}, as {kind} text without a byte-order mark; convert it to UTF-8")
     return content, len(UTF8_MARK) if head.startswith(UTF8_MARK) else 0
 
 
