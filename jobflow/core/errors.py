@@ -225,6 +225,16 @@ def user_line() -> SourceLine:
     return line_of(sys._getframe(1), standing, line)
 
 
+def called_function() -> str:
+    """Return the name of the public function of jobflow that the user's line calls, possibly through methods; "" without one."""
+    frame, name = sys._getframe(1), ""
+    while frame is not None and (frame.f_code.co_filename in _NOT_OF_USERS or not is_users(frame)):
+        if frame.f_code.co_name in frame.f_globals.get("__all__", ()):
+            name = frame.f_code.co_name
+        frame = frame.f_back  # type: ignore[assignment]
+    return name
+
+
 def line_of(frame: FrameType | None, standing: FrameType | None = None, line: SourceLine = NOWHERE) -> SourceLine:
     """Return the innermost user's line of a frame and its callers.
 

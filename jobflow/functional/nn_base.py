@@ -119,7 +119,7 @@ def composed(function: Callable[P, Value]) -> Callable[P, Tensor]:
         try:
             result = function(*args, **kwargs)
         except JobflowError as error:
-            raise with_line(error) from None
+            raise with_line(error, function=function.__name__.strip("_")) from None
         finally:
             if token is not None:
                 scope.leave(token)

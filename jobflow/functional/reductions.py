@@ -266,23 +266,26 @@ def var(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False
 
     `correction` replaces the 1.  Raises: DtypeError unless x is a floating point tensor.
     """
+    return cast(_variance("var", x, dim, unbiased, keepdim, correction), x.tensor_type.dtype)
+
+
+def _variance(what: str, x: Tensor, dim: Any, unbiased: bool, keepdim: bool, correction: int | None) -> Tensor:
+    """Return the variance in float64: in float32, rounding of the mean alone can exceed a small variance, and squares overflow."""
     if isinstance(dim, bool):
         dim, unbiased = None, dim
-    x = _floats("var", x)
-    dtype = x.tensor_type.dtype
-    x = cast(x, float64)  # in float32, rounding of the mean alone can exceed a small variance
-    axes = axes_of("var", x, dim)
+    x = cast(_floats(what, x), float64)
+    axes = axes_of(what, x, dim)
     less = int(unbiased) if correction is None else correction
     count = math.prod(x.tensor_type.shape[i] for i in axes) - less
     distance = run(Subtract(), x, mean(x, axes, keepdim=True)) if axes else run(Scale(0.0), x)
     squares = _reduced(ReduceSum, run(Square(), distance), axes, keepdim)
-    return cast(run(DivideBy(count), squares) if count > 0 else run(Divide(), squares, constant(squares, 0, float64)), dtype)
+    return run(DivideBy(count), squares) if count > 0 else run(Divide(), squares, constant(squares, 0, float64))
 
 
 @rounded_once
 def std(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: int | None = None) -> Tensor:
     """Return the standard deviation over `dim`, the square root of `var`, with gradient 0 where the variance is 0."""
-    return _deviation(var(x, dim, unbiased, keepdim, correction=correction))
+    return cast(_deviation(_variance("std", x, dim, unbiased, keepdim, correction)), x.tensor_type.dtype)
 
 
 @composed

@@ -115,6 +115,16 @@ conv3d = variant(_conv, "conv3d", "conv3d", _CONV3D, data_format="NCDHW")
 compat_conv2d = variant(_conv, "compat_conv2d", "compat_conv2d", _COMPAT, data_format="NCHW")
 
 
+def _transposed_sizes(sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], padding: str | Sequence[tuple[int, int]]) -> list[range]:
+    """Return the sizes of images whose convolution results in `sizes`, per axis; `kernel` are the spans of a dilated kernel."""
+    ranges = []
+    for axis, (size, span, stride) in enumerate(zip(sizes, kernel, strides, strict=True)):
+        around = 0 if isinstance(padding, str) else sum(padding[axis])
+        least = (size - 1) * stride + (1 if isinstance(padding, str) and padding != "valid" else span - around)
+        ranges.append(range(max(1, least), least + stride))
+    return ranges
+
+
 def conv2d_transpose(
     value: Tensor | None = None,
     filter: Tensor | None = None,
@@ -141,20 +151,31 @@ def conv2d_transpose(
     first, weight = to_first(x, last), to_first(w, last)
     n, o, h, width = (output_shape[i] for i in ((0, 3, 1, 2) if last else (0, 1, 2, 3)))
     if n != first.tensor_type.shape[0]:
-        raise ShapeError(f"{what} at {user_line()}: output_shape {list(output_shape)} must start with the batch size of value {x.tensor_type}")
+        batch = f"a batch of {n}, but value {x.tensor_type} has {first.tensor_type.shape[0]}"
+        raise ShapeError(f"{what} at {user_line()}: output_shape {list(output_shape)} has {batch}")
     if o != weight.tensor_type.shape[1]:
         notice(
             f"{what} at {user_line()}: output_shape {list(output_shape)} has {o} channels; "
             f"the result has {weight.tensor_type.shape[1]}, the number of channels of filter {w.tensor_type}"
         )
     word = pads(what, padding, 2, last)
+    rates = axis_values(what, "dilations", 1 if dilations is None else dilations, 2)
+    kernel = [(size - 1) * rate + 1 for size, rate in zip(weight.tensor_type.shape[2:], rates, strict=True)]
+    sizes = _transposed_sizes(first.tensor_type.shape[2:], kernel, axis_values(what, "strides", strides, 2), word)
+    for axis, size, possible in zip("hw", (h, width), sizes, strict=True):
+        if size not in possible:
+            listed = str(possible[0]) if len(possible) == 1 else f"{possible[0]} to {possible[-1]}"
+            raise ShapeError(
+                f"{what} at {user_line()}: output_shape {list(output_shape)} has {size} elements along {axis}; value {x.tensor_type} and filter "
+                f"{w.tensor_type} with strides {strides} and padding {padding!r} result in {listed}"
+            )
     y: Tensor = cv.conv_transpose(
         first,
         weight,
         spatial=(h, width),
         strides=strides,
         padding="same_upper" if word == "same" else word,
-        dilations=1 if dilations is None else dilations,
+        dilations=rates,
         algorithm=cast(cv.Algorithm, current_job(what).conv_algorithm),
         name=name,
     )

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jobflow.core.errors import ConfigError, DtypeError, user_line
+from jobflow.core.errors import ConfigError, DtypeError, called_function, user_line
 from jobflow.core.layout import B, P, Rule, Signature
 from jobflow.core.types import DType, Tensor, TensorType, bool_, dtype_of, float32, float64, int32
 from jobflow.ops.layout_ops import Identity
@@ -298,6 +298,9 @@ def representable(what: str, x: Tensor, number: float) -> float:
     try:
         return x.tensor_type.dtype.number(number)
     except ValueError as error:
+        called = called_function()
+        if called not in ("", what):
+            raise DtypeError(f"{called} at {user_line()}: {x.tensor_type} must contain floating point numbers; cast it with .float()") from None
         raise DtypeError(
             f"{what} at {user_line()}: {error}, but the tensor is {x.tensor_type}; cast it first to a type that represents the number"
         ) from None

@@ -21,7 +21,7 @@ import jobflow.core.scope as scope
 from jobflow.compiler.layouts.choose import Case, Operand, choose
 from jobflow.compiler.rank.local import on_rank
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import JobError, JobflowError, PlacementError, PlanError, SbpError, user_line
+from jobflow.core.errors import JobError, JobflowError, PlacementError, PlanError, SbpError, called_function, user_line
 from jobflow.core.layout import B, Layout, Partial, Placement
 from jobflow.core.types import Array, TensorType, int64
 from jobflow.engine.session import current_session
@@ -144,12 +144,17 @@ def prepared(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared
     return plan
 
 
-def with_line(error: JobflowError, op: Op | None = None) -> JobflowError:
-    """Return the error with the user's line after the operation's word; an error without that word receives the word of `op`."""
-    word, colon, rest = str(error).partition(":")
+def with_line(error: JobflowError, op: Op | None = None, function: str = "") -> JobflowError:
+    """Return the error with the user's line after the function that the line calls, `function`, or the word of the operation."""
+    text, at = str(error), f" at {user_line()}:"
+    word, colon, rest = text.partition(":")
+    called = called_function() or function
     if colon and " " not in word:
-        return type(error)(f"{word} at {user_line()}:{rest}")
-    return error if op is None else type(error)(f"{op.word()} at {user_line()}: {error}")
+        return type(error)(f"{called or word}{at}{rest}")
+    word, named, rest = text.partition(at)
+    if named and called and word.isidentifier():
+        return error if word == called else type(error)(f"{called}{at}{rest}")
+    return error if op is None else type(error)(f"{called or op.word()}{at} {error}")
 
 
 def prepare(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared:

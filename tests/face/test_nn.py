@@ -228,8 +228,8 @@ def test_conv2d_transpose_is_the_adjoint(padding: str, size: Any, run: Any, rng:
 
 def test_conv2d_transpose_checks_the_output_shape(run: Any) -> None:
     y, w = np.zeros((2, 3, 4, 4)), np.zeros((3, 2, 3, 3))
-    for shape in ((2, 2, 20, 20), (1, 2, 9, 9)):
-        with pytest.raises(ValueError, match="conv"):
+    for shape, text in (((2, 2, 9, 20), "20 elements along w; .* result in 9 to 10"), ((1, 2, 9, 9), "a batch of 1, but value .* has 2")):
+        with pytest.raises(ValueError, match=f"conv2d_transpose at .*{text}"):
             run(lambda y, w, s=shape: nn.conv2d_transpose(y, w, s, 2), y, w)
     with pytest.raises(ArgumentError, match="value or input"):
         run(lambda y, w: nn.conv2d_transpose(y, w, (2, 2, 9, 9), 2, input=y), y, w)

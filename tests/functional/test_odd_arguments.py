@@ -122,6 +122,45 @@ def test_variances_with_too_few_elements() -> None:
     gives(lambda x: x.std(0, correction=2), (np.array([[1.0, 2.0], [3.0, 2.0]]),), np.array([np.inf, np.nan]))
 
 
+@pytest.mark.parametrize("size", [1e30, 1e-30])
+def test_deviations_are_representable_where_variances_are_not(size: float) -> None:
+    """Values and gradients of PyTorch."""
+    array = np.array([size, -size], np.float32)
+    gives(lambda x: x.std(), (array,), np.float32(size * np.sqrt(2.0)), dtype=flow.float32, rtol=1e-6)
+    x = flow.tensor(array, requires_grad=True)
+    x.std().backward()
+    np.testing.assert_allclose(x.grad.numpy(), [np.sqrt(0.5), -np.sqrt(0.5)], rtol=1e-6)
+
+
+WHOLE = np.array([[1, 0, 2], [0, 1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("cosine_similarity", lambda x: F.cosine_similarity(x, x)),
+        ("l1_loss", lambda x: F.l1_loss(x, x)),
+        ("pairwise_distance", lambda x: F.pairwise_distance(x, x)),
+        ("normalize", F.normalize),
+        ("batch_norm", lambda x: F.batch_norm(x, None, None, training=True)),
+        ("kl_div", lambda x: F.kl_div(x, x)),
+        ("mish", F.mish),
+        ("std", flow.std),
+        ("avg_pool1d", lambda x: F.avg_pool1d(x, 2)),
+        ("conv1d", lambda x: F.conv1d(x, x.reshape(1, 2, 3))),
+    ],
+)
+def test_errors_for_whole_numbers_name_the_called_function(name: str, call: Any) -> None:
+    refuses(call, (WHOLE,), DtypeError, f"{name} at ", "int64[", "float")
+
+
+@pytest.mark.parametrize(("numbers", "label"), [([0, -1], -1), ([1, 4], 4)])
+def test_one_hot_names_a_label_out_of_range(numbers: list[int], label: int) -> None:
+    refuses(
+        lambda x: F.one_hot(x, 4), (np.array(numbers),), ArgumentError, "one_hot at test_odd_arguments.py:", f"label {label} at [1] is outside [0, 4)"
+    )
+
+
 def test_truth_along_no_axes_is_each_elements() -> None:
     for name in ("all", "any"):
         gives(lambda x, name=name: getattr(flow, name)(x, dim=()), (np.array([[0.0, 2.0]]),), np.array([[False, True]]), dtype=flow.bool)
