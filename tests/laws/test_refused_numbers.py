@@ -147,7 +147,7 @@ def lookups() -> list[tuple[Callable[..., Any], Any, Any, type[Exception], str]]
         (lambda t, i: t.index_fill(0, i, 1.0), right, wrong, IndexError, r"index_fill at .*: index 5 at \[2"),
         (lambda t, i: t[:, :, 0].index_add(0, i, t[:3, :, 1]), right, wrong, IndexError, r"index_add at .*: index 5 at \[2\]"),
         (lambda t, i: F.embedding(i, t[:, :, 0]), rows, no_rows, ValueError, r"embedding at .*: row -1 at \[2\]"),
-        (lambda t, i: F.one_hot(i, 5), rows, np.array([0, 5, 1]), ValueError, r"one_hot at .*: row 5 at \[1\]"),
+        (lambda t, i: F.one_hot(i, 5), rows, np.array([0, 5, 1]), ValueError, r"one_hot at .*: label 5 at \[1\]"),
         (
             lambda t, i: F.cross_entropy(t[:3, :, 0], i),
             np.array([0, 3, -100]),
