@@ -108,7 +108,7 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
     return sh.reshape(y, (*x1.shape[:-1], out))
 
 
-def _checked(ids: Tensor, assertion: RuntimeAssertion) -> Tensor:
+def _asserted(ids: Tensor, assertion: RuntimeAssertion) -> Tensor:
     """Return indices with a runtime assertion of their range; raise DtypeError for indices that are not integers."""
     if not ids.tensor_type.dtype.is_integer:
         raise DtypeError(f"{assertion.what} at {user_line()}: the indices {ids.tensor_type} must be integers")
@@ -132,7 +132,7 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> 
     if not weight.tensor_type.ndim:
         raise ShapeError(f"embedding at {user_line()}: weight {weight.tensor_type} must be [rows, size of a row]")
     count = weight.tensor_type.shape[0]
-    input = _checked(input, row_assertion("embedding", count))
+    input = _asserted(input, row_assertion("embedding", count))
     if padding_idx is not None and not -count <= whole("embedding", "padding_idx", padding_idx) < count:
         raise ArgumentError(f"embedding at {user_line()}: padding_idx {padding_idx} is out of range for {count} rows")
     return _looked_up(input, weight, None if padding_idx is None else padding_idx % count)
@@ -156,7 +156,7 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
         num_classes = int(np.max(values)) + 1
     elif num_classes < 1:
         raise ArgumentError(f"one_hot at {user_line()}: num_classes must be at least 1, or -1 to infer it; got {num_classes}")
-    return _ones_at(_checked(tensor, class_assertion("one_hot", num_classes)), num_classes)
+    return _ones_at(_asserted(tensor, class_assertion("one_hot", num_classes)), num_classes)
 
 
 # -------------------------------------------------------------------- dropout

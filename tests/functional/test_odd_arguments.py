@@ -154,10 +154,10 @@ def test_errors_for_whole_numbers_name_the_called_function(name: str, call: Any)
     refuses(call, (WHOLE,), DtypeError, f"{name} at ", "int64[", "float")
 
 
-@pytest.mark.parametrize(("numbers", "label"), [([0, -1], -1), ([1, 4], 4)])
-def test_one_hot_names_a_label_out_of_range(numbers: list[int], label: int) -> None:
+@pytest.mark.parametrize(("values", "label"), [([0, -1], -1), ([1, 4], 4)])
+def test_one_hot_names_a_label_out_of_range(values: list[int], label: int) -> None:
     refuses(
-        lambda x: F.one_hot(x, 4), (np.array(numbers),), ArgumentError, "one_hot at test_odd_arguments.py:", f"label {label} at [1] is outside [0, 4)"
+        lambda x: F.one_hot(x, 4), (np.array(values),), ArgumentError, "one_hot at test_odd_arguments.py:", f"label {label} at [1] is outside [0, 4)"
     )
 
 
