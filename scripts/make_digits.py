@@ -1,8 +1,8 @@
-"""Makes jobflow/data/digits.npz from scikit-learn: the test set of the UCI "optical recognition of handwritten digits" data.
+"""Write jobflow/data/digits.npz from scikit-learn: the test set of the UCI "optical recognition of handwritten digits" data.
 
     python scripts/make_digits.py
 
-1,797 images of 8x8 pixels with values 0..16 (E. Alpaydin, C. Kaynak, 1998; CC BY 4.0), kept as they are in uint8.
+1,797 images of 8x8 pixels with values 0..16 (E. Alpaydin, C. Kaynak, 1998; CC BY 4.0), unchanged in uint8.
 """
 
 from __future__ import annotations
