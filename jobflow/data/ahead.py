@@ -130,7 +130,7 @@ def _perform(future: Coming[T], call: Callable[[], T]) -> None:
 
 
 class Pending(Protocol[Result]):
-    """A read in progress; its result is `END` after the last element."""
+    """The protocol of a read in progress; its result is `END` beyond the last element."""
 
     def result(self) -> Result: ...
 
@@ -179,7 +179,7 @@ class Reading(Iterator[T], Generic[T]):
             return failed
 
     def close(self) -> None:
-        """End the threads; the iterator is then exhausted."""
+        """End the threads; the iterator is exhausted afterwards."""
         self._close()
         self._ahead.clear()
         self._plan = iter(())

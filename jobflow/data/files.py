@@ -1,4 +1,4 @@
-"""Input files of readers."""
+"""Input files of readers: search, detection of the format, and decompression."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class ImageFolders(Samples):
             raise fault(f"there is no folder {self._folder.absolute()}")
         self.classes = (_folders(self._folder) if classes is None else list(classes)) if labels else []
         if len(set(self.classes)) < len(self.classes):
-            raise ArgumentError(f"{WHAT}: classes names a folder twice: {', '.join(self.classes)}; each folder is one class")
+            raise ArgumentError(f"{WHAT}: classes contains a folder twice: {', '.join(self.classes)}; list each folder once")
         groups = [_images(self._folder / name, f'class "{name}"') for name in self.classes] if labels else [_images(self._folder, "it")]
         self._files = [file for group in groups for file in group]
         self._labels = np.repeat(np.arange(len(groups), dtype=np.int32), [len(group) for group in groups])
@@ -178,5 +178,5 @@ def _images(folder: AnyPath, what: str) -> list[AnyPath]:
         raise fault(f"there is no folder {folder.absolute()} for {what}")
     files = [file for file in files_below(folder) if file.suffix.lower() in ENDINGS]
     if not files:
-        raise fault(f"{what} has no image in {folder.absolute()} ({', '.join(sorted(ENDINGS))})")
+        raise fault(f"{folder.absolute()} contains no image for {what} ({', '.join(sorted(ENDINGS))})")
     return files

@@ -31,10 +31,10 @@ _fault = fault_of(_NUMPY)
 
 
 class NumpyFiles(Columns):
-    """The arrays of an .npz file, of a folder of .npy files, or of one .npy file; row i of each array is sample i.
+    """The arrays of an .npz file, a folder of .npy files, or one .npy file; row i of each array is sample i.
 
     `fields` maps fields to arrays (`{images: x_train, labels: y_train}`); by default each array is a field of the same name. `scale` multiplies
-    and `dtypes` converts the numbers of a field. Files are memory-mapped, so only the requested rows are read. Arrays compressed by
+    and `dtypes` converts the elements of a field. Files are memory-mapped, so only the requested rows are read. Arrays compressed by
     `np.savez_compressed` are decompressed into memory. Every `validation_every`-th row is for validation.
     """
 
@@ -94,7 +94,7 @@ def open_reader(name: str, facts: Mapping[str, Any] | None = None, **arguments: 
     line = user_line()
     here = "open_reader" if line == NOWHERE else f"open_reader at {line}"
     if name not in READERS:
-        raise ArgumentError(f'{here}: there is no reader "{name}"{did_you_mean(name, READERS) or "."} There are {", ".join(READERS)}.')
+        raise ArgumentError(f'{here}: unknown reader "{name}"{did_you_mean(name, READERS) or "."} There are {", ".join(READERS)}.')
     legal = inspect.signature(READERS[name]).parameters
     for argument in arguments:
         if argument not in legal:

@@ -45,7 +45,7 @@ class Order:
     def indices(self, epoch: int, start: int, stop: int) -> Array:
         """Return the sample numbers at positions start to stop (exclusive) of an epoch as int64[stop - start]."""
         if not 0 <= start <= stop <= self.samples:
-            raise ArgumentError(f"Order: {start} to {stop} is not a range of the {self.samples} samples of an epoch")
+            raise ArgumentError(f"Order: range {start} to {stop} exceeds the {self.samples} samples of an epoch")
         return self.at(epoch, np.arange(start, stop))
 
     def at(self, epoch: int, places: Array) -> Array:

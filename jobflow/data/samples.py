@@ -66,7 +66,7 @@ class Samples(ABC):
         indices = np.asarray(numbers, np.int64).reshape(-1)
         if indices.size and not (indices.min() >= 0 and indices.max() < len(self)):
             wrong = next(int(i) for i in indices if not 0 <= i < len(self))
-            raise ArgumentError(f"{self}: there is no sample {wrong}; there are {len(self)}")
+            raise ArgumentError(f"{self}: sample {wrong} is out of range; the number of samples is {len(self)}")
         names = list(self.fields) if fields is None else [checked_name(name, self.fields, f"{self}: field") for name in fields]
         try:
             return self.rows(self._keep.numbers(indices), epoch, names)
@@ -175,7 +175,7 @@ class Keep:
 
 
 class Columns(Samples):
-    """Samples from the rows of arrays in memory or in mapped files; `scale` multiplies and `dtypes` converts the elements of fields.
+    """Samples from the rows of arrays in memory or in mapped files, whose elements `scale` multiplies and `dtypes` converts.
 
     `sources` names the file of a field in messages; the default is `what`.
     """
@@ -231,7 +231,7 @@ class Columns(Samples):
         lost: Array = () if np.isfinite(products).all() else np.argwhere(~np.isfinite(products) & np.isfinite(rows))
         if len(lost):
             place, value = self._place(name, numbers, tuple(map(int, lost[0]))), rows[tuple(lost[0])]
-            raise DataError(f"{place} is {value}, which times {self._scale[name]} is beyond {products.dtype}; set another scale")
+            raise DataError(f"{place} is {value}, and its product with scale {self._scale[name]} exceeds {products.dtype}; set another scale")
         return products
 
     def _place(self, name: str, numbers: Array, index: tuple[int, ...]) -> str:
@@ -278,7 +278,7 @@ def named_dtype(name: str, what: str) -> DType:
     """Return the element type `name`; raise ArgumentError if it is unknown."""
     names = [dtype.name for dtype in DTYPES]
     if name not in names:
-        raise ArgumentError(f'{what}: there is no element type "{name}"{did_you_mean(name, names) or "."} There are {", ".join(names)}.')
+        raise ArgumentError(f'{what}: unknown element type "{name}"{did_you_mean(name, names) or "."} There are {", ".join(names)}.')
     return dtype_named(name)
 
 

@@ -82,7 +82,7 @@ class Shards:
             self._coming.update({(rows, name): future for name in missing})
 
     def take(self, rows: Stretch, name: str) -> Array:
-        """Return rows of a field."""
+        """Return rows of a field, read now unless they are prefetched."""
         with self.window.lock:
             known = (rows, name) in self._coming
             self.requested.setdefault(rows, set()).add(name)
@@ -100,7 +100,7 @@ class Shards:
         return arrays[name]
 
     def _read(self, rows: Stretch, names: Collection[str]) -> dict[str, Array]:
-        """Read rows of fields; read the row of a whole sample once, so that its fields belong together."""
+        """Read rows of fields; each row of a whole sample is read only once, so that its fields are consistent."""
         data = self.window.data
         if not data.samples.whole:
             return data.read(self.begin, rows, names)
@@ -123,7 +123,7 @@ class Shards:
 
 
 class Shard(Lazy):
-    """A lazy field of a batch."""
+    """A lazy array of a batch: one field, whose rows are read at access."""
 
     def __init__(self, shards: Shards, name: str) -> None:
         field = shards.window.data.samples.fields[name]

@@ -1,4 +1,4 @@
-"""Stacking of single samples into arrays."""
+"""Functions that stack single samples into arrays."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Table(Samples):
         super().__init__(sample_fields, rows, Keep(keep[0], rows, keep[1]))
 
     def _check_kinds(self, fields: Any, categories: Any) -> None:
-        """Raise ArgumentError for arguments of a wrong type."""
+        """Raise ArgumentError if `fields` or `categories` has a wrong type."""
         if not isinstance(fields, Mapping) or not fields:
             raise ArgumentError(f'{self}: fields must be a dict of columns by field, such as {{"x": "price"}}, not {fields!r}')
         if not isinstance(categories, Mapping | list | tuple | None):
@@ -97,7 +97,7 @@ class Table(Samples):
     def _columns_of(self, field: str, source: Source) -> list[str]:
         names = [source] if isinstance(source, str) else source
         if not names:
-            raise ArgumentError(f'{self}: field "{field}" has no columns')
+            raise ArgumentError(f'{self}: field "{field}" has no columns; list at least one')
         try:
             return [checked_name(str(name), self.columns, f'{self}: field "{field}": column') for name in names]
         except ArgumentError as error:
@@ -126,7 +126,7 @@ class Table(Samples):
         for name, value in replacements.items():
             if value is not None and not isinstance(value, int | float | np.number):
                 of = f' of column "{name}"' if name else ""
-                raise ArgumentError(f"{self}: missing{of} is {value!r}, which is not a number; leave quotes out, and write .nan for NaN in YAML")
+                raise ArgumentError(f"{self}: missing{of} must be a number, not {value!r}; omit quotes, and write .nan for NaN in YAML")
         for name in replacements if replacements is self.missing else ():
             checked_name(name, self.columns, f"{self}: missing: column")
             if name in self.categories:

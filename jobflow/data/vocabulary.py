@@ -28,7 +28,7 @@ class Vocabulary(ABC):
 
 
 class Bytes(Vocabulary):
-    """A vocabulary of the bytes of UTF-8."""
+    """The vocabulary of UTF-8 bytes."""
 
     size = 256
 

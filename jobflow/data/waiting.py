@@ -40,7 +40,7 @@ class Coming(Future[T]):
 
 @contextmanager
 def notice_if_long(what: Callable[[], str]) -> Iterator[None]:
-    """Print a notice if the block, a read for a waiting caller, takes longer than `PATIENCE` seconds."""
+    """Print a notice if the block takes longer than `PATIENCE` seconds; the block is a read for a waiting caller."""
     over, thread = threading.Event(), threading.get_ident()
 
     def report() -> None:

@@ -102,7 +102,7 @@ class RecordFiles(Source):
         return self._contents[part]
 
     def record(self, place: RecordPlace) -> bytes:
-        """Return the bytes of a record."""
+        """Return the bytes of the record at `place`."""
         return self.content(place.part)[place.start : place.stop].tobytes()
 
     def where(self, place: RecordPlace) -> str:

@@ -55,7 +55,7 @@ def softmax_grad(y: Tensor, dy: Tensor, axis: int | None = None, name: str | Non
 
 
 def bias_add(value: Tensor, bias: Tensor, data_format: str | None = None, name: str | None = None) -> Tensor:
-    """Add a bias along axis 1, or along the last axis for a data_format such as "NHWC"."""
+    """Add a bias along axis 1, or along the last axis for a channels-last `data_format` such as "NHWC"."""
     last = data_format is not None and data_format.startswith("N") and data_format.endswith("C") and len(data_format) > 2
     if data_format is not None and not last and not data_format.startswith("NC"):
         raise ArgumentError(f"bias_add at {user_line()}: data_format must start with NC, or start with N and end with C, not {data_format!r}")
@@ -65,7 +65,7 @@ def bias_add(value: Tensor, bias: Tensor, data_format: str | None = None, name: 
 
 
 def fused_bias_add_gelu(value: Tensor, bias: Tensor, data_format: str | None = None, name: str | None = None) -> Tensor:
-    """Return gelu(value + bias)."""
+    """Return gelu(value + bias), with the bias along the axis of `bias_add`."""
     return math.gelu(bias_add(value, bias, data_format))
 
 

@@ -42,7 +42,7 @@ def convert_oneflow_dtype_to_numpy_dtype(oneflow_dtype: DType) -> type[Any]:
 
 @dataclass(frozen=True)
 class JobDescription:
-    """The job whose body is being traced."""
+    """Name, type and configuration of the job being traced."""
 
     job_name: str
     trains: bool
@@ -54,7 +54,7 @@ class JobDescription:
 
 
 def current_global_function_desc() -> JobDescription:
-    """Return the job whose body is being traced; raise JobError outside of a job."""
+    """Return a description of the job being traced; raise JobError outside of a job."""
     job = current_job("current_global_function_desc")
     return JobDescription(job.name, job.trainable, job.config)
 

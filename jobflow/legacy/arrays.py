@@ -208,7 +208,7 @@ def expand(x: Tensor, expand_size: Sequence[int], name: Name = None) -> Tensor:
 
 
 def broadcast_like(x: Tensor, like: Tensor, broadcast_axes: Sequence[int] | None = None, name: Name = None) -> Tensor:
-    """Broadcast x to the shape of `like`; `broadcast_axes` are the axes of `like` that are missing in x or have size 1."""
+    """Broadcast x to the shape of `like`; `broadcast_axes` lists axes of `like` that are missing in x or have size 1 there."""
     shape = like.tensor_type.shape
     if broadcast_axes is None or len(x.tensor_type.shape) == len(shape):
         return bc.broadcast_to(x, shape)
@@ -273,7 +273,7 @@ def stack(inputs: Sequence[Tensor], axis: int = 0, name: Name = None) -> Tensor:
 def slice(x: Tensor, begin: Sequence[int | None], size: Sequence[int | None], name: Name = None) -> Tensor:
     """Return x[begin : begin + size] along every axis.
 
-    A `begin` of None means 0. A `size` of None or -1, or one that exceeds the axis, extends to its end.
+    A `begin` of None means 0. A `size` of None or -1 extends to the end of the axis, and larger sizes end there.
     """
     shape = x.tensor_type.shape
     for argument, entries in (("begin", begin), ("size", size)):
@@ -314,7 +314,7 @@ def _pairs(what: str, x: Tensor, paddings: Sequence[Sequence[int]]) -> list[tupl
 
 
 def pad(x: Tensor, paddings: Sequence[Sequence[int]], constant_value: float = 0, name: Name = None) -> Tensor:
-    """Pad each axis with (before, after) elements of constant_value."""
+    """Pad each axis with (before, after) elements of constant_value; `paddings` has one pair per axis."""
     return sl.pad(x, _pairs("pad", x, paddings), fitting("pad", constant_value, x.tensor_type.dtype))
 
 

@@ -283,7 +283,7 @@ avg_pool3d = variant(_pool, "avg_pool3d", "avg_pool3d", "Compute avg_pool2d over
 
 
 def _no_pool(what: str, input: Tensor, ksize: Sizes, strides: Sizes, padding: Padding, data_format: str = "", name: str | None = None) -> Tensor:
-    raise JobError(f"{what} at {user_line()} is not available; add an axis of size 1 with expand_dims and use {what.replace('1', '2')}")
+    raise JobError(f"{what} at {user_line()}: the function is not available; add an axis of size 1 with expand_dims and use {what.replace('1', '2')}")
 
 
 _NEVER = "Raise JobError, as in OneFlow 0.4; use {} with an axis of size 1."

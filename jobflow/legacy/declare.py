@@ -39,9 +39,9 @@ def global_function(type: str | FunctionConfig = "predict", function_config: Fun
         function_config = type
         type = "train" if type.trains else "predict"
     if callable(type):
-        raise JobError(f'global_function at {where} needs call parentheses: write @global_function() or @global_function(type="train")')
+        raise JobError(f'global_function at {where} requires call parentheses; write @global_function() or @global_function(type="train")')
     if not isinstance(type, str) or type not in ("predict", "train"):
-        raise JobError(f'global_function at {where}: type is {type!r}; use "predict" or "train"')
+        raise JobError(f'global_function at {where}: type must be "predict" or "train", not {type!r}')
     if function_config is not None and not isinstance(function_config, FunctionConfig):
         raise JobError(f"global_function at {where}: function_config is {function_config!r}; pass a flow.function_config()")
     config = (function_config or FunctionConfig()).copy()

@@ -1,4 +1,4 @@
-"""`flow.deprecated`: names that OneFlow deprecated."""
+"""The namespace `flow.deprecated`: names that OneFlow deprecated."""
 
 from __future__ import annotations
 

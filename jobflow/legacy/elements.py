@@ -157,7 +157,7 @@ def margins(x: Tensor, label: Tensor, m1: float, m2: float, m3: float, name: Nam
 
 
 def square_sum(x: Tensor, name: Name = None) -> Tensor:
-    """Return the sum of the squares of all elements, shape (1,)."""
+    """Return the sum of the squares of all elements as a tensor of shape (1,)."""
     return sh.reshape(_F.sum(ew.square(x)), (1,))
 
 

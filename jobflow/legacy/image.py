@@ -130,7 +130,7 @@ def Resize(
             raise ArgumentError(f"{what} at {user_line()}: target_size must be (width, height), not {target_size!r}")
         counts(what, width=target_size[0], height=target_size[1])
         if images.kind == "images" and channels != images.channels:
-            raise ArgumentError(f"{what} at {user_line()}: channels is {channels}, but the images have {images.channels}")
+            raise ArgumentError(f"{what} at {user_line()}: channels must be {images.channels}, as in the images, not {channels}")
         sides, size = st.Sides((int(target_size[0]), int(target_size[1]))), None
         shape = int(target_size[1]), int(target_size[0]), channels
         resized = st.Exactly(images.then(st.Resized(images.stage, sides, interpolation)).pixels(), shape)

@@ -95,7 +95,7 @@ def _fan(shape: Sequence[int], mode: str, data_format: str) -> float:
 
 
 def _spread(distribution: str, std: float) -> Initializer:
-    """Return the zero-mean distribution of this name with standard deviation `std`."""
+    """Return the zero-mean initializer for `distribution` with standard deviation `std`."""
     if distribution == "random_uniform":
         return Uniform(-math.sqrt(3.0) * std, math.sqrt(3.0) * std)
     return Normal(0.0, std) if distribution == "random_normal" else Truncated(0.0, std / _TRUNCATED_STD)
@@ -172,14 +172,14 @@ def truncated_normal_initializer(mean: float = 0.0, stddev: float = 1.0) -> Init
 
 
 def truncated_normal(stddev: float = 1.0) -> Initializer:
-    """Return truncated_normal_initializer(0, stddev)."""
+    """Return `truncated_normal_initializer` with mean zero."""
     return Truncated(0.0, stddev)
 
 
 def variance_scaling_initializer(
     scale: float = 1.0, mode: str = "fan_in", distribution: str = "truncated_normal", data_format: str = ""
 ) -> Initializer:
-    """Return an initializer with mean zero and variance scale / fan."""
+    """Return an initializer with mean zero and variance scale / fan; `mode` selects "fan_in", "fan_out" or "fan_avg"."""
     what = "variance_scaling_initializer"
     _check_finite(what, scale=scale)
     if scale < 0:

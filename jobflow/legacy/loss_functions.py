@@ -1,4 +1,4 @@
-"""Loss functions. Functions named `*_with_logits` take labels first; results have one element per sample unless reduced.
+"""Loss functions. The first argument of functions named `*_with_logits` is labels; results have one element per sample unless reduced.
 
 `reduction` is "none", "mean" or "sum". The last two reduce all elements to shape (1,).
 """

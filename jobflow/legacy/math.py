@@ -150,7 +150,7 @@ def add_n(inputs: Sequence[Tensor], name: str | None = None) -> Tensor:
 
 
 def polyval(coeffs: Sequence[Operand], x: Tensor, name: str | None = None) -> Tensor:
-    """Return coeffs[0] x^(n-1) + ... + coeffs[n-1], by Horner's scheme."""
+    """Evaluate the polynomial coeffs[0] x^(n-1) + ... + coeffs[n-1] by Horner's scheme."""
     if not isinstance(coeffs, list) or not coeffs:
         raise ArgumentError(f"polyval at {user_line()}: coeffs must be a non-empty list, not {coeffs!r}")
     return reduce(lambda total, coefficient: add(ew.multiply(total, x), coefficient), coeffs[1:], add(multiply(x, 0.0), coeffs[0]))
@@ -193,7 +193,7 @@ def logical_and(x: Tensor, y: Tensor, name: str | None = None) -> Tensor:
 
 
 def clip_by_value(values: Tensor, min_value: float | None = None, max_value: float | None = None, name: str | None = None) -> Tensor:
-    """Return min(max(x, min_value), max_value); one of the bounds may be None."""
+    """Clip elements to [min_value, max_value]; one of the bounds may be None."""
     if min_value is None and max_value is None:
         raise ArgumentError(f"clip_by_value at {user_line()}: pass min_value, max_value or both")
     bounds = [None if bound is None else filling("clip_by_value", bound, values.tensor_type.dtype) for bound in (min_value, max_value)]

@@ -50,7 +50,7 @@ def export(
     """
     what, onnx = f"onnx.export at {user_line()}", optional("onnx", "flow.onnx")
     if shape_override:
-        raise ArgumentError(f"{what}: shape_override is not supported; declare the job with these shapes")
+        raise ArgumentError(f"{what}: shape_override {shape_override} is not supported; declare the job with these shapes")
     if opset is not None and opset > OPSET:
         raise ArgumentError(f"{what}: opset {opset} is not supported; pass at most {OPSET}")
     if opset is not None and opset < OPSET:

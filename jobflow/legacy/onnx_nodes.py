@@ -100,7 +100,7 @@ def by_formula(nodes: Nodes, op: Any, inputs: Sequence[str], types: Sequence[Ten
 
 
 def _read(nodes: Nodes, space: IndexSpace, operand: int, x: str, type: TensorType) -> str:
-    """Translate `IndexSpace.read`."""
+    """Translate `IndexSpace.read`, the view of an operand over the index space, and return its name."""
     places = space.operands[operand]
     remaining = sorted((axis for axis, place in enumerate(places) if place is not None), key=lambda axis: places[axis] or 0)
     ones = [axis for axis, place in enumerate(places) if place is None]
@@ -110,7 +110,7 @@ def _read(nodes: Nodes, space: IndexSpace, operand: int, x: str, type: TensorTyp
 
 
 def _write(nodes: Nodes, space: IndexSpace, operand: int, value: str, type: TensorType) -> str:
-    """Translate `IndexSpace.write`."""
+    """Translate `IndexSpace.write`, the inverse of `read` for an output, and return its name."""
     order = [place for place in space.operands[operand] if place is not None]
     sizes = [n if i in order else 1 for i, n in enumerate(space.sizes)]
     whole = nodes.add("Expand", value, nodes.whole(*space.collapsed(sizes)))

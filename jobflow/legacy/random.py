@@ -94,7 +94,7 @@ def fused_scale_tril_softmax_dropout(
     seed: int | None = None,
     name: str | None = None,
 ) -> Tensor:
-    """Return dropout(softmax(scale x where column - row <= diagonal, fill_value elsewhere))."""
+    """Return dropout(softmax(y)), where y is scale x if column - row <= diagonal, and fill_value otherwise."""
     own = name if rate == 0 or not current_job("fused_scale_tril_softmax_dropout").trainable else None
     # if each row has an unmasked column, exp(fill_value - largest) of so low a fill value is 0
     if fill_value == float("-inf") or (diagonal >= 0 and fill_value <= -1e30):

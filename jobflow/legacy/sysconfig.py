@@ -45,7 +45,7 @@ def has_rpc_backend_grpc() -> bool:
 
 
 def has_rpc_backend_local() -> bool:
-    """Return True: a program also runs in one process."""
+    """Return True: a program can run in one process."""
     return True
 
 

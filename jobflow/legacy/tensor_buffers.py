@@ -135,7 +135,9 @@ def tensor_list_split(input_tensor_list: HostArgument | HostResult, name: str | 
     if isinstance(input_tensor_list, HostArgument):
         arguments, whole = tensor_list_to_tensor_buffer(input_tensor_list), input_tensor_list.declared
         return _each("tensor_list_split", arguments, whole.shape[1:], whole.dtype, (1,), name)
-    raise ArgumentError(f"tensor_list_split at {user_line()}: input_tensor_list must be an argument declared as tp.ListListNumpy.Placeholder")
+    raise ArgumentError(
+        f"tensor_list_split at {user_line()}: input_tensor_list must be an argument declared as tp.ListListNumpy.Placeholder, not a result"
+    )
 
 
 globals().update(all_of(__name__, globals(), __name__, of_kinds))

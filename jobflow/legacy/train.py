@@ -46,7 +46,7 @@ class SimpleCheckPointManager:
             self._root.mkdir(parents=True, exist_ok=True)
 
     def list_checkpoints(self) -> list[str]:
-        """Return the names of complete checkpoints, oldest first."""
+        """Return the names of complete checkpoints, from the oldest on."""
         if not self._root.is_dir():  # object stores have no empty folders
             return []
         # an object store receives the manifest last; checkpoints of OneFlow have no manifest
@@ -68,6 +68,6 @@ class SimpleCheckPointManager:
             stored.restore(str(self._root / latest))
 
     def save(self) -> None:
-        """Save under a new name with the current time."""
+        """Save all variables to a new checkpoint whose name contains the current time."""
         current_session()
         stored.save(str(self._root / (self.prefix + datetime.now().strftime("%Y%m%d_%H%M%S_%f"))))

@@ -81,7 +81,7 @@ class LRScheduler:
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for `load_state_dict`."""
+        """Return the state as a dict for `load_state_dict`."""
         return {name: value for name, value in vars(self).items() if name not in self.UNSAVED and not callable(value)}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -299,7 +299,7 @@ class ReduceLROnPlateau:
         return sign * value < sign * self.best - margin
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for `load_state_dict`."""
+        """Return the state as a dict for `load_state_dict`."""
         return {name: value for name, value in vars(self).items() if name != "optimizer"}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:

@@ -229,7 +229,7 @@ class Scalars:
 
 
 def _loaded(saved: Any, p: Tensor, what: str) -> Any:
-    """Return a saved tensor in the layout of the parameter."""
+    """Return a saved tensor redistributed to the layout of the parameter, and other values unchanged."""
     if not isinstance(saved, Tensor):
         return saved
     if saved.tensor_type.shape != p.tensor_type.shape or (saved.layout is None) != (p.layout is None):

@@ -1,4 +1,4 @@
-"""Strategies by name, for command lines."""
+"""Short names of strategies, for command lines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def named(text: str) -> Strategy:
     if "=" in text:
         return mesh(**dict(_assigned(text, part) for part in text.split(",")))  # type: ignore[arg-type]
     advice = f"write {', '.join(_SHORT)}, 2x2, or data=2,tensor=2,zero=1"
-    raise ConfigError(f"there is no strategy {text!r}{did_you_mean_or(text, _SHORT, advice)}")
+    raise ConfigError(f"unknown strategy {text!r}{did_you_mean_or(text, _SHORT, advice)}")
 
 
 def _assigned(text: str, part: str) -> tuple[str, int | str]:

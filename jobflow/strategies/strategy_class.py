@@ -76,8 +76,8 @@ class Strategy:
         """Return the hints for the program on n ranks; `split` maps variables to the axes that inner dimensions split."""
         return Hints(cuts_arguments=True)
 
-    def placement(self, ranks: Placement) -> Placement:
-        return arranged(self.dimensions, ranks)
+    def placement(self, given: Placement) -> Placement:
+        return arranged(self.dimensions, given)
 
     def distribute(self, program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
         return write(program, outputs, self.dimensions)

@@ -182,7 +182,7 @@ def test_wrong_arguments_of_batches_raise() -> None:
         Batches(ten, None, 5).start((0, 11))
     with pytest.raises(ArgumentError, match=r'field "y" is not there. There are x, i'):
         Batches(ten, None, 5, fields=["y"])
-    with pytest.raises(ArgumentError, match="there is no sample 10; there are 10"):
+    with pytest.raises(ArgumentError, match="sample 10 is out of range; the number of samples is 10"):
         ten.read([3, 10])
 
 

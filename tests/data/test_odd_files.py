@@ -95,7 +95,7 @@ def test_labels_of_idx_files_are_whole(values: Any, expected: Any, tmp_path: Pat
 
 def test_scales_do_not_make_numbers_infinite(tmp_path: Path) -> None:
     np.savez(tmp_path / "odd.npz", x=np.array([1.0, 1e300]), y=np.array([1, 2]))
-    with pytest.raises(DataError, match=r'odd.npz: row 1, field "x" is 1e\+300, which times 2.0 is beyond float32; set another scale'):
+    with pytest.raises(DataError, match=r'odd.npz: row 1, field "x" is 1e\+300, and its product with scale 2.0 exceeds float32; set another scale'):
         opened("numpy", path=str(tmp_path / "odd.npz"), scale={"x": 2.0}).read([0, 1])
     with pytest.raises(DataError, match=r'row 0, field "y" is 0.5, which is not a whole number'):
         opened("numpy", path=str(tmp_path / "odd.npz"), scale={"y": 0.5}, dtypes={"y": "int32"}).read([0, 1])
@@ -311,8 +311,8 @@ def test_empty_and_unknown_categories(reader: str, empty: str, unknown: str, mis
         ({"fields": {}}, r"fields must be a dict of columns by field, .* not \{\}"),
         ({"fields": ["k"]}, r"fields must be a dict of columns by field, .* not \['k'\]"),
         ({"categories": "k"}, "categories must be a list of columns, .* not 'k'"),
-        ({"missing": "nan"}, "missing is 'nan', which is not a number; leave quotes out, and write .nan for NaN in YAML"),
-        ({"missing": [0]}, r"missing is \[0\], which is not a number"),
+        ({"missing": "nan"}, "missing must be a number, not 'nan'; omit quotes, and write .nan for NaN in YAML"),
+        ({"missing": [0]}, r"missing must be a number, not \[0\]"),
         ({"missing": {"k": "0"}}, "missing of column \"k\" is '0', which is not a number"),
         ({"categories": {"k": "ab"}}, 'column "k" must be a list of texts'),
         ({"categories": {"k": [0, 1]}}, r'column "k" must be a list of texts as in the file, such as \["0", "1"\], not \[0, 1\]'),

@@ -67,7 +67,7 @@ def test_images_are_upright(orientation: int, ending: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"classes": ["a", "a"]}, "classes names a folder twice: a, a"),
+        ({"classes": ["a", "a"]}, "classes contains a folder twice: a, a"),
         ({"deviation": [math.nan, 1, 1]}, r"deviation must contain finite numbers, not \[nan, 1, 1\]"),
         ({"mean": [math.inf, 0, 0]}, "mean must contain finite numbers"),
     ],

@@ -93,7 +93,7 @@ def test_without_shuffling_samples_come_as_they_are() -> None:
 
 def test_what_is_beyond_an_epoch_is_an_error() -> None:
     for start, stop in ((0, 11), (5, 4), (-1, 3)):
-        with pytest.raises(ArgumentError, match="not a range of the 10 samples"):
+        with pytest.raises(ArgumentError, match="exceeds the 10 samples"):
             Order(0, 10).indices(0, start, stop)
     with pytest.raises(ArgumentError, match="samples must be at least 0, not -1"):
         Order(0, -1)

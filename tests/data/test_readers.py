@@ -66,7 +66,7 @@ def test_columns_with_rows_of_different_lengths_are_refused() -> None:
 
 
 def test_wrong_names_raise() -> None:
-    with pytest.raises(ArgumentError, match=r'no reader "digit"; did you mean "digits"\? There are digits, numpy'):
+    with pytest.raises(ArgumentError, match=r'unknown reader "digit"; did you mean "digits"\? There are digits, numpy'):
         open_reader("digit")
     with pytest.raises(ArgumentError, match=r'no argument "splitt"; did you mean "split"\?'):
         open_reader("digits", splitt="train")
@@ -169,7 +169,7 @@ def test_numbers_are_scaled_and_converted(tmp_path: Path) -> None:
     assert np.allclose(everything(samples)["images"], [[0, 1], [0.2, 0.4]]) and fields(samples)["images"] == "float32[2]"
     with pytest.raises(DataError, match='field "ids": tensors do not support uint16; convert it with dtypes'):
         open_reader("numpy", path=str(tmp_path / "a.npz"))
-    with pytest.raises(ArgumentError, match=r'there is no element type "int31"; did you mean "int32"'):
+    with pytest.raises(ArgumentError, match=r'unknown element type "int31"; did you mean "int32"'):
         open_reader("numpy", path=str(tmp_path / "a.npz"), dtypes={"ids": "int31"})
     with pytest.raises(ArgumentError, match=r'scale: field "image" is not there; did you mean "images"'):
         open_reader("numpy", path=str(tmp_path / "a.npz"), scale={"image": 2.0})

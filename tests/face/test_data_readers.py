@@ -257,11 +257,11 @@ WRONG_COCO = {
     "no JSON": ("{", "Expecting"),
     "a list": ("[]", 'has no "images"'),
     "a category that is not there": (_tree(annotations__0__category_id=4), "annotation 0: image_id 1 or category_id 4 is not defined"),
-    "a box of three": (_tree(annotations__0__bbox=[1, 2, 3]), "annotation 0: bbox is"),
-    "a box of no numbers": (_tree(annotations__0__bbox=[1, 2, 3, float("nan")]), "bbox is"),
+    "a box of three": (_tree(annotations__0__bbox=[1, 2, 3]), "annotation 0: bbox must be"),
+    "a box of no numbers": (_tree(annotations__0__bbox=[1, 2, 3, float("nan")]), "bbox must be"),
     "a polygon of two corners": (_tree(annotations__0__segmentation=[[1, 1, 2, 2]]), "three or more pairs"),
     "a path that leads away": (_tree(images__0__file_name="../0.png"), "not the name of a file"),
-    "an id that is a list": (_tree(annotations__0__image_id=[1]), '"image_id" is'),
+    "an id that is a list": (_tree(annotations__0__image_id=[1]), '"image_id" must be'),
     "a huge image": (_tree(images__0__width=10**9), "JOBFLOW_MAX_PIXELS"),
     "no image with objects": (_tree(annotations=[]), "no image with annotations"),
     "no image file": (_tree(images__0__file_name="none.png"), "no such file"),
@@ -284,7 +284,7 @@ def test_wrong_coco_files(text: str, message: str, session: None, tmp_path: Path
 # What is wrong ------------------------------------------------------------------------------------------------------
 
 WRONG = {
-    "COCO without a name": (lambda: flow.data.coco_reader("a", "b", 1), flow.JobError, "pass a name"),
+    "COCO without a name": (lambda: flow.data.coco_reader("a", "b", 1), flow.JobError, "pass name="),
     "a path for a list": (lambda: flow.data.onerec_reader("abc"), flow.ArgumentError, "sequence of texts"),
     "another mode": (lambda: flow.data.onerec_reader(["a"], shuffle_mode="x"), flow.ArgumentError, '"instance" or "batch"'),
     "floats as tokens": (lambda: flow.data.megatron_gpt_mmap_data_loader("a", 4, 4, 4, dtype=flow.float), flow.ArgumentError, "integer type"),

@@ -219,7 +219,7 @@ def test_function_without_call_parentheses(fresh: None) -> None:
             return x
 
     assert message_of(caught.value) == (
-        "global_function at «@flow.global_function  # type: ignore[arg-type]» needs call parentheses: "
+        "global_function at «@flow.global_function  # type: ignore[arg-type]» requires call parentheses; "
         'write @global_function() or @global_function(type="train")'
     )
 

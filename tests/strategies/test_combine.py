@@ -66,7 +66,7 @@ def test_names(text: str, strategy: st.Strategy) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: st.named("zero4"), "there is no strategy 'zero4'; did you mean"),
+        (lambda: st.named("zero4"), "unknown strategy 'zero4'; did you mean"),
         (lambda: st.named("data=two"), "unknown part 'data=two'"),
         (lambda: st.named("dtaa=2"), "did you mean"),
         (lambda: st.pipeline(2, schedule="2f2b"), "unknown pipeline schedule '2f2b'; use 1f1b, gpipe, interleaved"),

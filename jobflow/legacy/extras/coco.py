@@ -28,7 +28,7 @@ fault = fault_of(WHAT)
 
 @dataclass(frozen=True)
 class Thing:
-    """An object in an image."""
+    """An object in an image, with its box, category and polygons."""
 
     box: tuple[float, float, float, float]
     label: int
@@ -84,7 +84,7 @@ class CocoImage:
 
 @dataclass(frozen=True, eq=False)
 class CocoFile:
-    """A file of annotations and the folder of its images."""
+    """A COCO annotation file with the folder of its images."""
 
     file: str
     folder: str
@@ -142,14 +142,14 @@ def _of(entry: Any, name: str, otherwise: Any = None) -> Any:
         raise ValueError(f'{entry!r:.80} has no "{name}"')
     result = entry.get(name, otherwise)
     if isinstance(result, dict | list) and name.endswith("id"):
-        raise ValueError(f'"{name}" is {result!r:.40}')
+        raise ValueError(f'"{name}" must be a number or string, not {result!r:.40}')
     return result
 
 
 def _listed(tree: Any, name: str) -> list[Any]:
     result = _of(tree, name)
     if not isinstance(result, list):
-        raise ValueError(f'"{name}" is not a list')
+        raise ValueError(f'"{name}" must be a list, not {result!r:.40}')
     return result
 
 
@@ -157,12 +157,12 @@ def _numbers(arguments: Any, what: str, count: int | None = None) -> list[float]
     """Return `arguments` if it is a list of `count` finite numbers, or without `count` of three or more pairs; raise ValueError otherwise."""
     fits = isinstance(arguments, list) and (len(arguments) == count if count else len(arguments) >= 6 and len(arguments) % 2 == 0)
     if not fits or not all(isinstance(n, int | float) and abs(n) < 1e9 for n in arguments):
-        raise ValueError(f"{what} is {arguments!r:.80}, not {count or 'three or more pairs of'} numbers")
+        raise ValueError(f"{what} must be {count or 'three or more pairs of'} numbers, not {arguments!r:.80}")
     return list(arguments)
 
 
 def aspects(images: list[CocoImage]) -> list[int]:
-    """Return 1 for each image that is wider than high, else 0."""
+    """Return 1 for each image that is wider than high, and 0 for others."""
     return [int(image.width > image.height) for image in images]
 
 

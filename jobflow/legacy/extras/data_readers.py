@@ -113,7 +113,7 @@ def coco_reader(
     """
     what = "coco_reader"
     if name is None or scope.current().view == "mirrored":
-        raise JobError(f"{what} at {user_line()}: pass a name, and call it in the consistent view")
+        raise JobError(f"{what} at {user_line()}: a name and the consistent view are required; pass name= and call it in scope.consistent_view()")
     counts(what, batch_size=batch_size)
     rows = batch_rows(what, batch_size)
     file = coco.CocoFile(str(annotation_file), str(image_dir), remove_images_without_annotations)

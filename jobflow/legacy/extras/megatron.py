@@ -120,7 +120,7 @@ class TokenFiles:
         assert self._tokens.size and len(self._shuffled)
 
     def sample(self, index: int) -> Array:
-        """Return the tokens of a sample in the type of the file."""
+        """Return the tokens of sample `index` in the token type of the file."""
         documents, ends, _, _ = self._plan
         _, lengths, places = self._index
         at = int(self._shuffled[index]) * self.length

@@ -152,8 +152,8 @@ def fake_quantization(
     _check("fake_quantization", input, quantization_bit, quantization_scheme, quantization_formula)
     if scale.tensor_type.size not in (1, input.tensor_type.shape[0]) or zero_point.tensor_type.size != scale.tensor_type.size:
         raise ArgumentError(
-            f"fake_quantization at {user_line()}: scale {scale.tensor_type} and zero_point {zero_point.tensor_type} are of one number, "
-            f"or one for each row of "
+            f"fake_quantization at {user_line()}: scale {scale.tensor_type} and zero_point {zero_point.tensor_type} must have one element, "
+            f"or one per row of "
             f"input {input.tensor_type}"
         )
     column = (scale.tensor_type.size, *[1] * (input.tensor_type.ndim - 1))

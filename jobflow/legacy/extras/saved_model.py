@@ -54,7 +54,7 @@ class SignatureBuilder:
         return self
 
     def Complete(self) -> GraphBuilder | None:
-        """Return the builder of the job."""
+        """Return the GraphBuilder of this signature, to continue a chain of calls."""
         return self.graph_builder
 
 
@@ -86,7 +86,7 @@ class GraphBuilder:
         return self.signatures.get("default") or self.AddSignature("default")
 
     def Complete(self) -> ModelBuilder | None:
-        """Return the builder of the model."""
+        """Return the ModelBuilder of this job, to continue a chain of calls."""
         return self.model_builder
 
 

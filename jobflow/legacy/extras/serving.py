@@ -39,7 +39,7 @@ class ModelVersionPolicy(enum.Enum):
 
 
 class SessionOption:
-    """The devices of a session."""
+    """Options of an InferenceSession: the device type and the number of devices."""
 
     def __init__(self) -> None:
         self.device_tag = "cpu"
@@ -120,7 +120,7 @@ class InferenceSession:
         self._signatures[job_name] = _known(what, "signature", signature_name, signatures)
 
     def set_job_batch_size(self, job_name: str, batch_size: int) -> None:
-        """Set the number of rows of a job's arguments."""
+        """Set the number of rows of a job's arguments before `launch`."""
         what = f"InferenceSession.set_job_batch_size at {user_line()}"
         self._not_launched(what)
         self._batches[_known(what, "job", job_name, self._graphs)] = batch_size
@@ -238,5 +238,5 @@ class InferenceSession:
 
 def _known(what: str, kind: str, name: str, names: Mapping[str, Any]) -> str:
     if name not in names:
-        raise ArgumentError(f"{what}: there is no {kind} {name!r}{did_you_mean_or(name, names, 'choose from ' + (', '.join(names) or 'none'))}")
+        raise ArgumentError(f"{what}: unknown {kind} {name!r}{did_you_mean_or(name, names, 'choose from ' + (', '.join(names) or 'none'))}")
     return name

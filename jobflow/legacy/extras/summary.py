@@ -65,11 +65,11 @@ class Events:
         self.flush()
 
     def add(self, **content: Any) -> None:
-        """Add an event with the current time."""
+        """Write an event with the current time."""
         self._file.write(_tensorboard(".proto.event_pb2").Event(wall_time=time.time(), **content).SerializeToString())
 
     def flush(self) -> None:
-        """Write all events to the disk."""
+        """Flush all events to the disk."""
         self._file.flush()
 
 
@@ -83,7 +83,7 @@ def create_summary_writer(logdir: str, name: str | None = None) -> None:
 
 
 def flush_summary_writer(name: str | None = None) -> None:
-    """Write all events to the disk."""
+    """Flush all events to the disk after each run of the job."""
     _after("summary.flush_summary_writer", _flush)
 
 
@@ -119,7 +119,7 @@ def _summarize(what: str, result: Callable[[str, Array], Any], value: Tensor, st
 
 
 def _after(what: str, write: Callable[..., None], *arguments: Any) -> None:
-    """Call `write` after each run of the current job, with the data of the tensors among the arguments."""
+    """Call `write` after each run of the current job, with the data of tensors in `arguments`."""
     job, session = current_job(what), current_session()
     tensors = [each for each in arguments if isinstance(each, Tensor)] or [constant_scalar(0, int32)]
     arrived: list[Array] = []
@@ -254,7 +254,7 @@ class Hparam:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric by name; `dtype` has no effect."""
+    """A metric, identified by its name; `dtype` has no effect."""
 
     name: str
     dtype: Any = None

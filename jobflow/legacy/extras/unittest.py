@@ -36,7 +36,7 @@ class env:
 
     @staticmethod
     def device_num() -> int:
-        """Return the number of devices per machine."""
+        """Return the number of devices per machine in ONEFLOW_TEST_DEVICE_NUM, 1 by default."""
         return int(os.environ.get("ONEFLOW_TEST_DEVICE_NUM", 1))
 
     @staticmethod
@@ -61,14 +61,14 @@ class env:
 
     @staticmethod
     def node_size() -> int:
-        """Return the number of machines."""
+        """Return the number of machines: processes, listed addresses or ONEFLOW_TEST_NODE_NUM, whichever is set first."""
         if env.has_world_size():
             return env.world_size()
         return len(env.node_list()) if env.has_node_list() else int(os.environ.get("ONEFLOW_TEST_NODE_NUM", 1))
 
     @staticmethod
     def eager_execution_enabled() -> bool:
-        """Return True if tests run eager jobs."""
+        """Return True if ONEFLOW_TEST_ENABLE_EAGER is 1, so that tests run eager jobs."""
         return os.environ.get("ONEFLOW_TEST_ENABLE_EAGER") == "1"
 
     @staticmethod

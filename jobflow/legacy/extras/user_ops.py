@@ -111,7 +111,7 @@ def _published() -> Mapping[str, OpType]:
 
 
 def _of_class(word: str, kind: type[Op]) -> OpType:
-    """Return the schema of an operation class."""
+    """Return the schema of a user-defined operation class."""
     formula: Any = getattr(kind, "formula", None)
     arguments = list(inspect.signature(formula if formula is not None else kind.infer).parameters.values())
     several = any(each.kind is each.VAR_POSITIONAL for each in arguments)
@@ -179,7 +179,7 @@ class UserOp:
         return {word: self._made[word] for word in self.outputs}
 
     def RemoteBlobList(self) -> list[Tensor]:
-        """Return all outputs in the order of the calls of `Output`."""
+        """Return the tensors of all outputs, in the order of the `Output` calls."""
         return [y for several in self.RemoteBlobDict().values() for y in several]
 
     def SoleOutputBlob(self) -> Tensor:

@@ -115,7 +115,7 @@ class Options(ABC):
 
 @dataclass(frozen=True)
 class Single(Minimizer, Options):
-    """A single optimizer: schedule, clipping, and one update op per variable."""
+    """An optimizer with a schedule, clipping, and one update op per variable."""
 
     loss_scale_factor: float | None = None
     grad_clipping: Clipping | None = None
@@ -169,7 +169,7 @@ class Single(Minimizer, Options):
 
 @dataclass(frozen=True)
 class Decay(Options):
-    """The fields of weight decay."""
+    """The first fields of an optimizer with weight decay."""
 
     loss_scale_factor: float | None = None
     weight_decay: float | None = None
@@ -213,7 +213,7 @@ def _found(patterns: Patterns, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Descent(Options):
-    """The options of gradient descent."""
+    """The options of gradient descent: the momentum."""
 
     loss_scale_factor: float | None = None
     momentum: float = 0.9

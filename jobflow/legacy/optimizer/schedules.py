@@ -33,11 +33,11 @@ class Schedule(ABC):
     @property
     @abstractmethod
     def base(self) -> float:
-        """The final rate of a warm-up."""
+        """The rate at the end of a warm-up."""
 
     @abstractmethod
     def decayed(self, step: int) -> float:
-        """Return the rate without warm-up."""
+        """Return the rate after `step` updates, without warm-up."""
 
     def rate(self, step: int) -> float:
         warmup = self.warmup
@@ -47,7 +47,7 @@ class Schedule(ABC):
 
     @property
     def by_formula(self) -> bool:
-        """True if `rate` accepts an expression as well as a number."""
+        """True if `rate` supports expressions as well as numbers."""
         parts = [type(self).rate, type(self).decayed, *([] if self.warmup is None else [type(self.warmup).rate])]
         return all(part.__module__.startswith(__package__) for part in parts) and getattr(self, "steps", 1) > 0
 
