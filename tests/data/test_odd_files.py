@@ -313,7 +313,7 @@ def test_empty_and_unknown_categories(reader: str, empty: str, unknown: str, mis
         ({"categories": "k"}, "categories must be a list of columns, .* not 'k'"),
         ({"missing": "nan"}, "missing must be a number, not 'nan'; omit quotes, and write .nan for NaN in YAML"),
         ({"missing": [0]}, r"missing must be a number, not \[0\]"),
-        ({"missing": {"k": "0"}}, "missing of column \"k\" is '0', which is not a number"),
+        ({"missing": {"k": "0"}}, "missing of column \"k\" must be a number, not '0'"),
         ({"categories": {"k": "ab"}}, 'column "k" must be a list of texts'),
         ({"categories": {"k": [0, 1]}}, r'column "k" must be a list of texts as in the file, such as \["0", "1"\], not \[0, 1\]'),
         ({"categories": {"k": ["a", "a"]}}, 'column "k" has a category twice'),
