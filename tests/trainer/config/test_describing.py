@@ -76,7 +76,7 @@ def test_the_command_shows_checks_and_describes(lenet: str, capsys: pytest.Captu
     assert "lr: 0.5" in capsys.readouterr().out
     assert main(["config", "show", lenet, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["config"]["name"] == "lenet"
-    assert main(["config", "check", lenet]) == 0 and capsys.readouterr().out == "lenet.yaml: good\n"
+    assert main(["config", "check", lenet]) == 0 and capsys.readouterr().out == "lenet.yaml: valid\n"
     assert main(["config", "schema"]) == 0
     assert json.loads(capsys.readouterr().out) == schema()
 
