@@ -43,6 +43,12 @@ def own_versions() -> Versions:
     }
 
 
+class VersionError(JobError):
+    """Ranks run different versions."""
+
+    of_environment = True
+
+
 def compare(ranks: Sequence[Versions], rank: int) -> None:
     """Raise JobError on all ranks unless they run the same jobflow and the same minor versions of NumPy and Python.
 
@@ -52,7 +58,7 @@ def compare(ranks: Sequence[Versions], rank: int) -> None:
     accepted = all(row["accepts"] for row in ranks)
     if strict and not accepted:
         advice = f"install the same versions on all hosts, or set {ACCEPT}=1 on all ranks to accept the difference"
-        raise JobError(f"start of {len(ranks)} ranks: their versions differ, so they would compute different numbers; {advice}\n{strict}")
+        raise VersionError(f"start of {len(ranks)} ranks: their versions differ, so they would compute different numbers; {advice}\n{strict}")
     differences = strict or _differences(ranks, minor=False)
     if differences and rank == 0:
         notice(f"the versions of the ranks differ{f', which {ACCEPT} accepts' * bool(strict)}\n{differences}")
