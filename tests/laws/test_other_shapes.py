@@ -110,7 +110,7 @@ def test_least_recently_used_programs_are_dropped(fresh: None, capfd: pytest.Cap
 def test_other_types_raise() -> None:
     graph = Doubled()
     graph(flow.ones(2, 2))
-    with pytest.raises(flow.errors.JobError, match=r"test_other_shapes.py:\d+.*input0 was expected as float32\[2,2\].*is int64\[2,2\]"):
+    with pytest.raises(flow.errors.JobError, match=r"test_other_shapes.py:\d+.*input0 must be float32\[2,2\].*is int64\[2,2\]"):
         graph(flow.ones(2, 2, dtype=flow.int64))
     with pytest.raises(flow.errors.JobError, match="nested"):
         graph(flow.ones(2, 2), flow.ones(2, 2))
