@@ -208,7 +208,8 @@ class StepRecorder(Building):
             self.written[id(root)] = root
         if x.traced is None and x.base is not None:
             raise Untraceable(
-                f"{user_line()}: a view {x.tensor_type} from outside of the compiled function cannot be overwritten; create the view inside"
+                f"flow.compile at {user_line()}: a view {x.tensor_type} from outside of the compiled function cannot be "
+                "overwritten; create the view inside"
             )
         self.known(x)
         value = self.known(output)
@@ -234,7 +235,8 @@ class StepRecorder(Building):
             path = None if self.observer is None else self.observer.path_of(x)
             if path is None and id(x) not in self._constants:
                 raise Untraceable(
-                    f"{user_line()}: code that is not recorded creates a tensor {x.tensor_type} during tracing; pass the tensor as an argument"
+                    f"flow.compile at {user_line()}: code that is not recorded creates a tensor {x.tensor_type} during tracing; "
+                    "pass the tensor as an argument"
                 )
             self.names[id(x)] = self._unique(path or "constant")
         output = super()._read(x)

@@ -222,7 +222,10 @@ class Tracing:
         for x in recorder.written.values():
             shared = [other for other in showing.get(id(x.storage), ()) if other is not x]
             if shared:
-                raise Untraceable(f"{self.tracer.name} writes to a tensor {x.tensor_type} whose memory another tensor {shared[0].tensor_type} shares")
+                raise Untraceable(
+                    f"{self.tracer.name} writes to a tensor {x.tensor_type} whose memory another tensor {shared[0].tensor_type} "
+                    "shares; write to a clone()"
+                )
             now = recorder.known(x)
             if now.node is not None:
                 raise Untraceable(
