@@ -7,7 +7,7 @@ from pydoc_data.topics import topics
 
 import numpy as np
 
-from jobflow.data.documentation import PARAGRAPHS, documentation_text
+from jobflow.data.text import PARAGRAPHS, documentation_text
 
 
 def test_the_text_contains_topics_and_docstrings() -> None:
