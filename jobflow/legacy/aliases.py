@@ -42,7 +42,7 @@ def convert_oneflow_dtype_to_numpy_dtype(oneflow_dtype: DType) -> type[Any]:
 
 @dataclass(frozen=True)
 class JobDescription:
-    """Name, type and configuration of the job being traced."""
+    """A description of the job being traced: its name, type and configuration."""
 
     job_name: str
     trains: bool

@@ -223,7 +223,9 @@ def _elsewhere(function: Callable[..., Any], roles: Roles, instead: str, argumen
     tensors = [value for _, value in passed if is_tensor(value) and not isinstance(value, TensorOperators)]
     for name, value in passed:
         if isinstance(value, TensorOperators):
-            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {value.tensor_type} of a job whose body has ended")
+            raise JobError(
+                f"{roles.what} at {user_line()}: {name} is a tensor {value.tensor_type} of a job whose body has ended; return it from the job"
+            )
         if roles.wrong(name, value, numbers_only=True) and not is_tensor(value) and not instead:
             there = "; pass flow.tensor(x)" if isinstance(value, np.ndarray) else ""
             raise DtypeError(f"{roles.what} at {user_line()}: {name} is {described(value)}, not {roles.must_be(name)}{there}")
