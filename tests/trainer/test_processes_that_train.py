@@ -70,7 +70,7 @@ def test_a_run_that_exits_silently_is_unfinished(tmp_path: Path, ranks: int, die
     assert ">unfinished<" in (output / "report.html").read_text()
     ls = [sys.executable, "-m", "jobflow", "ckpt", "ls", str(output / "checkpoints")]
     listed = processes.run_command(ls, environment=PATHS).out
-    assert "unfinished: step 4 of 9" in listed, listed
+    assert "not finished: step 4 of 9" in listed, listed
     train = [sys.executable, "-m", "jobflow", "train", str(file), "--set", f"output={output}"]
     assert processes.run_command(train, environment=PATHS).code == 0
     assert "unfinished" not in (output / "report.html").read_text()
