@@ -132,7 +132,7 @@ def test_an_incomplete_save_is_no_checkpoint(memory: Any, capsys: pytest.Capture
     with pytest.raises(CheckpointError, match=r"neither a manifest\.json nor"):
         store.load(ROOT / "step-00000002")
     assert cli.main(["ckpt", "ls", "memory://runs"]) == 0
-    assert "1 unfinished: step-00000002; the next saving removes" in capsys.readouterr().out
+    assert "1 unfinished: step-00000002; the next save removes" in capsys.readouterr().out
     save(ROOT / "step-00000002", 2)
     assert drafts.unfinished_in(ROOT) == [] and series.newest_good().step == 2
 

@@ -299,7 +299,7 @@ FILES: dict[str, tuple[str, bytes, str, tuple[str, ...]]] = {
     "a gzip that breaks off": ("i.gz", gzip.compress(b"\0\0\x08\x03" + ZEROS)[:200], "images: i.gz", ("i.gz", "idx")),
     "an idx beyond the file": ("i", b"\0\0\x08\x03" + struct.pack(">3i", 2**31 - 1, 2**31 - 1, 2**31 - 1), "images: i", ("i is damaged",)),
     "an idx of negative sizes": ("i", b"\0\0\x08\x03" + struct.pack(">3i", -1, -1, 4) + bytes(4), "images: i", ("i is damaged",)),
-    "an idx of 255 axes": ("i", b"\0\0\x08\xff" + struct.pack(">255i", *[1] * 255) + b"\1", "images: i", ("no IDX file",)),
+    "an idx of 255 axes": ("i", b"\0\0\x08\xff" + struct.pack(">255i", *[1] * 255) + b"\1", "images: i", ("not an IDX file",)),
     "a csv of one endless row": (
         "t.csv",
         b'a,b\n1,"' + b"1" * 2**21 + b'"\n',
