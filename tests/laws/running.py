@@ -120,3 +120,32 @@ def in_job(function: Function, arrays: Sequence[Array], devices: int = 1, result
             return ended(run)
         finally:
             flow.clear_default_session()
+
+
+def in_one_job(calls: Sequence[tuple[str, Function]], arrays: Sequence[Array]) -> dict[str, Ended]:
+    """Run all calls in one job; return the outcome of each by its label. A call that raises does not end the body."""
+    outcomes: dict[str, Ended] = {}
+    sizes: list[tuple[str, int]] = []
+
+    def compute(*tensors: Any) -> list[Any]:
+        outputs: list[Any] = []
+        for label, call in calls:
+            try:
+                result = call(*tensors)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the law looks at it
+                outcomes[label] = Ended(error=error)
+                continue
+            several = list(result) if isinstance(result, tuple | list) else [result]
+            sizes.append((label, len(several)))
+            outputs += several
+        return outputs
+
+    kinds = {name: tp.Numpy.Placeholder(a.shape, dtype=flow.tensor(a[:0] if a.ndim else a).dtype) for name, a in zip("ab", arrays, strict=False)}
+    job = (lambda a: compute(a)) if len(arrays) == 1 else (lambda a, b: compute(a, b))
+    job.__name__, job.__annotations__ = "job", {**kinds, "return": list[tp.Numpy]}
+    with scope.using(root=scope.Root()):
+        try:
+            results = iter(flow.global_function()(job)(*arrays))
+        finally:
+            flow.clear_default_session()
+    return outcomes | {label: Ended(tuple(array for _ in range(size) for array in flat(next(results)))) for label, size in sizes}

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from op_cases import ARGUMENTS, AXES, BINARY, PAIRS, REDUCTIONS, SHAPED, UNARY
 from ranks import on_ranks
-from running import Array, Ended, Function, at_once, in_graph, in_job, proper
+from running import Array, Ended, Function, at_once, in_graph, in_job, in_one_job, proper
 
 import jobflow as flow
 
@@ -29,6 +29,8 @@ DIFFERENT_TRACED = {
 }
 #: functions with another result type in jobs: int8 for truth values, int32 for indices
 TYPES_OF_JOBS = {"eq", "ne", "gt", "ge", "lt", "le", "equal", "not_equal", "greater", "greater_equal", "less", "less_equal", "logical_and"}
+#: functions of jobs with assertions about values; a failed one ends the job
+CHECKED_IN_RUNS = {"pow"}
 #: graphs run these in compiled loops
 OVER_ROWS = ("softmax", "log_softmax")
 #: functions whose result size depends on values, which is an error in a graph
@@ -132,28 +134,45 @@ def test_functions_of_axes(name: str) -> None:
 TRACED = [n for n in (*UNARY, *BINARY, *REDUCTIONS) if any(hasattr(where, n) for where in (flow.math, flow.nn)) and n not in DIFFERENT_TRACED]
 
 
-@pytest.mark.parametrize("name", TRACED)
-def test_functions_of_jobs_equal_those_of_tensors(name: str) -> None:
+@pytest.mark.parametrize("label", [*(label for label, a, order in ARGUMENTS if not order and a.ndim and a.size)])
+def test_functions_of_jobs_with_one_tensor_equal_those_of_tensors(label: str) -> None:
     """For arguments that the job's function accepts."""
-    wrong = []
-    for label, *arrays in [(label, a) for label, a, lies in ARGUMENTS if not lies] if name not in BINARY else PAIRS:
-        if any(not a.ndim or not a.size for a in arrays):
-            continue
-        _, public = next(doors(name))
-        expected = at_once(lambda *x, public=public: public(*x), [tensor_of(a) for a in arrays])
-        for where in (flow, flow.math, flow.nn):
-            if not hasattr(where, name):
-                continue
-            end = in_job(lambda *x, where=where: getattr(where, name)(*x), arrays)
-            if end.error is not None and not proper(end.error, HERE):
-                wrong.append(f"{label} {where.__name__}: {end}")
-            if expected.error is not None and end.error is None and "floating point" in str(expected.error):
-                continue  # the job's function accepts integers
-            if name in TYPES_OF_JOBS and expected.error is None and end.error is None:
-                expected = Ended(tuple(a.astype(b.dtype) for a, b in zip(expected.values, end.values, strict=True)))
-            if end.error is None and not expected.same(end, 2e-3 if "float16" in label else 1e-6):
-                wrong.append(f"{label} {where.__name__}: {end}\n      but at once: {expected}")
+    (array,) = (a for name, a, _ in ARGUMENTS if name == label)
+    wrong = of_jobs([name for name in TRACED if name not in BINARY], label, [array])
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("label", [label for label, a, b in PAIRS if a.ndim and b.ndim and a.size and b.size])
+def test_functions_of_jobs_with_two_tensors_equal_those_of_tensors(label: str) -> None:
+    (arrays,) = ([a, b] for name, a, b in PAIRS if name == label)
+    wrong = of_jobs([name for name in TRACED if name in BINARY], label, arrays)
+    assert not wrong, "\n".join(wrong)
+
+
+def of_jobs(names: list[str], label: str, arrays: list[Array]) -> list[str]:
+    """Return the differences of functions in a job, by all their names, from functions of tensors."""
+    called = [
+        (f"{where.__name__}.{name}", name, lambda *x, where=where, name=name: getattr(where, name)(*x))
+        for name in names
+        for where in (flow, flow.math, flow.nn)
+        if hasattr(where, name)
+    ]
+    outcomes = in_one_job([(key, call) for key, name, call in called if name not in CHECKED_IN_RUNS], arrays)
+    outcomes |= {key: in_job(call, arrays) for key, name, call in called if name in CHECKED_IN_RUNS}
+    eager = {name: at_once(next(doors(name))[1], [tensor_of(a) for a in arrays]) for name in names}
+    wrong = []
+    for key, name, _ in called:
+        end, expected = outcomes[key], eager[name]
+        if end.error is not None:
+            wrong += [] if proper(end.error, HERE) else [f"{key}: {end}"]
+            continue
+        if expected.error is not None and "floating point" in str(expected.error):
+            continue  # the job's function accepts integers
+        if name in TYPES_OF_JOBS and expected.error is None:
+            expected = Ended(tuple(a.astype(b.dtype) for a, b in zip(expected.values, end.values, strict=True)))
+        if not expected.same(end, 2e-3 if "float16" in label else 1e-6):
+            wrong.append(f"{key}: {end}\n      but eagerly: {expected}")
+    return wrong
 
 
 @pytest.mark.parametrize("case", SHAPED, ids=str)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from op_cases import ARGUMENTS, BINARY, PAIRS, REDUCTIONS, SHAPED, UNARY
-from running import Array, Ended, at_once, flat, proper
+from running import Array, at_once, in_one_job, proper
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -42,32 +42,18 @@ def both_ways(calls: Sequence[Named], arrays: Sequence[Array], refused: bool = T
     """Return the differences between a job and eager calls; `refused`: include calls that raise errors for any values."""
     tensors = [flow.tensor(a) for a in arrays]
     expected = {name: at_once(call, tensors) for name, call in calls}
-    if not refused:
-        calls = [(name, call) for name, call in calls if expected[name].error is None]
-    failed: dict[str, Exception] = {}
-    sizes: list[tuple[str, int]] = []
-
-    def compute(*traced: Any) -> list[Any]:
-        outputs: list[Any] = []
-        for name, call in calls:
-            try:
-                parts = call(*traced)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the law looks at it
-                failed[name] = error
-                continue
-            several = list(parts) if isinstance(parts, tuple | list) else [parts]
-            sizes.append((name, len(several)))
-            outputs += several
-        return outputs
-
-    kinds = {name: tp.Numpy.Placeholder(a.shape, dtype=x.dtype) for name, a, x in zip("ab", arrays, tensors, strict=False)}
-    job = (lambda a: compute(a)) if len(arrays) == 1 else (lambda a, b: compute(a, b))
-    job.__name__, job.__annotations__ = "job", {**kinds, "return": list[tp.Numpy]}
-    results = iter(flow.global_function()(job)(*arrays))
-    outcomes = {name: Ended(tuple(part for _ in range(size) for part in flat(next(results)))) for name, size in sizes}
-    wrong = [f"{name}: {outcomes[name]}\n      but at once: {expected[name]}" for name in outcomes if not expected[name].same(outcomes[name], 1e-6)]
-    wrong += [f"{name}: {error}" for name, error in failed.items() if not proper(error, HERE)]
-    return wrong + [f"{name} fails: {failed[name]}" for name in failed if expected[name].error is None and not name.startswith("unique")]
+    # the lambda puts a line of this file into the messages
+    outcomes = in_one_job([(name, lambda *x, call=call: call(*x)) for name, call in calls if refused or expected[name].error is None], arrays)
+    wrong = []
+    for name, end in outcomes.items():
+        eager = expected[name]
+        if end.error is not None and not proper(end.error, HERE):
+            wrong.append(f"{name}: {end}")
+        if end.error is not None and eager.error is None and not name.startswith("unique"):
+            wrong.append(f"{name} fails: {end}")
+        if end.error is None and not eager.same(end, 1e-6):
+            wrong.append(f"{name}: {end}\n      but eagerly: {eager}")
+    return wrong
 
 
 @pytest.mark.parametrize("label", ["float32", "float16", "int64", "bool", "one element", "not finite"])
