@@ -1,4 +1,4 @@
-"""Top-level array functions against NumPy, and the conventions programs rely on."""
+"""Array functions of jobs against NumPy: odd arguments, errors, and conventions about shapes and types."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_cast_and_identity(run: Any) -> None:
     assert [y.tolist() for y in run(lambda a, b: arrays.identity_n([a, b]), [1.0], [2.0])] == [[1], [2]]
 
 
-def test_fresh_values(run: Any) -> None:
+def test_constants(run: Any) -> None:
     assert run(lambda: arrays.constant(3, float64, (2, 1))).tolist() == [[3], [3]]
     assert run(lambda: arrays.constant(3, int8)).shape == (1,) and run(lambda: arrays.constant_scalar(3, int8)).dtype == np.int8
     assert run(lambda t: arrays.ones_like(t), np.zeros((2, 2), np.int32)).dtype == np.int32
@@ -129,7 +129,7 @@ def test_slice_v2_and_reverse(run: Any) -> None:
             run(lambda t, e=entry: arrays.slice_v2(t, [e]), x)
 
 
-def test_pads(run: Any, rng: Any) -> None:
+def test_pads_equal_numpy(run: Any, rng: Any) -> None:
     x = rng.standard_normal((2, 3, 4, 5))
     pairs = [(0, 0), (0, 0), (1, 2), (3, 0)]
     assert (run(lambda t: arrays.pad(t, pairs, 7), x) == np.pad(x, pairs, constant_values=7)).all()

@@ -1,4 +1,4 @@
-"""flow.math against NumPy formulas, and the legacy conventions about scalars, shapes and element types."""
+"""Scalars, shapes, element types and keywords of flow.math in jobs; tests/laws/function_table.py has the values of its functions."""
 
 from __future__ import annotations
 
@@ -6,18 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from function_table import gelu, sigmoid
 
 from jobflow import math
 from jobflow.core.errors import ArgumentError, ShapeError
-
-
-def test_round_goes_to_even(run: Any) -> None:
-    assert run(math.round, [0.5, 1.5, 2.5, -0.5]).tolist() == [0, 2, 2, 0]
-
-
-def test_reciprocal_no_nan(run: Any) -> None:
-    assert run(math.reciprocal_no_nan, [2.0, 0.0]).tolist() == [0.5, 0.0]
 
 
 @pytest.mark.parametrize("word", ["add", "subtract", "multiply", "divide", "maximum", "minimum"])
@@ -42,23 +33,9 @@ def test_division_by_zero_and_of_a_number(run: Any) -> None:
     assert run(lambda t: math.divide(6, t), [3.0, 0.0]).tolist() == [2, 0]
 
 
-def test_mod_has_the_sign_of_the_divisor(run: Any) -> None:
-    assert run(math.mod, [5.0, -5.0, 5.0], [3.0, 3.0, -3.0]).tolist() == [2, 1, -1]
-
-
 def test_two_scalars_raise_with_both_values(run: Any) -> None:
     with pytest.raises(ArgumentError, match=r"add at test_math\.py:\d+.*1 and 2"):
         run(lambda: math.add(1, 2))
-
-
-def test_pow(run: Any) -> None:
-    np.testing.assert_allclose(run(lambda t: math.pow(t, 3), [2.0, -2.0]), [8, -8])
-    np.testing.assert_allclose(run(math.pow, [2.0, 3.0], [3.0, 0.5]), [8, 3**0.5])
-
-
-def test_xdivy_and_xlogy_are_zero_for_zero_x(run: Any) -> None:
-    assert run(math.xdivy, [0.0, 3.0], [0.0, 2.0]).tolist() == [0, 1.5]
-    np.testing.assert_allclose(run(math.xlogy, [0.0, 3.0], [0.0, 2.0]), [0, 3 * np.log(2)])
 
 
 def test_add_n(run: Any) -> None:
@@ -73,14 +50,6 @@ def test_polyval(run: Any) -> None:
     np.testing.assert_allclose(run(lambda t: math.polyval([2, -3.0, 1], t), x), np.polyval([2, -3, 1], x))
 
 
-@pytest.mark.parametrize("word", ["equal", "not_equal", "greater", "greater_equal", "less", "less_equal"])
-def test_comparisons_give_int8(word: str, run: Any) -> None:
-    x, y = np.array([[1.0, 2.0, 3.0]]), np.array([[2.0], [3.0]])
-    z = run(lambda a, b: (getattr(math, word)(a, b), getattr(math, word)(a, 2)), x, y)
-    assert z[0].dtype == z[1].dtype == np.int8
-    assert (z[0] == getattr(np, word)(x, y)).all() and (z[1] == getattr(np, word)(x, 2)).all()
-
-
 def test_logical_and(run: Any) -> None:
     z = run(math.logical_and, np.array([0, 1, 3], np.int8), np.array([1, 0, 2], np.int8))
     assert z.dtype == np.int8 and z.tolist() == [0, 0, 1]
@@ -90,7 +59,6 @@ def test_logical_and(run: Any) -> None:
 def test_clip(word: str, run: Any) -> None:
     clip = getattr(math, word)
     x = [-2.0, 0.5, 3.0]
-    assert run(lambda t: clip(t, -1, 1), x).tolist() == [-1, 0.5, 1]
     assert run(lambda t: clip(t, min_value=0), x).tolist() == [0, 0.5, 3]
     assert run(lambda t: clip(t, max_value=0), x).tolist() == [-2, 0, 0]
     with pytest.raises(ValueError, match="min_value"):
@@ -102,7 +70,7 @@ def test_reductions_over_no_axes_return_the_tensor(word: str, run: Any) -> None:
     assert run(lambda t: getattr(math, word)(t, []) is t, [1.0, 2.0])
 
 
-def test_any_and_all_give_int8(run: Any) -> None:
+def test_any_and_all_return_int8(run: Any) -> None:
     x = np.array([[0, 3, 0], [1, 2, 3], [0, 0, 0]], np.int8)
     some, every = run(lambda t: (math.reduce_any(t, 1), math.reduce_all(t, 1)), x)
     assert some.dtype == every.dtype == np.int8
@@ -117,7 +85,7 @@ def test_argmax(run: Any, rng: Any) -> None:
     y = run(math.argmax, x)
     assert y.dtype == np.int32 and (y == x.argmax(-1)).all()
     assert (run(lambda t: math.argmax(t, 0), x) == x.argmax(0)).all()
-    assert run(lambda t: math.argmax(t, "place"), x).shape == (3,) and run.job.names == ["place"]
+    assert run(lambda t: math.argmax(t, "position"), x).shape == (3,) and run.job.names == ["position"]
 
 
 def test_l2_normalize(run: Any, rng: Any) -> None:
@@ -148,14 +116,6 @@ def test_broadcast_to_compatible_with(run: Any) -> None:
     assert run(lambda x, a, b: math.broadcast_to_compatible_with(x, [a, b]), x, a, b).shape == (4, 2, 3)
     with pytest.raises(ShapeError, match="no common broadcast shape"):
         run(lambda x, a: math.broadcast_to_compatible_with(x, [a]), x, np.zeros((3, 3)))
-
-
-def test_gradients_of_activations(run: Any, rng: Any) -> None:
-    x, dy = rng.standard_normal(5), rng.standard_normal(5)
-    s = sigmoid(x)
-    np.testing.assert_allclose(run(math.sigmoid_grad, s, dy), dy * s * (1 - s))
-    h = 1e-6
-    np.testing.assert_allclose(run(math.gelu_grad, x, dy), dy * (gelu(x + h) - gelu(x - h)) / (2 * h), rtol=1e-7)
 
 
 def test_in_top_k(run: Any) -> None:

@@ -15,7 +15,6 @@ from jobflow.core.layout import P, S
 from jobflow.core.types import DType, bfloat16, bool_, float16, float32, float64, int32, int64, uint8
 from jobflow.engine.placements import placement
 from jobflow.functional import casting, classes
-from jobflow.functional import unary_functions as elementwise
 from jobflow.functional.creation import arange, ones, tensor
 
 RANDOM = np.random.default_rng(6)
@@ -36,7 +35,6 @@ def test_bounds_and_classification_of_values(n: int) -> None:
         (lambda x: x.clamp_min(0), lambda x: np.maximum(x, 0), (ANY,)),
         (lambda x: x.clamp_max(0), lambda x: np.minimum(x, 0), (ANY,)),
         (lambda x: x.round(decimals=1), lambda x: np.round(x, 1), (ANY,)),
-        (elementwise.atan2, np.arctan2, (ANY, POSITIVE)),
         (lambda x: x.abs(), np.abs, (WHOLE,)),
         (lambda x: x.floor(), lambda x: x, (WHOLE,)),
     ]

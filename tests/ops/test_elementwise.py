@@ -1,4 +1,4 @@
-"""Elementwise ops beyond the laws: values against other formulas, errors, blocks, and the operators of tensors."""
+"""Precision, ties, bits, errors and blocks of elementwise operations; tests/laws/function_table.py has their values."""
 
 from __future__ import annotations
 
@@ -80,41 +80,6 @@ def test_functions_do_not_warn_at_extremes() -> None:
         assert np.isfinite(bound(activation.Elu(), x)).all()
 
 
-@pytest.mark.parametrize(
-    ("function", "formula"),
-    [
-        (activation.selu, lambda x: 1.0507009873554805 * (x if x > 0 else 1.6732632423543772 * math.expm1(x))),
-        (activation.softsign, lambda x: x / (1 + abs(x))),
-        (activation.hard_sigmoid, lambda x: min(max(x / 6 + 0.5, 0), 1)),
-        (activation.hard_swish, lambda x: x * min(max(x + 3, 0), 6) / 6),
-        (activation.hard_tanh, lambda x: min(max(x, -1), 1)),
-        (activation.relu6, lambda x: min(max(x, 0), 6)),
-        (activation.mish, lambda x: x * math.tanh(math.log1p(math.exp(x)))),
-        (activation.swish, lambda x: x / (1 + math.exp(-x))),
-        (activation.log_sigmoid, lambda x: -math.log1p(math.exp(-x))),
-        (activation.softplus, lambda x: math.log1p(math.exp(x))),
-        (activation.gelu_tanh, lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
-        (activation.leaky_relu, lambda x: x if x > 0 else 0.2 * x),
-    ],
-    ids=lambda f: getattr(f, "__name__", ""),
-)
-def test_activation_formulas(function: Any, formula: Any) -> None:
-    x = np.linspace(-7, 7, 57)
-    np.testing.assert_allclose(function(laws.Result(x)).array, [formula(v) for v in x], rtol=1e-13, atol=1e-15)
-
-
-def test_rounding_is_half_to_even() -> None:
-    assert ew.round_half_even(tensor(0.5, 1.5, 2.5, -0.5)).array.tolist() == [0, 2, 2, 0]
-
-
-def test_floor_mod_has_the_sign_of_the_divisor() -> None:
-    assert ew.floor_mod(tensor(5, -5, 5, -5, dtype=np.int32), tensor(3, 3, -3, -3, dtype=np.int32)).array.tolist() == [2, 1, -1, -2]
-
-
-def test_reciprocal_no_nan_of_zero_is_zero() -> None:
-    assert ew.reciprocal_no_nan(tensor(0.0, 4.0)).array.tolist() == [0.0, 0.25]
-
-
 def test_gradient_of_ties_goes_to_the_second() -> None:
     x, y, d = tensor(1.0, 2.0), tensor(1.0, 1.0), tensor(10.0, 10.0)
     for op, first in ((ew.Maximum(), [0, 10]), (ew.Minimum(), [0, 0])):
@@ -168,19 +133,6 @@ def test_errors_name_the_operands(call: Any, kind: type[Exception], words: list[
 # Operators ------------------------------------------------------------------------------------------------------------
 
 
-def test_operators_with_tensors_and_numbers() -> None:
-    a, b = np.array([1.0, -2.0, 4.0]), np.array([2.0, 0.5, -1.0])
-    x, y = laws.Result(a), laws.Result(b)
-    pairs = [
-        (x + y, a + b), (x - y, a - b), (x * y, a * b), (x / y, a / b), (x % y, a % b), (abs(x) ** y, abs(a) ** b), (-x, -a), (+x, a),
-        (x + 2, a + 2), (2 + x, 2 + a), (x - 2, a - 2), (2 - x, 2 - a), (x * 3, a * 3), (3 * x, 3 * a), (x / 4, a / 4), (3 / x, 3 / a),
-        (x % 3, a % 3), (3 % y, 3 % b), (x**2, a**2), (2**x, 2**a), (np.float32(2) * x, 2 * a), (x * np.int64(2), a * 2),
-        (x < y, a < b), (x <= 1, a <= 1), (x > y, a > b), (x >= 4, a >= 4), (x < 2, a < 2),
-    ]  # fmt: skip
-    for ours, theirs in pairs:
-        np.testing.assert_array_equal(ours.array, theirs)
-
-
 def test_numbers_take_the_element_type_of_the_tensor() -> None:
     assert (tensor(1.0, dtype=np.float32) * 2.5).dtype is float32
     assert (tensor(1, dtype=np.int32) + 2).dtype is int32
@@ -194,15 +146,9 @@ def test_division_by_zero_numbers_gives_zeros() -> None:
     assert (1 / tensor(0.0, 2.0)).array.tolist() == [0.0, 0.5]
 
 
-def test_matrix_product() -> None:
-    a, b = np.arange(6.0).reshape(2, 3), np.arange(12.0).reshape(3, 4)
-    np.testing.assert_array_equal((laws.Result(a) @ laws.Result(b)).array, a @ b)
-
-
 def test_equality_is_elementwise_for_tensors_and_numbers_only() -> None:
     x, y = tensor(1.0, 2.0), tensor(1.0, 3.0)
     assert (x == y).array.tolist() == [True, False] and (x != y).array.tolist() == [False, True]
-    assert (x == 2).array.tolist() == [False, True] and (x != 1.0).array.tolist() == [False, True]
     assert (x == "x") is False and (x != None) is True and len({x, y}) == 2  # noqa: E711
     with scope.using(interpreter=None):
         assert (x == y) is False and (x != y) is True
