@@ -72,7 +72,7 @@ class Call:
 
 
 def calls(rows: Sequence[Row], jobs: bool) -> list[Call]:
-    """Return the calls of all names in the tensor API, or in the job API; calls of losses with each reduction, of jobs with a name."""
+    """Return the calls of all names in the tensor API, or in the job API. Losses are called with each reduction, jobs with a name."""
     results = []
     for row in rows:
         if row.operator:
