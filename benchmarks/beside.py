@@ -77,7 +77,7 @@ Make = Callable[[Path, str], Side]
 
 @dataclass(frozen=True)
 class Row:
-    """A figure of both checkouts, and its ratio in every round."""
+    """A measured figure of both checkouts, with its ratio in every round."""
 
     name: str
     unit: str
@@ -90,7 +90,7 @@ class Row:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """In which the median of all ratios lies: between two of those that were seen, as the binomial distribution has it."""
+        """The confidence interval of the median of the ratios, from order statistics and the binomial distribution."""
         n, ordered = len(self.ratios), sorted(self.ratios)
         outside, k = 0.0, 0
         while k < (n - 1) // 2 and outside + math.comb(n, k) / 2**n <= (1 - CERTAIN) / 2:
@@ -110,13 +110,13 @@ class Row:
 
 
 def row(name: str, unit: str, pairs: Sequence[tuple[float, float]], strict: bool = False, disturbed: int = 0) -> Row:
-    """From what was measured (now, before) in each round."""
+    """Return the row of the measurements (now, before) of each round."""
     now, before = (median(column) for column in zip(*pairs, strict=True))
     return Row(name, unit, now, before, tuple(a / b for a, b in pairs), strict, disturbed)
 
 
 def turns(name: str, sides: Sequence[Side], order: str, calls: int, options: argparse.Namespace) -> Row:
-    """The time of a call, in rounds in which nobody disturbs."""
+    """Return the time of a call on each side, from rounds without load by other processes."""
     for side in sides:  # warm
         side.ask(do=order, steps=calls)
     rounds = [eager.one_turn(sides, [order] * len(sides), calls, turn, options.cores) for turn in range(options.rounds)]
@@ -131,7 +131,7 @@ def both(make: Make, options: argparse.Namespace) -> list[Side]:
 
 
 def on(options: argparse.Namespace, ranks: int) -> argparse.Namespace:
-    """The same options for so many ranks."""
+    """Return a copy of the options for this number of ranks."""
     copied = copy.copy(options)
     copied.ranks, copied.cores = ranks, options.cores[-ranks:]
     return copied
@@ -195,14 +195,14 @@ def compiling(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def _first(side: Side) -> dict[str, float]:
-    """A process from its start to its first step."""
+    """Measure a new process from its start to its first step."""
     with running([side]):
         facts = side.ask(do="facts")
         return {fact: float(facts[fact]) for fact in FACTS if fact in facts} | {"mib": side.peak_mib()}
 
 
 def _deep(options: argparse.Namespace) -> Iterator[Row]:
-    """Laying a deep GPT out over many ranks, and planning one of them."""
+    """Measure layout inference of a deep GPT for many ranks, and the planning of one rank."""
     measured: list[dict[str, dict[str, float]]] = []
     for turn in range(options.rounds):
         roots = [(NOW, HERE.parent), (BEFORE, options.other)]
@@ -255,7 +255,7 @@ def first_steps(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def _first_step(model: str, core: int, root: Path, name: str) -> dict[str, float]:
-    """Two processes one after another, which share a new cache."""
+    """Measure two processes, one after the other, which share a new cache."""
     seconds = {}
     with tempfile.TemporaryDirectory() as cache:
         for state in ("empty", "filled"):
@@ -267,7 +267,7 @@ def _first_step(model: str, core: int, root: Path, name: str) -> dict[str, float
 
 
 def in_processes(measure: Callable[[Path, str], dict[str, float]], options: argparse.Namespace) -> list[dict[str, dict[str, float]]]:
-    """Facts by side and round; the sides take turns in beginning a round."""
+    """Return the measurements by side for each round; the sides alternately start a round."""
     roots = [(NOW, HERE.parent), (BEFORE, options.other)]
     return [{name: measure(root, name) for name, root in (roots if turn % 2 else roots[::-1])} for turn in range(options.rounds)]
 
@@ -287,7 +287,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
 
 
 def checkout(text: str) -> Path:
-    """A checkout whose jobflow is the one that its processes import."""
+    """Return the path of a checkout; raise an error if its processes would import another jobflow."""
     root = Path(text).resolve()
     question = "import jobflow; print(jobflow.__file__)"
     done = subprocess.run([sys.executable, "-P", "-c", question], env=os.environ | environment(root), capture_output=True, text=True, check=False)

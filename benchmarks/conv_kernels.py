@@ -129,7 +129,7 @@ def running(calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]]) -> Run:
 
 
 def stored(values: Any, target: Target) -> Any:
-    """As a plan stores images: batch innermost from so many samples on."""
+    """Return images in the memory order of a plan: the batch axis is innermost if there are enough samples."""
     if len(values) < target.patterns.formats.fewest_samples:
         return values
     return np.moveaxis(np.ascontiguousarray(np.moveaxis(values, 0, -1)), -1, 0)
@@ -149,7 +149,7 @@ def ours(ops: dict[str, tuple[Any, tuple[Any, ...], Any]], target: Target, each:
 
 
 def conv_ops(case: Case, dtype: Any = np.float32, order: Callable[[Any], Any] = np.asarray, algorithm: Any = "auto") -> dict[str, Any]:
-    """op, inputs and output of y, dx and dw."""
+    """Return the op, the inputs and the output for each of y, dx and dw."""
     rng, op = np.random.default_rng(0), case.op(dtype_of(np.dtype(dtype)), algorithm)
     x, w = (rng.standard_normal(shape).astype(np.float32).astype(dtype) for shape in (case.shape, case.filter_shape))
     out = op.window(w.shape[2:]).out_sizes("conv", x.shape[2:])
@@ -208,7 +208,7 @@ def torch_pool_runs(shape: tuple[int, ...]) -> dict[str, Run]:
 
 
 def least(variants: dict[str, dict[str, Run]], rounds: int) -> dict[str, dict[str, float]]:
-    """Least milliseconds of each, from interleaved rounds."""
+    """Return the minimum milliseconds of each variant, from interleaved rounds."""
     times: dict[str, dict[str, float]] = {name: dict.fromkeys(runs, np.inf) for name, runs in variants.items()}
     for _ in range(rounds + 1):
         for part in dict.fromkeys(part for runs in variants.values() for part in runs):
@@ -221,7 +221,7 @@ def least(variants: dict[str, dict[str, Run]], rounds: int) -> dict[str, dict[st
 
 
 def table(title: str, rows: dict[str, dict[str, float]], note: str = "") -> float:
-    """Print times; the first row's share of PyTorch's."""
+    """Print a table of times; return the time of the first row relative to PyTorch's."""
     peer = rows.get("torch")
     parts = list(peer or next(iter(rows.values())))
     print(f"\n{title}   {note}\n{'':22}" + "".join(f"{part:>16}" for part in [*parts, "sum"]))
@@ -374,7 +374,7 @@ def _chosen_to_best(each: Measured, costs: Costs) -> str:
 
 
 def _positive_fit(a: Any, b: Any) -> Any:
-    """The least squares of a x = b with x >= 0: what comes out below 0 is left out, that of the largest share first."""
+    """Return the non-negative least squares solution of a x = b; negative unknowns are removed one by one."""
     active, scale = list(range(a.shape[1])), np.abs(a).max(0)
     while True:
         x = np.zeros(a.shape[1])

@@ -86,7 +86,7 @@ def forward(x: Tensor, y: Tensor, w: Tensor) -> dict[str, Callable[[], Tensor]]:
 
 
 def through(call: Callable[[], Tensor], leaves: tuple[Tensor, ...]) -> Callable[[], None]:
-    """There and back."""
+    """Return a function that runs `call` forward and backward to the leaves."""
     result = call()
     seed = Tensor(result.tensor_type, result.layout, np.ones_like(result.array))
     if result.layout is not None and result.layout.is_partial:

@@ -109,7 +109,7 @@ class Clock:
 
 
 def first_step(program: str, tier: str) -> dict[str, float]:
-    """In this process."""
+    """Run the first step of a program in this process, and return the times of the stages."""
     start = time.process_time()
     import jobflow as flow
 

@@ -16,7 +16,7 @@ MEAN, DEVIATION = (123.68, 116.78, 103.94), (58.4, 57.1, 57.4)
 
 
 def write(folder: Path) -> None:
-    """`part-0`, with images of 500 x 375 pixels or so, and `where.json`, which says where in it the JPEG files are."""
+    """Write `part-0` with images of about 500 x 375 pixels, and `where.json` with the offsets of the JPEG files in it."""
     import io
 
     import numpy as np

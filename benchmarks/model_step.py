@@ -30,7 +30,7 @@ TORCH = os.environ.get("BENCHMARK_LIBRARY") == "torch"
 
 
 def build(row: table.Row) -> Any:
-    """The module with its first values."""
+    """Return the module with its initial values."""
     file, name = row.file_and_class
     module = getattr(import_module(file), name)()
     with flow.no_grad():

@@ -51,7 +51,7 @@ def array(kind: str, size: tuple[int, int], random: np.random.RandomState) -> Ar
 
 
 def inputs(case: Case, size: str, copies: int) -> list[list[Array]]:
-    """The inputs of each of the equal operations: the same numbers in memory of their own."""
+    """Return the inputs of each of the equal operations: equal numbers in separate memory."""
     random = np.random.RandomState(5)
     group = [array(kind, SIZES[size][0], random) for kind in case.inputs]
     return [group, *([a.copy() for a in group] for _ in range(copies - 1))]

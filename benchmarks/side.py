@@ -17,7 +17,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def own_cores(selected: Sequence[int] | None, ranks: int) -> list[int]:
-    """A core for each rank: those that were asked for, else the last that this process may use."""
+    """Return a core for each rank: the selected ones, or the last ones that this process may use."""
     usable = sorted(os.sched_getaffinity(0))
     cores = usable[-ranks:] if selected is None else list(selected)
     if len(cores) < ranks or not {*cores} <= {*usable}:
@@ -101,7 +101,7 @@ class Side:
 
 
 def busy_seconds(cores: Sequence[int]) -> float:
-    """Processor time used so far by anybody on these cores."""
+    """Return the processor time that all processes have used on these cores."""
     names_of_cores = {f"cpu{core}" for core in cores}
     ticks = 0
     for line in Path("/proc/stat").read_text().splitlines():

@@ -1,11 +1,11 @@
-"""One side of a comparison: a process that takes a training step when it is told to.
+"""One side of a comparison: a worker process that runs training steps on request.
 
 A worker reads one JSON object a line from its standard input and answers with one line on its standard output:
 
     {"do": "round", "steps": k}  ->  {"seconds": [k times]}
     {"do": "losses", "steps": k} ->  {"losses": [k mean losses]}
-    {"do": "facts"}              ->  what is worth knowing: seconds to import and to the first step, versions
-    {"do": "inside"}             ->  where the time of a step goes, of a worker that knows
+    {"do": "facts"}              ->  seconds to import and to the first step, versions
+    {"do": "inside"}             ->  the time of a step by part, if the worker measures it
     {"do": "stop"}               ->  ends
 """
 
@@ -53,7 +53,7 @@ def serve(
     inside: Callable[[], dict[str, Any]] = dict,
     answers: bool = True,
 ) -> None:
-    """Obey until told to stop.  `answers` is False on ranks that take part without reporting."""
+    """Answer requests until "stop".  `answers` is False on ranks that participate without reporting."""
     does: dict[str, Callable[[int], dict[str, Any]]] = {
         "round": lambda steps: {"seconds": timed(step, steps)},
         "losses": lambda steps: {"losses": [loss_of(step()) for _ in range(steps)]},
@@ -64,7 +64,7 @@ def serve(
 
 
 def obey(does: dict[str, Callable[[int], dict[str, Any]]], answers: bool = True) -> None:
-    """Do what each line of the standard input names, with its "steps", until told to stop."""
+    """Run the function that each line of the standard input names, with its "steps", until "stop"."""
     for line in sys.stdin:
         order = json.loads(line)
         if order["do"] == "stop":
