@@ -111,7 +111,7 @@ sys.exit(3)
         pytest.param("launch", "before", "process", "child process 'worker' still runs", marks=pytest.mark.full),
         pytest.param("launch", "after", "wait", "thread 'worker' at lingering.py:9 still runs", marks=pytest.mark.full),
         pytest.param("mpiexec", "before", "call", "", marks=pytest.mark.full),
-        ("launch", "after", "call", ""),
+        pytest.param("launch", "after", "call", "", marks=pytest.mark.full),
     ],
 )
 def test_a_rank_whose_main_thread_has_ended_is_awaited_for_a_limited_time(way: str, when: str, remaining: str, what: str, tmp_path: Path) -> None:
