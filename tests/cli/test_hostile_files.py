@@ -324,7 +324,7 @@ FILES: dict[str, tuple[str, bytes, str, tuple[str, ...]]] = {
         "c/a.png",
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(%pipe%true) (w) file\n",
         "size: 8",
-        ("a.png", "no image"),
+        ("a.png", "none of the formats"),
     ),
 }
 READERS = {"a.npy": "numpy", "a.npz": "numpy", "t.csv": "csv", "t.parquet": "parquet", "t.txt": "text", "part-0": "ofrecord"}
