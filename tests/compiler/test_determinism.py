@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 
 
 def printed(seed: int) -> str:
-    path = os.pathsep.join([str(HERE), str(HERE.parents[1])])
+    path = os.pathsep.join(map(str, (HERE, HERE.parent / "support", HERE.parents[1])))
     environment = os.environ | {"PYTHONHASHSEED": str(seed), "PYTHONPATH": path}
     done = subprocess.run([sys.executable, str(HERE / "printed_plans.py")], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

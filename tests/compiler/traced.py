@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from ranks import world_of as new_world_of
 
 from jobflow import scope
 from jobflow.compiler.compile import distribute, logical
@@ -26,9 +27,6 @@ from jobflow.program.arguments import argument_parts
 from jobflow.program.client import ClientProgram
 from jobflow.program.commands import WriteVariables
 from jobflow.program.program import StorageChoice
-from jobflow.runtime.device.numpy_device import CpuDevice
-from jobflow.runtime.world.solo import SoloWorld
-from jobflow.runtime.world.threads import ThreadsWorld
 from jobflow.runtime.world.world import World
 
 Array = Any
@@ -99,14 +97,9 @@ def plain(printed: str) -> str:
     return "\n".join(line.split("  # ")[0] for line in printed.splitlines()) + "\n"
 
 
-@contextmanager
-def world_of(n: int) -> Iterator[World]:
+def world_of(n: int) -> AbstractContextManager[World]:
     """Start n ranks on threads, or use the calling thread alone."""
-    world: World = SoloWorld(CpuDevice()) if n == 1 else ThreadsWorld([CpuDevice() for _ in range(n)])
-    try:
-        yield world
-    finally:
-        world.close()
+    return new_world_of(0 if n == 1 else n)
 
 
 @dataclass

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import LAUNCH, MPIEXEC, crowd, variables
+from processes import MPIEXEC, crowd, ranks_of_python, variables
 
 pytestmark = pytest.mark.mpi
 
@@ -53,9 +53,8 @@ flow.ones(4, 2, placement=flow.placement.all("cpu"), sbp=flow.sbp.split(0)).sum(
 @pytest.mark.parametrize("way", ["mpiexec", "launch"])
 def test_sigterm_ends_a_job_with_a_stopped_rank(way: str, tmp_path: Path) -> None:
     (script := tmp_path / "stopped.py").write_text(STOPPED)
-    start = [MPIEXEC, "-n", "2", sys.executable] if way == "mpiexec" else [*LAUNCH, "--nproc_per_node", "2"]
     with crowd() as jobs:
-        job = jobs.start([*start, str(script)])
+        job = jobs.start([*ranks_of_python(way, 2), str(script)])
         jobs.await_text(0, "stops")
         began = time.monotonic()
         time.sleep(0.3)

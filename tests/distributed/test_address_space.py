@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-from processes import LAUNCH, MPIEXEC, Exited, crowd
+from processes import Exited, crowd, ranks_of_python
 
 pytestmark = pytest.mark.mpi
 
@@ -56,9 +55,8 @@ PROMPT = 20.0
 
 def run(tmp_path: Path, way: str, point: str, rank: int, margin: int) -> Exited:
     (script := tmp_path / "limited.py").write_text(PROGRAM)
-    start = [MPIEXEC, "-n", "2", sys.executable] if way == "mpiexec" else [*LAUNCH, "--nproc_per_node", "2"]
     with crowd() as jobs:
-        jobs.start([*start, str(script), point, str(rank), str(margin)], {"JOBFLOW_JOIN_SECONDS": "5"})
+        jobs.start([*ranks_of_python(way, 2), str(script), point, str(rank), str(margin)], {"JOBFLOW_JOIN_SECONDS": "5"})
         return jobs.wait(PROMPT)[0]
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-from processes import LAUNCH, MPIEXEC, PROMPT, by_hand, by_launcher, by_mpiexec, crowd, late
+from processes import PROMPT, by_hand, by_launcher, by_mpiexec, crowd, late, ranks_of_python
 
 pytestmark = pytest.mark.mpi
 
@@ -117,9 +116,8 @@ sys.exit(3)
 def test_a_rank_whose_main_thread_has_ended_is_awaited_for_a_limited_time(way: str, when: str, remaining: str, what: str, tmp_path: Path) -> None:
     """A thread that calls jobs after the end of the main thread continues."""
     (script := tmp_path / "lingering.py").write_text(LINGERING)
-    start = [MPIEXEC, "-n", "2", sys.executable] if way == "mpiexec" else [*LAUNCH, "--nproc_per_node", "2"]
     with crowd() as jobs:
-        jobs.start([*start, str(script), when, remaining], {"JOBFLOW_JOIN_SECONDS": "1"})
+        jobs.start([*ranks_of_python(way, 2), str(script), when, remaining], {"JOBFLOW_JOIN_SECONDS": "1"})
         (ended,) = jobs.wait(15)
     if remaining == "call":
         assert ended.code == 3 and "8.0" in ended.out and "the main thread" not in ended.err, ended

@@ -7,19 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from of_function import OfFunction
 
 import jobflow as flow
-
-
-class OfFunction(flow.nn.Graph):  # type: ignore[misc]
-    """A graph of one function."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def build(self, *tensors: Any) -> Any:
-        return self.function(*tensors)
 
 
 def modes(function: Callable[..., Any], *arrays: Any) -> list[tuple[str, Callable[[], Any]]]:

@@ -7,26 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from of_function import OfFunction
 from ranks import on_ranks, with_ranks
 
 import jobflow as flow
-from jobflow import nn
 from jobflow.core.layout import B, P, S
 from jobflow.engine.placements import placement
 from jobflow.functional import casting, comparing, creation, reductions, sampling
 
 X, Y = np.random.default_rng(2).uniform(0.5, 2, (4, 6)), np.random.default_rng(3).uniform(-1, 1, (4, 6))
-
-
-class Called(nn.Graph):  # type: ignore[misc]
-    """A graph of one function."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def build(self, x: Any, y: Any) -> Any:
-        return self.function(x, y)
 
 
 def written_over(x: Any, y: Any) -> Any:
@@ -64,7 +53,7 @@ def test_graphs_equal_eager_execution(number: int) -> None:
     function = FUNCTIONS[number]
     for a, b in ((S(0), S(0)), (B, P), (S(1), B)):
         x, y = creation.tensor(X, placement=here, sbp=a), creation.tensor(Y, placement=here, sbp=b)
-        graph = Called(function)
+        graph = OfFunction(function)
         output, expected = flat(graph(x, y)), flat(function(x, y))
         assert len(output) == len(expected)
         for one, other in zip(output, expected, strict=True):
@@ -83,14 +72,14 @@ def test_functions_of_values_raise_in_a_graph() -> None:
         (lambda x, y: x + np.ones((4, 6)), "NumPy array of shape"),
     ):
         with pytest.raises(flow.JobflowError, match=reason):
-            Called(function)(x, x)
+            OfFunction(function)(x, x)
 
 
 def test_random_values_differ_between_runs() -> None:
     def program(rank: int) -> Any:
         here = placement("cpu", [0, 1])
         x = creation.tensor(X, placement=here, sbp=S(0))
-        graph = Called(lambda x, y: (sampling.randn_like(x), sampling.bernoulli(y / 3)))
+        graph = OfFunction(lambda x, y: (sampling.randn_like(x), sampling.bernoulli(y / 3)))
         (a, b), (c, d) = ([each.numpy() for each in graph(x, x)] for _ in range(2))
         assert (a != c).any() and (b != d).any() and set(np.unique(b)) <= {0.0, 1.0}
         return a

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from of_function import OfFunction
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -76,17 +77,6 @@ def ended(run: Callable[[], Any]) -> Ended:
         return Ended(tuple(flat(run())))
     except Exception as error:  # noqa: BLE001 - whatever it is, the law looks at it
         return Ended(error=error)
-
-
-class OfFunction(flow.nn.Graph):  # type: ignore[misc]
-    """A graph of one function."""
-
-    def __init__(self, function: Function) -> None:
-        super().__init__()
-        self.function = [function]
-
-    def build(self, *tensors: Any) -> Any:
-        return self.function[0](*tensors)
 
 
 def at_once(function: Function, tensors: Sequence[Any]) -> Ended:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from everywhere import compare
 from function_table import ACTIVATIONS, BINARY, INTEGERS, LOSSES, OPERATORS, REDUCTIONS, UNARY, WITH_ARGUMENTS, Row
-from running import Ended, OfFunction, in_job
+from of_function import OfFunction
+from running import Ended, in_job
 from test_op_laws import doors
 
 import jobflow as flow

@@ -8,28 +8,27 @@ from typing import Any
 import contract
 import numpy as np
 import pytest
+from ranks import new_world, world_of
 
 from jobflow.core.errors import AbortedError, PlanError
 from jobflow.core.layout import SUM
 from jobflow.runtime.comm.solo_communicator import SoloCommunicator
 from jobflow.runtime.device.numpy_device import CpuDevice
-from jobflow.runtime.world.threads import ThreadsWorld
-from jobflow.runtime.world.world import Rank
+from jobflow.runtime.world.world import Rank, World
 
 
 @pytest.fixture(params=[1, 2, 3, pytest.param(4, marks=pytest.mark.full)])
-def world(request: pytest.FixtureRequest) -> Iterator[ThreadsWorld]:
-    world = ThreadsWorld([CpuDevice() for _ in range(request.param)])
-    yield world
-    world.close()
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    with world_of(request.param) as world:
+        yield world
 
 
-def test_threads_satisfy_the_laws_of_communicators(world: ThreadsWorld) -> None:
+def test_threads_satisfy_the_laws_of_communicators(world: World) -> None:
     for law, argument in contract.all_cases(pairs=world.size != 2):
         world.call(law, [argument] * world.size)
 
 
-def test_an_abort_ends_all_waits_and_the_world_is_usable_after_a_reset(world: ThreadsWorld) -> None:
+def test_an_abort_ends_all_waits_and_the_world_is_usable_after_a_reset(world: World) -> None:
     for _ in range(3):
         results = world.call(contract.abort_wakes)
         assert world.size == 1 or results == ["woken"] * (world.size - 1) + ["gave up"]
@@ -43,7 +42,7 @@ def test_an_abort_ends_all_waits_and_the_world_is_usable_after_a_reset(world: Th
         world.call(contract.transfers_and_sums, [(50_000, "private")] * world.size)
 
 
-def test_all_ranks_use_the_same_twin_buffer_after_an_aborted_step(world: ThreadsWorld) -> None:
+def test_all_ranks_use_the_same_twin_buffer_after_an_aborted_step(world: World) -> None:
     """A rank that failed before a small all_reduce, and one that failed inside it, resume with the same buffer."""
 
     def prepare(rank: Any, argument: None) -> None:
@@ -68,7 +67,7 @@ def test_all_ranks_use_the_same_twin_buffer_after_an_aborted_step(world: Threads
             world.call(step, [number] * world.size)
 
 
-def test_calls_before_seal_are_an_error(world: ThreadsWorld) -> None:
+def test_calls_before_seal_are_an_error(world: World) -> None:
     def command(rank: Any, argument: None) -> None:
         array = np.zeros(3)
         contract.run(rank.comm.bind_all_reduce(range(rank.size), array, array, SUM))
@@ -87,7 +86,7 @@ def test_calls_before_seal_are_an_error(world: ThreadsWorld) -> None:
     ],
 )
 def test_bind_raises_for_invalid_arguments(ranks: tuple[int, ...], source: int, target: int, text: str) -> None:
-    world = ThreadsWorld([CpuDevice(), CpuDevice()])
+    world = new_world(2)
     try:
         with pytest.raises(PlanError, match=text):
             world.ranks[0].comm.bind_all_reduce(ranks, np.zeros(source), np.zeros(target), SUM)

@@ -10,13 +10,12 @@ from pathlib import Path
 import partings
 import pytest
 from processes import STRICT, run
+from ranks import new_world, world_of
 
 from jobflow.core.errors import AbortedError, RankError
 from jobflow.runtime.comm import thread_communicator as comm_threads
 from jobflow.runtime.comm.waits import Arrival, StuckRank, deadlock, divergence, stuck
-from jobflow.runtime.device.numpy_device import CpuDevice
-from jobflow.runtime.world.threads import ThreadsWorld
-from jobflow.runtime.world.world import Rank
+from jobflow.runtime.world.world import Rank, World
 
 PROGRAMS = Path(__file__).with_name("programs")
 
@@ -32,13 +31,12 @@ def check(case: partings.Case, texts: list[str]) -> None:
 
 
 @pytest.fixture(params=[2, 3, pytest.param(4, marks=pytest.mark.full)])
-def world(request: pytest.FixtureRequest) -> Iterator[ThreadsWorld]:
-    world = ThreadsWorld([CpuDevice() for _ in range(request.param)])
-    yield world
-    world.close()
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    with world_of(request.param) as world:
+        yield world
 
 
-def test_all_diverged_threads_raise_and_the_world_is_usable_after_a_reset(world: ThreadsWorld) -> None:
+def test_all_diverged_threads_raise_and_the_world_is_usable_after_a_reset(world: World) -> None:
     """Run the cases one after another in one world; the last one has no error."""
     for case in partings.CASES:
         began = time.monotonic()
@@ -72,7 +70,7 @@ class TestOnProcesses:
 
 class TestThreads:
     def test_waiting_for_an_ended_rank_raises(self) -> None:
-        world = ThreadsWorld([CpuDevice() for _ in range(3)])
+        world = new_world(3)
 
         def command(rank: Rank, argument: None) -> None:
             if rank.index == 0:
@@ -93,7 +91,7 @@ class TestThreads:
             world.close()
 
     def test_an_error_ends_waits_in_groups(self) -> None:
-        world = ThreadsWorld([CpuDevice() for _ in range(3)])
+        world = new_world(3)
 
         def command(rank: Rank, argument: None) -> None:
             if rank.index == 2:
@@ -112,7 +110,7 @@ class TestThreads:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr(comm_threads, "PATIENCE", 0.2)
-        world = ThreadsWorld([CpuDevice() for _ in range(3)])
+        world = new_world(3)
 
         def command(rank: Rank, argument: None) -> None:
             if rank.index == 2:

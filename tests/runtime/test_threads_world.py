@@ -14,26 +14,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ranks import new_world
 
 from jobflow.core.errors import AbortedError, ArgumentError, JobError, RankError, ShapeError
 from jobflow.core.layout import SUM
 from jobflow.kernels import blas_threads as blas
 from jobflow.runtime.comm import thread_communicator as comm_threads
-from jobflow.runtime.device.numpy_device import CpuDevice
-from jobflow.runtime.world.solo import SoloWorld
-from jobflow.runtime.world.threads import ThreadsWorld
 from jobflow.runtime.world.world import Rank, World
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def make(n: int) -> World:
-    return SoloWorld(CpuDevice()) if n == 0 else ThreadsWorld([CpuDevice() for _ in range(n)])
-
-
 @pytest.fixture(params=[0, 1, 2, 4], ids=["solo", "1 thread", "2 threads", "4 threads"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    world = make(request.param)
+    world = new_world(request.param)
     yield world
     world.close()
 
@@ -96,7 +90,7 @@ def test_errors_of_jobflow_are_raised_unchanged(world: World) -> None:
 
 
 def test_the_first_failure_is_raised_instead_of_its_consequences() -> None:
-    world = make(4)
+    world = new_world(4)
 
     def command(rank: Rank, argument: Any) -> None:
         if rank.index == 2:
@@ -116,7 +110,7 @@ def test_the_first_failure_is_raised_instead_of_its_consequences() -> None:
 
 
 def test_a_rank_cannot_call_its_own_world() -> None:
-    world = make(2)
+    world = new_world(2)
     try:
         with pytest.raises(JobError, match="cannot call its own world"):
             world.call(lambda rank, argument: world.call(lambda r, a: None))
@@ -133,7 +127,7 @@ def test_a_closed_world_cannot_be_called(world: World) -> None:
 
 def test_a_world_that_is_dropped_ends_its_threads() -> None:
     before = threading.active_count()
-    world = make(3)
+    world = new_world(3)
     assert threading.active_count() == before + 3
     del world
     gc.collect()
@@ -150,7 +144,7 @@ def test_arguments_and_results_are_released() -> None:
         def __del__(self) -> None:
             Big.alive -= 1
 
-    world = make(2)
+    world = new_world(2)
     try:
         world.call(lambda rank, argument: Big(), [Big(), Big()])
         world.call(lambda rank, argument: None)
@@ -161,7 +155,7 @@ def test_arguments_and_results_are_released() -> None:
 
 
 def test_shared_memory_remains_while_it_is_used() -> None:
-    world = make(2)
+    world = new_world(2)
 
     def bind(rank: Rank, argument: Any) -> int:
         big = rank.comm.allocate(1 << 16).view("float32")
@@ -177,7 +171,7 @@ def test_shared_memory_remains_while_it_is_used() -> None:
 
 def test_the_notice_of_a_long_wait_lists_the_wait_graph(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(comm_threads, "PATIENCE", 0.05)
-    world = make(3)
+    world = new_world(3)
 
     def command(rank: Rank, argument: Any) -> None:
         calls = rank.comm.bind_all_reduce(range(3), np.ones(3), np.zeros(3), SUM, name="fc2.grad")
@@ -232,7 +226,7 @@ class TestBlas:
         before = blas.limit(3)
         assert before is not None, "NumPy's wheels bring OpenBLAS"
         try:
-            world = make(2)
+            world = new_world(2)
             during = blas.limit(1)
             world.close()
             assert during == 1

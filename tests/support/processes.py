@@ -247,16 +247,17 @@ def by_mpiexec(case: str, size: int) -> Exited:
         return jobs.wait()[0]
 
 
+def ranks_of_python(way: str, size: int) -> list[str]:
+    """Return the command that starts Python programs on `size` ranks: `way` is "mpiexec" or "launch"."""
+    return [MPIEXEC, "-n", str(size), sys.executable] if way == "mpiexec" else [*LAUNCH, "--nproc_per_node", str(size)]
+
+
 def started(way: str, size: int, *words: str) -> tuple[int, list[str], str]:
     """Run a Python program with `size` ranks; return the exit code, the sorted lines of its output, and its errors.
 
     By hand, the ranks start in reverse order.
     """
-    command = [sys.executable, *words]
-    if way == "mpiexec":
-        command = [MPIEXEC, "-n", str(size), *command]
-    elif way == "launcher":
-        command = [*LAUNCH, "--nproc_per_node", str(size), *words]
+    command = [*([sys.executable] if way == "by hand" else ranks_of_python(way, size)), *words]
     port = free_port()
     with crowd() as jobs:
         for rank in reversed(range(size)) if way == "by hand" else [None]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -17,15 +18,30 @@ from jobflow.runtime.world.threads import ThreadsWorld
 from jobflow.runtime.world.world import Rank, World
 from jobflow.tensors.state import EagerState
 
-#: the end of the names of threads that are left for the next test
+#: suffix of the names of threads that remain for the next test
 IDLE = " (kept)"
 #: by number of ranks: a world that ran its last program to the end, and the state of each rank after it
 _idle_worlds: dict[int, tuple[World, list[EagerState]]] = {}
 
 
+def new_world(n: int) -> World:
+    """Start a world of n threads; n = 0 is the calling thread alone."""
+    return ThreadsWorld([CpuDevice() for _ in range(n)]) if n else SoloWorld(CpuDevice())
+
+
+@contextmanager
+def world_of(n: int) -> Iterator[World]:
+    """Yield a new world of n threads, and close it."""
+    world = new_world(n)
+    try:
+        yield world
+    finally:
+        world.close()
+
+
 def _begun(n: int) -> tuple[World, list[EagerState]]:
     before = set(threading.enumerate())
-    world = SoloWorld(CpuDevice()) if n == 1 else ThreadsWorld([CpuDevice() for _ in range(n)])
+    world = new_world(0 if n == 1 else n)
     for thread in set(threading.enumerate()) - before:
         thread.name += IDLE
     return world, [EagerState(rank) for rank in world.ranks]
@@ -59,9 +75,9 @@ def on_ranks(n: int, program: Callable[..., Any], *arguments: Any, anew: bool = 
 
 
 def with_ranks(*counts: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The test runs once for each of the counts, on so many ranks; it may take its `rank`, and `n`, how many there are."""
+    """Run the test on each of these numbers of ranks; it may accept its `rank`, and the number `n` of ranks."""
 
-    def hang(test: Callable[..., None]) -> Callable[..., None]:
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
         parameters = inspect.signature(test).parameters
 
         @functools.wraps(test)
@@ -72,11 +88,11 @@ def with_ranks(*counts: int) -> Callable[[Callable[..., None]], Callable[..., No
         vars(run)["__signature__"] = inspect.Signature([inspect.Parameter("n", inspect.Parameter.POSITIONAL_OR_KEYWORD), *others])
         return pytest.mark.parametrize("n", counts)(run)
 
-    return hang
+    return decorate
 
 
 def agree(n: int, program: Callable[..., Any], *arguments: Any) -> Any:
-    """The same, where all ranks must give the same; that."""
+    """Return the result of `program(rank, *arguments)`, which must be equal on n ranks."""
     first, *others = on_ranks(n, program, *arguments)
     for other in others:
         assert other == first

@@ -16,7 +16,6 @@ from trace_format import check_trace
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.distributed import mpiexec
 from jobflow.engine.session import current_session
 from jobflow.program.commands import executors_of
 from jobflow.runtime import timing
@@ -26,7 +25,6 @@ from jobflow.trainer.chrome_trace import Tracing, joined
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-MPIEXEC = mpiexec.find() or "mpiexec"
 #: by how much the clock of each rank is ahead
 AHEAD = (0.0, 5.0, -3.0)
 
