@@ -72,7 +72,7 @@ def divisors(what: str, y: Tensor) -> Tensor:
 
 
 class _Whole(Binary):
-    """Base class of integer divisions and their remainders. Their functions check the divisor by `divisors`."""
+    """Base class of integer divisions and their remainders. The public functions check the divisor by `divisors`."""
 
     abstract = True
     low = 0.6
@@ -144,7 +144,7 @@ class SquaredDifference(Binary):
 
 
 class _Extreme(Binary):
-    """Base class of Maximum and Minimum. The gradient flows to x where x is strictly larger or smaller, else to y."""
+    """Base class of Maximum and Minimum. x gets the gradient where the result is x and differs from y; elsewhere y gets it."""
 
     precision = "any"
     abstract = True

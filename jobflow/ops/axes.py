@@ -30,7 +30,7 @@ class Reshape(ViewOp):
         """Return a rule that splits unchanged axes, and the first axes of merged or divided groups.
 
         [n,c,h,w] -> [n,c*h*w] splits n. [b,t,d] -> [b*t,d] splits d, and b if the number of ranks divides b.
-        Without that condition, the balanced shards of b*t would not start at shards of b.
+        Without that condition, the balanced shards of b*t would not start at the starts of shards of b.
         """
         left, right = ["1"] * x.ndim, ["1"] * len(self.shape)
         also = []

@@ -5,7 +5,7 @@ one element per channel:
 
     m = channel sum of x / count,   CenteredSums of x - m and (x - m)^2,   Moments: mean and (biased) variance,   then BatchNormalize.
 
-The mean and variance inputs of BatchNormalize are statistics of its x. They get no gradient, because the gradient of x includes their effect.
+The inputs mean and variance of BatchNormalize are statistics of x. They get no gradient, because the gradient of x includes their effect.
 The statistics of Normalize are independent inputs and get gradients.
 
 The gradient of BatchNormalize corrects the rounding of the mean. Where elements are nearly equal, inv_std^2 would magnify it.
@@ -256,7 +256,7 @@ class BatchNormalizeSums(NormalizeSums):
 
 
 class BatchNormalize(Normalize):
-    """Normalization by the mean and biased variance of x itself. The gradient of x includes the effect of both."""
+    """Normalization by the mean and biased variance of x. The gradient of x includes the gradients through the mean and the variance."""
 
     def grad(self, x: Tensor, mean: Tensor, variance: Tensor, gamma: Tensor, beta: Tensor, y: Tensor, dy: Tensor) -> Grads:
         dgamma, dbeta, excess = apply(BatchNormalizeSums(self.axis, self.epsilon), dy, x, mean, variance)

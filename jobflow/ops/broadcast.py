@@ -21,7 +21,7 @@ def stretched(small: Sequence[int], large: Sequence[int]) -> tuple[int, ...]:
 
 
 def _words(small: Sequence[int], large: Sequence[int]) -> tuple[str, str]:
-    """Return one rule letter per axis for both shapes; broadcast axes are "1" in the word of `small`."""
+    """Return the rule letters of `small` and of `large`, one per axis; "1" marks a broadcast axis of `small`."""
     lead = len(large) - len(small)
     repeated = stretched(small, large)
     return "".join("1" if i in repeated else LETTERS[i] for i in range(lead, len(large))), LETTERS[: len(large)]

@@ -42,7 +42,7 @@ class Chain(Op):
         return {position: over[value] for position, value in enumerate(self.results) if value in over}
 
     def types(self, *inputs: TensorType) -> dict[int, TensorType]:
-        """Return the type of each value of the chain, by number."""
+        """Return the types of all values of the chain, by value number."""
         types = dict(enumerate(inputs))
         for step in self.steps:
             types.update(zip(step.outputs, types_tuple(step.op.infer(*[types[i] for i in step.inputs])), strict=True))
@@ -126,7 +126,7 @@ def chained(program: Derivative, types: Mapping[int, TensorType], name: str) -> 
 def _split(program: Derivative) -> tuple[list[DerivativeStep], list[DerivativeStep]]:
     """Split the steps of a program into operations and final views.
 
-    A final view is read by no operation. It shares the memory of a result.
+    No operation reads a final view, which shares the memory of a result.
     """
     inside: list[DerivativeStep] = []
     views: list[DerivativeStep] = []

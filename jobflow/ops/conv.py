@@ -2,7 +2,7 @@
 
     y[n,o,i] = sum over c, k of  x[n,c, i*stride + k*dilation - before] w[o,c,k]        (cross-correlation; i, k are multi-indices)
 
-The three ops are the partial derivatives of one trilinear form <y, conv(x, w)>, so the gradients of each are the other two.
+The three ops are the partial derivatives of one trilinear form <y, conv(x, w)>, so the gradients of each op are the other two ops.
 With `groups` > 1 the channels are divided into equal groups that are convolved separately: w is [o, c/groups, *kernel].
 
 The reference kernels multiply matrices of windows (im2col). A target chooses its implementation by `algorithm` and by the logical sizes, which
@@ -285,7 +285,7 @@ def conv_op(
     """Return the op of `conv` for operands of these logical types; raise ShapeError for invalid sizes or options."""
     ndim = x.ndim - 2
     if not 1 <= ndim <= 3 or w.ndim != x.ndim:
-        raise ShapeError(f"conv: x {x} and w {w} must have equally many axes: 2, and 1 to 3 spatial axes")
+        raise ShapeError(f"conv: x {x} and w {w} must have the same number of axes: 2, and 1 to 3 spatial axes")
     strides, dilations = axis_values("conv", "strides", strides, ndim), axis_values("conv", "dilations", dilations, ndim)
     if groups < 1:
         raise ShapeError(f"conv: groups {groups} must be at least 1")
@@ -308,8 +308,8 @@ def conv_transpose(
 ) -> Any:
     """Return the transposed convolution of x [n,i,*] with w [i,o/groups,*kernel], of shape [n,o,*spatial].
 
-    The operation is the input gradient of a `conv` from the sizes `spatial` to the sizes of x. Raises ShapeError if that convolution
-    has a different result size. "same" follows `conv`; "same_upper" adds the larger padding at the other side.
+    The operation is the input gradient of a `conv` from the sizes `spatial` to the sizes of x. Raises ShapeError if the result
+    of that convolution has other sizes. "same" adds the larger padding before the elements, as in `conv`; "same_upper" adds it after them.
     """
     t, u = x.tensor_type, w.tensor_type
     ndim = t.ndim - 2

@@ -32,8 +32,8 @@ class CtcLoss(Op):
 
     `frames` and `labels` are the lengths of each sample. With `zero_infinity`, a sample without a valid path has loss 0 instead of inf.
 
-    The gradient is softmax - (share of the paths), which assumes log-probabilities from log-softmax. It differs from the derivative by a multiple
-    of softmax. The gradient of log-softmax cancels this difference.
+    The gradient is softmax - (share of the paths), which assumes log-probabilities from log-softmax. This gradient differs from the derivative
+    by a multiple of softmax. The gradient of log-softmax cancels this difference.
     """
 
     blank: int = 0
@@ -171,7 +171,7 @@ class CtcGreedyDecoder(Op):
 
 
 class _Paths:
-    """Float64 inputs and masks of a batch, with the recursions over the frames."""
+    """The CTC recursions over the frames of a batch, with float64 inputs and masks."""
 
     def __init__(self, xp: Xp, blank: int, x: Array, targets: Array, frames: Array, labels: Array) -> None:
         self.xp, self.x = xp, x.astype(xp.float64)
@@ -201,7 +201,7 @@ class _Paths:
         return moved
 
     def forward(self) -> Array:
-        """Return alpha[t, n, s]. Frames after the last one of a sample repeat its values."""
+        """Return alpha[t, n, s]. Frames after the last frame of a sample repeat the values of this frame."""
         xp = self.xp
         alpha = xp.full(self.scores.shape, -xp.inf)
         if len(alpha):
@@ -276,7 +276,7 @@ def _losses(paths: _Paths) -> Array:
 
 @np.errstate(all="ignore")
 def _losses_and_slopes(paths: _Paths, dloss: Array) -> tuple[Array, Array]:
-    """Return the losses and the gradients of the log-probabilities: inf and NaN for samples without a valid path, as in PyTorch."""
+    """Return the losses and the gradients of the log-probabilities. As in PyTorch, a sample without a valid path has loss inf and gradient NaN."""
     alpha = paths.forward()
     loss = paths.loss(alpha)
     slope = (paths.xp.exp(paths.x) - paths.shares(alpha, loss)) * dloss[:, None]

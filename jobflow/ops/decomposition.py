@@ -1,6 +1,7 @@
 """Decompositions of row-wise ops for layouts that split the axis of the rows (`Op.decompose`), from their formulas.
 
-Each rank computes on its shard. The ranks exchange one value per row. These maxima and sums are partial tensors, reduced before the next read.
+Each rank computes on its shard. The ranks exchange one value per row, a maximum or a sum. These values
+are partial tensors, which are reduced before the next read.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def decomposed(op: Pointwise, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _aligned(x: Tensor, word: str, axes: str) -> Tensor:
-    """Reshape x to broadcast along the last axes that it lacks; missing first axes need no reshape."""
+    """Append an axis of size 1 to x for each of the last letters of `axes` that `word`, the letters of x, lacks."""
     missing = len(axes) - len(axes.rstrip("".join({*axes} - {*word})))
     return reshape(x, (*x.tensor_type.shape, *[1] * missing)) if missing else x
 

@@ -26,8 +26,8 @@ _STEPS, _HIGH = 10, 10.0
 def _moved(f: Any, x: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
     """Prepare x for the asymptotic series.
 
-    Returns x in float64, the mask of reflected elements, the distance from the nearest integer, and the mask of shifted elements.
-    The last two results are the start of the shift and the argument of the series.
+    Returns x in float64, the mask of reflected elements, the distance of x from the nearest integer, and the mask of shifted elements.
+    The last two results are the elements before the shift, or 1 if they are not shifted, and the argument of the series.
     """
     wide = f.cast(x, float64)
     finite = f.where(f.isfinite(wide), wide, 0.0)

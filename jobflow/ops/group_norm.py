@@ -41,7 +41,7 @@ def _channels(values: Tensor) -> Tensor:
 
 
 class GroupNormalize(Indexed):
-    """Normalization by statistics of x itself: y = (x - mean) inv_std gamma + beta."""
+    """Normalization by the statistics of x: y = (x - mean) inv_std gamma + beta."""
 
     in_place = OVER_FIRST
 

@@ -138,7 +138,7 @@ class UnsortedSegmentSum(Op):
     def infer(self, data: TensorType, ids: TensorType) -> TensorType:
         _check_ids("unsorted_segment_sum", ids)
         if data.shape[self.axis : self.axis + ids.ndim] != ids.shape:
-            raise ShapeError(f"unsorted_segment_sum: the axes of {data} from axis {self.axis} on must equal those of the ids {ids}")
+            raise ShapeError(f"unsorted_segment_sum: the axes of {data} from axis {self.axis} on must equal the axes of the ids {ids}")
         count = self.size if self.local is None else self.local
         return data.with_shape((*data.shape[: self.axis], count, *data.shape[self.axis + ids.ndim :]))
 
@@ -390,12 +390,12 @@ def dim_gather(x: Tensor, ids: Tensor, axis: int, *, name: str | None = None) ->
 
 
 def batch_gather(params: Tensor, ids: Tensor, batch: int = 1, *, name: str | None = None) -> Tensor:
-    """Return the entries of `params` along axis `batch` at the indices `ids`, which are separate for each index of the axes before."""
+    """Return the entries of `params` along axis `batch` at the indices `ids`. The axes before `batch` are batch axes of `params` and `ids`."""
     return call(BatchGather(batch), params, ids, name=name)
 
 
 def batch_segment_sum(data: Tensor, ids: Tensor, size: int, *, name: str | None = None) -> Tensor:
-    """Sum the entries of `data` along the last axis of `ids` into `size` segments, separately for each index of the axes before."""
+    """Sum the entries of `data` along the last axis of `ids` into `size` segments, separately for each index of the preceding axes."""
     return call(BatchSegmentSum(ids.tensor_type.ndim - 1, size), data, ids, name=name)
 
 

@@ -275,10 +275,12 @@ class PackPieces(ViewOp):
 
     def view(self, x: Array) -> Array:
         if not contiguous_pieces(self.axis, self.counts, x.shape):
-            raise ValueError("the pieces are not contiguous")
+            raise ValueError(
+                f"{self.word()}: the pieces of {self.counts} elements along axis {self.axis} of {x.shape} are not contiguous, so x has no flat view"
+            )
         flat = x.reshape((x.size,), copy=False)
         if x.size > 1 and flat.strides[0] != x.itemsize:
-            raise ValueError("the elements of x have gaps between them")
+            raise ValueError(f"{self.word()}: the strides {x.strides} of x leave gaps between elements, so x has no flat view")
         return flat
 
     def copies(self, x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
@@ -332,7 +334,9 @@ class UnpackPieces(ViewOp):
 
     def view(self, x: Array) -> Array:
         if not contiguous_pieces(self.axis, self.counts, self.shape):
-            raise ValueError("the pieces are not contiguous")
+            raise ValueError(
+                f"{self.word()}: the pieces of {self.counts} elements along axis {self.axis} of {self.shape} are not contiguous, so y is not a view"
+            )
         return x.reshape(self.shape, copy=False)
 
     def copies(self, x: Array, y: Array) -> Iterator[tuple[Array, Array]]:

@@ -30,7 +30,7 @@ def _float(x: Any) -> float:
 
 
 def chosen(condition: Any, first: Callable[[], Any], second: Callable[[], Any]) -> Any:
-    """Return first() if the condition is true, else second(); for an expression, a `where` of both."""
+    """Return first() if the condition is true, else second(); for an expression, return a `where` of both results."""
     if isinstance(condition, Expression):
         yes, no = first(), second()
         return language.where(condition, yes if isinstance(yes, Expression) else language.constant(yes, float64), no)

@@ -479,7 +479,7 @@ def by_classes(logits: Tensor, labels: Tensor, *, name: str | None = None) -> tu
 
 
 def softmax_cross_entropy(logits: Tensor, labels: Tensor, *, sums_to_one: bool = False, name: str | None = None) -> Tensor:
-    """Return the cross entropy of each row of `logits` with a distribution over the classes; `SoftmaxCrossEntropy` explains `sums_to_one`."""
+    """Return the cross entropy of each row of `logits` with a distribution over the classes; see `SoftmaxCrossEntropy` for `sums_to_one`."""
     loss: Tensor = apply(SoftmaxCrossEntropy(sums_to_one), logits, labels, name=name)[0]
     return loss
 

@@ -165,9 +165,9 @@ def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool
     """
     x, y = a.tensor_type, b.tensor_type
     if x.ndim < 2 or y.ndim < 2 or (x.ndim != y.ndim and y.ndim != 2):
-        raise ShapeError(f"matmul: a {x} and b {y}: both need at least two axes, and equally many unless b has two")
+        raise ShapeError(f"matmul: a {x} and b {y} must have at least two axes, and the same number of axes unless b has two")
     if x.ndim != y.ndim and transpose_a:
-        raise ShapeError(f"matmul: transpose_a requires equally many axes, but a is {x} and b is {y}; transpose a first")
+        raise ShapeError(f"matmul: transpose_a requires the same number of axes, but a is {x} and b is {y}; transpose a first")
     if x.ndim != y.ndim:
         product: Op = BroadcastMatMul(transpose_b)
     else:

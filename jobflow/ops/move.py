@@ -1,4 +1,4 @@
-"""Ops that roll elements along axes, or pad a tensor with its own elements."""
+"""Ops that roll elements along axes, or pad a tensor with copies of its elements."""
 
 from __future__ import annotations
 
@@ -148,5 +148,5 @@ def roll(x: Tensor, shifts: Sequence[int], axes: Sequence[int], *, name: str | N
 
 
 def pad_edges(x: Tensor, pairs: Sequence[tuple[int, int]], mode: Mode, *, name: str | None = None) -> Tensor:
-    """Pad x along axis i with pairs[i] = (before, after) of its own elements; the mode is "reflect", "edge" or "wrap"."""
+    """Pad x along axis i with pairs[i] = (before, after) copies of elements of x; the mode is "reflect", "edge" or "wrap"."""
     return call(PadEdges(tuple((int(a), int(b)) for a, b in pairs), mode), x, name=name)

@@ -1,4 +1,4 @@
-"""The base class of operations, `Op`; each subclass contains everything about one operation.
+"""The base class of operations, `Op`; each subclass contains the complete definition of one operation.
 
 A concrete op is a frozen dataclass of its attributes, without a decorator.  Ops are hashable, comparable and picklable.  A concrete op defines
 
@@ -46,7 +46,7 @@ Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 #: `Op.in_place` of ops whose output may overwrite the first input, or either of two inputs
 OVER_FIRST: Mapping[int, tuple[int, ...]] = MappingProxyType({0: (0,)})
 OVER_EITHER: Mapping[int, tuple[int, ...]] = MappingProxyType({0: (0, 1)})
-#: precision of an op in mixed precision: "half", "follows" (half if a neighbour is half), "single" (float32), "any" (that of its inputs)
+#: precision of an op in mixed precision: "half", "follows" (half if a neighbour is half), "single" (float32), "any" (the precision of the inputs)
 Precision = Literal["half", "follows", "single", "any"]
 Types: TypeAlias = TensorType | tuple[TensorType, ...]
 Grads: TypeAlias = Sequence[Tensor | None]
@@ -127,7 +127,7 @@ class Op(Frozen):
             dataclass(frozen=True, eq=False, repr=False)(cls)
 
     def __eq__(self, other: object) -> bool:
-        """Return True if both ops compute the same bits.
+        """Return True if the ops have the same type and identical attributes, so that they compute the same bits.
 
         Ops are cache keys.  Therefore 0.0 differs from -0.0, and 1 differs from 1.0 and True.
         """
@@ -170,7 +170,7 @@ class Op(Frozen):
 
     def unwritten(self, *inputs: Tensor) -> Tensor:
         """Return the new value of a variable by ops without aliasing, for updates in the body of a job."""
-        raise JobError(f"{self.word()} cannot run once per microbatch; leave train.num_gradient_accumulation_steps at 1")
+        raise JobError(f"{self.word()} cannot run once per microbatch; set train.num_gradient_accumulation_steps to 1")
 
     def __str__(self) -> str:
         """Format the op with the attributes that differ from their defaults: MatMul(transpose_b=True)."""
@@ -242,8 +242,8 @@ def all_ops() -> list[type[Op]]:
 def placed(window: Box | None, box: Box) -> Box:
     """Return the box in the whole tensor for a box in `window`, such as a microbatch of a batch.
 
-    In the mirrored view, the tensors of several ranks are concatenated, and each one is this window of its rank's batch.  If the window has the size
-    of its `whole`, the tensors together are one microbatch, which begins at the window's start.
+    In the mirrored view, the tensors of several ranks are concatenated, and each tensor is this window of the rank's batch.  If the window has the
+    size of its `whole`, the tensors together are one microbatch, which begins at the window's start.
     """
     if window is None:
         return box

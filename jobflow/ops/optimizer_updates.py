@@ -42,7 +42,7 @@ class OptimizerUpdate(Updated, Pointwise):
     """Base class of optimizer formulas, which compute the new values of a variable and of its slots.
 
     Inputs: w, the slots, g, the learning rate (one element), and for some optimizers the number of completed steps (int64[1]).  `formula` is
-    arithmetic on the elements of w, slots and g, and on a few scalars.  `scalars` computes these from rate and step once per run.
+    arithmetic on the elements of w, slots and g, and on a few scalars.  `scalars` computes these scalars from rate and step once per run.
     """
 
     abstract: ClassVar[bool] = True
@@ -263,7 +263,7 @@ class AdamUpdate(OptimizerUpdate):
     def formula(self, f: Any, w: Element, m: Element, v: Element, *others: Element) -> Elements:
         *largest, g, back, wider, keep = others
         d = _downwards(w, g, 0.0 if self.decoupled else self.weight_decay, self.maximize)
-        mixed = _separate_sum if self.amsgrad or self.maximize else f.weighted_sum  # these two cases round both products
+        mixed = _separate_sum if self.amsgrad or self.maximize else f.weighted_sum  # amsgrad and maximize require that both products are rounded
         m = mixed(1 - self.beta1, d, self.beta1, m)
         v = mixed(1 - self.beta2, d * d, self.beta2, v)
         largest = [f.maximum(x, v) for x in largest]

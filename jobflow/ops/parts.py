@@ -2,7 +2,7 @@
 
 `TakePart` returns the shard of x in `sbp` on the rank at `index` of a placement with one mesh dimension.
 `PutPart` returns the logical tensor whose shard is x at that rank.  Split tensors are zero outside the shard.  For partial tensors, x is
-the only summand.  The two ops are each other's gradients.
+the only summand.  The gradient of each op is the other op.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class TakePart(Part):
 
 
 class PutPart(Part):
-    """Tensor of `shape` with the shard x on the rank at `index`. The other shards are zero for S, and no summands for P."""
+    """Tensor of `shape` with the shard x on the rank at `index`. The other shards are zero for S, and contribute nothing to the sum for P."""
 
     shape: tuple[int, ...] = ()
 

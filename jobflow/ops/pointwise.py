@@ -196,7 +196,7 @@ class ElementwiseGrad(Pointwise):
     """Gradient of input `wrt` of an elementwise op, from the derivative of its formula, in the shape of the op's output.
 
     The inputs are the values that the derivative reads: inputs of the op, and its output (number `inputs`).  The last input is the output gradient.
-    The result is linear in it.
+    The result is linear in the output gradient.
     """
 
     op: Pointwise

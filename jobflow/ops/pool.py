@@ -92,7 +92,7 @@ class MaxPool(_PoolOp):
 class MaxPoolGrad(_PoolOp):
     """Gradient of MaxPool: dx[n,c,j] = sum of dy[n,c,i] over the windows i with their first maximum at j.
 
-    The taps of a window are ordered in row-major order.
+    The first maximum is the first one in row-major order of the window's taps.
     """
 
     def infer(self, x: TensorType, y: TensorType, dy: TensorType) -> TensorType:
@@ -303,5 +303,5 @@ def avg_pool(
     ceil_mode: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Return the mean of each window of x [n,c,*spatial] over the elements inside the image; the arguments are those of `max_pool`."""
+    """Return the mean of each window of x [n,c,*spatial] over the elements inside the image. Takes the same arguments as `max_pool`."""
     return apply(_pool_op(AvgPool, "avg_pool", x.tensor_type, ksize, strides, padding, ceil_mode), x, name=name)

@@ -16,7 +16,7 @@ from jobflow.ops.pointwise import Elementwise, call, sample_data
 class FakeQuantize(Elementwise):
     """Fake quantization: y = (clip(round(x / scale + zero), low, high) - zero) scale, or 0 where the scale is 0.
 
-    Rounding is half to even.  The gradient of x is that of y; scale and zero get none.
+    Rounding is half to even.  The gradient of x equals the gradient of y; scale and zero get no gradient.
     """
 
     low: int

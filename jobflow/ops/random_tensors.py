@@ -132,7 +132,7 @@ class RandomNormal(RandomSource):
 
 
 class TruncatedNormal(RandomSource):
-    """Truncated normal random numbers: y ~ N(mean, std^2), sampled again from later planes while |y - mean| > 2 std."""
+    """Truncated normal random numbers: y ~ N(mean, std^2), sampled again while |y - mean| > 2 std, at most REDRAWS times, then clipped."""
 
     mean: float = 0.0
     std: float = 1.0

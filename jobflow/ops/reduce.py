@@ -205,7 +205,7 @@ class ArgExtreme(Indexed):
         return Rule(f"{''.join(marks)}->{''.join(m for m in marks if m.islower())}")
 
     def formula(self, f: Any, x: Any) -> Any:
-        """Return the index of the first extreme, or of the first NaN of a row with one."""
+        """Return the index of the first extreme of the row, or of the first NaN if the row contains NaN."""
         x = f.cast(x, uint8) if x.dtype is bool_ else x
         hit = f.equal(x, f.row_max(x) if self.largest else f.row_min(x))
         hit = f.logical_or(hit, f.isnan(x)) if x.dtype.is_float else hit

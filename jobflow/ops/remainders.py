@@ -1,7 +1,7 @@
 """Quotients and remainders that equal NumPy's on every array module.
 
 CuPy's `floor_divide` of floats is floor(x / y) and its `remainder` x - floor(x / y) y: for 1.0 and 0.1 they return 10 and about 0, and
-remainder(1, inf) is NaN.  Its `fmod` of integers computes in double precision, which is wrong beyond 2^53.  These functions use only `fmod` of
+remainder(1, inf) is NaN.  CuPy's `fmod` of integers computes in double precision, which is wrong beyond 2^53.  These functions use only `fmod` of
 floats and `remainder` of integers, which are exact.
 
 The functions are formulas for expressions or arrays; `f` provides the operations.

@@ -135,7 +135,7 @@ class RuntimeAssertion(Op):
         return self.error(f"{self.what}: {self.noun} {value}{where} {self.problem or self.range()}")
 
     def range(self) -> str:
-        """Return the end of a message: how an element violates the bounds."""
+        """Describe the violated bounds for the end of a message, such as "is outside [0, 1]"."""
         if self.low is None and self.high is None:
             return "must not be 0"
         low = "(-inf" if self.low is None else f"[{self.low}"

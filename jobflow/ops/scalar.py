@@ -274,7 +274,7 @@ def clip(x: Tensor, minimum: float | None = None, maximum: float | None = None, 
 
 
 def bounds(what: str, x: Tensor, minimum: float | None, maximum: float | None) -> tuple[float | None, float | None]:
-    """Return both bounds in the element type of x. Bounds of integers are limited to the range of the type."""
+    """Return `minimum` and `maximum` in the element type of x. Bounds of integers are limited to the range of the type."""
     smallest, largest = x.tensor_type.dtype.span
     if x.tensor_type.dtype.is_integer:
         minimum = smallest if minimum is not None and minimum < smallest else minimum
@@ -284,7 +284,7 @@ def bounds(what: str, x: Tensor, minimum: float | None, maximum: float | None) -
 
 
 def fill_like(x: Tensor, value: float, *, dtype: DType | None = None, name: str | None = None) -> Tensor:
-    """Return a tensor of the shape of x filled with `value`; its element type is `dtype`, by default that of x."""
+    """Return a tensor filled with `value`, with the shape of x and the element type `dtype` (by default, the type of x)."""
     return call(FillLike(value if dtype else representable("fill_like", x, value), dtype), x, name=name)
 
 

@@ -102,7 +102,7 @@ class CumProd(Scan):
 class CumProdTail(Op):
     """Second factor of the gradient of CumProd: s[i] = sum of dy[j] x[i+1] ... x[j] over j >= i along `axis`.
 
-    With `exclusive`, the sum of dy[j] x[i+1] ... x[j-1] over j > i.  The first factor is the product of the elements before i.
+    With `exclusive`, s[i] is the sum of dy[j] x[i+1] ... x[j-1] over j > i.  The first factor is the product of the elements before i.
     """
 
     axis: int

@@ -27,7 +27,7 @@ class Subscript(Slice):
         (x,), (y,) = inputs, outputs
         inside, outside = self.met(x, y)
         cut = any(x.shape[i] != x.whole[i] for i, full in enumerate(self.full(x.whole)) if not full)
-        return CopyInto(y.shape, inside, outside) if cut else inside  # the summand of a rank is no view of x, even if it contains all of x
+        return CopyInto(y.shape, inside, outside) if cut else inside  # the summand of a rank is not a view of x, even if it contains all of x
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -57,7 +57,7 @@ class SliceUpdate(Op):
         """Return a rule that splits x and v equally along full axes.
 
         If x is split along a sliced axis, v is replicated and every rank selects its shard.
-        This selection would be wrong along full axes if another mesh dimension splits both.
+        This selection would be wrong along full axes if another mesh dimension splits both tensors.
         """
         full = self.window.full(x.shape)
         word = "".join(LETTERS[i] if ok else LETTERS[i].upper() for i, ok in enumerate(full)) or "1"

@@ -262,7 +262,7 @@ Edges = Sequence[int | None]
 
 
 def window_of(shape: Sequence[int], starts: Edges, stops: Edges, steps: Edges | None) -> tuple[Slice, tuple[int, ...]]:
-    """Convert Python slices to a Slice with positive steps, and the axes along which to flip its result."""
+    """Return a Slice with positive steps that selects the elements of Python slices, and the axes along which to flip its result."""
     fill = (None,) * (len(shape) - len(starts))
     ranges = []
     for n, start, stop, step in zip(shape, (*starts, *fill), (*stops, *fill), (*(steps or (None,) * len(starts)), *fill), strict=True):

@@ -139,7 +139,7 @@ class Arange(Source):
 class Linspace(Source):
     """Elements offset + i of `steps` equidistant values from start to end.
 
-    Values are computed from the nearer end, so both ends are exact.
+    Values are computed from the nearer end, so start and end are exact.
     """
 
     start: float

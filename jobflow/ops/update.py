@@ -22,7 +22,7 @@ from jobflow.ops.scalar import scale, shift
 
 
 class Schedule(Protocol):
-    """A learning rate per step; a frozen dataclass, so that ops compare and pickle."""
+    """A learning rate per step; a frozen dataclass, so that ops with a schedule can be compared and pickled."""
 
     def rate(self, step: int) -> float: ...
 

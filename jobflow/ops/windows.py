@@ -50,8 +50,8 @@ def explicit_padding(
 ) -> Pads:
     """Return (before, after) per spatial axis from `padding`.
 
-    `padding` is "valid", "same" (= "same_lower") or "same_upper" in any case, or a pair (before, after) per axis.  "same" pads for
-    ceil(size / stride) outputs, with the larger padding before; "same_upper" has it after.
+    `padding` is "valid", "same" (= "same_lower") or "same_upper", in upper or lower case, or a pair (before, after) per axis.  "same" pads for
+    ceil(size / stride) outputs, with the larger padding before the elements; "same_upper" has the larger padding after them.
     """
     if isinstance(padding, str):
         word = padding.lower()

@@ -28,9 +28,9 @@ def zeros(*shape: int, dtype: str = "float32") -> np.ndarray:
         (zeros(64, 300), zeros(512, 10), {}, r"matmul: the summed axis has size 300 in a float32\[64,300\], but 512 in b float32\[512,10\]"),
         (zeros(64, 300), zeros(300, 10), {"transpose_b": True}, "summed axis has size 300 .* but 10"),
         (zeros(2, 3, 4), zeros(5, 4, 2), {}, r"differ in their leading axes, \[2\] and \[5\]"),
-        (zeros(3, 4), zeros(2, 4, 2), {}, r"a float32\[3,4\] and b float32\[2,4,2\]: both need at least two axes"),
+        (zeros(3, 4), zeros(2, 4, 2), {}, r"a float32\[3,4\] and b float32\[2,4,2\] must have at least two axes"),
         (zeros(4), zeros(4, 2), {}, r"a float32\[4\]"),
-        (zeros(2, 4, 3), zeros(4, 2), {"transpose_a": True}, r"transpose_a requires equally many axes, but a is float32\[2,4,3\]"),
+        (zeros(2, 4, 3), zeros(4, 2), {"transpose_a": True}, r"transpose_a requires the same number of axes, but a is float32\[2,4,3\]"),
     ],
 )
 def test_mismatched_operands_raise(a: np.ndarray, b: np.ndarray, options: dict[str, bool], message: str) -> None:
