@@ -1,1 +1,1 @@
-"""The base of all other folders: errors, element types, layouts, scopes, and checks of files."""
+"""The base of all other packages: errors, element types, layouts, scopes, and checks of files."""

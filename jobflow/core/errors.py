@@ -105,7 +105,7 @@ class ConfigError(JobflowError, ValueError, AssertionError, AttributeError):
 
 
 class VariableError(ConfigError):
-    """An environment variable has a wrong value."""
+    """Error for an environment variable with an invalid value."""
 
     of_environment = True
 
@@ -145,7 +145,7 @@ class FileError(JobflowError, OSError):
 class DivergedError(JobflowError, RuntimeError):
     """Error for ranks that execute different operations; the message lists the operation of each rank.
 
-    `first` is the rank that diverged because of its own error, if any.
+    `first` is the rank that diverged because it raised an error, or None.
     """
 
     def __init__(self, message: str, first: int | None = None) -> None:
@@ -226,7 +226,7 @@ def user_line() -> SourceLine:
 
 
 def called_function() -> str:
-    """Return the name of the public function of jobflow that the user's line calls, possibly through methods; "" without one."""
+    """Return the name of the public function of jobflow that the user's line calls, possibly through methods, or "" for other calls."""
     frame, name = sys._getframe(1), ""
     while frame is not None and (frame.f_code.co_filename in _NOT_OF_USERS or not is_users(frame)):
         if frame.f_code.co_name in frame.f_globals.get("__all__", ()):
@@ -238,7 +238,7 @@ def called_function() -> str:
 def line_of(frame: FrameType | None, standing: FrameType | None = None, line: SourceLine = NOWHERE) -> SourceLine:
     """Return the innermost user's line of a frame and its callers.
 
-    The search stops at the frame `standing` and then returns `line`; without a user's line it returns NOWHERE.
+    The search stops at the frame `standing` and then returns `line`. If no frame has a user's line, the function returns NOWHERE.
     """
     while frame is not None:
         if frame is standing:

@@ -24,7 +24,7 @@ class Package:
         return f'pip install "jobflow-sbp[{self.extra}]"' if self.extra else f"pip install {self.name}"
 
 
-#: the versions are those of setup.py
+#: the versions equal the versions in setup.py
 PACKAGES = (
     Package("rich", "rich", "13", "tables and progress"),
     Package("jinja2", "jinja2", "3.1", "pages"),

@@ -9,7 +9,7 @@ A filter is one of
     ["*.bias", "norm.*"]          any of several filters; also `AnyOf`
     AllOf(("block.*", Not("*.bias")))
 
-`selected(filter, dict(module.named_parameters()))` serves parameter groups and freezing.
+`selected(filter, dict(module.named_parameters()))` selects the parameters of a group, or the parameters to freeze.
 """
 
 from __future__ import annotations

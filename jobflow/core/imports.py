@@ -84,7 +84,7 @@ def _near_module(missing: str, target: str) -> str:
 
 
 def meant_function(text: str) -> str:
-    """Return "module:function" for own.py:f, folder/own.py:f and own.f; "" for other texts."""
+    """Return "module:function" for own.py:f, folder/own.py:f and own.f; "" for other strings."""
     file = re.fullmatch(r"(?:\./)?((?:\w+/)*\w+)\.py:+(\w+(?:\.\w+)*)", text)
     if file:
         return f"{file[1].replace('/', '.')}:{file[2]}"

@@ -412,9 +412,9 @@ class Rule:
     because an empty left side means no inputs.  Splitting a letter has these layouts: S for every tensor with the letter, B for
     inputs without it, and P(`reduce`) for outputs without it.
 
-    `linear` lists groups of inputs in which the op is jointly linear: if exactly these are P(sum), so is every output.
-    `also` has signatures that letters cannot express.  They follow the signatures of the letters and precede the all-B signature, which is
-    legal unless `whole` is False.  Layout inference prefers earlier entries of `signatures()` among equals.
+    `linear` lists groups of inputs in which the op is jointly linear: if exactly the inputs of a group are P(sum), every output is P(sum).
+    `also` has signatures that letters cannot express.  These signatures follow the signatures of the letters and precede the all-B signature,
+    which is legal unless `whole` is False.  Of signatures with equal cost, layout inference prefers the first one in `signatures()`.
     """
 
     spec: str

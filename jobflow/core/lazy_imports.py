@@ -82,7 +82,7 @@ def attach(
 
 
 class _Aliases:
-    """An import hook for module aliases of stubs, such as `jobflow.math`: one module object under both names.
+    """An import hook for module aliases of stubs, such as `jobflow.math`. The aliased module and the alias are one module object.
 
     The class has no base class, because `importlib.abc` imports the archive modules.
     """

@@ -1,6 +1,6 @@
 """The scope of a program: the current placement, view, options and interpreter of ops.
 
-Programs enter scopes with `placement`, `consistent_view`, `mirrored_view`, `namespace` and `config`; jobflow itself with `using`.
+Programs enter scopes with `placement`, `consistent_view`, `mirrored_view`, `namespace` and `config`; jobflow enters scopes with `using`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Scope:
     outer: Scope | None = None
 
     def full_name(self, name: str) -> str:
-        """Return `name` after the namespaces, joined with "-" as in the legacy API; raise JobError if `name` is no string."""
+        """Return `name` after the namespaces, joined with "-" as in the legacy API; raise JobError if `name` is not a string."""
         if not isinstance(name, str):
             raise JobError(f"name at {user_line()}: the name of an op or a variable must be a string, not {name!r} of type {type(name).__name__}")
         return "-".join((*self.namespace, name))
@@ -172,14 +172,14 @@ class _Entered:
 
 
 def _elements(argument: Any) -> tuple[Any, ...]:
-    """Return the elements of an iterable; () for a text, bytes, a dict or a scalar."""
+    """Return the elements of an iterable; () for a string, bytes, a dict or a scalar."""
     return tuple(argument) if isinstance(argument, Iterable) and not isinstance(argument, str | bytes | dict) else ()
 
 
 class placement(_Entered):
     """Context manager that runs the ops of the block on these devices.
 
-    `device_tag` is "cpu", "gpu" or "cuda".  `machine_device_ids` is "machine:devices" ("0:0", "0:0-3"), a list of such texts or of ranks, or
+    `device_tag` is "cpu", "gpu" or "cuda".  `machine_device_ids` is "machine:devices" ("0:0", "0:0-3"), a list of such strings or of ranks, or
     a list of rows ([[0, 1], [2, 3]]).  `hierarchy`, like rows, arranges the devices as a mesh of several dimensions; tensors have one S/B/P
     per dimension.  Outside jobs the object is only a value, for `function_config.default_placement_scope`.
     Raises: PlacementError for invalid arguments, and, when a job uses it, for a device that does not exist.
@@ -259,7 +259,7 @@ class config(_Entered):
     """Context manager that makes the block a stage of a pipeline, or a region of activation checkpointing.
 
     `pipeline_stage_id_hint` is the number of the stage.  With `checkpointing=True`, every entry of the block begins a region.  Only the inputs of
-    a region are saved for the backward pass, which recomputes the other values.  This saves memory and doubles the computation; results are
+    a region are saved for the backward pass, which recomputes the other values.  Checkpointing saves memory and doubles the computation; results are
     equal, including random numbers.  `checkpointing=False` ends an enclosing region for the block.  In stage `ssp_stage_id` of `ssp_num_stages`,
     `experimental.ssp_variable_proxy` reads trained variables with a buffer of ssp_num_stages - ssp_stage_id.
     `quantization_aware_training=False` turns `function_config.enable_qat` off for the block.

@@ -1,4 +1,4 @@
-"""Variants of functions with a fixed first argument or other defaults, and generated constructors of option classes."""
+"""Variants of functions, with a fixed first argument or other defaults, and generated constructors of option classes."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class DType:
 
     @property
     def is_half(self) -> bool:
-        """True for 16-bit floats. They are storage types; arithmetic is in float32."""
+        """True for 16-bit floats, which are storage types; arithmetic on them is in float32."""
         return self is float16 or self is bfloat16
 
     @property
@@ -110,13 +110,13 @@ class DType:
 
 
 class Opaque(DType):
-    """A type of data from readers that are not tensors."""
+    """A type of reader data other than tensors."""
 
     is_float = is_integer = is_signed = False
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """No NumPy dtype: reading it raises DtypeError."""
+        """The NumPy dtype, which does not exist; reading this attribute raises DtypeError."""
         raise DtypeError(f"elements of type {self.name} have no NumPy dtype; decode records, and convert tensor buffers to tensors")
 
 

@@ -4,7 +4,7 @@
 
 `FLOPS` counts additions and multiplications per element in compiled loops.  A division or a root counts as 4, a function computed by a
 polynomial as 20.  Bytes count every input and output once, because intermediate values are in registers or in the cache.
-`Cost.as_bytes` combines both.  The planner recomputes a value if that is cheaper than reading it.
+`Cost.as_bytes` combines arithmetic and memory traffic.  The planner recomputes a value if that is cheaper than reading it.
 """
 
 from __future__ import annotations

@@ -77,9 +77,9 @@ class IndexSpace:
 
 
 def broadcasting(*types: TensorType) -> IndexSpace:
-    """Return the space of operands that broadcast to the last one.
+    """Return the space of operands that broadcast to the last operand.
 
-    Operands with more axes than the last one have size 1 along the additional axes, for example a learning rate and a scalar parameter.
+    Operands with more axes than the last operand have size 1 along the additional axes, for example a learning rate and a scalar parameter.
     """
     shape_of_last = types[-1].shape
     sizes = (*(1,) * (max(type.ndim for type in types) - len(shape_of_last)), *shape_of_last)

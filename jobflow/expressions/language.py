@@ -7,7 +7,7 @@ An expression has an element type and arguments, which are expressions.  Equal e
 once.  Nothing is promoted or broadcast: operands have equal types, and a Python number is converted to the type of the other operand.
 
 Elements are read at the index of the result; a `number` is the same for all indices.  A row is the last axis of the index space.
-`row_sum`, `row_product` and `row_max` compute one value per row, which is read at every element of the row.  `index` is the index itself.
+`row_sum`, `row_product` and `row_max` compute one value per row, which is read at every element of the row.  `index` returns the index along an axis.
 `philox` computes random bits from an index, so that masks need no memory.
 
 The same formula runs on arrays: `jobflow.expressions.on_arrays.functions(xp)` has the functions of this module, for NumPy or CuPy.
@@ -273,7 +273,7 @@ def clip(x: Expression, low: float | None, high: float | None) -> Expression:
 
 
 def where(condition: Expression, x: Operand, y: Operand) -> Expression:
-    """Return x where the condition is true, else y; both are computed."""
+    """Return x where the condition is true, else y; x and y are computed everywhere."""
     if condition.dtype is not bool_:
         raise DtypeError(f"where: the condition is {condition.dtype.name}, not bool")
     chosen = _typed("where", (x, y))

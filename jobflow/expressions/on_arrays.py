@@ -103,7 +103,8 @@ def exponent_limit(dtype: Any) -> float:
 def row_sum(xp: Xp, x: Array) -> Array:
     """Return the sum of each row (the last axis), of shape [..., 1].
 
-    On a CPU, 16 partial sums of every sixteenth element are added by halves.  On a GPU, row and column sums are CuPy's, with one launch each.
+    On a CPU, partial sum i of 16 contains elements i, i + 16, ..., and a tree reduction adds the partial sums.  On a GPU, CuPy computes row and
+    column sums with one launch each.
     """
     return _in_lanes(xp, np.add, 0, x) if xp is np else x.sum(axis=-1, dtype=x.dtype, keepdims=True)
 

@@ -26,7 +26,10 @@ def _step(g: Expression, y: Expression, *x: Expression) -> Sequence[None]:
 
 
 def _maximum(g: Expression, y: Expression, a: Expression, b: Expression) -> Sequence[Expression | None]:
-    """Assign the gradient of equal operands to the first one; for max(0, x), compare the result, so that x need not be saved."""
+    """Return the gradients of max(a, b). Equal operands assign the gradient to a.
+
+    For a constant a, the result y is compared with a, so that b need not be saved.
+    """
     if a.primitive == "constant":
         return None, f.where(y > a, g, 0.0)
     return f.where(b > a, 0.0, g), f.where(b > a, g, 0.0)

@@ -57,7 +57,7 @@ def is_dynamic(value: Value) -> bool:
 
 
 def batch_axis(value: Value) -> int | None:
-    """Return the batch axis of a value, derived from axis 0 of the arguments; None without one."""
+    """Return the batch axis of a value, derived from axis 0 of the arguments, or None if the value has no batch axis."""
     axes: dict[Value, int | None] = {}
     waiting = [value.node]
     while waiting:

@@ -63,7 +63,10 @@ def updated(
 
 @dataclass(frozen=True)
 class DynamicScale:
-    """A loss scale that starts at `initial`, is multiplied by `multiplier` after `period` consecutive finite steps, and divided by it otherwise."""
+    """Options of the dynamic loss scale, which starts at `initial`.
+
+    `period` consecutive finite steps multiply the scale by `multiplier`; a step with non-finite gradients divides the scale by `multiplier`.
+    """
 
     initial: float
     period: int
@@ -115,7 +118,7 @@ class Microbatches:
 
     count: int
     rows: int
-    #: the arguments that are cut along their first axis; the others are passed whole
+    #: the arguments that are cut along their first axis; all other arguments are passed whole
     arguments: tuple[str, ...]
     #: the setting that requests the microbatches, for messages
     where: SourceLine

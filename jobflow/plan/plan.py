@@ -1,8 +1,8 @@
 """The program of one rank as plain data that can be printed, pickled, compared and verified.
 
-A slot is a strided window on a buffer.  ``arena`` is private to this rank, and its memory is reused by live range.  ``shared`` is the same, but
-visible to the other ranks of the node, and collectives read it.  Variables persist between runs, in ``state/...`` (private to this rank) or
-``common/...`` (stored once for all ranks of the node).
+A slot is a strided window on a buffer.  ``arena`` is private to this rank, and its memory is reused by live range.  ``shared`` is reused in the
+same way, but is visible to the other ranks of the node, and collectives read it.  Variables persist between runs, in ``state/...`` (private to
+this rank) or ``common/...`` (stored once for all ranks of the node).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ communication schedule: each rank executes exactly the entries in which it parti
 written by exactly one rank, or no byte is written.
 
 Only epilogues write variables, and ranks begin them together, so a variable is written after all ranks have read it.  No epilogue reads bytes of
-common memory that another one writes.
+common memory that another epilogue writes.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def verify_order(plan: Plan) -> None:
     """Raise PlanError unless this rank executes exactly its scheduled communications, in an order without deadlocks.
 
     A rank blocks in collectives and in waits for transfers.  Collectives and receives follow the order of the schedule.  A send is posted before
-    any later communication, and awaited only after all earlier ones.  Then the earliest of all blocking communications can always complete.
+    any later communication, and awaited only after all earlier ones.
+    Under these conditions, the earliest of all blocking communications can always complete.
     """
     sends = {i.order: i for i in plan.instructions if isinstance(i, Transfer) and i.sends}
     _verify_meetings(plan, set(sends))

@@ -92,7 +92,7 @@ class ListNumpy:
     def Placeholder(shape: tuple[int, ...], dtype: DType = float32) -> Any:
         """Return the annotation of an argument that is a list of one array per device.
 
-        Each array has as many axes as `shape`, and at most as many elements.
+        Each array has len(shape) axes and at most prod(shape) elements.
         """
         name = "ListNumpy.Placeholder"
         return Placeholder(name, (ListNumpy,), {"declared": _declare(name, shape, dtype, per_device=True)})
@@ -105,7 +105,7 @@ class ListListNumpy:
     def Placeholder(shape: tuple[int, ...], dtype: DType = float32) -> Any:
         """Return the annotation of an argument that is a list of shape[0] arrays per device.
 
-        Each array is (1, ...) with as many axes as `shape`, and at most as many elements as shape[1:].
+        Each array has the shape (1, ...), with len(shape) axes and at most prod(shape[1:]) elements.
         In the body of the job the argument is a tensor list, for `tensor_list_to_tensor_buffer`.
         """
         name = "ListListNumpy.Placeholder"

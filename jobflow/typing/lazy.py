@@ -23,7 +23,7 @@ class Lazy(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """A text that identifies the content."""
+        """A string that identifies the content."""
 
     @abstractmethod
     def part(self, slices: tuple[slice, ...]) -> Array:

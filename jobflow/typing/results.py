@@ -82,13 +82,13 @@ class _Any:
 
 @dataclass(frozen=True)
 class Results:
-    """The tensors that a body returned, in order, with the requested form of each and the nesting around them (leaves by number)."""
+    """The tensors that a body returned: the `leaves` in order, the requested form of each leaf, and the nesting, which contains leaf numbers."""
 
     mode: Mode
     leaves: tuple[Tensor, ...]
     kinds: tuple[Kind, ...]
     structure: Any
-    #: per leaf, the axis whose length depends on the data; None without one
+    #: per leaf, the axis whose length depends on the data, or None if all lengths are fixed
     dynamic_axes: tuple[int | None, ...] = ()
 
     def build(self, arrays: Sequence[Any]) -> Any:
@@ -216,7 +216,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _annotation(value: Any, kind: Kind = "numpy") -> str:
-    """Return the text of an annotation that matches the returned value."""
+    """Return an annotation that matches the returned value, as a string for messages."""
     leaf = "tp.ListNumpy" if kind == "list" else "tp.Numpy"
     if isinstance(value, tuple):
         return f"tuple[{', '.join(_annotation(entry, kind) for entry in value)}]"

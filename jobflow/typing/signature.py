@@ -246,7 +246,7 @@ def _parameter(function: Callable[..., Any], parameter: inspect.Parameter, what:
 
 
 def _evaluated(function: Callable[..., Any], annotation: Any, what: str) -> Any:
-    """Evaluate an annotation that `from __future__ import annotations` stored as text."""
+    """Evaluate an annotation that `from __future__ import annotations` stored as a string."""
     if not isinstance(annotation, str):
         return annotation
     frame = inspect.currentframe()
@@ -260,7 +260,7 @@ def _evaluated(function: Callable[..., Any], annotation: Any, what: str) -> Any:
 
 
 def _located(annotation: str, function: Callable[..., Any]) -> CodeType:
-    """Compile the annotation text at the line of the function, so that errors in declarations show this line."""
+    """Compile the annotation, a string, at the line of the function, so that errors in declarations show this line."""
     place = inspect.unwrap(function).__code__
     tree = ast.parse(annotation, mode="eval")
     return compile(ast.increment_lineno(tree, place.co_firstlineno - 1), place.co_filename, "eval")
