@@ -55,13 +55,13 @@ def threads() -> int | None:
 
 @cache
 def _own() -> Knob | None:
-    """Return the functions of NumPy's own library; this takes less time than a search of all libraries."""
+    """Return the functions of the OpenBLAS in NumPy's wheels, or `_knob()` without it; loading threadpoolctl would take longer."""
     return _from_openblas() or _knob()
 
 
 @cache
 def _knob() -> Knob | None:
-    """Return the first pair of functions with which the number of threads can be changed."""
+    """Return the first pair of functions with which the number of threads can be changed; None if no pair works."""
     return next((knob for knob in (_from_threadpoolctl(), _from_openblas()) if knob is not None and _has_effect(knob)), None)
 
 

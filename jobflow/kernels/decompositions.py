@@ -1,6 +1,6 @@
 """Decompositions of mathematical functions into operations that the machine has.
 
-`MAXIMAL_ERROR` bounds the distance of a result from the true value, in units of the last place, over all arguments.  The tests use arguments
+`MAXIMAL_ERROR` bounds the distance of a result from the true value, in units in the last place, over all arguments.  The tests use arguments
 of every exponent.
 """
 
@@ -25,7 +25,7 @@ DECOMPOSITIONS: dict[str, Formula] = {formula.__name__: formula for formula in _
     "remainder": integer_functions.remainder,
     "philox": integer_functions.random_word,
 }
-#: function -> largest error for float32 and float64, in units of the last place; ldexp is not listed
+#: function -> largest error for float32 and float64, in units in the last place; ldexp is not listed
 MAXIMAL_ERROR: dict[str, tuple[float, float]] = {
     "exp": (0.9, 0.9),
     "exp2": (1.0, 1.0),

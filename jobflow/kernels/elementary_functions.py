@@ -115,7 +115,7 @@ def _reduced(x: Expression) -> tuple[Expression, Expression, Expression]:
 def exp(x: Expression) -> Expression:
     """Return e^x.
 
-    Results of 0 are not computed, because subnormal products take a hundred times as long, and masks produce many of them.
+    Zeros are selected where the result underflows, because subnormal products take a hundred times as long, and masks produce many of them.
     """
     form = format_of(x)
     low, high = form.ends

@@ -2,7 +2,7 @@
 
 Every implementation by array functions binds its calls through `bind`.  A CPU has no fast half-precision arithmetic, and NumPy's sums and
 products would round at every step.  Inputs are therefore copied into float32, the operation's calls run on the copies, and the outputs are
-copied back.  A GPU does the same, except for products and convolutions, which have half-precision units.
+copied back.  The same holds on a GPU, except for products and convolutions, for which a GPU has half-precision units.
 """
 
 from __future__ import annotations

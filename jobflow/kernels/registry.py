@@ -213,9 +213,9 @@ def _unsupported_reason(op: Op, target: Target, inputs: tuple[TensorType, ...], 
 
 
 def at(type: TensorType, strides: tuple[int, ...], address: int) -> Array:
-    """Return an array at an address without memory.
+    """Return a placeholder array with this type, strides and address, but without memory.
 
-    Implementations are checked against such arrays before memory is allocated, and must not access their elements.
+    Implementations are checked against placeholders before memory is allocated, and must not access their elements.
     """
     placeholder = np.asarray(
         _PlaceholderInterface({"version": 3, "shape": type.shape, "typestr": f"|V{type.dtype.itemsize}", "strides": strides, "data": (address, True)})

@@ -239,7 +239,7 @@ def test_the_run_counter_is_one_argument() -> None:
 def test_minimize_makes_a_train_job() -> None:
     tracer = Tracer("job", first(1))
     loss = tracer.input("x", type_(2))
-    with pytest.raises(JobError, match=r'at test_trace\.py:\d+ in a job of type "predict"; decorate it with'):
+    with pytest.raises(JobError, match=r'at test_trace\.py:\d+, but the type of the job is "predict"; decorate the job with'):
         tracer.add_loss(loss)
     tracer.minimize(None, (loss,))
     tracer.add_loss(loss)

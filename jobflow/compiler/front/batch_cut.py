@@ -14,8 +14,9 @@ def cut_batch(
 ) -> Microbatches:
     """Cut `count` microbatches from arguments of these shapes; raise JobError at the line `where` of the request if that is impossible.
 
-    The first argument with a first axis longer than 1 determines the length of the batch.  With `exact`, which guarantees the result of
-    the whole batch, other arguments of this length are cut too, and the rest pass whole.  Without `exact`, other lengths raise an error.
+    The first argument with a first axis longer than 1 determines the length of the batch.  All arguments of this length are cut.  With
+    `exact`, which guarantees the result of the whole batch, arguments of other lengths are passed whole.  Without `exact`, a length that
+    is neither 1 nor the length of the batch raises an error.
 
     `whose` names the job or graph in messages.  `devices` has the number of rows on each device in the mirrored view, if they differ.
     """
@@ -51,7 +52,7 @@ def cut_batch(
 
 @contextmanager
 def explained(microbatches: Microbatches, rows: int) -> Iterator[None]:
-    """Append the number of traced rows to the message of a shape or argument error raised inside; add it to other errors as a note."""
+    """Add the number of traced rows to errors raised in this context: to the message of shape and argument errors, to others as a note."""
     batch = f"the {microbatches.rows} rows of the batch ({', '.join(microbatches.arguments)})"
     explanation = (
         f"the body was traced for a microbatch of {rows} of {batch}, because {microbatches.count} microbatches "

@@ -2,7 +2,7 @@
 
 `Scaling` applies while gradients are computed.  The initial gradient of the loss is multiplied by the current scale, and the
 gradients of variables are divided by it.  Elements that are not finite are counted over all variables and ranks.  The count is an
-ordinary sum, so every rank has the same one.
+ordinary sum, so every rank has the same count.
 
 `Stopping` replaces `Scaling` if there is no scale.  The first step that is not finite then leaves all variables unchanged, so that
 the cause can be inspected.
@@ -69,7 +69,7 @@ class Scaling:
     def judge(self, gradients: Sequence[Tensor]) -> dict[str, Value]:
         """Return the new values of the scale and of the counter of good steps.
 
-        `gradients` are those of all variables, each in the layout of its variable.
+        `gradients` has the gradient of every variable, in the variable's layout.
         """
         bad = added(list(map(count_not_finite, gradients)))
         scale, good = apply(LossScaleUpdate(self.dynamic.period, self.dynamic.multiplier), self.scale, self.good, bad)
@@ -80,13 +80,13 @@ class Scaling:
 class Stopping:
     """The check that halts training at the first step with elements that are not finite, used without a loss scale.
 
-    `count` is the number of such elements in the first step that had any; until then it is zero.
+    `count` is zero until the first step with such elements, and then their number in this step.
     """
 
     count: Value
 
     def scaled(self, seed: Tensor) -> Tensor:
-        """Return the seed unchanged."""
+        """Return the initial gradient of a loss unchanged."""
         return seed
 
     def unscaled(self, gradient: Tensor, raised: float) -> Tensor:
@@ -94,7 +94,7 @@ class Stopping:
         return gradient
 
     def judge(self, gradients: Sequence[Tensor]) -> dict[str, Value]:
-        """Return the new value of the count; `gradients` are those of all variables, each in the layout of its variable."""
+        """Return the new value of the count; `gradients` has the gradient of every variable, in the variable's layout."""
         bad: Tensor = self.count
         for gradient in gradients:
             bad = ew.add(count_not_finite(gradient), bad)

@@ -6,7 +6,7 @@ to memory, need no change.  Only the activations of one microbatch are alive at 
 the next microbatch.
 
 * An argument is cut along its first axis.  Arguments with a first axis of length 1 or without axes are passed whole to every
-  microbatch.  All others must have one length, the batch.  Rows are cut among microbatches first, then among ranks.
+  microbatch.  All other arguments must have the length of the batch.  Rows are cut among microbatches first, then among ranks.
 * Values that do not depend on the rows (variables, casts of them, constants) are computed once.
 * Gradients accumulate over microbatches before they are reduced over ranks, so ranks exchange them once.  Unscaling, regularizers
   and clipping are applied once, to the sum.

@@ -68,9 +68,9 @@ class _RowUpdater(Rewriter):
         return rows.local and bool(self.graph.rows)
 
     def _sums(self, gradient: Value, reader: Node, dynamic: bool) -> list[Node]:
-        """Return the row sums in a gradient; none if it has other terms or readers.
+        """Return the nodes that sum rows into a gradient; an empty list if the gradient has other terms or other readers.
 
-        With `dynamic`, numbers of rows that differ among ranks are accepted.
+        With `dynamic`, ranks may have different numbers of rows.
         """
         node = gradient.node
         if self.readers[gradient] != [reader] or gradient in self.shown or node.placement != reader.placement:

@@ -96,7 +96,8 @@ def gpipe(form: Form) -> tuple[Row, ...]:
 def one_forward_one_backward(form: Form) -> tuple[Row, ...]:
     """Return one row per group, which always starts its earliest ready task; backward passes and later forward stages take precedence.
 
-    With one stage per group these are the rows of 1F1B: p - 1 - s forward passes, then alternating forward and backward passes.
+    With one stage per group, the result is 1F1B.  Stage s of p first runs p - 1 - s forward passes, then alternates forward and backward
+    passes.
     """
     done: dict[Task, float] = {}
     rows: list[list[Task]] = [[] for _ in range(form.size)]
@@ -121,17 +122,17 @@ def _urgency(task: Task) -> tuple[bool, int]:
 
 
 def _may_begin(task: Task, form: Form, done: Mapping[Task, float]) -> bool:
-    """Return True if all prerequisites are done and a stage has room for a new microbatch."""
+    """Return True if the prerequisites of a task are done and its stage has room for a new microbatch."""
     oldest = task.microbatch - (form.stages - task.stage)
     has_room = task.direction == "backward" or not form.trains or oldest < 0 or Task("backward", task.stage, oldest) in done
     return has_room and all(need in done for need in form.needs(task))
 
 
 def interleaved(form: Form) -> tuple[Row, ...]:
-    """Return one row per group, in which about p microbatches at a time pass through the group's stages in order.
+    """Return one row per group; on p groups, rounds of p microbatches pass through the stages of a group in order.
 
-    Forward and backward passes alternate, as in 1F1B, once the pipeline is full.
-    Forms whose stages are not p apart on p groups get the rows of 1F1B.
+    Once the pipeline is full, forward and backward passes alternate, as in 1F1B.
+    A form without backward passes, or with stages of a group that are not p apart, gets the rows of 1F1B.
     """
     p = form.size
     if not _is_interleaved(form):
@@ -159,7 +160,7 @@ def _warm_up(form: Form, group: int) -> int:
 
 
 def _rounds(microbatches: int, p: int) -> list[range]:
-    """Divide the microbatches into rounds of p; the first round has the remainder."""
+    """Divide the microbatches into rounds of p; the first round also contains the remainder."""
     first = microbatches - (max(microbatches // p, 1) - 1) * p
     return [range(first), *(range(start, start + p) for start in range(first, microbatches, p))]
 

@@ -367,7 +367,10 @@ class Tracer:
     def add_loss(self, loss: Value) -> None:
         """Mark a loss for the optimizer of the job's configuration."""
         if not self.trainable:
-            raise JobError(f'job {self.name}: add_loss at {user_line()} in a job of type "predict"; decorate it with @global_function(type="train")')
+            raise JobError(
+                f'job {self.name}: add_loss is called at {user_line()}, but the type of the job is "predict"; '
+                f'decorate the job with @global_function(type="train")'
+            )
         self.losses.append(loss)
 
     def minimize(self, optimizer: Optimizer, losses: Sequence[Value], where: SourceLine | None = None) -> None:
@@ -379,7 +382,7 @@ class Tracer:
         self.training = Training(tuple(losses), (optimizer,), where)
 
     def watch(self, value: Value, take: Callable[[Any], None], gradient: bool = False) -> None:
-        """Pass the value to `take` after every run; with `gradient`, pass its gradient if it has one."""
+        """Pass the value, or with `gradient` its gradient, to `take` after every run; a missing gradient is not reported."""
         where = user_line()
         self.watches.append(Watch(self._own(value, "watch", where), take, gradient, where))
 
@@ -428,7 +431,10 @@ def _shared(known: Variable, declared: Variable) -> Variable:
 
 
 def _located(message: str, op: Op, label: str, where: SourceLine) -> str:
-    """Insert the user's line and the layer's name after the op's word in a message of its `infer`."""
+    """Insert the user's line and the layer's name after the operation name in an error message of `infer`.
+
+    Add the operation name if it is missing.
+    """
     word, colon, rest = message.partition(":")
     at = f'at {where} (layer "{label}")'
     return f"{word} {at}:{rest}" if colon and " " not in word else f"{op.word()} {at}: {message}"

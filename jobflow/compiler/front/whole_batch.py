@@ -1,7 +1,7 @@
 """Rules that combine the values of microbatches into those of the whole batch.
 
 Microbatches divide rows in time as ranks divide them in space, so the layout rules of operations apply to both.  The body is
-traced for a microbatch and for the batch.  For each node, the values of the microbatches have one of these parts:
+traced for a microbatch and for the batch.  For each node, a `Part` describes how the values of the microbatches combine:
 
     Split(axis)   the value of the batch is their concatenation along the axis
     Partial       the value of the batch is their sum, maximum or minimum
@@ -9,7 +9,7 @@ traced for a microbatch and for the batch.  For each node, the values of the mic
     Statistic     undefined: a statistic of batch normalisation, computed per microbatch
     Mixed         undefined: an operation neither treats rows separately nor is linear in sums over the batch
 
-Numbers inside an operation (the 1 / n of a mean) are those of the batch.  A value without rows that is added to a sum over rows
+Constants of an operation, such as the 1 / n of a mean, use the size of the batch.  A value without rows that is added to a sum over rows
 is scaled in every microbatch by the microbatch's share of the rows.  An operation may need a sum over rows that depends on no trained
 variable, such as the number of valid labels.  Such a sum is computed for the whole batch, before the first microbatch.
 
@@ -82,7 +82,7 @@ class Parts:
 
 
 def parts_of(body: Body, whole: Body, rows: int, microbatches: Microbatches) -> tuple[Traced, Sequence[Value], Parts]:
-    """Rewrite a body so that its losses add up to those of the batch; raise JobError if requested values cannot be combined."""
+    """Rewrite a body so that its losses add up to the losses of the batch; raise JobError if requested values cannot be combined."""
     return _PartsRewriter(body, whole, rows, microbatches).run()
 
 
@@ -213,7 +213,7 @@ class _PartsRewriter:
     def _by(
         self, node: Node, whole: Node, parts: Sequence[Part], input_parts: Sequence[Sbp], output_parts: Sequence[Sbp]
     ) -> tuple[Op, list[Part]] | None:
-        """Return the operation for a microbatch with these parts of inputs and outputs, and the parts of its outputs; None if none fits."""
+        """Return an operation that maps these parts of inputs to parts of outputs in a microbatch, and the parts; None if no operation does."""
         if all(isinstance(part, Broadcast) for part in (*input_parts, *output_parts)) and isinstance(whole.op, BroadcastTo):
             output_parts = [_split_axis(node.outputs[0].tensor_type, whole.outputs[0].tensor_type)]
         inputs = [self._piece(part, value.tensor_type) for part, value in zip(input_parts, whole.inputs, strict=True)]
@@ -226,7 +226,7 @@ class _PartsRewriter:
         return None
 
     def _anywhere(self, whole: Node, input_parts: Sequence[Sbp], output_parts: Sequence[Sbp]) -> bool:
-        """Return True if the operation is the same for all microbatches of this size."""
+        """Return True if the operation is the same for all microbatches of this size, wherever they begin in the batch."""
         if whole.op.by_position or type(whole.op).localize is Op.localize or isinstance(whole.op, BroadcastTo):
             return True
         ops = set()

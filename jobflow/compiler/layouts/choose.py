@@ -22,7 +22,7 @@ Ties go to the last candidate.
 Example, two ranks: x S(0), w B.  MatMul "mk,kn->mn" takes (S(0) B -> S(0)), the present layout of both inputs.  Its gradient for w
 is x' dy with both S(0): "km,kn->mn" split along k gives P.  The update accepts only B B B, so the gradient is all_reduced.
 
-Both orders were measured on the legacy system; docs/internals/decisions lists the intended differences.
+The orders of signatures and of candidates were measured on the legacy system; docs/internals/decisions lists the intended differences.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _all_whole(case: Case, legal: Sequence[Signature]) -> Signature:
 
 
 def _meets(case: Case, signature: Signature, dimension: int) -> bool:
-    """Return True if the signature reads all inputs with required layouts in those layouts."""
+    """Return True if the signature reads every input that has a required layout in this layout."""
     for operand, sbp in zip(case.operands, signature.inputs, strict=True):
         requested = operand.requested_along(dimension)
         if operand.required and requested is not None and requested != sbp:
@@ -159,7 +159,7 @@ def _narrowed(case: Case, legal: list[Signature], dimension: int) -> list[Signat
 
 
 def _makes_pieces(signature: Signature) -> bool:
-    """Return True if each rank computes a piece of an output from whole inputs, although it could compute all of it."""
+    """Return True if each rank has all inputs whole, but computes only a piece of an output."""
     return all(sbp == B for sbp in signature.inputs) and any(isinstance(sbp, Split) for sbp in signature.outputs)
 
 

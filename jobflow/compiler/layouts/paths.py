@@ -10,8 +10,9 @@ The search is Dijkstra's algorithm over whole layouts.  The cost of a hop is exa
 * "move", an exchange from one set of ranks to another;
 * "relabel", if every rank holds its part already: no data moves.
 
-A partial tensor is therefore reduced on its own placement before it moves.  The reduction goes to the cheapest layout.  On two
-ranks, P -> S(0) and a move of the pieces send b/2 and b/2 bytes, instead of b and b.  A partial target is built after the move, which is free.
+A partial tensor is therefore reduced on its own placement before it moves, to the layout that makes both hops cheapest.  On two
+ranks, P -> S(0) and a move of the pieces send b/2 bytes each.  P -> B and a move of the whole tensor would send b bytes each.  A
+partial target is built after the move, which is free.
 
 Example, ranks as a grid of 2 x 2 and a tensor of b bytes.  P,P -> B,B is one all_reduce among all four ranks (1.5 b), not one
 per mesh dimension (b + b).  S(0),S(0) -> S(1),S(0) is an exchange (b/4), because the inner dimension cuts the outer pieces.

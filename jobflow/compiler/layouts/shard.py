@@ -162,7 +162,7 @@ class Sharding(Rewriter):
         return Operand(value.tensor_type, now, here, constraint.marks, constraint.required and node.phase == "forward")
 
     def _piece(self, end: End | None, placement: Placement) -> Marks:
-        """Return the layout of a forward value, described by `end`, whose gradient is computed; () if it is unknown."""
+        """Return the layout of the forward value at `end`; () if the layout is unknown or on another mesh."""
         if end is None or end.node not in self.layouts_by_name:
             return ()
         layout = self.layouts_by_name[end.node][end.output][end.index]

@@ -23,7 +23,7 @@ rows is also a signature with a cost: in the example, `all_to_all x w^T`, 0.05 M
 
 The decisions are made on the graph that all ranks have, before communication is numbered.  The executor lets ranks write only after
 all have finished their bodies, and begins the next run only after all have written.  In its epilogue, a rank must not read memory that
-another rank writes, so such inputs are copied in the body.  `plan_checks` verifies both.
+another rank writes, so such inputs are copied in the body.  `plan_checks` verifies these rules.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class _UpdateDivision(Rewriter):
         op = node.inputs[i].node.op
         if not isinstance(op, ReadVariable) or op.key not in self.shared:
             raise PlanError(
-                f"{node.op} at {node.where}: it updates variables that ranks share together with {node.inputs[i].name}, which they do not share; "
+                f"{node.op} at {node.where}: it updates shared variables together with {node.inputs[i].name}, which is not a shared variable; "
                 f"set config.share_variables(False)"
             )
         return op.key
@@ -229,13 +229,13 @@ class _UpdateDivision(Rewriter):
         return isinstance(layout, Layout) and layout.is_whole and set(layout.placement.ranks) == set(self.ranks)
 
     def _layout(self, value: Value, layouts: Mapping[Value, Layout | Local]) -> Layout:
-        """Return the layout of a value in the consistent view."""
+        """Return the layout of a value, which must be in the consistent view."""
         layout = layouts[value]
         assert isinstance(layout, Layout)
         return layout
 
     def _updates_of(self, value: Value, flat: Collection[Node]) -> list[Node]:
-        """Return the updates that read a sum as their only tensor; none if there are other readers."""
+        """Return the updates that read a sum as their only tensor; an empty list if the sum has other readers."""
         readers = self.readers[value]
         alone = value not in self.graph.outputs and value not in self.graph.updates.values() and all(node in flat for node in readers)
         return readers if alone and all(_only_tensor(node) is value for node in readers) else []
@@ -445,7 +445,7 @@ class _UpdateDivision(Rewriter):
 
 
 def _only_tensor(node: Node) -> Value | None:
-    """Return the only tensor with which a node updates variables; None if it reads several, or the same one twice."""
+    """Return the only tensor with which a node updates variables; None if it reads several tensors, or one tensor twice."""
     op = node.op
     alone = isinstance(op, Updated) and op.like == 1 and node.inputs.count(node.inputs[op.count]) == 1
     return node.inputs[op.count] if alone and isinstance(op, Updated) else None

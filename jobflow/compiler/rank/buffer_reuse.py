@@ -24,7 +24,7 @@ def placements(
     """Return windows on outputs of later instructions, for values that can be computed there.
 
     Only ops that write strided memory as fast as dense memory (`Formats.strided`) are placed, and only if no view outside
-    the chain reads their output.  `default_windows` has the window of every value without a placement.
+    the chain reads their output.  `default_windows` contains the window that each value has before any placement.
     """
     makers = {value: step for step in steps for value in step.outputs}
     readers: dict[LocalValue, list[LocalInstruction]] = {}

@@ -1,13 +1,13 @@
 """Memory orders that the target's table of formats prefers: around convolutions and pooling, and for products with few rows.
 
-Policy for images: a tensor [n, c, h, w] of a convolution or a pooling op is stored in the order c, h, w, n.  So is every tensor of its
-shape that elementwise ops connect to it.  Then transforms, pooling, bias and activations are vector loops over the batch.  Padding
+Policy for images: a tensor [n, c, h, w] of a convolution or a pooling op is stored in the order c, h, w, n.  Tensors of its shape that
+elementwise ops connect to it have the same order.  Then transforms, pooling, bias and activations are vector loops over the batch.  Padding
 and im2col copy contiguous runs.  Flattening before a dense layer costs nothing: [n, c h w] in that order is a transposed
 matrix, which a GEMM accepts.  Logical types do not change.  A kernel receives an array [n, c, h, w] with unusual strides.  With few
-samples, the vectors are too short to pay (`Formats.fewest_samples`).
+samples, such vectors are too short to save time (`Formats.fewest_samples`).
 
-Policy for matrices: a matrix whose product is computed faster column by column (`Formats.columns`) is stored so.
-All matrices that elementwise ops connect to it get the same order.  Every op that touches any of them must accept both orders (`Formats.any_order`).
+Policy for matrices: a product that is computed faster in column-major order (`Formats.columns`) is stored in that order.  All matrices that
+elementwise ops connect to it get the same order.  Every op that reads or writes these matrices must accept both orders (`Formats.any_order`).
 Example: activations of a dense layer on 100 samples, their gradients, and the results of bias and activation function.
 
 Values rematerialized for the backward pass (`recompute`) have the order of the originals.  Products in another order would round

@@ -67,7 +67,7 @@ def space_of_step(step: LocalInstruction) -> JoinedSpace:
 
 
 def joined_space(a: JoinedSpace, b: JoinedSpace) -> JoinedSpace | None:
-    """Return one index space for both operations, in which shared values have the same axes; None if there is none."""
+    """Return one index space for both operations, in which shared values have the same axes; None if no such space exists."""
     for small, large in ((b, a), (a, b)):
         axes = _renamed(small, large)
         if axes is not None:

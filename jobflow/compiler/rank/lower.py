@@ -180,7 +180,7 @@ class _Lowering:
                 )
 
     def _together(self, node: Node, op: Reroute) -> None:
-        """Sum several tensors as one flat array with aligned offsets; each rank receives all of it or one piece."""
+        """Sum several tensors as one flat array with aligned offsets; each rank receives the whole sum or one piece of the sum."""
         dtype, scatters = node.inputs[0].dtype, op.name == "reduce_scatter"
         for ranks in (op.target.placement.ranks,) if scatters else op.source.placement.along(changed(op.source, op.target)):
             offsets, total = consecutive_offsets(op.joined_types([value.tensor_type for value in node.inputs], ranks[0]))
@@ -205,7 +205,7 @@ class _Lowering:
                     self.local_values[value] = piece if scatters else self.build.unflatten(piece, local.type.shape)
 
     def _part(self, value: Value, output: Value, layout: Layout) -> None:
-        """Select this rank's part of a whole value; the part of a variable is in place."""
+        """Select this rank's part of a whole value; the part of a variable is a view."""
         x, box = self.local_values[value], layout.box(value.shape, self.rank)
         if box == whole_box(value.shape):
             self.local_values[output] = x
@@ -265,7 +265,8 @@ def _reduction(op: Reroute) -> Reduction:
 def local_box(shape: tuple[int, ...], layout: Local, rank: int, rows: tuple[int, ...] = ()) -> Box:
     """Return the box of a rank's local tensor in the concatenation of all ranks' tensors along axis 0.
 
-    If the ranks' arguments have different `rows`, a tensor computed from them has the same multiple of them on every rank.
+    If the ranks' arguments have different `rows`, the length of a tensor computed from them is a multiple of a rank's rows.  The factor
+    is equal on all ranks.
     """
     if not shape:
         return whole_box(shape)

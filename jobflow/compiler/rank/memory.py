@@ -37,7 +37,7 @@ def plan_memory(ordered: Ordered) -> Plan:
 
 
 def allocations_of(ordered: Ordered) -> tuple[dict[LocalValue, LocalValue], dict[LocalValue, LocalValue], frozenset[LocalInstruction]]:
-    """Return the allocation of every value, the same with parts of joins as separate allocations, and the instructions that do no work."""
+    """Return the allocation of every value, a second mapping with parts of joins as separate allocations, and the instructions without work."""
     planning = _last.planning = _planning(ordered)
     allocations, parts = ({value: way(value) for value in planning.windows} for way in (planning.allocation, planning.part))
     return allocations, parts, frozenset(planning.free)
@@ -50,7 +50,7 @@ def _planning(ordered: Ordered) -> _Planning:
 
 
 class _LastPlanning(local):
-    """The planning of the last program for which this thread called `allocations_of`; `plan_memory` often continues it."""
+    """The planning of the last program for which this thread called `allocations_of`; `plan_memory` continues it for the same program."""
 
     planning: _Planning | None = None
 
@@ -122,7 +122,7 @@ class _Planning:
     def key(self, value: LocalValue) -> int:
         """Return the value's key for the verifier: a join is one value, and the result of an in-place update is a new value.
 
-        Variables before the run are contiguous on purpose and count as one value.
+        All values with fixed memory, such as variables before the run, have one key, because they may be adjacent.
         """
         if value in self.updated:
             return id(self.updated[value])

@@ -37,7 +37,7 @@ def overlap(ordered: Ordered) -> Ordered:
 
 
 def _posted_early(steps: Sequence[LocalInstruction]) -> list[LocalInstruction]:
-    """Move each send, with the views that prepare it, directly after the producer; leave a wait at its old position."""
+    """Move each send, with the views that prepare it, directly after the producer; put a wait at the old position of the send."""
     makers = {value: at for at, step in enumerate(steps) for value in step.outputs}
     moved: dict[int, int] = {}
     earliest: dict[int, int] = defaultdict(lambda: -1)
@@ -83,11 +83,11 @@ class _Rows:
     spans: tuple[tuple[int, int], ...]
 
     def after(self, at: int) -> int | None:
-        """Return the first row that begins after a position; None if there is none."""
+        """Return the index of the first row that begins after a position; None if no row does."""
         return next((row for row, (first, _) in enumerate(self.spans) if first > at), None)
 
     def of_reader(self, at: int) -> int | None:
-        """Return the row that contains a position, or else the next one; None if there is none."""
+        """Return the index of the row that contains a position, or else of the next row; None after the last row."""
         return next((row for row, (_, last) in enumerate(self.spans) if last > at), None)
 
 

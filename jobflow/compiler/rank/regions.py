@@ -3,15 +3,15 @@
 The pass runs if the target fuses (`Target.fusion`).  Operations with expressions are added to regions in program order.  An operation
 joins the compatible region with which it shares most bytes.  The members get one index space.  Shared values determine which axes
 are the same (`joined_space`), so a vector with one number per row fuses with operations on the rows.  A region runs at the position
-of its last member, or of its first, so that other operations keep their positions.  Neither is possible if an operation in between
-depends on the region and the new member depends on an operation in between.  Operations are not fused
+of its last member, or of its first, so that other operations keep their positions.  Neither position is possible if an operation in
+between depends on the region and the new member depends on an operation in between.  Operations are not fused
 
 * across communication, between body and epilogue, or across phases and microbatches, because this would delay or advance work;
 * if another window reads memory that is updated in place;
 * if peak memory would exceed the peak without regions;
-* beyond the bounds of the target.
+* if the region would exceed the limits of the target.
 
-A value that is read outside is an output of the region and stored once.  `explain` shows why an operation was not fused.
+A value that is read outside of its region is an output of the region and stored once.  `explain` shows why an operation was not fused.
 
 Example: relu(x + b) followed by a product is one region x, b -> relu(x + b); x + b is never stored.
 """
@@ -252,7 +252,7 @@ class _RegionBuilder:
         return replace(self.ordered, body=tuple(new[0]), epilogue=tuple(new[1]), not_fused=tuple(self.not_fused))
 
     def _is_read(self, group: RegionGroup) -> bool:
-        """Return True if all values of the group are read elsewhere; a region omits values that are not."""
+        """Return True if all values of the group are read elsewhere; a region does not store unread values."""
         return all(self._is_output(value, set(group.steps)) for value in group.produced)
 
     def _region(self, group: RegionGroup, space: JoinedSpace) -> LocalInstruction:

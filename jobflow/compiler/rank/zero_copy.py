@@ -1,7 +1,7 @@
 """RankProgram -> the same program, reading arguments in place from the client's memory.
 
-A rank's part of an argument may arrive in memory known to the plan, as variables do, which avoids a copy.  The argument is copied
-if it needs another memory order than the client's.
+An argument is read without a copy if the plan contains the address of this rank's part, as for variables.  It is copied if its memory
+order must differ from the client's.
 """
 
 from __future__ import annotations

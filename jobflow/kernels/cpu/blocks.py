@@ -25,8 +25,8 @@ def memory_order(x: Array) -> list[int]:
 def blocks(arrays: Sequence[Array], elements: int = BLOCK) -> Iterator[tuple[Array, ...]]:
     """Yield views, each of about `elements` elements or fewer, that together cover arrays of one shape in memory order.
 
-    Arrays that are dense in the same order of axes are cut as vectors.  Others are cut along the outermost axis in memory.  If one step of that axis
-    is still too long, they are also cut along the next.
+    Arrays that are dense in the same order of axes are cut as vectors.  Other arrays are cut along the outermost axis in memory.  If one index of
+    that axis has too many elements, these arrays are also cut along the next axis.
     """
     turned: Sequence[Array] = arrays
     if not arrays[0].flags.c_contiguous:

@@ -64,7 +64,7 @@ def _calls(op: CausalSoftmax, device: Binder, x: Array, y: Array) -> list[Call]:
 
 
 def _block(scale: float, x: Array, y: Array, work: Array, column: Array, ones: Array, hidden: Array) -> list[Call]:
-    """Return the calls of a block whose last columns, as many as `hidden` has, are partly masked."""
+    """Return the calls of a block; the mask `hidden` is added to its last `hidden.shape[1]` columns."""
     exponential, unit = fastest_exponential()
     calls: list[Call] = [(np.multiply, (x, np.asarray(scale * unit, x.dtype), work))]
     if hidden.size:

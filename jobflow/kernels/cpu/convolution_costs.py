@@ -250,7 +250,7 @@ def sizes(op: ConvOp, shapes: Shapes) -> Sizes:
 
 
 def error(along: tuple[int, ...], m: Tiles, channels: int) -> float:
-    """Return the error of tiles of m outputs for filters of these sizes, as a multiple of PyTorch's."""
+    """Return the rounding error of tiles of m outputs for filters of these sizes, as a multiple of PyTorch's error."""
     table = ERRORS[len(along), m, along[0]]
     return next((factor for factor, most in zip(table, (32, 64, 128, 256), strict=True) if channels <= most), table[-1] * math.sqrt(channels / 256))
 

@@ -6,7 +6,8 @@
 
 There are two providers: NumPy, and the OpenBLAS of its wheels, called through ctypes (`kernels/blas.py`), which can add to existing values.
 `RANKS` orders the providers for each kind of product, independent of sizes.  All ranks therefore use the same provider, however a batch is split.
-`benchmarks/gemm.py` measures both.  Neither has epilogues: a bias is written before the product, and an activation is a separate call.
+`benchmarks/gemm.py` measures both providers.  Neither provider has epilogues: a bias is written before the product, and an activation is a
+separate call.
 In plans of the tier `llvm`, compiled loops replace the calls of either provider (`kernels/llvm/product_loops.py`).
 """
 

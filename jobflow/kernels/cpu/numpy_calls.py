@@ -166,7 +166,10 @@ def compiled(outputs: Sequence[Expression], elements: int, scalars: int, over: M
 def _compute_in_output(
     output: int, value: Expression, free: int, steps: list[Expression], last: dict[Expression, int], slots: dict[Expression, int]
 ) -> None:
-    """Assign a result to its output's slot, and its operands too, from step `free` on, after which the slot is not read any more."""
+    """Assign the memory of an output to its value, and to a chain of operands that the value is computed from.
+
+    Only steps from `free` on may write there, because earlier steps read the memory.
+    """
     while value not in slots and free <= (at := steps.index(value)):
         slots[value] = output
         ending = [x for x in value.arguments if x.arguments and last[x] == at and x not in slots]

@@ -1,7 +1,7 @@
 """Formulas of functions from primitives that are one NumPy call each, vectorized where possible.
 
 A function that NumPy does not vectorize on this CPU takes about 20 ns per element.  NumPy vectorizes exponentials, logarithms, sines and cosines on
-more CPUs.  A formula of these takes a quarter of the time, with an error of at most 6 units of the last place and the same warnings.
+more CPUs.  A formula of these functions takes a quarter of the time.  Its error is at most 6 units in the last place, and its warnings are equal.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def _steps(device: Binder, few: Array, many: Array) -> list[tuple[Array, Array]]
 
 
 def _cut(image: Array, block: slice, *whole: Array) -> Array:
-    """Return the block's part of an image; scratch has room for one block."""
+    """Return the block's part of an image in `whole`, or the start of a scratch image, which has room for one block."""
     return image[block] if any(image is each for each in whole) else image[: block.stop - block.start]
 
 

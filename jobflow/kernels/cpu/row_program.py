@@ -236,7 +236,7 @@ class _SlotAssignment:
         return self.scratch[k] if where == "scratch" else (self.targets[k], self.results[k].dtype)
 
     def _empty(self, slot: Slot, i: int, elementwise: bool) -> bool:
-        """Return True if the value in a slot is not read after step i; a step that is not elementwise must not read it either."""
+        """Return True if step i may write a slot: no later step reads its value, nor does step i itself unless it is elementwise."""
         held = self.holder.get(slot)
         return held is None or self.last[held] < i or (elementwise and self.last[held] == i)
 

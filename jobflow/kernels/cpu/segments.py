@@ -145,7 +145,7 @@ def copied_rows(op: Gather, device: Binder, inputs: Sequence[Array], outputs: Se
 
 
 def _take(op: Gather, params: Array, ids: Array, y: Array) -> None:
-    """Copy rows; without a mask if all ids are in range, as in a table that is not split."""
+    """Copy the rows of `params` at the ids to y; ids out of range, as in a split table, require a mask."""
     at = ids - op.offset if op.offset else ids
     if at.size and (at.min() < 0 or at.max() >= params.shape[op.axis]):
         op.kernel(np, params, ids, y)

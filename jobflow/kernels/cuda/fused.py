@@ -29,7 +29,7 @@ LONGEST, FEW = 1 << 16, 64
 
 @lru_cache(4096)
 def _problem(outputs: tuple[Expression, ...]) -> str:
-    """Return the reason no kernel computes these outputs, whatever the arrays, or "" if one does."""
+    """Return the reason no kernel can compute these outputs for any arrays, or "" if a kernel can."""
     order = facts(tuple(lowered(outputs, NATIVE)[0])).order
     return next(filter(None, map(refused_primitive, order)), "") or refused_columns(facts(outputs).order)
 

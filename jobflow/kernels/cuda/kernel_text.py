@@ -3,8 +3,8 @@
     extern "C" __global__ void fused(pointers of inputs and outputs, sizes of the axes, strides in elements)
 
 Without rows, each thread computes elements in a grid-stride loop.  With rows, LANES threads share a row.  Each thread reads every LANES-th element,
-once per level of `row_sum`, `row_product` and `row_max`, and once more for the outputs.  The partial results of a row are combined by halves, in an
-order that depends only on the width of the row.
+once per level of `row_sum`, `row_product` and `row_max`, and once more for the outputs.  A tree reduction combines the partial results of a row, in
+an order that depends only on the width of the row.
 
 Sums of columns are computed in blocks of 64 rows.  The threads of a row iterate over the 64 rows and store the sums of the block in scratch memory.
 A second kernel adds the sums in the order of the blocks.  There are no atomic additions, so equal inputs give equal bits for any number of threads.

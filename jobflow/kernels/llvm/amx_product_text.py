@@ -12,11 +12,12 @@ before they are added to the total.  The time is about half (decision 0079).
         for 32 rows of y:                       rows of a, packed as [step, piece, half]
             for each panel:                     a tile of y, 32 x 32, in four registers; 24 products of registers per step
 
-Factors converted from bfloat16 have one nonzero piece, and those from float16 two.  The number of products is then one and four.
+A factor converted from bfloat16 has one nonzero piece, and a factor converted from float16 has two.  If no factor has more than one piece, one
+product replaces the six; for up to two pieces, four products do.
 
-A half fits one register: 16 rows (of a) or columns (of b) by 32 k, 1,024 bytes.  Its lines contain pairs of k, p and p + 16.  Sums of a part are
-rounded to float32 and added to y.  The unit flushes numbers below 2^-126 to zero.  A part is therefore multiplied in vectors if its largest
-magnitude is not finite or not between 2^-40 and 2^127.  Products for which packing costs more than it saves use vectors too (`_pays`).
+A half of a tile's rows of a, or columns of b, fits one register: 16 of them by 32 k, 1,024 bytes.  Its lines contain pairs of k, p and p + 16.
+Sums of a part are rounded to float32 and added to y.  The unit flushes numbers below 2^-126 to zero.  A part is therefore multiplied in vectors if
+its largest magnitude is not finite or not between 2^-40 and 2^127.  Products for which packing costs more than it saves use vectors too (`_pays`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 A table has the offsets of the taps in bytes.  One text therefore serves every kernel size, stride, dilation and number of axes.  A tile has `filters`
 rows and `columns` vectors of a run.  Remaining filters, and remaining masked vectors, are computed one at a time.  Each sum adds in the order of the
-taps, with fused multiply-adds, so it is bit-equal on every machine.  Products have sixteen (eight) partial sums, combined by a fixed tree.
+taps, with fused multiply-adds, so it is bit-equal on every machine.  Products have one partial sum per lane, added by a tree reduction.
 """
 
 from __future__ import annotations
@@ -141,7 +141,10 @@ class _Code:
         return self.value(f"call {t.vector} {name}({t.vector} {a}, {t.vector} {b}, {t.vector} {c})")
 
     def total(self, vector: str) -> str:
-        """Return the sum of the lanes, added by halves."""
+        """Write the horizontal sum of a vector as a tree reduction: add its upper half to its lower half until one lane is left.
+
+        Return that lane.
+        """
         t, width = self.tile, self.tile.lanes
         while width > 1:
             width //= 2

@@ -225,7 +225,7 @@ class _Loop:
         return INSTRUCTIONS[both.primitive](self.at, both, (a, b), lanes)
 
     def _by_halves(self, x: Expression, lanes: str) -> str:
-        """Reduce sixteen partial results to one, by combining the upper half with the lower half four times."""
+        """Print a tree reduction of sixteen partial results; return the name of its result."""
         count = WIDTH
         while count > 1:
             kind, half = register(x.dtype, count), count // 2

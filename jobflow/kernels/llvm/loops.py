@@ -80,7 +80,7 @@ def _described(outputs: Sequence[Expression]) -> str:
 
 @lru_cache(4096)
 def _problem(outputs: tuple[Expression, ...]) -> str:
-    """Return the reason no loop computes these outputs, whatever the arrays, or "" if one does."""
+    """Return the reason no loop can compute these outputs for any arrays, or "" if a loop can."""
     order = facts(outputs).order
     for x in order:
         if x.primitive not in _PRINTED:

@@ -51,7 +51,7 @@ def about() -> str:
 
 
 def product_in_loops(call: Call) -> list[Call]:
-    """Return loops for a call that is a product; an empty list if the call is no product, or if no loop can compute it."""
+    """Return loops for a call that is a product; an empty list for other calls and for products that no loop can compute."""
     function, arguments = call
     if function in (np.matmul, np.dot) and len(arguments) == 3:
         return _product(*arguments)

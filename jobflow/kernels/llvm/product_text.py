@@ -199,7 +199,7 @@ def _rows(at: VectorFunction, form: ProductForm, width: str, panel: str, step: s
 
 
 def _print_transposition(form: ProductForm) -> VectorFunction:
-    """Print the function that transposes contiguous columns of b to rows of a panel: a square of vectors, transposed by halves."""
+    """Print the function that transposes contiguous columns of b to rows of a panel, by butterfly shuffles of a square of vectors."""
     at = VectorFunction(form, f"internal void @turn(ptr %b, i64 %along, i64 %columns, {form.mask} %mask, ptr %to, i64 %step)")
     lanes = form.lanes
     square = []
@@ -285,7 +285,7 @@ def _rows_at_a_time(at: VectorFunction, tile: int, most: str) -> str:
     """
 
     def parts(count: str, of: str | int) -> str:
-        """Return the number of parts of `of` rows; the last part may be smaller."""
+        """Return the number of parts of at most `of` rows that `count` rows are divided into."""
         last = at.value(f"add i64 {count}, {at.value(f'sub i64 {of}, 1')}")
         return at.value(f"udiv i64 {last}, {of}")
 

@@ -105,7 +105,7 @@ def _products(at: VectorFunction, form: TransformForm, matrix: Rows, vectors: Se
 
 
 def _pairs(matrix: Rows) -> Iterator[tuple[int, int | None]]:
-    """Yield pairs of rows with the same magnitudes, in which some but not all signs differ; a row without partner is paired with None."""
+    """Yield pairs of rows with the same magnitudes, in which some but not all signs differ; a row without a partner is paired with None."""
     left = list(range(len(matrix)))
     while left:
         row = matrix[i := left.pop(0)]
