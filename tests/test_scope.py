@@ -139,7 +139,7 @@ def test_a_hierarchy_that_the_devices_do_not_fill(inside: Any) -> None:
         ("cpu", ["0:0", "0:0"], r"a device occurs twice"),
         ("gpu", "0:9", r"device 9 does not exist, because there are 4"),
         ("cpu", [[0, 1], [2]], r"the rows of a mesh must have equal lengths; got rows of 2, 1 devices"),
-        ("cpu", [[0, 1], 2], r"the devices are lists and single devices; write a mesh as lists of equal length"),
+        ("cpu", [[0, 1], 2], r"the list mixes lists and single devices; write a mesh as lists of equal length"),
         ("cpu", [0.5], r"cannot read 0\.5; write"),
         ("cpu", [-1], r"cannot read -1; write"),
     ],

@@ -76,7 +76,7 @@ def _add_traceback(into: argparse.ArgumentParser) -> None:
 
 
 def chosen(words: Sequence[str]) -> str | None:
-    """Return the name of the command, which is the first word that is not an option; None without one."""
+    """Return the name of the command, which is the first word that is not an option; None if there is no such word."""
     return next((word for word in words if not word.startswith("-")), None)
 
 
@@ -192,7 +192,7 @@ def parsers(top: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
 def _failed(error: BaseException, message: str, code: int, shown: bool) -> int:
     """Print an error, with its traceback if requested, and return the exit code.
 
-    Only the first of several ranks prints. An error on one rank ends all ranks; after a wrong command line each rank ends by itself.
+    Only the first of several ranks prints. An error on one rank ends all ranks; after a wrong command line, each rank exits with the code.
     """
     text = "".join(traceback.format_exception(error)).rstrip() if shown else message
     started = guarded()

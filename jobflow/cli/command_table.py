@@ -21,7 +21,7 @@ class Command:
     module: str
 
     def load(self) -> ModuleType:
-        """Import the module of the command."""
+        """Import and return the module of the command."""
         return importlib.import_module(self.module)
 
 

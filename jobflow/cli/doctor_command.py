@@ -34,7 +34,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print each finding when its check ends; return 1 if there is a problem."""
     if (started := launched()) is not None:
-        raise ConfigError(f"jobflow doctor: it starts its own ranks, but runs under {started.launcher}; run it without {started.launcher}")
+        raise ConfigError(f"jobflow doctor: the command starts ranks, but runs under {started.launcher}; run it without {started.launcher}")
     if options.clear_cache:
         cache = ObjectCache()
         print(f"{_count(cache.clear(), 'file')} removed from {cache.folder}")

@@ -98,4 +98,4 @@ def written(file: str) -> str:
     try:
         return content(file, CONFIGURATION).decode()
     except UnicodeDecodeError as error:
-        raise FileError(f"{file} is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02X}; convert it") from None
+        raise FileError(f"{file} is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02X}; convert the file") from None

@@ -48,7 +48,9 @@ def run(options: argparse.Namespace) -> int:
         more = {} if options.devices is None else {DEVICES: str(options.devices)}
         _become(python(options), {**os.environ, **more})
     if (started := launched()) is not None:
-        raise ConfigError(f"--ranks {options.ranks}: {started.launcher} has already started {started.size} ranks; omit one of both")
+        raise ConfigError(
+            f"--ranks {options.ranks}: {started.launcher} has already started {started.size} ranks; omit --ranks, or run without {started.launcher}"
+        )
     launcher = mpiexec.find()
     if launcher is not None:
         _become(mpiexec.ranks(launcher, options.ranks, python(options)), inherited(os.environ))

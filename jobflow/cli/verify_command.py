@@ -1,4 +1,4 @@
-"""`jobflow verify`: compare a job on N devices with the same job on one."""
+"""`jobflow verify`: compare a job on N devices with the same job on one device."""
 
 from __future__ import annotations
 

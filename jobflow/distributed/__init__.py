@@ -4,7 +4,7 @@
     jobflow launch --nproc_per_node 2 script.py          (or python -m jobflow.distributed.launch)
     MASTER_ADDR=127.0.0.1 MASTER_PORT=17789 WORLD_SIZE=2 RANK=0 python script.py, and RANK=1 in another terminal
 
-None of these functions starts MPI.
+No function of this package starts MPI.
 """
 
 from jobflow.runtime.world.environment import rank as get_rank

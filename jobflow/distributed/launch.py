@@ -96,7 +96,9 @@ def _add(into: argparse.ArgumentParser, name: str, **options: object) -> None:
 def check(options: argparse.Namespace) -> None:
     """Raise ConfigError if options contradict each other or the program does not exist."""
     if options.node_rank >= options.nnodes:
-        raise ConfigError(f"--node_rank {options.node_rank} but --nnodes {options.nnodes}; pass --node_rank from 0 to {options.nnodes - 1}")
+        raise ConfigError(
+            f"--node_rank {options.node_rank} is not a node of --nnodes {options.nnodes}; pass --node_rank from 0 to {options.nnodes - 1}"
+        )
     if options.nnodes > 1 and options.master_addr is None:
         raise ConfigError(f"--nnodes {options.nnodes} needs --master_addr; pass the address of node 0 on all nodes")
     if options.module and options.no_python:
@@ -207,7 +209,7 @@ def _alone(words: list[str], environment: dict[str, str]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the launcher with these arguments, or with those of the command line, and return the exit code."""
+    """Run the launcher and return the exit code; `arguments` defaults to the arguments of the process."""
     options = fill(argparse.ArgumentParser(prog="python -m jobflow.distributed.launch")).parse_args(arguments)
     try:
         return run(options)

@@ -30,7 +30,7 @@ def flavour(path: str) -> str:
 
 
 def kind(text: str) -> str:
-    """Return the MPI library that a version text names."""
+    """Return the MPI library that a version text names; "" for an unknown library."""
     for word, name in (("Open MPI", "Open MPI"), ("OpenRTE", "Open MPI"), ("PRRTE", "Open MPI"), ("Intel(R) MPI", "Intel MPI"), ("MPICH", "MPICH")):
         if word in text:
             return name

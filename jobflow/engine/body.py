@@ -78,7 +78,8 @@ class JobBody:
         counts = sorted({len(x.each) for x in inputs if isinstance(x, TimeSteps)})
         if len(counts) > 1:
             raise JobError(
-                f"{op.word()} at {user_line()}: the operands have {' and '.join(map(str, counts))} time steps; pass operands with equally many"
+                f"{op.word()} at {user_line()}: the operands have {' and '.join(map(str, counts))} time steps; "
+                f"pass operands with the same number of time steps"
             )
         results = []
         for i in range(counts[0]):
@@ -124,7 +125,10 @@ class JobBody:
         return self.tracer.new_region()
 
     def refuse(self, message: str) -> None:
-        """Raise ShapeError for arguments that are too large; for the declared sizes, delay the error to a call with such arguments."""
+        """Raise ShapeError because arguments are too large.
+
+        In the trace for the declared sizes, store `message` instead; a call with arguments of these sizes raises the error.
+        """
         if self.declared is not None:
             raise ShapeError(message)
         self.refused = self.refused or message
@@ -171,7 +175,7 @@ class JobBody:
             self.tracer.add_loss(value_of(each))
 
     def minimize(self, optimizer: Optimizer, losses: Sequence[Tensor]) -> None:
-        """Minimise the sum of the losses' means by `optimizer`."""
+        """Update the variables by `optimizer` in every run, to minimise the sum of the means of `losses`."""
         self.tracer.minimize(optimizer, [value_of(each) for loss in losses for each in every_step(loss)])
 
     def watch(self, value: Tensor, take: Callable[[Any], None], gradient: bool = False) -> None:

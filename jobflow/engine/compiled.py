@@ -53,7 +53,7 @@ class Compiled(ClientProgram):
         return [*results, *rest]
 
     def check(self, bound: Sequence[Bound]) -> None:
-        """Raise ShapeError if the arguments are too large for the program, or an error if one has a value outside its bounds."""
+        """Raise ShapeError if the arguments are too large for the program; raise the error of `check_arguments` for a value outside its bounds."""
         if self.refused:
             raise ShapeError(f"{self.name}(...) at {user_line()}: {self.refused}")
         if self.bounds:

@@ -1,8 +1,8 @@
 """Arguments of a job that are read from files, instead of being passed by the caller.
 
-A reader that is called in the body of a job, such as `flow.data.ofrecord_reader`, records such an argument.  The feed of the job reads them
-together, one batch per run.  The samples of a batch depend only on the number of the run, so a job that resumes from a checkpoint reads the
-next ones.
+A reader that is called in the body of a job, such as `flow.data.ofrecord_reader`, records such an argument.  The feed of the job reads all of
+these arguments together, one batch per run.  The samples of a batch depend only on the number of the run.  So a job that resumes from a
+checkpoint continues with the next samples.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class DataFeed(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop reading."""
+        """Stop reading batches of later runs."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Fed:
     def of(cls, feed: DataFeed, where: SourceLine, passes: int, parts: Sequence[Sequence[ArgumentPart]] | None, here: Collection[int] | None) -> Fed:
         """Return a feed that reads the rows in the `parts` of the ranks `here`, or of all ranks if `here` is None.
 
-        All rows are read without `parts` or with dynamic arguments, because other programs of the job read them, too.
+        If `parts` is None or an argument is dynamic, the feed reads all rows, because other programs of the job also use these rows.
         """
         types = {name: type.with_shape((type.shape[0] * passes, *type.shape[1:])) for name, type in feed.types.items()}
         if parts is None or feed.dynamic:

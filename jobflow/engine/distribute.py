@@ -1,6 +1,6 @@
 """Layout requests of job functions: `split(axis)`, `broadcast()`, `auto()`.
 
-Programs compare them with `is`, so there is one object for `broadcast()`, one for `auto()`, and one per axis for `split(axis)`.
+Programs compare requests with `is`, so there is one object for `broadcast()`, one for `auto()`, and one per axis for `split(axis)`.
 
     split(axis)   each device has a piece along the axis    S(axis)
     broadcast()   each device has the whole tensor          B
@@ -62,7 +62,7 @@ def broadcast() -> Distribute:
 
 @cache
 def auto() -> Distribute:
-    """Leave the layout to the compiler."""
+    """Return the request that leaves the layout to the compiler."""
     return Distribute("auto")
 
 
@@ -155,7 +155,7 @@ def is_local(value: Tensor) -> bool:
 
 
 def asked_of(value: Tensor) -> tuple[Sbp | None, ...]:
-    """Return the layout that `with_distribute` or a cast requests of this handle, per mesh dimension; () without a request."""
+    """Return the layout requested of this handle, with one sbp per mesh dimension; () if neither `with_distribute` nor a cast requested one."""
     op = getattr(getattr(value, "node", None), "op", None)
     return op.sbp if isinstance(op, ToLayout) else ()
 

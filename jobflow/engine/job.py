@@ -103,7 +103,7 @@ class Job:
         return option.view if option is not None else "mirrored" if any(self.per_device) else "consistent"
 
     def with_strategy(self, strategy: Strategy | None) -> Job:
-        """Return the job with another strategy, or none."""
+        """Return a copy of the job with this strategy; None removes the strategy."""
         other = copy.copy(self)
         other._declared = None
         other.config = self.config.copy()
@@ -194,7 +194,7 @@ class Job:
         where, count = self.config.lines.get(ACCUMULATION, self.where), self.microbatch_count
         if len(rows) > 1:
             raise JobError(
-                f"job {self.name} at {where}: {count} microbatches need one batch size, but the readers have {sorted(rows)}; use equal batch sizes"
+                f"job {self.name} at {where}: {count} microbatches need readers of one batch size; got batch sizes {sorted(rows)}; use equal ones"
             )
         cut = Microbatches(count, count * rows.pop(), tuple(read), where)
         return replace(program, microbatches=cut, schedule=self._schedule), results

@@ -104,7 +104,7 @@ class FunctionConfig:
 
     @property
     def lazily(self) -> tuple[str, ...]:
-        """The names of variables for which a step updates only the rows that it read; JobError for a malformed list."""
+        """The names of variables for which a step updates only the rows that it read.  Raises: JobError for a malformed list."""
         match self.options.get("indexed_slices_optimizer_conf", {"include_op_names": {"op_name": ()}}):
             case {"include_op_names": {"op_name": list(names) | tuple(names)}} if all(isinstance(name, str) for name in names):
                 return tuple(names)
@@ -129,7 +129,7 @@ class FunctionConfig:
         if steps < 1:
             raise self._unsupported("train.num_gradient_accumulation_steps", "the value must be at least 1")
         if self.options.get("pipeline_schedule", "1f1b") not in SCHEDULES:
-            raise self._unsupported("pipeline_schedule", f"there is no such pipeline schedule; use one of {', '.join(SCHEDULES)}")
+            raise self._unsupported("pipeline_schedule", f"the schedule does not exist; use one of {', '.join(SCHEDULES)}")
         if "mixed_precision" in self.options and not self.options["mixed_precision"].is_half:
             raise self._unsupported("mixed_precision", "the value must be jobflow.float16 or jobflow.bfloat16")
         _ = self.lazily  # raises an error for a malformed list

@@ -30,7 +30,7 @@ _OF_RESULTS = frozenset({"get", "async_get", "item", "mean", "ndarray", "numpy",
 class Size(int):
     """A declared size of a shape, and the size of the current call as `now`.
 
-    Functions that receive it in a shape use `now`, as in reshape(x, (x.shape[0], -1)).
+    Functions that receive a `Size` in a shape use `now`, as in reshape(x, (x.shape[0], -1)).
     """
 
     now: int
@@ -127,7 +127,7 @@ class JobTensor(TensorOperators):
 
     @property
     def batch_axis(self) -> int | None:
-        """The axis of the samples, which is axis 0 of arguments; None for a tensor without one."""
+        """The axis of the samples, which is axis 0 of arguments; None for a tensor without an axis of samples."""
         return batch_axis(self.value)
 
     @property
@@ -219,7 +219,7 @@ class TimeSteps(JobTensor):
 class DynamicRows(JobTensor):
     """Rows along `axis` of the tensor `padded`, which is padded with -1; the number of rows differs between runs.
 
-    Operations read the argument that `phase` returns, which has the rows of the run.  If no operation reads it, the run returns `padded`.
+    Operations read the argument that `phase` returns, which has the rows of the run.  If no operation reads the rows, the run returns `padded`.
     """
 
     __slots__ = ("_argument", "_phase", "axis", "padded")
@@ -232,7 +232,7 @@ class DynamicRows(JobTensor):
 
     @property
     def value(self) -> Value:  # type: ignore[override]
-        """The value that operations read: an argument from an earlier phase."""
+        """The value that operations read: the argument that an earlier phase computes."""
         self._argument = self._argument or self._phase()
         return self._argument.value
 

@@ -76,7 +76,7 @@ def devices_from_launcher() -> int | None:
 
 @contextmanager
 def _of_variable() -> Iterator[None]:
-    """Raise ConfigErrors of the block as errors of an environment variable."""
+    """Raise a ConfigError of the block as a VariableError, because the invalid value is in an environment variable."""
     try:
         yield
     except ConfigError as error:
@@ -124,7 +124,7 @@ _KINDS: dict[type, str] = {
 
 @dataclass(frozen=True)
 class Option:
-    """The accepted values of an option: types (any if empty), choices, minimum and maximum; and the default of a call without an argument."""
+    """An option: its accepted types (any if empty), choices, minimum and maximum, and the default of a call without an argument."""
 
     kinds: tuple[type, ...] = ()
     default: Any = NEEDED
@@ -140,7 +140,7 @@ class Option:
     def check(self, what: str, value: Any) -> None:
         """Raise ConfigError unless the value is accepted; a bool is not accepted as a number."""
         if value is NEEDED:
-            raise ConfigError(f"{what}: a value is missing; call it with a value")
+            raise ConfigError(f"{what}: called without a value; pass a value")
         is_kind = isinstance(value, self.kinds) and not isinstance(value, type) and (not isinstance(value, bool) or bool in self.kinds)
         if self.kinds and not is_kind:
             raise ConfigError(f"{what}: the value must be {' or '.join(_KINDS[kind] for kind in self.kinds)}; got {value!r}")
@@ -249,12 +249,15 @@ class EnvSettings:
 
 
 def _table(owner: str, settings: type) -> dict[str, Option]:
-    """Return the options of `flow.config` or `flow.env`."""
+    """Return the options of `owner`, which is `flow.config` or `flow.env`, by name."""
     return {one.name: one.metadata["option"] for one in fields(settings) if one.metadata} | ignored_options(owner)
 
 
 class _Setters(Names):
-    """Base class of setters: ``options.gpu_device_num(2)`` stores 2 and returns True, or False after the start."""
+    """Base class of options that are set by calls: ``options.gpu_device_num(2)`` stores 2 and returns True.
+
+    After the start, a call stores nothing, prints a notice and returns False, unless the option is `late`.
+    """
 
     def __init__(self, owner: str, table: dict[str, Option], settings: Callable[[], Any]) -> None:
         super().__init__(owner, table, self._setter)

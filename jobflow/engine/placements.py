@@ -68,7 +68,7 @@ class placement:
 
     @staticmethod
     def all(type: str) -> placement:
-        """Return the placement on all ranks, for "cpu" or "cuda"."""
+        """Return the placement on all ranks; `type` is "cpu" or "cuda"."""
         return placement(type, range(world_size()))
 
     def __repr__(self) -> str:
@@ -181,7 +181,7 @@ class sbp:
         """Return the layout with one balanced piece along `dim` per rank; `axis` is the older name of `dim`."""
         number = dim if axis is None else axis
         if type(number) is not int or not 0 <= number < MOST_AXES or (dim is not None and axis is not None):
-            raise SbpError(f"sbp.split at {user_line()}: dim must be one axis, from 0 to {MOST_AXES - 1}; got dim={dim!r}, axis={axis!r}")
+            raise SbpError(f"sbp.split at {user_line()}: got dim={dim!r}, axis={axis!r}; pass one of them, from 0 to {MOST_AXES - 1}")
         return layout.S(number)
 
 

@@ -100,7 +100,7 @@ class Session:
 
     @property
     def multi(self) -> bool:
-        """True if every process calls jobs itself."""
+        """True if every process is a client, which calls jobs."""
         return self.world is not None and self.world.multi
 
     @property
@@ -146,7 +146,7 @@ class Session:
             ranks = [rank for entry in devices for rank in self._ranks(entry, here)]
             return ranks, (len(ranks),)
         if len(rows) < len(devices):
-            raise PlacementError(f"{here}: the devices are lists and single devices; write a mesh as lists of equal length")
+            raise PlacementError(f"{here}: the list mixes lists and single devices; write a mesh as lists of equal length")
         grids = [self._grid(row, here) for row in rows]
         if len({mesh for _, mesh in grids}) > 1:
             raise PlacementError(
@@ -174,8 +174,9 @@ class Session:
         if not beyond:
             return tuple(requested)
         if tag != "cpu":
-            there = f"there {'is one' if size == 1 else f'are {size}'}; set config.gpu_device_num or config.cpu_device_num before the first job call"
-            raise PlacementError(f"{here}: device {beyond[0]} does not exist, because {there}")
+            there = "there is one device" if size == 1 else f"there are {size} devices"
+            remedy = "set config.gpu_device_num or config.cpu_device_num before the first job call"
+            raise PlacementError(f"{here}: device {beyond[0]} does not exist, because {there}; {remedy}")
         notice(f"cpu devices beyond the {size} available are mapped onto the available ones (first in {here})")
         return tuple(dict.fromkeys(rank % size for rank in requested))
 
@@ -290,14 +291,14 @@ class Session:
         return self.performed(job, args)()
 
     def performed(self, job: Job, args: tuple[Any, ...]) -> Callable[[], Any]:
-        """Run a job, and return a function that returns the result; call it without the lock, because it calls user code."""
+        """Run a job, and return a function that returns its result.  Call it without `scope.lock`, because it calls callbacks of watched tensors."""
         with scope.lock():
             if self.world is None:
                 self.prepare_all()
             return job.run(self, args)
 
     def run(self, compiled: Compiled, bound: Sequence[Bound], host_results: Mapping[str, Any]) -> list[Any]:
-        """Run one step on all ranks, and return its results and watched values.  The lock is held since the lookup of `compiled`."""
+        """Run one step on all ranks; return its results and watched values.  The caller holds `scope.lock` since it looked up `compiled`."""
         with held():
             values = self.run_phase(compiled, bound, host_results)
             self.runs[compiled.name] = self.runs.get(compiled.name, 0) + 1
@@ -332,7 +333,7 @@ class Session:
             self.changed(values)
 
     def settle(self) -> None:
-        """Copy values that the program has written to bound tensors into their variables, before these are read.  All clients must call this."""
+        """Copy values that the program has written to bound tensors into their variables, before variables are read.  Collective over all clients."""
         if self.tensors is not None:
             self.tensors.settle()
 
@@ -478,7 +479,7 @@ def started_session() -> Session:
 def _refuse_in_jobs(what: str) -> None:
     """Raise JobError in the body of a job, because the session is being prepared while the body is traced."""
     if scope.current().interpreter is not None:
-        raise JobError(f"{what} at {user_line()}: this is not possible in the body of a job; move it before or after the job")
+        raise JobError(f"{what} at {user_line()}: called in the body of a job; call it before or after the job")
 
 
 def _settings() -> Settings:

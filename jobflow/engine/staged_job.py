@@ -89,7 +89,7 @@ class StagedBody(JobBody):
         return DynamicRows(padded, axis, partial(self._phase_input, name, padded, axis), shape)
 
     def _phase_input(self, name: str, padded: JobTensor, axis: int) -> JobTensor:
-        """Return the rows as an argument; the program that reads it is compiled for their number."""
+        """Return the rows as an argument that an earlier phase computes; the program that reads the argument is compiled for the number of rows."""
         self.phases[name] = phase = PhaseArgument(padded.tensor_type, padded.local, padded.value, partial(trimmed, axis=axis), _MASK)
         return self.dynamic_input(name, phase)
 
@@ -276,6 +276,6 @@ def _check_gradients(body: StagedBody, program: Traced) -> None:
             if any(loss in onward for loss in program.training.losses):
                 raise JobError(
                     f"{body.tracer.kind} {body.name} at {program.training.where}: the loss depends on {', '.join(reached)} through {name}, which the "
-                    f"host computes without a gradient; create the variables behind {reached[0]} with trainable=False, or convert it to integers"
+                    f"host computes without a gradient; cast {reached[0]} to integers, or create the variables behind it with trainable=False"
                 )
             trained |= onward

@@ -83,7 +83,7 @@ def allocation(program: Program, rank: int, ranks: int, processes: bool = False)
 
 
 def _room(variables: dict[str, int], requests: Sequence[int], rank: int, ranks: int) -> int:
-    """Return the bytes of windows that no request of this rank has allocated."""
+    """Return the bytes of this rank's windows that are not variables or requests: the command queue and unused space."""
     shared = [nbytes for name, nbytes in variables.items() if is_common(name) and rank == 0]
     return bytes_of_windows([command_queue_bytes(rank, ranks), *shared, *requests]) - sum(shared) - sum(requests)
 
@@ -155,7 +155,7 @@ class ReservingCommunicator(Recorder):
         return self._regions.locate(array)
 
     def exchange(self, item: Any) -> list[Any]:
-        """Return the item once per rank, because other ranks would send the same."""
+        """Return `item` once per rank; real ranks would all send equal items."""
         return [item] * self.size
 
     def seal(self) -> None:

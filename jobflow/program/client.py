@@ -86,7 +86,7 @@ class ClientProgram:
     def feeds(self, arguments: Mapping[str, Any], here: Collection[int] | None = None) -> list[dict[str, Array]]:
         """Return per rank its parts of the arguments, as views of the caller's arrays.
 
-        With `here`, only these ranks get parts.  Lazy arguments are read now.
+        If `here` is set, only the ranks in `here` get parts.  Lazy arguments are read in this call.
         """
         ranks = self.graph.placement.ranks
         feeds: list[dict[str, Array]] = []

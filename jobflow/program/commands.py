@@ -55,7 +55,7 @@ class Bind:
 
 @dataclass(frozen=True)
 class Unbind:
-    """The command that releases a program, if it is bound, and these variables."""
+    """The command that releases a program, if it is bound, and the listed variables."""
 
     number: int
     variables: tuple[str, ...] = ()
@@ -70,7 +70,8 @@ class Unbind:
 class Run:
     """The command that runs a program once, with the rank's parts of the arguments, and returns the rank's parts of the outputs.
 
-    Without arguments, both are in the shared I/O buffers.  An error that all ranks raise together is returned, see `ClientProgram.run_on_ranks`.
+    If the arguments are None, arguments and outputs are in the shared I/O buffers.  An error that all ranks raise together is returned, see
+    `ClientProgram.run_on_ranks`.
     """
 
     number: int

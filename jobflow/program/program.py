@@ -3,7 +3,7 @@
     Program(physical, storage, target).bind(rank)         plan, compare with the other ranks, allocate, prepare the calls; collective
     Program(physical, storage, target).plan(rank, ranks)  the same plan for a rank that does not exist
 
-Ranks bind a program together, each one its own part.  They exchange summaries of their plans before any rank reserves shared memory.
+All ranks bind a program together; each rank binds only its part.  They exchange summaries of their plans before any rank reserves shared memory.
 """
 
 from __future__ import annotations

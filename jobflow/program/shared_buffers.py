@@ -136,7 +136,7 @@ def slots_of(feeds: Mapping[str, Array], memory: Array) -> dict[str, Slot]:
 
 
 def planned_slots(physical: Physical, rank: int) -> dict[str, Slot]:
-    """Return the slots that the rank's parts of the arguments would have."""
+    """Return the slots in the shared I/O buffers that a plan for `rank` assumes for the arguments; {} if the program has no such buffers."""
     io_buffers = io_buffers_of(physical)
     if io_buffers is None or physical.graph.placement.size == 1:
         return {}

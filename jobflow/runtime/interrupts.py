@@ -148,7 +148,7 @@ def shows_traceback() -> bool:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Return True for KeyboardInterrupt itself, and for an error of pydantic_core whose text ends with its name."""
+    """Return True for a KeyboardInterrupt, and for a pydantic_core error that wraps one: its message ends with "KeyboardInterrupt"."""
     wrapped = type(error).__module__.startswith("pydantic_core") and str(error).rstrip(": \n").endswith("KeyboardInterrupt")
     return type(error) is KeyboardInterrupt or wrapped
 

@@ -148,7 +148,10 @@ def by_microbatch(tensors: Mapping[str, Seen]) -> dict[str, list[Seen]]:
 
 
 def together(each: Sequence[Seen], theirs: Seen) -> Seen | None:
-    """Combine the tensors of microbatches by concatenation or by a sum; equal ones are used once.  Return None if that is impossible."""
+    """Combine the tensors of microbatches: concatenate them, add them, or return the first if all are equal.
+
+    Return None if their shapes do not fit.
+    """
     arrays = [one.whole for one in each if one.whole is not None]
     if not arrays or theirs.whole is None or len(arrays) < len(each):
         return None

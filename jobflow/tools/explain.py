@@ -132,7 +132,7 @@ class Explained:
 
 
 def laid_out(job: Job, devices: int, strategy: str | None = None) -> Explained:
-    """Compile a job for `devices` CPU devices in one process, under `strategy` or else its own strategy.  Nothing runs."""
+    """Compile a job for `devices` CPU devices in one process, with the job's own strategy if `strategy` is None.  Nothing runs."""
     session = current_session()
     if session.started and session.device_count() != devices:
         raise ConfigError(

@@ -278,7 +278,7 @@ def made_arguments(one: Runner, arrays: Mapping[str, Array], random: np.random.G
             arguments[name] = (array[step % len(array)] if array.ndim == len(sizes) + 1 else array).astype(dtype.numpy)
             if arguments[name].shape != sizes:
                 raise ArgumentError(
-                    f"argument {name} has shape {list(array.shape)}; the job takes {declared.type}, so pass that shape or a stack of it"
+                    f"argument {name} has shape {list(array.shape)}, but the job takes {declared.type}; pass this shape, or a stack of such arrays"
                 )
         elif dtype.is_float:
             arguments[name] = random.standard_normal(sizes).astype(dtype.numpy)
@@ -320,7 +320,7 @@ def command(job: Job, devices: int, strategy: str | None, steps: int, seed: int,
     """Run `jobflow verify`: print the report and return the exit code."""
     started = launched()
     if started is not None and started.size != devices:
-        raise ConfigError(f"--devices {devices} but {started.launcher} started {started.size} ranks; omit mpiexec, or start {devices} ranks")
+        raise ConfigError(f"--devices {devices}: {started.launcher} started {started.size} ranks; omit {started.launcher}, or start {devices} ranks")
     report = verify(job, devices=devices, strategy=strategy, steps=steps, seed=seed, inputs=inputs)
     print(report, flush=True)
     return 0 if report.agrees else 1

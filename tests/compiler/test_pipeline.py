@@ -197,6 +197,6 @@ def test_stages_that_form_a_cycle_raise() -> None:
 
 def test_an_unknown_schedule_raises() -> None:
     with pytest.raises(
-        JobError, match=r"pipeline_schedule\('zigzag'\) at .*test_pipeline.py:\d+: there is no such pipeline schedule; use one of 1f1b, gpipe, "
+        JobError, match=r"pipeline_schedule\('zigzag'\) at .*test_pipeline.py:\d+: the schedule does not exist; use one of 1f1b, gpipe, "
     ):
         hinted((0, 1), placed=True, schedule="zigzag")

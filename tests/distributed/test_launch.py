@@ -35,7 +35,7 @@ class TestOptions:
             (["--no_python", "nowhere"], "program 'nowhere' was not found in PATH"),
             (["--no_python", "-m", "nowhere"], "-m and --no_python exclude each other"),
             (["--nnodes", "2", str(PLAIN)], "--nnodes 2 needs --master_addr"),
-            (["--nnodes", "2", "--node_rank", "2", str(PLAIN)], "--node_rank 2 but --nnodes 2; pass --node_rank from 0 to 1"),
+            (["--nnodes", "2", "--node_rank", "2", str(PLAIN)], "--node_rank 2 is not a node of --nnodes 2; pass --node_rank from 0 to 1"),
             (["--nproc_per_node", "2", "--master_addr", "no.such.invalid", str(PLAIN)], "MASTER_ADDR=no.such.invalid is not a name or address"),
         ],
     )

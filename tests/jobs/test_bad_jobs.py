@@ -103,7 +103,7 @@ def test_wrong_body(devices: int, name: str) -> None:
     np.testing.assert_array_equal(run_body(lambda x: x + 1), X + 1)  # a job of this name takes the place of the wrong one
 
 
-@pytest.mark.parametrize(("count", "there"), [(1, "is one"), (2, "are 2")])
+@pytest.mark.parametrize(("count", "there"), [(1, "is one device"), (2, "are 2 devices")])
 def test_unknown_device(on: Callable[[int], None], count: int, there: str) -> None:
     on(count)
     with pytest.raises(PlacementError) as caught:

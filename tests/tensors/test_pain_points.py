@@ -179,7 +179,7 @@ MISTAKES: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
     ("too many sbp in to_global", lambda: ones().to_global(sbp=[S0, S1]), SbpError, "to_global at .*: 2 entries .* whose mesh has 1 dimensions"),
     ("an axis that is not there", lambda: ones(flow.sbp.split(2)), SbpError, r"split\(dim=2\) names axis 2, but the tensor has the axes 0 to 1"),
     ("the same in to_global", lambda: ones().to_global(sbp=flow.sbp.split(2)), SbpError, r"split\(dim=2\) names axis 2, but .* the axes 0 to 1"),
-    ("a negative axis", lambda: flow.sbp.split(-1), SbpError, "dim must be one axis, from 0 to 31; got dim=-1"),
+    ("a negative axis", lambda: flow.sbp.split(-1), SbpError, "got dim=-1, axis=None; pass one of them, from 0 to 31"),
     (
         "an array",
         lambda: ones() + np.ones((4, 4)),

@@ -1,4 +1,8 @@
-"""Speed of NumPy's matrix products: {"version", "name", "threads": number or null, "one", "all": FLOP/s}."""
+"""A benchmark of NumPy's matrix products.
+
+Prints a JSON object.  "version" is NumPy's version, "name" the BLAS library, and "threads" the number of its threads, or null if unknown.
+"one" and "all" are the floating point operations per second with one thread and with all threads.
+"""
 
 import json
 import time

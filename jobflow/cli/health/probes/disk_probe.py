@@ -1,4 +1,8 @@
-"""Speed of writes to the working directory: {"free": bytes, "kind": file system, "sync": seconds for a small file, "rate": bytes per second}."""
+"""A benchmark of writes to the working directory.
+
+Prints a JSON object.  "free" is the free bytes of the disk, and "kind" the type of the file system.  "sync" is the time in seconds to write a small
+file, and "rate" the bytes per second of a large file.
+"""
 
 import json
 import os

@@ -1,4 +1,8 @@
-"""A test of CuPy: {"cupy", "gpus": [[name, bytes]], "runtime", "driver", "trouble", "nccl": version or null, "nccl_trouble"}."""
+"""A test of CuPy and NCCL.
+
+Prints a JSON object.  "cupy" is CuPy's version, "gpus" a list of [name, bytes of memory], and "runtime" and "driver" are CUDA versions.
+"trouble" is the error of CuPy or "".  "nccl" is NCCL's version, or null if it was not tested or failed with the error "nccl_trouble".
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The MPI library that mpi4py loads, without starting MPI: {"vendor", "version", "mpi4py"}."""
+"""The MPI library that mpi4py loads; MPI is not started.
+
+Prints the JSON object {"vendor": name of the library, "version": its version, "mpi4py": version of mpi4py}.
+"""
 
 import json
 

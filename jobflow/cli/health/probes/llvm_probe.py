@@ -1,4 +1,7 @@
-"""The cost of LLVM for a process: {"nbytes": its memory, "seconds": time to the first compiled function}."""
+"""The cost of LLVM for a process.
+
+Prints the JSON object {"nbytes": additional memory of the process, "seconds": time to the first compiled function}.
+"""
 
 import json
 import time

@@ -1,6 +1,10 @@
-"""Speed of the communication of two ranks; the arguments are a time limit in seconds and "launched" under `jobflow launch`.
+"""Benchmark of the communication between two ranks.
 
-{"ranks", "latency": seconds, "messages": bytes per second, "shared": bytes per second of a shared window or 0, "trouble": reason without one}
+Arguments: a time limit in seconds, and "launched" under `jobflow launch`.
+
+Rank 0 prints a JSON object.  "ranks" is the number of ranks; other values are measured for two ranks only.  "latency" is the time in seconds of
+an exchange of one byte, and "messages" the bytes per second that each rank sends.  "shared" is the bytes per second that a rank reads from
+shared memory.  If the ranks cannot share memory, "shared" is 0 and "trouble" the reason; otherwise "trouble" is "".
 """
 
 from __future__ import annotations
