@@ -291,7 +291,7 @@ class Session:
         return self.performed(job, args)()
 
     def performed(self, job: Job, args: tuple[Any, ...]) -> Callable[[], Any]:
-        """Run a job, and return a function that returns its result.  Call it without `scope.lock`, because it calls callbacks of watched tensors."""
+        """Run a job; return a function that delivers the result.  Callers of the function must not hold `scope.lock`, because it runs user code."""
         with scope.lock():
             if self.world is None:
                 self.prepare_all()
