@@ -367,12 +367,12 @@ def mv(input: Tensor, vec: Tensor) -> Tensor:
 
 
 def dot(input: Tensor, tensor: Tensor) -> Tensor:
-    """Return the inner product of two vectors, a scalar tensor.  Raises: ShapeError unless both have one axis of the same size."""
+    """Return the inner product of two vectors, a scalar tensor.  Raises: ShapeError unless both tensors have one axis of the same size."""
     return matmul(*_of_axes("dot", input, tensor, 1, 1))
 
 
 def outer(input: Tensor, vec2: Tensor) -> Tensor:
-    """Return the outer product of two vectors, a matrix [n, m].  Raises: ShapeError unless both have one axis."""
+    """Return the outer product of two vectors, a matrix [n, m].  Raises: ShapeError unless both tensors have one axis."""
     x, y = pair("outer", *_of_axes("outer", input, vec2, 1, 1))
     return mul(run(ExpandDims(1), x), y)
 

@@ -53,7 +53,7 @@ class FactoryOptions:
         if self.device is not None and (self.placement is not None or self.sbp is not None):
             raise ConfigError(
                 f"{what} at {user_line()}: device={self.device} is for local tensors, but placement={self.placement!r} and sbp={self.sbp!r} are "
-                f"for global ones; pass either device, or placement and sbp"
+                f"for global tensors; pass either device, or placement and sbp"
             )
         if self.requires_grad and not self.dtype.is_float:
             raise DtypeError(f"{what} at {user_line()}: requires_grad=True needs a floating point type; got dtype={self.dtype.name}")
@@ -212,7 +212,7 @@ def tensor(data: Any, **options: Any) -> Tensor:
     Python floats become float32 and Python integers int64; arrays keep their element type.  With placement= and sbp=, every rank passes
     the whole logical value and stores its piece.  In the body of a job, the data become a constant with their values at tracing.
     Raises: DivergedError on every rank if ranks pass different data; ShapeError for nested lists of unequal lengths; DtypeError for data of
-    another type.
+    an unsupported type.
     """
     return _from_data("tensor", data, options)
 

@@ -62,7 +62,7 @@ class Saved:
 
     @property
     def saved_tensors(self) -> tuple[Tensor | None, ...]:
-        """The saved tensors.  Raises: JobError if one was overwritten after `forward`."""
+        """The saved tensors.  Raises: JobError if one of the tensors was overwritten after `forward`."""
         for x, version in self._saved:
             if x is not None and x.version != version:
                 raise JobError(
@@ -175,7 +175,7 @@ class _Kind:
         """Return `gradient` summed over the axes along which this tensor was broadcast, in the element type of this tensor."""
         lead = gradient.tensor_type.ndim - self.type.ndim
         if lead < 0 or any(n not in (1, m) for n, m in zip(self.type.shape, gradient.tensor_type.shape[lead:], strict=True)):
-            raise ShapeError(f"{what} is {gradient.tensor_type}, but the argument is {self.type}; return a gradient of its shape")
+            raise ShapeError(f"{what} is {gradient.tensor_type}, but the argument is {self.type}; return a gradient of the argument's shape")
         placement, own = (None if layout is None else layout.placement for layout in (gradient.layout, self.layout))
         if placement != own:
             raise ShapeError(f"{what} is {gradient.layout or 'local'}, but the argument is {self.layout or 'local'}; use to_global or to_local")

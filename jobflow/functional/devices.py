@@ -19,7 +19,7 @@ TYPES = ("cpu", "cuda")
 class device:
     """The device of a local tensor: `type` is "cpu" or "cuda", and `index` is its number on the machine, 0 by default.
 
-    device("cuda:1") is device("cuda", 1).  Raises: PlacementError for another text or a negative index.
+    device("cuda:1") is device("cuda", 1).  Raises: PlacementError for another string or a negative index.
     """
 
     __slots__ = ("index", "type")

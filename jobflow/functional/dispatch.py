@@ -72,7 +72,7 @@ def of_tensors(function: Function, word: str) -> Function:
 
 
 def _creates(function: Callable[..., Any]) -> bool:
-    """Return True for a factory: only these have options of creation (dtype, placement, ...) and no tensor parameters."""
+    """Return True for a factory function, which has creation options (dtype, placement, ...) and no tensor parameters."""
     return bool(function.__code__.co_flags & inspect.CO_VARKEYWORDS) and not tensors_of(function)
 
 

@@ -90,7 +90,7 @@ def bernoulli_(x: Tensor, p: float = 0.5, *, generator: Any = None) -> Tensor:
 
 
 class FillingMethods:
-    """Methods of tensors that fill them in place."""
+    """Methods of tensors for filling in place."""
 
     __slots__ = ()
 

@@ -174,7 +174,7 @@ def to(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
     request = conversion_request(arguments, options)
     if "device" in request and ("placement" in request or "sbp" in request):
         raise ConfigError(
-            f"to at {user_line()}: device={request['device']!r} is for local tensors, but placement and sbp are for global ones; pass one or the "
+            f"to at {user_line()}: device={request['device']!r} is for local tensors, but placement and sbp are for global tensors; pass one or the "
             "other"
         )
     result = cast(x, request["dtype"]) if "dtype" in request else x
@@ -232,7 +232,7 @@ def _set_data(x: Tensor, value: Tensor) -> None:
 
 
 def contiguous(x: Tensor) -> Tensor:
-    """Return x with its elements contiguous in memory, in row-major order; x itself if they already are."""
+    """Return x with its elements contiguous in memory, in row-major order; return x itself if its elements are already contiguous."""
     return x if is_contiguous(x) else clone(x)
 
 
@@ -305,7 +305,7 @@ def rebuilt(kind: type[Tensor], *parts: Any) -> Tensor:
 
 
 def copied(x: Tensor, memory: dict[int, Any]) -> Tensor:
-    """Return a copy of x for copy.deepcopy, with its own memory and gradient and with the layout of x."""
+    """Return a copy of x for copy.deepcopy, with separate memory, a separate gradient and the layout of x."""
     _portable(x, "deepcopy")
     array = x.array.copy()
     result = rebuilt(type(x), x.tensor_type, x.layout, array, x._needs_gradient, x._device, deepcopy(x.__dict__, memory))

@@ -25,7 +25,7 @@ from jobflow.tensors.tensor import own
 
 
 def _with_gradients(what: str, parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
-    """Return the gradients of the parameters that have one."""
+    """Return the gradients of the parameters, without missing gradients; raise JobError while a graph is traced."""
     tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     recorder = state().building
     if recorder is not None and recorder.differentiates:
@@ -40,8 +40,8 @@ def _with_gradients(what: str, parameters: Tensor | Iterable[Tensor]) -> list[Te
 def _one_kind(here: EagerState, what: str, tensors: Sequence[Tensor]) -> None:
     if here.rank.size > 1 and len({x.is_global for x in tensors}) > 1:
         raise PlacementError(
-            f"{what} at {user_line()}: gradients of local and global tensors cannot be combined, because local ones may differ between ranks; "
-            "clip them separately"
+            f"{what} at {user_line()}: gradients of local and global tensors cannot be combined, because local gradients may differ between ranks; "
+            "clip local and global gradients separately"
         )
 
 

@@ -113,7 +113,7 @@ def grad(
             gradients[i] = passes.zeros(targets[i])
         elif gradient is None and not allow_unused:
             raise JobError(
-                f"grad at {user_line()}: the outputs do not depend on input {i}, {targets[i].tensor_type}; allow_unused=True returns None for it"
+                f"grad at {user_line()}: the outputs do not depend on input {i}, {targets[i].tensor_type}; pass allow_unused=True to get None"
             )
     return tuple(gradients)
 

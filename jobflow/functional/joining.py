@@ -144,7 +144,7 @@ def meshgrid(*tensors: Tensor, indexing: str = "ij") -> tuple[Tensor, ...]:
 
 
 class JoiningMethods:
-    """Methods of tensors that split them."""
+    """Methods of tensors for splitting."""
 
     __slots__ = ()
 

@@ -53,7 +53,7 @@ class Composing:
 
 
 def _scope_for(x: Tensor) -> scope.Scope | None:
-    """Return a scope in which functions of `jobflow.ops` accept tensors with the placement of x, or None if the current scope does."""
+    """Return a scope in which functions of `jobflow.ops` accept tensors with the placement of x, or None if the current scope is sufficient."""
     now = scope.current()
     if hasattr(now.interpreter, "takes_tensors"):
         return None

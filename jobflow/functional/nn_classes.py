@@ -105,7 +105,7 @@ def cross_entropy(
     """Return nll_loss(log_softmax(x), t), that is -weight[t] * log softmax(x)[n, t, ...], with the classes on axis 1 of x.
 
     The target may also be probabilities of all classes, in the shape of x; then "mean" divides by the number of samples.
-    `label_smoothing` distributes that share of each label evenly over all classes.
+    The fraction `label_smoothing` of each label is distributed evenly over all classes.
     Raises: ArgumentError if t is neither a class nor `ignore_index`, or for a `label_smoothing` outside [0, 1]; ShapeError, DtypeError.
     """
     what = "cross_entropy"

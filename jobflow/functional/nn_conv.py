@@ -55,9 +55,9 @@ def pairs(
     if padding == "valid":
         return ((0, 0),) * len(kernel)
     if padding != "same":
-        raise ShapeError(f'{what} at {user_line()}: padding {padding!r} must be "same", "valid" or numbers')
+        raise ShapeError(f'{what} at {user_line()}: padding {padding!r} must be "same", "valid", an int or a list of ints')
     if set(strides) != {1}:
-        raise ShapeError(f'{what} at {user_line()}: padding="same" needs stride 1, not {list(strides)}')
+        raise ShapeError(f'{what} at {user_line()}: padding="same" needs stride 1; got {list(strides)}')
     totals = [d * (k - 1) for k, d in zip(kernel, dilations, strict=True)]
     return tuple((total // 2, total - total // 2) for total in totals)
 

@@ -37,7 +37,7 @@ def ctc_loss(
 
     `targets` are [n, longest], or the concatenated labels of all samples; `blank` is the class of the blank.  "mean" divides each loss by its
     number of labels, at least 1, and averages over the samples.  A loss is infinite if a sample has too few frames for its labels;
-    `zero_infinity` replaces it by 0.
+    `zero_infinity` replaces infinite losses by 0.
     Raises: ArgumentError for lengths or labels out of range; ShapeError, ConfigError.
     """
     one_of("ctc_loss", "reduction", reduction, REDUCTIONS)

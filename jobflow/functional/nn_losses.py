@@ -170,7 +170,7 @@ def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> 
 
 @reducing
 def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, reduction: str = "mean") -> Value:
-    """Return x where t is 1, max(0, margin - x) where t is -1, and the sum of both elsewhere.
+    """Return x where t is 1, max(0, margin - x) where t is -1, and x + max(0, margin - x) elsewhere.
 
     Raises: ShapeError for different shapes.
     """

@@ -167,7 +167,7 @@ def rms_norm(input: Tensor, normalized_shape: int | Sequence[int], weight: Tenso
 
 
 def _epsilon(dtype: Any) -> float:
-    """Return the distance from 1 to the next larger number."""
+    """Return the distance from 1 to the next larger number of the element type."""
     return {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}.get(dtype.name, 2.0**-7)
 
 
@@ -198,7 +198,7 @@ def instance_norm(
     """Return [n, c, ...] normalized per sample and channel, then times weight plus bias per channel (Ulyanov et al. 2016).
 
     Normalized values have mean 0 and variance 1.  Running statistics, if passed, are updated by `momentum` with the means over the samples.
-    With `use_input_stats=False`, they replace the statistics of the input.
+    With `use_input_stats=False`, the running statistics replace the statistics of the input.
     Raises: ShapeError unless each channel has several values.
     """
     t, what = input.tensor_type, "instance_norm"

@@ -48,10 +48,12 @@ def _border(x: Value, axis: int, count: int, mode: str, first: bool) -> list[Val
 
 
 def _factors(scale_factor: Any, count: int) -> list[float]:
-    """Return one factor per spatial axis, from one number for all axes or one per axis."""
+    """Return one factor per spatial axis, from one number for all axes or a list with one number per axis."""
     factors = [real("interpolate", "scale_factor", f) for f in (scale_factor if isinstance(scale_factor, list | tuple) else (scale_factor,) * count)]
     if len(factors) != count or not all(0 < f < math.inf for f in factors):
-        raise ShapeError(f"interpolate at {user_line()}: scale_factor must be one positive number, or {count}; got {scale_factor!r}")
+        raise ShapeError(
+            f"interpolate at {user_line()}: scale_factor must be a positive number, or a list of {count} positive numbers; got {scale_factor!r}"
+        )
     return factors
 
 

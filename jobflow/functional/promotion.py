@@ -55,7 +55,7 @@ def number_dtype(number: Number) -> DType:
 
 
 def wider(a: DType, b: DType) -> DType:
-    """Return the smallest type that contains the values of both."""
+    """Return the smallest type that contains the values of a and b."""
     return _BOTH.get(frozenset((a, b))) or (a if _ORDER[a] >= _ORDER[b] else b)
 
 
@@ -75,7 +75,7 @@ def result_type(*operands: Operand) -> DType:
 
 
 def _judged(operand: Any) -> tuple[int, DType]:
-    """Return the priority of an operand (2: a tensor with axes, 1: one without, 0: a number) and its type."""
+    """Return the priority of an operand (2: a tensor with axes, 1: a tensor without axes, 0: a number) and its element type."""
     if isinstance(operand, Tensor):
         return (2 if operand.tensor_type.shape else 1), operand.tensor_type.dtype
     if isinstance(operand, np.ndarray):

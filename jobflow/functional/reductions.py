@@ -262,7 +262,7 @@ def any(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
 
 @rounded_once
 def var(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: int | None = None) -> Tensor:
-    """Return the variance over `dim`: the sum of squared distances from the mean, divided by n - 1 if `unbiased`, else by n.
+    """Return the variance over `dim`: the sum of squared distances from the mean, divided by the number of elements, minus 1 if `unbiased`.
 
     `correction` replaces the 1.  Raises: DtypeError unless x is a floating point tensor.
     """
@@ -328,7 +328,7 @@ def norm(x: Tensor, p: float | str | None = "fro", dim: Dim = None, keepdim: boo
     """Return the vector norm (sum |x|^p)^(1/p) over `dim`.
 
     `p="fro"` means p = 2.  For p = inf and p = -inf, return the largest and the smallest |x|; for p = 0, the number of nonzero elements.
-    Raises: ArgumentError for another text, DtypeError unless x is a floating point tensor.
+    Raises: ArgumentError for another string, DtypeError unless x is a floating point tensor.
     """
     x = cast(x, dtype) if dtype else _floats("norm", x)
     axes = axes_of("norm", x, dim)

@@ -46,7 +46,7 @@ DRAW = "draw"
 
 
 class Generator:
-    """A random number generator with its own seed and counter of random operations."""
+    """A random number generator with a seed and a counter of random operations."""
 
     def __init__(self, device: Any = None) -> None:
         self.device = device or "cpu"
@@ -274,7 +274,7 @@ def normal(mean: Any, std: Any = 1.0, *sizes: Any, generator: Any = None, **opti
     """
     if isinstance(mean, Tensor) or isinstance(std, Tensor):
         if sizes or "size" in options:
-            raise ArgumentError(f"normal at {user_line()}: the tensors define the size; do not pass size")
+            raise ArgumentError(f"normal at {user_line()}: the shapes of the tensors mean and std define the size; omit size")
         return _of_each(mean, std, generator, options)
     shape = shape_of("normal", sizes, options)
     return _sample(_floats(FactoryOptions("normal", options)), shape, generator, _normal(number(mean, "normal"), number(std, "normal")))

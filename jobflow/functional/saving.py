@@ -1,4 +1,4 @@
-"""Functions `flow.save` and `flow.load` for nested dicts, lists, tuples, numbers, text and tensors, stored as a checkpoint directory.
+"""Functions `flow.save` and `flow.load` for nested dicts, lists, tuples, numbers, strings and tensors, stored as a checkpoint directory.
 
 The manifest stores the structure as a JSON tree.  Safetensors files store the tensors under their paths in the tree, such as
 "model.linear.weight".  Pickle is not used, so untrusted files cannot execute code.
@@ -81,7 +81,7 @@ def load(path: Path, global_src_rank: int | None = None, map_location: Any = Non
 
 
 def _from_one(here: EagerState, path: AnyPath, what: str, source: int, where: Any) -> Any:
-    """Read on one rank, and send the structure to the other ranks; the tensors are global."""
+    """Read the structure on rank `source`, and send it to the other ranks, with global tensors."""
     arrays: dict[str, Array] = {}
     message: tuple[Any, Any, CheckpointError | None] = (None, None, None)
     if here.rank.index == source:
@@ -150,7 +150,7 @@ class Tree:
             kind = "size" if isinstance(item, Size) else "list" if isinstance(item, list) else "tuple"
             return {kind: [self.encoded(value, _below(path, i)) for i, value in enumerate(item)]}
         raise ArgumentError(
-            f"{self.what}: a {type(item).__name__} at {path or 'the top'} cannot be saved; pass dicts, lists, tuples, text, numbers, arrays and "
+            f"{self.what}: a {type(item).__name__} at {path or 'the top'} cannot be saved; pass dicts, lists, tuples, strings, numbers, arrays and "
             f"tensors, and the state_dict() of a module instead of the module"
         )
 
@@ -202,4 +202,4 @@ def decoded(tree: Any, tensor: Any) -> Any:
             return tuple(decoded(entry, tensor) for entry in value)
         case "size":
             return Size(value)
-    raise CheckpointError(f"load at {user_line()}: the checkpoint has an entry of unknown kind {kind!r}; use the release that wrote it")
+    raise CheckpointError(f"load at {user_line()}: the checkpoint has an entry of unknown kind {kind!r}; use the release that wrote the checkpoint")

@@ -192,7 +192,7 @@ def _turned_matrices(x: Tensor) -> Tensor:
 def movedim(x: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Return x with the axes `source` moved to the positions `destination`; the other axes keep their order.
 
-    Raises: ShapeError unless both name the same number of different axes.
+    Raises: ShapeError unless `source` and `destination` name the same number of different axes.
     """
     here, there = (
         [axis_of("movedim", d, x.ndim) for d in (argument if isinstance(argument, Sequence) else [argument])] for argument in (source, destination)

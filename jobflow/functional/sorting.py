@@ -74,7 +74,9 @@ def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_
     this function.  Raises: JobError during tracing, because the number of elements is unknown.
     """
     if x.traced is not None:
-        raise JobError(f"unique at {user_line()}: the number of distinct elements is not known while {running()} runs; call unique outside")
+        raise JobError(
+            f"unique at {user_line()}: the number of distinct elements is not known while {running()} runs; call unique outside of {running()}"
+        )
     axis = None if dim is None else axis_of("unique", dim, x.ndim)
     values, inverse, counts = np.unique(value_of(x, "unique"), return_inverse=True, return_counts=True, axis=axis)
     inverse = inverse.reshape(x.shape if axis is None else -1)
@@ -104,10 +106,10 @@ def einsum(equation: str, *operands: Any) -> Tensor:
     Operands are multiplied from the left, two at a time, as one batched matrix product each.  Common axes that later terms need are batch
     axes; other common axes are summed.  As in PyTorch, a sum over an axis of one operand widens integers to int64, like `sum`, and products
     keep the type of their operands.
-    Raises: ShapeError for an equation that does not match the operands, DtypeError unless it is a text.
+    Raises: ShapeError for an equation that does not match the operands, DtypeError unless the equation is a string.
     """
     if not isinstance(equation, str):
-        raise DtypeError(f"einsum at {user_line()}: equation must be a text such as 'ij,jk->ik'; got {type(equation).__name__}")
+        raise DtypeError(f"einsum at {user_line()}: equation must be a string such as 'ij,jk->ik'; got {type(equation).__name__}")
     listed = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], list | tuple) else list(operands)
     words, result = _parsed(equation, listed)
     xs = list(together("einsum", *listed))

@@ -1,6 +1,6 @@
 """Values of tensors as NumPy arrays, Python numbers or text.
 
-For a global tensor, all ranks must call these functions, and all of them receive the logical value.
+For a global tensor, all ranks must call these functions, and every rank receives the logical value.
 """
 
 from __future__ import annotations

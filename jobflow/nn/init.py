@@ -35,7 +35,7 @@ def _check(what: str, tensor: Tensor) -> None:
     if not isinstance(tensor, Tensor):
         raise ArgumentError(f"{what} at {user_line()}: the argument must be a tensor; got {type(tensor).__name__}")
     if tensor.traced is not None:
-        raise JobError(f"{what} at {user_line()}: a tensor cannot be initialized while {running()} runs; initialize it before")
+        raise JobError(f"{what} at {user_line()}: a tensor cannot be initialized while {running()} runs; initialize the tensor before")
 
 
 def _filled(what: str, tensor: Tensor, op: Op, counter: int | None = None) -> Tensor:

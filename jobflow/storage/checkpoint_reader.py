@@ -60,7 +60,7 @@ class Stored(ABC):
 
     @property
     def file_path(self) -> str:
-        """The path of the file as text."""
+        """The path of the file as a string."""
         return str(self.file)
 
     @property
@@ -168,7 +168,8 @@ class StoredShard:
         info = self.opened.header(self.file_path.name).infos[self.name]
         own = replace(info, shape=tuple(stop - start for start, stop in self.box), start=info.start + self.at)
         if self.at + own.nbytes > info.nbytes:
-            raise CheckpointError(f'{self.file_path}: tensor "{self.name}" is damaged: {self.at} + {own.nbytes} bytes exceed its {info.nbytes} bytes')
+            text = f"its shard ends at byte {self.at + own.nbytes}, but its data has {info.nbytes} bytes"
+            raise CheckpointError(f'{self.file_path}: tensor "{self.name}" is damaged: {text}')
         return own
 
     def numpy(self) -> Array:
@@ -378,7 +379,7 @@ def _legacy_type(meta: AnyPath) -> TensorType:
     text = content(meta, HEADER, CheckpointError).decode(errors="replace")
     kind = re.search(r"data_type:\s*(\w+)", text)
     if kind is None or kind[1] not in LEGACY_TYPES:
-        raise CheckpointError(f"{meta}: the element type is {kind[1] if kind else 'missing'}, not one of {', '.join(LEGACY_TYPES)}")
+        raise CheckpointError(f"{meta}: data_type is {kind[1] if kind else 'missing'}; it must be one of {', '.join(LEGACY_TYPES)}")
     try:
         shape = shape_of([int(n) for n in re.findall(r"\bdim:\s*(\d{1,20})", text)])
     except ValueError as error:

@@ -37,7 +37,7 @@ class Difference:
 
     @property
     def of_type(self) -> bool:
-        """True if the tensor is missing on one side or the types differ, so that the data was not compared."""
+        """True if the tensor is missing in one checkpoint, or if the types differ; its elements were not compared."""
         return self.first != self.second
 
 
@@ -50,7 +50,7 @@ def selected(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
 
 
 def type_text(stored: Stored) -> str:
-    """Return the type as text, such as `float32[2,3]`; the legacy type char equals int8."""
+    """Return the type as a string, such as `float32[2,3]`; the legacy type char is shown as int8."""
     type = stored.type
     return f"{type.dtype.numpy.name}[{','.join(map(str, type.shape))}]"
 
@@ -113,7 +113,7 @@ def _distance(x: Array, y: Array) -> tuple[Array, Array]:
 
 
 def extra_differences(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield (dotted key, first value, second value) for every unequal leaf of two trees; None stands for a missing leaf."""
+    """Yield (dotted key, first value, second value) for every unequal leaf of two JSON trees; None stands for a missing leaf."""
     for key in [*first, *(key for key in second if key not in first)]:
         a, b = first.get(key), second.get(key)
         if isinstance(a, Mapping) and isinstance(b, Mapping):

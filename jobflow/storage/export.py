@@ -109,10 +109,12 @@ def save_legacy(arrays: Mapping[str, Array], types: Mapping[str, TensorType], pa
 def _legacy_kind(name: str, type: TensorType) -> str:
     if "/" in name or "\0" in name or name in (".", "..", DONE):
         raise CheckpointError(
-            f'tensor "{name}": a legacy directory has one directory per variable, and this is not a valid name of a directory; omit it with --names'
+            f'tensor "{name}": a legacy checkpoint needs a directory of this name, and the name is not valid; exclude the tensor with --names'
         )
     if type.dtype.numpy.name not in _LEGACY_NAMES:
-        raise CheckpointError(f'tensor "{name}" is {type}; the legacy system has only {", ".join(_LEGACY_NAMES)}; omit it with --names')
+        raise CheckpointError(
+            f'tensor "{name}" is {type}; a legacy checkpoint supports only {", ".join(_LEGACY_NAMES)}; exclude the tensor with --names'
+        )
     return _LEGACY_NAMES[type.dtype.numpy.name]
 
 

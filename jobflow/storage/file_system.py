@@ -32,7 +32,7 @@ class Files:
     def do(self, what: str, path: AnyPath, change: Callable[[], T]) -> T:
         """Run `change`, which is one system call: mkdir, create, write, sync, rename, exchange, unlink or rmdir (`what`).
 
-        In a store it is one request, or several requests that the store combines: create, write, put, copy or unlink.
+        In a store, `change` is one request, or several requests that the store combines: create, write, put, copy or unlink.
         """
         return change()
 
@@ -51,7 +51,7 @@ class Files:
                 while left:
                     count = self.do("write", path, lambda left=left: file.write(left))  # type: ignore[misc]
                     if not count:
-                        raise OSError(errno.EIO, "the file system accepts no more bytes", str(path))
+                        raise OSError(errno.EIO, "the file system wrote 0 of the remaining bytes", str(path))
                     left = left[count:]
             self.do("sync", path, lambda: os.fsync(file.fileno()))
         return total

@@ -198,7 +198,7 @@ def _overlap(boxes: Iterable[Spans]) -> tuple[Spans, Spans] | None:
         active = [other for other in active if not box or other[0][1] > box[0][0]]
         pairs += len(active)
         if pairs > MOST_PAIRS:
-            raise ValueError(f"{pairs:,} pairs exceed the maximum of {MOST_PAIRS:,}")
+            raise ValueError(f"{pairs:,} pairs of boxes exceed the maximum of {MOST_PAIRS:,}")
         for other in active:
             if all(a < d and c < b for (a, b), (c, d) in zip(box, other, strict=True)):
                 return other, box

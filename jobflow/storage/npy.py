@@ -119,7 +119,7 @@ def _members(archive: zipfile.ZipFile, path: AnyPath, status: os.stat_result, fa
             array = _described(file, path, name, member, fault, mark_of(status))
         stored = member.compress_type == zipfile.ZIP_STORED
         if stored and (member.compress_size != member.file_size or member.header_offset + member.file_size > size):
-            raise fault(f'{path}: array "{name}" is damaged: it has {member.file_size:,} bytes, and the file has {size:,}')
+            raise fault(f'{path}: array "{name}" is damaged: its size of {member.file_size:,} bytes does not match the archive of {size:,} bytes')
         _check_size(array, member.file_size, f'{path}: array "{name}"')
         yield array
 

@@ -37,7 +37,7 @@ _POLL = 1.0
 
 
 def attempted(what: Callable[[], T], why: str = "") -> T | CheckpointError:
-    """Return the result of `what`, or its CheckpointError; other errors of files become a CheckpointError with the prefix `why`."""
+    """Return the result of `what()`, or the CheckpointError that it raises; an OSError is returned as a CheckpointError with the prefix `why`."""
     try:
         return what()
     except CheckpointError as error:
@@ -199,7 +199,7 @@ def _settle(draft: drafts.Draft, what: Publication, files: Files) -> str | None:
 class Collect:
     """A command that waits for the rank's write and returns its outcome.
 
-    It stops waiting for a hanging write after rank 0 has failed, for example at its time limit.
+    The command stops waiting for a hanging write after rank 0 has failed, for example at its time limit.
     """
 
     draft: drafts.Draft

@@ -129,7 +129,7 @@ def _groups(pieces: Mapping[str, Piece]) -> Iterator[list[str]]:
 
 
 def _hashed(piece: Piece, file: str) -> Iterator[Shard]:
-    """Yield the shards of a piece as blocks with separate hashes, so that a reader of some rows need not read all."""
+    """Yield the shards of a piece as blocks with separate hashes, so that reading some rows does not require the whole piece."""
     at = 0
     for box in blocks(piece.box, piece.array.dtype.itemsize):
         inside = tuple(slice(a - start, b - start) for (a, b), (start, _) in zip(box, piece.box, strict=True))

@@ -31,7 +31,7 @@ _URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]+)://(?P<rest>.*)", re.DO
 
 
 class StoreError(FileError):
-    """A request that a store refused or did not answer, so that the contents of the store are unknown."""
+    """An error for a request that a store refused or did not answer; the contents of the store are unknown."""
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,9 @@ AnyPath = Path | RemotePath
 
 
 def path_of(text: str | os.PathLike[str] | RemotePath, absolute: bool = False) -> AnyPath:
-    """Return the path that a user's text names: a RemotePath for a URL, else a Path.
+    """Return a RemotePath for a URL, and a Path for any other string or path of the user.
 
-    Raises: ModuleNotFoundError with the installation command if the store needs a package; ArgumentError for an unknown protocol.
+    Raises: ModuleNotFoundError with the installation command if the store needs a missing package; ArgumentError for an unknown protocol.
     """
     if isinstance(text, RemotePath):
         return text
@@ -191,7 +191,7 @@ def path_of(text: str | os.PathLike[str] | RemotePath, absolute: bool = False) -
 
 
 def is_remote(text: str) -> bool:
-    """Return True if a text is a URL, except a `file://` URL."""
+    """Return True for a URL, unless its protocol is `file://` or `local://`."""
     return _URL.fullmatch(text) is not None and not text.lower().startswith(("file://", "local://"))
 
 
@@ -206,7 +206,8 @@ def _check_known(protocol: str, url: str) -> None:
     try:
         registry.get_filesystem_class(protocol)
     except ImportError as error:
-        raise ModuleNotFoundError(f"{url} needs another package: {error}", name=getattr(error, "name", None)) from error
+        text = f'{url} at {user_line()}: the protocol "{protocol}://" needs a package that is not installed: {error}'
+        raise ModuleNotFoundError(text, name=getattr(error, "name", None)) from error
 
 
 def _status(info: dict[str, Any]) -> Status:

@@ -38,7 +38,7 @@ _abandoned: set[str] = set()
 
 
 class UnsureError(CheckpointError):
-    """A request without an answer of the store, so that the checkpoint may or may not be complete."""
+    """An error for a request that the store did not answer; the checkpoint may or may not be complete."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Newest:
-    """The newest intact checkpoint, and the newer ones that were skipped; `step` and `path` are None without an intact one."""
+    """The newest intact checkpoint, and the newer ones that were skipped; `step` and `path` are None if no checkpoint is intact."""
 
     step: int | None
     path: AnyPath | None
@@ -95,7 +95,7 @@ class Series:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise CheckpointError(f"{self.directory}: the checkpoints cannot be listed: {error.strerror or error}; change its permissions") from None
+            raise CheckpointError(f"{self.directory}: the directory cannot be listed: {error.strerror or error}; check its permissions") from None
 
     def newest_good(self) -> Newest:
         """Return the newest intact checkpoint, after reading every byte of it and of the damaged newer ones.
@@ -173,7 +173,7 @@ class Series:
     def save(self, session: Session, step: int, extra: Mapping[str, Any] | None = None, *, asynchronous: bool = False) -> sessions.Saving:
         """Save the session as the checkpoint of `step`, replacing an existing one, and prune afterwards.  Collective.
 
-        The new checkpoint is kept even if others have later steps, for example after a program resumed from an earlier step.
+        The new checkpoint is kept even if other checkpoints have later steps, for example after a program resumed from an earlier step.
         """
         whole = {"step": step, **(extra or {})}
         return sessions.save(session, self.path_of(step), whole, asynchronous=asynchronous, replace=True, then=partial(self.prune, (step,)))

@@ -113,7 +113,7 @@ def get(path: str) -> dict[str, Stored] | Stored:
 def restore(path: str) -> None:
     """Set the variables that a checkpoint contains, and the run counts of jobs, so that dropout continues its random sequence.
 
-    A notice lists names that only one side has.
+    A notice lists names that exist only in the checkpoint or only in the session.
     Raises: CheckpointError if `path` is not a checkpoint, or contains no variable of the session.
     """
     sessions.load(started_session(), path, strict="some")

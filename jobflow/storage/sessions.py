@@ -183,7 +183,7 @@ def _shared_path(path: Where, world: World, what: str) -> AnyPath:
     location = path_of(path, absolute=True)
     if isinstance(location, RemotePath) and location.is_of_one_process and world.multi and world.size > 1:
         raise CheckpointError(
-            f"{what} at {user_line()}: {location} is visible to one process only, but this program has {world.size}; "
+            f"{what} at {user_line()}: {location} is visible to one process only, but this program has {world.size} processes; "
             f"pass a directory that all processes share, or a store such as s3://bucket/name"
         )
     return location
@@ -264,8 +264,8 @@ def load(
 
     strict=True     the matching variables and the matching tensors must have the same names
     "variables"     every matching variable needs a tensor
-    "some"          names on both sides are loaded, and a notice lists the other names
-    False           the same without a notice
+    "some"          the matching variables that have a tensor are loaded, and a notice lists the other names
+    False           as with "some", but without the notice
 
     If all variables are loaded (names=("*",)), jobs continue with the saved run counts.
     Raises: CheckpointError, the same on all ranks, if a tensor is missing, damaged or of another type, or if the checkpoint contains no variable.

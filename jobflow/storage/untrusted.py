@@ -57,7 +57,7 @@ class Limit:
     def check(self, size: int, what: str, fault: Fault) -> None:
         """Raise the caller's error `fault` if `size` exceeds the limit; `what` begins the message."""
         if size > self.most:
-            raise fault(f"{what} has {size:,} {self.unit}, more than the limit of {self.most:,}; set {self.variable} to raise it")
+            raise fault(f"{what} has {size:,} {self.unit}, more than the limit of {self.most:,}; set {self.variable} to raise the limit")
 
 
 #: a YAML file, which takes many times its size in memory
@@ -163,14 +163,14 @@ def json_tree(text: bytes, depth: int = DEPTH) -> Any:
 def whole(number: Any, what: str = "a number") -> int:
     """Return `number`; raise ValueError unless it is an integer from 0 to `LARGEST`."""
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= LARGEST:
-        raise ValueError(f"{what} is {number!r:.40}, not a whole number from 0 to {LARGEST}")
+        raise ValueError(f"{what} must be an integer from 0 to {LARGEST}; got {number!r:.40}")
     return number
 
 
 def shape_of(sizes: Any) -> tuple[int, ...]:
     """Return an array's shape as a tuple; raise ValueError unless `sizes` is a list of valid sizes."""
     if not isinstance(sizes, list | tuple) or len(sizes) > AXES:
-        raise ValueError(f"{sizes!r:.80} is not a shape: a list of at most {AXES} sizes")
+        raise ValueError(f"a shape must be a list of at most {AXES} sizes; got {sizes!r:.80}")
     return tuple(whole(size, "a size") for size in sizes)
 
 

@@ -46,7 +46,7 @@ def evaluate(loaded: Loaded, checkpoint: str | Path | None = None, place: str | 
     """
     reader = place or next((p for p in ("test", "validation") if getattr(loaded.config.data, p) is not None), "test")
     if getattr(loaded.config.data, reader) is None:
-        raise ConfigError(f"data.{reader}: the configuration has no reader under this key; add one")
+        raise ConfigError(f"data.{reader}: the configuration has no reader under this key; add a reader")
     with trained(loaded, checkpoint) as (jobs, path, extra):
         samples = open_place(jobs.config, reader, extra.get("facts", {}))
         jobs.take(samples)
@@ -74,7 +74,9 @@ def trained(loaded: Loaded, checkpoint: str | Path | None) -> Iterator[tuple[Job
     with at_line(line_of(loaded, "")), prepared(loaded, only=()) as jobs:
         located = together(jobs.session, look)
         if located is None:
-            raise CheckpointError(f"there is no checkpoint in {loaded.config.checkpoint.directory}; train first, or pass one with --checkpoint")
+            raise CheckpointError(
+                f"there is no checkpoint in {loaded.config.checkpoint.directory}; train first, or pass a checkpoint with --checkpoint"
+            )
         yield jobs, *located
 
 

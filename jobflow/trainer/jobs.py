@@ -348,7 +348,7 @@ def epoch_length(config: TrainConfig, samples: Samples | Stream | None) -> int:
     count, size = len(samples), config.data.batch_size
     if config.data.drop_last and count < size:
         raise ConfigError(
-            f"data.batch_size: data.train has {count} samples, less than a batch of {size}; reduce the batch, or set data.drop_last: false"
+            f"data.batch_size: data.train has {count} samples, fewer than a batch of {size}; reduce the batch size, or set data.drop_last: false"
         )
     return count // size if config.data.drop_last else -(-count // size)
 
@@ -357,7 +357,7 @@ def open_place(config: TrainConfig, place: str, facts: Mapping[str, Any]) -> Sam
     """Open the reader of data.<place>; `facts` are properties of the training samples, such as their classes."""
     reader = getattr(config.data, place)
     if reader is None:
-        raise ConfigError(f"data.{place}: the configuration has no reader under this key; add one")
+        raise ConfigError(f"data.{place}: the configuration has no reader under this key; add a reader")
     return open_reader(reader.reader, facts or None, **reader.arguments)
 
 

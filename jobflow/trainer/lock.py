@@ -73,7 +73,7 @@ class Lock(ABC):
     def take(self) -> None:
         """Acquire the lock.
 
-        Raises: ConfigError with the process and its host if another training has it; OSError if the directory is not writable.
+        Raises: ConfigError with the process and its host if another training holds the lock; OSError if the directory is not writable.
         """
         self._claim()
         try:
@@ -83,7 +83,7 @@ class Lock(ABC):
             raise
 
     def release(self) -> None:
-        """Release the lock if this process still holds it."""
+        """Release the lock if this process still holds the lock."""
         self._over.set()
         if self._signs is not None:
             self._signs.join(PATIENCE)
@@ -92,7 +92,7 @@ class Lock(ABC):
                 self._remove(self.path)
 
     def check(self, now: float) -> None:
-        """Raise ConfigError if another training has the lock; `now` is the time of the file system or the store."""
+        """Raise ConfigError if another training holds the lock; `now` is the time of the file system or the store."""
         for path in self._others():
             with suppress(FileNotFoundError):
                 self._check(path, Held.read(path), now - path.lstat().st_mtime)

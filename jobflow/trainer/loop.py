@@ -87,7 +87,7 @@ def without_failure(change: Callable[[], None], path: AnyPath) -> None:
 
 
 def distinct(folders: Sequence[Path]) -> list[Path]:
-    """Return the folders that are not inside another one."""
+    """Return the folders that are not inside another folder of the list."""
     once = list(dict.fromkeys(folders))
     return [folder for folder in once if not any(other != folder and folder.is_relative_to(other) for other in once)]
 

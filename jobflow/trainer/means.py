@@ -52,7 +52,7 @@ def _is_mean(value: Any, rows: int) -> bool:
 
 
 def _compares_with_batch(total: Value) -> bool:
-    """True for a sum of values that depend on one number for the whole batch, as a variance depends on the mean."""
+    """Return True for a sum of values that depend on one number for the whole batch, as a variance depends on the mean."""
     nodes = _ancestors(_unshaped(total).node.inputs[0])
     return any(isinstance(node.op, Reduce) and node.outputs[0].tensor_type.size == 1 and not _is_constant(node.outputs[0]) for node in nodes)
 
@@ -62,7 +62,7 @@ def _is_constant(value: Value) -> bool:
 
 
 def _is_likelihood(value: Value) -> bool:
-    """True for the sum in a cross entropy, which is divided by the sum of the weights of its labels."""
+    """Return True for the sum in a cross entropy, which is divided by the sum of the label weights."""
     value = _unshaped(value)
     return isinstance(value.node.op, ReduceSum) and any(isinstance(node.op, NegativeLogLikelihood) for node in _ancestors(value))
 

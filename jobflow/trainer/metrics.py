@@ -196,7 +196,7 @@ class Table(LineRecords):
 
 
 class TensorBoard(Records):
-    """Scalars as TensorBoard event files in a directory; needs tensorboardX."""
+    """A writer of scalars to TensorBoard event files in a directory; it needs tensorboardX."""
 
     def __init__(self, directory: Path, every: int = 1) -> None:
         super().__init__(None, every)

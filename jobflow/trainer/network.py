@@ -73,7 +73,7 @@ class Network:
         missing = [name for name in self.needed if name not in fields]
         if missing:
             near = did_you_mean_or(missing[0], fields, f"the samples have {', '.join(fields) or 'none'}{self._advice()}")
-            raise ConfigError(f'{self.named} takes a field "{missing[0]}"{near}')
+            raise ConfigError(f'{self.named} needs a field "{missing[0]}"{near}')
         arguments = {name: type for name, type in fields.items() if self.others or name in self.known}
         if fields and not arguments:
             message = f"{self.named} takes none of the fields {', '.join(fields)}"
@@ -313,7 +313,7 @@ def layered(network: Network, fields: Mapping[str, TensorType]) -> Network:
     inputs = [name for name in fields if name != LABELS] if named is None else [name for name, needed in named.items() if needed]
     if not inputs:
         raise ConfigError(
-            f"{network.key}: {network.what} needs an input field, but the samples have {', '.join(fields) or 'no fields'}; add one to data.train"
+            f"{network.key}: {network.what} needs an input field, but the samples have {', '.join(fields) or 'no fields'}; add a field to data.train"
         )
     if named is None:
         del inputs[1:]

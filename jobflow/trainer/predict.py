@@ -106,7 +106,7 @@ def check_fields(jobs: Jobs, samples: Samples | Stream, trained: Any, source: st
             if [list(field.shape), field.dtype.name] != [list(shape), dtype]:
                 raise ArgumentError(
                     f'--input {source}: a sample\'s field "{name}" is {field}, and the model was trained on {dtype}{list(shape)}; '
-                    f"give samples of that shape and type (arguments of data.train.reader may convert samples)"
+                    f"pass samples of this shape and type (arguments of data.train.reader may convert samples)"
                 )
 
 
@@ -259,8 +259,8 @@ def _of_prompts(network: Network) -> Network:
     more = [name for name in network.needed if name != TOKENS]
     if more:
         raise ConfigError(
-            f"{network.where}: {network.what} needs the field{'s' if len(more) > 1 else ''} {', '.join(more)}, but a prompt has {TOKENS} only;  "
-            f"give the parameter a default, such as {more[0]}=None, and return the scores without it"
+            f"{network.where}: {network.what} needs the field{'s' if len(more) > 1 else ''} {', '.join(more)}, but a prompt has {TOKENS} only; "
+            f"give the parameter a default, such as {more[0]}=None, and return the scores if it is None"
         )
     return network
 

@@ -38,7 +38,7 @@ UNFINISHED = "The run has not finished: it is running, or its process was killed
 
 
 class Report(History):
-    """A callback that writes the page and `curves.png` at the end of a run, also after an error.  The default path is in the run's output.
+    """A callback that writes the page and `curves.png` at the end of a run, also after an error.  The default path is in the run's output directory.
 
     During the run, it writes a page marked as unfinished, which remains if the process is killed.
     `traced` returns the trace of `--profile`; `announce` is called with a line that names the page.

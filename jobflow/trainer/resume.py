@@ -257,7 +257,7 @@ def check_same(path: AnyPath, then: Mapping[str, Any], loaded: Loaded) -> None:
         listed = "\n".join(f"  {line}" for line in wrong)
         raise ConfigError(
             f"{path} belongs to another run, so training cannot resume from it:\n{listed}\n"
-            f"set these back, use another output, or start again with --resume never (the checkpoints are renamed)"
+            f"restore these values, use another output directory, or start again with --resume never (the checkpoints are renamed)"
         )
 
 
@@ -314,7 +314,9 @@ def _loaded(session: Session, path: AnyPath, same: bool) -> dict[str, Any]:
     there = together(session, lambda: set(store.load(path)))
     lacking = [name for name in session.variables if name not in there and not name.startswith((NOT_FINITE, "System-Train-DynamicLossScale"))]
     if lacking:
-        raise CheckpointError(f"{path} lacks the variable {lacking[0]}, so training cannot resume from it; start again with --resume never")
+        raise CheckpointError(
+            f"{path} lacks the variable {lacking[0]}, so training cannot resume from this checkpoint; start again with --resume never"
+        )
     return sessions.load(session, path, strict=False, what="--resume")
 
 

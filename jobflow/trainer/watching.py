@@ -123,7 +123,7 @@ class Outcome:
 
 
 class Watcher:
-    """Base class of callbacks, without effect. `closed` is called at the very end, also after errors, and may be called twice."""
+    """Base class of callbacks, whose methods do nothing. `closed` is called at the very end, also after errors, and may be called twice."""
 
     def started(self, run: RunInfo) -> None:
         """Handle the start, before the first step."""

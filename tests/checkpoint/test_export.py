@@ -99,10 +99,10 @@ def test_conversion_between_checkpoints_preserves_the_json_tree(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("tensors", "text"),
     [
-        ({"a/b": np.zeros(1)}, '"a/b": a legacy directory has one directory per variable, and this is not a valid name'),
-        ({"..": np.zeros(1)}, "this is not a valid name of a directory"),
-        ({"snapshot_done": np.zeros(1)}, "this is not a valid name of a directory"),
-        ({"flag": np.zeros(1, bool)}, r'"flag" is bool\[1\]; the legacy system has only float32, float64'),
+        ({"a/b": np.zeros(1)}, '"a/b": a legacy checkpoint needs a directory of this name, and the name is not valid'),
+        ({"..": np.zeros(1)}, "a legacy checkpoint needs a directory of this name, and the name is not valid"),
+        ({"snapshot_done": np.zeros(1)}, "a legacy checkpoint needs a directory of this name, and the name is not valid"),
+        ({"flag": np.zeros(1, bool)}, r'"flag" is bool\[1\]; a legacy checkpoint supports only float32, float64'),
     ],
 )
 def test_names_and_types_unsupported_by_legacy_directories_raise(tmp_path: Path, tensors: dict[str, Any], text: str) -> None:

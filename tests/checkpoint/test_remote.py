@@ -88,7 +88,7 @@ def test_missing_packages_and_unknown_protocols_raise(monkeypatch: pytest.Monkey
         with pytest.raises(ModuleNotFoundError, match=r's3://b/x needs \w+: pip install "jobflow-sbp\[remote\]"'):
             flow.load("s3://b/x")
         monkeypatch.undo()
-    with pytest.raises(ModuleNotFoundError, match=r"gs://b/x needs another package: .*gcsfs"):
+    with pytest.raises(ModuleNotFoundError, match=r'gs://b/x at .*: the protocol "gs://" needs a package that is not installed: .*gcsfs'):
         path_of("gs://b/x")
 
 
@@ -202,7 +202,7 @@ def test_sessions_and_series(capsys: pytest.CaptureFixture[str]) -> None:
     assert series.steps() == [1, 3, 4] and drafts.unfinished_in(ROOT) == []
     series.save(session, 4)  # in its place
     expected = values(session)
-    assert cli.main(["ckpt", "verify", "memory://runs"]) == 0 and capsys.readouterr().out.count(": whole\n") == 3
+    assert cli.main(["ckpt", "verify", "memory://runs"]) == 0 and capsys.readouterr().out.count(": intact\n") == 3
     begin(1)
     newest = sessions.on_first(started_session(), series.newest_good)
     assert sessions.load(started_session(), newest.path)["step"] == 4
@@ -286,7 +286,7 @@ def test_processes(server: Store, tmp_path: Path) -> None:
     assert first == second
     step, reason, read, *problems = first
     assert (step, read, problems) == (6, [2.0, 0.0], [])
-    assert "memory://steps/1 is visible to one process only, but this program has 2" in reason
+    assert "memory://steps/1 is visible to one process only, but this program has 2 processes" in reason
     assert len(list((tmp_path / "cache").rglob("x.npy"))) == 1
 
 

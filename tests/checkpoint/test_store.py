@@ -284,5 +284,5 @@ def test_legacy_files_without_meta_need_types(tmp_path: Path) -> None:
 
 def test_unknown_legacy_types_raise(tmp_path: Path) -> None:
     legacy(tmp_path / "old", "w", np.ones(1, np.float32), "shape { dim: 1 } data_type: kOFRecord")
-    with pytest.raises(CheckpointError, match="the element type is kOFRecord, not one of kChar, kFloat"):
+    with pytest.raises(CheckpointError, match="data_type is kOFRecord; it must be one of kChar, kFloat"):
         _ = load(tmp_path / "old")["w"]

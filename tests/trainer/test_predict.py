@@ -69,12 +69,12 @@ def test_wrong_inputs_of_predict_raise(trained: Loaded, tmp_path: Path) -> None:
         predict(trained, "train", tmp_path / "scores.txt")
     with pytest.raises(ArgumentError, match=r"there is no such file; pass an existing file or folder, or one of train, validation, test"):
         predict(trained, tmp_path / "nothing.npz")
-    with pytest.raises(ConfigError, match=r"data\.test: the configuration has no reader under this key; add one"):
+    with pytest.raises(ConfigError, match=r"data\.test: the configuration has no reader under this key; add a reader"):
         predict(trained, "test")
     builder = ("model.layers=null", "model.loss=null", "model.builder=nets_to_train:plain")
     built = loaded(Path(trained.files[0]), Path(trained.config.output), *builder)
     np.savez(tmp_path / "wrong.npz", y=np.zeros((3, WIDTH), np.float32))
-    with pytest.raises(ConfigError, match='takes a field "x"'):
+    with pytest.raises(ConfigError, match='needs a field "x"'):
         predict(built, tmp_path / "wrong.npz")
     with pytest.raises(ConfigError, match="only models that were trained on text"):
         generate(trained, "a", 3)
@@ -83,7 +83,7 @@ def test_wrong_inputs_of_predict_raise(trained: Loaded, tmp_path: Path) -> None:
 def test_evaluation_needs_a_checkpoint(trained: Loaded, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no checkpoint in"):
         evaluate(loaded(Path(trained.files[0]), tmp_path))
-    with pytest.raises(ConfigError, match=r"data\.test: the configuration has no reader under this key; add one"):
+    with pytest.raises(ConfigError, match=r"data\.test: the configuration has no reader under this key; add a reader"):
         evaluate(trained, place="test")
     steps = Path(trained.config.checkpoint.directory)
     reports = [evaluate(trained, steps / f"step-{step:08d}") for step in (1, 4)]

@@ -99,7 +99,7 @@ def test_collate() -> None:
     assert values.tolist(batch["a"]) == [1, 2] and values.tolist(batch["b"][0]) == [True, False] and batch["b"][1] == ["x", "y"]
     with pytest.raises(ArgumentError, match="sample 1 of the batch has 1 entries, and sample 0 has 2 entries"):
         default_collate([(1, 2), (1,)])
-    with pytest.raises(ArgumentError, match="tensors cannot hold complex128"):
+    with pytest.raises(ArgumentError, match="tensors cannot have the element type complex128"):
         default_collate([np.zeros(2, complex)])
 
 
@@ -178,7 +178,7 @@ def test_readers_of_files_are_datasets(workers: int) -> None:
 
 
 def test_samples_that_do_not_collate_raise() -> None:
-    with pytest.raises(ArgumentError, match="tensors cannot hold <U1"):
+    with pytest.raises(ArgumentError, match="tensors cannot have the element type <U1"):
         default_collate([np.array(["x"])])
     assert values.tolist(default_collate([1, 2.5])) == [1, 2.5] and str(default_collate([np.float32(1), np.ones(())]).tensor_type) == "float64[2]"
 

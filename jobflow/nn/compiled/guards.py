@@ -431,7 +431,7 @@ class Guards:
 
 
 def _is_package(frame: Any) -> bool:
-    """Return True for a frame of jobflow; frozen modules of the standard library, such as os, are not."""
+    """Return True for a frame of jobflow, and False for frozen modules of the standard library, such as os."""
     return is_ours(frame) and not frame.f_code.co_filename.startswith("<frozen ")
 
 

@@ -65,7 +65,7 @@ def is_open(x: Tensor) -> bool:
 
 
 def trace_outside(recorder: StepRecorder, outputs: Sequence[Tensor]) -> Outside | None:
-    """Record the backward pass from the outputs that require gradients; None if no output does."""
+    """Record the backward pass from the outputs that require gradients; return None if no output requires a gradient."""
     chosen = [i for i, x in enumerate(outputs) if is_open(recorder.known(x))]
     if not chosen:
         return None

@@ -36,13 +36,13 @@ class GradientSlot:
             attach_memory(known, self.resident)
 
     def release(self) -> None:
-        """Move tensors that still share this memory to a copy."""
+        """Move the tensors that share this memory to a copy of it, so that runs do not overwrite their elements."""
         if len(self.resident.tensors):
             self.resident._move(self.array, self.array.copy())
             self.resident = ResidentMemory(self.array, self.buffer, self.offset, transient=self.transient)
 
     def show(self) -> Tensor:
-        """Return a new tensor in this memory."""
+        """Return a new tensor that shares this memory."""
         created = Tensor(self.type, self.layout, self.array)
         attach_memory(created, self.resident)
         return created

@@ -181,7 +181,7 @@ class StepRecorder(Building):
         return output if x.layout is None else self.change(output, x.layout, None)
 
     def again(self, x: Tensor) -> Tensor:
-        """Return another tensor with the same value."""
+        """Return another tensor with the traced value of x."""
         now = self.known(x)
         output = Tensor(now.tensor_type, now.layout, None, traced=now.traced)
         return output
@@ -200,7 +200,7 @@ class StepRecorder(Building):
             now._needs_gradient = before[0] and before[1] is None
 
     def write(self, x: Tensor, output: Tensor) -> None:
-        """Record an assignment of `output` to x, and to the base of a view x."""
+        """Record an assignment of `output` to x; if x is a view, record an assignment to its base, too."""
         root = x
         while root.base is not None:
             root = root.base[0]
@@ -266,7 +266,7 @@ class StepRecorder(Building):
         self._constants[id(x)] = x
 
     def _read_gradient(self, x: Tensor, owner: Tensor) -> Tensor:
-        """Return the old `grad` of a tensor, as the variable that stores its gradients."""
+        """Return a read of the variable of `owner.grad`, as the traced counterpart of the old gradient x."""
         name = self.gradient_variable(owner)
         output = Tensor(x.tensor_type, x.layout, None, traced=self.tracer.reads[name])
         self._variables[id(x)] = name
@@ -320,7 +320,7 @@ class StepRecorder(Building):
         self._changed.add(id(x))
 
     def gradient_of(self, x: Tensor) -> Tensor | None:
-        """Return the `grad` of x as the function reads it."""
+        """Return the `grad` of x, and record that the function reads the old gradient if it has not changed the gradient before."""
         _, before = self.gradients.setdefault(id(x), (x, x._gradient))
         if id(x) not in self._changed:
             self.gradients_read.add(id(x))
@@ -435,11 +435,11 @@ class StepRecorder(Building):
         return self._numbers[key]
 
     def repeat(self, schedule: Any, plain: bool) -> None:
-        """Register a schedule that every replay steps, too."""
+        """Register a learning rate schedule that every replay steps, too; raise Untraceable unless it is `plain`."""
         if not plain:
             raise Untraceable(
-                f"{type(schedule).__name__} at {user_line()}: a schedule with its own step() method cannot be replayed; step it "
-                "outside of the function"
+                f"{type(schedule).__name__} at {user_line()}: a schedule that overrides step() cannot be replayed; call step() "
+                "outside of the compiled function"
             )
         before = dict(vars(schedule)), [dict(group) for group in schedule.optimizer.param_groups]
 
@@ -463,7 +463,7 @@ class StepRecorder(Building):
 
 
 def storage_variable(name: str, like: Tensor, alone: Layout, group: str) -> Variable:
-    """Return a variable with the type and layout of a tensor."""
+    """Return a variable of zeros with the type and layout of a tensor, which is not trainable."""
     layout = like.layout or alone
     return Variable(
         name,

@@ -70,7 +70,7 @@ class Changed(Tensor):
 
     @traced.setter
     def traced(self, value: Any) -> None:
-        """Drop the value."""
+        """Ignore the assigned value, because the tensor has no valid value."""
 
 
 class TracedSweep(Sweep[Tensor]):

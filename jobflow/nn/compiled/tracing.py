@@ -249,7 +249,7 @@ class Tracing:
         if now is None:
             return who, None
         if now.traced is None:
-            raise Untraceable(f"{self.tracer.name} sets the grad of a tensor {x.tensor_type} to a tensor from outside")
+            raise Untraceable(f"{self.tracer.name} sets the grad of a tensor {x.tensor_type} to a tensor that the function did not compute")
         if id(now) in outputs:
             now = self.recorder.again(now)
         if now.layout != x.layout and x.layout is not None:
@@ -307,7 +307,7 @@ class Entry:
         return self.snapshot.changed()
 
     def stale(self) -> str:
-        """Describe how a tensor has changed in type or layout since the trace; return "" if no tensor has."""
+        """Describe how a tensor has changed in type or layout since the trace; return "" if all tensors are unchanged."""
         if list(map(_facts, self.tensors)) == self.facts:
             return ""
         x, before = next((x, before) for x, before in zip(self.tensors, self.facts, strict=True) if _facts(x) != before)

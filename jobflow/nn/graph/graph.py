@@ -69,14 +69,14 @@ class Body(NamedTuple):
 
 
 def check_constants(name: str, whole: Body, part: Body) -> None:
-    """Raise JobError if `build` creates different tensors for a microbatch than for the whole batch, because they become constants."""
+    """Raise JobError if `build` creates different tensors for a microbatch than for the whole batch, because these tensors become constants."""
     created, expected = part.building.tensors, whole.building.tensors
     for key in {**expected, **created}:
         if expected.get(key) is created.get(key) or _same_values(expected.get(key), created.get(key)):
             continue
         where = next((node.where for node in (*part.program.nodes, *whole.program.nodes) if node.name == key), name)
         raise JobError(
-            f"{name} at {where}: build creates different tensors here for a microbatch and for the batch, so their results would differ; "
+            f"{name} at {where}: build creates different tensors here for a microbatch and for the batch, so the results would differ; "
             f"compute the tensor from tensors of the batch or with flow.full, or use one microbatch"
         )
 
@@ -314,7 +314,8 @@ class Graph:
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Load a result of `state_dict`. Call this method before the first call of the graph.
 
-        With strict=False, modules and tensors that are missing on one side are ignored. Unknown tensors of the state are reported at the first call.
+        With strict=False, modules and tensors that only the state or only the graph has are ignored.
+        Unknown tensors of the state are reported at the first call.
 
         Raises: JobError after the first call; CheckpointError for a state that does not fit, without any change.
         """

@@ -96,7 +96,7 @@ def spread(
         (first, one), (second, other) = list(placements.items())[:2]
         raise JobError(
             f"{described} distributes tensors of one placement over its ranks; {one} is on {first} and {other} on {second}: "
-            "move all to one placement with "
+            "move all tensors to one placement with "
             f"to_global, or omit the strategy and place the stages yourself"
         )
     return Spread(strategy, next(iter(placements), Placement("cpu", (0,))), redistributed)

@@ -260,7 +260,9 @@ class Bound:
         return adopt_layout(self.here, x, layout, f"{self.built.name}: {variable.name}")
 
     def _pieces(self, loaded: Mapping[str, Tensor]) -> dict[str, Array]:
-        """Return this rank's pieces of loaded variables without tensors.  Collective over the world, because any rank may hold loaded values."""
+        """Return this rank's pieces of the loaded values of variables that no tensor of the user represents.
+
+        This method is collective over all ranks of the world, because any rank may store loaded values."""
         variables = self.physical.graph.variables
         names = [name for name in variables if name in loaded and name not in self.built.tensors and name not in self.memory.loaded]
         self.memory.loaded.update(names)
@@ -272,7 +274,7 @@ class Bound:
             kind = "local" if saved.layout is None else str(saved.layout)
             raise JobError(
                 f'{self.built.name} at {user_line()}: the loaded "{variable.name}" is {kind}, {saved.tensor_type}, but the variable of the graph is '
-                f"{where}, {variable.type}"
+                f"{where}, {variable.type}; load the state of a graph with the same variables"
             )
         if saved.layout is None:
             return saved.array

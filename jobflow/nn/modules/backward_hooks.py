@@ -42,7 +42,7 @@ class HookedCall:
         outputs: Sequence[Any] = output if several else [output]
         if not all(x is None or isinstance(x, Tensor) for x in outputs):
             raise JobError(
-                f"{self._name()} at {user_line()}: backward hooks need a module that returns a tensor or a tuple of tensors, not {_described(output)}"
+                f"{self._name()} at {user_line()}: backward hooks need a module that returns a tensor or a tuple of tensors; got {_described(output)}"
             )
         self.outputs, self.left = len(outputs), _with_gradients(outputs)
         passed = self._passed(outputs, self.left, self._from_outputs)
@@ -90,7 +90,7 @@ class HookedCall:
             raise ArgumentError(f"backward at {user_line()}: {what} has {len(listed)} gradients, but must have {len(before)}")
         for old, new in zip(before, listed, strict=True):
             if old is None and new is not None:
-                raise ArgumentError(f"backward at {user_line()}: {what} has a gradient for a value without a gradient; return None for it")
+                raise ArgumentError(f"backward at {user_line()}: {what} must have None for a value that requires no gradient; got a tensor")
         return tuple(new if old is None or new is None else like(old, new, what) for old, new in zip(before, listed, strict=True))
 
     def _name(self) -> str:

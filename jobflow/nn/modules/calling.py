@@ -52,7 +52,7 @@ def _check_hooks(module: Module) -> None:
 
 
 def mode_of(modules: Sequence[Module]) -> tuple[Any, ...]:
-    """Return the parts and modes of modules, on which a traced program depends; see `Compiled.modes`."""
+    """Return the training modes of modules and the identities of their parameters, buffers and submodules; see `Compiled.modes`."""
     state: list[Any] = []
     for each in modules:
         own = vars(each)

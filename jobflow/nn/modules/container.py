@@ -35,7 +35,7 @@ class _Parts(Module):
 
 
 class _Listed(_Parts):
-    """A container whose parts are named 0, 1, ..."""
+    """A container whose modules or parameters have the names 0, 1, ..."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._parts.values())
@@ -50,7 +50,7 @@ class _Listed(_Parts):
 
 
 class _Keyed(_Parts):
-    """A container with parts by key."""
+    """A container of modules or parameters by key."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)

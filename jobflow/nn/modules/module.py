@@ -136,13 +136,14 @@ class Module:
             self._set_part(own, name, value)
         elif any(name in own.get(kind, ()) for kind in _KINDS):
             raise DtypeError(
-                f"{type(self).__name__}.{name} at {user_line()}: a part of the module cannot become {type(value).__name__}; del the attribute first"
+                f"{type(self).__name__}.{name} at {user_line()}: a parameter, buffer or module cannot become {type(value).__name__}; "
+                "del the attribute first"
             )
         else:
             object.__setattr__(self, name, value)
 
     def _set_part(self, own: dict[str, Any], name: str, value: Tensor | None) -> None:
-        """Assign a tensor or None to the parameter, buffer or module `name`, or to an ordinary attribute if there is none."""
+        """Assign a tensor or None to the parameter, buffer or module `name`; a name that the module lacks becomes an ordinary attribute."""
         kinds = [kind for kind in _KINDS if name in own.get(kind, ())]
         if not kinds:
             object.__setattr__(self, name, value)
@@ -153,7 +154,7 @@ class Module:
             own[kinds[0]][name] = value
 
     def _recorded(self, buffer: Tensor | None, value: Tensor | None, name: str) -> bool:
-        """Return True if a trace assigns the buffer; the buffer object then has the value after each run."""
+        """Record the assignment of a traced value to a buffer and return True; return False for any other assignment."""
         building = building_now()
         if building is None or value is None or value.traced is None or buffer is None or buffer.traced is not None:
             return False
@@ -191,7 +192,9 @@ class Module:
         if kind not in own:
             raise self._unready(f"{name!r} is assigned")
         if not isinstance(name, str) or not name or "." in name:
-            raise ModuleError(f"{type(self).__name__} at {user_line()}: {name!r} is not a valid name for a part; use a string without dots")
+            raise ModuleError(
+                f"{type(self).__name__} at {user_line()}: {name!r} is not a valid name for a parameter, buffer or module; use a string without dots"
+            )
         own.pop(name, None)
         for other in _KINDS:
             if other != kind:
@@ -201,7 +204,7 @@ class Module:
         return own[kind]
 
     def _check_outside(self, name: str, tensor: Any) -> None:
-        """Raise JobError in the body of a job, which runs at every trace."""
+        """Raise JobError in the body of a job, because every trace runs the body and would create the parameter or buffer again."""
         if tensor is not None and in_job():
             raise JobError(
                 f"{type(self).__name__} at {user_line()}: {name!r} would be created again at each trace of the job; create modules outside of the "

@@ -41,7 +41,7 @@ def piece(name: str, x: Tensor) -> Tensor:
 def target(what: str, arguments: Sequence[Any], options: dict[str, Any]) -> tuple[Any, DType | None]:
     """Return the device and the floating point type among the arguments of `to`; None for a missing argument."""
     if "placement" in options or "sbp" in options:
-        raise JobError(f"{what} at {user_line()}: a module cannot move to a placement by to; use to_global(placement, sbp)")
+        raise JobError(f"{what} at {user_line()}: to() cannot move a module to a placement; use to_global(placement, sbp)")
     options.pop("copy", None)
     request = conversion_request(arguments, options)
     dtype = named("to", request["dtype"]) if "dtype" in request else None

@@ -60,7 +60,7 @@ class _BatchNorm(_BatchStatistics):
         return F.batch_norm(input, mean, var, self.weight, self.bias, own, momentum, self.eps)
 
     def _count(self) -> float:
-        """Count one more batch, and return the weight of this batch in the running statistics."""
+        """Increment the number of batches in training, and return the weight of this batch in the running statistics."""
         if self.num_batches_tracked is None or not self.training:
             return self.momentum or 0.0
         if self.momentum is None and F.building():

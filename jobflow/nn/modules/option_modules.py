@@ -32,7 +32,8 @@ class WithOptions(WithSettings):
             beta: float = 1.0
             threshold: float = 20.0
 
-    A class without settings is an ordinary class, unless it is `shared`; subclasses of a shared class inherit its options.
+    The fields become options only if the class statement has keyword arguments, such as `function` or `shared=True`.
+    Subclasses inherit the options of a shared class.
     """
 
     function: ClassVar[Callable[..., Tensor]]

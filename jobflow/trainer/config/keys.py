@@ -58,7 +58,7 @@ def tag_of(section: Model) -> str | None:
 
 
 def kinds_at(path: Path, value: Any, root: Any = TrainConfig) -> list[Any]:
-    """Return the types allowed at a path of a value.  Of several sections, keep the one that `name:` selects, if it selects one."""
+    """Return the types allowed at a path of a value.  If `name:` selects a section, return only its type."""
     kinds = [root]
     for step in path:
         value = child(value, step)
@@ -183,7 +183,7 @@ def place_meant(name: str, exactly: bool) -> str:
 def place_of(word: str, exactly: bool) -> str:
     """Return the path of the key that matches a word, exactly or as the closest match, or "".
 
-    Of several paths, return the one nearest to the top of the file.
+    If several paths match, return the path nearest to the top of the file.
     """
     plain = word.replace("-", "_")
     known = [name for name, places in sections_with().items() if any("layers" not in place for place, _ in places)]

@@ -112,7 +112,7 @@ class Files:
         real, begin = os.path.realpath(file), Origin(file, 1, 1)
         if real in chain:
             circle = " -> ".join(os.path.basename(name) for name in (*chain[chain.index(real) :], real))
-            return self.nothing(begin, named_at or begin, f"files extend each other in a circle: {circle}")
+            return self.nothing(begin, named_at or begin, f"files extend each other in a cycle: {circle}")
         if len(chain) >= DEPTH:
             return self.nothing(begin, named_at or begin, f"the chain of base files is longer than {DEPTH}")
         if real not in self.trees:

@@ -1,12 +1,12 @@
 """Reading: YAML text -> tree.  PyYAML parses the structure and its positions; this module interprets plain words by the rules of YAML 1.2.
 
-    1e-3  3.  .5                    numbers                      (YAML 1.1: 1e-3 is a text)
+    1e-3  3.  .5                    numbers                      (YAML 1.1: 1e-3 is a string)
     true false                      the only bools               (YAML 1.1: yes, no, on, off and y too)
     null ~ and nothing              null
-    2024-01-01  1:30  1_000         texts                        (YAML 1.1: a date, 90, 1000)
+    2024-01-01  1:30  1_000         strings                      (YAML 1.1: a date, 90, 1000)
     010                             an error: 8 to some readers and 10 to others
 
-Keys are texts and unique within a map.  Tags, `<<` and several documents in a file are errors.
+Keys are strings and unique within a map.  Tags, `<<` and several documents in a file are errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import yaml
 
 from jobflow.trainer.config.tree import Mark, Origin, Path, Problems, Tree, dotted
 
-#: plain words other than texts: pattern and conversion
+#: plain words other than strings: pattern and conversion
 _MEANINGS: tuple[tuple[str, Callable[[str], Any]], ...] = (
     (r"|~|null|Null|NULL", lambda word: None),
     (r"true|True|TRUE", lambda word: True),
@@ -38,7 +38,7 @@ _TOO_DEEP = f"lists and maps are nested more than {DEPTH} deep"
 
 
 def value_of(word: str) -> Any:
-    """Convert a plain word to a text, number, bool or null."""
+    """Convert a plain word to a string, number, bool or null."""
     return next((make(word) for pattern, make in _MEANINGS if re.fullmatch(pattern, word)), word)
 
 

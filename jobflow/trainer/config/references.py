@@ -29,7 +29,7 @@ def resolved(tree: Tree, problems: Problems) -> Tree:
 
 
 class _Broken(Exception):
-    """A broken reference: the message, the advice, and the path of another value to report it at.
+    """A broken reference: the message, the advice, and the path at which the problem is reported, if it is another value.
 
     The message is "" if the problem was already reported.
     """
@@ -81,7 +81,7 @@ class _References:
             raise _Broken('"${" without "}"', "write ${a.key}, or $${ for a plain ${; references cannot be nested")
         target = self.target_value(match[1], chain, False)
         if isinstance(target, dict | list):
-            raise _Broken(f"{match[0]} is {'a map' if isinstance(target, dict) else 'a list'}, which cannot be part of a text")
+            raise _Broken(f"{match[0]} is {'a map' if isinstance(target, dict) else 'a list'}, which cannot be part of a string")
         return {True: "true", False: "false", None: "null"}[target] if target is None or isinstance(target, bool) else str(target)
 
     def target_value(self, inside: str, chain: tuple[Path, ...], alone: bool) -> Any:
@@ -99,7 +99,7 @@ class _References:
                 raise _Broken(f"${{{inside}}}: there is no key {text}{self.near(target)}")
         elif any(before[: len(target)] == target for before in chain):
             written = (path for path in reversed(chain) if self.tree.mark(path).at != DEFAULT)  # report at a value from a file or setting
-            raise _Broken(f"references form a circle: {' -> '.join(map(dotted, (*chain, target)))}", "", next(written, None))
+            raise _Broken(f"references form a cycle: {' -> '.join(map(dotted, (*chain, target)))}", "", next(written, None))
         elif len(chain) > DEPTH:
             raise _Broken(f"the chain of references is longer than {DEPTH}")
         else:

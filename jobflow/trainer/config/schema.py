@@ -34,7 +34,7 @@ def key(meaning: str, also: str = "", derived: str = "", **bounds: Any) -> Any:
 
 
 class Section(BaseModel):
-    """A frozen section; unknown keys, numbers written as texts, infinity and NaN are errors."""
+    """A frozen section; unknown keys, numbers written as strings, infinity and NaN are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 

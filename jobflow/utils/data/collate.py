@@ -28,9 +28,10 @@ KINDS: dict[str, Any] = {
 def default_collate(samples: Sequence[Any]) -> Any:
     """Return a batch of samples.
 
-    Arrays, tensors and numbers are stacked, tuples and dicts are batched entry by entry, and texts are listed.  Python numbers become bool,
-    int64 or float32; arrays become their common type.
-    Raises: ArgumentError for an empty batch, for samples of different structure or of another kind, and for values that the type cannot represent.
+    Arrays, tensors and numbers are stacked, tuples and dicts are batched entry by entry, and strings are returned as a list.  Python numbers
+    become bool, int64 or float32; arrays are converted to their common type.
+    Raises: ArgumentError for an empty batch, for samples of different structure or unsupported type, and for values that the common type cannot
+    represent.
     """
     what = f"default_collate at {user_line()}"
     if _kind(samples) not in ("entries", "numbers") or not hasattr(samples, "__len__") or getattr(samples, "ndim", 1) == 0:
@@ -41,7 +42,7 @@ def default_collate(samples: Sequence[Any]) -> Any:
 
 
 def rebuilt(first: Any, entries: Sequence[Any]) -> Any:
-    """Return a sequence of the class of `first` with other entries, or a tuple or list if the class has another constructor."""
+    """Return `entries` as a namedtuple or list of the class of `first`; other tuples become plain tuples, and other sequences lists."""
     if hasattr(first, "_fields"):
         return type(first)(*entries)
     if isinstance(first, tuple):
@@ -50,7 +51,7 @@ def rebuilt(first: Any, entries: Sequence[Any]) -> Any:
 
 
 def with_values(first: Mapping[Any, Any], values: Mapping[Any, Any]) -> Any:
-    """Return a mapping of the class of `first` with other values."""
+    """Return `values` as a mapping of the class of `first`, or as a dict if `first` is immutable."""
     if type(first) is dict or not isinstance(first, MutableMapping):
         return dict(values)
     result = copy.copy(first)
@@ -67,7 +68,7 @@ def _collated(samples: list[Any], entry: str) -> Any:
     first, kind = samples[0], _kind(samples[0])
     for row, sample in enumerate(samples):
         if not _kind(sample) or isinstance(sample, np.ma.MaskedArray):
-            raise _error(row, entry, f"is {_described(sample)}, which is no number, array, text, tuple or dict; {ADVICE}")
+            raise _error(row, entry, f"is {_described(sample)}; a sample must be a number, array, string, list, tuple or dict; {ADVICE}")
         if _kind(sample) != kind:
             raise _error(row, entry, f"is {_described(sample)}, and sample 0 is {_described(first)}; give all samples one structure")
     if kind == "text":
@@ -90,7 +91,7 @@ def _check_same(samples: Sequence[Any], entry: str, noun: str, property: Callabl
         own, expected = property(sample), property(samples[0])
         if own != expected:
             shown = [f"{each} {noun}" if isinstance(each, int) else f"the {noun} {', '.join(map(str, each))}" for each in (own, expected)]
-            raise _error(row, entry, f"has {shown[0]}, and sample 0 has {shown[1]}; give all samples the same, or pass collate_fn=")
+            raise _error(row, entry, f"has {shown[0]}, and sample 0 has {shown[1]}; give all samples one structure, or pass collate_fn=")
 
 
 def _error(row: int, entry: str, text: str, kind: type[ArgumentError] = ArgumentError) -> ArgumentError:
@@ -105,15 +106,15 @@ def _described(x: Any) -> str:
 
 
 def _joined(samples: Sequence[Any], entry: str) -> Any:
-    """Return global or traced tensors, stacked along a new first axis."""
+    """Return global or traced tensors, stacked along a new first axis; raise ArgumentError if one of the samples is local."""
     for row, x in enumerate(samples):
         if not isinstance(x, Tensor) or (x.layout is None and x.traced is None):
-            raise _error(row, entry, "is local, and others are global tensors; use to_global")
+            raise _error(row, entry, "is not a global tensor, but other samples are global tensors; convert each sample with to_global")
     return run(Concat(0), *(x.unsqueeze(0) for x in samples))
 
 
 def _stacked(samples: Sequence[Any], entry: str) -> Array:
-    """Return numbers and arrays of their common type, stacked along a new first axis."""
+    """Convert numbers and arrays to their common type, and stack them along a new first axis."""
     arrays = [x.array if isinstance(x, Tensor) else np.asarray(x) for x in samples]
     for row, array in enumerate(arrays):
         if array.shape != arrays[0].shape:
@@ -133,7 +134,7 @@ def _common(types: Sequence[Any]) -> np.dtype[Any]:
     kinds = {type(each) for each in types} & {bool, int, float}
     dtype: np.dtype[Any] = np.result_type(*typed) if typed else bool_.numpy
     if len(typed) > 1 and dtype.kind == "f" and all(each.kind in "iu" for each in typed):
-        raise ArgumentError(f"default_collate at {user_line()}: no integer type holds {' and '.join(sorted(map(str, typed)))}; {ADVICE}")
+        raise ArgumentError(f"default_collate at {user_line()}: no integer type can represent {' and '.join(sorted(map(str, typed)))}; {ADVICE}")
     if float in kinds and dtype.kind in "biu":
         return float32.numpy
     return int64.numpy if int in kinds and dtype.kind == "b" else dtype
@@ -155,11 +156,11 @@ def _converted(array: Array, dtype: np.dtype[Any], row: int, entry: str) -> Arra
 
 
 def as_tensor(array: Array) -> Tensor:
-    """Return a local tensor with the memory of an array."""
+    """Return a local tensor that shares the memory of an array; raise ArgumentError if tensors do not support its element type."""
     try:
         dtype_of(array.dtype)
     except (KeyError, TypeError):
-        raise ArgumentError(f"default_collate at {user_line()}: tensors cannot hold {array.dtype}; {ADVICE}") from None
+        raise ArgumentError(f"default_collate at {user_line()}: tensors cannot have the element type {array.dtype}; {ADVICE}") from None
     return Tensor(type_of(array), None, array)
 
 

@@ -66,7 +66,7 @@ class DataLoader:
 
     def __len__(self) -> int:
         if self.streams:
-            raise TypeError("a DataLoader of a dataset without length has no length")
+            raise TypeError("len(DataLoader): the dataset has no length; count the batches while iterating")
         return len(self.batch_sampler if self.batch_sampler is not None else self.sampler)
 
     def __iter__(self) -> Iterator[Any]:

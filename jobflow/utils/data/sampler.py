@@ -113,9 +113,9 @@ class BatchSampler(Sampler[list[int]]):
 
 
 class DistributedSampler(Sampler[int]):
-    """A sampler of this rank's part of the samples, of equal size on all ranks.
+    """A sampler of this rank's share of the indices; the shares of all ranks have equal size.
 
-    The part has the indices rank, rank + n, rank + 2n ... of the order, for n ranks.  The order is padded from its beginning, or truncated with
+    With n ranks, the share has the positions rank, rank + n, rank + 2n ... in the order.  The order is padded from its beginning, or truncated with
     `drop_last`.  With `shuffle`, the order is random and depends on `set_epoch`.
     """
 
