@@ -240,7 +240,7 @@ def tanh(x: Expression) -> Expression:
 
 
 def sigmoid(x: Expression) -> Expression:
-    """Return 1 / (1 + e^-x), never 0, like `on_arrays.sigmoid`, so that products with infinite factors are equal in both."""
+    """Return 1 / (1 + e^-x), which is never 0; so products with infinite factors are the same as for `on_arrays.sigmoid`."""
     e = f.exp(-f.minimum(f.absolute(x), exponent_limit(x.dtype.numpy)))
     return f.where(x < 0.0, e, 1.0) / (e + 1.0)
 

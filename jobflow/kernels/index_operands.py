@@ -2,7 +2,8 @@
 
     index(-2) * 100 + index(-1) + 7        an array at offset 7 from an unused address, with strides 100 and 1
 
-Axes of index operands can be merged like those of other operands.  A loop over a dense tensor that uses the flat index of each element has one axis.
+Axes of index operands can be merged like the axes of other operands.  A loop over a dense tensor that uses the flat index of each element has one
+axis.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def own_class() -> MachineClass:
     for name in CLASSES[: CLASSES.index(here) + 1]:
         if name == setting:
             return name
-    raise VariableError(f"{SETTING}={setting}: not a class of this CPU; set it to one of {', '.join(CLASSES[: CLASSES.index(here) + 1])}")
+    raise VariableError(f"{SETTING}={setting}: this CPU does not belong to the class; use one of {', '.join(CLASSES[: CLASSES.index(here) + 1])}")
 
 
 def _has_amx() -> bool:

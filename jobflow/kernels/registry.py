@@ -87,7 +87,8 @@ def register(op: type[Op], kind: Kind, tier: Tier, implementation: Implementatio
     ranked = _rows.setdefault((op, kind, tier), {})
     if rank in ranked and ranked[rank] is not implementation:
         raise PlanError(
-            f"{implementation.name} and {ranked[rank].name} are registered for {op.__name__} on {kind}, {tier}, with rank {rank}; change one rank"
+            f"{op.__name__}: {implementation.name} and {ranked[rank].name} are both registered for device {kind}, tier {tier}, rank {rank}; "
+            f"change one rank"
         )
     ranked[rank] = implementation
     _candidates_cache.clear()
@@ -174,7 +175,8 @@ def choose(op: Op, target: Target, inputs: Sequence[Array], outputs: Sequence[Ar
         if why is None:
             return Chosen(implementation, tuple(refused))
         refused.append((implementation.name, why))
-    raise PlanError(f"{op.word()} has no implementation on {target}: {'; '.join(f'{name}: {why}' for name, why in refused) or 'none is registered'}")
+    reasons = "; ".join(f"{name}: {why}" for name, why in refused) or "none is registered"
+    raise PlanError(f"{op.word()}: no implementation on {target} accepts the operation ({reasons}); register one with `implements`")
 
 
 def bind(op: Op, target: Target, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:

@@ -64,9 +64,9 @@ F, B = (lambda s, i: Task("forward", s, i)), (lambda s, i: Task("backward", s, i
 @pytest.mark.parametrize(
     ("rows", "text"),
     [
-        ([(F(0, 0), B(0, 0)), (F(1, 0),)], r"contains the backward of microbatch 0 in stage 1 0 times for group 1; it must contain it 1 times"),
-        ([(F(0, 0), F(0, 0), B(0, 0)), (F(1, 0), B(1, 0))], r"forward of microbatch 0 in stage 0 2 times for group 0; it must contain it 1 times"),
-        ([(F(0, 0), B(0, 0), F(1, 0)), (F(1, 0), B(1, 0))], r"forward of microbatch 0 in stage 1 1 times for group 0; it must contain it 0 times"),
+        ([(F(0, 0), B(0, 0)), (F(1, 0),)], r"lists the backward of microbatch 0 in stage 1 0 times for group 1; list this pass 1 times"),
+        ([(F(0, 0), F(0, 0), B(0, 0)), (F(1, 0), B(1, 0))], r"forward of microbatch 0 in stage 0 2 times for group 0; list this pass 1 times"),
+        ([(F(0, 0), B(0, 0), F(1, 0)), (F(1, 0), B(1, 0))], r"forward of microbatch 0 in stage 1 1 times for group 0; list this pass 0 times"),
         ([(F(0, 0), B(0, 0)), (B(1, 0), F(1, 0))], r"deadlocks: no group can begin backward .* stage 0 or backward .* stage 1"),
     ],
 )
@@ -77,7 +77,7 @@ def test_validate_raises_for_wrong_rows(rows: list[tuple[Task, ...]], text: str)
 
 def test_validate_raises_if_a_group_stores_too_many_activations() -> None:
     form = straight(2, 3)
-    with pytest.raises(PlanError, match="lets group 0 store 3 activations; it may store at most 2"):
+    with pytest.raises(PlanError, match="makes group 0 store 3 activations, but the limit is 2; begin"):
         validate(form, rows_of(form, "gpipe"), SCHEDULES["1f1b"].limit)
 
 

@@ -38,7 +38,7 @@ def test_a_lower_class_limits_costs_and_instructions(monkeypatch: pytest.MonkeyP
 
 def test_an_unknown_class_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBFLOW_CPU", "avx")
-    with pytest.raises(ConfigError, match="JOBFLOW_CPU=avx: not a class of this CPU; set it to one of avx2"):
+    with pytest.raises(ConfigError, match="JOBFLOW_CPU=avx: this CPU does not belong to the class; use one of avx2"):
         Settings()
 
 
@@ -47,7 +47,7 @@ def test_a_class_above_the_cpus_own_raises(monkeypatch: pytest.MonkeyPatch) -> N
     assert own_class() == "avx2"
     own_class.cache_clear()
     monkeypatch.setenv("JOBFLOW_CPU", "avx512")
-    with pytest.raises(ConfigError, match=r"JOBFLOW_CPU=avx512: not a class of this CPU; set it to one of avx2$"):
+    with pytest.raises(ConfigError, match=r"JOBFLOW_CPU=avx512: this CPU does not belong to the class; use one of avx2$"):
         own_class()
 
 

@@ -80,7 +80,7 @@ def _input(node: Node, case: Case, index: int, constraint: Constraint | None) ->
 
 
 def _each_alone_possible(case: Case, legal: Sequence[Signature], dimension: int) -> bool:
-    """Return True if each required layout can be satisfied when the others are ignored."""
+    """Return True if each required layout can be satisfied while all other layouts are ignored."""
     requested = [(i, o.requested_along(dimension)) for i, o in enumerate(case.operands) if o.required and o.requested_along(dimension) is not None]
     return all(any(s.inputs[i] == layout for s in legal) for i, layout in requested)
 

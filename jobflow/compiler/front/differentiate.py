@@ -110,8 +110,8 @@ def differentiate(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
 def counted(program: Traced, loss: Value) -> int:
     """Return the number of terms in the mean of a loss.
 
-    The terms are the elements of the loss, or its rows if the shape is dynamic and no strategy sets a view.
-    On a device without samples in the mirrored view, the result is 0, so that its mean has weight 0 among the means of the devices.
+    The terms are the elements of the loss, or its rows if the shape is dynamic and no strategy sets a view.  In the mirrored view, the
+    result is 0 on a device without samples.  The mean of this device then has weight 0.
     """
     if loss.local and is_without_rows(program.inputs.values(), program.rows):
         return 0
@@ -120,7 +120,7 @@ def counted(program: Traced, loss: Value) -> int:
 
 
 def is_without_rows(arguments: Iterable[Value], rows: tuple[int, ...]) -> bool:
-    """Return True if the arguments of this device have no rows, but those of other devices have some; `rows` as in `Tracer`."""
+    """Return True if the arguments of this device have no rows, although other devices have rows; see `Tracer` for `rows`."""
     own = [value.shape[:1] for value in arguments if value.local and value.shape]
     return any(rows) and bool(own) and all(length == (0,) for length in own)
 
@@ -248,8 +248,11 @@ def backpropagate(tracer: Tracer, training: Training, weight: Weight) -> Gradien
     for loss in training.losses:
         if loss not in needed:
             whole = [name for name, variable in tracer.variables.items() if variable.trainable and not variable.type.dtype.is_float]
-            why = f"; integer variables are not trained: {', '.join(whole)}" if whole else ""
-            raise JobError(f"{tracer.kind} {tracer.name} at {training.where}: loss {loss.name} does not depend on any trainable variable{why}")
+            why = f" (integer variables are not trained: {', '.join(whole)})" if whole else ""
+            raise JobError(
+                f"{tracer.kind} {tracer.name} at {training.where}: loss {loss.name} does not depend on any trainable variable{why}; "
+                f"compute it from a trainable floating-point variable"
+            )
         with tracer.gradients_of(loss.node):
             seed = _seed(tracer, loss, scale * weight.share * weight.raised, weight)
             seed = seed if scaling is None else recorded(scaling.scaled(seed))
@@ -326,7 +329,8 @@ def _add_gradients(node: Node, gradients: Mapping[Value, Value], needed: set[Val
             continue
         if not isinstance(gradient, Value) or gradient.tensor_type != value.tensor_type.with_dtype(value.dtype.of_gradient):
             raise PlanError(
-                f"{node.op} at {node.where}: its gradient for {value.name} {value.tensor_type} is {gradient!r}; gradient and value must have one type"
+                f"{node.op} at {node.where}: `grad` returned {gradient!r} for the input {value.name}; "
+                f"return a gradient of type {value.tensor_type.with_dtype(value.dtype.of_gradient)}"
             )
         contributions.setdefault(value, []).append(_marked(gradient, End(node.name, index), ends))
 

@@ -12,7 +12,7 @@ the next microbatch.
   and clipping are applied once, to the sum.
 * The result is the mean over the batch, also if microbatches differ in length.  A loss per row has weight 1 / (number of elements
   in the batch).  A loss of fixed size, which the program reduced, is weighted by its number of rows.
-* Random values equal those of the whole batch if the first axis is the batch axis; otherwise each microbatch samples separately.
+* Random values are the same as without microbatches if the first axis is the batch axis; otherwise each microbatch samples separately.
 * A variable that the body assigns (moving statistics) is passed from one microbatch to the next, and the last value is stored.
   Such a variable in the results has its value before the run.
 * Results are concatenated along axis 0.  The caller concatenates results with rows of the batch, so they need no gather; the
@@ -20,7 +20,7 @@ the next microbatch.
 * If arguments reside on the ranks (`Microbatches.within`), the program selects the rows of a microbatch there, by logical rows in
   any layout, and concatenates all results.
 * In the mirrored view every rank cuts its own rows.  An argument that is one array for all ranks is cut into microbatches, and each
-  microbatch over the ranks.  If ranks differ in length, dropout differs from that of the whole batch.
+  microbatch over the ranks.  If ranks differ in length, dropout samples other values than without microbatches.
 
 Example, k = 2, y = x w with a loss per row.  The program has two nodes for each of x w and x' dy, then dw = dw#0 + dw#1 and
 w <- w - lr dw.
@@ -137,7 +137,7 @@ def _rows_of(body: _Body, node: Node, microbatches: Microbatches) -> int | None:
 def _weights(losses: Sequence[Value], elements: Sequence[int], microbatches: Microbatches, ranks: int) -> list[Weight]:
     """Return the weight of the losses in the batch, one per microbatch size.
 
-    `losses` and `elements` have one entry per size; a loss has that number of elements on each of `ranks`.
+    `losses` and `elements` have one entry per size: a loss, and its number of elements on each of `ranks`.
     """
     sizes = microbatches.sizes
     grows = len(set(elements)) > 1 if len(sizes) > 1 else _times(losses, sizes, ranks) is not None
@@ -191,7 +191,10 @@ def _check_alike(one: Body, other: Body, microbatches: Microbatches, joined: boo
     for name in {**a.variables, **b.variables}:
         first, second = (str(t.variables[name].type) if name in t.variables else "nothing" for t in (a, b))
         if first != second:
-            raise JobError(f'{what} declares variable "{name}" as {first} and as {second}; declare it with a type that does not depend on the batch')
+            raise JobError(
+                f'{what} declares variable "{name}" as {first} in the first trace and as {second} in the second; '
+                f"declare it with a type that does not depend on the batch"
+            )
     counts = {
         "results": (len(outputs), len(others)),
         "watches": (len(a.watches), len(b.watches)),
@@ -254,7 +257,7 @@ class _Unrolling:
         return LogicalProgram(tracer.graph([value for result in results for value in result]), first.watches, tuple(map(len, results)))
 
     def _find_copied(self, body: _Body) -> None:
-        """Collect the nodes to copy: those that depend on the rows, or on a variable that the previous microbatch assigned.
+        """Collect the nodes to copy: all nodes that depend on the rows, or on a variable that the previous microbatch assigned.
 
         Nodes of a region are always copied, so that their outputs can be dropped and recomputed.
         """

@@ -41,7 +41,7 @@ def lower_precision(program: Traced, outputs: Sequence[Value]) -> tuple[Traced, 
 
 
 def _in_half(nodes: Sequence[Node]) -> set[Node]:
-    """Return the nodes to compute in half precision, except those that accept any precision."""
+    """Return the nodes to compute in half precision, except nodes that accept any precision."""
     always = {node for node in nodes if node.op.precision == "half" and _only_single(node)}
     willing = {node for node in nodes if node.op.precision in ("follows", "any") and _only_single(node)}
     behind: set[Node] = set()

@@ -277,10 +277,13 @@ def validate(form: Form, rows: Sequence[Row], limit: Callable[[Form, int], int] 
         for task in (*required, *counts):
             if counts[task] != required[task]:
                 raise PlanError(
-                    f"the pipeline schedule contains the {task} {counts[task]} times for group {group}; it must contain it {required[task]} times"
+                    f"the pipeline schedule lists the {task} {counts[task]} times for group {group}; list this pass {required[task]} times"
                 )
         if form.trains and in_flight(row) > limit(form, group):
-            raise PlanError(f"the pipeline schedule lets group {group} store {in_flight(row)} activations; it may store at most {limit(form, group)}")
+            raise PlanError(
+                f"the pipeline schedule makes group {group} store {in_flight(row)} activations, but the limit is {limit(form, group)}; "
+                f"begin its backward passes earlier"
+            )
     simulate(rows, form.needs)
 
 

@@ -1,4 +1,4 @@
-"""Rules that combine the values of microbatches into those of the whole batch.
+"""Rules that combine the values of microbatches into values of the whole batch.
 
 Microbatches divide rows in time as ranks divide them in space, so the layout rules of operations apply to both.  The body is
 traced for a microbatch and for the batch.  For each node, a `Part` describes how the values of the microbatches combine:
@@ -131,8 +131,8 @@ class _PartsRewriter:
         pairs = zip(program.nodes, whole.nodes, strict=False)
         node = next((a for a, b in pairs if type(a.op) is not type(b.op)), program.nodes[-1])
         raise JobError(
-            f"{node.op.word()} at {node.where}: the body has other operations for a microbatch of {self.rows} rows than for the batch of "
-            f"{self.microbatches.rows}, so {self._request} do not reproduce the results of the batch; request fewer microbatches, or none"
+            f"{node.op.word()} at {node.where}: the operations of the body differ between a microbatch of {self.rows} rows and the batch of "
+            f"{self.microbatches.rows} rows, so {self._request} do not reproduce the results of the batch; request fewer microbatches, or none"
         )
 
     @property
@@ -311,7 +311,7 @@ def _choices(whole: Node, parts: Sequence[Part]) -> Sequence[tuple[Sequence[Sbp]
 
 
 def _split_axis(here: TensorType, there: TensorType) -> Sbp:
-    """Return a split along the only axis whose length differs from that of the batch; B if none or several differ."""
+    """Return a split along the only axis whose length differs between microbatch and batch; B if no axis or several axes differ."""
     if here.ndim != there.ndim:
         return B
     axes = [i for i, (n, m) in enumerate(zip(here.shape, there.shape, strict=True)) if n != m]

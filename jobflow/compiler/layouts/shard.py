@@ -179,7 +179,10 @@ class Sharding(Rewriter):
         recorder.forget()
         outputs = tuple(value for value in returned or () if isinstance(value, Value))
         if [value.tensor_type for value in outputs] != [value.tensor_type for value in node.outputs]:
-            raise PlanError(f"{node.op} at {node.where}: its decomposition returns {list(map(repr, outputs))}, not {list(map(repr, node.outputs))}")
+            raise PlanError(
+                f"{node.op} at {node.where}: `decompose` returned {list(map(repr, outputs))}; it must return values of the same types as "
+                f"{list(map(repr, node.outputs))}"
+            )
         names = {value: before.name for value, before in zip(outputs, node.outputs, strict=True) if value.node in recorder.added}
         now = self._renamed(start, names)
         return tuple(now.get(value, value) for value in outputs)

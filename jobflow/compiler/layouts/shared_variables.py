@@ -256,9 +256,9 @@ class _UpdateDivision(Rewriter):
                     self.own_rows.update((node, signature) for _, node, signature in known)
 
     def _own_row_signature(self, node: Node, weight: Value, layout: Layout) -> tuple[int, Node, Signature] | None:
-        """Return the cost, the node, and its signature that reads only the rank's rows of a weight; None if there is none.
+        """Return the cost, the node, and its signature that reads only the rank's rows of a weight; None if no signature does.
 
-        The cost is that of redistributing the other inputs and the outputs.
+        The cost is the price of redistributing the other inputs and the outputs.
         """
         others = [value for value in (*node.inputs, *node.outputs) if value is not weight]
         same_placement = all(isinstance(here := self.physical.layouts[value], Layout) and here.placement == layout.placement for value in others)

@@ -53,7 +53,7 @@ def shifted(box: Box, start: int, shape: tuple[int, ...]) -> Box:
 def _between(
     source: Mapping[int, Box], target: Mapping[int, Box], shape: tuple[int, ...], among: frozenset[int] | None = None
 ) -> tuple[BoxTransfer, ...]:
-    """Return the transfers between the boxes that ranks hold and those that they need.
+    """Return the transfers from the boxes that ranks hold to the boxes that ranks need.
 
     Every target rank uses its own data first, then receives from other holders in placement order.  Several holders of the same part
     send it alternately, to balance the load.

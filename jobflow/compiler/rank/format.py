@@ -75,7 +75,7 @@ def _repeated(program: RankProgram) -> Iterable[list[LocalValue]]:
 
 
 def _batches(op: Op, step: LocalInstruction) -> list[LocalValue]:
-    """Return the operands that carry the batch, letter n of the rule; the others are weights."""
+    """Return the operands with a batch axis, letter n of the rule; all other operands are weights."""
     words = op.rule(*(value.type for value in step.inputs)).spec.replace("->", ",").split(",")
     return [value for value, word in zip((*step.inputs, *step.outputs), words, strict=True) if word.startswith("n")]
 

@@ -164,7 +164,7 @@ def _slot(value: LocalValue) -> Slot:
 
 
 def _follows(a: LocalInstruction, b: LocalInstruction, ends: Collection[tuple[str, int]]) -> bool:
-    """Return True if the variables of `b` directly follow those of `a` in memory.
+    """Return True if the variables of `b` directly follow the variables of `a` in memory.
 
     An alignment gap may separate two variables, but not two parts of one variable.
     """

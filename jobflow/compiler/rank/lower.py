@@ -1,6 +1,6 @@
 """Physical graph -> the program of one rank: local types, localized ops, and the instructions of every reroute.
 
-Every rank walks the same global program in the same order and numbers every communication, also those of other ranks.
+Every rank iterates over the same global program in the same order, and numbers every communication of all ranks.
 The order of communication is therefore total, and fixed before any rank reorders its own computation.  Blocking
 operations in that order cannot deadlock.
 """

@@ -1,6 +1,6 @@
 """The order of a rank's instructions: a body that only computes, then an epilogue that writes variables.
 
-The order is that of the graph, which is the user's program followed by its gradients in reverse, except that
+Instructions keep the order of the graph (the user's program, followed by its gradients in reverse), except that
 
 * every write of a variable, with its dependents, goes to the epilogue, so a run that fails in its body leaves
   all variables unchanged;
@@ -64,7 +64,9 @@ def order(program: RankProgram) -> Ordered:
         writes = isinstance(step.action, Op) and bool(step.action.alias)
         if writes or any(value in late for value in step.inputs):
             if isinstance(step.action, Collect | Send | Receive):
-                raise PlanError(f"{step.name} at {step.where}: it communicates a value that depends on updated variables; update them from a copy")
+                raise PlanError(
+                    f"{step.name} at {step.where}: the communicated value depends on a variable that was updated in place; update a copy instead"
+                )
             late.update(step.outputs)
             epilogue.append(step)
         else:
@@ -91,7 +93,10 @@ def _readers_first(steps: tuple[LocalInstruction, ...], program: RankProgram) ->
                 heapq.heappush(ready, j)
     if len(result) != len(steps):
         stuck = ", ".join(step.name for i, step in enumerate(steps) if waiting[i] > 0)
-        raise PlanError(f"job {program.job}: variables are updated from each other in a cycle ({stuck}); update one of them from a copy")
+        raise PlanError(
+            f"job {program.job}: the updates {stuck} form a cycle, because each reads a variable that another overwrites; "
+            f"read one of the variables from a copy"
+        )
     return tuple(result)
 
 

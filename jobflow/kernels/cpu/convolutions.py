@@ -48,7 +48,7 @@ class _Block:
     rows: slice
 
     def of(self, image: Array) -> Array:
-        """Return this block of [b, c, *out, m]."""
+        """Return the part of an output image [b, c, *out, m] in this block."""
         return image[self.samples, :, self.rows]
 
 

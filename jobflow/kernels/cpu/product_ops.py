@@ -41,10 +41,11 @@ class ProductSum(Op):
         y = a.with_shape(product_shape(a, b, self.transpose_a, self.transpose_b))
         for addend in self.addends(types):
             if addend.dtype is not y.dtype:
-                raise DtypeError(f"{self.word()}: the element types of the product {y} and of {addend} differ; cast one of them")
+                raise DtypeError(f"{self.word()}: the product {y} and the addend {addend} differ in element type; cast the addend to {y.dtype}")
             if addend.shape not in (y.shape, y.shape[1:]):
                 raise ShapeError(
-                    f"{self.word()}: {addend} has neither the shape of the product {y} nor the shape of its rows; reshape it to one of them"
+                    f"{self.word()}: the addend {addend} has neither the shape of the product {y} nor the shape of its rows; "
+                    f"reshape the addend to one of these shapes"
                 )
         return y
 

@@ -49,7 +49,7 @@ def _llvm() -> Any:
 
 
 def _features(llvm: Any) -> str:
-    """Return the features of this machine, without those that its class excludes."""
+    """Return the features of this machine, without features that its class excludes."""
     features = llvm.get_host_cpu_features()
     if own_class() == "avx2":
         features |= {name: False for name in features if name.startswith(("avx512", "avx10", "evex512", "amx"))}

@@ -36,7 +36,7 @@ def _geometry(op: Op, data: Array, ids: Array, y: Array) -> tuple[int, ...]:
             return ids.shape[op.batch], 1, math.prod(data.shape[ids.ndim :]), y.shape[op.batch], 0
         case UnsortedSegmentSum():
             return ids.size, 1, math.prod(data.shape[op.axis + ids.ndim :]), y.shape[op.axis], op.offset
-    raise AssertionError(f"{op} is not one of UnsortedSegmentSum, DimScatterAdd and BatchSegmentSum")
+    raise AssertionError(f"{op}: segment sums compute only UnsortedSegmentSum, DimScatterAdd and BatchSegmentSum")
 
 
 def _refused(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
@@ -122,7 +122,7 @@ def _add_one(at: Lines, dtype: DType, row: str, total: str) -> None:
 
 
 def _add_row(at: Lines, dtype: DType, row: str, total: str, width: str) -> None:
-    """Print the addition of the elements of a row to those of a sum, sixteen at a time."""
+    """Print the addition of a row to a sum, sixteen elements at a time."""
     full = at.value(f"and i64 {width}, -{WIDTH}")
     rest = at.value(f"sub i64 {width}, {full}")
     lanes = at.value(f"insertelement {_WIDE} poison, i64 {rest}, i64 0")
