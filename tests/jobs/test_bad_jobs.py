@@ -176,7 +176,8 @@ TRAINING: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str]] = {
         with_a_variable_of_integers,
         {},
         'job job at «flow.optimizer.SGD(constant(0.1)).minimize(flow.cast(n, flow.float, name="cast"))»: '
-        "loss cast does not depend on any trainable variable (integer variables are not trained: n); compute it from a trainable floating-point variable",
+        "loss cast does not depend on any trainable variable (integer variables are not trained: n); "
+        "compute it from a trainable floating-point variable",
     ),
     "losses of two shapes": (
         with_losses_that_differ,
