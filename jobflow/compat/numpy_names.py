@@ -87,7 +87,7 @@ _FROMSTRING, _RESHAPE = np.fromstring, np.reshape
 
 
 def fromstring(string: str | bytes, dtype: Any = float, count: int = -1, *, sep: str = "", like: Any = None) -> Any:
-    """Parse numbers from a text; without a separator, read them from the bytes of the text, which current NumPy rejects."""
+    """Parse numbers from a string; without a separator, read them from the bytes of the string, which current NumPy rejects."""
     if sep:
         return _FROMSTRING(string, dtype, count, sep=sep)
     return np.frombuffer(string.encode("latin-1") if isinstance(string, str) else string, dtype, count).copy()

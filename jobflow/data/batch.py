@@ -42,7 +42,7 @@ class Batch:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Add the description of the sample to errors in the block about a row of this batch."""
+        """Add a description of the sample to an error in the block that names a row of this batch."""
         try:
             yield
         except JobflowError as error:

@@ -100,9 +100,10 @@ class CsvTable(Table):
     unless `dtypes` sets another type, or texts if `categories` names them. A category is an int32, the index of the text among the sorted texts
     of the column or in a list (`{species: [setosa, virginica]}`).
 
-    `missing` replaces empty cells of number columns and the texts that pandas reads as missing (`NA`, `null` ...). It is one number, or a number
-    by column (`{length: 0, width: -1}`). With `empty` "index" an empty category has the first index after the categories. With `unknown` "index"
-    all other texts have the next index. The default for both is an error. Without `header` the columns are named 0, 1, 2 ...
+    `missing`, a number or a number by column (`{length: 0, width: -1}`), replaces empty cells of number columns. It also replaces the texts that
+    pandas reads as missing (`NA`, `null` ...). With `empty` "index" an empty category has the first index after the categories. With `unknown`
+    "index" all other texts have the next index. By default an empty or unknown category is an error. Without `header` the columns are named
+    0, 1, 2 ...
 
     The file may be compressed with gzip. For an uncompressed file only the row offsets are kept in memory. Every `validation_every`-th row is for
     validation.

@@ -61,7 +61,7 @@ def scaled(images: Images, target: int) -> Images:
 
 
 def expanded(images: Images, labels: Images, size: int, seed: int) -> tuple[Images, Images]:
-    """Return `size` shifted copies, equally many per image, in random order: uint8[size,28,28] and their labels uint8[size]."""
+    """Return `size` shifted copies, the same number of each image, in random order: uint8[size,28,28] and their labels uint8[size]."""
     random = np.random.RandomState(seed)
     side = 2 * REACH + 1
     copies = -(-size // len(images))

@@ -1,7 +1,7 @@
 """Download of a file once per node.
 
-The first process that creates ``<file>.lock`` downloads to a temporary file and renames it. The others wait until the lock is removed. If the
-file is then missing, the download failed and is not repeated.
+The first process that creates ``<file>.lock`` downloads to a temporary file and renames it. Other processes wait until the lock is removed. If
+the file is then missing, the download failed and is not repeated.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _download(url: str, target: Path, lock: Path, patience: float) -> bool:
                 os.utime(lock)
             expected = source.headers["Content-Length"]
             if expected is not None and file.tell() != int(expected):
-                raise ConnectionError(f"{url} broke off after {file.tell()} of {expected} bytes")
+                raise ConnectionError(f"the download of {url} ended after {file.tell()} of {expected} bytes")
     except (TimeoutError, urllib.error.URLError, ConnectionError, http.client.HTTPException):
         return False
     return True
@@ -85,7 +85,7 @@ def _replacing(target: Path) -> Iterator[IO[bytes]]:
 def _answer(url: str, patience: float) -> Iterator[Any]:
     """Yield the opened `url`; raise TimeoutError if there is no response within `patience` seconds.
 
-    A socket timeout does not bound host name resolution. The connection is therefore opened on a thread, which is abandoned if it is late.
+    A socket timeout does not bound host name resolution. The connection is therefore opened on a thread, and a late thread is abandoned.
     """
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 

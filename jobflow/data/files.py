@@ -38,7 +38,7 @@ _OTHER = {
 
 
 def fault_of(what: str) -> Fault:
-    """Return a function that creates the errors of a reader from a text."""
+    """Return a function that creates the error of the reader `what` for a message."""
     return lambda text: DataError(f"{what}: {text}")
 
 

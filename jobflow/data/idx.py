@@ -30,9 +30,9 @@ ELEMENTS = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 class Idx(Columns):
     """The reader "idx": images float32[1, height, width] in 0..1 and labels int32 from two IDX files, plain or gzip.
 
-    `path` is a folder with MNIST's files. `images` and `labels` name other files in it; labels may be omitted. Every `validation_every`-th image
-    of the training files is for validation; "all" selects all training images. Plain files are memory-mapped, gzip files are decompressed into
-    memory.
+    `path` is a folder with MNIST's files. `images` and `labels` name other files in this folder; labels may be omitted. Every `validation_every`-th
+    image of the training files is for validation; "all" selects all training images. Plain files are memory-mapped, gzip files are decompressed
+    into memory.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ def load_mnist(
 
     Images are float32[batches, batch, 1, 28, 28] in 0..1 (``NHWC``: [batches, batch, 28, 28, 1]), labels int32[batches, batch].
     The sources, in order: ``mnist.npz`` in `out_dir`, whose SHA-256 must be `hash_check`; the four IDX files there, plain or gzip; a download
-    of `url`. Without them a notice is printed, and the digits of the package are expanded to MNIST's 60,000 and 10,000 images.
+    of `url`. If all sources are missing, a notice is printed, and the digits of the package are expanded to MNIST's 60,000 and 10,000 images.
 
     Raises: ArgumentError for a batch size that does not divide the images or an unknown format; JobflowError for a damaged file.
     """

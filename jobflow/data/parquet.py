@@ -30,7 +30,7 @@ LARGEST, PIECE, FEW = 8, 1 << 16, 64
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """A row group of a Parquet file, which can be read without the others."""
+    """A row group of a Parquet file, which can be read independently of other row groups."""
 
     path: AnyPath
     file: Any
@@ -48,10 +48,10 @@ class Parquet(Table):
     (`features: [length, width]`). Numbers keep their type unless `dtypes` sets another one. Columns named in `categories` become int32: the index
     of the text among the sorted texts of the column, or in a list (`{species: [setosa, virginica]}`).
 
-    `missing` replaces null and NaN in number columns. It is one number, or a number by column (`{length: 0, width: -1}`). With `empty` "index" an
-    empty category has the first index after the categories. With `unknown` "index" all other texts have the next index. The default for both is an
-    error. Requested rows are read by row group and column; the last groups are cached, up to `memory` MiB. Every `validation_every`-th row is for
-    validation.
+    `missing`, a number or a number by column (`{length: 0, width: -1}`), replaces null and NaN in number columns. With `empty` "index" an empty
+    category has the first index after the categories. With `unknown` "index" all other texts have the next index. By default an empty or unknown
+    category is an error. Requested rows are read by row group and column; the last groups are cached, up to `memory` MiB. Every
+    `validation_every`-th row is for validation.
     """
 
     suffixes = (ENDING,)
@@ -250,7 +250,7 @@ class Parquet(Table):
         """Yield a column of a row group in pieces of `rows` rows."""
         kind, first = (each.field(name).type if name in each.names else "missing" for each in (group.file.schema_arrow, self._schema))
         if kind != first:
-            raise fault(f'{group.path}: column "{name}" is {kind}, and {first} in {self._groups[0].path}')
+            raise fault(f'{group.path}: column "{name}" is {kind}, but {first} in {self._groups[0].path}')
         try:
             for batch in group.file.iter_batches(rows, row_groups=[group.index], columns=[name], use_threads=False):
                 column = batch.column(name)

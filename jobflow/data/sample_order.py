@@ -2,14 +2,14 @@
 
     number(seed, epoch, i) = π(i)        π: a permutation of 0 .. n-1, a different one for each seed and epoch
 
-π(i) is computed independently for each i, so a rank can compute any range of an order, independent of the number of ranks. It is a Feistel
+π(i) is computed independently for each i, so a rank can compute any range of an order, independent of the number of ranks. π is a Feistel
 network over the pairs (l, r) with l < a, r < b and a·b the smallest such product ≥ n:
 
     l ← (l + F₀(r)) mod a        r ← (r + F₁(l)) mod b        l ← (l + F₂(r)) mod a        ...
 
-A line is invertible for any F, so the network is a bijection of 0 .. a·b-1. If a result is not below n, the network is applied again
-until it is (J. Black and P. Rogaway, "Ciphers with arbitrary finite domains", 2002: generalised Feistel and cycle walking). Since a·b - n < a,
-that is rare. The keys of the F are Philox words of (seed, epoch). F is the finaliser of splitmix64, because the sample numbers of a batch should
+A line is invertible for any F, so the network is a bijection of 0 .. a·b-1. The network is applied repeatedly until the result is below n
+(J. Black and P. Rogaway, "Ciphers with arbitrary finite domains", 2002: generalised Feistel and cycle walking). Repetitions are rare because
+a·b - n < a. The keys of the F are Philox words of (seed, epoch). F is the finaliser of splitmix64, because the sample numbers of a batch should
 take only microseconds.
 """
 

@@ -53,7 +53,7 @@ class Samples(ABC):
         self.fields = dict(fields)
         self._keep = Keep("all", count) if keep is None else keep
         if len(self._keep) == 0:
-            raise DataError(f"{self}: there are no samples{self._keep}")
+            raise DataError(f"{self}: there are no samples{self._keep}; pass more samples")
 
     def __len__(self) -> int:
         return len(self._keep)
@@ -79,7 +79,7 @@ class Samples(ABC):
             raise cause from cause.__cause__
 
     def _first_unreadable(self, indices: Array, epoch: int, names: Sequence[str], error: Exception) -> tuple[int, Exception]:
-        """Return the first sample that raises an error if read alone, and its error; without one, the first sample and `error`."""
+        """Return the first sample that raises an error if read alone, and its error; if no sample does, the first sample and `error`."""
         for number in indices.tolist():
             try:
                 self.rows(self._keep.numbers(np.array([number])), epoch, names)
@@ -124,7 +124,7 @@ class Samples(ABC):
 
 
 class Stream(ABC):
-    """A sequence of samples of unknown length. Positions count samples; a resumed run reads and skips the preceding ones."""
+    """A sequence of samples of unknown length. Positions count samples; a resumed run reads and skips the preceding samples."""
 
     fields: Mapping[str, Field]
     #: name in messages
@@ -144,7 +144,7 @@ class Stream(ABC):
 
 @dataclass(frozen=True)
 class Keep:
-    """The selection of a split: every `every`-th of `count` samples, from the first on, is for validation, the others for training."""
+    """The selection of a split: every `every`-th of `count` samples, from sample 0 on, is for validation, all other samples are for training."""
 
     split: Split
     count: int
@@ -153,7 +153,7 @@ class Keep:
     def __post_init__(self) -> None:
         legal = ("all", "train", "validation")
         if self.split not in legal:
-            raise ArgumentError(f'split is "{self.split}"{did_you_mean(str(self.split), legal) or "."} It is one of {", ".join(legal)}.')
+            raise ArgumentError(f'split is "{self.split}"{did_you_mean(str(self.split), legal) or "."} Valid splits are {", ".join(legal)}.')
         if self.split != "all" and self.every < 2:
             raise ArgumentError(f"validation_every must be at least 2, not {self.every}; every N-th sample is held out for validation")
 
@@ -171,7 +171,7 @@ class Keep:
         return blocks * self.every + rest + 1
 
     def __str__(self) -> str:
-        return "" if self.split == "all" else f" of {self.count} for {self.split}, if every {self.every}-th is held out for validation"
+        return "" if self.split == "all" else f' in the split "{self.split}" of {self.count} samples (validation_every = {self.every})'
 
 
 class Columns(Samples):
@@ -285,5 +285,5 @@ def named_dtype(name: str, what: str) -> DType:
 def checked_name(name: str, legal: Collection[str], what: str) -> str:
     """Return `name`; raise ArgumentError if it is not in `legal`."""
     if name not in legal:
-        raise ArgumentError(f'{what} "{name}" is not there{did_you_mean(name, legal) or "."} There are {", ".join(map(str, legal))}.')
+        raise ArgumentError(f'{what} "{name}" does not exist{did_you_mean(name, legal) or "."} There are {", ".join(map(str, legal))}.')
     return name

@@ -40,7 +40,7 @@ class Window:
         return Ready(batch, partial(self.enter, shards))
 
     def enter(self, shards: Shards) -> None:
-        """Mark a batch as the current one, which leaves the window."""
+        """Remove a batch from the window, because it becomes the current batch."""
         self._open = deque(each for each in self._open if each is not shards)
 
     def note(self, used: Shards, rows: Stretch, name: str) -> None:

@@ -58,7 +58,7 @@ def _same_place(what: Callable[[int], str], row: int, index: tuple[int, ...]) ->
 
 
 def field_of(value: Any, what: Callable[[int], str]) -> Field:
-    """Return the field for its first value; Python floats are float32, ints int64."""
+    """Return the shape and element type of a field from its first value; Python floats are float32, ints int64."""
     if isinstance(value, float) and not isinstance(value, np.generic):
         return Field((), float32)
     array = _array(value, what, 0)

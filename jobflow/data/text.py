@@ -147,8 +147,8 @@ FIRST = re.compile(r"""\A(?:[ \t]*(?:\#[^\n]*)?\n)*([rRuU]?(?:\"\"\".*?(?<!\\)\"
 def documentation_text() -> str:
     """Return the topics of `help()` and the docstrings of the standard library, in the order of their checksums.
 
-    The order mixes the sources, so a held-out part resembles the others. Repeated paragraphs occur once, so the parts do not overlap. The text
-    depends on the version of Python.
+    This order mixes the sources, so the last fraction of the text, for validation, resembles the beginning. Repeated paragraphs occur only once, so
+    training and validation texts do not overlap. The text depends on the version of Python.
     """
     parts = sorted((text.strip() for text in [*topics.values(), *_docstrings()]), key=lambda text: (crc32(text.encode()), text))
     return "\n\n".join(dict.fromkeys(paragraph for part in parts for paragraph in PARAGRAPHS.split(part) if paragraph)) + "\n"

@@ -87,7 +87,8 @@ class OfTensor(KnownRows):
         each, shapes = instances(tensors, self.axes), [list(array.shape) for array in tensors] if isinstance(tensors, list) else []
         if len(each) != self.count or len({math.prod(shape[: len(shape) - self.axes]) for shape in shapes}) > 1:
             raise ShapeError(
-                f"a tensor buffer requires equally many arrays per device, but the tensors of the devices are {shapes}; pass arrays of equal length"
+                f"a tensor buffer requires the same number of arrays on every device, but the tensors of the devices are {shapes}; "
+                "pass arrays of equal length"
             )
         return each
 

@@ -241,4 +241,6 @@ def same_samples(what: str, *arguments: OnHost | st.Stage) -> None:
     origins = {stage.origin for stage in stages if not isinstance(stage, OfTensor | Constants)}
     rows = {each.rows for each in arguments if isinstance(each, OnHost)}
     if len(origins) > 1 or len(rows) > 1:
-        raise ArgumentError(f"{what} at {user_line()}: the arguments must come from one reader and have equally many samples, not {sorted(rows)}")
+        raise ArgumentError(
+            f"{what} at {user_line()}: all arguments must be from one reader and have the same number of samples, not {sorted(rows)} samples"
+        )

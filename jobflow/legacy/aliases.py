@@ -152,7 +152,7 @@ def eager_nccl_all_reduce(x: Any, parallel_conf: str, name: str | None = None) -
 
 
 def _tensor(what: str, x: Any) -> Any:
-    """Return x; raise ArgumentError if it is no tensor outside of jobs."""
+    """Return x; raise ArgumentError unless x is an eager tensor."""
     if not hasattr(type(x), "clone"):
         raise ArgumentError(f"{what} at {user_line()}: expected a tensor such as flow.tensor(...), not {type(x).__name__} {x!r:.60}")
     return x

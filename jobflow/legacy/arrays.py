@@ -202,7 +202,8 @@ def expand(x: Tensor, expand_size: Sequence[int], name: Name = None) -> Tensor:
     target = _ints("expand", "expand_size", expand_size)
     if len(target) < x.tensor_type.ndim or any(n < -1 for n in target) or -1 in target[: len(target) - x.tensor_type.ndim]:
         raise ArgumentError(
-            f"expand at {user_line()}: expand_size {list(target)} must have an entry for each axis of x {x.tensor_type}, and -1 only for these"
+            f"expand at {user_line()}: expand_size {list(target)} must have an entry for each axis of x {x.tensor_type}; "
+            "new leading axes must not be -1"
         )
     return _F.expand(x, target)
 
@@ -263,7 +264,8 @@ def stack(inputs: Sequence[Tensor], axis: int = 0, name: Name = None) -> Tensor:
     """Stack tensors of equal shape along a new axis."""
     parts = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     if not parts or any(t.tensor_type.shape != parts[0].tensor_type.shape for t in parts):
-        raise ShapeError(f"stack at {user_line()}: {', '.join(str(t.tensor_type) for t in parts) or 'no tensors'}; pass tensors of equal shape")
+        listed = ", ".join(str(t.tensor_type) for t in parts) or "empty"
+        raise ShapeError(f"stack at {user_line()}: inputs must be tensors of equal shape, but the list is {listed}")
     return sl.stack(parts, _axis("stack", axis, parts[0].tensor_type.ndim + 1))
 
 
@@ -306,7 +308,7 @@ reverse = alias(_F.flip, "input", axis=...)
 
 
 def _pairs(what: str, x: Tensor, paddings: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """Return `paddings` as one (before, after) per axis of x; raise ArgumentError if it has another form."""
+    """Return `paddings` as one pair (before, after) per axis of x; raise ArgumentError if it has another form."""
     arguments = isinstance(paddings, list | tuple) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in paddings)
     if not arguments or len(paddings) != x.tensor_type.ndim:
         raise ArgumentError(f"{what} at {user_line()}: paddings {paddings!r} must have one (before, after) for each of the {x.tensor_type.ndim} axes")
@@ -462,11 +464,11 @@ def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = 
     """
     s, t = a.tensor_type, b.tensor_type
     if min(s.ndim, t.ndim) < 2 or (s.ndim != t.ndim and t.ndim != 2):
-        raise ShapeError(f"matmul at {user_line()}: a {s} and b {t} must have equally many axes, at least 2, or b must be a matrix")
+        raise ShapeError(f"matmul at {user_line()}: a {s} and b {t} must have the same number of axes, at least 2, or b must be a matrix")
     if s.ndim == t.ndim and s.shape[:-2] != t.shape[:-2]:
         raise ShapeError(f"matmul at {user_line()}: a {s} and b {t} must have equal leading axes, which are not broadcast")
     if s.ndim > t.ndim and transpose_a:
-        raise ShapeError(f"matmul at {user_line()}: transpose_a requires a matrix a if b {t} is one, not {s}")
+        raise ShapeError(f"matmul at {user_line()}: if b {t} is a matrix, transpose_a requires that a is a matrix, not {s}")
     plain = alpha == 1.0
     y = la.matmul(a, b, transpose_a=bool(transpose_a), transpose_b=bool(transpose_b))
     return y if plain else ew.scale(y, alpha)

@@ -30,7 +30,7 @@ LAST = {1: "NWC", 2: "NHWC", 3: "NDHWC"}
 
 
 def channels_last(what: str, data_format: str, ndim: int) -> bool:
-    """Return True for the data format N..C and False for NC..; raise ArgumentError for any other."""
+    """Return True for the data format N..C and False for NC..; raise ArgumentError for another format."""
     legal = (FIRST[ndim], LAST[ndim])
     if data_format not in legal:
         raise ArgumentError(
@@ -247,7 +247,7 @@ def transposed(
 
 
 def _either(what: str, one: str, a: Tensor | None, other: str, b: Tensor | None) -> Tensor:
-    """Return the argument, which has two names; raise ArgumentError unless exactly one is used."""
+    """Return the argument that is passed as either `one` or `other`; raise ArgumentError unless exactly one of the names is used."""
     if (a is None) == (b is None):
         raise ArgumentError(f"{what} at {user_line()}: pass either {one} or {other}")
     return a if a is not None else b  # type: ignore[return-value]

@@ -73,7 +73,7 @@ def tensor_scatter_nd_add(params: Tensor, indices: Tensor, updates: Tensor, name
 
 
 def tensor_scatter_nd_update(params: Tensor, indices: Tensor, updates: Tensor, name: Name = None) -> Tensor:
-    """Return params with `updates` at the coordinates `indices`; of several updates at one place, one is used."""
+    """Return params with `updates` at the coordinates `indices`; if several updates have equal coordinates, one of them is used."""
     rows, count, rest = _rows("tensor_scatter_nd_update", params.tensor_type.shape, indices)
     arguments = _updates("tensor_scatter_nd_update", indices, updates, rest)
     size = numbers.prod(rest)
@@ -93,7 +93,7 @@ def _updates(what: str, indices: Tensor, updates: Tensor, rest: tuple[int, ...])
 
 
 def slice_update(x: Tensor, update: Tensor, slice_tup_list: Sequence[Any], name: Name = None) -> Tensor:
-    """Return x with x[start:stop:step] replaced by `update`, for a list of one (start, stop, step) per axis; each may be None."""
+    """Return x with x[start:stop:step] replaced by `update`, for a list of one (start, stop, step) per axis; each entry may be None."""
     return su.slice_update(x, update, *spans("slice_update", x, slice_tup_list))
 
 
@@ -179,10 +179,11 @@ def upsample_2d(
     what = f"upsample_2d at {user_line()}"
     if str(data_format).upper() not in ("NCHW", "NHWC") or interpolation not in ("nearest", "bilinear") or x.tensor_type.ndim != 4:
         raise ArgumentError(
-            f'{what}: x {x.tensor_type} must be "NCHW" or "NHWC", interpolation "nearest" or "bilinear", not {data_format!r}, {interpolation!r}'
+            f'{what}: x {x.tensor_type} must have 4 axes, data_format {data_format!r} must be "NCHW" or "NHWC", '
+            f'and interpolation {interpolation!r} must be "nearest" or "bilinear"'
         )
     if align_corners and interpolation == "nearest":
-        raise ArgumentError(f"{what}: align_corners requires bilinear interpolation")
+        raise ArgumentError(f"{what}: align_corners requires bilinear interpolation; pass interpolation='bilinear'")
     last = data_format.upper() == "NHWC"
     factors = tuple(size) if isinstance(size, Sequence) else (size, size)
     images = sh.transpose(x, (0, 3, 1, 2)) if last else x

@@ -25,9 +25,9 @@ from jobflow.ops.runtime_assertions import RuntimeAssertion, assert_bounds
 
 
 def unique_with_counts(x: Tensor, out_idx: DType = int32, name: str | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the distinct elements of a vector in order of first occurrence, each element's index in them, their counts, and their number.
+    """Return (distinct elements, index of each element among them, counts, number of distinct elements) of a vector.
 
-    The distinct elements and the counts have the length of x, padded with zeros.
+    The distinct elements are in the order of first occurrence. The distinct elements and the counts have the length of x, padded with zeros.
     """
     if not isinstance(out_idx, DType) or not out_idx.is_integer:
         raise DtypeError(f"unique_with_counts at {user_line()}: out_idx must be an integer type such as jobflow.int32, not {out_idx!r}")
@@ -37,12 +37,14 @@ def unique_with_counts(x: Tensor, out_idx: DType = int32, name: str | None = Non
 def indexed_slices_reduce_sum(indices: Tensor, values: Tensor, name: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Sum the rows of `values` [*indices, ...] that have equal indices.
 
-    Return the distinct indices, their sums, and their number, shape (1,). The first two have the original length, padded with zeros.
+    Return the distinct indices, the sum for each, and the number of distinct indices, shape (1,). Indices and sums have the shapes of the
+    arguments, padded with zeros.
     """
     t, rest = indices.tensor_type, values.tensor_type.shape[indices.tensor_type.ndim :]
     if not t.dtype.is_integer or values.tensor_type.shape[: t.ndim] != t.shape:
         raise ShapeError(
-            f"indexed_slices_reduce_sum at {user_line()}: indices {t} must be integers, and values {values.tensor_type} start with their axes"
+            f"indexed_slices_reduce_sum at {user_line()}: indices {t} must be integers, and the first axes of values {values.tensor_type} must be "
+            "the axes of indices"
         )
     unique, place, _, count = un.unique_with_counts(sh.reshape(indices, (t.size,)), int64)
     rows = ix.unsorted_segment_sum(sh.reshape(values, (t.size, *rest)), place, t.size, 0)
@@ -115,10 +117,10 @@ def distributed_partial_fc_sample(weight: Tensor, label: Tensor, num_sample: int
 def sampled_classes(weight: Tensor, label: Tensor, num_sample: int, seed: int | None, name: str | None) -> tuple[Tensor, Tensor, Tensor]:
     """Sample classes whose weights [classes, ...] are split over the devices: all labels, and other classes at random in every run.
 
-    All devices sample equally many classes, first their labels and then the others. Return the labels as indices into the `num_sample`
-    sampled classes, the sampled classes, and their weights.
+    Every device samples the same number of classes: first the labels on the device, then random classes. Return the labels as indices into the
+    `num_sample` sampled classes, the sampled classes, and their weights.
 
-    Raises: ArgumentError in a run with more distinct labels on a device than it samples.
+    Raises: ArgumentError in a run with more distinct labels on a device than the device samples.
     """
     job, where = current_job("distributed_partial_fc_sample"), current_placement("distributed_partial_fc_sample")
     counts("distributed_partial_fc_sample", num_sample=num_sample)

@@ -275,7 +275,7 @@ def normalize(image: Any, std: Sequence[float], mean: Sequence[float], name: str
 def batch_align(images: OnHost, shape: Sequence[int], dtype: DType, alignment: int, name: str | None = None) -> Any:
     """Copy images of different sizes into a tensor [batch, height, width, channels], padded with zeros at the bottom and right.
 
-    Its height and width are those of the largest image of the batch, rounded up to multiples of `alignment`. `shape` is the maximum.
+    Height and width are the largest height and width in the batch, rounded up to multiples of `alignment`. `shape` is the maximum.
     """
     what = "image.batch_align"
     arguments, most = on_host(what, images, "images", "arrays"), positive_shape(what, "shape", shape)

@@ -36,9 +36,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def by_arguments(job: Function, ours: Any = (), theirs: Any = (), needs_dtype: bool = False) -> Function:
     """Dispatch between the job function and the tensor function of the same name.
 
-    An argument that only one of the two accepts decides: a keyword, or a second argument of the types `ours` or `theirs`.
-    If the job function `needs_dtype`, a call without `dtype` selects the tensor function. Otherwise the tensors among the arguments decide.
-    Without tensors, a call in the body of a job selects the job function.
+    A second argument of a type in `ours` selects the job function, and of a type in `theirs` the tensor function. If the job function
+    `needs_dtype`, a call without `dtype` selects the tensor function. A keyword that only one function accepts selects this function.
+    Otherwise the tensors among the arguments decide. Without tensors, a call in the body of a job selects the job function.
     """
     word = job.__name__
     roles = Roles(word, job)

@@ -103,12 +103,12 @@ def _parameter(
     trainable: bool,
     model_distribute: Distribute | None = None,
 ) -> Tensor:
-    """Return a new variable with the element type of `like`; raise an error if its name exists in this job."""
+    """Return a new variable with the element type of `like`; raise an error if this job already has a variable `name`."""
     if not like.tensor_type.dtype.is_float:
         layer = "-".join(scope.current().namespace)
         raise DtypeError(
-            f'{user_line()} (layer "{layer}"): the inputs {like.tensor_type} must be floating point numbers, because the {name} has their type; '
-            f"cast them with cast(x, jobflow.float32)"
+            f'{user_line()} (layer "{layer}"): the inputs {like.tensor_type} must be floating point numbers, because the {name} has the type of '
+            f"the inputs; cast them with cast(x, jobflow.float32)"
         )
     return get_variable(name, shape, like.tensor_type.dtype, initializer, regularizer, trainable, distribute=model_distribute, reuse=False)
 
@@ -329,8 +329,8 @@ def layer_norm_param_grad(
     begin = normal_axis(f"layer_norm_param_grad at {user_line()}", begin_params_axis, norm.tensor_type.ndim)
     if dy.tensor_type != norm.tensor_type or gamma.tensor_type.shape != norm.tensor_type.shape[begin:]:
         raise ShapeError(
-            f"layer_norm_param_grad at {user_line()}: dy {dy.tensor_type} must have the type of norm {norm.tensor_type}, gamma {gamma.tensor_type} "
-            f"the shape of its last axes"
+            f"layer_norm_param_grad at {user_line()}: dy {dy.tensor_type} must have the type of norm {norm.tensor_type}, "
+            f"and gamma {gamma.tensor_type} the shape of the last axes of norm"
         )
     above = range(begin)
     return ew.multiply(dy, gamma), rd.reduce_sum(dy, tuple(above)), rd.reduce_sum(ew.multiply(dy, norm), tuple(above))

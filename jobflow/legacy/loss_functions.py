@@ -1,4 +1,4 @@
-"""Loss functions. The first argument of functions named `*_with_logits` is labels; results have one element per sample unless reduced.
+"""Loss functions. The first argument of functions named `*_with_logits` is `labels`. A result has one element per sample unless it is reduced.
 
 `reduction` is "none", "mean" or "sum". The last two reduce all elements to shape (1,).
 """
@@ -84,7 +84,7 @@ def softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str 
 
 
 def sigmoid_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
-    """Return max(x, 0) - x z + log(1 + exp(-|x|)) elementwise; labels z may have any element type."""
+    """Return max(x, 0) - x z + log(1 + exp(-|x|)) elementwise, for logits x and labels z of any element type."""
     if labels.tensor_type.shape != logits.tensor_type.shape:
         raise ShapeError(
             f"sigmoid_cross_entropy_with_logits at {user_line()}: labels {labels.tensor_type} and logits {logits.tensor_type} must have equal shapes"
@@ -208,7 +208,7 @@ def _distance(x: Tensor, y: Tensor, p: float, eps: float) -> Tensor:
 
 
 def smooth_l1_loss(prediction: Tensor, label: Tensor, beta: float = 1.0, name: str | None = None) -> Tensor:
-    """Return, for d = |prediction - label|, d^2 / (2 beta) where d < beta and d - beta / 2 elsewhere, elementwise."""
+    """Return d^2 / (2 beta) where d < beta, and d - beta / 2 elsewhere, for d = |prediction - label|, elementwise."""
     if not isinstance(beta, Real) or beta < 0:
         raise ArgumentError(f"smooth_l1_loss at {user_line()}: beta must be a non-negative number, not {beta!r}")
     _same("smooth_l1_loss", prediction=prediction, label=label)

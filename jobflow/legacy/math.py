@@ -207,7 +207,7 @@ clip = clip_by_scalar = clamp = clip_by_value
 
 
 def axes_of(what: str, axis: Axes, ndim: int) -> tuple[int, ...]:
-    """Return the axes to reduce in ascending order; None means all."""
+    """Return the axes to reduce in ascending order; None means all axes."""
     if axis is None:
         return tuple(range(ndim))
     arguments = (axis,) if isinstance(axis, Integral) or not isinstance(axis, Iterable) else tuple(axis)
@@ -279,7 +279,7 @@ def reduce_euclidean_norm(input_tensor: Tensor, axis: Axes = None, keepdims: boo
 
 @rounded_once
 def reduce_std(input_tensor: Tensor, axis: Axes = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """Return the standard deviation sqrt(E[(x - E[x])^2]) over `axis`; its gradient is 0 where it is 0."""
+    """Return the standard deviation sqrt(E[(x - E[x])^2]) over `axis`; the gradient is 0 where the deviation is 0."""
     return root(reduce_variance(input_tensor, axis, keepdims), name=name)
 
 
@@ -374,13 +374,13 @@ def _rows_of_both(what: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     rows = min(shape[0] if shape else 0 for shape in shapes)
     if any(shape[:1] != (rows,) for shape in shapes):
         recorder: Any = scope.current().interpreter
-        recorder.body.refuse(f"{what} at {user_line()}: {x.tensor_type} and {y.tensor_type} must have equally many rows")
+        recorder.body.refuse(f"{what} at {user_line()}: {x.tensor_type} and {y.tensor_type} must have the same number of rows")
     first, second = (apply(Slice((0,) * len(shape), (rows, *shape[1:]), (1,) * len(shape)), t) for t, shape in zip((x, y), shapes, strict=True))
     return first, second
 
 
 def in_top_k(targets: Tensor, predictions: Tensor, k: int, name: str | None = None) -> Tensor:
-    """Return int8 1 where predictions[i, targets[i]] is one of the k largest of row i, including ties."""
+    """Return int8 1 where predictions[i, targets[i]] is one of the k largest elements of row i, including ties, and 0 elsewhere."""
     counts("in_top_k", k=k)
     if may_be_empty(targets) and may_be_empty(predictions):
         targets, predictions = _rows_of_both("in_top_k", targets, predictions)

@@ -1,6 +1,7 @@
 """Translation of ops to ONNX nodes.
 
-An op with a formula is translated by its expression, over its index space; `STRUCTURAL` contains the others. All shapes are static.
+An op with a formula is translated by its expression, over its index space; `STRUCTURAL` contains the translations of other ops. All shapes are
+static.
 """
 
 from __future__ import annotations

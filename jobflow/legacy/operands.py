@@ -60,7 +60,7 @@ def tensors(what: str, x: Operand, y: Operand) -> tuple[Tensor, Tensor]:
 
 
 def spans(what: str, x: Tensor, entries: Sequence[Any]) -> tuple[list[int | None], list[int | None], list[int | None]]:
-    """Return starts, stops and steps of a list of (start, stop, step); each may be None. Raise ArgumentError for an empty slice."""
+    """Return starts, stops and steps of a list of (start, stop, step), whose entries may be None; raise ArgumentError for an empty slice."""
     shape = x.tensor_type.shape
     if not isinstance(entries, list | tuple) or len(entries) > len(shape):
         raise ArgumentError(f"{what} at {user_line()}: slice_tup_list must be a list of at most {len(shape)} (start, stop, step)")

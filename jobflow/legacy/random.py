@@ -32,7 +32,7 @@ def _uniform(what: str, shape: tuple[int, ...], dtype: DType, seed: int | None, 
 
 
 def CoinFlip(batch_size: int = 1, seed: int | None = None, probability: float = 0.5, name: str = "CoinFlip") -> Tensor:
-    """Return int8 (batch_size,) with 1 with `probability`, and 0 otherwise."""
+    """Return an int8 tensor of shape (batch_size,) whose elements are 1 with the given `probability`, and 0 otherwise."""
     if not isinstance(batch_size, Integral) or batch_size < 1:
         raise ArgumentError(f"CoinFlip at {user_line()}: batch_size must be a positive int, not {batch_size!r}")
     if not isinstance(probability, Real) or not 0 <= probability <= 1:
@@ -69,7 +69,7 @@ def gen_seed(seed: int | None = None) -> tuple[int, bool]:
 
 
 def dropout(x: Tensor, rate: float, noise_shape: Sequence[int] | None = None, seed: int | None = None, name: str | None = None) -> Tensor:
-    """Set each element to 0 with probability `rate`, and divide the others by 1 - rate; return x itself in predict jobs and for rate 0.
+    """Set each element to 0 with probability `rate`, and divide other elements by 1 - rate; return x itself in predict jobs and for rate 0.
 
     Every run samples a new mask, from the job's seed and the name, or from `seed` alone: ops with equal seeds have equal masks.
     """

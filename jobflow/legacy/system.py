@@ -1,4 +1,4 @@
-"""The namespace `flow.system`."""
+"""The namespace `flow.system`: `assign`, which returns the variable."""
 
 from __future__ import annotations
 

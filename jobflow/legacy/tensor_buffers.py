@@ -58,7 +58,8 @@ def gen_tensor_buffer(
     body_of(what)
     if not math.prod(own) == len(shapes) == len(value_list):
         raise ArgumentError(
-            f"{what} at {user_line()}: shape {list(own)} has {math.prod(own)} arrays, but shape_list {len(shapes)} and value_list {len(value_list)}"
+            f"{what} at {user_line()}: shape {list(own)} has {math.prod(own)} arrays, but shape_list has length {len(shapes)} "
+            f"and value_list length {len(value_list)}"
         )
     filled = tuple(np.full(s, fitting(what, v, data_type), data_type.numpy) for s, v in zip(shapes, value_list, strict=True))
     devices = devices_of_view()

@@ -23,7 +23,7 @@ class CheckPoint:
             stored.initialize()
 
     def save(self, path: str) -> None:
-        """Write every variable to the directory `path`; if it exists, to the first new one of path-2, path-3, ..., with a notice."""
+        """Write every variable to the directory `path`; if `path` exists, write to the first unused name of path-2, path-3, ..., with a notice."""
         stored.save(path)
 
     def load(self, path: str) -> None:
@@ -31,7 +31,7 @@ class CheckPoint:
 
         A notice lists variables missing in the checkpoint, and values without a variable.
 
-        Raises: CheckpointError if `path` is not a checkpoint, matches no variable, or has a different shape for one; no variable changes then.
+        Raises: CheckpointError if `path` is not a checkpoint, matches no variable, or has a variable of another shape; no variable is changed then.
         """
         stored.restore(path)
 
@@ -59,7 +59,7 @@ class SimpleCheckPointManager:
         return names[-1] if names else None
 
     def initialize_or_restore(self) -> None:
-        """Load the newest checkpoint; if there is none, save the first."""
+        """Load the newest checkpoint; if there is none, save a first checkpoint."""
         with store.located("initialize_or_restore"):
             latest = sessions.on_first(started_session(), self.latest_checkpoint)
         if latest is None:

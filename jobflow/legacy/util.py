@@ -1,4 +1,4 @@
-"""The namespace `flow.util`."""
+"""The namespace `flow.util`: unique strings."""
 
 from __future__ import annotations
 

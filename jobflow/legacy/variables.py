@@ -40,7 +40,7 @@ def current_job(what: str) -> StagedBody:
 
 
 def layer_name(job: StagedBody, prefix: str) -> str:
-    """Return the first `<prefix>_<n>` that starts no variable name of this job, for a layer without a name."""
+    """Return the first `<prefix>_<n>` that is not a prefix of a variable name in this job, for a layer without a name."""
     for n in count(1):
         name = f"{prefix}_{n}"
         full = scope.current().full_name(name)
@@ -188,9 +188,9 @@ def assign(ref: Tensor, value: Tensor, dtype: DType | None = None, name: str | N
 
 
 def ssp_variable_proxy(var: Tensor, buffer_size: int = 1, name: str | None = None) -> tuple[Tensor, Tensor]:
-    """Return (var, its value `buffer_size` - 1 runs ago), with the initial value in the first runs: stale weights for pipelines.
+    """Return (var, value of var `buffer_size` - 1 runs ago), with the initial value in the first runs: stale weights for pipelines.
 
-    Gradients of the second pass to var. The intermediate values are variables `<variable>-ssp-<i>`.
+    Gradients of the second result are added to the gradient of var. The intermediate values are variables `<variable>-ssp-<i>`.
     """
     key = variable_of(var)
     if key is None or buffer_size < 1:

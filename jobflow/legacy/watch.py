@@ -28,8 +28,9 @@ Watcher = Callable[[Any], Any] | str | None
 def watch(blob_watched: Tensor, handler_or_prompt: Watcher = None) -> None:
     """Call `handler_or_prompt` with the value after every run.
 
-    A function with an argument annotated `tp.Numpy` receives the whole array, with `tp.ListNumpy` a list of one array per device, and without
-    annotation an object with methods for both. A string is printed before the value.
+    A function receives the whole array if its argument is annotated `tp.Numpy`, and a list of one array per device for `tp.ListNumpy`. Without
+    annotation it receives an object with the methods `numpy()` and `numpy_list()`. If `handler_or_prompt` is a string, the string is printed,
+    followed by the value.
     """
     _watch("watch", blob_watched, handler_or_prompt, gradient=False)
 

@@ -38,7 +38,7 @@ def tokens_after(
 
 
 def sampled(scores: Array, temperature: float, top_k: int, share: float) -> int:
-    """Return the token at a quantile in [0, 1) of the probability distribution."""
+    """Return the first token whose cumulative probability exceeds `share`, in [0, 1); for temperature 0, the token with the highest score."""
     if temperature == 0:
         return int(scores.argmax())
     wide = scores.astype(np.float64) / temperature

@@ -38,8 +38,8 @@ def _dense(x: Tensor, units: int, name: str, share: float = 1.0, activation: lay
 def _attention(x: Tensor, shape: _Shape, name: str) -> Tensor:
     """Return causal attention, softmax(q k^T / sqrt(d)) v per head; x is [n * positions, width].
 
-    The columns of qkv are query, key and value of the first head, followed by those of the second head, and so on.  Heads can therefore be split
-    over devices.
+    The columns of qkv are query, key and value of the first head, then query, key and value of the second head, and so on.  Heads can therefore be
+    split over devices.
     """
     width = x.tensor_type.shape[1]
     each = width // shape.heads

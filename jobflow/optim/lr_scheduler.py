@@ -99,7 +99,8 @@ class LambdaLR(LRScheduler):
         count = len(optimizer.param_groups)
         if not callable(lr_lambda) and not (isinstance(lr_lambda, Sequence) and all(map(callable, lr_lambda))):
             raise ConfigError(
-                f"lr_scheduler.LambdaLR at {user_line()}: lr_lambda must be a function of the steps, or a list of one per group, not {lr_lambda!r}"
+                f"lr_scheduler.LambdaLR at {user_line()}: lr_lambda must be a function of the number of steps, or a list of one function per group, "
+                f"not {lr_lambda!r}"
             )
         self.lambdas = [lr_lambda] * count if callable(lr_lambda) else list(lr_lambda)
         if len(self.lambdas) != count:

@@ -186,7 +186,9 @@ class Optimizer:
         sizes = [len(group["params"]) for group in saved["param_groups"]]
         mine = [len(group["params"]) for group in self.param_groups]
         if sizes != mine:
-            raise CheckpointError(f"{what}: the saved groups have {sizes} parameters, but this optimizer has {mine}")
+            raise CheckpointError(
+                f"{what}: the saved groups have {sizes} parameters, but the groups of this optimizer have {mine}; pass params as when saving"
+            )
         parameters = list(self._parameters())
         states = {
             parameters[int(i)]: {name: _loaded(x, parameters[int(i)], what) for name, x in state.items()} for i, state in saved["state"].items()

@@ -35,7 +35,7 @@ def sizes(dimensions: Sequence[Strategy], ranks: int) -> tuple[int, ...]:
     if len(free) > 1 or over or (rest > 1 and not free) or not rest:
         description = " x ".join(map(repr, dimensions))
         raise PlacementError(
-            f"strategy {description}: its sizes do not match the {ranks} ranks of the job; omit at most one size, and make their product {ranks}"
+            f"strategy {description}: the sizes do not match the {ranks} ranks of the job; omit at most one size, and make their product {ranks}"
         )
     return tuple(rest if dimension.size is None else dimension.size for dimension in dimensions)
 

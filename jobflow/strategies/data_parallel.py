@@ -36,7 +36,8 @@ class mirrored(Strategy):
 class data_parallel(Strategy):
     """Data parallelism: arguments S(0), variables B.
 
-    Each rank and step communicates 2 psi (n-1)/n bytes for the all_reduce of the gradients, where psi is the size of all gradients in bytes.
+    Each rank and step communicates 2 psi (n-1)/n bytes for the all_reduce of the gradients.  Here psi is the size of all gradients in bytes,
+    and n is the number of ranks.
     """
 
     size: int | None = None
@@ -53,8 +54,9 @@ class zero(Strategy):
     stage 2   gradients are reduced as soon as each is computed               2 psi (n-1)/n
     stage 3   variables are gathered a second time for the backward pass      3 psi (n-1)/n
 
-    psi is the size of all variables in bytes.  Variables of fewer than `least` elements are not split, and their gradients are all-reduced.
-    This also costs 2 psi (n-1)/n, in fewer messages.  Stage 3 gathers only variables that the backward pass reads, so no biases.
+    Here psi is the size of all variables in bytes, and n is the number of ranks.  Variables of fewer than `least` elements are not split.  The
+    all_reduce of their gradients transfers the same number of bytes in fewer messages.  In stage 3 the second gather omits variables that the
+    backward pass does not read, such as biases.
     """
 
     stage: int = 1

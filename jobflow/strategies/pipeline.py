@@ -115,10 +115,13 @@ def _cuts_by_name(program: Traced, steps: Sequence[Node], cuts: Sequence[str], c
     begins: list[int] = []
     for pattern in cuts:
         begin = next((i for i, node in enumerate(steps) if any(matches(pattern, name) for name in _names(node))), None)
-        if begin is None or begin <= max(begins, default=0):
-            what = f'op or variable like "{pattern}"'
-            wrong = f"there is no {what}" if begin is None else f"the first {what} does not follow the previous cut"
-            raise ConfigError(f"strategies.pipeline: in job {program.name} {wrong}; list the cuts in program order")
+        if begin is None:
+            raise ConfigError(f'strategies.pipeline: job {program.name} has no op or variable like "{pattern}"; pass the name of one')
+        if begin <= max(begins, default=0):
+            raise ConfigError(
+                f'strategies.pipeline: in job {program.name} the first op or variable like "{pattern}" does not follow the previous cut; '
+                "list the cuts in program order"
+            )
         begins.append(begin)
     return begins
 

@@ -40,8 +40,9 @@ class tensor_parallel(Strategy):
     """Layers split by columns and by rows: variables by name pattern ("block*-up-weight"), or pairs that are detected if no name is passed.
 
     `vocabulary` names tables that are split along their lookup axis; without any names, tables of at least `large` elements are split.
-    Each rank and step communicates 4 a (n-1)/n bytes per pair of layers, half of them forward, where a is the size of the pair's output.
-    Raises: ConfigError if a pattern matches no variable, or a variable whose layer has no such signature.
+    Each rank and step communicates 4 a (n-1)/n bytes per pair of layers, half of them forward.  Here a is the size of the pair's output in
+    bytes, and n is the number of ranks.
+    Raises: ConfigError if a pattern matches no variable, or a variable that no operation can read with this split.
     """
 
     size: int | None = None
@@ -76,13 +77,13 @@ class tensor_parallel(Strategy):
             if whole:
                 raise ConfigError(
                     f'strategies.tensor_parallel: "{pattern}" matches variable "{whole[0]}" {program.variables[whole[0]].type}, but no operation '
-                    f"supports this split; omit it, or make the axis at least as long as the number of ranks"
+                    f"supports this split; omit the pattern, or make the axis at least as long as the number of ranks"
                 )
 
 
 @dataclass
 class _State:
-    """Layouts of values and variables along the dimension; others are not split."""
+    """The layouts chosen so far for values and variables along the dimension; values and variables without an entry are not split."""
 
     values: dict[Value, Sbp] = field(default_factory=dict)
     variables: dict[str, Sbp] = field(default_factory=dict)

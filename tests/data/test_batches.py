@@ -180,7 +180,7 @@ def test_wrong_arguments_of_batches_raise() -> None:
         Batches(ten, None, 11, drop_last=True)
     with pytest.raises(ArgumentError, match=r"epoch=0, sample=11\) is out of range; an epoch has 10 samples"):
         Batches(ten, None, 5).start((0, 11))
-    with pytest.raises(ArgumentError, match=r'field "y" is not there. There are x, i'):
+    with pytest.raises(ArgumentError, match=r'field "y" does not exist. There are x, i'):
         Batches(ten, None, 5, fields=["y"])
     with pytest.raises(ArgumentError, match="sample 10 is out of range; the number of samples is 10"):
         ten.read([3, 10])

@@ -67,12 +67,12 @@ def test_integers_and_other_separators(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "arguments", "kind", "message"),
     [
-        ("a,b\n1,2\n", {"fields": {"x": "c"}}, ArgumentError, r'field "x": column "c" is not there. There are a, b'),
-        ("age,b\n1,2\n", {"fields": {"x": "aeg"}}, ArgumentError, r'column "aeg" is not there; did you mean "age"\?'),
+        ("a,b\n1,2\n", {"fields": {"x": "c"}}, ArgumentError, r'field "x": column "c" does not exist. There are a, b'),
+        ("age,b\n1,2\n", {"fields": {"x": "aeg"}}, ArgumentError, r'column "aeg" does not exist; did you mean "age"\?'),
         ("a,b\n1,2\n", {"fields": {"x": []}}, ArgumentError, 'field "x" has no columns'),
         ("a,b\n1,2\n", {"fields": {"x": ["a", "b"]}, "categories": ["b"]}, ArgumentError, "define two fields"),
-        ("a,b\n1,2\n", {"fields": {"x": "a"}, "categories": ["d"]}, ArgumentError, 'categories: column "d" is not there'),
-        ("a,b\n1,2\n", {"fields": {"x": "a"}, "dtypes": {"y": "int32"}}, ArgumentError, 'dtypes: field "y" is not there'),
+        ("a,b\n1,2\n", {"fields": {"x": "a"}, "categories": ["d"]}, ArgumentError, 'categories: column "d" does not exist'),
+        ("a,b\n1,2\n", {"fields": {"x": "a"}, "dtypes": {"y": "int32"}}, ArgumentError, 'dtypes: field "y" does not exist'),
         ("a,a\n1,2\n", {"fields": {"x": "a"}}, DataError, "two columns have the same name"),
         ("a,b\n", {"fields": {"x": "a"}}, DataError, "is the only line, and is read as column names"),
         ("", {"fields": {"x": "a"}}, DataError, "the file is empty"),

@@ -223,7 +223,7 @@ def test_a_quote_within_a_cell_is_text(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a;b\n1;2\n", r"column \"a\" is not there\. There are a;b\. The cells of the first line seem to be separated by ';' and not by ','"),
+        (b"a;b\n1;2\n", r"column \"a\" does not exist\. There are a;b\. The cells of the first line seem to be separated by ';' and not by ','"),
         (b'"a";"b"\n1;2\n', r"line 1 .*separated by ';' and not by ',': set delimiter to ';'"),
         (b"a\tb\n1\t2\n", r"separated by '\\t'"),
         (b'a,b\n1,"2\n3,4\n', r"line 2 \(byte 6\): a quote opens a cell here and is not closed"),
@@ -241,7 +241,7 @@ def test_a_quote_within_a_cell_is_text(
         *[(content, "t.csv: the file has only empty lines") for content in (b"\n", b"\r\n\n", MARK + b"\n")],
         *[(mark + b"a,t" + end, r"line 1 .*is the only line, and is read as .*set header to false") for mark in (b"", MARK) for end in (b"", b"\n")],
         (b"\n1,2\n", r"line 2 \(byte 1\) is the only line, .*set header to false"),
-        (b"1,2\n3,4\n", r"column \"a\" is not there. There are 1, 2\. The first line contains numbers: .*set header to false"),
+        (b"1,2\n3,4\n", r"column \"a\" does not exist. There are 1, 2\. The first line contains numbers: .*set header to false"),
         (b"1,1\n3,4\n", r"two columns have the same name: 1, 1\. The first line contains numbers: .*set header to false"),
     ],
 )
@@ -278,7 +278,7 @@ def test_missing_is_of_columns_of_numbers(reader: str, tmp_path: Path) -> None:
     assert table(reader, tmp_path, COLUMNS, missing=7, **options).read([1])["a"].tolist() == [7]
     with pytest.raises(DataError, match='column "b" is empty; set missing'):
         table(reader, tmp_path, COLUMNS, missing={"a": 0}, **options).read([0])
-    with pytest.raises(ArgumentError, match='missing: column "c" is not there'):
+    with pytest.raises(ArgumentError, match='missing: column "c" does not exist'):
         table(reader, tmp_path, COLUMNS, missing={"c": 0}, **options)
     with pytest.raises(ArgumentError, match='missing: column "k" contains categories; set empty: index'):
         table(reader, tmp_path, COLUMNS, missing={"k": 0}, **options)

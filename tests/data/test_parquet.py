@@ -98,8 +98,8 @@ def test_only_the_row_groups_that_are_needed_are_read(folder: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        ({"fields": {"x": "aa"}}, ArgumentError, r'field "x": column "aa" is not there; did you mean "a"\?'),
-        ({"fields": {"x": "a"}, "categories": ["hue"]}, ArgumentError, 'categories: column "hue" is not there'),
+        ({"fields": {"x": "aa"}}, ArgumentError, r'field "x": column "aa" does not exist; did you mean "a"\?'),
+        ({"fields": {"x": "a"}, "categories": ["hue"]}, ArgumentError, 'categories: column "hue" does not exist'),
         ({"fields": {"x": "colour"}}, ArgumentError, 'column "colour" contains string; add it to categories'),
         ({"fields": {"x": "moment"}}, DataError, 'column "moment" contains timestamp.*, which tensors do not support'),
         ({"fields": {"x": "small"}}, DataError, "tensors do not support uint16; convert it with dtypes"),
@@ -143,7 +143,7 @@ def test_files_that_are_none(folder: Path, tmp_path: Path, monkeypatch: pytest.M
         opened(path, fields={"x": "a"}).read([0])
     files.write_table(arrow.table({"a": ["x"]}), path)
     (tmp_path / "a.parquet").write_bytes(whole)
-    with pytest.raises(DataError, match=r't.parquet: column "a" is string, and int64 in .*a.parquet'):
+    with pytest.raises(DataError, match=r't.parquet: column "a" is string, but int64 in .*a.parquet'):
         opened(tmp_path, fields={"x": "a"}).read([ROWS - 6])
     monkeypatch.setenv("JOBFLOW_MAX_UNPACKED", "1M")
     files.write_table(arrow.table({"a": np.zeros(200_000)}), path)

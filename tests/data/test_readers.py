@@ -90,7 +90,7 @@ def test_invalid_splits_raise(tmp_path: Path) -> None:
         open_reader("numpy", path=path, split="trian")
     with pytest.raises(ArgumentError, match="validation_every must be at least 2, not 1"):
         open_reader("numpy", path=path, split="train", validation_every=1)
-    with pytest.raises(DataError, match="no samples of 1 for train"):
+    with pytest.raises(DataError, match='no samples in the split "train" of 1 samples'):
         open_reader("numpy", path=path, split="train")
 
 
@@ -171,9 +171,9 @@ def test_numbers_are_scaled_and_converted(tmp_path: Path) -> None:
         open_reader("numpy", path=str(tmp_path / "a.npz"))
     with pytest.raises(ArgumentError, match=r'unknown element type "int31"; did you mean "int32"'):
         open_reader("numpy", path=str(tmp_path / "a.npz"), dtypes={"ids": "int31"})
-    with pytest.raises(ArgumentError, match=r'scale: field "image" is not there; did you mean "images"'):
+    with pytest.raises(ArgumentError, match=r'scale: field "image" does not exist; did you mean "images"'):
         open_reader("numpy", path=str(tmp_path / "a.npz"), scale={"image": 2.0})
-    with pytest.raises(ArgumentError, match=r'array "x" is not there. There are images, ids'):
+    with pytest.raises(ArgumentError, match=r'array "x" does not exist. There are images, ids'):
         open_reader("numpy", path=str(tmp_path / "a.npz"), fields={"images": "x"})
 
 
@@ -413,7 +413,7 @@ def test_damaged_records(tmp_path: Path) -> None:
     file.write_bytes(good + framed(record(y=(2, b""))))
     with pytest.raises(DataError, match='there is no feature "x"'):
         opened("ofrecord", path=str(tmp_path)).read([1])
-    with pytest.raises(ArgumentError, match=r'feature "z" is not there. There are x'):
+    with pytest.raises(ArgumentError, match=r'feature "z" does not exist. There are x'):
         open_reader("ofrecord", path=str(tmp_path), features={"z": [2]})
 
 

@@ -204,7 +204,7 @@ def test_matmul(run: Any, rng: Any) -> None:
     ("a", "b", "options", "message"),
     [
         ((3, 4), (5, 6), {}, "the summed axis has size"),
-        ((3, 4), (2, 4, 5), {}, "equally many axes"),
+        ((3, 4), (2, 4, 5), {}, "the same number of axes"),
         ((2, 3, 4), (3, 4, 5), {}, "leading axes"),
         ((2, 4, 3), (4, 5), {"transpose_a": True}, "transpose_a"),
         ((4,), (4, 5), {}, "at least 2"),

@@ -188,7 +188,7 @@ def test_parts_of_few_elements_may_be_empty(fresh: None, body: Callable[..., Any
 def test_in_top_k_compares_as_many_rows_as_are_passed(fresh: None) -> None:
     job = per_device(lambda t, p: math.in_top_k(t, p, k=1), ((20,), flow.int32), ((15, 10),))
     assert job(np.int32([0, 1, 1]), np.eye(3, 5, dtype=np.float32)).tolist() == [1, 1, 0]
-    with pytest.raises(flow.ShapeError, match="must have equally many rows"):
+    with pytest.raises(flow.ShapeError, match="must have the same number of rows"):
         job(np.zeros(20, np.int32), np.zeros((15, 10), np.float32))
 
 

@@ -212,7 +212,7 @@ def test_buffers_of_computed_tensors(devices: int) -> None:
 
 
 def test_host_operations_have_no_gradient(session: None) -> None:
-    """They raise in microbatches too, and each device must have equally many rows."""
+    """They raise in microbatches too, and each device must have the same number of rows."""
 
     def run(parts: int, trainable: bool) -> None:
         flow.clear_default_session()
@@ -327,7 +327,7 @@ WRONG: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
         flow.DataError,
         "more elements or other axes than",
     ),
-    "too few shapes": (lambda x: flow.gen_tensor_buffer([2], [(1,)], [0.0]), flow.ArgumentError, "has 2 arrays, but shape_list 1"),
+    "too few shapes": (lambda x: flow.gen_tensor_buffer([2], [(1,)], [0.0]), flow.ArgumentError, "has 2 arrays, but shape_list has length 1"),
     "too few codes": (lambda x: flow.image.flip(flow.tensor_to_tensor_buffer(x, 3), flow.random.CoinFlip(3)), flow.ShapeError, r"tensor \[2\]"),
     "a list that is none": (lambda x: flow.tensor_list_to_tensor_buffer(x), flow.ArgumentError, "ListListNumpy"),
 }

@@ -245,5 +245,7 @@ def test_grids_are_of_vectors_and_pools_give_something() -> None:
 @pytest.mark.parametrize("wrong", [0.5, [0.5], None])
 def test_functions_of_the_step_are_functions(wrong: Any) -> None:
     optimizer = flow.optim.SGD([flow.nn.Parameter(flow.zeros(1))], lr=0.5)
-    with pytest.raises(flow.JobflowError, match=r"lr_scheduler.LambdaLR at test_odd_arguments.py:\d+: lr_lambda must be a function of the steps"):
+    with pytest.raises(
+        flow.JobflowError, match=r"lr_scheduler.LambdaLR at test_odd_arguments.py:\d+: lr_lambda must be a function of the number of steps"
+    ):
         flow.optim.lr_scheduler.LambdaLR(optimizer, wrong)

@@ -40,7 +40,7 @@ def test_stages_are_parts_of_the_grid() -> None:
 
 @pytest.mark.parametrize("strategy", [st.mesh(data=3), st.combine(st.data_parallel(), st.tensor_parallel()), st.tensor_parallel(16)], ids=str)
 def test_sizes_that_do_not_fill_the_ranks(strategy: st.Strategy) -> None:
-    with pytest.raises(PlacementError, match="its sizes do not match the 8 ranks of the job"):
+    with pytest.raises(PlacementError, match="the sizes do not match the 8 ranks of the job"):
         strategy.placement(placement(8))
 
 

@@ -71,10 +71,10 @@ def test_the_pipeline_may_be_the_inner_dimension() -> None:
     [
         (st.pipeline(stages=3), 2, ConfigError, "stages 3 must be a multiple of 2, the number of groups of ranks"),
         (st.pipeline(cuts=["down-*", "head-*"]), 2, ConfigError, "2 cuts define 3 stages, not 2; pass 1 cuts, or set stages"),
-        (st.pipeline(cuts=["nothing"]), 2, ConfigError, 'in job train_mlp there is no op or variable like "nothing"'),
+        (st.pipeline(cuts=["nothing"]), 2, ConfigError, 'job train_mlp has no op or variable like "nothing"'),
         (st.pipeline(cuts=["head-*", "down-*"]), 3, ConfigError, 'the first op or variable like "down-*" does not follow the previous cut'),
         (st.pipeline(stages=400), 2, PlacementError, "are too few for 400 stages"),
-        (st.pipeline(4), 2, PlacementError, "its sizes do not match the 2 ranks of the job"),
+        (st.pipeline(4), 2, PlacementError, "the sizes do not match the 2 ranks of the job"),
         (st.combine(st.pipeline(2), st.pipeline(2)), 4, PlacementError, "only one dimension can be a pipeline"),
     ],
     ids=str,

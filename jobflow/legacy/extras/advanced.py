@@ -74,7 +74,9 @@ def distribute_map(xs: Tensor, f: Callable[[Tensor], Tensor], axis: int = 0) -> 
 def _devices(what: str) -> Placement:
     whole = current_placement(what)
     if len(whole.mesh) != 1:
-        raise PlacementError(f"{what} at {user_line()}: the placement must have no hierarchy, unlike {whole}")
+        raise PlacementError(
+            f"{what} at {user_line()}: the placement must have no hierarchy, but is {whole}; call it in a scope.placement without hierarchy"
+        )
     return whole
 
 
@@ -82,7 +84,7 @@ def _check_count(what: str, xs: Sequence[Tensor], whole: Placement) -> None:
     if not isinstance(xs, list | tuple):
         raise ArgumentError(f"{what} at {user_line()}: xs must be a list of tensors, one for each of the {whole.size} devices, not {xs!r}")
     if len(xs) != whole.size:
-        raise ShapeError(f"{what} at {user_line()}: {len(xs)} tensors for the {whole.size} devices of {whole}; pass one per device")
+        raise ShapeError(f"{what} at {user_line()}: xs has {len(xs)} tensors for the {whole.size} devices of {whole}; pass one tensor per device")
 
 
 def _sum(parts: Sequence[Tensor], whole: Placement, name: str | None) -> Tensor:

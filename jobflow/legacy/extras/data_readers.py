@@ -151,8 +151,10 @@ def megatron_gpt_mmap_data_loader(
     """
     what = "megatron_gpt_mmap_data_loader"
     counts(what, seq_length=seq_length, num_samples=num_samples, batch_size=batch_size)
-    if not dtype.is_integer or (split_index is not None and split_sizes is None):
-        raise ArgumentError(f"{what} at {user_line()}: dtype must be an integer type, not {dtype.name}, and split_index requires split_sizes")
+    if not dtype.is_integer:
+        raise ArgumentError(f"{what} at {user_line()}: dtype must be an integer type, not {dtype.name}")
+    if split_index is not None and split_sizes is None:
+        raise ArgumentError(f"{what} at {user_line()}: split_index {split_index} requires split_sizes; pass both, or neither")
     seed, rows = body_of(what).seed if random_seed is None else random_seed, batch_rows(what, batch_size)
     file = TokenFiles(str(data_file_prefix), seq_length, num_samples, shuffle, seed, (tuple(split_sizes or (1,)), split_index or 0))
     file.check()

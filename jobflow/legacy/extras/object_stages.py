@@ -191,7 +191,7 @@ def painted(corners: Array, height: int, width: int) -> Array:
 
 
 def _boundary(corners: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield the points of each edge in order: one per y of a steep edge, and one per x of others."""
+    """Yield the points of each edge in order: one per y of a steep edge, and one per x of another edge."""
     for (x, y), (x_end, y_end) in zip(corners.tolist(), np.roll(corners, -1, 0).tolist(), strict=True):
         wide, high = abs(x_end - x), abs(y_end - y)
         back = x > x_end if wide >= high else y > y_end

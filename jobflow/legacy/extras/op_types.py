@@ -109,7 +109,7 @@ def _split_like(in_: Any, *like: Any, axis: int) -> list[Any]:
 
 
 def _each_axis(**lists: Any) -> list[Any]:
-    """Return the entries of these lists, integers or None, per axis."""
+    """Return a tuple per axis with the entries of all lists, which are integers or None; raise ArgumentError for other lists."""
     listed = all(isinstance(each, list | tuple) and all(n is None or isinstance(n, Integral) for n in each) for each in lists.values())
     if not listed or len({len(each) for each in lists.values()}) > 1:
         words = ", ".join(f"{word} {each!r}" for word, each in lists.items())

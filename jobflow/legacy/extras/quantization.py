@@ -42,7 +42,7 @@ def _check(what: str, input: Tensor, bit: int, scheme: str, formula: str) -> Non
 
 
 def _described(least: Tensor, largest: Tensor, bit: int, scheme: str, formula: str) -> tuple[Tensor, Tensor]:
-    """Return scale and zero point for values from `least` to `largest`; in a symmetric scheme `largest` is the largest |x|."""
+    """Return the scale and the zero point for values from `least` to `largest`; in a symmetric scheme `largest` is the largest |x|."""
     if scheme == "affine":
         width = ew.subtract(largest, least)
         scale = ew.where(ew.equal(width, ew.fill_like(width, 0.0)), math.abs(least), ew.scale(width, 1 / (2**bit - 1)))
@@ -60,7 +60,7 @@ def min_max_observer(
     per_layer_quantization: bool = True,
     name: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return scale and zero point of shape (1,), or one per row of the first axis without `per_layer_quantization`."""
+    """Return the scale and the zero point, each of shape (1,), or without `per_layer_quantization` with one element per row of the first axis."""
     _check("min_max_observer", input, quantization_bit, quantization_scheme, quantization_formula)
     t = input.tensor_type
     rows = sh.reshape(input, (1 if per_layer_quantization else t.shape[0], -1 if t.size else 0))
@@ -77,7 +77,7 @@ def moving_average_min_max_observer(
     momentum: float = 0.95,
     name: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return scale and zero point of the moving averages of minimum and maximum, which every run of a train job updates.
+    """Return the scale and the zero point for the moving averages of minimum and maximum, which every run of a train job updates.
 
     The averages are the variables `<name>-moving_max` and `<name>-moving_min`; the first run replaces their initial value 0.
     `<name>-current_train_step` counts the runs.
@@ -106,7 +106,7 @@ def observed(
     training: bool,
     until: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return scale and zero point from moving averages in the variables `top` and `bottom`; training updates them in the first `until` runs.
+    """Return the scale and the zero point for moving averages in the variables `top` and `bottom`; training updates them in the first `until` runs.
 
     Raises: ArgumentError in a run without training before any update.
     """
@@ -145,9 +145,9 @@ def fake_quantization(
     quantization_formula: str = "google",
     name: str | None = None,
 ) -> Tensor:
-    """Round the input to values of `quantization_bit` bits; its gradient is the gradient of the output.
+    """Round the input to values of `quantization_bit` bits; the gradient of the input is the gradient of the output.
 
-    Scale and zero point have one element, or one per row.
+    The scale and the zero point have one element, or one per row.
     """
     _check("fake_quantization", input, quantization_bit, quantization_scheme, quantization_formula)
     if scale.tensor_type.size not in (1, input.tensor_type.shape[0]) or zero_point.tensor_type.size != scale.tensor_type.size:

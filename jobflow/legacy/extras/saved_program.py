@@ -129,7 +129,7 @@ def _classes() -> dict[str, type]:
 
 
 def _written(value: Any) -> Any:
-    """Return an attribute as JSON: a number, string or None as it is, and other values as a pair of type name and content."""
+    """Return an attribute as JSON: a number, string or None unchanged, and other values as a pair of type name and content."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

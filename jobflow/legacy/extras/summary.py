@@ -100,9 +100,14 @@ def histogram(value: Tensor, step: Step, tag: Tag, name: str | None = None) -> N
 
 
 def image(value: Tensor, step: Step = None, tag: Tag = None, name: str | None = None) -> None:
-    """Write images [n, height, width, 1, 3 or 4], as uint8 or floats from 0 to 1; several images are named `tag`/0, `tag`/1, ..."""
+    """Write images [n, height, width, channels] with 1, 3 or 4 channels, as uint8 or floats from 0 to 1.
+
+    Several images are named `tag`/0, `tag`/1, ...
+    """
     if value.tensor_type.ndim != 4 or value.tensor_type.shape[3] not in (1, 3, 4):
-        raise ArgumentError(f"summary.image at {user_line()}: value must be [n, height, width, 1, 3 or 4], not {value.tensor_type}")
+        raise ArgumentError(
+            f"summary.image at {user_line()}: value must be [n, height, width, channels] with 1, 3 or 4 channels, not {value.tensor_type}"
+        )
     _summarize("summary.image", _pictures, value, step, "image" if tag is None else tag)
 
 

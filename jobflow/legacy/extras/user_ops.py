@@ -370,7 +370,7 @@ class builtin_op(UserOpModuleBuilder):
                 with composing(first):
                     return builder.Build().InferAndTryRun().RemoteBlobList()
             if rest:
-                raise ArgumentError(f"{self.word} at {user_line()}: {len(tensors)} tensors are {len(rest)} too many")
+                raise ArgumentError(f"{self.word} at {user_line()}: the inputs accept {len(tensors) - len(rest)} tensors, not {len(tensors)}")
             return builder.Build().InferAndTryRun().RemoteBlobList()
 
         return run

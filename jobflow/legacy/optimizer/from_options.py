@@ -117,7 +117,7 @@ def _chosen(what: str, arguments: Any, kinds: Mapping[str, Kind]) -> tuple[str, 
 
 
 def _check(what: str, arguments: Any, legal: Collection[str], needed: Collection[str] = ()) -> None:
-    """Raise ConfigError unless `arguments` is a dict with only `legal` keys and all `needed` ones."""
+    """Raise ConfigError unless `arguments` is a dict that has only keys in `legal` and all keys in `needed`."""
     if not isinstance(arguments, Mapping):
         raise ConfigError(f"{what}: must be a dict, not {arguments!r}")
     for name in arguments:

@@ -319,7 +319,7 @@ class LAMB(Decaying, Moments):
 
 @dataclass(frozen=True)
 class CombinedOptimizer(Minimizer):
-    """An optimizer composed of several for disjoint sets of variables; together they update all trained variables."""
+    """An optimizer composed of several optimizers for disjoint sets of variables; together they update all trained variables."""
 
     optimizers: Sequence[Single]
     loss_scale_factor: float | None = None

@@ -28,7 +28,7 @@ def name_of(value: Any) -> str:
 
 
 def check(what: str, name: str, dtypes: Iterable[DType], nodes: Iterable[Any]) -> Value:
-    """Return the tensor `name` of the nodes; raise JobError if it is missing, has several elements, or none of the types."""
+    """Return the tensor `name` of the nodes; raise JobError unless it exists and has one element and one of the types."""
     names = {name_of(value): value for node in nodes for value in node.outputs}
     if not isinstance(name, str) or name not in names:
         near = did_you_mean_or(str(name), names, "pass the logical_blob_name of a tensor")

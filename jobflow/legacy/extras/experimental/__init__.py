@@ -1,4 +1,4 @@
-"""The namespace `flow.experimental`: names that OneFlow releases had there, and all names of `flow`."""
+"""The namespace `flow.experimental`: names that this namespace had in OneFlow, and all names of `flow`."""
 
 from __future__ import annotations
 
