@@ -67,17 +67,21 @@ class Sigmoid(Unary):
         return f.sigmoid(*elements)
 
 
+#: Below this number x * sigmoid(x) rounds to zero.  Kernels of the sigmoid return at least the smallest normal number.
+LEAST = -1000.0
+
+
 class Silu(Unary):
     """Sigmoid linear unit: y = x / (1 + e^-x)."""
 
     precision = "follows"
 
     def formula(self, f: Any, x: Any) -> Any:
-        return x * f.sigmoid(x)
+        return f.maximum(x, LEAST) * f.sigmoid(x)
 
     def gradient(self, f: Any, x: Any, y: Any, dy: Any) -> Any:
         s = f.sigmoid(x)
-        return s * (1.0 + x * (1.0 - s)) * dy
+        return s * (1.0 + f.maximum(x, LEAST) * (1.0 - s)) * dy
 
 
 class Tanh(Unary):

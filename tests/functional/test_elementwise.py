@@ -116,3 +116,11 @@ def test_addends_are_summed_before_they_are_rounded() -> None:
         return y.numpy().tolist(), y.sbp == (P,), x.bool().tolist(), x.double().sbp
 
     assert on_ranks(2, program) == [([1, 3], False, [True, True], (P,))] * 2
+
+
+@pytest.mark.parametrize("dtype", [flow.float32, flow.float64])
+def test_silu_and_its_gradient_vanish_for_large_negative_numbers(dtype: DType) -> None:
+    x = flow.tensor([-1e37, -3e38, -5000.0], dtype=dtype, requires_grad=True)
+    y = flow.nn.functional.silu(x)
+    y.sum().backward()
+    assert np.abs(y.numpy()).max() < 1e-30 and np.abs(x.grad.numpy()).max() < 1e-30
