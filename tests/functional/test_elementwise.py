@@ -14,7 +14,7 @@ from jobflow.core.errors import ArgumentError, DtypeError
 from jobflow.core.layout import P, S
 from jobflow.core.types import DType, bfloat16, bool_, float16, float32, float64, int32, int64, uint8
 from jobflow.engine.placements import placement
-from jobflow.functional import casting, classes
+from jobflow.functional import casting, classes, nn_activations
 from jobflow.functional.creation import arange, ones, tensor
 
 RANDOM = np.random.default_rng(6)
@@ -118,9 +118,9 @@ def test_addends_are_summed_before_they_are_rounded() -> None:
     assert on_ranks(2, program) == [([1, 3], False, [True, True], (P,))] * 2
 
 
-@pytest.mark.parametrize("dtype", [flow.float32, flow.float64])
+@pytest.mark.parametrize("dtype", [float32, float64])
 def test_silu_and_its_gradient_vanish_for_large_negative_numbers(dtype: DType) -> None:
-    x = flow.tensor([-1e37, -3e38, -5000.0], dtype=dtype, requires_grad=True)
-    y = flow.nn.functional.silu(x)
+    x = tensor([-1e37, -3e38, -5000.0], dtype=dtype, requires_grad=True)
+    y = nn_activations.silu(x)
     y.sum().backward()
     assert np.abs(y.numpy()).max() < 1e-30 and np.abs(x.grad.numpy()).max() < 1e-30
