@@ -124,7 +124,7 @@ class ExpandDims(ViewOp):
 
     def infer(self, x: TensorType) -> TensorType:
         if not 0 <= self.axis <= x.ndim:
-            raise ShapeError(f"expand_dims: axis {self.axis} is out of range for {x}")
+            raise ShapeError(f"expand_dims: axis {self.axis} is out of range for {x}; pass an axis from 0 to {x.ndim}")
         return x.with_shape((*x.shape[: self.axis], 1, *x.shape[self.axis :]))
 
     def rule(self, x: TensorType) -> Rule:

@@ -29,7 +29,7 @@ class SigmoidCrossEntropy(Pointwise):
     def infer(self, x: TensorType, labels: TensorType) -> TensorType:
         check_dtypes("sigmoid_cross_entropy", FLOATS, x)
         if labels.shape != x.shape:
-            raise ShapeError(f"sigmoid_cross_entropy: labels {labels} and logits {x} differ in shape")
+            raise ShapeError(f"sigmoid_cross_entropy: labels {labels} and logits {x} differ in shape; pass one label per logit")
         return x
 
     def rule(self, x: TensorType, labels: TensorType) -> Rule:
@@ -54,7 +54,7 @@ class BinaryCrossEntropy(Pointwise):
     def infer(self, x: TensorType, target: TensorType) -> TensorType:
         check_dtypes(_BINARY, FLOATS, x, target)
         if target.shape != x.shape:
-            raise ShapeError(f"{_BINARY}: input {x} and target {target} differ in shape")
+            raise ShapeError(f"{_BINARY}: input {x} and target {target} differ in shape; pass one target per probability")
         return x
 
     def rule(self, x: TensorType, target: TensorType) -> Rule:
@@ -86,7 +86,7 @@ class SmoothL1(Pointwise):
     def infer(self, prediction: TensorType, label: TensorType) -> TensorType:
         check_dtypes("smooth_l1_loss", FLOATS, prediction, label)
         if prediction.shape != label.shape:
-            raise ShapeError(f"smooth_l1_loss: prediction {prediction} and label {label} differ in shape")
+            raise ShapeError(f"smooth_l1_loss: prediction {prediction} and label {label} differ in shape; pass one label per prediction")
         return prediction
 
     def rule(self, prediction: TensorType, label: TensorType) -> Rule:

@@ -87,7 +87,7 @@ class GuardedUpdate(Updated, Indexed):
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         if types[-1] != COUNT:
-            raise ShapeError(f"guardedupdate: the count has type {types[-1]} instead of {COUNT}")
+            raise ShapeError(f"guardedupdate: the count of non-finite elements has type {types[-1]} instead of {COUNT}")
         return self.op.infer(*types[:-1])
 
     def rule(self, *types: TensorType) -> Rule:

@@ -222,7 +222,7 @@ class DimScatterAdd(Op):
     def infer(self, data: TensorType, ids: TensorType) -> TensorType:
         _check_ids("dim_scatter_add", ids)
         if data.shape != ids.shape:
-            raise ShapeError(f"dim_scatter_add: {data} and the indices {ids} differ in shape")
+            raise ShapeError(f"dim_scatter_add: {data} and the indices {ids} differ in shape; pass one index per element")
         count = self.size if self.local is None else self.local
         return data.with_shape((*data.shape[: self.axis], count, *data.shape[self.axis + 1 :]))
 
@@ -267,7 +267,7 @@ class OneHot(Indexed):
     def infer(self, ids: TensorType) -> TensorType:
         _check_ids("one_hot", ids)
         if not 0 <= self.axis <= ids.ndim:
-            raise ShapeError(f"one_hot: axis {self.axis} is out of range for {ids}")
+            raise ShapeError(f"one_hot: axis {self.axis} is out of range for {ids}; pass an axis from 0 to {ids.ndim}")
         count = self.depth if self.local is None else self.local
         return TensorType((*ids.shape[: self.axis], count, *ids.shape[self.axis :]), self.dtype)
 

@@ -245,7 +245,7 @@ class SoftmaxCrossEntropy(Indexed):
     def infer(self, logits: TensorType, labels: TensorType) -> tuple[TensorType, TensorType]:
         check_dtypes("softmax_cross_entropy", FLOATS, logits, labels)
         if logits.ndim < 1 or labels.shape != logits.shape:
-            raise ShapeError(f"softmax_cross_entropy: labels {labels} and logits {logits} differ in shape")
+            raise ShapeError(f"softmax_cross_entropy: labels {labels} and logits {logits} differ in shape; pass one probability per logit")
         return logits.with_shape(logits.shape[:-1]), logits
 
     def rule(self, logits: TensorType, labels: TensorType) -> Rule:

@@ -88,7 +88,9 @@ class BatchMatMul(Product):
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         if a.shape[:-2] != b.shape[:-2]:
-            raise ShapeError(f"matmul: a {a} and b {b} differ in their leading axes, {list(a.shape[:-2])} and {list(b.shape[:-2])}")
+            raise ShapeError(
+                f"matmul: a {a} and b {b} differ in their leading axes, {list(a.shape[:-2])} and {list(b.shape[:-2])}; broadcast one of them"
+            )
         return a.with_shape((*a.shape[:-2], *product_shape(a, b, self.transpose_a, self.transpose_b)))
 
     def rule(self, a: TensorType, b: TensorType) -> Rule:

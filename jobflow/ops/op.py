@@ -266,7 +266,7 @@ def broadcast_shapes(what: str, *types: TensorType) -> tuple[int, ...]:
     try:
         return tuple(np.broadcast_shapes(*(t.shape for t in types)))
     except ValueError:
-        raise ShapeError(f"{what}: {' and '.join(map(str, types))} do not broadcast together") from None
+        raise ShapeError(f"{what}: {' and '.join(map(str, types))} do not broadcast together; make the sizes along each axis equal or 1") from None
 
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

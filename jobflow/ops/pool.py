@@ -46,7 +46,7 @@ class _PoolOp(Op):
 
     def _check_output(self, name: str, t: TensorType, expected: TensorType) -> None:
         if t.dtype is not expected.dtype:
-            raise DtypeError(f"{self.word()}: {name} {t} must have the element type of {expected}; cast it")
+            raise DtypeError(f"{self.word()}: {name} {t} must have the element type of the pooled tensor {expected}; cast it with cast(x, dtype)")
         if t.shape != expected.shape:
             raise ShapeError(f"{self.word()}: {name} {t} must have the type {expected} of the pooled tensor")
 

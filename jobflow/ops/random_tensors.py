@@ -31,7 +31,7 @@ REDRAWS = 8
 
 def _check_counter(what: str, counter: TensorType) -> None:
     if counter != TensorType((1,), int64):
-        raise ShapeError(f"{what}: the run counter {counter} is not int64[1]")
+        raise ShapeError(f"{what}: the run counter {counter} must be int64[1]")
 
 
 def _stream(counter: Array) -> int:

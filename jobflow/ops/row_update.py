@@ -43,7 +43,7 @@ class RowUpdate(Updated):
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         (table, *_), rows, ids, scalars = self.split(types)
         if ids.shape != rows.shape[: ids.ndim] or not ids.dtype.is_integer:
-            raise ShapeError(f"rowupdate: rows {rows} must have one row per index of ids {ids}")
+            raise ShapeError(f"rowupdate: rows {rows} must have one row per index in ids {ids}")
         gradient = rows.with_shape((table.shape[0], *rows.shape[ids.ndim :]))
         updated: tuple[TensorType, ...] = self.op.infer(*types[: self.count], gradient, *scalars)
         return updated

@@ -79,7 +79,7 @@ def _check(what: str, axis: int, x: TensorType, ids: TensorType, v: TensorType) 
         raise DtypeError(f"{what}: {x} and the new values {v} differ in element type; cast one of them with cast(x, dtype)")
     normal_axis(what, axis, x.ndim)
     if v.shape != ids.shape:
-        raise ShapeError(f"{what}: the new values {v} and the indices {ids} differ in shape")
+        raise ShapeError(f"{what}: the new values {v} and the indices {ids} differ in shape; pass one value per index")
     if x.ndim != ids.ndim or any(m != n for i, (m, n) in enumerate(zip(x.shape, ids.shape, strict=True)) if i != axis):
         raise ShapeError(f"{what}: {x} and the indices {ids} may differ in size along axis {axis} only")
 

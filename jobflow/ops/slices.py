@@ -222,7 +222,7 @@ class Concat(Op):
         listed = ", ".join(map(str, xs))
         shapes = {(*x.shape[: self.axis], *x.shape[self.axis + 1 :]) for x in xs}
         if len(shapes) > 1 or any(not 0 <= self.axis < x.ndim for x in xs):
-            raise ShapeError(f"concat along axis {self.axis}: {listed} differ in size along another axis")
+            raise ShapeError(f"concat along axis {self.axis}: {listed} differ in size along another axis; pad or slice them to equal sizes")
         if any(x.dtype is not xs[0].dtype for x in xs):
             raise DtypeError(f"concat: {listed} differ in element type; cast them to one type with cast(x, dtype)")
         first = xs[0].shape

@@ -115,7 +115,7 @@ class OrdinalCodes(Op):
         if not table.dtype.is_integer or size.dtype is not table.dtype or x.dtype is not table.dtype:
             raise DtypeError(f"categorical_ordinal_encode: table {table}, size {size} and ids {x} must have the same integer type")
         if table.ndim != 1 or table.size % 2 or not table.size or size.shape != (1,):
-            raise ShapeError(f"categorical_ordinal_encode: table {table} must be [2 capacity], and size {size} [1]")
+            raise ShapeError(f"categorical_ordinal_encode: table {table} must have the shape [2 * capacity], and size {size} the shape [1]")
         return x, table, size
 
     def rule(self, table: TensorType, size: TensorType, x: TensorType) -> Rule:

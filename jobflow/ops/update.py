@@ -61,9 +61,9 @@ class Updated(Op):
         first, *others = (type for type, is_scalar in zip(types, one, strict=True) if not is_scalar)
         for other in others:
             if other.shape != first.shape:
-                raise ShapeError(f"{self.word()}: variable {first} and {other} differ in shape")
+                raise ShapeError(f"{self.word()}: variable {first} and {other} differ in shape; pass a tensor with the shape of the variable")
             if other.dtype is not first.dtype:
-                raise DtypeError(f"{self.word()}: variable {first} and {other} differ in element type; cast one of them")
+                raise DtypeError(f"{self.word()}: variable {first} and {other} differ in element type; cast the tensor to the type of the variable")
         for type, is_scalar in zip(types, one, strict=True):
             if is_scalar and type.shape != (1,):
                 raise ShapeError(f"{self.word()}: learning rate or step {type} must have shape (1,)")
@@ -167,7 +167,7 @@ class LearningRate(Op):
 
     def infer(self, step: TensorType) -> TensorType:
         if step != TensorType((1,), int64):
-            raise ShapeError(f"learningrate: the step {step} is not int64[1]")
+            raise ShapeError(f"learningrate: the step {step} must be int64[1]")
         return TensorType((1,), self.dtype)
 
     def rule(self, step: TensorType) -> Rule:
