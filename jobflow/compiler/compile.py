@@ -2,7 +2,7 @@
 
     trace           record the job's body                             -> Graph
     prepared        apply strategy and precision                      -> Graph
-    differentiate   add gradients and updates                         -> Graph     (unroll: the same, once per microbatch)
+    differentiate   add gradients and updates                         -> Graph     (`unroll` differentiates per microbatch)
     guard           make updates conditional                          -> Graph
     simplify        merge equal nodes, drop unused nodes              -> Graph
     update_rows     update tables only at the rows read               -> Graph

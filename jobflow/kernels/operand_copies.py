@@ -17,7 +17,7 @@ from jobflow.ops.op import Call
 
 
 def _complete(space: IndexSpace, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape with all row axes if it has one of them, and with all other axes if it has one of these.
+    """Extend a shape with any row axis to all row axes, and a shape with any other axis to all other axes.
 
     A value per group of rows becomes a value per row.
     """

@@ -4,7 +4,7 @@
     SkipZeros replaces an operation that reads zeros above a diagonal:          batch matmul of causal weights
     Formats   lists the memory orders that operations accept or produce
 
-Each Fold and SkipZeros pattern is tested with its samples.  A sample matches its pattern and no other, and its result equals that of the
+Each Fold and SkipZeros pattern is tested with its samples.  A sample matches its pattern and no other, and has the same result as the
 replaced operations.
 """
 

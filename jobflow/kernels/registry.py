@@ -168,7 +168,7 @@ def _modules_for(op: type[Op], kind: Kind, tier: Tier) -> Iterator[str]:
 
 
 def choose(op: Op, target: Target, inputs: Sequence[Array], outputs: Sequence[Array]) -> Chosen:
-    """Return the best implementation that accepts the operation with these arrays; raise PlanError if there is none."""
+    """Return the best implementation that accepts the operation with these arrays; raise PlanError if all refuse."""
     refused: list[tuple[str, str]] = []
     for implementation in candidates(type(op), target):
         why = implementation.refuses(op, inputs, outputs)

@@ -59,7 +59,7 @@ def transposed_reduction(outputs: Sequence[Expression], inputs: Sequence[Array],
 
 
 def _transposed_view(a: Array, axes: tuple[int, ...], length: int) -> Array | None:
-    """Return a view as [columns, elements of a column], or None if there is none."""
+    """Return a view as [columns, elements of a column], or None if the array has no such view."""
     wide = a.reshape((1,) * (len(axes) - a.ndim) + a.shape).transpose(axes)
     width = math.prod(wide.shape[1:])
     if width not in (1, length):

@@ -71,7 +71,7 @@ def test_gradients_of_tensors_from_outside_of_build_raise(kind: str, way: str) -
 def test_an_empty_microbatch_raises() -> None:
     model = Model(1)
     graph = Trained(model, [SGD(model.parameters(), 0.1)], None, lambda g: g.config.set_gradient_accumulation_steps(9))
-    with pytest.raises(JobError, match=re.escape("the batch has 8 rows (input0, input1), so 1 of the 9 would be empty")):
+    with pytest.raises(JobError, match=re.escape("the batch has 8 rows (input0, input1), so 1 of the 9 microbatches would be empty")):
         as_graph(graph, model.places, (B, B), 1)
 
 

@@ -45,7 +45,8 @@ def cut_batch(
         raise JobError(f"{what}: the batch has no rows ({', '.join(lengths)}); pass at least {count} rows")
     if count > rows:
         raise JobError(
-            f"{what}: the batch has {rows} rows ({', '.join(lengths)}), so {count - rows} of the {count} would be empty; request at most {rows}"
+            f"{what}: the batch has {rows} rows ({', '.join(lengths)}), so {count - rows} of the {count} microbatches "
+            f"would be empty; request at most {rows}"
         )
     return Microbatches(count, rows, tuple(lengths), where)
 

@@ -204,7 +204,7 @@ def _check_alike(one: Body, other: Body, microbatches: Microbatches, joined: boo
     for word, (n, m) in counts.items():
         if n != m:
             raise JobError(
-                f"{what} has {n} {word} in the first trace and {m} in the second; their number must not depend on rows or on outside values"
+                f"{what} has {n} {word} in the first trace and {m} in the second; make their number independent of the rows and of outside values"
             )
     for x, y in zip(outputs, others, strict=True):
         if joined and x.shape[1:] != y.shape[1:]:

@@ -4,8 +4,8 @@ The graph contains a copy of the body for every microbatch.  Stages are determin
 
 * If the program names stages (`Provenance.stage`), these are used.  Stages follow each other by number, and a value moves only to later
   stages.
-* Otherwise a stage is a placement, in order of first use, that shares no rank with another (among overlapping ones, the smallest).  If
-  values return to a placement from a later one, that placement starts a further stage.
+* Otherwise the stages are placements without common ranks, in order of first use.  Among overlapping placements, the smallest is a stage.
+  If values return to a placement from a later placement, the earlier placement starts a further stage.
 
 Nodes without a stage follow their inputs; arguments and constants follow their readers.  A node of the backward pass belongs to the
 stage of the value whose gradient it computes.  Adjacent stages on the same ranks are merged, so stages without separate placements form

@@ -10,7 +10,7 @@ simulates and prints rows; `pipeline` orders the nodes of a graph by them.
 * ``interleaved``: each of the p groups has v stages, p apart; a microbatch passes every group v times.  Stages are shorter, so
   the bubble falls to (p-1)/(v m + p - 1), for v times the communication.
 
-Example, 1f1b with two stages and three microbatches (time runs to the right, a backward pass takes as long as a forward one)
+Example, 1f1b with two stages and three microbatches (time runs to the right, a backward pass takes as long as a forward pass)
 
     stage 0  F0 F1 B0 F2 B1 .. B2
     stage 1  .. F0 B0 F1 B1 F2 B2

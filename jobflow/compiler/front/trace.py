@@ -157,7 +157,7 @@ class Tracer:
         return self._record(op, (value,), self.unique_name(op.word()), placement, where, local=isinstance(op, ToLocal))[0]
 
     def _in_mirrored_view(self, placement: Placement) -> Placement:
-        """Return the placement of local tensors: the job's own if the ranks are the same, because a device scope moves no local tensor."""
+        """Return the placement of local tensors: the job's placement if it has these ranks, because a device scope does not move local tensors."""
         mine = self.placement
         return mine if (placement.ranks, placement.mesh) == (mine.ranks, mine.mesh) else placement
 

@@ -4,7 +4,7 @@ Variables are written at the end of a run, after all communication (`compiler/ra
 unchanged.  Two kinds of updates therefore write to temporaries, and an assignment at the end gives the variable its new value:
 
 * updates on which communication depends, such as a moving average that the program reads again and redistributes;
-* updates whose result is not the new value itself, such as one that a strategy redistributes afterwards:
+* updates whose result is not the new value of the variable, because a strategy, for example, redistributes the result:
 
     a' = MovingAverage(a, x); b = ToLayout(a'); a := b      =>      a' = NewValues(MovingAverage)(a, x); b = ToLayout(a'); Assign(a, b)
 """

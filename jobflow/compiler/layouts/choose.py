@@ -12,7 +12,7 @@ dimension:
 4. Signatures that cut an axis into fewer elements than ranks are excluded, unless only they satisfy a request.
 
 On a mesh of one dimension, the signature with the most inputs in their present layout wins.  Ties go to the signature that moves
-fewer bytes: an input in its present layout counts zero, any other its size.  Signatures that build P or split a B come last.
+fewer bytes: an input in its present layout counts zero, any other input its size.  Signatures that build P or split a B come last.
 The order of the rule resolves remaining ties.
 
 On a mesh of several dimensions the candidates are all combinations, the outermost dimension slowest.  A candidate that reads

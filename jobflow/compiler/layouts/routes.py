@@ -9,8 +9,8 @@ on the part of the tensor that the group holds.  With b bytes on n ranks, a rank
     P -> B  all_reduce      2 b (n-1)/n
 
 For uneven pieces, `plan.traffic` defines the exact number.  Collectives transfer flat arrays whose pieces are contiguous, in
-rank order.  A local instruction converts pieces along an axis to that order and back (`PackPieces`, `UnpackPieces`).  It is free if
-memory has that order already.
+rank order.  A local instruction converts pieces along an axis to that order and back (`PackPieces`, `UnpackPieces`).  The conversion is
+free if memory has that order already.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ rank's own tensors.
 Constraints are the user's layouts for the readers of a value:
 
     with_distribute     readers in the forward pass must use the layout
-    parallel_cast       the same, except for another cast
-    ToLayout of a strategy, variables stored split, and all of these in the backward pass: used where a signature allows it
+    parallel_cast       readers in the forward pass, except another cast, must use the layout
+    other constraints   are applied where a signature allows it: ToLayout of a strategy, split variables, all constraints in the backward pass
 
 An op that would have to gather a split axis is replaced by its decomposition, if it has one (`Op.decompose`).  For example, the
 softmax of split classes becomes a maximum, an exponential, a sum and a quotient.  Only one number per row is communicated then.

@@ -1,7 +1,7 @@
 """Physical graph -> the same graph with the updates of shared variables divided among the ranks that share them.
 
 Variables that all ranks of a node hold whole are stored once (`plan.storage`).  Readers have them as B without a transfer.  For an update
-they are split: each rank writes a piece, and all ranks read the result as B, because it is the same memory.  In the graph:
+they are split: each rank writes a piece, and all ranks read the result as B, because the memory is shared.  In the graph:
 
     part              B -> a piece   of a variable: in place; of another tensor: a view
     reduce_scatter    P -> a piece   of the gradient, instead of an all_reduce that only updates read: half the bytes

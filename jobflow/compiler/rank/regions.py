@@ -153,7 +153,7 @@ class _RegionBuilder:
         return self._out_of_bounds(group, new, space) or self._in_place_conflict(group, new) or self._position(group, i)
 
     def _repeated(self, steps: Sequence[int], space: JoinedSpace) -> str:
-        """Return the name of an expensive operation that several rows would recompute; "" if there is none."""
+        """Return the name of an expensive operation that several rows would recompute; "" if there is no such operation."""
         return next((self.steps[i].name for i in steps if self.facts[i].expensive and not space.computed_once(self.facts[i].others)), "")
 
     def _out_of_bounds(self, group: RegionGroup, new: RegionGroup, space: JoinedSpace) -> str | None:

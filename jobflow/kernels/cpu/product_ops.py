@@ -82,7 +82,9 @@ class SgdProduct(Op):
     def infer(self, w: TensorType, a: TensorType, b: TensorType, lr: TensorType) -> TensorType:
         g = MatMul(self.transpose_a, self.transpose_b).infer(a, b)
         if g != w or lr.shape != (1,):
-            raise ShapeError(f"{self.word()}: the product {g} of {a} and {b} must have the type of the variable {w}, and {lr} the shape (1,)")
+            raise ShapeError(
+                f"{self.word()}: the product {g} of {a} and {b} must have the type {w} of the variable, and the learning rate {lr} the shape (1,)"
+            )
         return w
 
     def rule(self, w: TensorType, a: TensorType, b: TensorType, lr: TensorType) -> Rule:

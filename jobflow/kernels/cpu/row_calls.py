@@ -76,7 +76,7 @@ def _rows_and_columns(space: IndexSpace) -> tuple[int, int]:
 
 
 def _matrix(x: Array | None, space: IndexSpace) -> Array | None:
-    """Return a view as [rows or 1, columns or 1], or None if there is none."""
+    """Return a view as [rows or 1, columns or 1], or None if x has no such view."""
     if x is None or not space.sizes:
         return None
     lead = math.prod(x.shape[:-1])
@@ -221,13 +221,13 @@ class _BlockCalls:
         return (np.dot if dense else np.matmul), (a, b, y)
 
     def _at(self, slot: Slot, view: ViewFunction | None = None) -> int:
-        """Return the index of a view in the list of arguments."""
+        """Return the index of a view in the list of arguments; append the view if it is new."""
         if (slot, view) not in self.views:
             self.views.append((slot, view))
         return self.views.index((slot, view))
 
     def _value(self, value: Any) -> int:
-        """Return the index of a value, counted down from -1."""
+        """Add an argument that is the same for all arrays; return its index, counted down from -1."""
         self._values.append(value)
         return -len(self._values)
 

@@ -1,8 +1,8 @@
 """Segment sums in NumPy: gradients of lookup tables, of selected elements, and of interpolation.
 
 Rows are sorted by their ids.  For all segments together, a few calls copy the first rows, add the second rows where they exist, and so on.
-Segments with very many rows are summed one by one.  Rows are added in their order of occurrence, so the sums are bit-equal to those of a
-loop.
+Segments with very many rows are summed one by one.  Rows are added in their order of occurrence, so the sums are bit-equal to the sums of
+a loop.
 """
 
 from __future__ import annotations

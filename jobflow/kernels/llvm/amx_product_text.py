@@ -5,8 +5,8 @@ A float32 is exactly the sum of three bfloat16, x = x0 + x1 + x2, with 8 of its 
     a b = a0 b0 + (a0 b1 + a1 b0) + (a0 b2 + a1 b1 + a2 b0) + terms below 2^-23 |a| |b|
 
 and each of the six terms is a product of bfloat16 matrices with float32 sums.  (G. Henry, P. Tang, A. Heinecke, Leveraging the bfloat16 artificial
-intelligence datatype for higher-precision computations, 2019.)  The error is smaller than that of float32 products, because 32 terms are summed
-before they are added to the total.  The time is about half (decision 0079).
+intelligence datatype for higher-precision computations, 2019.)  The error is smaller than the error of float32 products, because 32 terms are
+summed before they are added to the total.  The time is about half (decision 0079).
 
     for DEPTH of k, for COLUMNS of y:           a part of b, packed as [panel of 32 columns, step of 32 k, piece, half]
         for 32 rows of y:                       rows of a, packed as [step, piece, half]

@@ -106,7 +106,7 @@ class _Code:
             self.loop(whole, count, 1, each(1))
 
     def mask(self, at: str, size: str) -> str:
-        """Return a mask of the lanes from `at` on whose index is below `size`."""
+        """Return a mask of lanes, in which lane k is True if at + k is below `size`."""
         lanes = self.tile.lanes
         left = self.splat(self.value(f"sub i64 {size}, {at}"), "i64")
         indices = ", ".join(f"i64 {k}" for k in range(lanes))

@@ -1,13 +1,13 @@
-"""Random tensors as compiled loops over lane indices: the tier "llvm" of CPUs.  The bits equal those of the tier "numpy".
+"""Random tensors as compiled loops over lane indices: the tier "llvm" of CPUs.  The results are bit-equal to the tier "numpy".
 
 A loop computes the elements of whole groups (`expressions/philox.py`).  It computes the words of a lane index in one or two planes, and an element
 of each pair of words:
 
     lane index -> four words of plane 0, four of plane 1 -> four elements of float32
 
-A normal number is computed in float64, as in NumPy, and rounded to float32.  Logarithm and cosine may differ from those of NumPy and the C
-library.  Each element therefore has a flag, set if such a difference could change its rounding.  This is possible for one element in four
-million.  The operation itself computes the flagged elements, the rejected samples of a truncated normal, and incomplete groups.
+A normal number is computed in float64, as in NumPy, and rounded to float32.  The loop's logarithm and cosine may differ from the functions of
+NumPy and the C library.  Each element therefore has a flag, set if such a difference could change its rounding.  This is possible for one element
+in four million.  The operation itself computes the flagged elements, the rejected samples of a truncated normal, and incomplete groups.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Segment sums of rows or elements as a compiled loop: the tier "llvm" of CPUs.
 
-Rows are added in their order of occurrence, so sums are bit-equal to those of `kernels/cpu/segments.py`.
+Rows are added in their order of occurrence, so results are bit-equal to the sums of `kernels/cpu/segments.py`.
 """
 
 from __future__ import annotations
