@@ -79,7 +79,7 @@ class Batches:
         return len(self.samples) // self.batch_size if self.drop_last else -(-len(self.samples) // self.batch_size)
 
     def start(self, position: Position | tuple[int, int] = BEGINNING, epochs: int | None = None) -> Reading[Batch]:
-        """Iterate over the batches from a position, for `epochs` epochs including the current one; None means without end."""
+        """Iterate over the batches from a position, for `epochs` epochs including the current one; with None, repeat epochs endlessly."""
         at, samples = Position(*position), self.samples
         if isinstance(samples, Samples) and not (at.epoch >= 0 and 0 <= at.sample <= len(samples)):
             raise ArgumentError(f"Batches: {at} is out of range; an epoch has {counted(len(samples), 'sample')}")

@@ -22,7 +22,7 @@ from jobflow.runtime.thread_start import start_thread
 
 #: timeout of a download in seconds, for the response and for each read
 PATIENCE = 3.0
-#: seconds after its last touch until a lock is considered abandoned
+#: age in seconds from which on a lock is considered abandoned
 STALE = 15.0
 PIECE = 1 << 18
 

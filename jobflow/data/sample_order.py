@@ -25,7 +25,7 @@ from jobflow.core.errors import ArgumentError
 from jobflow.core.types import Array
 from jobflow.expressions import philox
 
-#: lines of the network; six suffice for a uniform distribution on small domains, the others are a margin
+#: lines of the network; six suffice for a uniform distribution on small domains, further lines are a margin
 LINES = 10
 NAME = "order of samples"
 
@@ -61,7 +61,7 @@ class Order:
 
 @lru_cache(maxsize=64)
 def _keys(seed: int, epoch: int) -> Array:
-    """Return one 64-bit key per line of the network."""
+    """Return a 64-bit key for each line of the Feistel network."""
     random_words = philox.words(np, philox.key_of(seed, NAME), np.arange(LINES, dtype=np.uint64), epoch).astype(np.uint64)
     return random_words[0] << np.uint64(32) | random_words[1]
 

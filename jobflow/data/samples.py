@@ -35,7 +35,7 @@ class Field:
 
 
 class Samples(ABC):
-    """Samples 0 .. len - 1 by number.
+    """Samples with the numbers 0 to len - 1.
 
     Subclasses define `fields`, the number of samples, and `rows`. Reading is thread-safe, and repeated reads return equal samples: random
     choices are a function of (the reader's seed, epoch, number).

@@ -67,7 +67,7 @@ class OnHost:
 
     @property
     def is_dynamic(self) -> bool:
-        """True, because samples differ in shape."""
+        """True, because the samples of a batch may differ in shape."""
         return True
 
     @property

@@ -410,7 +410,7 @@ def gather(
         return ix.gather(params, indices, along)
     if along != batch_dims:
         raise JobError(f"gather at {user_line()}: axis must equal batch_dims {batch_dims}, not {axis}")
-    return ix.batch_gather(params, indices, max(indices.tensor_type.ndim - 1, 0))  # as in OneFlow 0.4, whatever batch_dims is
+    return ix.batch_gather(params, indices, max(indices.tensor_type.ndim - 1, 0))  # as in OneFlow 0.4, for any batch_dims
 
 
 def dim_gather(input: Tensor, dim: int, index: Tensor, name: Name = None) -> Tensor:

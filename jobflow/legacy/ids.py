@@ -137,7 +137,7 @@ def sampled_classes(weight: Tensor, label: Tensor, num_sample: int, seed: int | 
 
 
 def categorical_ordinal_encode(table: Tensor, size: Tensor, input_tensor: Tensor, hash_precomputed: bool = True, name: str | None = None) -> Tensor:
-    """Number ids 1, 2, 3 ... in the order of their first occurrence in this run or an earlier one.
+    """Number ids 1, 2, 3 ... in the order of their first occurrence in this run or an earlier run.
 
     The variables `table` [2 capacity] and `size` [1], initially zeros, store the ids. The ids are hashes: `hash_precomputed` must be True.
 

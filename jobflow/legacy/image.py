@@ -199,7 +199,7 @@ def CropMirrorNormalize(
     else:
         x = _cropped(what, x, (crop_h, crop_w), (crop_pos_y, crop_pos_x))
     channels, width = (1, 3) if output_layout == "NCHW" else (3, 2)
-    if channels == 1:  # now, because pixels are bytes yet, and mirrored elements become adjacent
+    if channels == 1:  # here, because pixels are still bytes, and mirrored elements become adjacent
         x = arrays.transpose(x, [0, 3, 1, 2])
     if mirror_blob is not None:
         x = _flipped(x, mirror_blob, width)

@@ -369,7 +369,7 @@ def multi_count_not_finite(x: Sequence[Tensor] | None = None, name: str | None =
 
 
 def _rows_of_both(what: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both tensors with a common bound on their rows; raise an error in a run with different numbers of rows."""
+    """Return x and y cut to the smaller bound on their rows; raise an error in a run in which their numbers of rows differ."""
     shapes = [x.tensor_type.shape, y.tensor_type.shape]
     rows = min(shape[0] if shape else 0 for shape in shapes)
     if any(shape[:1] != (rows,) for shape in shapes):

@@ -28,7 +28,7 @@ __all__ = ["export"]
 
 #: the first version of the file format with opset 18
 IR_VERSION = 8
-#: of ops without an ONNX equivalent
+#: ONNX domain of ops without an ONNX equivalent
 DOMAIN = "jobflow"
 
 

@@ -101,7 +101,7 @@ def decode_ofrecord(
     buffer_size: int = 1024,
     name: str | None = None,
 ) -> tuple[Tensor, ...]:
-    """Return the features `blobs` of a batch of records; the other arguments are those of `ofrecord_reader`."""
+    """Return the features `blobs` of a batch of records; further arguments are passed to `ofrecord_reader`."""
     _check_each("decode_ofrecord", "blobs", blobs, BlobConf)
     if not isinstance(blobs, list | tuple):
         raise ArgumentError(f"decode_ofrecord at {user_line()}: blobs must be a list of BlobConf, not {blobs!r}")

@@ -6,8 +6,8 @@
     image, scale, size = flow.image.Resize(image, target_size=(224, 224))
 
 Threads read and decode samples ahead of the runs that need them. Data with the same shape for all samples is a tensor of the job: an argument
-that the feed supplies. Records, bytes and images of different sizes are `OnHost`. The batch is split among the ranks like any argument. Its
-samples do not depend on the number of ranks.
+that the feed supplies. Records, bytes and images of different sizes are `OnHost`. The batch is split among the ranks like any argument. The
+samples of a batch do not depend on the number of ranks.
 """
 
 from __future__ import annotations

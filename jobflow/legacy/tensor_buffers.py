@@ -88,7 +88,7 @@ def tensor_buffer_to_tensor(x: OnHost, dtype: DType, instance_shape: Sequence[in
 def tensor_buffer_to_list_of_tensors(
     x: OnHost, out_shape: Sequence[int], out_dtype: DType, dynamic_out: bool = False, name: str | None = None
 ) -> list[Any]:
-    """Return each array as a tensor of `out_shape`; with `dynamic_out` in the shape of the array, whose maximum is `out_shape`."""
+    """Return each array as a tensor of `out_shape`; with `dynamic_out` the tensor has the shape of the array, at most `out_shape`."""
     what = "tensor_buffer_to_list_of_tensors"
     shape, arguments = positive_shape(what, "out_shape", out_shape), on_host(what, x, *ARRAYS)
     _fits(what, arguments, out_dtype)

@@ -4,7 +4,7 @@
     w = flow.repeat(w, 4)                 # the same tensor at each step; its gradient is the sum over the steps
     y = flow.pack(flow.matmul(x, w), 4)   # [8, 5] at each step -> [32, 5]
 
-An op on a tensor with steps runs at each step; tensors without steps are the same at each. A loss with n steps counts as n losses. A
+An op on a tensor with steps runs at each step; a tensor without steps has the same value at every step. A loss with n steps counts as n losses. A
 job must pack a result with steps.
 """
 

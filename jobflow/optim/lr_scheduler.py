@@ -1,6 +1,6 @@
 """Learning rate schedules, which set the rates of an optimizer's groups at every `step()`.
 
-Most are closed formulas of the number of steps t, in float64: `rate(base, t)`.  `base` is the initial rate of the group.
+Most schedules are closed formulas of the number of steps t, in float64: `rate(base, t)`.  `base` is the initial rate of the group.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def stage_placements(dimensions: Sequence[Strategy], placement: Placement) -> tu
     each = sizes(dimensions, placement.size)
     along = [i for i, dimension in enumerate(dimensions) if dimension.is_pipeline]
     if len(along) > 1:
-        raise PlacementError(f"strategy {' x '.join(map(repr, dimensions))}: only one dimension can be a pipeline; omit the others")
+        raise PlacementError(f"strategy {' x '.join(map(repr, dimensions))}: only one dimension can be a pipeline; omit the other pipelines")
     if not along:
         return (Placement(placement.tag, placement.ranks, each),)
     (axis,) = along
@@ -213,7 +213,7 @@ class _HintWriter:
 
 
 def collected(program: Traced, dimensions: Sequence[Strategy]) -> list[Hints]:
-    """Collect the hints of every dimension from the innermost on, because outer dimensions must not split the same axes."""
+    """Collect the hints of every dimension from the innermost on, because an outer dimension must not split axes that an inner dimension splits."""
     split = {name: {sbp.axis for sbp in variable.sbp if isinstance(sbp, Split)} for name, variable in program.variables.items()}
     hints_by_dimension: list[Hints] = []
     for dimension, n in zip(reversed(dimensions), reversed(program.placement.mesh), strict=True):

@@ -76,7 +76,7 @@ def mesh(
 ) -> Strategy:
     """Return a strategy over pipeline x data x tensor ranks, tensor innermost; `zero` is the ZeRO stage along the data dimension.
 
-    `data=None` means all ranks that the other dimensions do not use.  The other arguments are those of `pipeline`, `tensor_parallel` and `zero`.
+    `data=None` means all ranks that the other dimensions do not use.  Further arguments are passed to `pipeline`, `tensor_parallel` and `zero`.
     """
     if pipeline == 1 and (microbatches or stages or cuts):
         raise ConfigError(

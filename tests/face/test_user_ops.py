@@ -184,7 +184,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
         "moving statistics must be variables",
     ),
     "a matrix of very many rows": (lambda x: flow.diag(of_row(x), 10**30), "exceeds the largest number of rows"),
-    "images of very many rows": (lambda x: flow.layers.upsample_2d(flow.reshape(x, (1, 1, 4, 6)), (1e300, 1)), "the image would be of size"),
+    "images of very many rows": (lambda x: flow.layers.upsample_2d(flow.reshape(x, (1, 1, 4, 6)), (1e300, 1)), "the output size"),
     "a frame as large as the image": (
         lambda x: op("reflection_pad2d_grad").Input("dy", [x]).Output("dx").Attr("padding", [1, 1, 1, 1]).Build().InferAndTryRun(),
         "float32.4,6. cannot be padded by",

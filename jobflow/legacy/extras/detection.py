@@ -1,4 +1,4 @@
-"""The namespace `flow.detection`: transformations of boxes and polygons that match those of their images.
+"""The namespace `flow.detection`: transformations of boxes and polygons that match transformations of images.
 
     images, number, size, boxes, labels, polygons, index = flow.data.coco_reader("instances.json", "images", batch_size=2, name="coco")
     flip = flow.random.CoinFlip(2)

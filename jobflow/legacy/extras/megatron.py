@@ -2,8 +2,8 @@ r"""Megatron's token files: concatenated documents in `<prefix>.bin` and their i
 
     idx   "MMIDIDX\0\0"  uint64 1  uint8 kind  uint64 n  uint64 m  |  int32[n] lengths  int64[n] byte offsets  int64[m] of documents
 
-Sample k consists of s + 1 tokens from position k s on, in the concatenated documents of all epochs. The documents of all full epochs are
-shuffled together, and those of the last epoch separately. Samples are shuffled in the same way, up to `num_samples`.
+For the sequence length s, sample k consists of s + 1 tokens from position k s on, in the concatenated documents of all epochs. The documents of
+all full epochs are shuffled together, and the documents of the last epoch separately. Samples are shuffled in the same way, up to `num_samples`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ LISTS = ("int8", "int16", "int32", "int64", "float32", "float64")
 
 
 def frames_of(file: AnyPath, content: Array, fault: Fault, verify: bool = True) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of the example in each frame of a file; with `verify`, raise an error for a wrong checksum."""
+    """Yield the start and end of the example in each frame of a file; with `verify`, raise an error if a checksum is wrong."""
     at, size = 0, len(content)
     xxh64 = optional("xxhash", WHAT).xxh64_digest if verify else None
     while at < size:

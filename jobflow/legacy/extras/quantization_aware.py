@@ -1,11 +1,12 @@
 """Quantization-aware training of products and convolutions: `function_config.enable_qat`.
 
-Products and convolutions use 8-bit values of their inputs (`quantization.fake_quantization`). Gradients pass as without rounding.
+Products and convolutions use 8-bit values of their inputs (`quantization.fake_quantization`). Gradients ignore the rounding.
 
-    weights     values of variables: scale and zero point of their minimum and maximum, with `per_channel_weight_quantization` per row
-    others      scale and zero point of moving averages, in the variables `<weight>-quantization_0-moving_max` and `-moving_min`. Their name
-                contains the first weight that multiplies the value, or `fake`, and a number in the order of the body. Therefore a predict
-                job with the same layers shares the variables of the train job
+    variables       the scale and the zero point are computed from the minimum and maximum, with `per_channel_weight_quantization` per row
+    other inputs    the scale and the zero point are computed from moving averages, in the variables `<weight>-quantization_0-moving_max` and
+                    `<weight>-quantization_0-moving_min`. `<weight>` is the first weight that multiplies the input, or `fake`. The number
+                    counts such variables in the order of the body. Therefore a predict job with the same layers shares the variables of
+                    the train job
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ RENAMED_ATTRIBUTES = {("ToLayout", "asked"): "requested_by"}
 def of_job(job: Job, session: Session, outputs: Names) -> dict[str, Any]:
     """Return a predict job as a JSON tree; `outputs` are additional results by `logical_blob_name`.
 
-    Raises: JobError if the job has parts that cannot be saved.
+    Raises: JobError for a train job, or a job that reads files, assigns variables, or has dynamic shapes or host pipeline stages.
     """
     what = f"saved_model: job {job.name} ({job.where})"
     if job.trainable:

@@ -105,7 +105,7 @@ def _built(what: str, arguments: Any, kinds: Mapping[str, Kind]) -> Any:
 
 
 def _chosen(what: str, arguments: Any, kinds: Mapping[str, Kind]) -> tuple[str, Callable[..., Any], dict[str, Any]]:
-    """Return name, constructor and arguments of the only entry of the dict `arguments`, whose keys are names of `kinds`."""
+    """Return name, constructor and arguments of the only entry of the dict `arguments`; the name must be a key of `kinds`."""
     _check(what, arguments, kinds)
     chosen = [name for name in kinds if arguments.get(name) is not None]
     if len(chosen) != 1:

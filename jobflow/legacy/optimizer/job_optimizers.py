@@ -1,7 +1,8 @@
 """Optimizers, which update each variable by the formulas of `jobflow.ops.optimizer_updates`.
 
-An optimizer is a frozen dataclass, so it can be printed, compared and pickled, and several jobs can share one object. Its own options are the
-first fields. Weight decay and the options of all optimizers follow. `OF_YAML` and `OF_OPTIONS` map names in configurations to optimizers.
+An optimizer is a frozen dataclass, so it can be printed, compared and pickled, and several jobs can share one object. The first fields are the
+options of the optimizer's formula. Weight decay and the options of all optimizers follow. `OF_YAML` and `OF_OPTIONS` map names in
+configurations to optimizers.
 """
 
 from __future__ import annotations
