@@ -1,8 +1,8 @@
 """The executor of a plan, which binds the plan to memory once; a step is then `for f, a in calls: f(*a)`.
 
 Every instruction becomes one or a few prepared calls on views of the rank's buffers.  The body runs before the epilogue.  All ranks
-synchronize between them, by a barrier or by a collective at the end of the body.  So if a body raises on any rank, no variable has changed on any
-rank.
+synchronize between body and epilogue, by a barrier or by a collective at the end of the body.  So if a body raises on any rank, no variable has
+changed on any rank.
 
 If a runtime assertion (`ops.runtime_assertions`) fails, the rank continues to the end of its body.  The ranks exchange their failures there, all
 of them raise the first one, and all can run again.

@@ -52,7 +52,7 @@ def failed_assertion(body: Sequence[Instruction], instruction: Compute, rank: in
 
 
 def located(error: JobflowError, where: SourceLine) -> str:
-    """Return the error's text with the user's line after its first word."""
+    """Return the message of an error with the user's line inserted after the operation, which ends at the first colon."""
     word, _, rest = str(error).partition(":")
     return f"{word} at {where}:{rest}"
 
@@ -60,7 +60,7 @@ def located(error: JobflowError, where: SourceLine) -> str:
 def raise_first(everywhere: Sequence[FailedAssertion | None]) -> None:
     """Raise the earliest failed assertion of any rank; all ranks raise the same error and can continue.
 
-    Ranks communicate in one order.  The failure with fewer communications before it cannot be a consequence of another one.
+    The earliest failure has the fewest communications before it, so no other failure can be its cause.
     """
     first = min((one for one in everywhere if one is not None), key=lambda one: one[:2], default=None)
     if first is not None:

@@ -154,7 +154,7 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def text_without_traceback(error: BaseException) -> str:
-    """Return the text of an interrupt, or of an error of the environment; "" for other errors, which need a traceback."""
+    """Return the message of an interrupt, or of an error of the environment; "" for other errors, which need a traceback."""
     if is_interrupt(error):
         return described(error)
     return f"{type(error).__name__}: {error}" if getattr(error, "of_environment", False) else ""

@@ -39,7 +39,7 @@ def check_space(operation: str, needed: int) -> None:
 
 
 def address_space() -> str:
-    """Return the text that memory or address space is used up, with advice."""
+    """Return the message that memory or address space is used up, with advice."""
     if not has_limit():
         return "the system has no memory left for the process; end other programs, use smaller batches, or start fewer ranks and readers"
     limit = _limit(resource.RLIMIT_AS, 20, " MiB")
@@ -60,6 +60,6 @@ def _stack() -> int:
 
 
 def _limit(kind: int, shift: int = 0, unit: str = "") -> str:
-    """Return the text of a limit of this process."""
+    """Describe a limit of this process, as in "limit 512 MiB" or "no limit"."""
     most, _ = resource.getrlimit(kind)
     return "no limit" if most == resource.RLIM_INFINITY else f"limit {most >> shift}{unit}"

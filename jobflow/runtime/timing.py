@@ -51,7 +51,10 @@ class TimedRun:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The timeline of one rank: calls and runs by job, and waits for other ranks.  Add `offset` to its times to get the clock of rank 0."""
+    """The timeline of one rank: calls and runs by job, and waits for other ranks.
+
+    A time plus `offset` is the time on the clock of rank 0.
+    """
 
     rank: int
     host: str

@@ -31,7 +31,7 @@ def window(xp: Xp, buffer: Array, slot: Slot) -> Array:
 
 
 def _is_zero(initializer: Op) -> bool:
-    """Return True if new memory, which is zeroed, has this initial value; -0.0 is another number."""
+    """Return True if new memory, which is zeroed, has this initial value; False for -0.0."""
     return isinstance(initializer, Constant) and initializer.value == 0 and math.copysign(1, initializer.value) > 0
 
 
@@ -93,7 +93,7 @@ class State:
         return all(tag == "cpu" for tag in self.comm.exchange(self.device.tag))
 
     def _common(self, sizes: Mapping[str, int]) -> dict[str, Array] | None:
-        """Return memory shared by all ranks; None if there is too little, the same on all ranks."""
+        """Return memory that all ranks share; None on all ranks if there is too little."""
         arrays = {name: self.comm.allocate_common(nbytes) for name, nbytes in sizes.items()}
         return None if any(array is None for array in arrays.values()) else arrays
 

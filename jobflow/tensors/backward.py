@@ -135,7 +135,7 @@ class Sweep(Generic[T]):
         ]
 
     def count(self, edges: Sequence[Edge]) -> None:
-        """Count the edges that lead from the roots to each leaf."""
+        """Count the contributions to the gradient of each leaf: the edges to the leaf, from the roots or from a node behind them."""
         visited: set[TapeNode] = set()
         ahead = list(edges)
         while ahead:

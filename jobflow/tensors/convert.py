@@ -73,7 +73,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Part:
-    """A change of layout whose result is a part of the source piece, or all of it: a copy."""
+    """A change of layout without communication: a copy of this rank's piece of the source, or of a part of the piece."""
 
     #: the part, in bytes of the source
     slot: Slot
@@ -184,7 +184,7 @@ def _part(plan: Plan) -> Part | None:
 
 
 def physical(type: TensorType, source: Layout, target: Layout) -> Physical:
-    """Return a program that converts x from one layout to the other."""
+    """Return a program that converts a tensor of this type from the layout `source` to the layout `target`."""
     nodes = [Node(Input(type.shape, type.dtype, "x"), (), ((type, "x", False),), "x", source.placement)]
     first = here = nodes[0].outputs[0]
     layouts: dict[Value, Layout | Local] = {here: source}

@@ -38,7 +38,7 @@ def may_write(here: EagerState, x: TensorBase, what: str) -> None:
 
 
 def add_into(here: EagerState, x: TensorBase, value: TensorBase, what: str) -> None:
-    """Add `value`, of the same layout, into the memory of x.  Raises: JobError for another type, or read-only memory."""
+    """Add `value`, of the same layout, into the memory of x.  Raises: JobError if the types differ, or if the memory of x is read-only."""
     if x.tensor_type != value.tensor_type:
         raise JobError(
             f"{what} at {user_line()}: the gradient {value.tensor_type} cannot be added to grad, which is {x.tensor_type}; set grad = None first"

@@ -1,4 +1,4 @@
-"""The parameters of a function: its tensor parameters, and the kinds of others, read from annotations."""
+"""The parameters of a function: the tensor parameters, and the accepted kinds of arguments for other parameters, read from annotations."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Roles:
         """
         ours = {(name if name in self.keywords else self._ours(name)): value for name, value in named.items()}
         if len(ours) < len(named):
-            raise TypeError(f"{self.what}() got several names of one parameter: {', '.join(named)}")
+            raise TypeError(f"{self.what}() got several names of one parameter among {', '.join(named)}; pass it once")
         if self.rest not in ours or len(arguments) > len(self.places):
             return arguments, ours
         before = self.places[len(arguments) :]
@@ -108,7 +108,7 @@ class Roles:
 
     @cached_property
     def name(self) -> tuple[int, str | None]:
-        """The position and the default of the parameter `name`; a position after all others and None if there is no such parameter."""
+        """The position and the default of the parameter `name`; the number of parameters and None if the function has no such parameter."""
         parameters = self.signature.parameters
         return (self.places.index("name"), parameters["name"].default) if "name" in parameters else (len(parameters), None)
 

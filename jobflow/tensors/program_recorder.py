@@ -41,7 +41,7 @@ def symbolic_array(x: TensorBase) -> Array:
 
 
 def symbolic_strides(op: Op, x: TensorBase) -> tuple[int, ...] | None:
-    """Return the strides of the output of an operation that is a view, the same on all ranks; None if it is not a view."""
+    """Return the strides of the output of a view operation, which are equal on all ranks; None if the output is not a view."""
     if not isinstance(op, ViewOp):
         return symbolic_array(x).strides if isinstance(op, Detach) else None
     try:

@@ -126,7 +126,7 @@ def logical_type(here: EagerState, x: TensorBase, target: Layout) -> TensorType:
         if type.shape != expected:
             raise ShapeError(
                 f"{what}: with {', '.join(map(repr, target.sbp))} the local tensors form {first.dtype.name}{shape}, whose piece on rank {rank} "
-                f"has shape {list(expected)}, but its local tensor has {list(type.shape)}; "
+                f"has shape {list(expected)}, but the local tensor has {list(type.shape)}; "
                 f"balance the pieces, with the longer ones on the first ranks"
             )
     return first.with_shape(tuple(shape))
@@ -141,7 +141,7 @@ def _types(here: EagerState, type: TensorType) -> list[TensorType]:
 
 
 def _assumed_type(x: TensorBase, target: Layout) -> TensorType:
-    """Return the type of the global tensor if all pieces have this type."""
+    """Return the type of the global tensor, assuming that all pieces have the type of x."""
     shape = list(x.tensor_type.shape)
     for sbp, n in zip(target.sbp, target.placement.mesh, strict=True):
         if isinstance(sbp, Split):

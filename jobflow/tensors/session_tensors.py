@@ -47,7 +47,7 @@ class Binding:
         return self.resident is not None and has_array(self.tensor) and self.tensor.array is not self.resident.array
 
     def changed(self, where: str) -> str:
-        """Describe how the tensor's type or layout changed since it was bound; "" if it did not."""
+        """Describe how the type or layout of the tensor changed since the tensor was bound; "" if neither changed."""
         before, now = (f"{type} {layout or 'local'}" for type, layout in ((self.type, self.layout), (self.tensor.tensor_type, self.tensor.layout)))
         return "" if before == now else f"{self.variable.name} was {before} {where} and is {now} now"
 

@@ -34,7 +34,7 @@ _node_numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class ReadyCallback:
-    """A hook that is called when a gradient is complete, and does not receive it."""
+    """A hook that calls `callback` without arguments when a gradient is complete."""
 
     callback: Callable[[], None]
 
@@ -76,7 +76,7 @@ class TapeNode:
         return f"<{self.name}Backward>"
 
     def saved_tensors(self, linked: bool = False) -> list[TensorBase | None]:
-        """Return the saved tensors; reading a tensor that was overwritten since then raises an error.
+        """Return the saved tensors; reading such a tensor raises an error if its memory was overwritten after it was saved.
 
         `linked` gives saved inputs and outputs their position in the graph, for gradients of gradients.
         """

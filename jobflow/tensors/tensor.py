@@ -247,12 +247,12 @@ class TensorBase:
 
     @property
     def sbp(self) -> tuple[Sbp, ...]:
-        """The sbp of a global tensor, one entry per dimension of the mesh; JobError for a local tensor."""
+        """The sbp of a global tensor, one entry per dimension of the mesh.  Raises: JobError for a local tensor."""
         return self._global("sbp").sbp
 
     @property
     def placement(self) -> public_placement:
-        """The placement of a global tensor; JobError for a local tensor."""
+        """The placement of a global tensor.  Raises: JobError for a local tensor."""
         return public_placement.of(self._global("placement").placement)
 
     def _global(self, what: str) -> Layout:
@@ -316,7 +316,7 @@ def lasting_array(x: TensorBase) -> Array:
 
 
 def move_memory(x: TensorBase, resident: ResidentMemory) -> None:
-    """Move x to this memory; other views of its old memory stay there."""
+    """Make x use this memory for its elements; other views of the old memory of x keep the old memory."""
     if not has_array(x) or resident.array.ctypes.data != x.array.ctypes.data:
         before = x.memory.before
         x.storage = None

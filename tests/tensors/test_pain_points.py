@@ -248,7 +248,7 @@ MISTAKES: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         "pieces 2 + 3",
         lambda: flow.ones(2 + me(), 2).to_global(pair(), S0),
         ShapeError,
-        r"rank 0 has shape \[3, 2\], but its local tensor has \[2, 2\]; balance the pieces",
+        r"rank 0 has shape \[3, 2\], but the local tensor has \[2, 2\]; balance the pieces",
     ),
     ("pieces 4 + 2", lambda: flow.ones(4 - 2 * me(), 2).to_global(pair(), S0), ShapeError, r"rank 0 has shape \[3, 2\], but .* has \[4, 2\]"),
     ("copies of two shapes", lambda: flow.ones(2 + me(), 2).to_global(pair(), B), ShapeError, r"rank 1 has shape \[2, 2\], but .* has \[3, 2\]"),

@@ -237,7 +237,7 @@ class Control:
                 notify = float("inf")
 
     def _announce(self, what: What, needs: Sequence[WaitEdge]) -> None:
-        """Send the operation and the ranks for which this rank waits to all ranks."""
+        """Broadcast the wait of this rank: its operation, and the ranks for which this rank waits."""
         self.waits[self.rank] = waiting = self.here(text_of(what), needs)
         self._broadcast(WAITING, waiting.write())
         self._check_deadlock()

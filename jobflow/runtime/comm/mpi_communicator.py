@@ -96,7 +96,7 @@ class MpiCommunicator(Recorder):
         return MpiCommunicator(self._settings, members, self)
 
     def _open_group(self, what: What) -> None:
-        """Open this group once all members have called each other."""
+        """Announce to the other members that this rank opens the group, wait for their announcements, and open the group."""
         world = self._all
         assert isinstance(world, MpiCommunicator)
         here = world._call(self.members)
@@ -110,13 +110,16 @@ class MpiCommunicator(Recorder):
         self._counters += queue.counters
 
     def _call(self, members: tuple[int, ...]) -> set[int]:
-        """Send a call to the other members of a group; return the set of members whose calls have arrived, which grows later."""
+        """Announce to the other members of a group that this rank opens it.
+
+        Return the set of members whose announcements have arrived; the set grows when further announcements arrive.
+        """
         message = np.array(members, np.int64)
         self._calls += [self._comm.Isend(message, rank, _CALL) for rank in members if rank != self._me]
         return self._callers.setdefault(members, set())
 
     def _all_called(self, here: set[int], others: set[int]) -> bool:
-        """Receive calls, also for groups that this rank opens later; return True once all others have called."""
+        """Receive announcements, also for groups that this rank opens later; return True when all `others` have announced this group."""
         mpi = self._settings.mpi
         status = mpi.Status()
         while self._comm.Iprobe(mpi.ANY_SOURCE, _CALL, status):
@@ -183,7 +186,7 @@ class MpiCommunicator(Recorder):
         return mine if self.rank == 0 else self.peer_view(self.members[0], location)
 
     def _report_shortage(self) -> None:
-        """Print one notice on each node."""
+        """Print one notice per node that there is too little shared memory."""
         if self._near[0] == self._me:
             notice(f"{shared_memory.shortage()}. Ranks exchange some tensors by MPI messages instead, which is slower")
 

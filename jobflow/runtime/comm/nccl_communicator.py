@@ -1,7 +1,7 @@
 """Communicators of ranks on GPUs: NCCL if each rank has its own GPU, otherwise through host memory.
 
-Both use a communicator of the host (`inner`) for everything except tensors.  NCCL calls are enqueued on the device's stream and return
-immediately; calls through host memory wait for the stream.
+Both kinds of communicators exchange everything except tensors through a communicator of the host (`inner`).  NCCL calls are enqueued on the
+device's stream and return immediately; calls through host memory wait for the stream.
 """
 
 from __future__ import annotations

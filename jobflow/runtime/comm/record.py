@@ -383,7 +383,7 @@ class Recorder(Communicator):
 
 
 def match(messages: Sequence[Sequence[BindingMessage]], members: Sequence[int]) -> dict[Group, list[list[BindingMessage]]]:
-    """Return the operations of each group in order, each as the messages of its ranks; raise PlanError if ranks differ."""
+    """Return the operations of each group in order, each as the messages of its ranks; raise PlanError if ranks bound different operations."""
     written: dict[Group, dict[int, list[BindingMessage]]] = defaultdict(lambda: defaultdict(list))
     for rank, row in zip(members, messages, strict=True):
         for message in row:

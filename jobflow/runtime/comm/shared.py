@@ -91,7 +91,7 @@ class StagingNeed:
 
 @dataclass(frozen=True)
 class StagingOffsets:
-    """Offsets in the staging memory of one seal; None if peers read the array itself, or nothing."""
+    """Offsets of a record in staging memory: its source, the source in the second buffer of the group, and its result; None for unstaged arrays."""
 
     source: int | None = None
     twin: int | None = None

@@ -77,7 +77,7 @@ class FreeStretches:
 def part_of_window(needed: int, first: int) -> int:
     """Return the bytes of a rank's part of a new window for a request.
 
-    A window for a small request has room for later ones.
+    A window for a small request has room for later requests.
     """
     return _pages(first if 0 < needed <= first else needed)
 
@@ -200,7 +200,7 @@ class Windows:
             window.memory.Sync()
 
     def close(self) -> None:
-        """Free the windows that no rank uses; the others remain until the process ends."""
+        """Free the windows that no rank uses; other windows remain until the process ends."""
         gc.collect()  # arrays in reference cycles are unused
         self._regions.clear()
         self._free.free.clear()

@@ -37,7 +37,7 @@ class Counter(Protocol):
 
 
 class PlainCounter:
-    """A counter that its user increments."""
+    """A counter whose user, such as a message queue, increments `done`."""
 
     __slots__ = ("done", "name")
 
@@ -90,7 +90,7 @@ class Waiting:
         return Waiting(what, tuple(WaitEdge(*need) for need in needs), come, error)
 
     def missing(self, waits: Mapping[int, Waiting]) -> list[int]:
-        """Return the awaited ranks, without those that have reached the point."""
+        """Return the ranks for which this rank waits, except ranks that have reached the awaited point according to `waits`."""
         return [rank for rank, counter, number in self.needs if rank not in waits or waits[rank].come.get(counter, 0) < number]
 
 

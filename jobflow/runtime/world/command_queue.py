@@ -33,7 +33,7 @@ EMPTY: bytes = write([])[0]
 
 
 class Direction:
-    """The slot for messages from one rank to another, as its reader or its writer uses it."""
+    """The slot for messages from one rank to another, as a view of its writer or of its reader."""
 
     def __init__(self, memory: Array) -> None:
         self._head = memoryview(memory[:ALIGNMENT].view(np.int64))

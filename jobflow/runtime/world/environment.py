@@ -154,7 +154,7 @@ def _descends(environ: Mapping[str, str]) -> bool:
 
 
 def _identity(environ: Mapping[str, str]) -> str:
-    """Return the job and rank of a process by its variables, as text."""
+    """Return the variables that identify the job and rank of a process, as "name=value,name=value"."""
     return ",".join(f"{name}={environ[name]}" for name in _IDENTITY if name in environ)
 
 

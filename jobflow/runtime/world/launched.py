@@ -68,7 +68,7 @@ def starts_ranks(command: Sequence[str] = sys.orig_argv) -> bool:
 def guard(launch: Launch, report_end: Callable[[], None], report_error: Callable[[str], None] | None = None) -> None:
     """Install the exit handlers of a rank in this process; `report_end` reports the end of its script to the other ranks.
 
-    `report_error` reports an error to them, for ranks without mpiexec.
+    `report_error` reports an error to the other ranks, for ranks without mpiexec.
     """
     if _Guard.launch is not None:
         return

@@ -39,7 +39,7 @@ def install(started: launch.Launch, awaited: Callable[[], Awaited]) -> None:
     pid, shutdown = os.getpid(), threading._shutdown  # type: ignore[attr-defined]
 
     def main_has_ended() -> None:
-        """Replace the function with which the interpreter waits for all threads after the main one."""
+        """Start `_watch` if threads or child processes still run, and then wait for all threads as the interpreter does."""
         try:
             if os.getpid() == pid and (remaining := _remaining()):
                 _State.thread = start_thread(lambda: _watch(started, remaining, awaited()), "jobflow end of the main thread")

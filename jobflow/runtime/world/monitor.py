@@ -195,7 +195,7 @@ class AbsentRanks:
         return 0 < sum(map(is_alive, ranks_of(self._starter))) < self._here
 
     def _missing(self) -> str:
-        """Name the ranks of this machine that have no monitor; without their numbers if there are other machines."""
+        """List the ranks of this machine that have no monitor; state only their number if the job has other machines."""
         there = {rank for rank in range(self._size) if is_held(f"{self._name}.{rank}")}
         if self._here < self._size:
             lacking = self._here - len(there)
@@ -260,7 +260,7 @@ class Interrupts:
             self._child = self.file = None
 
     def is_recent(self, seconds: float = 0.0) -> bool:
-        """Return True if there was a SIGINT in the last seconds, or if there is one within `seconds`."""
+        """Return True if a SIGINT has arrived within the last RECENT seconds, or arrives within `seconds`."""
         if self.file is not None and is_over(self.file, seconds):
             self._end()
         return time.monotonic() < self._at + RECENT
@@ -417,7 +417,10 @@ def end_job(rank: int, token: str, starter: int, interrupts: Interrupts, *, star
 
 
 def report(text: str, starter: int, code: int = 1, *, first: bool) -> None:
-    """Print the text and end the job; a monitor that is not the `first` leaves both to the first one while the job lasts."""
+    """Print the text and end the job.
+
+    A monitor that is not the `first` to report prints nothing; it ends the job only if the job lasts after DEFERENCE seconds.
+    """
     if first:
         say(text)
         time.sleep(SETTLE)  # an abort drops output that the process manager has not forwarded

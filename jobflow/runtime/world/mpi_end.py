@@ -1,7 +1,7 @@
 """Finalization of MPI at the exit of a rank's interpreter, but not of a forked child's.
 
-By default mpi4py finalizes MPI at the exit of both.  In a child that would end MPI for the rank as well, because the child shares its sockets
-and the memory shared with other ranks.
+By default mpi4py finalizes MPI at the exit of both processes.  Finalization in a child would end MPI for the rank as well, because the child
+shares its sockets and the memory shared with other ranks.
 """
 
 from __future__ import annotations

@@ -29,15 +29,15 @@ class ClosedError(OSError):
 
 
 def job_secret() -> bytes:
-    """Return JOBFLOW_SECRET, empty without one; raise VariableError if it is too short."""
+    """Return the value of JOBFLOW_SECRET, b"" if it is not set; raise VariableError if it is too short."""
     secret = secret_of()
     if 0 < len(secret) < SHORTEST:
-        raise VariableError(f"{SECRET} has {len(secret)} characters; it needs at least {SHORTEST}: {MAKE}")
+        raise VariableError(f"{SECRET} has {len(secret)} characters, but at least {SHORTEST} are required; {MAKE}")
     return secret
 
 
 def longest_wait() -> float:
-    """Return the seconds that a rank waits for absent ranks; raise VariableError unless the variable is a number above 0."""
+    """Return the seconds that a rank waits for absent ranks; raise VariableError unless JOBFLOW_JOIN_SECONDS is a number above 0."""
     text = os.environ.get(WAIT, "").strip()
     try:
         seconds = float(text) if text else LONGEST_WAIT

@@ -274,7 +274,7 @@ class Membership:
         return not (state["missing"] or state["idle"])
 
     def end(self) -> None:
-        """Report the end of this rank's script; on rank 0, wait for the others."""
+        """Report the end of this rank's script; on rank 0, wait until all ranks have reported the end."""
         self._send({"leave": True})
         self._done = True
         if self.started.rank == 0:
@@ -346,11 +346,11 @@ class Membership:
         return f"rank {self.started.rank} of {self.started.size} has waited {seconds:g} s for {target}"
 
     def _no_answer_text(self, seconds: float) -> str:
-        """Return the text for a service that does not answer."""
+        """Return the message about a service that does not answer."""
         return f"{self._waited(seconds, f'RANK=0 at {self.started.master}')} ({self._trouble}); start it with {self._start_variables(0)}"
 
     def _missing_text(self, seconds: float, missing: Sequence[int]) -> str:
-        """Return the text for ranks that have not connected."""
+        """Return the message about ranks that have not connected."""
         them = "it" if len(missing) == 1 else "each"
         return f"{self._waited(seconds, listed(missing))}; start {them} with {self._start_variables(missing[0])}"
 
@@ -401,7 +401,7 @@ def start_mpi(member: Membership) -> Any:
     name, version = mpi.get_vendor()
     if name not in SPEAKERS:
         raise JobError(
-            f"mpi4py uses {name} {'.'.join(map(str, version))}, which only its own mpiexec can start; run "
+            f"start of MPI: mpi4py uses {name} {'.'.join(map(str, version))}, which only its own mpiexec can start; run "
             f'"mpiexec -n {member.started.size} python script.py", or install an MPICH with: pip install "jobflow-sbp[mpi]"'
         )
     member.need()
@@ -444,13 +444,13 @@ _members: list[Membership] = []
 
 
 def join(started: Launch, ended: Callable[[str, bool], None]) -> Membership:
-    """Create the membership of this process, which lasts until it ends."""
+    """Create the membership of this process, which lasts until the process ends."""
     _members.append(Membership(started, ended))
     return _members[0]
 
 
 def member() -> Membership:
-    """Return the membership of this process; raise JobError without one."""
+    """Return the membership of this process; raise JobError if the process has not joined other ranks."""
     if not _members:
         raise JobError("this process has not joined other ranks; set MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK before `import jobflow`")
     return _members[0]
@@ -478,5 +478,5 @@ def node_size() -> int:
 def _nodes(variable: str) -> list[int]:
     started = variables.launched()
     if started is not None and not started.master:
-        raise JobError(f"{started.launcher} does not set {variable} in the environment")
+        raise JobError(f"{started.launcher} does not set {variable} in the environment; start the program with `jobflow launch`")
     return member().nodes()

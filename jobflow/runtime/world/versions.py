@@ -33,7 +33,7 @@ Versions: TypeAlias = Mapping[str, Any]
 
 
 def own_versions() -> Versions:
-    """Return the versions of this process."""
+    """Return the host, the versions of jobflow, NumPy and Python, and True as "accepts" if this process accepts other versions."""
     return {
         "host": socket.gethostname(),
         "jobflow": f"{__version__} (sources {source_hash(PACKAGE)})",
@@ -65,7 +65,7 @@ def compare(ranks: Sequence[Versions], rank: int) -> None:
 
 
 def _differences(ranks: Sequence[Versions], minor: bool) -> str:
-    """List each version that differs, with its ranks and hosts, or return an empty text.  `minor` ignores patch versions."""
+    """List each version that differs, with its ranks and hosts; return "" if all are equal.  `minor` ignores patch versions."""
     lines: list[str] = []
     for name in ("jobflow", "numpy", "python"):
         shown = [str(rank[name]) for rank in ranks]

@@ -69,11 +69,11 @@ class World(Protocol):
         """
 
     def close(self) -> None:
-        """End the ranks and free their memory; while `unwinding`, keep both.  A closed world cannot be called."""
+        """End the ranks and free their memory; while `unwinding`, keep ranks and memory.  A closed world cannot be called."""
 
 
 def each_argument(size: int, arguments: Sequence[Any] | None) -> Sequence[Any]:
-    """Return one argument per rank; raise ArgumentError if there are fewer or more."""
+    """Return one argument per rank, None for each without `arguments`; raise ArgumentError for another number of arguments."""
     if arguments is None:
         return (None,) * size
     if len(arguments) != size:

@@ -31,7 +31,7 @@ RANK, SERVICE = "rank", "service"
 
 
 def secret_of(environ: Mapping[str, str] = os.environ) -> bytes:
-    """Return the secret of the job; empty without one."""
+    """Return the secret of the job; b"" if no secret is set."""
     return environ.get(SECRET, "").encode(errors="surrogateescape")
 
 

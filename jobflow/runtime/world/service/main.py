@@ -270,7 +270,10 @@ class Service:
         return f"two processes have RANK={rank}: {old}, and {new}; set a different RANK for each process, 0 to {self.size - 1}"
 
     def _refuse(self, line: Connection, text: str) -> None:
-        """Reject a contradiction on all ranks, because the wrong one is unknown; a late rank does not disturb a running job."""
+        """Send a contradiction between the variables of ranks to the new rank, and to all others, because any of them may be wrong.
+
+        If all ranks have joined, only the new process is rejected.
+        """
         self._send(line, {"refused": text})
         self._close(line)
         if len(self.members) < self.size:
@@ -322,7 +325,7 @@ class Service:
     # ---------------------------------------------------------------- ends
 
     def _fail(self, rank: int, text: str) -> None:
-        """End all ranks after the first failure; `rank` -1 is no rank.
+        """End all ranks after the first failure; `rank` has failed, or is -1 if the launcher has died.
 
         One rank per screen shows the text, except on screens that show it already.
         """

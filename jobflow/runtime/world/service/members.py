@@ -74,7 +74,7 @@ class Member:
         return f"pid {self.about.pid} on {self.about.host}"
 
     def signal(self, number: int) -> None:
-        """Send its process a signal, if the process is monitored."""
+        """Send a signal to the process of the rank, if the process is monitored."""
         if self.watch is not None and not self.gone:
             with suppress(OSError):  # the process has ended meanwhile
                 signal.pidfd_send_signal(self.watch, number)
@@ -118,7 +118,7 @@ def holds(sock: socket.socket, pid: int) -> bool:
         return False
     owner, inode = entry
     if owner != os.getuid():
-        raise ValueError("a process of another user")
+        raise ValueError(f"user {owner} holds this connection, not user {os.getuid()} of the service")
     held = f"socket:[{inode}]"
     try:
         descriptors = os.listdir(f"/proc/{pid}/fd")
@@ -132,7 +132,10 @@ def holds(sock: socket.socket, pid: int) -> bool:
 
 
 def other_end(sock: socket.socket) -> tuple[int, int] | None:
-    """Return the user and the inode of the socket at the other end; None if it is on another machine, or unknown to the system."""
+    """Return the user id and the inode of the socket at the other end of a connection.
+
+    Return None if the socket is on another machine, or if the system does not list it.
+    """
     try:
         ends = f"{_hex(sock.family, sock.getpeername())} {_hex(sock.family, sock.getsockname())}"
         with open("/proc/self/net/tcp6" if sock.family == socket.AF_INET6 else "/proc/self/net/tcp", encoding="ascii") as table:

@@ -29,7 +29,7 @@ def record(text: str) -> dict[str, Any]:
 
 
 def fields(text: str, needed: Fields, optional: Fields | None = None) -> dict[str, Any]:
-    """Return the JSON object in a text; raise ValueError unless it has the `needed` fields and no others than `optional` ones."""
+    """Return the JSON object in a text; raise ValueError unless it has all `needed` fields, and no other fields than these and `optional`."""
     entry, legal = record(text), {**needed, **(optional or {})}
     if not needed.keys() <= entry.keys() <= legal.keys() or any(type(value) is not legal[name] for name, value in entry.items()):
         raise ValueError("wrong fields")

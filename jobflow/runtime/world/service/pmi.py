@@ -73,7 +73,9 @@ class Pmi:
 
     def _put(self, key: str, value: str) -> None:
         if not 0 < len(key) <= KEY or len(value) > VALUE or len(self.values) >= MOST * self.size:
-            raise ValueError(f"put: the key has {len(key)} characters, the value {len(value)}, or there are {len(self.values)} keys already")
+            raise ValueError(
+                f"put: key of {len(key)} characters (limit {KEY}), value of {len(value)} (limit {VALUE}), after {len(self.values)} other keys"
+            )
         self.values[key] = value
 
     def _barrier(self, rank: int) -> Iterator[tuple[int, str]]:

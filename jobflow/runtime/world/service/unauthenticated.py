@@ -41,7 +41,7 @@ class Peer:
     _ours: str = ""
 
     def authenticate(self, secret: bytes, text: str) -> str | None:
-        """Process a line; return the text about the rank once its signature is right.
+        """Process a line of the peer; return the description of the rank once its signature is verified, and None before.
 
         Raises: AuthenticationError for a wrong signature; ValueError for any other message.
         """
@@ -90,5 +90,5 @@ class UnauthenticatedPeers:
 
     @property
     def next(self) -> list[float]:
-        """The first deadline; empty without connections."""
+        """A list with the earliest deadline; empty if there are no connections."""
         return [min(peer.until for peer in self._all.values())] if self._all else []
