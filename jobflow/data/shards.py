@@ -44,7 +44,7 @@ class Window:
         self._open = deque(each for each in self._open if each is not shards)
 
     def note(self, used: Shards, rows: Stretch, name: str) -> None:
-        """Record that rows of the batch `used` were requested, and prefetch them for the later batches."""
+        """Record that rows of the batch `used` were requested, and prefetch these rows of later batches."""
         self._requests[used.size] = used.requested
         for shards in self._open:
             if shards.size == used.size:

@@ -3,7 +3,8 @@
     flip = flow.random.CoinFlip(8)              a function of the number of the run
     images = flow.image.flip(images, flip)      a host stage, evaluated before the run
 
-They depend only on arguments, constants and the run counter. `StagedBody.host_phase` handles tensors that depend on variables or readers.
+These tensors depend only on arguments, constants and the run counter. `StagedBody.host_phase` handles tensors that depend on variables or
+readers.
 """
 
 from __future__ import annotations

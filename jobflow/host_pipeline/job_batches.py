@@ -94,7 +94,7 @@ class OfTensor(KnownRows):
 
 
 def instances(arrays: Array | list[Array], axes: int) -> list[Array]:
-    """Split an array, or the arrays of the devices in order, into subarrays of its last `axes` axes."""
+    """Split an array, or the arrays of the devices in order, into subarrays of the last `axes` axes."""
     each = arrays if isinstance(arrays, list) else [arrays]
     return [row for array in each for row in array.reshape(-1, *array.shape[array.ndim - axes :])]
 

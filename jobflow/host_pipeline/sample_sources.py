@@ -36,7 +36,7 @@ class Source(ABC):
 
     @abstractmethod
     def batches(self, size: int) -> Iterator[list[Any]]:
-        """Yield batches of `size` sample positions, without end; `number` of a position counts the preceding samples."""
+        """Yield batches of `size` sample positions endlessly; `number` of a position counts the preceding samples."""
 
     @abstractmethod
     def where(self, place: Any) -> str:
@@ -97,7 +97,7 @@ class RecordFiles(Source):
         if part not in self._contents:
             file, fault = self.files[part], fault_of(self.what)
             if not file.is_file():
-                raise fault(f"no such file: {file.absolute()}, number {part} of {len(self.files)}")
+                raise fault(f"no such file: {file.absolute()} (number {part} of {len(self.files)} files)")
             self._contents[part] = mapped(file, fault)
         return self._contents[part]
 

@@ -214,7 +214,7 @@ class RandomlyCropped(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Sides:
-    """The target size of a resize: (width, height), or the length of the shorter (longer) side.
+    """The target size of a resize: (width, height), or the length of the shorter or longer side.
 
     With one length the aspect ratio is preserved, and `least` and `most` bound the other side.
     """
@@ -406,5 +406,5 @@ class Exactly(Stage):
     def of(self, place: Any, *values: Any) -> Array:
         array: Array = values[0]
         if array.shape != self.shape:
-            raise DataError(f"an array has shape {list(array.shape)}, but every sample must have {list(self.shape)}")
+            raise DataError(f"an array has shape {list(array.shape)}, but every sample must have shape {list(self.shape)}")
         return array

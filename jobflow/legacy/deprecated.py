@@ -19,7 +19,7 @@ init_worker = delete_worker = delete_worker_by_bootstrap = delete_worker_of_mult
 
 
 class nn:
-    """A namespace: `deprecated.nn`."""
+    """The namespace `deprecated.nn`, which contains `Module`."""
 
     class Module:
         """A module that counts the calls of its `forward`."""

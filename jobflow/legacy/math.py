@@ -115,7 +115,7 @@ minimum = _of_two("minimum", _F.minimum, "Return the smaller of x and y, with br
 def divide(x: Operand, y: Operand, name: str | None = None) -> Tensor:
     """Return x / y, with broadcasting.
 
-    A number y is applied as the factor 1 / y, and y = 0 as the factor 0. A number x yields 0 where y is 0. Integers drop the fraction.
+    A number y is applied as the factor 1 / y, and y = 0 as the factor 0. A number x yields 0 where y is 0. Integer quotients drop the fraction.
     """
     return quotient(*operands("divide", x, y))
 
@@ -262,12 +262,12 @@ def truth(x: Tensor) -> Tensor:
 
 
 def reduce_any(x: Tensor, axis: Axes = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """Return int8 1 where any element over `axis` is not zero."""
+    """Return int8 1 where any element over `axis` is not zero, and 0 elsewhere."""
     return ew.cast(_reduce_any(truth(x), axis, keepdims), int8)
 
 
 def reduce_all(x: Tensor, axis: Axes = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """Return int8 1 where all elements over `axis` are not zero."""
+    """Return int8 1 where all elements over `axis` are not zero, and 0 elsewhere."""
     return ew.cast(_reduce_all(truth(x), axis, keepdims), int8)
 
 

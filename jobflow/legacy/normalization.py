@@ -81,7 +81,8 @@ def normalized(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return gamma (x - mean) / sqrt(variance + epsilon) + beta, and the statistics in use.
 
-    With `moving`, these are the statistics of the batch, which update the variables `mean` and `variance`. Otherwise these are the variables.
+    With `moving`, these are the statistics of the batch, which update the variables `mean` and `variance`. Otherwise the values of these variables
+    are used.
     """
     if not moving:
         return bn.batch_norm_infer(x, gamma, beta, mean, variance, axis=axis, epsilon=epsilon, name=name), mean, variance

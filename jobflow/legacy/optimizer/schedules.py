@@ -166,7 +166,7 @@ PolynomialSchduler = PolynomialScheduler
 
 @dataclass(frozen=True)
 class _Periodic(_Decay):
-    """A schedule of p = step / steps, rounded down with `staircase`."""
+    """A schedule that depends only on p = step / steps, which `staircase` rounds down."""
 
     base_lr: float
     steps: float
