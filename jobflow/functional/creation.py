@@ -159,47 +159,47 @@ def _like(what: str, x: Tensor, value: Number, options: dict[str, Any]) -> Tenso
 
 
 def zeros_like(x: Tensor, **options: Any) -> Tensor:
-    """Return zeros with the shape of x.  Keywords as in `zeros`; element type and layout default to those of x."""
+    """Return zeros with the shape of x.  Keywords as in `zeros`; the defaults are the element type and layout of x."""
     return _like("zeros_like", x, 0, options)
 
 
 def ones_like(x: Tensor, **options: Any) -> Tensor:
-    """Return ones with the shape of x.  Keywords as in `zeros`; element type and layout default to those of x."""
+    """Return ones with the shape of x.  Keywords as in `zeros`; the defaults are the element type and layout of x."""
     return _like("ones_like", x, 1, options)
 
 
 def empty_like(x: Tensor, **options: Any) -> Tensor:
-    """Return a tensor with the shape of x to be overwritten.  Keywords as in `zeros`; element type and layout default to those of x."""
+    """Return a tensor with the shape of x to be overwritten.  Keywords as in `zeros`; the defaults are the element type and layout of x."""
     return _like("empty_like", x, 0, options)
 
 
 def full_like(x: Tensor, fill_value: Any, **options: Any) -> Tensor:
-    """Return a tensor with the shape of x, filled with `fill_value`.  Keywords as in `zeros`; element type and layout default to those of x."""
+    """Return a tensor with the shape of x, filled with `fill_value`.  Keywords as in `zeros`; the defaults are the element type and layout of x."""
     return _like("full_like", x, number(fill_value, "full_like"), options)
 
 
 def new_zeros(x: Tensor, *sizes: Any, **options: Any) -> Tensor:
-    """Return zeros of the shape `sizes`.  Keywords as in `zeros`; element type and layout default to those of x."""
+    """Return zeros of the shape `sizes`.  Keywords as in `zeros`; the defaults are the element type and layout of x."""
     return _filled("new_zeros", shape_of("new_zeros", sizes, options), 0, FactoryOptions("new_zeros", options, x.dtype, x))
 
 
 def new_ones(x: Tensor, *sizes: Any, **options: Any) -> Tensor:
-    """Return ones of the shape `sizes`.  Keywords as in `zeros`; element type and layout default to those of x."""
+    """Return ones of the shape `sizes`.  Keywords as in `zeros`; the defaults are the element type and layout of x."""
     return _filled("new_ones", shape_of("new_ones", sizes, options), 1, FactoryOptions("new_ones", options, x.dtype, x))
 
 
 def new_empty(x: Tensor, *sizes: Any, **options: Any) -> Tensor:
-    """Return a tensor of the shape `sizes` to be overwritten.  Keywords as in `zeros`; element type and layout default to those of x."""
+    """Return a tensor of the shape `sizes` to be overwritten.  Keywords as in `zeros`; the defaults are the element type and layout of x."""
     return _filled("new_empty", shape_of("new_empty", sizes, options), 0, FactoryOptions("new_empty", options, x.dtype, x))
 
 
 def new_full(x: Tensor, size: Any, fill_value: Any, **options: Any) -> Tensor:
-    """Return a tensor of shape `size` filled with `fill_value`.  Keywords as in `zeros`; element type and layout default to those of x."""
+    """Return a tensor of shape `size` filled with `fill_value`.  Keywords as in `zeros`; the defaults are the element type and layout of x."""
     return _filled("new_full", shape_of("new_full", (size,), {}), number(fill_value, "new_full"), FactoryOptions("new_full", options, x.dtype, x))
 
 
 def new_tensor(x: Tensor, data: Any, **options: Any) -> Tensor:
-    """Return a tensor with a copy of `data`.  Keywords as in `zeros`; element type and layout default to those of x."""
+    """Return a tensor with a copy of `data`.  Keywords as in `zeros`; the defaults are the element type and layout of x."""
     return _from_data("new_tensor", data, options, x.dtype, x)
 
 

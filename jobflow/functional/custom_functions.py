@@ -217,7 +217,7 @@ class _Backward:
         if kind is None or not isinstance(gradient, Tensor):
             argument = "not a tensor" if kind is None else str(kind.type)
             raise ArgumentError(
-                f"{what}: gradient {i} is of type {type(gradient).__name__}, the argument is {argument}; return "
+                f"{what}: gradient {i} is of type {type(gradient).__name__}, but the argument is {argument}; return "
                 f"{'None' if kind is None else 'a tensor or None'}"
             )
         return kind.fitted(gradient, f"{what}: gradient {i}") if needed else None

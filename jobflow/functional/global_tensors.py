@@ -50,10 +50,10 @@ def to_global(
 ) -> Tensor:
     """Return x redistributed to another placement or layout; local tensors of all ranks become the pieces of a global tensor.
 
-    `placement` and `sbp` default to those of x; a local tensor needs both.  The gradient is redistributed to the layout of x, first through
-    `grad_sbp` if that is set.  All ranks must call this function, including ranks outside of the placements.  `check_meta=False` skips the
-    comparison of the local shapes, which must then be equal.
-    Raises: ShapeError if the local tensors do not form a global one; SbpError for an invalid `sbp`; JobError for a missing one.
+    `placement` and `sbp` default to the placement and sbp of x; a local tensor needs both arguments.  The gradient is redistributed to the
+    layout of x, first through `grad_sbp` if that is set.  All ranks must call this function, including ranks outside of the placements.
+    `check_meta=False` skips the comparison of the local shapes, which must then be equal.
+    Raises: ShapeError if the local tensors do not form a global tensor; SbpError for an invalid `sbp`; JobError for a missing `sbp`.
     """
     here = state()
     what = f"to_global at {user_line()}"
@@ -164,7 +164,7 @@ def _on_device_type(x: Tensor, target_device: Any, what: str) -> Tensor:
 
 
 def to(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
-    """Return x converted to another element type, device or layout, or to those of another tensor.
+    """Return x converted to another element type, device or layout; for a tensor argument y, with the properties of y.
 
     x.to(flow.float16)   x.to("cuda")   x.to("cpu", flow.float64)   x.to(y)   x.to(placement=p, sbp=s)
 

@@ -135,7 +135,7 @@ def _conv_transpose(
 
 _TRANSPOSE = """Return y[n, o, j] = sum of x[n, c, i] * w[c, o, k] over i * stride + k * dilation - padding == j, plus b[o].
 
-    This is the transpose of `conv1d` as a linear map.  Shapes: input [n, c, l] or [c, l], weight [c, o / groups, k], bias [o].  An axis of
+    The operation is the transpose of `conv1d` as a linear map.  Shapes: input [n, c, l] or [c, l], weight [c, o / groups, k], bias [o].  An axis of
     size l becomes (l - 1) * stride - 2 * padding + dilation * (k - 1) + output_padding + 1.
     Raises: ShapeError for arguments that do not match.
     """

@@ -29,7 +29,7 @@ DIGITS = 4
 def value_of(x: Tensor, what: str) -> Array:
     """Return the logical value of x as an array; for a global tensor, all ranks must call this function."""
     if x.traced is not None or (building_now() is not None and building_now().differentiates):
-        raise JobError(f"{what} at {user_line()}: a tensor has no values while {running()} runs; return it from {state().building.short}")
+        raise JobError(f"{what} at {user_line()}: a tensor has no values while {running()} runs; return the tensor from {state().building.short}")
     if x.layout is None:
         return lasting_array(x)
     return gathered(state(), x, what)
@@ -197,7 +197,7 @@ def _text(value: float, spelling: str) -> str:
 
 
 def formatted(x: Tensor, spec: str) -> str:
-    """Format a single element by a number format, and other tensors as text."""
+    """Format a tensor without axes by the number format `spec`, and format the repr of other tensors."""
     if not x.ndim and x.traced is None:
         return format(item(x), spec)
     if spec and spec[-1] in "bcdeEfFgGnoxX%":

@@ -11,8 +11,8 @@ from jobflow.graph.training import DynamicScale
 class GradScaler:
     """A dynamic loss scale, for `Graph.set_grad_scaler`.
 
-    The scale starts at `init_scale`. It is multiplied by `growth_factor` after `growth_interval` consecutive steps with finite gradients, and
-    divided by `growth_factor` after a step with other gradients. With `enabled=False` the scale is 1.
+    The scale starts at `init_scale`. The scale is multiplied by `growth_factor` after `growth_interval` consecutive steps with finite gradients, and
+    divided by `growth_factor` after a step with infinite or NaN gradients. With `enabled=False` the scale is 1.
 
     Raises: ConfigError if `backoff_factor` is not 1 / `growth_factor`.
     """

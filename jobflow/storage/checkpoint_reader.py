@@ -133,7 +133,7 @@ class Opened:
             if now == self._mark:
                 raise
             what = "removed" if now is None else "replaced"
-            raise ReplacedError(f"checkpoint {self.root} was {what} during the read; load it again, or load the newest one") from error
+            raise ReplacedError(f"checkpoint {self.root} was {what} during the read; load it again, or load the newest checkpoint") from error
 
     def _check_tensors(self, file: str, header: safetensors.Header) -> None:
         """Raise CheckpointError unless the file has the tensors that the manifest lists, with their shapes and types."""

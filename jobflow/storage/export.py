@@ -1,7 +1,7 @@
 """Conversion between checkpoints, .npz files, .safetensors files and directories of OneFlow, with one tensor in memory at a time.
 
 A .npz is a zip file with one .npy file per tensor. A legacy directory has one directory per variable, with raw little-endian data in `out` and the
-type as text in `meta`. Both contain tensors only, without the saved JSON tree (step, position, ...).
+type as text in `meta`. Both formats contain tensors only, without the saved JSON tree (step, position, ...).
 """
 
 from __future__ import annotations
@@ -109,12 +109,10 @@ def save_legacy(arrays: Mapping[str, Array], types: Mapping[str, TensorType], pa
 def _legacy_kind(name: str, type: TensorType) -> str:
     if "/" in name or "\0" in name or name in (".", "..", DONE):
         raise CheckpointError(
-            f'tensor "{name}": a legacy checkpoint needs a directory of this name, and the name is not valid; exclude the tensor with --names'
+            f'tensor "{name}": a legacy checkpoint needs a directory of this name, and the name is not valid; omit the tensor (--names)'
         )
     if type.dtype.numpy.name not in _LEGACY_NAMES:
-        raise CheckpointError(
-            f'tensor "{name}" is {type}; a legacy checkpoint supports only {", ".join(_LEGACY_NAMES)}; exclude the tensor with --names'
-        )
+        raise CheckpointError(f'tensor "{name}" is {type}; a legacy checkpoint supports only {", ".join(_LEGACY_NAMES)}; omit the tensor (--names)')
     return _LEGACY_NAMES[type.dtype.numpy.name]
 
 

@@ -77,7 +77,7 @@ class FileArray:
         file = open_regular(self.path, self.fault)
         if mark_of(os.fstat(file.fileno())) != self.mark:
             file.close()
-            raise self.fault(f"{self.path} was replaced or written during the read; read it again")
+            raise self.fault(f"{self.path} was replaced or written during the read; read the file again")
         return file
 
     def _offset(self, file: BinaryIO) -> int:

@@ -1,6 +1,6 @@
 """Paths in object stores (through fsspec), such as `s3://bucket/run` or `memory://run`, and local paths.
 
-Addresses and credentials are configured as in fsspec and the library behind it. They come from environment variables (AWS_ACCESS_KEY_ID,
+Addresses and credentials are configured as in fsspec and its backends: by environment variables (AWS_ACCESS_KEY_ID,
 AWS_ENDPOINT_URL, FSSPEC_S3_KEY, ...), files (~/.aws, ~/.config/fsspec), or `fsspec.config.conf["s3"] = {...}` in the program.
 
 fsspec returns False for queries that fail, and its listings may come from a cache. Here each query is a request to the store, and each failure is
@@ -252,7 +252,8 @@ def _fetch(path: RemotePath, target: Path, status: Status) -> None:
         path.ask(lambda system, source: system.get_file(source, os.fspath(part)))
         if part.stat().st_size != status.st_size or path.stat().mark != status.mark:
             raise StoreError(
-                f"{path} was replaced or truncated during the download: {part.stat().st_size} of {status.st_size} bytes were received; read it again"
+                f"{path} was replaced or truncated during the download: {part.stat().st_size} of {status.st_size} bytes were received; "
+                "read the object again"
             )
         os.replace(part, target)
     finally:

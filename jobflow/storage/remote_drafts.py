@@ -143,7 +143,7 @@ def is_marker(name: str) -> bool:
 
 
 def put_away(path: RemotePath, files: Files) -> None:
-    """Remove a checkpoint, starting with its manifest, so that it is incomplete at once."""
+    """Remove a checkpoint, starting with its manifest, so that readers ignore the checkpoint during its removal."""
     names = path.objects()
     stamps = {stamp for name in names if (stamp := stamp_of(name)) is not None}
     _abandoned.update(stamps)

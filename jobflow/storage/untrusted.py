@@ -66,7 +66,7 @@ CONFIGURATION = Limit("JOBFLOW_MAX_CONFIGURATION", 2**20)
 HEADER = Limit("JOBFLOW_MAX_HEADER", 2**28)
 #: one row of a table, or one record
 RECORD = Limit("JOBFLOW_MAX_RECORD", 2**26)
-#: data that is read into memory as a whole: decompressed arrays and texts
+#: data that is read into memory as a whole: decompressed arrays and strings
 MEMORY = Limit("JOBFLOW_MAX_UNPACKED", 2**33)
 #: an image; the default is Pillow's limit
 IMAGE = Limit("JOBFLOW_MAX_PIXELS", 89_478_485, "pixels")

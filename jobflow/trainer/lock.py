@@ -32,7 +32,7 @@ from jobflow.storage.remote import AnyPath, RemotePath, StoreError
 from jobflow.storage.untrusted import HEADER, content, json_tree
 
 NAME = "train.lock"
-#: seconds between heartbeats, and seconds without one after which a lock counts as abandoned
+#: seconds between heartbeats, and seconds without a heartbeat after which a lock counts as abandoned
 BEAT, STALE = 10.0, 120.0
 #: seconds to wait for another process that accesses the lock at the same time
 PATIENCE = 5.0

@@ -16,7 +16,7 @@ from jobflow.ops.reduce import Reduce, ReduceSum, SquareSum
 from jobflow.ops.scalar import Cast, DivideBy, Scale, Shift
 from jobflow.ops.source import Input
 
-#: operations whose result is a mean if their only input is one
+#: operations whose result is a mean if their only input is a mean
 LINEAR = (Cast, DivideBy, ExpandDims, Identity, Negate, Reshape, Scale, Shift, Squeeze)
 SAME = (Cast, ExpandDims, Identity, Reshape, Squeeze)
 

@@ -43,7 +43,7 @@ class Network:
     """A model as a function from named fields to named outputs; `where` is the source line of the function."""
 
     function: Callable[..., Mapping[str, Any]]
-    #: accepted fields, required fields, and whether it accepts any other field
+    #: accepted fields, required fields, and True if the function accepts any other field
     known: tuple[str, ...]
     needed: tuple[str, ...]
     others: bool

@@ -201,7 +201,7 @@ def warnings_of(figures: Figures, schedule: Schedule, strategy: Any) -> Iterator
 def _shared_memory_warnings(figures: Figures) -> Iterator[str]:
     shared = sum(f.shared for f in figures.ranks) + max((f.common for f in figures.ranks), default=0)
     if len(figures.ranks) > 1 and shared > shared_memory.free():
-        yield f"the ranks share {size_text(shared)}, more than the free shared memory; {shared_memory.shortage()}. They send messages instead"
+        yield f"the ranks share {size_text(shared)}, more than the free shared memory; {shared_memory.shortage()}. The ranks send messages instead"
 
 
 def _batch_warnings(schedule: Schedule, strategy: Any, ranks: int) -> Iterator[str]:

@@ -78,7 +78,7 @@ class Early:
 # -------------------------------------------------------------------- Ctrl-C and SIGTERM
 
 # A handler only records the signal; the step is finished and saved first. Ranks then exchange signals, so all stop after the
-# same step, whichever rank received the signal. A second Ctrl-C ends the process at once.
+# same step, whichever rank received the signal. A second Ctrl-C ends the process immediately.
 
 
 class Signals:
@@ -118,7 +118,7 @@ class Signals:
         if self.noted is None:
             self.noted = number
             if number == signal.SIGINT:
-                _say("jobflow: finishing the step and saving; press Ctrl-C again to leave at once without saving")
+                _say("jobflow: finishing the step and saving; press Ctrl-C again to exit immediately without saving")
 
     @staticmethod
     def _exit_now() -> None:

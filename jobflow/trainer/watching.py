@@ -2,7 +2,7 @@
 
     started (saved | step | evaluated)* finished? closed
 
-Callbacks run on rank 0 only. They receive events and do not influence the run.
+Callbacks run on rank 0 only, receive events, and do not influence the run.
 """
 
 from __future__ import annotations

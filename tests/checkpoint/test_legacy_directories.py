@@ -82,7 +82,7 @@ def test_some_variables_and_series_of_snapshots(fresh: None, tmp_path: Path) -> 
     flow.checkpoint.save(str(tmp_path / "some"))
     assert {"other", "w"} == {path.name for path in (tmp_path / "some").iterdir()} - {"snapshot_done"}
     assert (tmp_path / "some-2" / "System-Train-TrainStep-job" / "out").is_file()
-    with pytest.raises(CheckpointError, match='"a/b": a legacy directory has one directory per variable'):
+    with pytest.raises(CheckpointError, match='"a/b": a legacy checkpoint needs a directory of this name'):
         flow.checkpoint.save(str(tmp_path / "more"), {"a/b": np.zeros(1)})
 
     flow.config.checkpoint_format("jobflow")  # at any time

@@ -217,7 +217,7 @@ def test_training_resumes_from_a_state_with_equal_results() -> None:
         graph.load_state_dict({name: x for name, x in saved.items() if name != "System-Train-LearningRate"})
         assert as_graph(graph, model.places, (S0, B), 4, skip=2) == losses, "what was saved before there were rates in it"
         model = Model(4)
-        with pytest.raises(CheckpointError, match="1 learning-rate schedules and the graph 0"):
+        with pytest.raises(CheckpointError, match="1 learning-rate schedules, but the graph has 0"):
             Trained(model, [AdamW(model.parameters(), 0.01)], None, usual).load_state_dict(saved)
         return whole[2:], losses, steps, names, rates
 

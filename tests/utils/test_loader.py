@@ -90,7 +90,7 @@ def test_streams() -> None:
             return iter(range(5))
 
     assert [values.tolist(batch) for batch in DataLoader(Stream(), 2)] == [[0, 1], [2, 3], [4]]
-    with pytest.raises(ArgumentError, match="its own order"):
+    with pytest.raises(ArgumentError, match="determines the order"):
         DataLoader(Stream(), 2, shuffle=True)
 
 

@@ -154,7 +154,7 @@ class LaterBackward:
         what = f"backward at {user_line()}"
         if self.here.grad_enabled:
             raise JobError(
-                f"{what}: create_graph=True is not supported for the compiled function {self.name}, whose gradient is a plan; "
+                f"{what}: create_graph=True is not supported for the compiled function {self.name}, whose gradient is compiled; "
                 "call the function eagerly"
             )
         for x, memory, version in self.read:

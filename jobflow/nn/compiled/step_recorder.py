@@ -1,8 +1,8 @@
 """The recorder of `flow.compile`, a graph recorder that also differentiates.
 
-While a function is traced, operations on its tensors are recorded as in `nn.Graph.build`.  They are also recorded on the autograd tape, so that
-`loss.backward()`, gradient clipping and `optimizer.step()` run as in eager mode and are recorded as well.  The user's tensors are not replaced;
-each has a traced counterpart while the function runs.
+While a function is traced, operations on its tensors are recorded as in `nn.Graph.build`.
+The autograd tape records the same operations.  So `loss.backward()`, gradient clipping and `optimizer.step()` run as in eager mode and are
+recorded.  The user's tensors are not replaced; each tensor has a traced counterpart while the function runs.
 """
 
 from __future__ import annotations

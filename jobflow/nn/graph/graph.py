@@ -352,7 +352,7 @@ class Graph:
             return [] if count is None else [(schedule, {"last_epoch": count, "last_step": count}) for schedule in schedules]
         if len(saved) != len(schedules) and strict:
             raise CheckpointError(
-                f"{what}: the state has {len(saved)} learning-rate schedules and the graph {len(schedules)}; pass the same lr_sch to "
+                f"{what}: the state has {len(saved)} learning-rate schedules, but the graph has {len(schedules)}; pass the same lr_sch to "
                 f"add_optimizer, or load with strict=False to restart the schedules"
             )
         return list(zip(schedules, saved, strict=True)) if len(saved) == len(schedules) else []

@@ -255,14 +255,15 @@ class Bound:
             )
 
     def _redistribute(self, x: Tensor, variable: Variable) -> bool:
-        """Change the layout of a tensor to that of its variable; return True if it changed."""
+        """Change the layout of a tensor to the layout of its variable; return True if the layout changed."""
         layout = self.group.world_layout(Layout(variable.placement, variable.sbp))
         return adopt_layout(self.here, x, layout, f"{self.built.name}: {variable.name}")
 
     def _pieces(self, loaded: Mapping[str, Tensor]) -> dict[str, Array]:
         """Return this rank's pieces of the loaded values of variables that no tensor of the user represents.
 
-        This method is collective over all ranks of the world, because any rank may store loaded values."""
+        This method is collective over all ranks of the world, because any rank may store loaded values.
+        """
         variables = self.physical.graph.variables
         names = [name for name in variables if name in loaded and name not in self.built.tensors and name not in self.memory.loaded]
         self.memory.loaded.update(names)

@@ -61,9 +61,9 @@ class _Loader(yaml.SafeLoader):
 
 
 def read(text: str, file: str, problems: Problems, whole: Origin | None = None, path: Path = ()) -> Tree | None:
-    """Parse a text; report a problem and return None if it is not YAML.
+    """Parse the YAML string `text`; report a problem and return None if it is not YAML.
 
-    `whole` is the position of every value in a text without lines, such as a setting.
+    `whole` is the position of every value in a string without lines, such as a setting.
     """
     try:
         node = _Loader(text).get_single_node()

@@ -1,8 +1,9 @@
 """Replacement of references `${a.b.c}` and `${env:NAME}` by values.
 
-A value that consists of one reference becomes the referenced value, which may be a map or a list.  Inside a longer text, the referenced value
-is inserted as text.  References may be chained.  `${env:NAME, otherwise}` is an environment variable with a default.  If it is the whole value,
-its text is parsed as a YAML word, so that it may be a number.  Configurations have no other access to the environment.  `$${` is a plain `${`.
+A value that consists of one reference becomes the referenced value, which may be a map or a list. Inside a longer string, the referenced value is
+inserted as a string. References may be chained. `${env:NAME, otherwise}` is an environment variable with a default. If the reference is the whole
+value, the variable is parsed as a YAML word, so that the result may be a number. Configurations have no other access to the environment. `$${` is a
+plain `${`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _PATH = re.compile(r"[\w-]+(\.[\w-]+)*")
 
 
 def resolved(tree: Tree, problems: Problems) -> Tree:
-    """Replace references in the tree.  Values with broken references are removed from maps; lists keep their text."""
+    """Replace references in the tree.  Values with broken references are removed from maps; lists keep them as strings."""
     references = _References(tree, problems)
     return Tree(references.value(tree.plain), references.marks)
 
@@ -74,7 +75,7 @@ class _References:
         )
 
     def written(self, match: re.Match[str], chain: tuple[Path, ...]) -> str:
-        """Return the text of a reference inside a longer text."""
+        """Return the string that replaces a reference inside a longer string."""
         if match[0] == "$${":
             return "${"
         if match[1] is None:

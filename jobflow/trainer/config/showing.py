@@ -21,7 +21,7 @@ from jobflow.trainer.config.tree import Path, dotted
 
 #: rightmost column at which comments begin
 WIDEST = 56
-#: words that every YAML parser reads as texts
+#: words that every YAML parser reads as strings
 _PLAIN = re.compile(r"[A-Za-z_./][\w./+-]*(:[\w./+-]+)*")
 _OLD_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 

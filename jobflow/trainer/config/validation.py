@@ -225,7 +225,7 @@ CHOICES = {
     "mse": "mean_squared_error",
     "silu": "swish",
 }
-#: the required type, the pattern of the actual text, the hint
+#: the required type, the pattern of the actual string, the hint
 HINTS: tuple[tuple[str, str, Callable[[re.Match[str]], str]], ...] = (
     ("bool", r"(?i)yes|on|y|true", lambda match: "; write true"),
     ("bool", r"(?i)no|off|n|false", lambda match: "; write false"),
@@ -288,7 +288,7 @@ def section_hint(value: Any, keys: Sequence[str], tags: Sequence[str], key: str)
 
 
 def _strategy(text: str) -> str:
-    """Return the keys for a strategy in the short form of `explain` and `verify`: zero3, 2x2, or data=2,tensor=2; "" for other texts."""
+    """Return the keys for a strategy in the short form of `explain` and `verify`: zero3, 2x2, or data=2,tensor=2; "" for other strings."""
     if re.fullmatch(r"\d+x\d+(x\d+)?", text):
         return ", ".join(f"{name}: {size}" for name, size in zip(("data", "tensor", "pipeline"), text.split("x"), strict=False))
     parts = [re.fullmatch(r"\s*([a-z]+)[-_=]?(\d*)\s*", part) for part in text.split(",")]

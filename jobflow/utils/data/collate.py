@@ -16,7 +16,7 @@ from jobflow.ops.slices import Concat
 from jobflow.tensors.run import run
 
 ADVICE = "convert it, or pass collate_fn="
-#: per kind of sample, its classes; the first match counts, because NumPy's texts are also NumPy scalars
+#: per kind of sample, its classes; the first match counts, because NumPy's strings are also NumPy scalars
 KINDS: dict[str, Any] = {
     "text": str | bytes,
     "numbers": Tensor | np.ndarray | np.generic | bool | int | float,
@@ -70,7 +70,9 @@ def _collated(samples: list[Any], entry: str) -> Any:
         if not _kind(sample) or isinstance(sample, np.ma.MaskedArray):
             raise _error(row, entry, f"is {_described(sample)}; a sample must be a number, array, string, list, tuple or dict; {ADVICE}")
         if _kind(sample) != kind:
-            raise _error(row, entry, f"is {_described(sample)}, and sample 0 is {_described(first)}; give all samples one structure")
+            raise _error(
+                row, entry, f"is {_described(sample)}, and sample 0 is {_described(first)}; give all samples one structure, or pass collate_fn="
+            )
     if kind == "text":
         return samples
     if kind == "fields":

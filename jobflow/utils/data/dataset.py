@@ -91,7 +91,7 @@ def random_split(dataset: Any, lengths: Sequence[int], seed: int = 0) -> list[Su
     """
     if sum(lengths) != len(dataset):
         raise ArgumentError(
-            f"random_split at {user_line()}: lengths {list(lengths)} add up to {sum(lengths)}, but must add up to the {len(dataset)} samples"
+            f"random_split at {user_line()}: lengths {list(lengths)} add up to {sum(lengths)}, but the dataset has {len(dataset)} samples"
         )
     order, stops = Order(seed, len(dataset)).indices(0, 0, len(dataset)).tolist(), list(accumulate(lengths))
     return [Subset(dataset, order[stop - length : stop]) for stop, length in zip(stops, lengths, strict=True)]

@@ -45,7 +45,7 @@ class DataLoader:
         if self.streams and not isinstance(dataset, Stream) and not hasattr(dataset, "__iter__"):
             raise ArgumentError(f"{what}: the dataset {type(dataset).__name__} must have __getitem__ and __len__, or __iter__")
         if self.streams and (shuffle or sampler is not None or batch_sampler is not None):
-            raise ArgumentError(f"{what}: a dataset without __getitem__ and __len__ has its own order; omit shuffle, sampler, batch_sampler")
+            raise ArgumentError(f"{what}: a dataset without __getitem__ and __len__ determines the order; omit shuffle, sampler, batch_sampler")
         if batch_sampler is not None and (batch_size not in (None, 1) or shuffle or sampler is not None or drop_last):
             raise ArgumentError(f"{what}: batch_sampler determines all batches; omit batch_size, shuffle, sampler and drop_last")
         if sampler is not None and shuffle:
