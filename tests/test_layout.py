@@ -138,7 +138,7 @@ def on(n: int) -> Placement:
 
 
 def test_a_layout_has_one_sbp_per_mesh_dimension() -> None:
-    with pytest.raises(SbpError, match=r"^2 sbp for cpu\[0-1\], whose mesh has 1 dimensions; pass one per dimension$"):
+    with pytest.raises(SbpError, match=r"^layout of cpu\[0-1\]: 2 S/B/P for a mesh of 1 dimensions; pass one per dimension$"):
         Layout(on(2), (B, B))
     assert str(layout(Placement("cpu", (0, 1, 2, 3), (2, 2)), S(0))) == "cpu[0-3:2x2]:S(0),S(0)"
 

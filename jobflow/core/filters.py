@@ -81,5 +81,5 @@ def selected(filter: Filter, values: Mapping[str, T]) -> dict[str, T]:
 
 
 def unmatched(filter: Filter, values: Mapping[str, Any]) -> str | None:
-    """Return the text of the first alternative, other than "*", that matches no value, or None if each matches a value."""
+    """Return the first alternative, other than "*", that matches no value, as text, or None if each alternative matches a value."""
     return next((str(each) for each in alternatives(filter) if each != "*" and not selected(each, values)), None)

@@ -285,7 +285,9 @@ class Layout(metaclass=Interned):
 
     def __post_init__(self) -> None:
         if len(self.sbp) != len(self.placement.mesh):
-            raise SbpError(f"{len(self.sbp)} sbp for {self.placement}, whose mesh has {len(self.placement.mesh)} dimensions; pass one per dimension")
+            raise SbpError(
+                f"layout of {self.placement}: {len(self.sbp)} S/B/P for a mesh of {len(self.placement.mesh)} dimensions; pass one per dimension"
+            )
 
     def __str__(self) -> str:
         return f"{self.placement}:{','.join(map(str, self.sbp))}"
@@ -389,7 +391,7 @@ class Signature:
     """One legal combination of input and output S/B/P of an op along one mesh dimension.
 
     A signature with `divides` > 0 is legal only if the number of ranks that split the axis divides this number.
-    Merging reshapes use `divides`: shards of [b, t] are shards of [b * t] only if b divides evenly.
+    Merging reshapes use `divides`: shards of [b, t] are shards of [b * t] only if the number of ranks divides b.
     """
 
     inputs: tuple[Sbp, ...]

@@ -282,7 +282,7 @@ class config(_Entered):
             if type(value) is not self.OPTIONS[name]:
                 raise ConfigError(f"{what}: {name} takes a value of type {self.OPTIONS[name].__name__}; got {value!r}")
         if options.get("pipeline_stage_id_hint", 0) < 0:
-            raise ConfigError(f"{what}: stages are numbered from 0; got {options['pipeline_stage_id_hint']}")
+            raise ConfigError(f"{what}: pipeline_stage_id_hint must be at least 0; got {options['pipeline_stage_id_hint']}")
         self.buffered = options.get("ssp_num_stages", 1) - options.get("ssp_stage_id", 0)
         if self.buffered < 1 or options.get("ssp_stage_id", 0) < 0:
             raise ConfigError(f"{what}: ssp_stage_id must be 0 to ssp_num_stages - 1; got {options}")

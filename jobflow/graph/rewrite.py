@@ -106,7 +106,7 @@ def walk(nodes: Iterable[Node], take: Take, now: dict[Value, Value]) -> None:
 
 
 def with_values(graph: Graph, nodes: Sequence[Node], now: Mapping[Value, Value]) -> Graph:
-    """Return the graph with other nodes; inputs, outputs, reads and updates are replaced by `now`."""
+    """Return the graph with `nodes` instead; `now` maps its inputs, outputs, reads and updates to their replacements."""
     return replace(
         graph,
         nodes=tuple(nodes),

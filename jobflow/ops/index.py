@@ -66,7 +66,7 @@ def _partial_signatures(axis: int, table: TensorType) -> tuple[Signature, ...]:
 
 
 class LookUp(Indexed):
-    """Base class of ops that read a table, the first input, at the indices in the second. An index out of range reads 0."""
+    """Base class of ops that read a table, the first input, at the indices in the second input. An index out of range reads 0."""
 
     abstract = True
     table = "n"

@@ -62,7 +62,7 @@ class _Edges(Op):
     def _larger(self, x: TensorType) -> TensorType:
         what = f"pad with {self.mode}"
         if len(self.pairs) != x.ndim or any(n < 0 for pair in self.pairs for n in pair):
-            raise ShapeError(f"{what}: {list(self.pairs)} must be two sizes >= 0 for each axis of {x}")
+            raise ShapeError(f"{what}: padding {list(self.pairs)} must have a pair of sizes >= 0 for each axis of {x}")
         for axis, (n, pair) in enumerate(zip(x.shape, self.pairs, strict=True)):
             there = {"reflect": max(n - 1, 0), "wrap": n, "edge": max(pair) if n else 0}[self.mode]
             if max(pair) > there:

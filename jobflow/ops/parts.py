@@ -73,7 +73,7 @@ class PutPart(Part):
     def infer(self, x: TensorType) -> TensorType:
         held = TakePart(B if self.sbp == P else self.sbp, self.index, self.whole).infer(x.with_shape(self.shape))
         if held != x:
-            raise ShapeError(f"putpart: x {x} is not the shard of {x.with_shape(self.shape)} on rank {self.single.ranks[0]}, which is {held}")
+            raise ShapeError(f"putpart: x {x} must be {held}, the shard of {x.with_shape(self.shape)} on rank {self.single.ranks[0]}")
         return x.with_shape(self.shape)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:

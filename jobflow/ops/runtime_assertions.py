@@ -102,7 +102,7 @@ class RuntimeAssertion(Op):
         return next((bound for bound in (self.low, self.high) if bound is not None and (bound or not self.nonzero)), 1)
 
     def converted(self, xp: Xp, x: Array) -> Array:
-        """Convert x, which has no rejected elements, to the result. The base class returns x."""
+        """Return the result for x, in which legal values replace the rejected elements. The base class returns x."""
         return x
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:

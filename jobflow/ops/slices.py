@@ -160,7 +160,7 @@ class Pad(Op):
 
     def infer(self, x: TensorType) -> TensorType:
         if len(self.pairs) != x.ndim or any(n < 0 for pair in self.pairs for n in pair):
-            raise ShapeError(f"pad: {list(self.pairs)} must be two sizes >= 0 for each axis of {x}")
+            raise ShapeError(f"pad: padding {list(self.pairs)} must have a pair of sizes >= 0 for each axis of {x}")
         return x.with_shape(tuple(a + n + b for n, (a, b) in zip(x.shape, self.pairs, strict=True)))
 
     def rule(self, x: TensorType) -> Rule:

@@ -130,7 +130,7 @@ def _describe(instructions: tuple[Instruction, ...], time: int) -> str:
 
 
 def footprint_text(footprints: dict[int, Footprint]) -> str:
-    """Return a table of footprints by rank, with a line per rank, in MiB."""
+    """Return a table of the footprints in MiB, with one line per rank."""
     rows = [(rank, *(f"{f.at_peak[c] / 2**20:.2f}" for c in CATEGORIES), f"{f.total / 2**20:.2f}", f.peak) for rank, f in footprints.items()]
     table = TextTable(["rank", *CATEGORIES, "allocated", "fullest at"], rows, right=range(len(CATEGORIES) + 2))
     return f"{table}\nMiB in use at the peak of each rank; allocated is the size of all buffers"

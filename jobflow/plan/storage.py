@@ -1,7 +1,7 @@
 """The storage of variables: buffers, slots, and memory shared by ranks.
 
-Variables of one group and element type, declared together, are contiguous in one buffer, and each is aligned.  Therefore one update covers
-them all.  Variables that every rank of a node stores whole may be in memory shared by the ranks: once, instead of one copy per rank.
+Variables of one group and element type, declared together, are contiguous in one buffer, and each variable is aligned.  Therefore one
+update covers all of them.  Variables that every rank of a node stores whole may be in memory shared by the ranks: once, instead of one copy per rank.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def handed(kind: str, counts: Sequence[int], me: int, n: int) -> int:
 
 
 def planned(plan: Plan) -> dict[str, Traffic]:
-    """Return the number of operations and bytes that one run of a rank's plan sends, by kind of communication."""
+    """Return the number of communications in one run of a rank's plan, and the bytes that the rank sends, by kind of communication."""
     return total((kind, Traffic(1, nbytes)) for kind, nbytes in _each(plan.instructions, plan.rank))
 
 

@@ -234,7 +234,7 @@ def test_options_of_the_scope() -> None:
         ({"checkpoint": True}, 'experimental.scope.config at .*: unknown option "checkpoint"; did you mean "checkpointing"?'),
         ({"checkpointing": 1}, "checkpointing takes a value of type bool; got 1"),
         ({"pipeline_stage_id_hint": True}, "pipeline_stage_id_hint takes a value of type int; got True"),
-        ({"pipeline_stage_id_hint": -1}, "stages are numbered from 0; got -1"),
+        ({"pipeline_stage_id_hint": -1}, "pipeline_stage_id_hint must be at least 0; got -1"),
     ]:
         with pytest.raises(ConfigError, match=text.replace("?", r"\?")) as raised:
             flow.experimental.scope.config(**options)
