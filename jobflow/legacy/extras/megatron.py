@@ -56,10 +56,9 @@ class TokenFiles:
         version, kind, count, documents = (int.from_bytes(head[a:b], "little") for a, b in ((9, 17), (17, 18), (18, 26), (26, 34)))
         if len(head) < HEAD or head[:9] != MAGIC or version != 1 or kind not in KINDS:
             raise fault(f"{path} is not an index: it starts with {head[:18]!r}, not with {MAGIC!r}, 1 and the code of a token type")
-        if len(content) != HEAD + 12 * count + 8 * documents:
-            raise fault(
-                f"{path} is damaged: {count} lengths and {documents} documents from byte {HEAD} on do not end at byte {len(content)}, the end of the file"
-            )
+        needed = HEAD + 12 * count + 8 * documents
+        if len(content) != needed:
+            raise fault(f"{path} is damaged: {count} lengths and {documents} documents require {needed} bytes, but the file has {len(content)}")
         lengths, places = (content[a:b].view(t) for a, b, t in ((0, 4, "<i4"), (4, 12, "<i8")) for a, b in [(HEAD + a * count, HEAD + b * count)])
         width, tokens = np.dtype(KINDS[kind]).itemsize, len(mapped(self._file(".bin"), fault))
         wrong = np.flatnonzero((lengths < 0) | (places < 0) | (places % width != 0) | (places > tokens - width * lengths.astype(np.int64)))
