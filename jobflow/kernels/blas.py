@@ -1,7 +1,7 @@
 """BLAS calls that NumPy lacks: y += alpha a b for matrices, y = alpha x + beta y for vectors.
 
-The functions come from the OpenBLAS library of NumPy's wheels, which NumPy has already loaded.  They are called through ctypes, after a check that
-they compute an example correctly.  With another BLAS or on another platform they are unavailable, and callers use NumPy.
+The functions come from the OpenBLAS library of NumPy's wheels, which NumPy has already loaded.  The functions are called through ctypes, after a
+check that they compute an example correctly.  With another BLAS or on another platform they are unavailable, and callers use NumPy.
 """
 
 from __future__ import annotations

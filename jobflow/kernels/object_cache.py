@@ -1,6 +1,6 @@
 """A cache of compiled machine code, in files shared by all processes of the user.
 
-A file contains a magic number, its key, a digest of its content, and the content.  It is written under a temporary name and renamed when
+A file contains a magic number, its key, a digest of its content, and the content.  The file is written under a temporary name and renamed when
 complete, so no locks are needed.  Files that do not match are ignored, and their code is compiled again.  Because the content is executed,
 the folder must belong to the user and be writable by no other user.
 """
@@ -63,7 +63,7 @@ class ObjectCache:
         return code if content.startswith(head) else None
 
     def write(self, key: str, code: bytes) -> None:
-        """Store the code under this key; on failure, print a notice, and the code is compiled again by the next process."""
+        """Store the code under this key; on failure, print a notice.  The next process then compiles the code again."""
         try:
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
             with self._opened() as at:

@@ -97,7 +97,7 @@ def register(op: type[Op], kind: Kind, tier: Tier, implementation: Implementatio
 
 @dataclass(frozen=True)
 class ArrayCalls:
-    """An implementation by array functions.  It receives float32 arrays in place of float16 and bfloat16 arrays (`kernels/half.py`)."""
+    """An implementation by array functions.  The functions receive float32 arrays in place of float16 and bfloat16 arrays (`kernels/half.py`)."""
 
     name: str
     prepare: Prepare

@@ -153,8 +153,8 @@ _OF_MEANS = (Cast, DivideBy, Reshape, ReduceSum, Scale, Squeeze)
 def raised_by(nodes: Sequence[Node], training: Training, weight: Weight) -> float:
     """Return the factor that keeps float16 gradients of a mean over millions of elements from underflowing.
 
-    The factor is a power of two, so it does not round float32 values.  It is close to the number of averaged loss elements, divided by
-    FEW, the initial loss scale, and the body's share of the batch.  Without float16 values, or with a loss in half precision, it is 1.
+    The factor is a power of two, so it does not round float32 values.  The factor is close to the number of averaged loss elements, divided by
+    FEW, the initial loss scale, and the body's share of the batch.  Without float16 values, or with a loss in half precision, the factor is 1.
     """
     optimizer = training.optimizers[0]
     half = any(value.dtype is float16 for node in nodes for value in node.outputs)

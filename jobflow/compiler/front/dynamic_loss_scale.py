@@ -1,7 +1,7 @@
 """The dynamic loss scale, and guarded updates for steps with gradients that are not finite.
 
 `Scaling` applies while gradients are computed.  The initial gradient of the loss is multiplied by the current scale, and the
-gradients of variables are divided by it.  Elements that are not finite are counted over all variables and ranks.  The count is an
+gradients of variables are divided by the scale.  Elements that are not finite are counted over all variables and ranks.  The count is an
 ordinary sum, so every rank has the same count.
 
 `Stopping` replaces `Scaling` if there is no scale.  The first step that is not finite then leaves all variables unchanged, so that

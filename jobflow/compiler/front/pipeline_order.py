@@ -2,8 +2,7 @@
 
 The graph contains a copy of the body for every microbatch.  Stages are determined as follows.
 
-* If the program names stages (`Provenance.stage`), these are used.  Stages follow each other by number, and a value moves only to later
-  stages.
+* Stages that the program names (`Provenance.stage`) are used.  Such stages are ordered by number, and values move only to later stages.
 * Otherwise the stages are placements without common ranks, in order of first use.  Among overlapping placements, the smallest is a stage.
   If values return to a placement from a later placement, the earlier placement starts a further stage.
 

@@ -14,7 +14,7 @@ are not repeated, and their inputs in the forward pass (batch statistics, for mo
 complement of the region number, which distinguishes them from the original nodes.
 
 Example, one region {a, b} in  x -> a -> b -> loss.  The copies are a' = a(x), and b' = b(a') if the gradient of the loss or of b needs it.
-Both precede the first of these gradients.
+Both copies precede the first of these gradients.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Graph -> graph in which tables are updated only at the rows that were read.
 
 The gradient of a table with row lookups is a sum of rows by index: as large as the table, and zero nearly everywhere.
-If only an optimizer's update reads it, the update takes the rows and their indices instead:
+If only an optimizer's update reads the gradient, the update takes the rows and their indices instead:
 
     g = UnsortedSegmentSum(rows, ids);  w' = AdamUpdate(w, m, v, g, ...)   ->   w' = RowUpdate(AdamUpdate)(w, m, v, rows, ids, ...)
 
 Operations in between (the loss scale, a layout, to_global) are applied to the rows.  Several lookups of one table are concatenated.
 Ranks then exchange the rows instead of tables.  The decision precedes the choice of layouts and depends on sizes of logical tensors, so
 it is the same on all ranks.  The gradient stays dense if it has other terms, or other readers such as a norm, a regularizer or a watch.
-It also stays dense if the table is small or many of its rows are read.
+The gradient also stays dense if the table is small or many of its rows are read.
 
 A program may request that unread rows stay unchanged under any optimizer (`lazily` names such variables).  Sizes are ignored then.
 """

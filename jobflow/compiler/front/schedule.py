@@ -6,7 +6,7 @@ simulates and prints rows; `pipeline` orders the nodes of a graph by them.
 
 * ``gpipe``: all forward passes, then all backward passes.  Every stage stores the activations of all m microbatches.
 * ``1f1b``: a stage starts a new microbatch only while fewer than (stages - stage) are in flight, and prefers backward passes.
-  It has the same bubble, (p-1)/(m+p-1) of the time, but stores at most p activations.  This is the default.
+  The bubble is the same, (p-1)/(m+p-1) of the time, but a stage stores at most p activations.  1F1B is the default.
 * ``interleaved``: each of the p groups has v stages, p apart; a microbatch passes every group v times.  Stages are shorter, so
   the bubble falls to (p-1)/(v m + p - 1), for v times the communication.
 

@@ -1,6 +1,6 @@
 """Job function -> graph: every op that is called becomes a node.
 
-The tracer records a job's body while it runs, and is the current interpreter while its gradients are computed.  It is one of the few
+The tracer records a job's body while it runs, and is the current interpreter while its gradients are computed.  The tracer is one of the few
 mutable objects in jobflow, and has a single owner.  `traced()` returns an immutable copy of the record, and a pass that extends a
 program has a separate tracer (`Tracer.onward`).
 """

@@ -32,7 +32,7 @@ def is_contiguous(value: Value, layouts: Mapping[Value, Layout | Local], readers
     """Return True if the parts of all ranks stay contiguous in the shared I/O buffers.
 
     The result is False for arguments with more than two axes, unless all readers reshape them, because images may be stored in another
-    memory order.  It is also False if a rank has no elements of the argument, because this rank's part has no offset.
+    memory order.  The result is also False if a rank has no elements of the argument, because this rank's part has no offset.
     """
     while isinstance(value.node.op, Reshape) and _is_split_by_rows(value, layouts):
         value = value.node.inputs[0]

@@ -1,6 +1,6 @@
 """Sharded graph -> physical graph: a `Reroute` node wherever producer and consumer have different layouts.
 
-A reroute is one hop of the cheapest path (`paths`).  It is a row of the route table, an exchange, a move between placements,
+A reroute is one hop of the cheapest path (`paths`).  The hop is a row of the route table, an exchange, a move between placements,
 or a relabel, which moves no data.  A value that several nodes read in the same layout is redistributed once.  Reroute nodes contain
 all communication of a job, and record the number of bytes and the user's line.
 """

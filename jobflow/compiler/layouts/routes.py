@@ -1,7 +1,7 @@
 """The route table: one row for each change of layout, with its collective, the bytes it sends, and its instructions.
 
 One table serves cost, explanation and execution.  Other changes are the cheapest path through rows of the table (`paths`).
-A row changes one mesh dimension, or several in the same way.  It runs in groups of ranks that differ only in those dimensions,
+A row changes one mesh dimension, or several in the same way.  The route runs in groups of ranks that differ only in those dimensions,
 on the part of the tensor that the group holds.  With b bytes on n ranks, a rank sends
 
     S -> B  all_gather      b (n-1)/n        P -> S  reduce_scatter  b (n-1)/n       B -> P  keep_first  0

@@ -4,7 +4,7 @@
 position in the output.  A chain of views is followed back to the op that computes the values.  The product of an attention head
 thus writes directly into the rows that the next product reads.  Gradients of parts of a tensor go directly into its gradient.
 
-`reuse_buffers`: an op with `Op.in_place` writes its output into an input without later readers.  This needs less memory, and the
+`reuse_buffers`: an op with `Op.in_place` writes its output into an input without later readers.  Such reuse needs less memory, and the
 written memory is in cache already.
 """
 

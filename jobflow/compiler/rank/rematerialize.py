@@ -4,7 +4,7 @@
     z = h + b; y = gelu(z)       stores z and y            z = h + b; y = gelu(z)        stores y
     dz = gelu'(z) dy             reads z, dy               z = h + b; dz = gelu'(z) dy   reads h, b, dy
 
-Recomputing z costs one addition per element and saves a store.  It needs no more memory, because h is in memory anyway.
+Recomputing z costs one addition per element and saves a store.  Recomputation needs no more memory, because h is in memory anyway.
 `expressions.cost` defines the costs.  Only values of the body without sums are recomputed, from values that are in memory at that time.
 """
 

@@ -1,6 +1,6 @@
 """RankProgram -> the same program, reading arguments in place from the client's memory.
 
-An argument is read without a copy if the plan contains the address of this rank's part, as for variables.  It is copied if its memory
+An argument is read without a copy if the plan contains the address of this rank's part, as for variables.  The argument is copied if its memory
 order must differ from the client's.
 """
 

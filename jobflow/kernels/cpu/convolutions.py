@@ -156,7 +156,8 @@ def _taps_of_gradient(op: ConvGradInput, device: Binder, inputs: Sequence[Array]
 def _scatter(device: Binder, window: Window, groups: int, dy: Array, weights: Array, dx: Array) -> list[Call]:
     """Return the calls for dx as a sum over taps.
 
-    For a few rows of dy at a time, one product computes the contributions of all taps.  They are then added to the elements that each tap reads.
+    For a few rows of dy at a time, one product computes the contributions of all taps.  The contributions are then added to the elements that each
+    tap reads.
     """
     out, m, c, kernel = dy.shape[2:-1], dy.shape[-1], dx.shape[1], window.kernel
     phases = PaddedPhases(window, dx.shape[2:-1], out)

@@ -27,7 +27,7 @@ _LONG = 128
 def _copied(y: Array, x: Array) -> Call:
     """Return the call for y = x, of one type and shape.
 
-    A short contiguous run along the last axis, such as the colors of a pixel, is copied as one item.  This takes a fifth of the time.
+    A short contiguous run along the last axis, such as the colors of a pixel, is copied as one item.  Such a copy takes a fifth of the time.
     """
     run = y.shape[-1] * y.itemsize if y.ndim > 1 and y.size else 0
     if y.itemsize < run <= _LONG and x.strides[-1] == y.strides[-1] == y.itemsize and (x.strides[-2], y.strides[-2]) != (run, run):

@@ -4,7 +4,7 @@
 read any more, or scratch.  `block_calls` turns the steps into calls for one block after another.
 
 Boolean values are integers 0 or 1 of the width of the other values.  A selection is arithmetic on bit patterns: y ^ (x ^ y) c, with c = 1 for x.
-It is four times as fast as a masked copy with a random mask.
+This arithmetic is four times as fast as a masked copy with a random mask.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Pooling on CPUs, a few channels at a time.
 
 Maxima and sums are computed along one axis of the window after the other, in kh + kw passes instead of kh * kw.  For the gradient of the maximum,
-each tap has a mask of the windows whose first maximum is there.  It is ANDed with the bits of dy, which is exact, including infinities, and much
-faster than `where`.
+each tap has a mask of the windows whose first maximum is there.  The mask is ANDed with the bits of dy, which is exact, including infinities, and
+much faster than `where`.
 """
 
 from __future__ import annotations

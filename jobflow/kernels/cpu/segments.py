@@ -123,7 +123,7 @@ def _sum_segments(op: UnsortedSegmentSum, data: Array, ids: Array, y: Array) -> 
 def _sum_merged(data: Array, ids: Array, offset: int, y: Array, size: int) -> None:
     """Compute y[before, k, inner] = the sum of data[before, i, inner] with id k + offset.
 
-    y may have several axes in place of each of these.
+    Several axes of y may take the place of `before`, of k, and of `inner`.
     """
     before, _, inner = data.shape
     total = (y if y.flags.c_contiguous else np.empty(y.shape, y.dtype)).reshape(before, size, inner)

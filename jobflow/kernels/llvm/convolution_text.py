@@ -216,7 +216,7 @@ def sums(tile: Tile) -> str:
 def products(tile: Tile) -> str:
     """Print the function that computes w.
 
-    It computes `tile.columns` taps at a time, and all taps for a few filters, so that their rows of y stay in the cache.
+    The function computes `tile.columns` taps at a time, and all taps for a few filters, so that their rows of y stay in the cache.
     """
     c = _Code(tile)
     a = c.words()

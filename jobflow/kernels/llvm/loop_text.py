@@ -197,7 +197,7 @@ class _Loop:
         return before, first
 
     def _again(self, name: str, before: str, first: int) -> None:
-        """Print the end of the body of a loop."""
+        """Print the increment of the loop counter and the branch back to the head of the loop."""
         self.at.write(f"%{name}.next = add i64 %{name}.k, {WIDTH}")
         self.at.write(f"br label %{name}")
         self.at.lines[first - 1] = f"  %{name}.k = phi i64 [0, %{before}], [%{name}.next, %{self.here}]"

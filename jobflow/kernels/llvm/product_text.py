@@ -8,7 +8,7 @@
 The order follows K. Goto, R. van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).  Elements of a are read in place, unless a is
 transposed and long: then the rows of a tile are packed.  Every element of y is summed in the order of k, in blocks of DEPTH, for any m and n.
 A batch that is split over ranks therefore gives the same bits.  The addend c is y itself, another matrix, or one row for all rows (a bias).
-It is read when a tile of y is written.  For a triangle a, a tile sums over the nonzero part of its rows.
+The addend is read when a tile of y is written.  For a triangle a, a tile sums over the nonzero part of its rows.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def _rows_at_a_time(at: VectorFunction, tile: int, most: str) -> str:
     """
 
     def parts(count: str, of: str | int) -> str:
-        """Return the number of parts of at most `of` rows that `count` rows are divided into."""
+        """Return the number of parts of at most `of` rows in `count` rows."""
         last = at.value(f"add i64 {count}, {at.value(f'sub i64 {of}, 1')}")
         return at.value(f"udiv i64 {last}, {of}")
 

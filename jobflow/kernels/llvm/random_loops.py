@@ -1,7 +1,7 @@
 """Random tensors as compiled loops over lane indices: the tier "llvm" of CPUs.  The results are bit-equal to the tier "numpy".
 
-A loop computes the elements of whole groups (`expressions/philox.py`).  It computes the words of a lane index in one or two planes, and an element
-of each pair of words:
+A loop computes the elements of whole groups (`expressions/philox.py`).  The loop computes the words of a lane index in one or two planes, and an
+element of each pair of words:
 
     lane index -> four words of plane 0, four of plane 1 -> four elements of float32
 

@@ -97,7 +97,7 @@ def _compiled(sums: bool, dtype: DType, running: DType) -> Function:
 
 
 def _again(at: Lines, name: str, begin: str, end: str, step: int, size: str) -> None:
-    """Print the end of the body of a loop."""
+    """Print the increment of the loop counter and the branch to the next iteration or out of the loop."""
     at.write(f"%next.{name} = add i64 %{name.removesuffix('s')}, {step}")
     more = at.value(f"icmp slt i64 %next.{name}, {size}")
     at.write(f"br i1 {more}, label %{begin}, label %{end}")
