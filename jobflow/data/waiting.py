@@ -115,7 +115,7 @@ def _tell(what: Callable[[], str], thread: int | None) -> None:
 
 
 def _standing(thread: int | None) -> list[str]:
-    """Return the position of the read, or the positions of other reads if this one has not started or waits for them."""
+    """Return the position of the read; if the thread has not started or waits, return the positions of other reads."""
     position = _stands(thread)
     return [position] if position else [text for other in list(_reading) if (text := _stands(other))]
 

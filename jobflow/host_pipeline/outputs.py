@@ -236,7 +236,7 @@ def fed_by(what: str, x: Tensor) -> st.Stage | None:
 
 
 def same_samples(what: str, *arguments: OnHost | st.Stage) -> None:
-    """Raise ArgumentError unless all arguments are from the same reader and have the same number of samples; constants may be combined with any reader."""
+    """Raise ArgumentError unless all arguments other than tensors and constants are from one reader and have the same number of samples."""
     stages = [each.stage if isinstance(each, OnHost) else each for each in arguments]
     origins = {stage.origin for stage in stages if not isinstance(stage, OfTensor | Constants)}
     rows = {each.rows for each in arguments if isinstance(each, OnHost)}

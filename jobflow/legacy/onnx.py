@@ -98,9 +98,7 @@ def _outputs(nodes: Nodes, node: Node, inputs: list[str], arguments: set[str], v
         return [op.key]
     if isinstance(op, Input):
         if op.key not in arguments:
-            raise JobError(
-                f"onnx.export: op {node.name} at {node.where} samples random numbers or reads files; export a job that computes only from its arguments"
-            )
+            raise JobError(f"onnx.export: op {node.name} at {node.where} samples random numbers or reads files; export a job without such ops")
         return [op.key]
     try:
         return translated(nodes, node, inputs)
