@@ -212,7 +212,7 @@ def _clear(folder: RemotePath, inside: Mapping[str, Status], around: Mapping[str
 
 
 def _in_use(folder: RemotePath, stamp: str, last: float, around: Mapping[str, Status]) -> bool:
-    """Return True if a save may still be running; `last` is the time of its newest object."""
+    """Return True if a save may still be running; `last` is the time of the newest object of this save."""
     if stamp in _abandoned:
         return False
     owner = owner_of(folder / _marker(stamp))

@@ -403,7 +403,7 @@ class Loop:
 
     @contextmanager
     def _may_fail(self, step: int) -> Iterator[None]:
-        """Report a failed checkpoint and continue; raise if it was the final one."""
+        """Report a failed checkpoint and continue; raise the error if the final checkpoint failed."""
         try:
             yield
         except sessions.AfterSavingError as error:

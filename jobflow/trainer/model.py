@@ -102,7 +102,7 @@ class CheckpointConfig:
         self.load_dirpath = dirpath
 
     def config_save(self, dirpath: str, step_interval: int = 1) -> None:
-        """Set the path prefix of saved checkpoints, and the number of steps between them."""
+        """Set the path prefix of saved checkpoints, and the number of steps between two checkpoints."""
         self.save_dirpath, self.save_interval = dirpath, _interval("CheckpointConfig.config_save", step_interval)
 
 

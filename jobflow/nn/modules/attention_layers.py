@@ -71,7 +71,7 @@ class MultiheadAttention(Module):
                 init.zeros_(bias)
 
     def _mapped(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        """Return queries, keys and values of all heads."""
+        """Return the queries, keys and values of all heads, computed by the linear input maps."""
         if self.one_table and query is key and key is value:
             together = linear(query, self.in_proj_weight, self.in_proj_bias)
             return [F.thirds(together, i, 2) for i in range(3)]

@@ -45,7 +45,7 @@ class Loaded:
 def load(path: str | os.PathLike[str], settings: Sequence[str] = (), *, look_outside: bool = True) -> Loaded:
     """Load the configuration in a file, overridden by settings such as "optimizer.lr=0.1".
 
-    With `look_outside`, import its builder, check the arguments of builder and readers, and require the files of readers to exist.
+    With `look_outside`, import the builder, check the arguments of builder and readers, and require the files of readers to exist.
     The folder of the file and the current folder become importable.
     Raises: ConfigErrors with all problems.
     """
