@@ -119,8 +119,8 @@ def test_unknown_names_are_errors_with_a_suggestion() -> None:
         (lambda c: c.default_logical_view("mirrored"), "the value must be scope.consistent_view() or scope.mirrored_view(); got 'mirrored'"),
         (lambda c: c.default_placement_scope("gpu"), "the value must be scope.placement(tag, devices); got 'gpu'"),
         (lambda c: c.enable_auto_mixed_precision(1), "the value must be a bool; got 1"),
-        (lambda c: c.train.primary_lr(), "call it with a value"),
-        (lambda c: c.default_logical_view(), "call it with a value"),
+        (lambda c: c.train.primary_lr(), "called without a value; pass a value"),
+        (lambda c: c.default_logical_view(), "called without a value; pass a value"),
         (lambda c: c.enable_nccl("yes"), "the value must be a bool; got 'yes'"),
     ],
 )

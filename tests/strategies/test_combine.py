@@ -77,7 +77,7 @@ def test_names(text: str, strategy: st.Strategy) -> None:
         (lambda: st.mesh(data=2, columns=("a",)), "require tensor=2 or more"),
         (lambda: flow.function_config().strategy("dp"), "the value must be a strategy such as strategies.data_parallel(); got 'dp'"),
         (lambda: flow.function_config().strategy(st.zero), "the value must be a strategy"),
-        (lambda: flow.function_config().strategy(), "call it with a value"),
+        (lambda: flow.function_config().strategy(), "called without a value; pass a value"),
     ],
 )
 def test_mistakes(make: Any, message: str) -> None:
