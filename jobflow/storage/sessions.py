@@ -82,7 +82,7 @@ class Saving:
         """Wait until all ranks have finished writing, and raise the first error.  Collective.
 
         Later functions do not raise the error again.
-        Raises: CheckpointError if the checkpoint could not be saved; its subclass AfterSavingError if the checkpoint is complete but a later step failed.
+        Raises: CheckpointError if the checkpoint could not be saved; its subclass AfterSavingError if a step after the completion failed.
         """
         with scope.lock():
             if self._problems is None:

@@ -213,7 +213,7 @@ def follow(session: Session, choose: Callable[[], AnyPath | None], use: Callable
 
 
 def set_aside(directory: AnyPath) -> None:
-    """Rename a directory of old checkpoints, so that the new run saves into an empty directory."""
+    """Move the checkpoints of an earlier run to another directory, so that they do not mix with new checkpoints."""
     earlier = [path for path in directory.iterdir() if path.is_dir() or path.is_symlink()] if directory.is_dir() else []
     if not earlier:
         return
