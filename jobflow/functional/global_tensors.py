@@ -23,7 +23,7 @@ from jobflow.ops.layout_ops import Copy
 from jobflow.tensors import redistribution
 from jobflow.tensors.program_recorder import symbolic_array
 from jobflow.tensors.run import recorder, run
-from jobflow.tensors.state import building_now, running, state
+from jobflow.tensors.state import building_now, refuse_tracing, running, state
 from jobflow.tensors.tensor import shows
 
 __all__ = [
@@ -291,6 +291,7 @@ def _portable(x: Tensor, what: str) -> None:
             f"{what} at {user_line()}: only leaf tensors are supported; this {x.tensor_type} was computed by {x.node or 'a graph'}; use detach() "
             "or clone()"
         )
+    refuse_tracing(what, f"the elements of a tensor {x.tensor_type} are not known", "use clone(), or copy the tensor before")
 
 
 def rebuilt(kind: type[Tensor], *parts: Any) -> Tensor:

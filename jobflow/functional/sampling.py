@@ -31,7 +31,7 @@ from jobflow.tensors import redistribution
 from jobflow.tensors.convert import meeting
 from jobflow.tensors.run import run, run_several, source
 from jobflow.tensors.state import Generator as Counter
-from jobflow.tensors.state import state
+from jobflow.tensors.state import refuse_tracing, state
 
 __all__ = [
     "Generator", "bernoulli", "default_generator", "get_rng_state", "initial_seed", "manual_seed", "multinomial", "normal", "rand", "rand_like",
@@ -54,6 +54,7 @@ class Generator:
 
     def manual_seed(self, seed: int) -> Generator:
         """Set the seed, reset the counter, and return the generator.  Raises: ArgumentError unless `seed` is an integer."""
+        _refuse_tracing("manual_seed")
         self.core.seed, self.core.draws = _checked_seed(seed), 0
         return self
 
@@ -71,6 +72,7 @@ class Generator:
 
     def set_state(self, state: Tensor) -> None:
         """Restore a state returned by `get_state`.  Raises: ArgumentError unless `state` is an int64[2] tensor."""
+        _refuse_tracing("set_state")
         self.core.seed, self.core.draws = _state_values(state, 2)
 
 
@@ -101,7 +103,12 @@ def manual_seed(seed: int) -> None:
 
     Raises: ArgumentError unless `seed` is an integer.
     """
+    _refuse_tracing("manual_seed")
     state().manual_seed(_checked_seed(seed))
+
+
+def _refuse_tracing(what: str) -> None:
+    refuse_tracing(what, "a random generator cannot be changed", "change the generator before")
 
 
 def _checked_seed(seed: int) -> int:
@@ -132,6 +139,7 @@ def get_rng_state() -> Tensor:
 
 def set_rng_state(saved: Tensor) -> None:
     """Restore a state returned by `get_rng_state`.  Raises: ArgumentError unless `saved` is an int64[4] tensor."""
+    _refuse_tracing("set_rng_state")
     here = state()
     values = _state_values(saved, 4)
     (here.global_generator.seed, here.global_generator.draws), (here.local_generator.seed, here.local_generator.draws) = values[:2], values[2:]
@@ -155,7 +163,7 @@ def _sample(spec: FactoryOptions, shape: tuple[int, ...], generator: Any, make: 
     """Return the output of the random operation `make(shape, dtype, key, seed)`, after advancing the generator."""
     layout = spec.random_layout(len(shape))
     counter = generator_of(generator, layout)
-    return spec.finish(source(make(shape, dtype or spec.dtype, DRAW, counter.seed), layout, counter.next()))
+    return spec.finish(source(make(shape, dtype or spec.dtype, DRAW, counter.seed), layout, counter))
 
 
 def _floats(spec: FactoryOptions) -> FactoryOptions:
@@ -234,7 +242,7 @@ def randperm(n: int, *, generator: Any = None, **options: Any) -> Tensor:
     spec = FactoryOptions("randperm", options, int64)
     target = spec.random_layout(1)
     counter = generator_of(generator, target)
-    keys = source(RandomUniform((int(n),), float64, DRAW, counter.seed), target and whole(target), counter.next())
+    keys = source(RandomUniform((int(n),), float64, DRAW, counter.seed), target and whole(target), counter)
     order = cast(run_several(Sort(0), keys)[1], spec.dtype)
     return spec.finish(order if target is None else redistribution.redistribute(state(), order, target))
 

@@ -27,7 +27,7 @@ from jobflow.ops.random_tensors import RandomNormal, RandomUniform
 from jobflow.ops.source import Constant
 from jobflow.tensors.backward import gradient_layout
 from jobflow.tensors.run import source
-from jobflow.tensors.state import running, state
+from jobflow.tensors.state import Generator, running, state
 from jobflow.tensors.tensor import own
 
 
@@ -38,10 +38,10 @@ def _check(what: str, tensor: Tensor) -> None:
         raise JobError(f"{what} at {user_line()}: a tensor cannot be initialized while {running()} runs; initialize the tensor before")
 
 
-def _filled(what: str, tensor: Tensor, op: Op, counter: int | None = None) -> Tensor:
+def _filled(what: str, tensor: Tensor, op: Op, generator: Generator | None = None) -> Tensor:
     """Fill the tensor with the output of `op`, and return the tensor."""
     _check(what, tensor)
-    assign(state(), tensor, cast(source(op, tensor.layout, counter), tensor.dtype), what)
+    assign(state(), tensor, cast(source(op, tensor.layout, generator), tensor.dtype), what)
     return tensor
 
 
@@ -49,7 +49,7 @@ def _draw(what: str, tensor: Tensor, generator: Any, kind: Callable[..., Op], **
     _check(what, tensor)
     inputs, dtype = generator_of(generator, tensor.layout), float32 if tensor.dtype.is_half else tensor.dtype
     op = kind(tuple(tensor.shape), dtype, DRAW, inputs.seed, **{word: float(number) for word, number in numbers.items()})
-    return _filled(what, tensor, op, inputs.next())
+    return _filled(what, tensor, op, inputs)
 
 
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Any = None) -> Tensor:
@@ -208,7 +208,7 @@ def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float 
     if not a < b or std <= 0:
         raise ArgumentError(f"init.trunc_normal_ at {user_line()}: a must be less than b and std must be positive; got a={a}, b={b}, std={std}")
     inputs = generator_of(generator, tensor.layout)
-    u = source(RandomUniform(tuple(tensor.shape), float64, DRAW, inputs.seed), tensor.layout and gradient_layout(tensor.layout), inputs.next())
+    u = source(RandomUniform(tuple(tensor.shape), float64, DRAW, inputs.seed), tensor.layout and gradient_layout(tensor.layout), inputs)
     low, high = (min(max((bound - mean) / std, -9.0), 9.0) for bound in (a, b))
     first, last = _normal_share(np.array([low, high]))
     u.array[...] = np.clip(mean + std * _normal_place(first + (last - first) * u.array, low, high), a, b)
@@ -219,7 +219,7 @@ def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float 
 def _values(tensor: Tensor, shape: tuple[int, ...], kind: type[RandomUniform] | type[RandomNormal], generator: Any) -> Array:
     """Return random numbers of the whole logical tensor, equal on all ranks."""
     inputs = generator_of(generator, tensor.layout)
-    return source(kind(shape, float64, DRAW, inputs.seed), None, inputs.next()).array
+    return source(kind(shape, float64, DRAW, inputs.seed), None, inputs).array
 
 
 def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Tensor:

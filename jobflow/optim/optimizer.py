@@ -21,7 +21,7 @@ from jobflow.tensors import run
 from jobflow.tensors.convert import convert_array
 from jobflow.tensors.in_place_writes import zero_gradient
 from jobflow.tensors.parameters import described
-from jobflow.tensors.state import EagerState, gradients, state
+from jobflow.tensors.state import EagerState, gradients, refuse_tracing, state
 
 Group = dict[str, Any]
 #: validity of an option: a predicate, and its description
@@ -52,6 +52,7 @@ class Optimizer:
     LEGAL: ClassVar[dict[str, Legal]] = {}
 
     def __init__(self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], defaults: Mapping[str, Any]) -> None:
+        refuse_tracing(self._word, "an optimizer cannot be created", "create the optimizer before")
         self.defaults = {**COMMON, **defaults}
         self.param_groups: list[Group] = []
         self.state: dict[Tensor, dict[str, Any]] = {}
@@ -182,6 +183,7 @@ class Optimizer:
 
         Raises: CheckpointError if groups or shapes differ.
         """
+        refuse_tracing(f"{self._word}.load_state_dict", "state cannot be loaded", "load the state before")
         what = f"{self._word}.load_state_dict at {user_line()}"
         sizes = [len(group["params"]) for group in saved["param_groups"]]
         mine = [len(group["params"]) for group in self.param_groups]

@@ -238,9 +238,14 @@ class Sweep(Generic[T]):
             self.accumulate(tensor, gradient)
         return gradient
 
+    @property
+    def hook_interpreter(self) -> Any:
+        """The interpreter of operations in hooks; None runs the operations eagerly."""
+        return None
+
     def hooked(self, hooks: dict[int, Hook] | None, gradient: T) -> T:
         if hooks:
-            with scope.using(interpreter=None):
+            with scope.using(interpreter=self.hook_interpreter):
                 for hook in tuple(hooks.values()):
                     changed = hook(gradient)
                     if changed is not None:

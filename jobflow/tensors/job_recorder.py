@@ -30,7 +30,7 @@ from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.solo import SoloWorld
 from jobflow.tensors.program_recorder import ProgramRecorder
 from jobflow.tensors.session_tensors import SessionTensors
-from jobflow.tensors.state import EagerState
+from jobflow.tensors.state import EagerState, Generator
 from jobflow.tensors.structures import replaced
 from jobflow.tensors.tensor import TensorBase
 
@@ -137,13 +137,13 @@ class JobRecorder(ProgramRecorder[TensorBase]):
             for x, value in zip(outputs, self.body.apply(op, inputs, name), strict=True):
                 x.traced = value
 
-    def source(self, op: Op, layout: Layout | None, counter: int | None) -> TensorBase:
+    def source(self, op: Op, layout: Layout | None, generator: Generator | None) -> TensorBase:
         if layout is not None and self.module is None:
             raise JobError(f"{op.word()} at {user_line()}: placement= and sbp= are for global tensors; {LAYOUTS}")
-        if counter is not None:
+        if generator is not None:
             random: Any = op  # random operations have a key
             op = replace(random, key=self._draw())
-        (output,) = self._recorded(op, [] if counter is None else [self.body.run_counter()])
+        (output,) = self._recorded(op, [] if generator is None else [self.body.run_counter()])
         return output
 
     def draw_for(self, x: TensorBase) -> tuple[str, int, TensorBase]:

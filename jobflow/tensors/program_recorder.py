@@ -24,7 +24,7 @@ from jobflow.ops.op import Op, ViewOp
 from jobflow.ops.scalar import Detach
 from jobflow.ops.slice_update import SliceUpdate
 from jobflow.ops.slices import Slice
-from jobflow.tensors.state import EagerState
+from jobflow.tensors.state import EagerState, Generator
 from jobflow.tensors.tensor import TensorBase
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class ProgramRecorder(ABC, Generic[T]):
             self.write(inputs[index], TensorBase.new(values[output].tensor_type, inputs[index].layout, None, traced=values[output]))
 
     @abstractmethod
-    def source(self, op: Op, layout: Layout | None, counter: int | None) -> T:
+    def source(self, op: Op, layout: Layout | None, generator: Generator | None) -> T:
         """Record an operation without inputs, or a random operation that samples new numbers in every run, and return its output."""
 
     @abstractmethod

@@ -35,7 +35,7 @@ from jobflow.runtime.buffer_pool import POOL
 from jobflow.runtime.failed_assertions import FailedAssertion, located, raise_first
 from jobflow.tensors.convert import agree, convert, done, empty
 from jobflow.tensors.program_recorder import symbolic_strides
-from jobflow.tensors.state import EagerState, mixed, state
+from jobflow.tensors.state import EagerState, Generator, mixed, state
 from jobflow.tensors.tape import OpGradient, follow, record_op
 from jobflow.tensors.tensor import TensorBase, check_current, own
 
@@ -360,12 +360,16 @@ def _update(here: EagerState, op: Op, inputs: Sequence[TensorBase], what: str) -
 # -------------------------------------------------------------------- sources
 
 
-def source(op: Op, layout: Layout | None, counter: int | None = None) -> Any:
-    """Return the output of an operation without inputs, or of a random operation with its `counter`; the tensor is global if `layout` is set."""
+def source(op: Op, layout: Layout | None, generator: Generator | None = None) -> Any:
+    """Return the output of an operation without inputs, or of a random operation; the tensor is global if `layout` is set.
+
+    A random operation advances `generator`.
+    """
     now = scope.current()
     here: EagerState = now.root.eager or state()
     if here.building is not None:
-        return here.building.source(op, layout, counter)
+        return here.building.source(op, layout, generator)
+    counter = None if generator is None else generator.next()
     (type,) = types_tuple(op.infer(*(() if counter is None else (TensorType((1,), int64),))))
     arrays = [] if counter is None else [np.array([counter])]
     if layout is None:

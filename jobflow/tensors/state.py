@@ -198,6 +198,13 @@ def running() -> str:
     return building_now().running
 
 
+def refuse_tracing(what: str, problem: str, advice: str) -> None:
+    """Raise JobError if a program is being traced, because its replays would not repeat an effect on Python objects."""
+    building = building_now()
+    if building is not None and scope.current().interpreter is not None:
+        raise JobError(f"{what} at {user_line()}: {problem} while {building.running} runs; {advice}")
+
+
 @contextmanager
 def gradients(enabled: bool) -> Iterator[None]:
     """Enable or disable the recording of operations for backward inside the `with` block."""

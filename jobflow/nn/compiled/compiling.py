@@ -52,7 +52,7 @@ class Cache:
                 self.entries.clear()
                 self.memory = CompiledMemory()
                 return None, problem
-            problem = entry.changed(self.here, call)
+            problem = entry.changed(call)
             if not problem:
                 return entry, ""
             reason = reason or problem

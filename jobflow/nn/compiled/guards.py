@@ -11,6 +11,7 @@ the function itself.  If tracing fails, `restore` restores the values.
 
 from __future__ import annotations
 
+import collections.abc
 import functools
 import random
 import sys
@@ -77,6 +78,8 @@ class Guards:
         self.arrays: dict[int, tuple[Any, bytes, str]] = {}
         #: values that cannot be compared, with their containers and keys
         self.opaque: list[tuple[Watched | None, Any, str]] = []
+        #: iterators, whose elements a failed trace cannot return
+        self.iterators: list[tuple[Watched | None, Any, str]] = []
         #: reasons why the function cannot be replayed, with source lines
         self.reasons: list[str] = []
         self.schedules: list[LRScheduler] = []
@@ -140,6 +143,7 @@ class Guards:
         if event == "call":
             if code not in self.executed:
                 self._entered(code, frame)
+                self.refuse_iterators()
         elif event == "c_call":
             self._called(arg, frame)
 
@@ -207,6 +211,12 @@ class Guards:
         elif not isinstance(owner, (*PURE_OWNERS, types.GeneratorType)) and not is_own(type(owner)):
             self._refuse(f"the function calls {type(owner).__name__}.{name}(), whose result or effect is not repeated")
 
+    def refuse_iterators(self) -> None:
+        """Raise Untraceable before the function reads an iterator, because a trace that fails later cannot return the elements."""
+        for watched, key, what in self.iterators:
+            if self.reads(watched, key):
+                self._refuse(f"the function reads {what.replace(chr(0), '')}, whose elements a replay does not repeat")
+
     def _refuse(self, reason: str) -> None:
         """Record why the function cannot be replayed, and raise Untraceable before an effect that cannot be undone."""
         self.reasons.append(f"{reason}, at {user_line()}")
@@ -227,6 +237,10 @@ class Guards:
         """Return the path of a tensor that was reached before the function ran, else None."""
         path = self.paths.get(id(x))
         return None if path is None else path.replace("\0", "")
+
+    def tensors_read(self, names: frozenset[str]) -> list[Tensor]:
+        """Return all tensors that were reached before the function ran, if executed code reads one of these attributes."""
+        return [self.visited[i] for i in self.paths] if self.dynamic or not names.isdisjoint(self.names) else []
 
     def descend(self, value: Any, path: str, holder: Watched | None = None, key: Any = None) -> None:
         """Visit a value and all values that are reachable from it."""
@@ -289,8 +303,9 @@ class Guards:
             yield value.module, path, holder, key
             return
         if is_library(kind.__module__) and not isinstance(value, Module | Optimizer | types.SimpleNamespace):
-            if not is_constant(kind):
-                self.opaque.append((holder, key, f"{path}, a {kind.__module__}.{kind.__name__}"))
+            iterates = issubclass(kind, collections.abc.Iterator) and not (holder is None and key is None)
+            if iterates or not is_constant(kind):
+                (self.iterators if iterates else self.opaque).append((holder, key, f"{path}, a {kind.__module__}.{kind.__name__}"))
             return
         yield kind, kind.__name__, holder, key
         if isinstance(value, Optimizer):

@@ -305,6 +305,10 @@ class StepRecorder(Building):
     def _generator(self, layout: Layout | None) -> Any:
         return SessionGenerator(self.here, layout is None)
 
+    def _replayed(self, generator: Any) -> Any:
+        local = generator is self.here.local_generator
+        return SessionGenerator(self.here, local) if local or generator is self.here.global_generator else generator
+
     # ---------------------------------------------------------------- gradients
 
     def backward(self, loss: Tensor, gradient: Tensor | None = None) -> None:

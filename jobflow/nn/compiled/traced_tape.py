@@ -101,6 +101,10 @@ class TracedSweep(Sweep[Tensor]):
         else:
             super().pass_on(edge, gradient)
 
+    @property
+    def hook_interpreter(self) -> Any:
+        return self.recorder.tracer
+
     def hooked(self, hooks: dict[int, Hook] | None, gradient: Tensor) -> Tensor:
         if not hooks or not self.observed or self.recorder.observer is None:
             return super().hooked(hooks, gradient)

@@ -19,7 +19,7 @@ from jobflow.core.types import Array
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Value
 from jobflow.nn.compiled.guards import Guards
-from jobflow.nn.compiled.host_numbers import HostNumber, SessionGenerator
+from jobflow.nn.compiled.host_numbers import HostNumber
 from jobflow.nn.compiled.outside import Cut, LaterBackward, Outside, attach, is_open, seed, trace_outside
 from jobflow.nn.compiled.replay import CompiledMemory, Replay
 from jobflow.nn.compiled.snapshot import MISSING, Snapshot, Untraceable, Watched
@@ -37,6 +37,9 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 #: attributes of a tensor that must be unchanged for a plan
 _facts = attrgetter("tensor_type", "layout", "_needs_gradient", "hooks")
 _gradient = attrgetter("_gradient")
+_modes = attrgetter("grad_enabled", "default_dtype")
+#: names of facts of a tensor that code can read without an operation
+_OF_FACTS = frozenset({"requires_grad", "is_leaf", "shape", "size", "dim", "ndim", "numel", "dtype", "layout", "sbp", "placement", "is_global"})
 
 
 class Call:
@@ -104,6 +107,7 @@ class Tracing:
         self.tracer = Tracer(name, together(here, self.metas), where, False, kind="graph")
         names = {id(x): name for name, x in memory.tensors.items()}
         self.gradient_outputs: list[Tensor] = []
+        self.modes = _modes(here)
         self.recorder = StepRecorder(here, self.tracer, names, {}, known_tensors=memory.tensors, observer=self.guards)
 
     def run(self) -> Trace:
@@ -121,6 +125,7 @@ class Tracing:
             guards.descend(value, name, None, name)
         for value, name in call.containers:
             guards.add_argument(value, name)
+        guards.refuse_iterators()
         try:
             with recorder.in_force():
                 for i, x in enumerate(call.tensors):
@@ -136,6 +141,7 @@ class Tracing:
 
     def undo(self) -> None:
         """Undo the effects of the function on Python objects."""
+        self.here.grad_enabled, self.here.default_dtype = self.modes
         for x, before in self.recorder.gradients.values():
             x._gradient = before
         for mine in self.recorder.counted:
@@ -154,6 +160,8 @@ class Tracing:
 
     def _finished(self, result: Any) -> Trace:
         recorder, guards = self.recorder, self.guards
+        if _modes(self.here) != self.modes:
+            raise Untraceable(f"{self.tracer.name} changes the gradient mode or the default element type, which a replay does not repeat")
         if reason := guards.refused():
             raise Untraceable(f"{self.tracer.name}: {reason}")
         outputs: dict[int, Tensor] = {}
@@ -271,10 +279,12 @@ class Entry:
         self.host_numbers: Sequence[HostNumber] = recorder.numbers
         inside = {id(x) for x in tracing.call.tensors}
         self.tensors = [x for x in recorder.tensors.values() if id(x) not in inside]
-        self.facts = list(map(_facts, self.tensors))
+        read = [x for x in trace.guards.tensors_read(_OF_FACTS) if id(x) not in inside]
+        self.compared = list({id(x): x for x in (*self.tensors, *read)}.values())
+        self.facts = list(map(_facts, self.compared))
         self.argument_of = {id(x): i for i, x in enumerate(tracing.call.tensors)}
         self.bound = {id(x) for x in self.tensors}
-        self.seeds = [(draw.generator.local, draw.generator.seed) for draw in recorder.draws if isinstance(draw.generator, SessionGenerator)]
+        self.seeds = [(draw.generator, draw.generator.seed) for draw in recorder.draws]
         read = [recorder.gradients[i][0] for i in recorder.gradients_read]
         self.readers: list[Tensor] = [x for x in read if x.traced is None and id(x) not in inside]
         self.reader_arguments = [(self.argument_of[id(x)], recorder.gradients[id(x)][1] is None) for x in read if id(x) in inside]
@@ -287,7 +297,7 @@ class Entry:
 
     # ---------------------------------------------------------------- validity
 
-    def changed(self, here: EagerState, call: Call) -> str:
+    def changed(self, call: Call) -> str:
         """Return the reason why the plan is not valid for a call, or "" if it is."""
         if any(id(x) in self.bound for x in call.tensors):
             return "an argument is a tensor that the function also reads elsewhere"
@@ -301,16 +311,16 @@ class Entry:
         for optimizer, state, pairs in self.states:
             if optimizer.state is not state or any(state.get(p) is not mine for p, mine in pairs):
                 return f"the state of the optimizer {type(optimizer).__name__} was replaced"
-        for local, before in self.seeds:
-            if (here.local_generator if local else here.global_generator).seed != before:
+        for generator, before in self.seeds:
+            if generator.seed != before:
                 return "the seed of the random numbers changed"
         return self.snapshot.changed()
 
     def stale(self) -> str:
         """Describe how a tensor has changed in type or layout since the trace; return "" if all tensors are unchanged."""
-        if list(map(_facts, self.tensors)) == self.facts:
+        if list(map(_facts, self.compared)) == self.facts:
             return ""
-        x, before = next((x, before) for x, before in zip(self.tensors, self.facts, strict=True) if _facts(x) != before)
+        x, before = next((x, before) for x, before in zip(self.compared, self.facts, strict=True) if _facts(x) != before)
         names = ("type", "layout", "requires_grad", "hooks")
         name, old, new = next((name, a, b) for name, a, b in zip(names, before, _facts(x), strict=True) if a != b)
         return f"{name} of the tensor {x.tensor_type} was {old} and is {new}"

@@ -108,9 +108,9 @@ class Building(ProgramRecorder[Tensor]):
         preparation = prepared(self.here, op, known)
         return self._record(op, [x.traced for x in known], preparation.placement or self.alone.placement), preparation.layouts
 
-    def source(self, op: Op, layout: Layout | None, counter: int | None) -> Tensor:
+    def source(self, op: Op, layout: Layout | None, generator: Generator | None) -> Tensor:
         """Return the output of an op without inputs, or of a random op; every run evaluates the op again."""
-        inputs = () if counter is None else (self.draw(layout),)
+        inputs = () if generator is None else (self.draw(layout, self._replayed(generator)),)
         (type,) = types_tuple(op.infer(*(x.tensor_type for x in inputs)))
         (value,) = self._record(op, [x.traced for x in inputs], (layout or self.alone).placement)
         result = Tensor(type, layout, None, traced=value)
@@ -118,15 +118,19 @@ class Building(ProgramRecorder[Tensor]):
 
     def draw_for(self, x: Tensor) -> tuple[str, int, Tensor]:
         """Return key, seed and counter of the next random operation, on the placement of x."""
-        return "draw", self._generator(x.layout).seed, self.draw(x.layout)
+        return "draw", self._generator(x.layout).seed, self.draw(x.layout, self._generator(x.layout))
 
-    def draw(self, layout: Layout | None) -> Tensor:
-        """Return the counter of the next random operation, an input of every run."""
+    def draw(self, layout: Layout | None, generator: Generator) -> Tensor:
+        """Return the counter of the next random operation of `generator`, an input of every run."""
         lies = self.alone if layout is None else Layout(layout.placement, (B,) * len(layout.sbp))
         key, type = f"#draw{len(self.draws)}", TensorType((1,), int64)
         value = self.tracer.input(key, type, layout=lies)
-        self.draws.append(Draw(key, np.zeros(1, np.int64), self._generator(layout)))
+        self.draws.append(Draw(key, np.zeros(1, np.int64), generator))
         return Tensor(type, None if layout is None else lies, None, traced=value)
+
+    def _replayed(self, generator: Generator) -> Generator:
+        """Return the generator that every run advances in place of `generator`."""
+        return generator
 
     def _generator(self, layout: Layout | None) -> Generator:
         return self.here.local_generator if layout is None else self.here.global_generator

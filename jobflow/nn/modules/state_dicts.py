@@ -13,7 +13,7 @@ from jobflow.functional.promotion import cast
 from jobflow.functional.tensor_class import Tensor
 from jobflow.tensors import redistribution
 from jobflow.tensors.parameters import described
-from jobflow.tensors.state import EagerState, gradients, state
+from jobflow.tensors.state import EagerState, gradients, refuse_tracing, state
 from jobflow.tensors.tensor import own
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def plain(x: Tensor) -> Tensor:
 
 def load(module: Module, saved_state: Mapping[str, Any], strict: bool) -> Differences:
     """Load a state as `Module.load_state_dict` does."""
+    refuse_tracing("load_state_dict", "parameters cannot be loaded", "load them before")
     differences = compared(module, saved_state, strict)
     here = state()
     with gradients(False):

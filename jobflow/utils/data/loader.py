@@ -13,6 +13,7 @@ from jobflow.core.errors import ArgumentError, user_line
 from jobflow.data.ahead import END, Pending, Pool, Reading
 from jobflow.data.samples import Samples, Stream
 from jobflow.data.waiting import numbered, one_by_one
+from jobflow.tensors.state import refuse_tracing
 from jobflow.utils.data.collate import as_tensor, as_tensors, default_collate
 from jobflow.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler, batched
 
@@ -70,6 +71,7 @@ class DataLoader:
         return len(self.batch_sampler if self.batch_sampler is not None else self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
+        refuse_tracing("DataLoader", "data cannot be read", "pass batches as arguments")
         epoch = getattr(self.sampler, "epoch", self._begun)
         self._begun += 1
         numbers = None if self.streams else iter(self.sampler if self.batch_sampler is None else self.batch_sampler)
