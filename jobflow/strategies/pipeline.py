@@ -40,8 +40,8 @@ SLACK = 0.5
 class pipeline(Strategy):
     """Pipeline parallelism with consecutive stages, each on a group of ranks.
 
-    With `microbatches=None`, train.num_gradient_accumulation_steps sets the number of microbatches.  A job that sets this option keeps its
-    rule for reductions.  `schedule` is "1f1b", "gpipe" or "interleaved".  `stages` is a multiple of `size`, and stage i runs on group i mod size.
+    If a job sets train.num_gradient_accumulation_steps, this option overrides `microbatches`, and reductions follow the rules of gradient
+    accumulation.  `schedule` is "1f1b", "gpipe" or "interleaved".  `stages` is a multiple of `size`, and stage i runs on group i mod size.
     Each cut communicates its values once forward and once backward.  The idle fraction of a step is (p - 1) / (m + p - 1), with m microbatches
     and p stages.
     """
