@@ -219,6 +219,12 @@ def test_the_reason_of_a_trace_names_the_value() -> None:
         "PLAIN.options.factor was 1.0 and is 2.0",
         "argument 0 was float32[3] local and is float32[4] local",
     ]
+    model = nn.Dropout()
+    compiled = flow.compile(model)
+    compiled(flow.ones(3))
+    model.p = 0.25
+    compiled(flow.ones(3))
+    assert compiled.traces[1:] == ["Dropout.p was 0.5 and is 0.25"]
 
 
 # -------------------------------------------------------------------- values that did not exist, and values that no guard compares

@@ -116,7 +116,7 @@ class Tracing:
         If the function cannot be replayed, undo its effects and raise Untraceable.
         """
         call, guards, recorder = self.call, self.guards, self.recorder
-        guards.add(self.function, getattr(self.function, "__name__", type(self.function).__name__))
+        guards.add(self.function, self.tracer.name)
         for value, name in call.objects:
             if isinstance(value, np.ndarray):
                 raise Untraceable(
