@@ -83,7 +83,7 @@ def chosen(words: Sequence[str]) -> str | None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code, one of `CODES`.
 
-    `arguments` defaults to those of the process. SystemExit of argparse is not caught.
+    `arguments` defaults to the arguments of the process. SystemExit of argparse is not caught.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     shown = "--traceback" in words or shows_traceback()
@@ -158,7 +158,7 @@ FILES = {"config": "FILE", "file": "FILE", "job": "job"}
 
 
 def setting_as_file(options: argparse.Namespace, following: str) -> str:
-    """Return the error of a setting such as `optimizer.lr=0.1` that was read as the file, because it stands before it; "" for a file."""
+    """Return the error of a setting such as `optimizer.lr=0.1` that was read as the file, because it precedes the file; "" if there is none."""
     from jobflow.trainer.config.keys import setting_meant
 
     label, word = next(((label, vars(options)[name]) for name, label in FILES.items() if name in options), ("", ""))
@@ -226,6 +226,6 @@ def _of_cause(error: BaseException) -> str:
 
 
 def _lines(trace: TracebackType | None) -> list[str]:
-    """Format the frames of a traceback, from the first one in user code on and without those of jobflow."""
+    """Format the frames of a traceback: start at the first frame in user code, and omit frames of jobflow."""
     theirs = [(frame, line) for frame, line in traceback.walk_tb(trace) if not is_ours(frame)]
     return traceback.StackSummary.extract(dropwhile(lambda one: not is_users(one[0]), theirs)).format()

@@ -46,7 +46,7 @@ def _parts(line: bytes) -> list[bytes]:
 
 
 def last_traceback(lines: Iterable[bytes]) -> list[bytes]:
-    """Return the last traceback and the text after it, beginning with the first exception of its chain; empty without one."""
+    """Return the last traceback and the lines after it, beginning with the first exception of its chain; [] without a traceback."""
     tail = list(lines)
     begins = [i for i, line in enumerate(tail) if _BEGIN in line]
     while len(begins) > 1 and any(line.startswith(_CHAIN) for line in tail[begins[-2] : begins[-1]]):

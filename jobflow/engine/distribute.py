@@ -193,9 +193,9 @@ def hierarchical_parallel_cast(
     if grad_mode not in (None, "manual", "restore", "identity", "auto"):
         raise ArgumentError(f"hierarchical_parallel_cast at {user_line()}: grad_mode is {grad_mode!r}; use manual, restore, identity or auto")
     if (grad_mode == "manual") != (grad_parallel_distribution is not None):
-        raise ArgumentError(
-            f"hierarchical_parallel_cast at {user_line()}: grad_mode is {grad_mode!r}; pass grad_parallel_distribution with 'manual' only"
-        )
+        missing = "grad_mode 'manual' requires grad_parallel_distribution; pass it, or omit grad_mode"
+        extra = f"grad_parallel_distribution has no effect with grad_mode {grad_mode!r}; pass grad_mode 'manual', or omit the layout"
+        raise ArgumentError(f"hierarchical_parallel_cast at {user_line()}: {missing if grad_mode == 'manual' else extra}")
     return _cast("hierarchical_parallel_cast", input, name, parallel_distribution, grad_parallel_distribution)
 
 

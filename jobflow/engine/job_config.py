@@ -120,7 +120,7 @@ class FunctionConfig:
         return other
 
     def divide(self, count: int, where: SourceLine) -> None:
-        """Divide the batch into `count` parts whose results equal those of the whole batch; `where` is the line of the request."""
+        """Divide the batch into `count` microbatches, with the results of the whole batch; `where` is the line of the request."""
         self.microbatches, self.lines["train.num_gradient_accumulation_steps"] = count, where
 
     def check(self) -> None:

@@ -94,7 +94,7 @@ class StagedBody(JobBody):
         return self.dynamic_input(name, phase)
 
     def host_phase(self, what: str, value: Value) -> str:
-        """Return the name of the argument in which an earlier phase passes the array of a value to the host."""
+        """Return the name of an argument for the host: the array of `value`, which an earlier phase of the run computes."""
         if known := next((name for name, phase in self.phases.items() if phase.value is value and phase.convert is np.asarray), None):
             return known
         name = self.unique_name(what)
@@ -141,7 +141,7 @@ class StagedProgram(Compiled):
         return arguments
 
     def next_phase(self, bound: Sequence[Bound]) -> str | None:
-        """Return the first argument from a phase that `bound` lacks, or None."""
+        """Return the name of the first argument that a phase must compute, because `bound` lacks it; None if `bound` has all arguments."""
         known = {name for name, _, _ in bound}
         return next((name for name in self.phases if name not in known), None)
 

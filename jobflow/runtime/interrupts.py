@@ -169,7 +169,7 @@ def forget_interrupt() -> None:
 
 
 def described(error: BaseException) -> str:
-    """Return "interrupted at file:line" with the innermost line of the user's program, or "interrupted" without one."""
+    """Return "interrupted at file:line" for the innermost line of the user's program, or "interrupted" if no line is known."""
     from jobflow.core.errors import is_users
 
     line, trace = "", error.__traceback__

@@ -133,7 +133,7 @@ def described(instruction: Instruction) -> TimedCall:
 
 
 def line_text(where: SourceLine) -> str:
-    """Return the user's line as text; "" without one."""
+    """Return the user's line as text; "" for an unknown line."""
     return "" if where == NOWHERE else str(where)
 
 

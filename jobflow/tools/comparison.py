@@ -179,7 +179,7 @@ def compare(tensor: Seen, whole: Array) -> tuple[float, str]:
 
 
 def judged(tensor: Seen, tensors: Mapping[str, Seen], limit: float) -> str:
-    """Describe whether the operation of a tensor or its inputs caused a difference; return "" if this cannot be computed."""
+    """State the cause of a difference, which is the operation of the tensor or its inputs; return "" if the operation cannot be computed again."""
     assert tensor.value is not None, "a variable has no op"
     node = tensor.value.node
     inputs = [tensors[v.name].whole if v.name in tensors else None for v in node.inputs]

@@ -264,7 +264,7 @@ def nudged(array: Array, random: np.random.Generator) -> Array:
 
 
 def made_arguments(one: Runner, arrays: Mapping[str, Array], random: np.random.Generator, step: int) -> Arrays:
-    """Return the arguments of a step: those in `arrays`, and random ones for the others, with integers inside the bounds of the job."""
+    """Return the arguments of a step: those in `arrays`, and random values for other arguments, with integers inside the bounds of the job."""
     ranges: dict[str, tuple[int, int]] = {}
     for limit in one.compiled.bounds:
         low, high = ranges.get(limit.argument, (0, 1 << 30))

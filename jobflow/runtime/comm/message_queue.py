@@ -249,7 +249,7 @@ class Control:
 
     @property
     def current_error(self) -> str:
-        """`active_exception` in one line; "" without one."""
+        """`active_exception` in one line; "" if it is None."""
         return "" if self.active_exception is None else in_short(self.active_exception)
 
     def _print_notice(self, what: What, needs: Sequence[WaitEdge]) -> None:

@@ -86,7 +86,7 @@ class ThreadBarrier:
             return [other for other in self._ranks if other not in self._waiting] if self._passed == number else []
 
     def _wake(self, ranks: Sequence[int]) -> None:
-        """Wake those of these ranks that are waiting, so that they raise the error of the world."""
+        """Wake the waiting ranks among `ranks`, so that they raise the error of the world."""
         with self._guard:
             waiting = {rank: self._waiting.pop(rank) for rank in ranks if rank in self._waiting}
             self._state.woken.update(waiting)
@@ -169,7 +169,7 @@ class WaitingRank(NamedTuple):
 
 
 def current_error() -> str:
-    """Return the exception that propagates in this thread, in one line; "" without one."""
+    """Return the exception that propagates in this thread, in one line; "" if no exception propagates."""
     error = sys.exception()
     return "" if error is None else in_short(error)
 

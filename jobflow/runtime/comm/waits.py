@@ -62,7 +62,7 @@ class Divergence(NamedTuple):
 
 
 class StuckRank(NamedTuple):
-    """A rank in a deadlock: its operation, the ranks for which it waits, and its pending error in one line ("" without one)."""
+    """A rank in a deadlock: its operation, the ranks for which it waits, and its pending error in one line ("" for no error)."""
 
     what: str
     missing: Sequence[int]
@@ -159,7 +159,7 @@ def exited(rank: int, me: int, what: str, others: Iterable[str] = ()) -> RankErr
 
 
 class Arrival(NamedTuple):
-    """The arrival of a rank at a collective: its digest, its operation, and its pending error in one line ("" without one)."""
+    """The arrival of a rank at a collective: its digest, its operation, and its pending error in one line ("" for no error)."""
 
     digest: int
     what: str

@@ -226,7 +226,7 @@ def end_job(error: BaseException, launch: Launch, text: str = "") -> NoReturn:
 
 
 def _traceback(error: BaseException) -> str:
-    """Return the traceback of an error, or its last line if there is no memory for more."""
+    """Return the traceback of an error, or only its last line if there is too little memory."""
     try:
         text = "".join(traceback.format_exception(error)).rstrip()
     except MemoryError:

@@ -144,7 +144,7 @@ class AbsentRanks:
             self._start.close()
 
     def lingering(self, longest: float, remaining: str) -> None:
-        """Record the end of the rank's main thread, while `remaining` still runs; other ranks wait for it for `longest` seconds."""
+        """Record the end of the rank's main thread, while `remaining` still runs; other ranks wait for this rank for at most `longest` seconds."""
         self._remaining, self._patience = remaining, longest
 
     @property

@@ -116,7 +116,7 @@ class MpiProcess:
         return True
 
     def end(self) -> None:
-        """Stop the serving ranks at the end of the script, and wait for every rank, because MPI ends on all ranks at once."""
+        """Stop the serving ranks at the end of the script, and wait for every rank, because MPI ends on all ranks together."""
         if self.session == "single client" and self.control.rank == 0:
             self.send_all(("stop",))
         self.control.say(LEAVING)

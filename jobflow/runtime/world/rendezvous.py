@@ -146,7 +146,7 @@ def about(started: Launch) -> dict[str, Any]:
 
 
 class Membership:
-    """The connection of this rank to the others.  `ended(text, shown)` is called in its thread when the job has failed on another rank."""
+    """The connection of this rank to other ranks.  Its thread calls `ended(text, shown)` if the job fails on another rank."""
 
     def __init__(self, started: Launch, ended: Callable[[str, bool], None]) -> None:
         self.started = started

@@ -35,6 +35,6 @@ def start_world(tag: str, requested: int | None, *, multi: bool = False) -> Worl
 
 
 def gpu_device(local: int) -> Device:
-    """Return GPU number `local` of the node, modulo the number of GPUs; a CPU device without GPUs."""
+    """Return GPU number `local` of the node, modulo the number of GPUs; return a CPU device if there is no GPU."""
     count = cuda.available()
     return cuda.CudaDevice(local % count) if count else cpu_device(local)

@@ -44,7 +44,7 @@ def own_versions() -> Versions:
 
 
 class VersionError(JobError):
-    """Ranks run different versions."""
+    """Different versions of jobflow, NumPy or Python on the ranks."""
 
     of_environment = True
 

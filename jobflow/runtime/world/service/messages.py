@@ -39,7 +39,7 @@ def fields(text: str, needed: Fields, optional: Fields | None = None) -> dict[st
 def within(value: int, least: int, most: int) -> int:
     """Return the value; raise ValueError if it is out of range."""
     if not least <= value <= most:
-        raise ValueError(f"{value} is not from {least} to {most}")
+        raise ValueError(f"the value {value} is not between {least} and {most}")
     return value
 
 
