@@ -35,6 +35,12 @@ def test_selection(filter: Any, names: list[str]) -> None:
     assert list(filters.selected(filter, VALUES)) == names
 
 
+@pytest.mark.parametrize("filter", [3, None, ["*.bias", 3], Not(3)])
+def test_selection_raises_for_other_objects(filter: Any) -> None:
+    with pytest.raises(flow.errors.ArgumentError, match=r"filter at .*test_filters\.py:\d+: .* got (3|None)"):
+        filters.selected(filter, {"a.weight": VALUES["a.weight"]})
+
+
 def test_unmatched_names_the_first_filter_without_a_value() -> None:
     assert filters.unmatched(["*", "a.*", "c.*", "d"], VALUES) == "c.*"
     assert filters.unmatched("*", {}) is None and filters.unmatched(Not("*"), VALUES) == "Not(filter='*')"

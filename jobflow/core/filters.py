@@ -20,6 +20,7 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeAlias, TypeVar
 
 from jobflow.core.dataclass import dataclass
+from jobflow.core.errors import ArgumentError, user_line
 
 __all__ = ["AllOf", "AnyOf", "Filter", "Not", "alternatives", "matches", "selected", "unmatched"]
 
@@ -58,7 +59,7 @@ class Not:
 
 
 def matches(filter: Filter, name: str, value: Any = None) -> bool:
-    """Return True if the filter matches this name and value."""
+    """Return True if the filter matches this name and value.  Raises: ArgumentError for an object that is no filter."""
     if isinstance(filter, str):
         return fnmatchcase(name, filter)
     if isinstance(filter, re.Pattern):
@@ -67,6 +68,11 @@ def matches(filter: Filter, name: str, value: Any = None) -> bool:
         return isinstance(value, filter)
     if isinstance(filter, Iterable):
         return any(matches(each, name, value) for each in filter)
+    if not callable(filter):
+        raise ArgumentError(
+            f"filter at {user_line()}: a filter must be a pattern, a regular expression, a type, a function of name and value, or a list of "
+            f"these; got {filter!r}"
+        )
     return bool(filter(name, value))
 
 
