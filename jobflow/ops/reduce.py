@@ -197,7 +197,7 @@ class ArgExtreme(Indexed):
 
     def infer(self, x: TensorType) -> TensorType:
         if not 0 <= self.axis < x.ndim:
-            raise ShapeError(f"argmax: axis {self.axis} is out of range for {x}")
+            raise ShapeError(f"{self.word()}: axis {self.axis} is out of range for {x}")
         return TensorType((*x.shape[: self.axis], *x.shape[self.axis + 1 :]), int32)
 
     def rule(self, x: TensorType) -> Rule:
