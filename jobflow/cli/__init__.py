@@ -119,7 +119,7 @@ def _interrupted(error: BaseException, shown: bool) -> int:
 
 
 def _others(error: Exception, shown: bool) -> int:
-    """Print an error raised by user code; re-raise an error of jobflow."""
+    """Print an error raised by user code, or an interrupt, and return the exit code; re-raise an error of jobflow."""
     if is_interrupt(error):
         return _interrupted(error, shown)
     text = _of_users(error)
@@ -158,7 +158,7 @@ FILES = {"config": "FILE", "file": "FILE", "job": "job"}
 
 
 def setting_as_file(options: argparse.Namespace, following: str) -> str:
-    """Return the error of a setting such as `optimizer.lr=0.1` that was read as the file, because it precedes the file; "" if there is none."""
+    """Return the message for a setting such as `optimizer.lr=0.1` that precedes the file and was read as the file, or ""."""
     from jobflow.trainer.config.keys import setting_meant
 
     label, word = next(((label, vars(options)[name]) for name, label in FILES.items() if name in options), ("", ""))

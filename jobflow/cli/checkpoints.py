@@ -65,7 +65,7 @@ def _calmly(path: AnyPath, look: Callable[[], T]) -> T | None:
 
 
 def checkpoints_in(directory: AnyPath) -> list[AnyPath]:
-    """Return the checkpoints in a directory, or the directory itself if it is a checkpoint; raise CheckpointError if there is none."""
+    """Return the checkpoints in a directory, or the directory itself if it is a checkpoint; raise CheckpointError for other paths."""
     if not directory.is_dir():
         raise CheckpointError(f"jobflow ckpt: {directory} is not a directory; pass a directory of checkpoints")
     if _is_checkpoint(directory):
@@ -193,7 +193,7 @@ def _is_newer(path: AnyPath) -> bool:
 
 
 def _damages(path: AnyPath) -> list[str]:
-    """Return one message per damaged tensor of a checkpoint or of a file of tensors."""
+    """Return one message per damaged tensor of a checkpoint, or the first error of a file of tensors."""
     if not path.is_file():
         return list(problems(path))
     try:
@@ -205,7 +205,7 @@ def _damages(path: AnyPath) -> list[str]:
 
 
 def diff(options: argparse.Namespace) -> int:
-    """Print a table of the tensors that differ between two checkpoints; return 1 if there are any."""
+    """Print a table of the tensors and other entries that differ between two checkpoints; return 1 if tensors differ."""
     first, second = open_any(options.first), open_any(options.second)
     names = [*first, *(name for name in second if name not in first)]
     different = list(differences(first, second, options.names, rtol=options.rtol, atol=options.atol))

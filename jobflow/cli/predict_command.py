@@ -45,7 +45,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Predict, and print a summary on rank 0."""
+    """Predict and print a summary on rank 0; a language model continues a prompt instead."""
     from jobflow.core.errors import ConfigError, counted
     from jobflow.runtime.world.launched import launched
     from jobflow.trainer.predict import is_of_text, predict

@@ -44,7 +44,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 
 def seconds(text: str) -> float:
-    """Parse a duration (90, 90s, 15m, 3h, or hours:minutes:seconds) as seconds; raise ArgumentTypeError for other texts."""
+    """Parse a duration (90, 90s, 15m, 3h, 2d, or hours:minutes:seconds) as seconds; raise ArgumentTypeError unless it is positive."""
     units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     try:
         if ":" in text:
@@ -74,7 +74,7 @@ def loaded_from(options: argparse.Namespace, output: str | None = None) -> Loade
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train, and return the exit code for the way in which the run ended."""
+    """Train and return the exit code of the outcome; with --dry-run, only print the preview."""
     from jobflow.runtime.world.launched import launched
     from jobflow.trainer.chrome_trace import Tracing
     from jobflow.trainer.loop import train

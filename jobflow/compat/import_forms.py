@@ -105,7 +105,7 @@ class Finder:
     """A finder and loader of `oneflow` and its submodules, without base classes, as in `core/lazy_imports.py`."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Return the spec of a name below `oneflow`; raise ModuleNotFoundError for a module that jobflow lacks."""
+        """Return the spec of an import of OneFlow, or None for other imports; raise ModuleNotFoundError for a module that jobflow lacks."""
         if fullname.partition(".")[0] not in ("oneflow", *(name.partition(".")[0] for name in BESIDE)):
             return None
         module = _module(fullname)

@@ -34,7 +34,7 @@ from jobflow.runtime.world import launched as launch
 class Batches:
     """Batches of samples in `order`, or of a stream in the order of the stream.
 
-    `threads` threads read `prefetch` batches ahead; with 0 a batch is read at its request. `drop_last` omits the last samples of an epoch
+    `threads` threads read `prefetch` batches ahead; prefetch=0 reads a batch when it is requested. `drop_last` omits the last samples of an epoch
     if they do not fill a batch. `fields` selects the fields and their order; the default is all fields. With `sharded` the arguments are lazy, and
     a rank reads only its rows; this is the default if every rank is a client.
     """
@@ -118,7 +118,7 @@ class Batches:
 
 
 def order_of(samples: Samples | Stream, seed: int, shuffle: bool) -> Order | None:
-    """Return the order of the samples, or None for a stream, which has a fixed order."""
+    """Return the order of the samples, or None for a stream, which has a fixed order; raise ArgumentError for a stream with `shuffle`."""
     if not isinstance(samples, Stream):
         return Order(seed, len(samples), shuffle)
     if shuffle:

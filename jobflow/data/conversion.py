@@ -36,7 +36,7 @@ def converted(values: Array, dtype: np.dtype[Any], place: Place, advice: str = A
 
 
 def fitted(values: Array, dtype: np.dtype[Any]) -> tuple[Array, Array | None]:
-    """Return `values` with another element type and a mask of the elements that it cannot represent, or None if there are none."""
+    """Return `values` with another element type, and a mask of the elements that the type cannot represent; None without such elements."""
     if values.dtype == dtype:
         return values, None
     with np.errstate(invalid="ignore", over="ignore"):
@@ -105,7 +105,7 @@ def _misfits(values: Array, result: Array) -> Array | None:
 
 
 def _beyond(values: Array, target: np.dtype[Any]) -> Array | None:
-    """Return a mask of the integers outside of the range of another integer type."""
+    """Return a mask of the integers outside of the range of another integer type, or None if all are inside."""
     low, high = _span(target)
     least, most = values.min().item(), values.max().item()
     if low <= least and most <= high:
@@ -117,7 +117,7 @@ def _beyond(values: Array, target: np.dtype[Any]) -> Array | None:
 
 
 def _rounded(values: Array, result: Array) -> Array | None:
-    """Return a mask of the integers that a float type does not represent exactly."""
+    """Return a mask of the integers that a float type does not represent exactly, or None if all values are small enough."""
     if max(abs(values.min().item()), abs(values.max().item())) <= exact_up_to(result.dtype):
         return None
     wide, (_, high) = _wide(result), _span(values.dtype)

@@ -34,7 +34,7 @@ def originals() -> tuple[Images, Images]:
 
 
 def divided() -> tuple[Images, Images, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
-    """Return images, labels and a permutation of them, whose first `TEST_ORIGINALS` indices are the test images."""
+    """Return images, labels and a permutation of their indices; the first `TEST_ORIGINALS` indices are the test images."""
     images, labels = originals()
     return images, labels, np.random.RandomState(SPLIT_SEED).permutation(len(images))
 
@@ -61,7 +61,10 @@ def scaled(images: Images, target: int) -> Images:
 
 
 def expanded(images: Images, labels: Images, size: int, seed: int) -> tuple[Images, Images]:
-    """Return `size` shifted copies, the same number of each image, in random order: uint8[size,28,28] and their labels uint8[size]."""
+    """Return `size` shifted copies in random order, uint8[size,28,28], and their labels uint8[size].
+
+    The numbers of copies of two images differ by at most one.
+    """
     random = np.random.RandomState(seed)
     side = 2 * REACH + 1
     copies = -(-size // len(images))

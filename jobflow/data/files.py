@@ -99,7 +99,7 @@ def content_of(path: AnyPath, fault: Fault) -> Array:
 
 
 def unpacked(path: AnyPath, fault: Fault) -> Array:
-    """Return the decompressed content of a gzip file."""
+    """Return the decompressed content of a gzip file; raise the error of `fault` if the file is damaged."""
     try:
         with open_regular(path, fault) as packed, gzip.open(packed) as file:
             return np.frombuffer(read_at_most(file, MEMORY, f"{path}, unpacked", fault), np.uint8)

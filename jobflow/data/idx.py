@@ -67,7 +67,7 @@ class Idx(Columns):
 
 
 def published(folder: AnyPath, which: slice = slice(None)) -> list[AnyPath]:
-    """Return MNIST's files in a folder, or a slice of them, plain or gzip; return [] if one is missing."""
+    """Return the files of MNIST in a folder, plain or gzip, for the names in the slice `which`; return [] if a file is missing."""
     for names in IDX_NAMES:
         paths = [next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None) for name in names[which]]
         if all(paths):

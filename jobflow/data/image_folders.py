@@ -108,7 +108,7 @@ class ImageFolders(Samples):
         return arrays
 
     def _near(self, file: AnyPath) -> Path:
-        """Return a local file unchanged, and for a remote object a local copy, which is downloaded once."""
+        """Return a local file unchanged, or the local copy of a remote object, which is downloaded once."""
         if isinstance(file, Path):
             return file
         if file not in self._copies:
@@ -116,7 +116,7 @@ class ImageFolders(Samples):
         return self._copies[file]
 
     def _decoded(self, opened: Any) -> Any:
-        """Return the pixels of an opened image in 0..255: bytes, or floats for more than 8 bits."""
+        """Return an opened image as a Pillow image with pixels in 0..255: bytes, or floats for more than 8 bits."""
         white = white_of(opened)
         if white == BYTE:
             opened.draft(MODES[self._channels], (self._resize, self._resize))  # decodes JPEG at the nearest larger scale
@@ -155,7 +155,7 @@ class ImageFolders(Samples):
 
 
 def pillow() -> Any:
-    """Return Pillow's Image module with its limit of image sizes set to the current one."""
+    """Return Pillow's Image module; its limit of image sizes is increased if the user configured a larger limit."""
     Image = optional("PIL.Image", WHAT)
     if IMAGE.most > IMAGE.default:
         Image.MAX_IMAGE_PIXELS = IMAGE.most  # Pillow's own limit

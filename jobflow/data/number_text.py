@@ -27,7 +27,7 @@ DIGITS = 1000
 
 
 def numbers(texts: list[str], dtype: np.dtype[Any]) -> tuple[Array, list[int]]:
-    """Return texts as numbers of a type, and the positions of texts that require `number`; their elements are arbitrary."""
+    """Return texts as numbers of a type, and the positions of texts that require `number`; the array is arbitrary at these positions."""
     joined = "".join(texts)
     plain = joined.isascii() and "_" not in joined
     if dtype.kind in "biu":
@@ -36,7 +36,7 @@ def numbers(texts: list[str], dtype: np.dtype[Any]) -> tuple[Array, list[int]]:
 
 
 def number(text: str, dtype: np.dtype[Any]) -> float | None:
-    """Return the number in a text without surrounding spaces, or None if there is none or the type cannot represent it."""
+    """Return the number in a text without surrounding spaces; None if the text is not a number, or `dtype` cannot represent the number."""
     is_float = dtype.kind not in "biu"
     if dtype.kind == "b" and text in _TRUTH:
         return _TRUTH[text]
@@ -50,7 +50,8 @@ def number(text: str, dtype: np.dtype[Any]) -> float | None:
 def parsed(text: str, exact: bool = True) -> Any:
     """Return the number that a text represents, or None.
 
-    Without a point and an exponent the number is an int, else a float. With `exact` a whole number is an int, and other numbers are Decimals.
+    A number without a point and an exponent is an int. With `exact` other whole numbers are ints too, and fractions are Decimals. Otherwise
+    the number is a float.
     """
     match = _NUMBER.fullmatch(text)
     if match is None or len(text) > DIGITS:

@@ -111,7 +111,10 @@ class Parquet(Table):
             raise ArgumentError(f'{self}: categories: column "{name}" contains {kind}; a category must be one text per row')
 
     def _list_shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the first non-empty list in a column."""
+        """Return the shape of the first list in a column that is regular and not empty, else of the first list.
+
+        Raises: DataError if the column is null in all rows.
+        """
         shape: tuple[int, ...] = ()
         for group in self._groups:
             for piece in self._pieces(group, name, FEW):

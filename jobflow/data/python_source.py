@@ -48,7 +48,7 @@ def python_source(function: str, arguments: dict[str, Any] | None = None, names:
 
 
 def samples_of(data: Any, names: Sequence[str] | None = None, what: str = "samples", again: Callable[[int], Any] | None = None) -> Samples | Stream:
-    """Return a Python object as samples; `again` recreates it for an epoch if it can be iterated only once."""
+    """Return a Python object as samples; `again` recreates the object for an epoch if the object can be iterated only once."""
     if isinstance(data, Samples | Stream):
         return data
     if isinstance(data, Mapping):

@@ -109,7 +109,7 @@ class Samples(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """A hash for comparison between clients: equal for equal reader, number of samples, fields and facts."""
+        """A hash for comparison between clients, computed from the reader's class, the number of samples, the fields and the facts."""
         description = f"{type(self).__name__} {len(self)} {self.fields} {self.facts}"
         return hashlib.sha256(description.encode()).hexdigest()[:16]
 
@@ -259,7 +259,7 @@ class Subset(Samples):
 
 
 def stretch(numbers: Array) -> Array | slice:
-    """Return consecutive numbers as a slice, and other numbers unchanged."""
+    """Return consecutive ascending numbers as a slice, and other numbers unchanged."""
     n = len(numbers)
     if n and numbers[-1] - numbers[0] == n - 1 and (np.diff(numbers) == 1).all():
         return slice(int(numbers[0]), int(numbers[0]) + n)

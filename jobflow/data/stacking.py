@@ -15,7 +15,7 @@ from jobflow.data.samples import Field, own_dtype
 
 
 def fields_of(sample: Mapping[str, Any], what: str) -> dict[str, Field]:
-    """Return the fields of a sample; Python floats are float32, ints int64."""
+    """Return the fields of a sample (Python floats are float32, ints int64); raise DataError unless `sample` is a non-empty mapping."""
     if not isinstance(sample, Mapping) or not sample:
         raise DataError(f"{what} is {_shown(sample)}; samples must be dicts of arrays or numbers, by field")
     return {str(name): field_of(value, partial('{}, field "{}"'.format, what, name)) for name, value in sample.items()}

@@ -144,7 +144,7 @@ class Table(Samples):
         return codes, {name: len(known) for name, known in codes.items()} if unknown == "index" else {}
 
     def code(self, column: str, text: str) -> int | None:
-        """Return the category index of a text in a column, or None if the text is an error."""
+        """Return the category index of a text in a column, or None if the text is not a category and has no index."""
         index = self._codes[column].get(text)
         return self._unknown.get(column) if index is None and text else index
 
@@ -160,7 +160,7 @@ class Table(Samples):
         return Field(shapes[0] if alone else (len(shapes),), element)
 
     def filling(self, column: str, dtype: np.dtype[Any]) -> Array | None:
-        """Return the replacement of missing numbers of a column, or None if there is none or the type cannot represent it."""
+        """Return the replacement of missing numbers of a column; None without a replacement that `dtype` can represent."""
         value = self.missing.get(column) if isinstance(self.missing, Mapping) else self.missing
         if value is None:
             return None
@@ -192,5 +192,5 @@ class Table(Samples):
         return f'"{text}", which is not one of its {len(known)} categories{near} set unknown: index to give such texts an index'
 
     def fields_with(self, column: str) -> str:
-        """List the fields that use a column for messages."""
+        """Return the names of the fields that use a column, for messages."""
         return " and ".join(f'"{field}"' for field, columns in self._sources.items() if column in columns)

@@ -227,7 +227,7 @@ def stage_of(what: str, x: Tensor, axes: int) -> st.Stage:
 
 
 def fed_by(what: str, x: Tensor) -> st.Stage | None:
-    """Return the stage that supplies the tensor, possibly cast; None for a computed tensor or an argument."""
+    """Return the stage that supplies the tensor, also through a cast or a change of view; None for a computed tensor or an argument."""
     value = body_of(what).tracer.in_current_view(value_of(x))
     while isinstance(value.node.op, ToLocal | Identity | Cast):
         (value,) = value.node.inputs

@@ -61,7 +61,7 @@ class Stage(ABC):
         """Compute the value of the sample at `place` from the values of the input stages."""
 
     def value(self, place: Any, known: dict[Stage, Any]) -> Any:
-        """Return the value of a sample, cached in `known`; errors name the record."""
+        """Return the value of a sample, cached in `known`; the message of an error names the position of the sample."""
         if self not in known:
             before = [stage.value(place, known) for stage in self.inputs]
             try:
@@ -343,7 +343,7 @@ class Cropped(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Padded(Stage):
-    """A stage that pads an array with zeros at the end of each axis to `shape`."""
+    """A stage that converts an array to `dtype` and pads it with zeros at the end of each axis to `shape`."""
 
     pixels: Stage
     shape: tuple[int, ...]
@@ -366,7 +366,7 @@ class Padded(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Inside(Stage):
-    """A stage that converts an array to `dtype` and checks that no axis exceeds `shape`."""
+    """A stage that converts an array to `dtype` and checks its number of axes, and that no axis exceeds `shape`."""
 
     array: Stage
     shape: tuple[int, ...]

@@ -19,7 +19,7 @@ from jobflow.models.building_blocks import Outputs
 
 @dataclass(frozen=True)
 class _Shape:
-    """The sizes shared by all blocks."""
+    """The sizes, dropout rate and initial scale shared by all blocks."""
 
     #: number of positions in a window
     positions: int
@@ -72,7 +72,7 @@ def gpt(
     dropout: float = 0.0,
     recompute: bool = False,
 ) -> Outputs:
-    """Build a transformer like GPT-2 over tokens [n, at most `length`], which are below `words`; for bytes `words` is 256.
+    """Build a transformer like GPT-2.  Tokens are integers below `words` (256 for bytes), [n, positions], with at most `length` positions.
 
     The loss [n] is the mean over a window of -log p(targets), in nats per token.  The scores [n, positions, words] at a position predict
     the next token.  Windows may be padded on the right, because attention is causal.  `recompute` saves only the inputs of each block and

@@ -26,10 +26,11 @@ def wide_deep(
     width: int = 16,
     hidden: Sequence[int] = (64, 32),
 ) -> Outputs:
-    """Build a binary classifier whose score, the log odds of class 1, is sum of wide[crosses] + deep(embedding[bins], numbers).
+    """Build a binary classifier whose score, the log odds of class 1, is sum(wide[crosses]) + deep(embedding[bins], numbers).
 
     The variable `wide` [cross_rows, 1] is stored split by rows, and `embedding` [bin_rows, width] by columns, so a device stores a shard of both.
-    Communication transfers rows of a batch, never a table.  Row ids are integers [n, ids], numbers are floats [n, numbers], labels 0 or 1.
+    Communication transfers rows of a batch, never a table.  For n samples, row ids are integers [n, ids], numbers are floats
+    [n, numbers], and labels are 0 or 1.
     """
     wide = get_variable("wide", (cross_rows, 1), initializer=zeros_initializer(), distribute=distribute.split(0))
     table = get_variable("embedding", (bin_rows, width), initializer=random_normal_initializer(stddev=0.05), distribute=distribute.split(1))

@@ -53,7 +53,7 @@ def variable_type(what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Te
 
 
 class Stored(ABC):
-    """A tensor in one or more files; `file` is the first."""
+    """A tensor in one or more files; `file` is the first of these files."""
 
     name: str
     file: AnyPath
@@ -77,7 +77,7 @@ class Stored(ABC):
 
     @property
     def has_type(self) -> bool:
-        """True if the files contain the type."""
+        """True if the files contain the tensor's type; False for legacy files without `meta`."""
         return True
 
     @abstractmethod
@@ -105,7 +105,7 @@ class Opened:
                 self._parts.setdefault(shard.file, {}).setdefault(name, []).append(shard.box)
 
     def header(self, file: str) -> safetensors.Header:
-        """Return the header of a file; raise CheckpointError if the file is missing, or its length or header differs from the manifest."""
+        """Return the header of a file; raise CheckpointError if the file is missing, or differs from the manifest in length, header or tensors."""
         if file not in self._headers:
             with self.reading():
                 self._headers[file] = self._header(file)
@@ -286,7 +286,7 @@ def load(path: str | os.PathLike[str] | RemotePath, types: Mapping[str, TensorTy
     """Open the checkpoint in the directory `path`; data is read and checked on access.
 
     `types` maps names to types for a legacy directory without `meta` files.
-    Raises: CheckpointError if there is no checkpoint, or if files are missing or inconsistent; with check=False, only on access.
+    Raises: CheckpointError if there is no checkpoint, or if files are missing or inconsistent (with check=False, raised on access).
     """
     root = path_of(path)
     mark = _mark(root)  # before the read, so that a replacement during the read is detected
@@ -298,7 +298,7 @@ def load(path: str | os.PathLike[str] | RemotePath, types: Mapping[str, TensorTy
 
 
 def _mark(root: AnyPath) -> Mark | None:
-    """Return the identity of the checkpoint at this path, or None without a checkpoint."""
+    """Return the identity of the checkpoint's manifest, or None without a manifest."""
     if isinstance(root, RemotePath):
         try:
             return (root / manifest.NAME).stat().mark
@@ -340,7 +340,7 @@ def unreadable(path: AnyPath) -> str | None:
 
 
 def problems(path: str | os.PathLike[str] | RemotePath) -> Iterator[str]:
-    """Read every byte of a checkpoint and yield one message per damaged tensor; yield nothing for an intact checkpoint.
+    """Read every byte of a checkpoint and yield one message per damaged tensor, or one message if the checkpoint cannot be opened.
 
     Raises: ReplacedError if the checkpoint was replaced meanwhile; StoreError if the store fails.
     """

@@ -31,7 +31,7 @@ def begin(target: AnyPath, replace: bool, files: Files) -> Draft:
 
 
 def free_path(target: AnyPath) -> AnyPath:
-    """Return the first path of target, target-2, target-3, ... that does not exist."""
+    """Return the first path of target, target-2, target-3, ... that is missing or an empty directory."""
     number, path = 1, target
     while remote_drafts.is_occupied(path) if isinstance(path, RemotePath) else local_drafts.is_occupied(path):
         number += 1

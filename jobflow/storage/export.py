@@ -47,7 +47,7 @@ def to_npz(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[
 
 
 def to_safetensors(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[str] = ("*",), *, replace: bool = False) -> list[str]:
-    """Write tensors to one .safetensors file atomically with their types; return [], the names of converted tensors."""
+    """Write tensors to one .safetensors file atomically; return [], because no element type is converted."""
     names = selected(patterns, source)
     _to_file(path, replace, lambda file: _write_safetensors(file, source, names))
     return []
@@ -62,7 +62,7 @@ def _write_safetensors(path: Path, source: Checkpoint, names: Sequence[str]) -> 
 
 
 def _to_file(path: str | os.PathLike[str], replace: bool, write: Callable[[Path], None]) -> None:
-    """Write a temporary file, and rename it to its target in one step."""
+    """Write a temporary file, and rename it to the path in one step; raise CheckpointError if the path exists and must not be replaced."""
     target = _local(path, "export")
     if target.is_dir() or (target.exists() and not replace):
         raise CheckpointError(f"export to {target}: this path already exists; pass another name, or --force to replace a file")
@@ -90,7 +90,7 @@ def _write_npz(path: Path, source: Checkpoint, names: Sequence[str]) -> None:
 
 
 def to_legacy(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[str] = ("*",)) -> None:
-    """Write tensors to a new legacy directory atomically; raise CheckpointError for names and types that it cannot represent."""
+    """Write tensors to a new legacy directory atomically; raise CheckpointError for the reasons of `save_legacy`."""
     save_legacy(source, {name: source.stored[name].type for name in selected(patterns, source)}, path)
 
 
@@ -168,7 +168,7 @@ class NpzTensor(Stored):
         return array.astype(array.dtype.newbyteorder("="), copy=False)
 
     def mapped(self) -> Array:
-        """Return a memory map of an uncompressed array, without a check."""
+        """Return a memory map of an uncompressed array, without a check of its hash; read and check a compressed array."""
         return self.array.mapped()
 
 

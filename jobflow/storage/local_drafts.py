@@ -51,7 +51,10 @@ class Folder:
 
     @classmethod
     def begin(cls, target: Path, replace: bool, files: Files) -> Folder:
-        """Remove leftovers of dead processes and create an empty draft; raise CheckpointError if `target` exists and must not be replaced."""
+        """Remove leftovers of dead processes, and return a new empty draft.
+
+        Raises: CheckpointError if `target` exists and must not be replaced.
+        """
         older = _is_older(target, replace)
         missing = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
         files.make_directory(target.parent)
@@ -115,9 +118,9 @@ class Folder:
 
 
 def _is_older(target: Path, replace: bool) -> bool:
-    """Return True if `target` is a complete or damaged checkpoint that is to be replaced.
+    """Return True for a complete or damaged checkpoint if `replace` is set; return False for a missing path or an empty directory.
 
-    Raises: CheckpointError if `target` exists otherwise, unless it is an empty directory.
+    Raises: CheckpointError for any other `target`.
     """
     if replace and ((target / manifest.NAME).is_file() or any(target.glob("tensors-*.safetensors"))):
         return True

@@ -115,7 +115,7 @@ class Manifest:
 
     @classmethod
     def read(cls, path: AnyPath) -> Manifest:
-        """Read the manifest in the file `path`; raise CheckpointError if it is damaged or of a later version."""
+        """Read the manifest in the file `path`; raise CheckpointError if the file is damaged, or has an unknown format or version."""
         try:
             text = content(path, HEADER, CheckpointError)
             body = json_tree(text)
@@ -175,7 +175,7 @@ def check_shards(tensors: Mapping[str, Entry], where: str = "") -> None:
 
 
 def gap(entry: Entry) -> str | None:
-    """Describe why a tensor's boxes do not cover each element exactly once; return None if they do."""
+    """Describe why a tensor's boxes do not cover each element exactly once, or are too many to check; return None for correct boxes."""
     for shard in entry.shards:
         if len(shard.box) != len(entry.shape) or any(not 0 <= a <= b <= n for (a, b), n in zip(shard.box, entry.shape, strict=True)):
             return f"has a shard {box_text(shard.box)}, which exceeds its shape {list(entry.shape)}"

@@ -99,7 +99,7 @@ def in_file(path: AnyPath, fault: Fault) -> FileArray:
 
 
 def in_archive(path: AnyPath, fault: Fault) -> list[FileArray]:
-    """Return the arrays in a .npz file."""
+    """Return the arrays in a .npz file; raise `fault` if the file is damaged."""
     with open_regular(path, fault) as file:
         status = os.fstat(file.fileno())
         try:

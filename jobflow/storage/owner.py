@@ -62,7 +62,7 @@ def start_of(pid: int) -> str:
 
 
 def _status(pid: int) -> list[str]:
-    """Return the state of a process and the fields after it in /proc/PID/stat, up to the start time."""
+    """Return the fields of /proc/PID/stat from the state of a process to its start time; ["?", "0"] if the file cannot be read."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[:20]
     except OSError:

@@ -37,7 +37,10 @@ _POLL = 1.0
 
 
 def attempted(what: Callable[[], T], why: str = "") -> T | CheckpointError:
-    """Return the result of `what()`, or the CheckpointError that it raises; an OSError is returned as a CheckpointError with the prefix `why`."""
+    """Return the result of `what()`, or the CheckpointError that it raises.
+
+    An OSError or MemoryError is returned as a CheckpointError with the prefix `why`.
+    """
     try:
         return what()
     except CheckpointError as error:
@@ -182,7 +185,7 @@ def _write_part(draft: drafts.Draft, rank: int, pieces: Mapping[str, Piece] | Ex
 
 
 def _settle(draft: drafts.Draft, what: Publication, files: Files) -> str | None:
-    """Finish the checkpoint after publication; return an error as text, because the checkpoint is already complete."""
+    """Finish the checkpoint after publication and call `then`; return an error as text, because the checkpoint is already complete."""
     try:
         draft.settle(files)
     except CheckpointError as error:

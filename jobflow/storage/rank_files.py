@@ -185,7 +185,7 @@ def failures(draft: Draft) -> dict[int, str]:
 def gather(draft: Draft, ranks: Sequence[int], limit: float = LIMIT) -> list[Part]:
     """Wait for the parts of these ranks and return them.
 
-    Raises: OtherRankError if a rank has failed, or after `limit` seconds without a new file.
+    Raises: OtherRankError if a rank has failed, or after `limit` seconds without a new file; CheckpointError for incomplete files of a part.
     """
     expected, count = {part_name(rank): rank for rank in ranks}, -1
     pause, longest = _REMOTE_PAUSES if isinstance(draft.folder, RemotePath) else _PAUSES

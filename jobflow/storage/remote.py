@@ -174,7 +174,8 @@ AnyPath = Path | RemotePath
 def path_of(text: str | os.PathLike[str] | RemotePath, absolute: bool = False) -> AnyPath:
     """Return a RemotePath for a URL, and a Path for any other string or path of the user.
 
-    Raises: ModuleNotFoundError with the installation command if the store needs a missing package; ArgumentError for an unknown protocol.
+    Raises: ModuleNotFoundError with the installation command if the store needs a missing package; ArgumentError for an unknown
+    protocol, or if `text` is not a path.
     """
     if isinstance(text, RemotePath):
         return text
@@ -246,7 +247,7 @@ def local_copy(path: RemotePath) -> Path:
 
 
 def _fetch(path: RemotePath, target: Path, status: Status) -> None:
-    """Download the object to a file atomically."""
+    """Download the object to a file atomically; raise StoreError if the object changes meanwhile."""
     part = target.with_name(f".{uuid4().hex}")
     try:
         path.ask(lambda system, source: system.get_file(source, os.fspath(part)))

@@ -52,7 +52,10 @@ class Objects:
 
     @classmethod
     def begin(cls, target: RemotePath, replace: bool, files: Files) -> Objects:
-        """Write the marker of a new save; raise CheckpointError if the folder contains objects that must not be replaced."""
+        """Write the marker of a new save, and return the draft of the checkpoint.
+
+        Raises: CheckpointError if the folder contains objects that must not be replaced.
+        """
         present = target.objects()
         is_older = _has_manifest(target)
         others = [name for name in present if stamp_of(name) is None] or [manifest.NAME] * is_older
@@ -100,7 +103,7 @@ class Objects:
             raise UnsureError(f"checkpoint {self.target} may or may not be complete: the store did not confirm its manifest: {error}") from error
 
     def settle(self, files: Files) -> None:
-        """Remove objects that do not belong to the checkpoint after `publish`; raise CheckpointError on failure."""
+        """After `publish`, remove the objects that neither the checkpoint nor a running save uses; raise CheckpointError on failure."""
         try:
             present = self.target.objects()
             others = {stamp_of(name) for name in present if is_marker(name)} - {self.stamp}
@@ -133,7 +136,7 @@ def _marker(stamp: str) -> str:
 
 
 def _mark(folder: RemotePath, stamp: str, files: Files) -> None:
-    """Write the marker of a stamp, which names this process as the writer or remover of its objects."""
+    """Write the marker of a stamp, which names this process as the writer or remover of the objects with this stamp."""
     files.put(folder / _marker(stamp), json.dumps(asdict(Owner.here())).encode())
 
 
@@ -154,7 +157,7 @@ def put_away(path: RemotePath, files: Files) -> None:
 
 
 def move(old: RemotePath, new: RemotePath, files: Files) -> None:
-    """Move checkpoints; each is complete at the new path before it becomes incomplete at the old path."""
+    """Move the checkpoints below `old`; each checkpoint is complete below `new` before it becomes incomplete below `old`."""
     names = sorted(old.objects(), key=lambda name: name.rpartition("/")[2] == manifest.NAME)
     for name in names:
         files.copy(old / name, new / name)
@@ -162,7 +165,7 @@ def move(old: RemotePath, new: RemotePath, files: Files) -> None:
 
 
 def unfinished_in(directory: RemotePath) -> list[str]:
-    """Return the folders with unfinished saves, each with its writing process if that is recorded."""
+    """Return the folders with unfinished saves, each followed by the writing process if the marker is readable."""
     writers: dict[str, str] = {}
     for name in directory.objects():
         folder, _, own = name.rpartition("/")

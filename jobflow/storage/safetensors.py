@@ -57,13 +57,13 @@ def storable(name: str, array: Any) -> Array:
 
 
 def _numpy(name: str) -> np.dtype[Any]:
-    """Return the little-endian NumPy type of this name; raise DtypeError if it needs a package that is not installed."""
+    """Return the little-endian NumPy type of this name; raise DtypeError if the type needs a package that is not installed."""
     dtype = bfloat16.numpy if name == bfloat16.name else np.dtype(name)
     return dtype.newbyteorder("<")
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """Return the NumPy type of this name in the machine's byte order; raise CheckpointError if the format lacks it."""
+    """Return the NumPy type of this name in the machine's byte order; raise CheckpointError if the format lacks the type."""
     if name not in _NAMES:
         raise CheckpointError(f"element type {name!r} is not supported; the format has {', '.join(_NAMES)}")
     return _numpy(name).newbyteorder("=")

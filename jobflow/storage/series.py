@@ -122,7 +122,7 @@ class Series:
         return Newest(None, None, tuple(skipped))
 
     def misnamed(self) -> tuple[Skipped, ...]:
-        """Return the checkpoints whose names contain no step number; `newest_good` ignores them."""
+        """Return the checkpoints whose names are not step-NUMBER; `newest_good` ignores these checkpoints."""
         if isinstance(self.directory, RemotePath):
             names = {name.partition("/")[0] for name in self.directory.objects() if name.endswith(f"/{manifest.NAME}")}
         else:
@@ -140,7 +140,7 @@ class Series:
         return sorted((step for step in scores if not math.isnan(scores[step])), key=lambda step: (scores[step], -step))
 
     def _score(self, step: int) -> float:
-        """Return the metric of a checkpoint, negated if larger is better; NaN without a metric."""
+        """Return the metric of a checkpoint, negated if larger values are better; NaN without a readable metric."""
         try:
             metrics = Manifest.read(self.path_of(step) / manifest.NAME).extra.get("metrics")
         except StoreError:
@@ -155,6 +155,7 @@ class Series:
     def prune(self, keep: Sequence[int] = ()) -> list[int]:
         """Remove the checkpoints that neither this series' rule nor `keep` retains; return their steps.
 
+        Checkpoints that cannot be opened, and the newest intact checkpoint, are not removed.
         A checkpoint becomes invisible to readers before its first file is removed.
         """
         steps = self.steps()

@@ -47,7 +47,8 @@ def load_variables(value_dict: Mapping[str, Any], ignore_mismatch: bool = True) 
     """Set variables from arrays, or from the result of `checkpoint.get` or `get_all_variables`.
 
     Names without a variable are skipped with one notice; with ignore_mismatch=False they raise CheckpointError (also RuntimeError).
-    Raises: CheckpointError (also AssertionError) if a shape or element type differs from the variable's. After an error no variable has changed.
+    Raises: CheckpointError if `value_dict` is not a mapping; CheckpointError (also AssertionError) if a shape or element type differs from the
+    variable's. After an error no variable has changed.
     """
     session = started_session()
     here = f"load_variables at {user_line()}"

@@ -134,8 +134,8 @@ def save(
 ) -> Saving:
     """Write every variable of the session, and a JSON tree, to the directory `path` atomically.  Collective.
 
-    The path must not exist or be an empty directory; with `replace` an older checkpoint may exist there.  "seed", "runs" and "layout" are added
-    to `extra` unless it has these keys.  With `asynchronous`, return as soon as the ranks have copied their parts.  A later failure is raised by
+    The path must be missing or an empty directory; with `replace` it may also be an older checkpoint.  "seed", "runs" and "layout" are added
+    to `extra` unless `extra` has these keys.  With `asynchronous`, return as soon as the ranks have copied their parts.  A later failure is raised by
     `Saving.wait`, by the next save, or at the end of the session.  At most one save is in progress at a time.
 
     `limit` is the number of seconds without a new file after which rank 0 fails the save.  `then` must be picklable; the process of rank 0 calls it
@@ -179,7 +179,7 @@ def _world_of(session: Session) -> World:
 
 
 def _shared_path(path: Where, world: World, what: str) -> AnyPath:
-    """Return the path of a checkpoint; raise CheckpointError if it refers to different data on different ranks."""
+    """Return the absolute path of a checkpoint; raise CheckpointError if only one of several processes can access the path."""
     location = path_of(path, absolute=True)
     if isinstance(location, RemotePath) and location.is_of_one_process and world.multi and world.size > 1:
         raise CheckpointError(
@@ -247,7 +247,7 @@ def _at_exit() -> None:
 
 @atexit.register
 def _set_exit_code() -> None:
-    """Exit with code 1 if the last checkpoint could not be saved; registered early, so that it is called late."""
+    """Exit with code 1 if `_at_exit` reported a failure; this function is registered early, so that it is called late."""
     if _failed:
         sys.stdout.flush()
         os._exit(1)
@@ -296,7 +296,7 @@ def load(
 
 
 def _first(failures: Sequence[CheckpointError | None]) -> CheckpointError | None:
-    """Return the error to report: a ReplacedError of any rank, or else the error of the lowest rank."""
+    """Return the error to report: a ReplacedError of any rank, else the error of the lowest rank; None without an error."""
     failed = [(rank, error) for rank, error in enumerate(failures) if error is not None]
     rank, error = next((one for one in failed if isinstance(one[1], ReplacedError)), failed[0]) if failed else (0, None)
     return error if error is None or len(failures) == 1 else type(error)(f"rank {rank}: {error}")
@@ -351,7 +351,10 @@ def _listed(names: Sequence[str], most: int = 5) -> str:
 
 
 def _runs(extra: Mapping[str, Any], here: str) -> dict[str, int] | None:
-    """Return the saved run count of each job; None for legacy directories, which have no run counts."""
+    """Return the saved run count of each job; None without run counts, as in legacy directories.
+
+    Raises: CheckpointError if the run counts are invalid.
+    """
     saved = extra.get("runs")
     try:
         return None if saved is None else {str(job): whole(count) for job, count in saved.items()}

@@ -35,7 +35,8 @@ def save(
     """Write arrays by name, and a JSON tree, to the new directory `path` atomically.
 
     With `replace`, an older checkpoint may exist there; it is removed after the new one is complete.
-    Raises: CheckpointError if `path` exists otherwise and is not an empty directory, or if writing fails. After an error nothing has changed.
+    Raises: CheckpointError if `path` exists and is neither an empty directory nor to be replaced, or if writing fails. After an error nothing
+    has changed.
     """
     target, files = path_of(path, absolute=True), files or files_of()
     pieces = {name_of(name): _piece(name, array) for name, array in tensors.items()}
@@ -50,7 +51,7 @@ def save(
 
 @contextmanager
 def located(what: str) -> Iterator[None]:
-    """Append the name `what` and the user's line to checkpoint errors of the block."""
+    """Append the name `what` and the user's line to the message of a CheckpointError or FileError of the block."""
     try:
         yield
     except (CheckpointError, FileError) as error:

@@ -150,7 +150,7 @@ def depth_of(text: bytes) -> int:
 
 
 def json_tree(text: bytes, depth: int = DEPTH) -> Any:
-    """Parse a JSON text; raise ValueError for invalid JSON, and for nesting deeper than `depth` before parsing it."""
+    """Parse a JSON text; raise ValueError for invalid JSON, for unpaired surrogates, and for nesting deeper than `depth`."""
     nesting = depth_of(text)
     if nesting > depth:
         raise ValueError(f"it is nested {nesting:,} deep, more than the limit of {depth} levels")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def sizes(dimensions: Sequence[Strategy], ranks: int) -> tuple[int, ...]:
-    """Return the number of ranks along each dimension; raise PlacementError if their product differs from `ranks`."""
+    """Return the number of ranks along each dimension; raise PlacementError if no omitted size makes their product equal to `ranks`."""
     free = [i for i, dimension in enumerate(dimensions) if dimension.size is None]
     fixed = math.prod(dimension.size for dimension in dimensions if dimension.size is not None)
     rest, over = divmod(ranks, fixed)
@@ -46,7 +46,7 @@ def arranged(dimensions: Sequence[Strategy], placement: Placement) -> Placement:
 
 
 def stage_placements(dimensions: Sequence[Strategy], placement: Placement) -> tuple[Placement, ...]:
-    """Return the placement of each pipeline stage, a part of the grid; without a pipeline, the whole grid."""
+    """Return the placement of each group of pipeline ranks, a part of the grid; without a pipeline, the whole grid."""
     each = sizes(dimensions, placement.size)
     along = [i for i, dimension in enumerate(dimensions) if dimension.is_pipeline]
     if len(along) > 1:
@@ -88,7 +88,7 @@ class _HintWriter:
         return self.tracer.rewritten(replace(self.program, variables=self.variables), outputs, self.rewrite)
 
     def stored_variable(self, variable: Variable) -> Variable:
-        """Return the variable with its stored placement and layout."""
+        """Return the variable with its stored placement and layout; unchanged if it exists or the program sets its placement."""
         if variable.name in self.program.known or variable.placement != self.placement:
             return variable
         storage = self.storage[variable.name]
@@ -118,7 +118,7 @@ class _HintWriter:
         return [self.redistributed(new, old) for new, old in zip(outputs, node.outputs, strict=True)]
 
     def received_by(self, value: Value, place: Placement, stage: int | None) -> Value:
-        """Copy a value of another stage to this stage, so that its gradients are summed here and sent back once."""
+        """Copy a value of another stage to `stage`, so that its gradients are summed there and sent back once; return other values unchanged."""
         if value.node.placement == place or not {place, value.node.placement} <= set(self.places):
             return value
         if (value, place) not in self.received:
@@ -150,14 +150,14 @@ class _HintWriter:
         return next((d for d, n in enumerate(self.places[0].mesh) if n > 1), 0)
 
     def cut(self, place: Placement) -> tuple[Sbp, ...]:
-        """Return the layout of arguments for their readers, per mesh dimension."""
+        """Return the layout of arguments on `place` for their readers, one SBP per mesh dimension."""
         if place not in self.places:
             return (S(0),) * len(place.mesh)
         each = [hints.cuts_arguments and n > 1 for hints, n in zip(self.hints, place.mesh, strict=False)]
         return tuple(S(0) if cuts else B for cuts in each) or (B,)
 
     def argument(self, value: Value, op: Input) -> Value:
-        """Return an argument redistributed to the layout of its readers, unless it already has that layout."""
+        """Return an argument redistributed to the layout of its readers; unchanged if it has that layout or too few rows."""
         cut = self.cut(value.node.placement)
         here = op.split and op.sbp is None  # already split by the client
         more = [n for d, (sbp, n) in enumerate(zip(cut, value.node.placement.mesh, strict=True)) if sbp != B and (d != self.outermost or not here)]

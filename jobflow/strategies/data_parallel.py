@@ -76,7 +76,7 @@ class zero(Strategy):
         return Hints(stored, read={}, cuts_arguments=True, reduces_at_once=self.stage > 1, gathers_again=self.stage > 2)
 
     def axis(self, variable: Variable, n: int, taken: AbstractSet[int]) -> int | None:
-        """Return the axis along which a variable is stored split, or None if it is not split."""
+        """Return the axis along which a variable is stored split, or None if the variable is stored whole."""
         if n == 1 or not variable.trainable or variable.type.size < self.least:
             return None
         return next((axis for axis, length in enumerate(variable.type.shape) if axis not in taken and length >= n), None)

@@ -134,7 +134,7 @@ def _names(node: Node) -> list[str]:
 
 
 def balanced(steps: Sequence[Node], count: int) -> list[int]:
-    """Return the first node of each stage except stage 0, for stages of about equal work and few bytes across the cuts."""
+    """Return the index of the first node of each stage except stage 0, for stages of about equal work and few bytes across the cuts."""
     if len(steps) < count:
         raise PlacementError(f"strategies.pipeline: {len(steps)} ops are too few for {count} stages; reduce stages")
     before = [0.0, *accumulate(map(work, steps))]
@@ -150,7 +150,7 @@ def balanced(steps: Sequence[Node], count: int) -> list[int]:
 
 
 def crossing(steps: Sequence[Node]) -> list[int]:
-    """Return, per position, the bytes of values that are computed before it and read after it."""
+    """Return, for each position, the bytes of values that are computed before the position and read at or after the position."""
     defined_at: dict[Value, int] = {value: i for i, node in enumerate(steps) for value in node.outputs}
     last: dict[Value, int] = {}
     for i, node in enumerate(steps):
@@ -163,7 +163,7 @@ def crossing(steps: Sequence[Node]) -> list[int]:
 
 
 def work(node: Node) -> float:
-    """Return the cost of a node in flops."""
+    """Return the cost of a node in flops: at least MEMORY per byte that the node reads or writes, and 0 for a view."""
     if isinstance(node.op, ViewOp):
         return 0.0
     touched = sum(value.tensor_type.nbytes for value in (*node.inputs, *node.outputs) if not isinstance(value.node.op, ReadVariable))

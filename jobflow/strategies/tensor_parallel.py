@@ -147,7 +147,7 @@ class _Pairs:
                         return
 
     def starts(self, node: Node, i: int, kind: str, legal: Sequence[Signature]) -> bool:
-        """Return True if a pair may start at this node with variable i; no other input is split."""
+        """Return True if a pair may start at this node with input i, a variable, in the role `kind`; no other input is split."""
         if self.strategy.is_named:
             return matches(getattr(self.strategy, kind), _variable(node.inputs[i]), node.inputs[i].tensor_type)
         if kind == "vocabulary":
@@ -156,7 +156,7 @@ class _Pairs:
 
     @staticmethod
     def kind(signature: Signature, i: int) -> str | None:
-        """Return the role of variable i in a signature: columns, rows or vocabulary, or None if it is not split."""
+        """Return the role of input i, a variable, in a signature: columns, rows or vocabulary; None if the variable is not split."""
         if not isinstance(signature.inputs[i], Split):
             return None
         others = [sbp for j, sbp in enumerate(signature.inputs) if j != i]

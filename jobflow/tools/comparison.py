@@ -150,7 +150,7 @@ def by_microbatch(tensors: Mapping[str, Seen]) -> dict[str, list[Seen]]:
 def together(each: Sequence[Seen], theirs: Seen) -> Seen | None:
     """Combine the tensors of microbatches: concatenate them, add them, or return the first if all are equal.
 
-    Return None if their shapes do not fit.
+    Return None if a tensor is not assembled, or if the shapes do not fit.
     """
     arrays = [one.whole for one in each if one.whole is not None]
     if not arrays or theirs.whole is None or len(arrays) < len(each):

@@ -210,7 +210,7 @@ def boxing_rows(physical: Physical) -> list[Change]:
 
 
 def _readers(node: Node, readers: Mapping[Value, Sequence[Node]]) -> str:
-    """Return the names of the operations that read the redistributed tensor."""
+    """Return the names of the operations that read the redistributed tensor, or "result" without readers."""
     words = [reader.op.word() for value in node.outputs for reader in readers[value]]
     return ", ".join(dict.fromkeys(words)) or "result"
 

@@ -47,7 +47,7 @@ def graph_page(physical: Physical, tables: Mapping[str, str]) -> str:
 
 
 def arrange(nodes: tuple[Node, ...]) -> dict[Node, Spot]:
-    """Assign a position to each node: one lane per phase, the backward lane from bottom to top, all lanes of equal length."""
+    """Assign a position to each node: one lane per phase, the backward lane from bottom to top and as long as the forward lane."""
     lanes: dict[int, list[Node]] = {lane: [] for lane in LANES.values()}
     for node in nodes:
         lanes[LANES[node.phase]].append(node)

@@ -143,7 +143,7 @@ class Runner:
 
 
 def _with_all_outputs(physical: Any) -> Any:
-    """Return the program with every logical tensor as an output, except in the update phase, which the variables cover."""
+    """Return the program with every logical tensor as an output, except tensors of the update phase, whose variables are compared."""
     values = [v for node in physical.graph.nodes if not isinstance(node.op, Reroute) and node.phase != "update" for v in node.outputs]
     return replace(physical, graph=replace(physical.graph, outputs=tuple(dict.fromkeys(values))))
 
@@ -216,7 +216,7 @@ class Proof:
                 )
 
     def _is_scaled_later(self, tensor: Seen) -> bool:
-        """Return True for gradients of devices with different numbers of rows, which the sum over devices weights later."""
+        """Return True for local gradients if devices have different numbers of rows; the later sum over devices weights these gradients."""
         return bool(self.many.graph.rows) and isinstance(tensor.layout, Local) and tensor.value is not None and tensor.value.node.phase == "backward"
 
     def _variables(self, step: int, ours: Mapping[str, Seen], right: Arrays, moved: Arrays) -> None:
@@ -335,7 +335,7 @@ def named_job(target: str) -> Job:
 
 
 def by_mpiexec(devices: int) -> int:
-    """Run this command line again as N processes under mpiexec, and return its exit code."""
+    """Run this command line again as N processes under mpiexec, and return its exit code; raise ConfigError without mpiexec."""
     launcher = mpiexec.find()
     if launcher is None:
         raise ConfigError("--ranks mpi needs mpiexec; install an MPI, or omit the option to run the ranks as threads")

@@ -121,7 +121,7 @@ class Traced:
         return {rank: {part: max(0.0, seconds) for part, seconds in own.items()} for rank, own in by_rank.items()}
 
     def slowest(self, top: int | None = 20) -> list[Slow]:
-        """Return the totals of the `top` slowest ops, slowest first."""
+        """Return the totals of the `top` slowest ops, or of all ops if `top` is None, slowest first."""
         whole = sum(item.seconds for item in self.counted if item.category == STEP) or 1.0
         rows: dict[TimedCall, Slow] = {}
         for item in self.counted:
@@ -176,7 +176,7 @@ class Tracing:
                 self.close()
 
     def close(self) -> None:
-        """End the recording and write its file; do nothing if no recording is active."""
+        """End the recording on all ranks, and write its file on rank 0; do nothing if no recording is active."""
         world = self._session().world
         if not self._begun or world is None:
             return
@@ -198,7 +198,7 @@ def write(path: Path, timelines: Sequence[Timeline], first: int, steps: int) -> 
 
 
 def slices_of(recorded: Timeline, first: int, steps: int) -> Iterator[Slice]:
-    """Yield slices for a rank's steps, op calls and waits, in the time of rank 0's clock."""
+    """Yield slices for a rank's runs, op calls and waits, in the time of rank 0's clock; runs of a job with `steps` runs are steps."""
     waits = recorded.waits + recorded.offset
     for job, plans in recorded.runs.items():
         ran = sorted(
@@ -227,7 +227,7 @@ def run_slices(recorded: Timeline, title: str, run: TimedRun, calls: Sequence[Ti
 
 
 def joined(waits: Sequence[Sequence[float]], stop: float, gap: float = 2e-6) -> list[tuple[float, float]]:
-    """Merge waits that are less than `gap` seconds apart, because a long wait is recorded in pieces; end them at `stop`."""
+    """Merge waits that are less than `gap` seconds apart, because a long wait is recorded in pieces; no wait ends after `stop`."""
     merged: list[tuple[float, float]] = []
     for begin, end in waits:
         if merged and begin - merged[-1][1] < gap:

@@ -24,7 +24,7 @@ from jobflow.trainer.watching import EvaluationReport
 def batches_of(jobs: Jobs, samples: Samples | Stream, fields: Iterable[str] | None = None) -> Batches:
     """Return the batches of an evaluation of these samples.
 
-    The object caches the ranges that each rank reads, so repeated evaluations should reuse it.
+    The result caches the ranges of rows that each rank reads, so repeated evaluations should reuse the result.
     """
     data, read = jobs.config.data, jobs.network.taken(jobs.fields) if fields is None else fields
     return Batches(samples, None, data.evaluation_batch_size, False, data.prefetch, fields=list(read))
@@ -42,7 +42,7 @@ def evaluate(loaded: Loaded, checkpoint: str | Path | None = None, place: str | 
     """Evaluate a checkpoint on the samples of data.<place>.
 
     `checkpoint` defaults to the newest valid checkpoint. `place` defaults to "test", or to "validation" if there is no data.test.
-    Raises: CheckpointError without a checkpoint; ConfigError if the configuration has no such data.
+    Raises: CheckpointError without an intact checkpoint; ConfigError if the configuration has no data.<place>.
     """
     reader = place or next((p for p in ("test", "validation") if getattr(loaded.config.data, p) is not None), "test")
     if getattr(loaded.config.data, reader) is None:
@@ -64,7 +64,7 @@ def trained(loaded: Loaded, checkpoint: str | Path | None) -> Iterator[tuple[Job
     """Yield the jobs of a configuration, the path of the checkpoint, and the checkpoint's extra entries.
 
     `checkpoint` defaults to the newest valid checkpoint.
-    Raises: CheckpointError without a checkpoint.
+    Raises: CheckpointError without an intact checkpoint.
     """
 
     def look() -> tuple[AnyPath, dict[str, Any]] | None:

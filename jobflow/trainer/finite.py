@@ -25,6 +25,7 @@ from jobflow.tools.verify import Runner
 def first_not_finite(session: Session, job: Job, batch: Batch, run: int) -> str:
     """Describe the first non-finite tensor of run number `run` of a job on this batch, with its source line.
 
+    If the repeated run has only finite values, return a sentence about this.
     The variables must have their values from before that run.
     """
     runner = Runner(session, job)

@@ -50,7 +50,7 @@ class Line:
         return self.values[-1]
 
     def arrays(self, most: int | None = None) -> tuple[Numbers, Numbers]:
-        """Return the steps and the values; if there are more than `most`, average neighbouring points."""
+        """Return the steps and the values; average neighbouring points if there are more than `most` points."""
         x, y = np.array(self.steps, np.float64), np.array(self.values, np.float64)
         if most is None or len(x) <= most:
             return x, y
@@ -126,7 +126,7 @@ class History(Watcher):
             self.lines.setdefault(name, Line()).add(step, float(value))
 
     def read(self, path: Path, before: int) -> bool:
-        """Add the records of a metrics file up to step `before`; return True if it has any.
+        """Add the records of a metrics file up to step `before`; return True if there are such records.
 
         Lines that a crash truncated are skipped.
         """
@@ -161,7 +161,7 @@ def smoothed(values: Numbers, window: int) -> Numbers:
 
 
 def wants_logarithm(values: Sequence[Numbers], name: str) -> bool:
-    """Return True for positive losses that span more than a factor of ten."""
+    """Return True for losses and perplexities that are positive and whose middle 96 % span more than a factor of ten."""
     whole = np.concatenate(values) if values else np.zeros(0)
     if whole.size < 2 or not (whole > 0).all() or not any(word in name for word in ("loss", "perplexity")):
         return False
@@ -170,5 +170,5 @@ def wants_logarithm(values: Sequence[Numbers], name: str) -> bool:
 
 
 def is_fraction(name: str, values: Sequence[Numbers]) -> bool:
-    """Return True if a metric is a fraction of one, so that its axis is in percent."""
+    """Return True if a metric is a fraction of one, and all values are between 0 and 1, so that its axis is in percent."""
     return is_share(name) and all(((v >= 0) & (v <= 1)).all() for v in values)

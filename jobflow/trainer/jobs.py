@@ -172,9 +172,9 @@ class Jobs:
                 raise ConfigError(f'{self.loaded.origin(key)}: {key}: the model returns no metric "{metric}"{near}')
 
     def fingerprint(self) -> Fingerprint | None:
-        """Return the fingerprint of the train job's program, or None if the model accepts no batch in the consistent view.
+        """Return the fingerprint of the train job's program in the consistent view.
 
-        The program is traced for ROWS samples, or for a whole batch if the model accepts no other length.
+        The program is traced for ROWS samples, or for a whole batch if the first trace fails; return None if both traces fail.
         """
         for rows in (ROWS, self.config.data.batch_size):
             job = self._declared(TRAIN, rows, self.network.taken(self.fields), plain=True)
@@ -243,14 +243,20 @@ class Jobs:
 
 
 def _weighed(loss: Any, like: Any) -> Any:
-    """Repeat the mean loss of a rank in the mirrored view once per sample, so that ranks are weighted by their samples."""
+    """Repeat a scalar loss in the mirrored view once per row of `like`, so that ranks are weighted by their samples.
+
+    Return other losses unchanged.
+    """
     if not like.local or loss.tensor_type.size > 1:
         return loss
     return broadcast_to(reshape(loss, (1,)), (like.tensor_type.shape[0],))
 
 
 def _by_row(outputs: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert every output to float32, with one value per row of the batch if it has rows."""
+    """Convert every output to float32: the mean of each row of the batch, or one mean for an output without rows.
+
+    Raises: ConfigError for a metric without rows that is not a mean over the batch.
+    """
     rows = next(iter(batch.values())).tensor_type.shape[0]
     return {name: _rows_of(name, value, rows) for name, value in outputs.items()}
 
@@ -327,7 +333,7 @@ def _opened(loaded: Loaded, session: Session, only: Sequence[str]) -> Jobs:
 
 
 def lengths(samples: Samples | Stream | None, size: int, drop_last: bool) -> list[int]:
-    """Return the distinct batch lengths of these samples, longest first; for a stream, only the full length."""
+    """Return the distinct batch lengths of these samples, longest first: the full length for a stream, and [] for None."""
     if not isinstance(samples, Samples):
         return [] if samples is None else [size]
     whole, rest = divmod(len(samples), size)
@@ -354,7 +360,10 @@ def epoch_length(config: TrainConfig, samples: Samples | Stream | None) -> int:
 
 
 def open_place(config: TrainConfig, place: str, facts: Mapping[str, Any]) -> Samples | Stream:
-    """Open the reader of data.<place>; `facts` are properties of the training samples, such as their classes."""
+    """Open the reader of data.<place>; raise ConfigError if the configuration has no such reader.
+
+    `facts` are properties of the training samples, such as their classes.
+    """
     reader = getattr(config.data, place)
     if reader is None:
         raise ConfigError(f"data.{place}: the configuration has no reader under this key; add a reader")
@@ -362,7 +371,10 @@ def open_place(config: TrainConfig, place: str, facts: Mapping[str, Any]) -> Sam
 
 
 def devices_of(config: TrainConfig) -> int:
-    """Return the number of devices of a run: the number of ranks started by mpiexec, else from the configuration."""
+    """Return the number of devices of a run: the number of started ranks, else the number in the configuration.
+
+    Raises: ConfigError if strategy.devices differs from the number of started ranks.
+    """
     started, strategy = launched(), config.strategy
     if started is None:
         return int((strategy.data or 1) * strategy.tensor * strategy.pipeline if strategy.devices == "all" else strategy.devices)

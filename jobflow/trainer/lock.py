@@ -51,7 +51,7 @@ class Held:
 
     @classmethod
     def read(cls, path: AnyPath) -> Held:
-        """Read a lock file; if its content is invalid, return an owner with an empty host name."""
+        """Return the content of a lock file; if the content is invalid, the host name of the owner is empty."""
         try:
             tree = json_tree(content(path, HEADER))
             return cls(Owner.of(tree), str(tree["since"]), str(tree["token"]))
@@ -73,7 +73,8 @@ class Lock(ABC):
     def take(self) -> None:
         """Acquire the lock.
 
-        Raises: ConfigError with the process and its host if another training holds the lock; OSError if the directory is not writable.
+        Raises: ConfigError with the process and its host if another training holds the lock; OSError if the directory is not writable;
+        JobError if no thread can be started.
         """
         self._claim()
         try:
@@ -113,7 +114,7 @@ class Lock(ABC):
         return Held.read(self.path).token == self._mine.token
 
     def _live(self) -> None:
-        """Update the time of the lock until its release, for processes on other machines."""
+        """Update the time of the lock, which other machines check, until its release; write the lock again if it was removed."""
         while not self._over.wait(BEAT):
             with suppress(OSError):
                 if self._is_removed():
@@ -143,7 +144,7 @@ class Lock(ABC):
 
     @abstractmethod
     def _claim(self) -> None:
-        """Write the lock, unless another training has it."""
+        """Write the lock; raise ConfigError if another training holds the lock."""
 
     @abstractmethod
     def _others(self) -> list[AnyPath]:
@@ -184,7 +185,7 @@ class FolderLock(Lock):
         return [self.path]
 
     def _is_left(self, path: AnyPath) -> None:
-        """Keep the file, because this process replaces it."""
+        """Keep the abandoned file, because this process overwrites the file with its own lock."""
 
     def _sign(self) -> None:
         os.utime(self.path)

@@ -87,7 +87,7 @@ def without_failure(change: Callable[[], None], path: AnyPath) -> None:
 
 
 def distinct(folders: Sequence[Path]) -> list[Path]:
-    """Return the folders that are not inside another folder of the list."""
+    """Return the distinct folders that are not inside another folder of the list."""
     once = list(dict.fromkeys(folders))
     return [folder for folder in once if not any(other != folder and folder.is_relative_to(other) for other in once)]
 
@@ -230,7 +230,10 @@ class Loop:
             self.tracing.close()
 
     def _step(self, reading: Reading[Batch], began: float) -> float:
-        """Run one step, evaluation and checkpoint; `began` is its start time, and the result is the start time of the next step."""
+        """Run one step, and an evaluation and a checkpoint if they are due; return the start time of the next step.
+
+        `began` is the start time of this step.
+        """
         step, waited = self.progress.step + 1, reading.waited
         batch = next(reading)
         waited = reading.waited - waited
@@ -348,7 +351,7 @@ class Loop:
     # ---------------------------------------------------------------- evaluation
 
     def _evaluate(self) -> bool:
-        """Evaluate unless an evaluation exists for this step; return True after an evaluation."""
+        """Evaluate if there are validation samples, unless this step was evaluated before; return True after an evaluation."""
         batches, progress = self._validation, self.progress
         if batches is None or progress.evaluated == progress.step:
             return False
@@ -368,7 +371,7 @@ class Loop:
     # ---------------------------------------------------------------- saving
 
     def _save(self) -> None:
-        """Save the state after this step, asynchronously unless the run ends."""
+        """Save the state after this step, unless this was done before; asynchronously if checkpoint.asynchronous is set and the run continues."""
         step = self.progress.step
         if self._saved_step == step:
             return
@@ -427,7 +430,10 @@ class Loop:
         return COUNTER in self.session.variables and bool(self.session.read([COUNTER])[COUNTER][0])
 
     def _not_finite(self, before: Before, loss: float | None) -> None:
-        """Stop after a step with a non-finite loss or gradient, find the op that caused it, and restore the state before the step."""
+        """Stop after a step with a non-finite loss or gradient, find the op that caused it, and restore the progress before the step.
+
+        If the step changed no variable, save the state before the step.
+        """
         session, bad = self.session, before.progress.step + 1
         what = "the gradients" if loss is None else f"the loss {loss}"
         batch = self._halted()

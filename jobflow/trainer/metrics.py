@@ -47,7 +47,7 @@ class Lines:
         self._file: int | None = None
 
     def read(self) -> list[str]:
-        """Return the complete lines."""
+        """Return the complete lines; [] if the file is missing."""
         try:
             with open_regular(self.path) as file:
                 text = file.read().decode(errors="replace")
@@ -96,7 +96,10 @@ class Lines:
 
 
 class Records(Watcher, ABC):
-    """A callback that writes a record every `every` steps and for each evaluation; `saved` flushes the file, and `closed` closes it."""
+    """A callback that writes a record for the first and last step, every `every` steps, and for each evaluation.
+
+    `saved` flushes the file, and `closed` closes the file.
+    """
 
     def __init__(self, file: Any, every: int = 1) -> None:
         self._file, self._every = file, every
@@ -245,7 +248,7 @@ def metric_files(config: TrainConfig, output: Path) -> list[Watcher]:
 
 
 def recorded(path: Path) -> Iterable[Record]:
-    """Return the numbers of each line of a metrics file (JSON lines or CSV); {} for a damaged line."""
+    """Return the numbers of each line of a metrics file (JSON lines or CSV); {} for a damaged JSON line."""
     lines = Lines(path).read()
     return map(_record, lines) if path.suffix == ".jsonl" else map(_row, csv.DictReader(lines))
 
@@ -261,7 +264,7 @@ def _record(text: str) -> Record:
 
 
 def _row(texts: Mapping[str, str]) -> Record:
-    """Return the numbers of a table row."""
+    """Return the numbers of a table row by column; omit cells that are not numbers."""
     row: Record = {}
     for name, text in texts.items():
         with suppress(ValueError, TypeError):

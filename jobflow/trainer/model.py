@@ -50,7 +50,7 @@ class NumpyDataModule(DataModule):
     """A source of array batches: `forward(step_idx, optimizer_idx)` returns a tuple of arrays with the same shapes and types at each step."""
 
     def batch(self, step: int, optimizer: int) -> tuple[Any, ...]:
-        """Return the batch of a step; raise ArgumentError if it is not a tuple of arrays."""
+        """Return the batch of a step; raise ArgumentError if `forward` does not return a tuple of at least one array."""
         arrays = self.forward(step, optimizer)
         if not isinstance(arrays, tuple) or not arrays or not all(isinstance(array, np.ndarray) for array in arrays):
             raise ArgumentError(f"{type(self).__name__}.forward at {user_line()} returned {type(arrays).__name__}; return a tuple of NumPy arrays")

@@ -69,7 +69,7 @@ class Network:
         raise ConfigError(f"{what}; {advice}")
 
     def taken(self, fields: Mapping[str, TensorType]) -> dict[str, TensorType]:
-        """Return the fields that the model uses; raise ConfigError if a required field is missing."""
+        """Return the fields that the model uses; raise ConfigError if a required field is missing, or if the model uses none of the fields."""
         missing = [name for name in self.needed if name not in fields]
         if missing:
             near = did_you_mean_or(missing[0], fields, f"the samples have {', '.join(fields) or 'none'}{self._advice()}")
@@ -81,7 +81,7 @@ class Network:
         return arguments
 
     def inputs(self, fields: Mapping[str, TensorType]) -> dict[str, TensorType]:
-        """Return the fields without the labels, which a prediction lacks."""
+        """Return the required fields, which a prediction reads; optional fields such as labels are omitted."""
         return {name: type for name, type in self.taken(fields).items() if name in self.needed}
 
     def _advice(self) -> str:
@@ -197,7 +197,10 @@ def _built(function: Callable[..., Any], target: str, arguments: dict[str, Any],
 
 
 def _of_module(loaded: Loaded, builder: Callable[..., Any], target: str, key: str) -> Network:
-    """Build a module once with the configuration's seed; its initial values are the same on all ranks."""
+    """Build a module with the configuration's seed, so that its initial values are the same on all ranks, and return it as a network.
+
+    Raises: ConfigError if `builder` does not return a module.
+    """
     config = loaded.config
     manual_seed(config.seed)
     recompute = {"recompute": True} if config.strategy.recompute else {}
@@ -238,10 +241,7 @@ def _scaled(x: Any) -> Any:
 
 
 def _by_name(module: Module, fields: Container[str]) -> dict[str, bool] | None:
-    """Return the parameters of `forward`, True for required ones, if all required ones are fields.
-
-    Return None for a module that accepts one tensor of any name.
-    """
+    """Return the parameters of `forward`, True for required ones; None without parameters, or if a required one is not a field."""
     named = _parameters(module)
     return named if named and all(n in fields for n, needed in named.items() if needed) else None
 
@@ -262,7 +262,7 @@ def _forward_line(module: Module) -> SourceLine:
 
 
 def _check_takes_one(module: Module, network: Network, fields: Mapping[str, TensorType]) -> None:
-    """Raise ConfigError for a `forward` whose parameters are not fields, unless it accepts one tensor by position."""
+    """Raise ConfigError, with the fields of the samples, unless `forward` of the module accepts a single positional argument."""
     try:
         inspect.signature(module.forward).bind(None)
     except TypeError:

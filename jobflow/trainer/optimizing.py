@@ -46,7 +46,7 @@ def slow_start(loaded: Loaded, steps: int) -> Iterator[str]:
 def optimizer_from(config: schema.TrainConfig, steps: int) -> Minimizer:
     """Return the configured optimizer.
 
-    With float16 it has a dynamic loss scale, else it halts at non-finite gradients if training.halt_where_not_finite is set.
+    With float16 the optimizer has a dynamic loss scale.  Otherwise it halts at non-finite gradients if training.halt_where_not_finite is set.
     """
     options = config.optimizer
     shared: dict[str, Any] = {"lr_scheduler": schedule_from(options, steps)}

@@ -52,7 +52,7 @@ def predict(
 ) -> Predicted:
     """Run a checkpoint's predict job on samples: a file or folder, or "train", "validation" or "test" of the configuration.
 
-    Rank 0 writes the outputs to `output`, an .npz or .csv file, if it is not None.  With `probabilities`, return these instead of scores.
+    Rank 0 writes the outputs to `output`, an .npz or .csv file, if it is not None.  With `probabilities`, scores are converted to probabilities.
     """
     if output is not None and Path(output).suffix not in OUTPUTS:
         raise ArgumentError(f"--output {output}: the suffix of predictions must be {' or '.join(OUTPUTS)}")
@@ -81,7 +81,7 @@ def run_over(jobs: Jobs, samples: Samples | Stream, path: AnyPath) -> dict[str, 
 
 
 def opened(jobs: Jobs, source: str | Path, facts: Mapping[str, Any]) -> Samples | Stream:
-    """Open the samples of a file or folder without labels, with the reader of the training samples if it fits."""
+    """Open the samples of a file or folder without labels, or of data.<source> if `source` is such a key and not a path."""
     if str(source) in PLACES and not Path(source).exists():
         return open_place(jobs.config, str(source), facts)
     name = reader_for(jobs.config, path_of(source))
@@ -117,7 +117,7 @@ def labels_of(jobs: Jobs, fields: Iterable[str]) -> list[str]:
 
 
 def classes_of(jobs: Jobs, facts: Mapping[str, Any]) -> list[str]:
-    """Return the names of the classes if the training reader has them: folders, or the categories of the label column."""
+    """Return the class names of the training samples: folders, or the categories of the only label column; [] if they are unknown."""
     if facts.get("classes"):
         return list(facts["classes"])
     fields, categories = jobs.config.data.train.arguments.get("fields"), facts.get("categories")
@@ -172,7 +172,7 @@ def arguments_for(name: str, source: AnyPath, training: Mapping[str, Any], neede
 
 
 def write(path: Path, outputs: Mapping[str, Array], classes: Sequence[str]) -> None:
-    """Write the outputs to an .npz or .csv file atomically."""
+    """Write the outputs to an .npz or .csv file atomically; an .npz file also contains the class names."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}{path.suffix}")
     try:
@@ -188,7 +188,10 @@ def write(path: Path, outputs: Mapping[str, Array], classes: Sequence[str]) -> N
 
 
 def rows(outputs: Mapping[str, Array], classes: Sequence[str]) -> Iterator[list[Any]]:
-    """Yield the header and the rows of a table with one column per output element; for class scores, the first column is the best class."""
+    """Yield the header and the rows of a table with one column per output element.
+
+    If there are class scores or probabilities, the first column is the best class.
+    """
     names, flat = [], []
     scores = outputs.get("scores", outputs.get("probabilities"))
     if scores is not None and scores.ndim == 2 and scores.shape[1] > 1:
@@ -223,7 +226,7 @@ def generate(
     checkpoint: str | Path | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> str:
-    """Generate the continuation of a prompt, `count` characters (bytes for a model of bytes); `say` receives it in pieces."""
+    """Return a continuation of the prompt by `count` characters (bytes for a model of bytes); `say` receives the continuation in pieces."""
     config = loaded.config
     if not is_of_text(config):
         raise ConfigError(

@@ -128,7 +128,7 @@ def extras(strategy: Any) -> Iterator[str]:
 
 
 def summary(schedule: Schedule, figures: Figures) -> Iterator[tuple[str, str]]:
-    """Yield the first lines of the preview."""
+    """Yield (label, text) for each of the first lines of the preview."""
     each = schedule.steps_per_epoch
     yield "parameters", count_text(figures.parameters)
     yield "samples", f"{'a stream' if schedule.samples is None else f'{schedule.samples:,}'} for training, {schedule.batch_size:,} in a batch"
@@ -150,7 +150,7 @@ def memory_table(figures: Figures) -> TextTable:
 
 
 def common_memory(figures: Figures) -> list[str]:
-    """Return a sentence about the variables that the ranks of a machine share, or [] if they share none."""
+    """Return a list with a sentence about the variables that the ranks of a machine share; [] without shared variables."""
     common = max((f.common for f in figures.ranks), default=0)
     return [f"{size_text(common)} of the variables are stored once, in memory shared by all ranks of a machine"] if common else []
 
@@ -184,7 +184,7 @@ def alike(figures: Figures, key: Any) -> Iterator[tuple[str, Any]]:
 
 
 def warnings_of(figures: Figures, schedule: Schedule, strategy: Any) -> Iterator[str]:
-    """Yield warnings about the run."""
+    """Yield warnings about idle ranks, batches, cores and memory."""
     ranks = len(figures.ranks)
     idle = [str(f.rank) for f in figures.ranks if f.computing == 0]
     if idle:

@@ -97,7 +97,7 @@ class Progress(Watcher):
             self._bar.stop()
 
     def _say(self, text: str) -> None:
-        """Print a permanent line."""
+        """Print a line that the progress bar does not overwrite."""
         if self._bar is not None:
             self._bar.console.print(text, markup=False, soft_wrap=True)
         elif self._mode != "none":
@@ -112,7 +112,7 @@ def epoch_text(run: RunInfo, report: StepReport | None) -> str:
 
 
 def bar(stream: IO[str]) -> progress.Progress:
-    """Return a progress bar as wide as the terminal; if the texts of a task do not fit, the last ones are omitted."""
+    """Return a progress bar as wide as the terminal; if the texts of a task do not fit, the last texts are omitted."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.table import Column

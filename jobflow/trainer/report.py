@@ -222,7 +222,7 @@ def _bar(parts: Mapping[str, float], text: Callable[[float], str]) -> dict[str, 
 
 
 def memory(laid_out: Figures | None, ranks: int) -> dict[str, Any]:
-    """Return the memory of each rank at its peak, as bars and as a table."""
+    """Return the memory of each rank at its peak, as bars and as a table; {} without figures."""
     if laid_out is None:
         return {}
     used = [category for category in CATEGORIES if any(f.memory.at_peak[category] for f in laid_out.ranks)]
@@ -234,7 +234,7 @@ def memory(laid_out: Figures | None, ranks: int) -> dict[str, Any]:
 
 
 def communication(laid_out: Figures | None, ranks: int) -> dict[str, Any]:
-    """Return the table of bytes by kind and rank, and the table of redistributions."""
+    """Return the table of bytes by kind and rank, and the table of redistributions; {} without figures or communication."""
     if laid_out is None or (ranks == 1 and not laid_out.kinds()):
         return {}
     rows = [(row.route, size_text(row.nbytes), *row[2:]) for row in laid_out.changes]
@@ -256,7 +256,7 @@ def checkpoints(run: RunInfo, history: History) -> TextTable | None:
 
 
 def _size(path: AnyPath) -> str:
-    """Describe the size of a local checkpoint; a remote one is not measured, because training would wait for the store."""
+    """Describe the size of a local checkpoint; remote checkpoints are not measured, because training would wait for the store."""
     if isinstance(path, RemotePath):
         return "not measured"
     return size_text(sum(file.stat().st_size for file in path.rglob("*") if file.is_file())) if path.is_dir() else "removed by retention"
@@ -267,7 +267,7 @@ def _relative(path: AnyPath, start: Path) -> str:
 
 
 def configuration(loaded: Any) -> list[tuple[str, TextTable, TextTable]]:
-    """Return every value with its source position; per section, written values and defaults."""
+    """Return (section, table of written values, table of defaults) for every section; rows contain key, value and source position."""
     sections: dict[str, tuple[list[Any], list[Any]]] = {}
     for key, value in leaves(loaded.plain):
         origin = loaded.origins.get(key)

@@ -126,7 +126,7 @@ def check_alike(session: Session, mine: Mapping[str, Any]) -> None:
 
 
 def check_configurations(session: Session, loaded: Loaded) -> None:
-    """Raise ConfigError on all ranks unless they have the same configuration; the message lists keys, values and source positions."""
+    """Raise ConfigError on all ranks if their configurations differ; the message lists keys, values and source positions."""
     world = session.start()
     if not world.multi:
         return
@@ -283,7 +283,8 @@ def read(session: Session, path: AnyPath, loaded: Loaded, program: Fingerprint |
 
     `program` is the fingerprint of the model.
 
-    Raises: CheckpointError if the model's program changed; ReplacedError if another process replaced the checkpoint during the read.
+    Raises: ConfigError if the checkpoint's configuration determines other losses; CheckpointError if the checkpoint cannot be read, or if the
+    model's program changed; ReplacedError if another process replaced the checkpoint during the read.
     """
     entries = together(session, lambda: dict(store.load(path).extra))
     progress = Progress.of(entries, path)
@@ -299,7 +300,7 @@ def read(session: Session, path: AnyPath, loaded: Loaded, program: Fingerprint |
 
 
 def _load(session: Session, path: AnyPath, same: bool) -> dict[str, Any]:
-    """Load variables from the checkpoint; with another precision the loss scale restarts at its initial value."""
+    """Load variables from the checkpoint; unless its precision is the `same`, the loss scale restarts at its initial value."""
     try:
         return _loaded(session, path, same)
     except ReplacedError:

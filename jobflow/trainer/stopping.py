@@ -51,7 +51,7 @@ class Early:
     waited: int = 0
 
     def heed(self, value: float) -> bool:
-        """Record an evaluation and return True if training should stop; NaN is never an improvement."""
+        """Record the metric of an evaluation, and return True if training should stop; NaN is never an improvement."""
         if self.best is None and not math.isnan(value):
             self.best = value
             return False
@@ -63,7 +63,7 @@ class Early:
 
     @property
     def is_over(self) -> bool:
-        """True if `patience` evaluations passed without an improvement."""
+        """True after `patience` consecutive evaluations without an improvement."""
         return self.waited >= self.patience
 
     def state(self) -> dict[str, Any]:
@@ -181,11 +181,11 @@ class Clock:
         self.evaluation = max(self.evaluation, seconds)
 
     def stepped(self, seconds: float) -> None:
-        """Record the duration of a step; earlier long steps, such as compilation, decay slowly."""
+        """Record the duration of a step; the effect of earlier long steps, such as the one with the compilation, decays slowly."""
         self.step = max(seconds, 0.9 * self.step)
 
     def is_up(self, steps: int = 1) -> bool:
-        """Return True if a save may be too late after `steps` more steps."""
+        """Return True if a save may miss the deadline after `steps` more steps and an evaluation; False without a deadline."""
         if self.deadline is None:
             return False
         save = min(FIRST_SAVE, self.reserve) if self.save is None else CAUTION * self.save
@@ -236,7 +236,7 @@ class Agreement:
         return Request(first.stop, first.why, all(one.done for one in answers), answers[0].again)
 
     def _period(self, step: int) -> int:
-        """Return the number of steps in PERIOD seconds, estimated from the time since the last exchange."""
+        """Estimate the number of steps in PERIOD seconds from the time since the last exchange; at most twice the steps since then."""
         now = time.monotonic()
         before, self._last = self._last, (step, now)
         if before is None or step <= before[0]:

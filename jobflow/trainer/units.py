@@ -57,7 +57,7 @@ def number_text(value: float) -> str:
 
 
 def metric_text(name: str, value: float) -> str:
-    """Return a metric as text; accuracies are in percent."""
+    """Return a metric as text; fractions of one, such as accuracies, are in percent."""
     return percent(value, 2 if 0.99 < value < 1 else 1) if is_share(name) and 0 <= value <= 1 else number_text(value)
 
 
@@ -77,5 +77,5 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
 
 
 def rate_text(rate: float) -> str:
-    """Return samples per second as text: 5,600/s, 12.5/s, 0.25/s."""
+    """Return a number of samples per second as text, without the unit: 5,600, 12.5, 0.25."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

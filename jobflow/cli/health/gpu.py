@@ -17,7 +17,7 @@ LIMIT = 120.0
 
 
 def gpu() -> Iterator[Finding]:
-    """Check the GPUs; without a GPU and CuPy, report only their absence."""
+    """Check the GPUs through CuPy; without CuPy, report only the number of GPUs."""
     devices, cupy = glob.glob("/dev/nvidia[0-9]*"), importlib.util.find_spec("cupy") is not None
     if not devices and not cupy:
         yield Finding("GPU", OK, "there is no NVIDIA GPU here: jobs run on the CPU")

@@ -60,7 +60,7 @@ def cores() -> Iterator[Finding]:
 
 
 def whole(processors: set[int]) -> int:
-    """Return the number of physical cores among the logical processors."""
+    """Return the number of physical cores of these logical processors; the number of processors if the system does not list cores."""
     try:
         return len({(SYSTEM / f"cpu{number}" / "topology" / "thread_siblings_list").read_text() for number in processors})
     except OSError:
@@ -79,13 +79,13 @@ def quota() -> float | None:
 
 
 def memory() -> Iterator[Finding]:
-    """Report the memory that is available to programs."""
+    """Report the memory that is available to programs; less than MEMORY_ENOUGH is a note."""
     free = available()
     yield judged("memory", f"{free / GIB:.1f} GiB free", (free < MEMORY_ENOUGH, NOTE, "", "end other programs, or ask for more", ""))
 
 
 def available() -> int:
-    """Return the bytes of memory available on the machine and in the container."""
+    """Return the bytes of memory available on the machine, or in the container if its limit is lower."""
     free = int(psutil.virtual_memory().available)
     with suppress(OSError, ValueError):  # no limit, or "max"
         limit = int((CONTROL_GROUPS / "memory.max").read_text())

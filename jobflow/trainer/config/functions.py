@@ -23,7 +23,7 @@ FILES = ("path", "paths", "file", "files", "folder", "directory", "root")
 
 
 def check(tree: Tree, problems: Problems, folder: str) -> Callable[..., Any] | None:
-    """Report problems with functions and files; return the builder, or None if there is none or its import fails.
+    """Report problems with functions and files; return the builder, or None without a valid builder.
 
     The `folder` of the configuration becomes importable.
     """
@@ -129,7 +129,7 @@ class _Checks:
             return True
 
     def imported(self, path: str, name: str) -> Callable[..., Any] | None:
-        """Return the function "module:function", or report a problem and return None."""
+        """Return the function `name` ("module:function"); if its import fails, report a problem at `path` and return None."""
         try:
             return function_named(name)
         except ImportFailedError as error:
@@ -139,7 +139,7 @@ class _Checks:
     def arguments(self, model: type[BaseModel], path: str, function: str, owner: str, besides: str = "") -> None:
         """Check the map at a path, without the key `besides`, against the parameters of a function.
 
-        If there is no map, a problem names the path `owner`.
+        If the map is missing, problems are reported at the path `owner`.
         """
         arguments = self.tree.get(path)
         if arguments is None or isinstance(arguments, dict):
@@ -149,7 +149,7 @@ class _Checks:
 
 
 def _not_a_builder(function: Callable[..., Any], makes: bool) -> str:
-    """Describe an object or class that cannot be a builder, or return ""; `makes`: True if it constructs modules."""
+    """Describe an object or class that cannot be a builder; return "" for a builder.  `makes` is the result of `makes_module`."""
     from jobflow.nn.modules.module import Module  # NumPy, and all functions of tensors
 
     if isinstance(function, Module):
@@ -187,7 +187,7 @@ def _needed(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def arguments_model(function: Callable[..., Any], needed: frozenset[str] = frozenset()) -> type[BaseModel]:
-    """Convert the parameters of a function to a strict pydantic model; only the `needed` ones are required."""
+    """Convert the parameters of a function to a strict pydantic model; only the parameters in `needed` are required."""
     try:
         hints: Mapping[str, Any] = get_type_hints(function.__init__ if inspect.isclass(function) else inspect.unwrap(function), include_extras=True)
     except (NameError, TypeError, AttributeError):

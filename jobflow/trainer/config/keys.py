@@ -29,7 +29,7 @@ def notes_of(field: FieldInfo) -> Notes:
 
 
 def kinds_of(annotation: Any) -> list[Any]:
-    """Return the members of a union annotation; other annotations are the only member."""
+    """Return the members of a union annotation; for another annotation, a list with this annotation."""
     if get_origin(annotation) is Annotated:
         return kinds_of(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
@@ -38,7 +38,7 @@ def kinds_of(annotation: Any) -> list[Any]:
 
 
 def _inside(kind: Any, step: str) -> list[Any]:
-    """Return the types allowed under a key or at a position of a type."""
+    """Return the types allowed inside a value of type `kind` at `step`, a key or a list position."""
     if is_section(kind):
         return [inside for name, field in fields_of(kind).items() if name == step for inside in kinds_of(field.annotation)]
     if get_origin(kind) in (list, tuple, dict):
@@ -165,7 +165,7 @@ def _listed(words: Sequence[str], last: str) -> str:
 
 
 def setting_meant(word: str) -> str:
-    """Return `; did you mean --set optimizer.lr=0.1?` for a word such as `optimizer.lr=0.1` or Hydra's `+optimizer.lr=0.1`; "" for others."""
+    """Return `; did you mean --set optimizer.lr=0.1?` for a word such as `optimizer.lr=0.1` or Hydra's `+optimizer.lr=0.1`, else ""."""
     name, sign, value = word.lstrip("+").partition("=")
     if not sign:
         return ""

@@ -82,7 +82,7 @@ def with_derived(tree: Tree, file: str) -> Tree:
 
 
 def with_layer_maps(tree: Tree) -> Tree:
-    """Replace layers written as a name, such as `- flatten`, by maps."""
+    """Replace layers without arguments, such as `- flatten` or `- flatten:`, by maps."""
     layers = tree.get("model.layers")
     if not isinstance(layers, list):
         return tree

@@ -61,7 +61,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read(text: str, file: str, problems: Problems, whole: Origin | None = None, path: Path = ()) -> Tree | None:
-    """Parse the YAML string `text`; report a problem and return None if it is not YAML.
+    """Parse the YAML string `text`; report a problem and return None if `text` is not valid YAML.
 
     `whole` is the position of every value in a string without lines, such as a setting.
     """

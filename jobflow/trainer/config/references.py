@@ -30,7 +30,7 @@ def resolved(tree: Tree, problems: Problems) -> Tree:
 
 
 class _Broken(Exception):
-    """A broken reference: the message, the advice, and the path at which the problem is reported, if it is another value.
+    """A broken reference: the message and the advice; `path` is set if the problem is reported at another value.
 
     The message is "" if the problem was already reported.
     """
@@ -48,7 +48,7 @@ class _References:
         self.broken: list[Path] = []
 
     def value(self, value: Any, path: Path = (), chain: tuple[Path, ...] = ()) -> Any:
-        """Return a value without references, or `MISSING` if one is broken; `chain` lists the paths being resolved."""
+        """Return the value with its references replaced, or `MISSING` for a broken reference; `chain` lists the paths being resolved."""
         if isinstance(value, dict):
             entries_by_key = {key: self.value(inner, (*path, key), chain) for key, inner in value.items()}
             return {key: inner for key, inner in entries_by_key.items() if inner is not MISSING}
@@ -86,7 +86,7 @@ class _References:
         return {True: "true", False: "false", None: "null"}[target] if target is None or isinstance(target, bool) else str(target)
 
     def target_value(self, inside: str, chain: tuple[Path, ...], alone: bool) -> Any:
-        """Return the value of the reference `${inside}`."""
+        """Return the value of the reference `${inside}`; `alone` is True if the reference is the whole value."""
         text = inside.strip()
         if text.startswith("env:"):
             return _environment(text, alone)

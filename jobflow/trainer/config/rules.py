@@ -23,7 +23,10 @@ class _Unknown(Exception):
 
 
 def check(tree: Tree, problems: Problems) -> None:
-    """Report every invalid combination of valid values at the most specific key: a setting, the requested file, a base file, a default."""
+    """Report every invalid combination of valid values at the key with the most specific source.
+
+    The sources are, in this order: a setting, the requested file, a base file, and the default.
+    """
 
     def values(section: str, *keys: str) -> list[Any]:
         paths = [(*section.split("."), key) for key in keys]
@@ -146,7 +149,7 @@ def _parts(of: Values) -> Wrong:
 
 
 def _data_ranks(of: Values) -> int | None:
-    """Return the number of parts into which the batch is split for ranks, or None if it depends on the number of ranks at start."""
+    """Return the size of the data dimension of the mesh, or None if it depends on the number of ranks that are started."""
     devices, data, tensor, pipeline = of("strategy", "devices", "data", "tensor", "pipeline")
     return data if data is not None or devices == "all" else devices // (tensor * pipeline)
 

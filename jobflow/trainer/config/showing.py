@@ -37,7 +37,7 @@ def show(loaded: Loaded) -> str:
 
 
 def builder_defaults(loaded: Loaded) -> dict[str, Any]:
-    """Return the builder's parameters without a value in the configuration, with their defaults, if JSON can represent them."""
+    """Return the defaults of the builder's parameters that the configuration omits, except defaults that JSON cannot represent."""
     try:
         parameters = {} if loaded.builder is None else inspect.signature(loaded.builder).parameters
     except (TypeError, ValueError):

@@ -106,7 +106,7 @@ class Problems:
             self.stop_if_any(())
 
     def about(self, path: Path) -> bool:
-        """Return True if the value at a path or a value inside it has a problem."""
+        """Return True if the value at a path, or a value inside this value, has a problem."""
         return path in self._around
 
     def spoil(self, path: Path) -> bool:
@@ -162,7 +162,7 @@ def replaced(value: Any, path: Path, inner: Any) -> Any:
 
 @dataclass(frozen=True)
 class Tree:
-    """Plain values and the source positions of those from files and settings.  Positions of removed values may remain."""
+    """Plain values, and the source positions of values from files and settings.  Positions of removed values may remain."""
 
     plain: Any
     marks: Mapping[Path, Mark]
@@ -175,7 +175,7 @@ class Tree:
         return value
 
     def get(self, path: str) -> Any:
-        """Return the value at a dotted path; None if it is null or missing."""
+        """Return the value at a dotted path; None if the value is null or missing."""
         value = self.find(steps_of(path))
         return None if value is MISSING else value
 
@@ -183,7 +183,7 @@ class Tree:
         return self.find(steps_of(path)) is not MISSING
 
     def mark(self, path: Path) -> Mark:
-        """Return the source position of a value, or else of the innermost value around it with a position."""
+        """Return the source position of a value, or of the innermost value around it that has a position."""
         return next(self.marks[outer] for outer in reversed(prefixes(path)) if outer in self.marks and self.find(outer) is not MISSING)
 
     def place(self, path: Path) -> Origin:
@@ -193,7 +193,7 @@ class Tree:
         return mark.key if mark.key is not None and isinstance(nearest, dict | list) else mark.at
 
     def key_place(self, path: Path) -> Origin:
-        """Return the source position of a key."""
+        """Return the source position of the key at a path, or of the value if the key has no position."""
         return self.mark(path).key or self.mark(path).at
 
     def having(self, path: Path, value: Any, mark: Mark) -> Tree:

@@ -299,7 +299,7 @@ def _strategy(text: str) -> str:
 
 
 def hint(errors: Sequence[ErrorDetails], choices: Sequence[Any]) -> str:
-    """Return a hint for an invalid choice, number, bool or string; all errors concern the same value."""
+    """Return a hint for an invalid choice, number, bool or string, or ""; all errors concern the same value."""
     value, wished = errors[0]["input"], {error.get("ctx", {}).get("pattern", error["type"].partition("_")[0]) for error in errors}
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 and "int" in wished:
         return f"; write {int(value)}"
