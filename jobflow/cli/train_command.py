@@ -44,7 +44,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 
 def seconds(text: str) -> float:
-    """Parse a duration (90, 90s, 15m, 3h, 2d, or hours:minutes:seconds) as seconds; raise ArgumentTypeError unless it is positive."""
+    """Parse a duration (90, 90s, 15m, 3h, 2d, or hours:minutes:seconds) as seconds; raise ArgumentTypeError for any other text."""
     units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     try:
         if ":" in text:

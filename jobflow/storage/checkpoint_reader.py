@@ -323,7 +323,7 @@ def _load(root: AnyPath, check: bool, mark: Mark) -> Checkpoint:
 
 
 def unreadable(path: AnyPath) -> str | None:
-    """Return the reason why the checkpoint in `path` cannot be opened; None if it can, or if `path` has no manifest.
+    """Return the reason why the checkpoint in `path` cannot be opened; None for a readable checkpoint, or if `path` has no manifest.
 
     Raises: ReplacedError if the checkpoint was replaced meanwhile; StoreError if the store fails.
     """

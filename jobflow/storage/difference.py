@@ -100,7 +100,7 @@ def _bits(x: Array) -> Array:
 
 
 def _distance(x: Array, y: Array) -> tuple[Array, Array]:
-    """Return |x - y| and max(|x|, |y|) as float64; integers are subtracted as integers, so that large ones keep all digits."""
+    """Return |x - y| and max(|x|, |y|) as float64; integers are subtracted as integers, so that large integers keep all digits."""
     if x.dtype.kind in "iu":
         wide = np.uint64 if x.dtype.kind == "u" else np.int64
         high, low = np.maximum(x, y).astype(wide), np.minimum(x, y).astype(wide)

@@ -1,4 +1,4 @@
-"""A directory of checkpoints, one per step: listing, the search for the newest complete one, and the removal of old ones.
+"""A directory of checkpoints, one per step: listing, the search for the newest complete checkpoint, and the removal of old checkpoints.
 
     checkpoints/step-00000100/  step-00000200/  step-00000300/
 
@@ -43,7 +43,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Newest:
-    """The newest intact checkpoint, and the newer ones that were skipped; `step` and `path` are None if no checkpoint is intact."""
+    """The newest intact checkpoint, and the newer checkpoints that were skipped; `step` and `path` are None if no checkpoint is intact."""
 
     step: int | None
     path: AnyPath | None
@@ -52,9 +52,10 @@ class Newest:
 
 @dataclass(frozen=True)
 class Series:
-    """The checkpoints in `directory`, and the rule by which old ones are removed.
+    """The checkpoints in `directory`, and the rule by which old checkpoints are removed.
 
-    `keep_last` 0 keeps all. `best_metric` is a key of the saved dict "metrics"; `best_mode` is "min" if lower values are better, otherwise "max".
+    `keep_last` 0 keeps all checkpoints. `best_metric` is a key of the saved dict "metrics"; `best_mode` is "min" if lower values are better,
+    otherwise "max".
     """
 
     directory: AnyPath
@@ -98,7 +99,7 @@ class Series:
             raise CheckpointError(f"{self.directory}: the directory cannot be listed: {error.strerror or error}; check its permissions") from None
 
     def newest_good(self) -> Newest:
-        """Return the newest intact checkpoint, after reading every byte of it and of the damaged newer ones.
+        """Return the newest intact checkpoint, after reading every byte of this checkpoint and of damaged newer checkpoints.
 
         Search again if a checkpoint disappears because another process saves here.
         Raises: ReplacedError after `TRIES` attempts.
@@ -172,7 +173,7 @@ class Series:
         return going
 
     def save(self, session: Session, step: int, extra: Mapping[str, Any] | None = None, *, asynchronous: bool = False) -> sessions.Saving:
-        """Save the session as the checkpoint of `step`, replacing an existing one, and prune afterwards.  Collective.
+        """Save the session as the checkpoint of `step`, replacing an existing checkpoint of this step, and prune afterwards.  Collective.
 
         The new checkpoint is kept even if other checkpoints have later steps, for example after a program resumed from an earlier step.
         """

@@ -34,7 +34,7 @@ def save(
 ) -> None:
     """Write arrays by name, and a JSON tree, to the new directory `path` atomically.
 
-    With `replace`, an older checkpoint may exist there; it is removed after the new one is complete.
+    With `replace`, `path` may be an older checkpoint, which is removed after the new checkpoint is complete.
     Raises: CheckpointError if `path` exists and is neither an empty directory nor to be replaced, or if writing fails. After an error nothing
     has changed.
     """

@@ -341,7 +341,7 @@ def lengths(samples: Samples | Stream | None, size: int, drop_last: bool) -> lis
 
 
 def epoch_length(config: TrainConfig, samples: Samples | Stream | None) -> int:
-    """Return the number of steps in an epoch, or 0 if it is unknown.
+    """Return the number of steps in an epoch, or 0 if the number of samples is unknown.
 
     Raises: ConfigError if an epoch has no steps, or if training.epochs is set and the length is unknown.
     """

@@ -1,7 +1,7 @@
 """Metrics files: JSON lines, a table of comma-separated values, and TensorBoard events if tensorboardX is installed.
 
 A crash may truncate the last record; the next start removes it. The start also removes records after the resumed checkpoint, so that a resumed
-run has the same records as an uninterrupted one.
+run has the same records as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Table(LineRecords):
 
 
 class TensorBoard(Records):
-    """A writer of scalars to TensorBoard event files in a directory; it needs tensorboardX."""
+    """A writer of scalars to TensorBoard event files in a directory, by the package tensorboardX."""
 
     def __init__(self, directory: Path, every: int = 1) -> None:
         super().__init__(None, every)

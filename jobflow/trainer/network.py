@@ -55,7 +55,7 @@ class Network:
     module: Module | None = None
 
     def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the outputs for a batch; raise ConfigError if they are not a dict of tensors."""
+        """Return the outputs for a batch; raise ConfigError if the outputs are not a dict of tensors."""
         outputs = self.function(**batch)
         if isinstance(outputs, Mapping) and all(map(_is_tensor, outputs.values())):
             return outputs
@@ -197,7 +197,7 @@ def _built(function: Callable[..., Any], target: str, arguments: dict[str, Any],
 
 
 def _of_module(loaded: Loaded, builder: Callable[..., Any], target: str, key: str) -> Network:
-    """Build a module with the configuration's seed, so that its initial values are the same on all ranks, and return it as a network.
+    """Return the network of a module that is built with the configuration's seed, so that initial values are the same on all ranks.
 
     Raises: ConfigError if `builder` does not return a module.
     """

@@ -52,7 +52,7 @@ def predict(
 ) -> Predicted:
     """Run a checkpoint's predict job on samples: a file or folder, or "train", "validation" or "test" of the configuration.
 
-    Rank 0 writes the outputs to `output`, an .npz or .csv file, if it is not None.  With `probabilities`, scores are converted to probabilities.
+    Rank 0 writes the outputs to `output`, an .npz or .csv file, unless `output` is None.  With `probabilities`, scores become probabilities.
     """
     if output is not None and Path(output).suffix not in OUTPUTS:
         raise ArgumentError(f"--output {output}: the suffix of predictions must be {' or '.join(OUTPUTS)}")
@@ -153,7 +153,7 @@ def reader_for(config: TrainConfig, source: AnyPath) -> str:
 
 
 def arguments_for(name: str, source: AnyPath, training: Mapping[str, Any], needed: tuple[str, ...]) -> dict[str, Any]:
-    """Return a reader's arguments for an input file: the training arguments except those for labels and data splits."""
+    """Return a reader's arguments for an input file: the training arguments except arguments for labels and data splits."""
     legal = inspect.signature(READERS[name]).parameters
     arguments = {
         key: value for key, value in training.items() if key in legal and key not in ("split", "validation_every", "classes", "labels", "flip")

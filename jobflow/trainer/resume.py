@@ -155,7 +155,7 @@ def _unequal(key: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
 def chosen(series: Series, option: str, advice: str = NEVER) -> AnyPath | None:
     """Return the checkpoint to resume from; None for a new run. Only rank 0 calls it.
 
-    "auto" selects the newest valid checkpoint and prints a notice about damaged ones. "never" renames the existing checkpoints. Another value is
+    "auto" selects the newest valid checkpoint, with a notice about damaged checkpoints. "never" renames the existing checkpoints. Another value is
     the path of a checkpoint, or of a directory whose newest valid checkpoint is selected.
 
     Raises: CheckpointError for a missing or damaged path, or if none of the existing checkpoints can be read; `advice` ends the message.
@@ -250,7 +250,7 @@ def _free(directory: AnyPath) -> AnyPath:
 
 
 def check_same(path: AnyPath, then: Mapping[str, Any], loaded: Loaded) -> None:
-    """Raise ConfigError with every difference if the checkpoint's configuration determines other losses than the current one."""
+    """Raise ConfigError with every difference if the checkpoint's configuration and the current configuration determine different losses."""
     now, before = plainly(loaded.plain), plainly(then)
     wrong = [line for key in FIXED for line in differences(key, _at(before, key), _at(now, key), loaded.origins)]
     if wrong:

@@ -96,7 +96,7 @@ class Signals:
 
     @property
     def announced(self) -> str:
-        """A description of the received signal for messages; "" without one."""
+        """A description of the received signal for messages; "" without a signal."""
         started = launched()
         rank = "" if started is None else f" to rank {started.rank}"
         return "" if self.noted is None else f"{signal.Signals(self.noted).name} was sent{rank}"

@@ -149,7 +149,7 @@ def _parts(of: Values) -> Wrong:
 
 
 def _data_ranks(of: Values) -> int | None:
-    """Return the size of the data dimension of the mesh, or None if it depends on the number of ranks that are started."""
+    """Return the size of the data dimension of the mesh, or None if this size depends on the number of ranks that are started."""
     devices, data, tensor, pipeline = of("strategy", "devices", "data", "tensor", "pipeline")
     return data if data is not None or devices == "all" else devices // (tensor * pipeline)
 

@@ -127,7 +127,7 @@ class Problems:
 
 
 class Mark(NamedTuple):
-    """The source position of a value, and of its key if it has one."""
+    """The source position of a value, and of its key if the key has a position."""
 
     at: Origin
     key: Origin | None = None
