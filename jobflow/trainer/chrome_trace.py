@@ -198,7 +198,10 @@ def write(path: Path, timelines: Sequence[Timeline], first: int, steps: int) -> 
 
 
 def slices_of(recorded: Timeline, first: int, steps: int) -> Iterator[Slice]:
-    """Yield slices for a rank's runs, op calls and waits, in the time of rank 0's clock; runs of a job with `steps` runs are steps."""
+    """Yield slices for a rank's runs, op calls and waits, in the time of rank 0's clock.
+
+    The runs of a job are steps if their number is `steps`.
+    """
     waits = recorded.waits + recorded.offset
     for job, plans in recorded.runs.items():
         ran = sorted(

@@ -73,8 +73,8 @@ class Lock(ABC):
     def take(self) -> None:
         """Acquire the lock.
 
-        Raises: ConfigError with the process and its host if another training holds the lock; OSError if the directory is not writable;
-        JobError if no thread can be started.
+        Raises: ConfigError with the process and its host if another training holds the lock; OSError if the directory is not writable.
+        Raises: JobError if no thread can be started.
         """
         self._claim()
         try:

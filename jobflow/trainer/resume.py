@@ -283,8 +283,9 @@ def read(session: Session, path: AnyPath, loaded: Loaded, program: Fingerprint |
 
     `program` is the fingerprint of the model.
 
-    Raises: ConfigError if the checkpoint's configuration determines other losses; CheckpointError if the checkpoint cannot be read, or if the
-    model's program changed; ReplacedError if another process replaced the checkpoint during the read.
+    Raises: CheckpointError if the checkpoint cannot be read, or if the model's program changed.
+    Raises: ConfigError if the configurations determine different losses.
+    Raises: ReplacedError if another process replaced the checkpoint during the read.
     """
     entries = together(session, lambda: dict(store.load(path).extra))
     progress = Progress.of(entries, path)
