@@ -29,7 +29,7 @@ mish = alias(nn.mish)
 
 
 def _rows(word: str, function: Callable[..., Any]) -> Callable[..., Tensor]:
-    """Return `function` as a job function: its operand has at least 2 axes, and `axis` defaults to the last one."""
+    """Return `function` as the job function `word`: logits must have at least 2 axes, and `axis` defaults to the last axis."""
 
     def call(logits: Tensor, axis: int | None) -> Tensor:
         return function(logits, _softmax_axis(word, logits, axis))
@@ -60,7 +60,7 @@ def bias_add(value: Tensor, bias: Tensor, data_format: str | None = None, name: 
     if data_format is not None and not last and not data_format.startswith("NC"):
         raise ArgumentError(f"bias_add at {user_line()}: data_format must start with NC, or start with N and end with C, not {data_format!r}")
     if value.tensor_type.ndim < 2 or bias.tensor_type.ndim != 1:
-        raise ShapeError(f"bias_add at {user_line()}: value {value.tensor_type} must have at least 2 axes, and bias {bias.tensor_type} 1")
+        raise ShapeError(f"bias_add at {user_line()}: value {value.tensor_type} must have at least 2 axes, and bias {bias.tensor_type} 1 axis")
     return la.bias_add(value, bias, value.tensor_type.ndim - 1 if last else 1)
 
 
@@ -78,14 +78,14 @@ def _fused_bias_add_dropout(
     seed: int | None = None,
     name: str | None = None,
 ) -> Tensor:
-    """Return dropout(value + bias)."""
+    """Return dropout(value + bias), with the bias along the axis of `bias_add`."""
     return dropout(bias_add(value, bias, data_format), rate, noise_shape, seed, name)
 
 
 def fused_self_attention_query_mul_key_and_value(x: Tensor, head_size: int, alpha: float = 1.0, name: str | None = None) -> tuple[Tensor, Tensor]:
     """Return alpha query key^T [b, heads, s, s] and value [b, heads, s, head_size].
 
-    x [s, b, heads * 3 * head_size] contains the query, key and value of each head.
+    x [s, b, heads * 3 * head_size] contains the query, key and value of each head, for sequence length s and batch size b.
     """
     if x.tensor_type.ndim != 3 or head_size < 1 or x.tensor_type.shape[2] % (3 * head_size):
         raise ShapeError(f"fused_self_attention at {user_line()}: x {x.tensor_type} must be [s, b, heads * 3 * {head_size}]")

@@ -1,4 +1,4 @@
-"""Functions of the job API for element types, the current job, eager execution, modules and deprecated scope names."""
+"""Functions of the job API: element types, the current job, eager execution, modules, processes, tensors, deprecated names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def dtypes() -> list[DType]:
 
 
 def convert_oneflow_dtype_to_numpy_dtype(oneflow_dtype: DType) -> type[Any]:
-    """Return the NumPy scalar type of an element type."""
+    """Return the NumPy scalar type of an element type; raise JobError for other values."""
     if not isinstance(oneflow_dtype, DType):
         raise JobError(
             f"convert_oneflow_dtype_to_numpy_dtype at {user_line()}: oneflow_dtype must be a type such as jobflow.float32, not {oneflow_dtype!r}"
@@ -70,7 +70,7 @@ def cast_to_current_logical_view(x: Tensor) -> Tensor:
 def enable_eager_execution(val: bool = True) -> None:
     """Enable or disable eager jobs, whose bodies run at every call so that `x.numpy()` returns the data of a tensor.
 
-    Raises: JobError if a job is already declared.
+    Raises: JobError if a job is already declared, or in the body of a job.
     """
     session = current_session()
     if session.jobs or scope.current().interpreter is not None:
@@ -96,7 +96,7 @@ _REQUESTED: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 def find_or_create_module(module_name: str, create: Callable[[], Module], reuse: bool = False) -> Module:
     """Return the current job's module `module_name`, which `create()` builds at the first request.
 
-    Raises: DuplicateNameError if the body requests the name again without `reuse`.
+    Raises: DuplicateNameError if the body requests the name again without `reuse`; JobError outside of a job.
     """
     job = current_job("find_or_create_module")
     requested = _REQUESTED.setdefault(job, set())
@@ -125,7 +125,7 @@ def current_resource() -> Any:
 
 
 def inter_job_reuse_mem_strategy(strategy_str: str, job_set: Any = None, **kwargs: Any) -> None:
-    """Accept and ignore the option: jobs share only the memory of variables."""
+    """Do nothing but write a notice: jobs share only the memory of variables."""
     notice("inter_job_reuse_mem_strategy has no effect and is ignored")
 
 

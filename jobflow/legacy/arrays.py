@@ -61,7 +61,7 @@ def _dtype(what: str, dtype: Any) -> DType:
 def cast(x: Tensor, dtype: DType, name: Name = None) -> Tensor:
     """Convert x to `dtype`, or return x itself if it has that type.
 
-    Gradients also pass through integer types.
+    Gradients also pass through a cast to an integer type, unless x is bool.
     """
     kind = _dtype("cast", dtype)
     through = x.tensor_type.dtype is not bool_ and kind.is_integer
@@ -106,12 +106,12 @@ def constant_like(like: Tensor, value: float, dtype: DType | None = None, name: 
 
 
 def ones_like(like: Tensor, dtype: DType | None = None, name: Name = None) -> Tensor:
-    """Return a tensor of ones in the shape of `like`."""
+    """Return a tensor of ones with the shape of `like` and, by default, its element type."""
     return constant_like(like, 1, dtype)
 
 
 def zeros_like(like: Tensor, dtype: DType | None = None, name: Name = None) -> Tensor:
-    """Return a tensor of zeros in the shape of `like`."""
+    """Return a tensor of zeros with the shape of `like` and, by default, its element type."""
     return constant_like(like, 0, dtype)
 
 
@@ -126,7 +126,7 @@ def zeros(shape: Sequence[int], dtype: DType | None = None, name: Name = None) -
 
 
 def range(start: int, limit: int | None = None, delta: int = 1, dtype: DType | None = None, name: str = "range") -> Tensor:
-    """Return start, start + delta, ... below `limit`; range(n) starts at 0. The default dtype is int64."""
+    """Return start, start + delta, ... below `limit` as int64 by default; range(n) starts at 0. An empty range raises ArgumentError."""
     first, stop = (0, start) if limit is None else (start, limit)
     _ints("range", "start, limit and delta", (first, stop, delta))
     if delta <= 0 or stop <= first:
@@ -209,7 +209,7 @@ def expand(x: Tensor, expand_size: Sequence[int], name: Name = None) -> Tensor:
 
 
 def broadcast_like(x: Tensor, like: Tensor, broadcast_axes: Sequence[int] | None = None, name: Name = None) -> Tensor:
-    """Broadcast x to the shape of `like`; `broadcast_axes` lists axes of `like` that are missing in x or have size 1 there."""
+    """Broadcast x to the shape of `like`; `broadcast_axes` lists the axes of `like` that x lacks or that have size 1 in x."""
     shape = like.tensor_type.shape
     if broadcast_axes is None or len(x.tensor_type.shape) == len(shape):
         return bc.broadcast_to(x, shape)
@@ -240,7 +240,10 @@ def concat(
 
 
 def _at_most(most: int, result: Tensor, parts: Sequence[Tensor], axis: int) -> Tensor:
-    """Return `result` of `concat`, and raise an error in each run where its dynamic length exceeds `most`."""
+    """Limit the dynamic size of `result`, the concatenated `parts`, along `axis` to `most`; a run with a larger size raises an error.
+
+    Raises: ArgumentError if the parts of static shape alone exceed `most`.
+    """
     what, length = f"concat at {user_line()}", result.tensor_type.shape[axis]
     counts("concat", max_dim_size=most)
     static = sum(part.tensor_type.shape[axis] for part in parts if not may_be_empty(part))
@@ -261,7 +264,7 @@ def _only(parts: Sequence[Tensor]) -> Tensor:
 
 
 def stack(inputs: Sequence[Tensor], axis: int = 0, name: Name = None) -> Tensor:
-    """Stack tensors of equal shape along a new axis."""
+    """Stack tensors of equal shape along the new axis `axis`."""
     parts = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     if not parts or any(t.tensor_type.shape != parts[0].tensor_type.shape for t in parts):
         listed = ", ".join(str(t.tensor_type) for t in parts) or "empty"
@@ -275,7 +278,7 @@ def stack(inputs: Sequence[Tensor], axis: int = 0, name: Name = None) -> Tensor:
 def slice(x: Tensor, begin: Sequence[int | None], size: Sequence[int | None], name: Name = None) -> Tensor:
     """Return x[begin : begin + size] along every axis.
 
-    A `begin` of None means 0. A `size` of None or -1 extends to the end of the axis, and larger sizes end there.
+    A `begin` of None means 0, and a negative `begin` counts from the end of the axis. A `size` that is None, -1 or too large extends to the end.
     """
     shape = x.tensor_type.shape
     for argument, entries in (("begin", begin), ("size", size)):
@@ -299,7 +302,7 @@ def _span(x: Tensor, axis: int, begin: int | None, size: int | None) -> tuple[in
 def slice_v2(x: Tensor, slice_tup_list: Sequence[Any], name: Name = None) -> Tensor:
     """Return x[start:stop:step] for a list of one (start, stop, step) per axis.
 
-    Each entry may be None. Axes without an entry are not sliced.
+    Start, stop and step may be None. Axes without a tuple are not sliced.
     """
     return sl.slice_(x, *spans("slice_v2", x, slice_tup_list))
 
@@ -321,13 +324,13 @@ def pad(x: Tensor, paddings: Sequence[Sequence[int]], constant_value: float = 0,
 
 
 def pad_grad(x: Tensor, paddings: Sequence[Sequence[int]], constant_value: float = 0, name: Name = None) -> Tensor:
-    """Return the gradient of `pad`: x without (before, after) elements of each axis."""
+    """Return the gradient of `pad`: x without its (before, after) elements of each axis; `constant_value` has no effect."""
     pairs = _pairs("pad_grad", x, paddings)
     return slice(x, [before for before, _ in pairs], [n - sum(pair) for n, pair in zip(x.tensor_type.shape, pairs, strict=True)])
 
 
 def _sides(what: str, x: Tensor, padding: int | Sequence[int]) -> tuple[int, int, int, int]:
-    """Return `padding` of images [n, c, h, w] as (left, right, top, bottom)."""
+    """Return `padding` of images [n, c, h, w] as (left, right, top, bottom); raise ArgumentError unless it is smaller than the images."""
     sides = (padding,) * 4 if isinstance(padding, int) else _ints(what, "padding", padding)
     if x.tensor_type.ndim != 4 or len(sides) != 4 or min(sides) < 0:
         raise ArgumentError(
@@ -344,7 +347,7 @@ def same_padding(
 ) -> Tensor:
     """Pad the spatial axes of x with zeros as the convolution paddings "SAME_UPPER" and "SAME_LOWER" do.
 
-    A "VALID" convolution of the result has ceil(n / stride) positions per axis.
+    A "VALID" convolution of the result has ceil(n / stride) positions along an axis of size n.
     """
     ndim, last = x.tensor_type.ndim - 2, str(data_format).upper().endswith("C") or data_format == "channels_last"
     sizes = [
@@ -414,7 +417,7 @@ def gather(
 
 
 def dim_gather(input: Tensor, dim: int, index: Tensor, name: Name = None) -> Tensor:
-    """Gather along one axis: y[i, j, ..] = input[.., index[i, j, ..], ..] with the index at axis `dim`."""
+    """Return y[i, j, ..] = input[.., index[i, j, ..], ..], where index[i, j, ..] is the position along axis `dim`."""
     at = _axis("dim_gather", dim, input.tensor_type.ndim)
     if index.tensor_type.dtype.is_integer:
         index = assert_bounds(index, "dim_gather", low=0, high=input.tensor_type.shape[at] - 1, noun="index")
@@ -450,7 +453,7 @@ def masked_fill(x: Tensor, mask: Tensor, value: float, name: Name = None) -> Ten
 
 
 def elem_cnt(inputs: Tensor, dtype: DType | None = None, name: Name = None) -> Tensor:
-    """Return the number of elements as a tensor of shape (1,); the default dtype is int32."""
+    """Return the number of elements of `inputs` as a tensor of shape (1,); the default dtype is int32."""
     return constant(inputs.tensor_type.size, dtype or int32, (1,))
 
 
@@ -475,7 +478,7 @@ def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = 
 
 
 def _identity_n(inputs: Sequence[Tensor], name: Name = None) -> list[Tensor]:
-    """Apply `identity` to each tensor, with `name` and the position as the name of its op."""
+    """Apply `identity` to each tensor; the op of tensor i is named `<name>_<i>`."""
     return [identity(x, name if name is None else f"{name}_{i}") for i, x in enumerate(inputs)]
 
 

@@ -30,7 +30,7 @@ LAST = {1: "NWC", 2: "NHWC", 3: "NDHWC"}
 
 
 def channels_last(what: str, data_format: str, ndim: int) -> bool:
-    """Return True for the data format N..C and False for NC..; raise ArgumentError for another format."""
+    """Return True for a channels-last data format and False for channels first; raise ArgumentError for another format."""
     legal = (FIRST[ndim], LAST[ndim])
     if data_format not in legal:
         raise ArgumentError(
@@ -40,19 +40,22 @@ def channels_last(what: str, data_format: str, ndim: int) -> bool:
 
 
 def to_first(x: Tensor, last: bool, name: str | None = None) -> Tensor:
-    """Transpose images or weights from N..C to NC.. if `last`."""
+    """Transpose images or weights from channels last to channels first if `last`."""
     n = x.tensor_type.ndim
     return sh.transpose(x, (0, n - 1, *range(1, n - 1)), name=name) if last else x
 
 
 def to_last(x: Tensor, last: bool, name: str | None = None) -> Tensor:
-    """Transpose images from NC.. to N..C if `last`."""
+    """Transpose images from channels first to channels last if `last`."""
     n = x.tensor_type.ndim
     return sh.transpose(x, (0, *range(2, n), 1), name=name) if last else x
 
 
 def pads(what: str, padding: Padding, ndim: int, last: bool) -> str | list[tuple[int, int]]:
-    """Return `padding` as a lower-case word or as one (before, after) per spatial axis."""
+    """Return `padding` as a lower-case string, or as a list of one pair (before, after) per spatial axis.
+
+    Raises: ArgumentError for another form, and for padding of the batch or channels.
+    """
     if isinstance(padding, str):
         word = padding.upper()
         legal = ("SAME", "SAME_LOWER", "SAME_UPPER", "VALID")
@@ -116,7 +119,7 @@ compat_conv2d = variant(_conv, "compat_conv2d", "compat_conv2d", _COMPAT, data_f
 
 
 def _transposed_sizes(sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], padding: str | Sequence[tuple[int, int]]) -> list[range]:
-    """Return the sizes of images whose convolution results in `sizes`, per axis; `kernel` are the spans of a dilated kernel."""
+    """Return the sizes of images whose convolution results in `sizes`, per axis; `kernel` lists the spans of a dilated kernel."""
     ranges = []
     for axis, (size, span, stride) in enumerate(zip(sizes, kernel, strides, strict=True)):
         around = 0 if isinstance(padding, str) else sum(padding[axis])
@@ -196,7 +199,7 @@ def torch_conv2d_transpose(
 ) -> Tensor:
     """Return the transposed convolution with the output size of PyTorch.
 
-    The size per spatial axis is (in - 1) stride - padding_needed + dilation (kernel - 1) + 1 + output_padding.
+    The size per spatial axis is (n - 1) stride - padding_needed + dilation (k - 1) + 1 + output_padding, for input size n and filter size k.
     The larger half of an odd `padding_needed` follows the image.
     """
     what = "torch_conv2d_transpose"
@@ -217,7 +220,7 @@ def transposed(
     groups: int,
     name: str | None,
 ) -> Tensor:
-    """Return `torch_conv2d_transpose` over `ndim` spatial axes, with filter [i, o / groups, *kernel]."""
+    """Return the transposed convolution of x as `torch_conv2d_transpose`, over `ndim` spatial axes, with filter w [i, o / groups, *kernel]."""
     if x.tensor_type.ndim != ndim + 2 or w.tensor_type.ndim != ndim + 2:
         raise ShapeError(f"{what} at {user_line()}: value {x.tensor_type} and filter {w.tensor_type} must have {ndim + 2} axes each")
     last = channels_last(what, data_format, ndim)
@@ -292,7 +295,7 @@ avg_pool1d = variant(_no_pool, "avg_pool1d", "avg_pool1d", _NEVER.format("avg_po
 
 
 def PixelShuffle(input: Tensor, upscale_factor: int, name: str | None = None) -> Tensor:
-    """Rearrange [n, c r^2, h, w] to [n, c, h r, w r]: r^2 channels become r x r positions of a larger image."""
+    """Rearrange [n, c r^2, h, w] to [n, c, h r, w r] with r = upscale_factor. Groups of r^2 channels become r x r positions."""
     return PixelShufflev2(input, upscale_factor, upscale_factor, name)
 
 

@@ -29,7 +29,8 @@ def global_function(type: str | FunctionConfig = "predict", function_config: Fun
     A job of `type` "predict" computes its results. A "train" job also minimises a loss at every call. The older form passes a FunctionConfig first:
     the job trains if the configuration has training options.
 
-    Raises: JobError for another type, for use without call parentheses, and for unsupported annotations.
+    Raises: JobError for another type or `function_config`, unsupported annotations, and a function that is already a job. Also raised for use
+    without call parentheses, or in the body of a job.
     """
     where = user_line()
     if scope.current().interpreter is not None:
@@ -75,7 +76,7 @@ def global_function(type: str | FunctionConfig = "predict", function_config: Fun
 
 
 def _spreads_optimizers(config: FunctionConfig) -> bool:
-    """Return True if the options shard the optimizer state: the ranks form one mesh dimension and split the batch."""
+    """Return True if the options request a sharded optimizer state, without a strategy, a placement hierarchy or the mirrored view."""
     options = config.options
     if "strategy" in options or not (options.get("optimizer_placement_optimization_mode") or options.get("enable_non_distributed_optimizer")):
         return False

@@ -29,7 +29,7 @@ class nn:
             self.call_seq_no = 0
 
         def forward(self, *arguments: Any) -> Any:
-            """Compute the output; subclasses must define it."""
+            """Compute the output; subclasses must override this method."""
             raise NotImplementedError(f"{type(self).__name__} does not define forward; define it in the subclass")
 
         def __call__(self, *arguments: Any) -> Any:

@@ -1,6 +1,6 @@
 """Elements of tensors by index, and sorting: flow.gather_nd, flow.tensor_scatter_nd_update, flow.sort, flow.math.top_k ...
 
-The last axis of `indices` [..., k] contains coordinates. They select elements of a tensor with k axes, or rows of a tensor with more axes.
+The last axis of `indices` [..., k] contains coordinates. They select elements of a tensor with k axes, or slices of a tensor with more axes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _F: Any = functional
 
 
 def _rows(what: str, shape: Sequence[int], indices: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
-    """Convert coordinates in a tensor of `shape` to row numbers, int64[n]; also return the number of rows and the shape of a row."""
+    """Return the coordinates `indices` as indices int64[n] into the k flattened first axes of `shape`, the size of these axes, and the other axes."""
     t = indices.tensor_type
     depth = t.shape[-1] if t.ndim else 0
     if not t.dtype.is_integer:
@@ -52,7 +52,7 @@ def _rows(what: str, shape: Sequence[int], indices: Tensor) -> tuple[Tensor, int
 
 
 def gather_nd(params: Tensor, indices: Tensor, name: Name = None) -> Tensor:
-    """Return the elements or rows of params at the coordinates `indices`; a coordinate out of range raises an error in the run."""
+    """Return the elements or slices of params at the coordinates `indices`; a coordinate out of range raises an error in the run."""
     rows, count, rest = _rows("gather_nd", params.tensor_type.shape, indices)
     result = ix.gather(sh.reshape(params, (count, *rest)), rows, 0)
     return sh.reshape(result, (*indices.tensor_type.shape[:-1], *rest))
@@ -93,7 +93,7 @@ def _updates(what: str, indices: Tensor, updates: Tensor, rest: tuple[int, ...])
 
 
 def slice_update(x: Tensor, update: Tensor, slice_tup_list: Sequence[Any], name: Name = None) -> Tensor:
-    """Return x with x[start:stop:step] replaced by `update`, for a list of one (start, stop, step) per axis; each entry may be None."""
+    """Return x with x[start:stop:step] replaced by `update`, for a list of one (start, stop, step) per axis; all three may be None."""
     return su.slice_update(x, update, *spans("slice_update", x, slice_tup_list))
 
 
@@ -115,13 +115,13 @@ def _descending(what: str, direction: Any) -> bool:
 
 
 def sort(input: Tensor, axis: Any = -1, direction: str = "ASCENDING", name: Name = None) -> Tensor:
-    """Sort values along an axis in "ASCENDING" or "DESCENDING" direction; sort(input, direction) is the older form."""
+    """Sort `input` along `axis` in "ASCENDING" or "DESCENDING" direction; sort(input, direction) is the older form."""
     axis, direction = (-1, axis) if isinstance(axis, str) else (axis, direction)
     return st.sort(input, normal_axis(f"sort at {user_line()}", axis, input.tensor_type.ndim), _descending("sort", direction))[0]
 
 
 def argsort(input: Tensor, axis: Any = -1, direction: str = "ASCENDING", name: Name = None) -> Tensor:
-    """Return the int32 indices that sort values along an axis; argsort(input, direction) is the older form."""
+    """Return the int32 indices that sort `input` along `axis`; argsort(input, direction) is the older form."""
     axis, direction = (-1, axis) if isinstance(axis, str) else (axis, direction)
     return ew.cast(
         st.sort(input, normal_axis(f"argsort at {user_line()}", axis, input.tensor_type.ndim), _descending("argsort", direction))[1], int32
@@ -129,7 +129,7 @@ def argsort(input: Tensor, axis: Any = -1, direction: str = "ASCENDING", name: N
 
 
 def top_k(input: Tensor, axis: int = -1, k: int = 1, sorted: bool = True, name: Name = None) -> Tensor:
-    """Return the int32 indices of the k largest values along an axis, in descending order; k is limited to the size of the axis."""
+    """Return the int32 indices of the k largest elements along `axis`, always in descending order; k is limited to the size of the axis."""
     along = normal_axis(f"top_k at {user_line()}", axis, input.tensor_type.ndim)
     return ew.cast(st.topk(input, min(int(k), input.tensor_type.shape[along]), along)[1], int32)
 
@@ -141,7 +141,7 @@ diag = alias(_F.diag, "input", diagonal=0)
 
 
 def combined_margin_loss(x: Tensor, label: Tensor, m1: float = 1, m2: float = 0, m3: float = 0, name: Name = None) -> Tensor:
-    """Apply angular margins to class cosines x [n, classes]: the label's entry becomes cos(m1 angle + m2) - m3."""
+    """Apply angular margins to class cosines x [n, classes]: the entry cos(angle) of the label becomes cos(m1 angle + m2) - m3."""
     return margins(x, label, m1, m2, m3, name)[0]
 
 

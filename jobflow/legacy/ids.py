@@ -35,7 +35,7 @@ def unique_with_counts(x: Tensor, out_idx: DType = int32, name: str | None = Non
 
 
 def indexed_slices_reduce_sum(indices: Tensor, values: Tensor, name: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum the rows of `values` [*indices, ...] that have equal indices.
+    """Sum the slices of `values` that have equal indices; the first axes of `values` are the axes of `indices`.
 
     Return the distinct indices, the sum for each, and the number of distinct indices, shape (1,). Indices and sums have the shapes of the
     arguments, padded with zeros.
@@ -70,13 +70,13 @@ def nonzero(a: Tensor, name: str | None = None) -> Tensor:
 def where(condition: Tensor, x: Operand | None = None, y: Operand | None = None, name: str | None = None) -> Tensor:
     """Select x where `condition`, an integer tensor, is not zero and y elsewhere, with broadcasting.
 
-    Without x and y, return argwhere(condition).
+    Without x and y, return argwhere(condition). Raises JobError if only one of x and y is passed.
     """
     return argwhere(condition, None, name) if x is None and y is None else arrays.where(condition, x, y, name)
 
 
 def places_and_count(x: Tensor, dtype: DType) -> tuple[Tensor, Tensor]:
-    """Return the result of argwhere padded with -1, and its number of rows, shape (1,)."""
+    """Return the result of argwhere padded with -1, and the number of nonzero elements, shape (1,)."""
     return _places("argwhere", x, dtype, None), math.reduce_sum(ew.cast(math.not_equal(x, 0), dtype))
 
 
@@ -100,7 +100,9 @@ def sync_dynamic_resize(inputs: Tensor, size: Tensor, name: str | None = None) -
     """Return the first `size` rows of `inputs`; `size` is a tensor of one integer."""
     what = "sync_dynamic_resize"
     if size.tensor_type.size != 1 or not size.tensor_type.dtype.is_integer or not inputs.tensor_type.ndim:
-        raise ArgumentError(f"{what} at {user_line()}: size {size.tensor_type} must be one integer, and inputs {inputs.tensor_type} must have rows")
+        raise ArgumentError(
+            f"{what} at {user_line()}: size {size.tensor_type} must be one integer, and inputs {inputs.tensor_type} must have at least one axis"
+        )
     job, rows = current_job(what), inputs.tensor_type.shape[0]
     last = ew.cast(sh.reshape(assert_bounds(size, what, low=0, high=rows, noun="size"), (1,)), int64)
     numbers = source.arange(0, rows, dtype=int64)
@@ -141,7 +143,7 @@ def categorical_ordinal_encode(table: Tensor, size: Tensor, input_tensor: Tensor
 
     The variables `table` [2 capacity] and `size` [1], initially zeros, store the ids. The ids are hashes: `hash_precomputed` must be True.
 
-    Raises: ArgumentError in a run in which the ids exceed the capacity.
+    Raises: ArgumentError for another `hash_precomputed`, and in a run in which the number of distinct ids exceeds the capacity.
     """
     if hash_precomputed is not True:
         raise ArgumentError(

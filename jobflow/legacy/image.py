@@ -43,7 +43,7 @@ _OLD = {"Linear": "bilinear", "NN": "nearest_neighbor", "Cubic": "bicubic"}
 
 
 def decode(images_bytes_buffer: OnHost, dtype: DType = uint8, color_space: str = "BGR", name: str | None = None) -> OnHost:
-    """Decode encoded image files to images in `color_space`, "BGR", "RGB" or "GRAY"."""
+    """Decode encoded image files to images in `color_space`, "BGR", "RGB" or "GRAY", with pixels of type `dtype`."""
     content = on_host("image.decode", images_bytes_buffer, "bytes", "arrays")
     if content.element not in (uint8, int8):
         raise ArgumentError(f"image.decode at {user_line()}: images_bytes_buffer must be int8 or uint8, not {content.element.name}")
@@ -55,7 +55,7 @@ def decode(images_bytes_buffer: OnHost, dtype: DType = uint8, color_space: str =
 
 
 def _check_pixels(what: str, element: DType, dtype: DType) -> None:
-    """Raise ArgumentError if uint8 pixels overflow in `dtype`."""
+    """Raise ArgumentError if pixels of type `element` are uint8 and overflow in `dtype`."""
     if element is uint8 and not np.can_cast(np.uint8, dtype.numpy):
         raise ArgumentError(f"{what} at {user_line()}: dtype {dtype.name} cannot represent pixels from 0 to 255")
 
@@ -107,11 +107,11 @@ def Resize(
     resize_x: int = 0,
     resize_y: int = 0,
 ) -> Any:
-    """Return (images, scale, new_size), with images resized to target_size = (width, height) as uint8 [batch, height, width, channels].
+    """Return (images, scale, new_size), with images resized to target_size = (width, height) as [batch, height, width, channels].
 
-    `scale` [batch, 2] contains the factors of width and height; new_size is None. With `keep_aspect_ratio`, target_size is the length of the
-    shorter or longer side, image sizes differ, and `new_size` is [batch, 2]. The parameters from `color_space` on belong to an older form,
-    which returns only the images.
+    `scale` [batch, 2] contains the factors of width and height; new_size is None. `dtype` defaults to the type of the images.
+    With `keep_aspect_ratio`, target_size is the length of the shorter or longer side, image sizes differ, and `new_size` is [batch, 2]. The
+    parameters from `color_space` on belong to an older form, which returns only the images.
     """
     what, images = "image.Resize", on_host("image.Resize", image, "images", "arrays")
     old = bool(color_space or interp_type or resize_shorter or resize_x or resize_y)
@@ -169,10 +169,11 @@ def CropMirrorNormalize(
     output_dtype: DType = float32,
     name: str | None = None,
 ) -> Any:
-    """Crop each image to crop_h x crop_w, mirror it where `mirror_blob` is 1, and return (x - mean) / std by channel.
+    """Crop each image to crop_h x crop_w, mirror it where `mirror_blob` is not 0, and return (x - mean) / std by channel.
 
-    A crop of 0 means the whole image; images of different sizes need a crop. `crop_pos` is the fraction of the removed pixels that
-    precedes the crop. The result is [batch, channels, height, width], or for `output_layout` "NHWC" [batch, height, width, channels].
+    A crop of 0 means the whole image; images of different sizes need a crop. `crop_pos_y` and `crop_pos_x` are the fractions of
+    the removed pixels that precede the crop. The result is [batch, channels, height, width], or for `output_layout` "NHWC"
+    [batch, height, width, channels].
     """
     what = "image.CropMirrorNormalize"
     if output_layout not in ("NCHW", "NHWC"):
@@ -207,7 +208,10 @@ def CropMirrorNormalize(
 
 
 def _cropped(what: str, x: Tensor, size: Sequence[int], at: Sequence[float]) -> Tensor:
-    """Return images cropped to height and width `size`, at the relative position `at`; a size of 0 keeps the whole axis."""
+    """Return images cropped to height and width `size`, at the relative position `at`; a size of 0 keeps the whole axis.
+
+    Raises: ShapeError if the images are smaller than `size`.
+    """
     target = [want or have for want, have in zip(size, x.tensor_type.shape[1:3], strict=True)]
     if target == list(x.tensor_type.shape[1:3]):
         return x
@@ -226,7 +230,7 @@ def _normalized(what: str, x: Tensor, mean: Sequence[float], std: Sequence[float
 
 
 def _by_each(what: str, mean: Sequence[float], std: Sequence[float], channels: int | None) -> list[list[float]]:
-    """Return mean and standard deviation as lists of one number, or of one per channel.
+    """Return mean and standard deviation as lists of one number, or of one number per channel.
 
     Raises: ArgumentError for other values, and for a deviation of 0.
     """
@@ -241,7 +245,7 @@ def _by_each(what: str, mean: Sequence[float], std: Sequence[float], channels: i
 
 
 def _by_channel(numbers: Sequence[float], dtype: DType, behind: tuple[int, ...]) -> Any:
-    """Return equal numbers as one number, and others as a tensor [channels, *behind]."""
+    """Return the first number if all `numbers` are equal, and otherwise a tensor [channels, *behind]."""
     return arrays.concat([arrays.constant(number, dtype, (1, *behind)) for number in numbers]) if len(set(numbers)) > 1 else numbers[0]
 
 
@@ -275,7 +279,8 @@ def normalize(image: Any, std: Sequence[float], mean: Sequence[float], name: str
 def batch_align(images: OnHost, shape: Sequence[int], dtype: DType, alignment: int, name: str | None = None) -> Any:
     """Copy images of different sizes into a tensor [batch, height, width, channels], padded with zeros at the bottom and right.
 
-    Height and width are the largest height and width in the batch, rounded up to multiples of `alignment`. `shape` is the maximum.
+    Height and width are the largest height and width in the batch, rounded up to multiples of `alignment`. `shape` is the
+    maximum (height, width, channels).
     """
     what = "image.batch_align"
     arguments, most = on_host(what, images, "images", "arrays"), positive_shape(what, "shape", shape)

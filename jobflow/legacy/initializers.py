@@ -210,7 +210,7 @@ NONLINEARITIES = (*GAINS, "leaky_relu")
 
 
 def gain_of(nonlinearity: str, slope: float) -> float:
-    """Return the gain of one of NONLINEARITIES; `slope` is the negative slope of leaky_relu."""
+    """Return the gain of `nonlinearity`, one of NONLINEARITIES; `slope` is the negative slope of leaky_relu."""
     return math.sqrt(2.0 / (1.0 + slope * slope)) if nonlinearity == "leaky_relu" else GAINS[nonlinearity]
 
 
@@ -247,7 +247,10 @@ _CONF: dict[str, Callable[[Mapping[str, Any]], Initializer]] = {
 
 
 def from_conf(conf: Mapping[str, Any]) -> Initializer:
-    """Return the initializer for a dictionary in the older form, for example ``{"constant_conf": {"value": 10}}``."""
+    """Return the initializer for a dictionary in the older form, for example ``{"constant_conf": {"value": 10}}``.
+
+    Raises: ConfigError unless `conf` has exactly one known key.
+    """
     if len(conf) != 1 or next(iter(conf)) not in _CONF:
         wrong = next((key for key in conf if key not in _CONF), "")
         raise ConfigError(f"default_initializer_conf {dict(conf)} must have exactly one of the keys {', '.join(_CONF)}{did_you_mean(wrong, _CONF)}")

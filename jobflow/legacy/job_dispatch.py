@@ -123,7 +123,7 @@ ALIAS = "jobflow.legacy.alias"
 
 
 def traced(function: Function, word: str) -> Function:
-    """Trace a tensor function into the current job body, with `name` for its last operation."""
+    """Return a tensor function as a job function: its calls are traced into the current job body, with `name` for the last operation."""
     roles = Roles(word, function)
 
     @wraps(function)
@@ -167,7 +167,7 @@ def _in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> 
 
 
 def of_jobs(function: Function, word: str, others: Mapping[str, str] = MappingProxyType({})) -> Function:
-    """Check that the arguments are tensors of the job being traced, or tensors outside of jobs.
+    """Return the function with a check that its tensors belong to the job being traced, or to no job.
 
     Tensors outside of jobs are computed eagerly, or traced by nn.Graph.build. A function that needs a job, for variables or random
     numbers, names its equivalent for tensors in `others`.

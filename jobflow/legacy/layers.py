@@ -103,7 +103,7 @@ def _parameter(
     trainable: bool,
     model_distribute: Distribute | None = None,
 ) -> Tensor:
-    """Return a new variable with the element type of `like`; raise an error if this job already has a variable `name`."""
+    """Return a new variable with the element type of `like`; raise an error if `like` is not floating point or the name is in use."""
     if not like.tensor_type.dtype.is_float:
         layer = "-".join(scope.current().namespace)
         raise DtypeError(
@@ -149,7 +149,10 @@ def _conv(
 
 
 def _weight_shape(ndim: int, name: str, inputs: Tensor, filters: int, kernel_size: Sizes, data_format: str, groups: int) -> tuple[int, ...]:
-    """Return (filters, channels / groups, *kernel), or (filters, *kernel, channels) for channels last."""
+    """Return the shape (filters, channels / groups, *kernel), or (filters, *kernel, channels) for channels last.
+
+    Raises: ShapeError or ArgumentError if the inputs, the kernel or the groups do not fit.
+    """
     where = f'conv{ndim}d at {user_line()} (layer "{name}")'
     last = channels_last(where, data_format, ndim)
     kernel = (kernel_size,) * ndim if isinstance(kernel_size, int) else tuple(kernel_size)
@@ -192,7 +195,7 @@ def batch_normalization(
     moving_mean_name: str | None = None,
     moving_variance_name: str | None = None,
 ) -> Tensor:
-    """Return gamma (x - mean) / sqrt(variance + epsilon) + beta, with batch statistics over all axes but `axis` in train jobs.
+    """Return gamma (inputs - mean) / sqrt(variance + epsilon) + beta, with batch statistics over all axes but `axis` in train jobs.
 
     A train job updates the moving statistics at the end of the run: momentum * moving + (1 - momentum) * batch, with the unbiased variance.
     Predict jobs, training=False and trainable=False use the moving statistics. Statistics cover the whole logical batch. In the mirrored
@@ -223,7 +226,7 @@ def batch_normalization(
 
 
 def _channel_vector(name: str, x: Tensor, axis: int, initializer: Initializer, regularizer: Regularizer | None, trainable: bool) -> Tensor:
-    """Return a variable with one element per position of x's `axis`."""
+    """Return a variable with one element per index of `axis` of x."""
     return _parameter(name, (x.tensor_type.shape[axis],), x, initializer, regularizer, trainable)
 
 
@@ -285,7 +288,7 @@ def layer_norm(
     epsilon: float = 1e-5,
     name: str = "LayerNorm",
 ) -> Tensor:
-    """Return gamma (x - mean) / sqrt(variance + epsilon) + beta over the axes from begin_norm_axis on.
+    """Return gamma (inputs - mean) / sqrt(variance + epsilon) + beta over the axes from begin_norm_axis on.
 
     The shape of gamma and beta consists of the axes from begin_params_axis on.
     """
@@ -360,7 +363,7 @@ def prelu(
     name: str = "PRelu",
     model_distribute: Distribute = distribute.broadcast(),  # noqa: B008 - a singleton
 ) -> Tensor:
-    """Return x where x > 0 and alpha x elsewhere.
+    """Return the inputs where they are positive, and alpha times the inputs elsewhere.
 
     The variable alpha has the shape of a sample, with size 1 at `shared_axes`, and is initially zero.
     """

@@ -34,7 +34,8 @@ def class_labels(what: str, labels: Tensor, scores: TensorType) -> Tensor:
     shape, target = labels.tensor_type.shape, scores.shape[:-1]
     if not labels.tensor_type.dtype.is_integer:
         raise DtypeError(
-            f"{what} at {user_line()}: labels {labels.tensor_type}, the first argument, must be integers; cast them, or use softmax_cross_..."
+            f"{what} at {user_line()}: labels {labels.tensor_type}, the first argument, must be integers; cast them, "
+            "or use softmax_cross_entropy_with_logits for probabilities"
         )
     if shape == target:
         return labels
@@ -44,7 +45,7 @@ def class_labels(what: str, labels: Tensor, scores: TensorType) -> Tensor:
 
 
 def _filled(loss: Tensor) -> Tensor:
-    """Return the loss, with shape (1,) for a single sample."""
+    """Return the loss, reshaped to (1,) if it has no axes."""
     return loss if loss.tensor_type.ndim else sh.reshape(loss, (1,))
 
 
@@ -65,9 +66,9 @@ def sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, nam
 
 
 def distributed_sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
-    """Return the sparse softmax cross entropy with the classes split over the devices, which exchange a maximum and a sum per row.
+    """Return the sparse softmax cross entropy with the classes split over the devices, which exchange a maximum and a sum per sample.
 
-    Logits keep a layout that the program set: on a mesh, ["S(0)", "S(1)"] also splits the rows.
+    Logits keep a layout that the program set: on a mesh, ["S(0)", "S(1)"] also splits the samples.
     """
     target = class_labels("distributed_sparse_softmax_cross_entropy_with_logits", labels, logits.tensor_type)
     by_classes = logits if asked_of(logits) else with_distribute(logits, split(logits.tensor_type.ndim - 1))
@@ -111,7 +112,7 @@ def _named(reduction: str, name: str | None) -> str | None:
 
 @rounded_once
 def BCELoss(input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", name: str | None = None) -> Tensor:
-    """Return the binary cross entropy -weight (t log x + (1 - t) log(1 - x)) of probabilities x; logarithms are at least -100."""
+    """Return the binary cross entropy -weight (t log x + (1 - t) log(1 - x)), x = input, t = target; logarithms are at least -100."""
     _same("BCELoss", input=input, target=target, weight=weight)
     return _weighted("BCELoss", ls.binary_cross_entropy(input, target), weight, reduction, name)
 
@@ -125,7 +126,7 @@ def BCEWithLogitsLoss(
     reduction: str = "mean",
     name: str | None = None,
 ) -> Tensor:
-    """Return the binary cross entropy weight ((1 - t) x + (1 + (pos_weight - 1) t) log(1 + e^-x)) of logits x."""
+    """Return the binary cross entropy weight ((1 - t) x + (1 + (pos_weight - 1) t) log(1 + e^-x)), x = input, t = target."""
     _same("BCEWithLogitsLoss", input=input, target=target, weight=weight)
     largest = ew.clip(ew.negate(input), 0.0, None)
     tail = ew.add(largest, ew.log1p(ew.exp(ew.negate(ew.absolute(input)))))  # log(1 + e^-x) without overflow
@@ -142,7 +143,7 @@ def _weighted(what: str, loss: Tensor, weight: Tensor | None, reduction: str, na
 
 @rounded_once
 def KLDivLoss(input: Tensor, target: Tensor, log_target: bool = False, reduction: str = "mean", name: str | None = None) -> Tensor:
-    """Return the Kullback-Leibler divergence t (log t - x), which is 0 where t <= 0; with `log_target` e^t (t - x)."""
+    """Return the Kullback-Leibler divergence t (log t - x), x = input, t = target, or 0 where t <= 0; with `log_target` e^t (t - x)."""
     _same("KLDivLoss", input=input, target=target)
     own = _named(reduction, name)
     if log_target:
@@ -157,14 +158,14 @@ def KLDivLoss(input: Tensor, target: Tensor, log_target: bool = False, reduction
 
 @rounded_once
 def L1Loss(input: Tensor, target: Tensor, reduction: str = "mean", name: str | None = None) -> Tensor:
-    """Return the absolute error |t - x|."""
+    """Return the absolute error |target - input|."""
     _same("L1Loss", input=input, target=target)
     return _reduced("L1Loss", ew.absolute(ew.subtract(target, input), name=_named(reduction, name)), reduction, name)
 
 
 @rounded_once
 def MSELoss(input: Tensor, target: Tensor, reduction: str = "mean", name: str | None = None) -> Tensor:
-    """Return the squared error (t - x)^2."""
+    """Return the squared error (target - input)^2."""
     _same("MSELoss", input=input, target=target)
     return _reduced("MSELoss", ew.squared_difference(target, input, name=_named(reduction, name)), reduction, name)
 
@@ -173,7 +174,7 @@ def MSELoss(input: Tensor, target: Tensor, reduction: str = "mean", name: str | 
 def MarginRankingLoss(
     input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean", name: str | None = None
 ) -> Tensor:
-    """Return the margin ranking loss max(0, margin - t (x1 - x2))."""
+    """Return the margin ranking loss max(0, margin - target (input1 - input2))."""
     _same("MarginRankingLoss", input1=input1, input2=input2)
     distance = math.subtract(margin, ew.multiply(target, ew.subtract(input1, input2)))
     return _reduced("MarginRankingLoss", ew.clip(distance, 0.0, None, name=_named(reduction, name)), reduction, name)
@@ -191,7 +192,7 @@ def TripletMarginLoss(
     reduction: str = "mean",
     name: str | None = None,
 ) -> Tensor:
-    """Return max(0, d(a, p) - d(a, n) + margin), where d is the p-norm of the difference plus eps over axis 1."""
+    """Return max(0, d(anchor, positive) - d(anchor, negative) + margin), where d(x, y) is the p-norm of x - y + eps over axis 1."""
     if swap:
         raise JobError(f"TripletMarginLoss at {user_line()}: swap=True is not supported; omit it")
     _same("TripletMarginLoss", anchor=anchor, positive=positive, negative=negative)
@@ -227,8 +228,8 @@ def ctc_loss(
 ) -> Tensor:
     """Return the connectionist temporal classification loss of log_probs [frames, n, classes], the output of log-softmax.
 
-    `targets` are [n, longest], or the concatenated labels of all samples. "mean" divides each loss by its number of labels, at least 1, before
-    averaging. With `zero_infinity` a sample with too few frames for its labels has loss 0 instead of inf.
+    `targets` are the labels, as [n, labels] with padding, or concatenated for all samples. "mean" divides each loss by its number of labels, at
+    least 1, before averaging. With `zero_infinity` a sample with too few frames for its labels has loss 0 instead of inf.
     """
     arguments = _ctc_inputs(log_probs, targets, input_lengths, target_lengths, blank)
     own = _named(reduction, name)
@@ -241,7 +242,10 @@ def ctc_loss(
 def ctc_losses(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int, zero_infinity: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss per sample, and the logarithms of the forward probabilities, [n, frames, 2 longest + 1]."""
+    """Return the loss per sample, and the logarithms of the forward variables alpha, [n, frames, 2 labels + 1].
+
+    `targets` are [n, labels].
+    """
     arguments = _ctc_inputs(log_probs, targets, input_lengths, target_lengths, blank)
     return ctc.ctc_loss(*arguments, int(blank), bool(zero_infinity)), call(ctc.CtcPaths(int(blank)), *arguments)
 
@@ -263,7 +267,7 @@ def ctc_greedy_decoder(log_probs: Tensor, input_lengths: Tensor, merge_repeated:
 def _ctc_inputs(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the inputs of the op, with runtime assertions for lengths and labels."""
+    """Return the inputs of CTC ops, with runtime assertions for lengths and labels; raise ArgumentError if `blank` is not an int."""
     if not isinstance(blank, Integral):
         raise ArgumentError(f"ctc_loss at {user_line()}: blank must be a class index, not {blank!r}")
     return ctc_inputs(log_probs, targets, input_lengths, target_lengths, blank)

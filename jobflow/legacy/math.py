@@ -1,6 +1,6 @@
 """The namespace `flow.math`: tensor functions with the names and conventions of the job API.
 
-Numbers are converted to the element type of the tensor operand. Tensor operands have equal types. Comparisons and logic return int8.
+Numbers are converted to the element type of the tensor operand. Tensor operands have equal element types. Comparisons and logic return int8.
 Reductions over all axes have shape (1,).
 """
 
@@ -134,13 +134,13 @@ def xlogy(x: Tensor, y: Tensor, name: str | None = None) -> Tensor:
 
 
 def _one_where_zero(x: Tensor, y: Tensor) -> Tensor:
-    """Return y, with 1 where x is 0, so that value and gradient are finite there."""
+    """Return y, with 1 where x is 0, so that x / y, log(y) and their gradients are finite there."""
     zero, one = (source.constant(number, (1,), x.tensor_type.dtype) for number in (0, 1))
     return ew.where(ew.equal(x, zero), one, y)
 
 
 def add_n(inputs: Sequence[Tensor], name: str | None = None) -> Tensor:
-    """Return the sum of a list of tensors of equal type."""
+    """Return the sum of the tensors `inputs`, which have equal types."""
     terms = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     if not terms or any(t.tensor_type != terms[0].tensor_type for t in terms):
         raise ShapeError(
@@ -150,7 +150,7 @@ def add_n(inputs: Sequence[Tensor], name: str | None = None) -> Tensor:
 
 
 def polyval(coeffs: Sequence[Operand], x: Tensor, name: str | None = None) -> Tensor:
-    """Evaluate the polynomial coeffs[0] x^(n-1) + ... + coeffs[n-1] by Horner's scheme."""
+    """Evaluate the polynomial coeffs[0] x^(n-1) + ... + coeffs[n-1], n = len(coeffs), by Horner's scheme."""
     if not isinstance(coeffs, list) or not coeffs:
         raise ArgumentError(f"polyval at {user_line()}: coeffs must be a non-empty list, not {coeffs!r}")
     return reduce(lambda total, coefficient: add(ew.multiply(total, x), coefficient), coeffs[1:], add(multiply(x, 0.0), coeffs[0]))
@@ -207,7 +207,7 @@ clip = clip_by_scalar = clamp = clip_by_value
 
 
 def axes_of(what: str, axis: Axes, ndim: int) -> tuple[int, ...]:
-    """Return the axes to reduce in ascending order; None means all axes."""
+    """Return the axes to reduce in ascending order; None means all axes. Raises ArgumentError for other values."""
     if axis is None:
         return tuple(range(ndim))
     arguments = (axis,) if isinstance(axis, Integral) or not isinstance(axis, Iterable) else tuple(axis)
@@ -273,13 +273,13 @@ def reduce_all(x: Tensor, axis: Axes = None, keepdims: bool = False, name: str |
 
 @rounded_once
 def reduce_euclidean_norm(input_tensor: Tensor, axis: Axes = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """Return the Euclidean norm sqrt(sum of x^2) over `axis`."""
+    """Return the Euclidean norm over `axis`: the square root of the sum of squares."""
     return ew.sqrt(reduce_sum(ew.square(input_tensor), axis, keepdims))
 
 
 @rounded_once
 def reduce_std(input_tensor: Tensor, axis: Axes = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """Return the standard deviation sqrt(E[(x - E[x])^2]) over `axis`; the gradient is 0 where the deviation is 0."""
+    """Return the biased standard deviation of `input_tensor` over `axis`; the gradient is 0 where the deviation is 0."""
     return root(reduce_variance(input_tensor, axis, keepdims), name=name)
 
 
@@ -290,7 +290,7 @@ def argmax(input: Tensor, axis: int | str = -1, name: str | None = None) -> Tens
 
 
 def l2_normalize(input: Tensor, axis: int | None = None, epsilon: float = 1e-12, name: str | None = None) -> Tensor:
-    """Divide x by its Euclidean norm: x / sqrt(max(sum of x^2 over `axis`, epsilon))."""
+    """Divide the input by its Euclidean norm over `axis`: x / sqrt(max(sum of x^2, epsilon)), x = input."""
     if not isinstance(axis, int):
         raise ArgumentError(f"l2_normalize at {user_line()}: axis must be an int, not {axis!r}")
     return nm.l2_normalize(input, normal_axis(f"l2_normalize at {user_line()}", axis, input.tensor_type.ndim), epsilon)
@@ -300,9 +300,9 @@ def l2_normalize(input: Tensor, axis: int | None = None, epsilon: float = 1e-12,
 
 
 def unsorted_segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int, axis: int = 0, name: str | None = None) -> Tensor:
-    """Return y[.., ids[i], ..] = sum of data[.., i, ..]; the axes of segment_ids replace `axis`.
+    """Sum the slices of `data` with equal segment_ids, along the axes from `axis` on that data and segment_ids share.
 
-    Ids out of range are ignored.
+    An axis of size `num_segments` replaces these axes. Ids out of range are ignored.
     """
     counts("unsorted_segment_sum", num_segments=num_segments)
     return ix.unsorted_segment_sum(data, segment_ids, num_segments, axis)
@@ -324,7 +324,7 @@ tril = alias(ix.tril, diagonal=0, fill_value=0)
 
 
 def fused_scale_tril(x: Tensor, diagonal: int = 0, fill_value: float = 0, scale: float = 1, name: str | None = None) -> Tensor:
-    """Return scale x where column - row <= diagonal over the last two axes, and fill_value elsewhere."""
+    """Return scale * x where column - row <= diagonal over the last two axes, and fill_value elsewhere."""
     return ix.tril(ew.scale(x, scale), diagonal, fill_value)
 
 
@@ -369,7 +369,7 @@ def multi_count_not_finite(x: Sequence[Tensor] | None = None, name: str | None =
 
 
 def _rows_of_both(what: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x and y cut to the smaller bound on their rows; raise an error in a run in which their numbers of rows differ."""
+    """Return x and y with equal bounds on their dynamic sizes along axis 0; raise an error in a run in which these sizes differ."""
     shapes = [x.tensor_type.shape, y.tensor_type.shape]
     rows = min(shape[0] if shape else 0 for shape in shapes)
     if any(shape[:1] != (rows,) for shape in shapes):

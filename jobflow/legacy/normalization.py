@@ -27,7 +27,7 @@ from jobflow.ops.update import MovingAverage
 
 @rounded_once
 def moments(x: Tensor, axes: Sequence[int], keepdims: bool = False, name: str | None = None) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance over the listed axes."""
+    """Return mean and biased variance of x over `axes`."""
     if not isinstance(axes, list | tuple):
         raise ArgumentError(f"moments at {user_line()}: axes must be a list of ints, not {axes!r}")
     return math.reduce_mean(x, axes, keepdims), math.reduce_variance(x, axes, keepdims, name)
@@ -81,8 +81,7 @@ def normalized(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return gamma (x - mean) / sqrt(variance + epsilon) + beta, and the statistics in use.
 
-    With `moving`, these are the statistics of the batch, which update the variables `mean` and `variance`. Otherwise the values of these variables
-    are used.
+    With `moving`, the statistics of the batch are in use, and update the variables `mean` and `variance`. Otherwise `mean` and `variance` are in use.
     """
     if not moving:
         return bn.batch_norm_infer(x, gamma, beta, mean, variance, axis=axis, epsilon=epsilon, name=name), mean, variance
@@ -96,7 +95,7 @@ def normalized(
 def _move(moving: Tensor, batch: Tensor, momentum: float) -> None:
     """Set the variable `moving` to momentum * moving + (1 - momentum) * batch at the end of the run.
 
-    In the mirrored view `batch` is averaged over devices.
+    In the mirrored view `batch` is averaged over devices. Raises ArgumentError if `moving` is a computed tensor.
     """
     key = variable_of(moving)
     if key is None:
@@ -121,7 +120,7 @@ def layer_norm(
     epsilon: float = 1e-5,
     name: str | None = None,
 ) -> Tensor:
-    """Return gamma (x - mean) / sqrt(variance + epsilon) + beta over the axes from begin_norm_axis on.
+    """Return gamma (inputs - mean) / sqrt(variance + epsilon) + beta over the axes from begin_norm_axis on.
 
     The shape of gamma and beta consists of the axes from begin_params_axis on.
     """
@@ -136,7 +135,7 @@ def layer_norm(
 
 
 def _grouped(x: Tensor, groups: int, eps: float, prefix: str, name: str | None, affine: bool) -> Tensor:
-    """Normalise [n, c, ...] in groups of channels; if affine, create variables `<name>_gamma` and `<name>_beta` of shape (1, c, 1)."""
+    """Normalise x [n, c, ...] in `groups` groups of channels; if affine, create variables `<name>_gamma` and `<name>_beta` of shape (1, c, 1)."""
     name = layer_name(current_job(prefix), prefix) if affine and not name else name or None
     gamma, beta = (
         get_variable(f"{name}_{word}", (1, x.tensor_type.shape[1], 1), x.tensor_type.dtype, constant_initializer(first), reuse=False)

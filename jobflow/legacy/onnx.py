@@ -110,7 +110,10 @@ def _outputs(nodes: Nodes, node: Node, inputs: list[str], arguments: set[str], v
 
 
 def _variables(graph: Graph, folder: str) -> dict[str, Array]:
-    """Return the values of the variables that `graph` reads, from the checkpoint `folder` or the session."""
+    """Return the values of the variables that `graph` reads, from the checkpoint `folder`, or the session if it is "".
+
+    Raises: CheckpointError if the checkpoint lacks a variable.
+    """
     names = sorted({node.op.key for node in graph.nodes if isinstance(node.op, ReadVariable)})
     if not folder:
         every = stored.get_all_variables()

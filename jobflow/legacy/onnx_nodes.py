@@ -48,7 +48,7 @@ class Nodes:
         self._count = 0
 
     def add(self, kind: str, *inputs: str, outputs: int = 1, domain: str = "", **attributes: Any) -> Any:
-        """Add a node and return its output, or the tuple of its outputs."""
+        """Add a node and return the name of its output, or a tuple of names for several outputs."""
         names = [self._name(kind) for _ in range(outputs)]
         self.nodes.append(self._helper.make_node(kind, list(inputs), names, domain=domain, **attributes))
         return names[0] if outputs == 1 else tuple(names)

@@ -19,7 +19,7 @@ Operand: TypeAlias = Tensor | float
 
 
 def fitting(what: str, number: float, dtype: DType) -> float:
-    """Convert a number to `dtype`; raise DtypeError if it is out of range or loses a fraction."""
+    """Convert a number to `dtype`; raise DtypeError if it is out of range or loses a fraction, and ArgumentError for other values."""
     try:
         return dtype.number(number)
     except TypeError:
@@ -36,7 +36,10 @@ def filling(what: str, number: float, dtype: DType) -> float:
 
 
 def operands(what: str, x: Operand, y: Operand) -> tuple[Operand, Operand]:
-    """Return both operands: tensors of equal type, or a tensor and a number of its type."""
+    """Return both operands: tensors of equal element type, or a tensor and a number converted to its type.
+
+    Raises: DtypeError for unequal types; ArgumentError without a tensor.
+    """
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         if x.tensor_type.dtype is not y.tensor_type.dtype:
             raise DtypeError(
@@ -51,7 +54,7 @@ def operands(what: str, x: Operand, y: Operand) -> tuple[Operand, Operand]:
 
 
 def tensors(what: str, x: Operand, y: Operand) -> tuple[Tensor, Tensor]:
-    """Return both operands as tensors of equal type; a number becomes a tensor of shape (1,)."""
+    """Return both operands as tensors of equal element type; a number becomes a tensor of shape (1,)."""
     a, b = operands(what, x, y)
     if not isinstance(a, Tensor):
         assert isinstance(b, Tensor)
@@ -60,7 +63,7 @@ def tensors(what: str, x: Operand, y: Operand) -> tuple[Tensor, Tensor]:
 
 
 def spans(what: str, x: Tensor, entries: Sequence[Any]) -> tuple[list[int | None], list[int | None], list[int | None]]:
-    """Return starts, stops and steps of a list of (start, stop, step), whose entries may be None; raise ArgumentError for an empty slice."""
+    """Return starts, stops and steps of a list of (start, stop, step), whose entries may be None; raise ArgumentError for a wrong or empty slice."""
     shape = x.tensor_type.shape
     if not isinstance(entries, list | tuple) or len(entries) > len(shape):
         raise ArgumentError(f"{what} at {user_line()}: slice_tup_list must be a list of at most {len(shape)} (start, stop, step)")

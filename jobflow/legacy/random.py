@@ -94,7 +94,7 @@ def fused_scale_tril_softmax_dropout(
     seed: int | None = None,
     name: str | None = None,
 ) -> Tensor:
-    """Return dropout(softmax(y)), where y is scale x if column - row <= diagonal, and fill_value otherwise."""
+    """Return dropout(softmax(y)), where y is scale * x if column - row <= diagonal, and fill_value otherwise."""
     own = name if rate == 0 or not current_job("fused_scale_tril_softmax_dropout").trainable else None
     # if each row has an unmasked column, exp(fill_value - largest) of so low a fill value is 0
     if fill_value == float("-inf") or (diagonal >= 0 and fill_value <= -1e30):
@@ -105,7 +105,7 @@ def fused_scale_tril_softmax_dropout(
 
 
 def random_mask_like(like: Tensor, rate: float, seed: int | None = None, noise_shape: Sequence[int] | None = None, name: str | None = None) -> Tensor:
-    """Return int8 in the shape of `like`: 0 with probability `rate`, and 1 otherwise."""
+    """Return an int8 mask in the shape of `like`: 0 with probability `rate`, and 1 otherwise."""
     if not isinstance(rate, Real) or not 0 <= rate < 1:
         raise ArgumentError(f"random_mask_like at {user_line()}: rate must be in [0, 1), not {rate!r}")
     if noise_shape is not None:

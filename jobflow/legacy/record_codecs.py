@@ -25,7 +25,7 @@ class RawCodec:
 
 @dataclass(frozen=True)
 class ImagePreprocessor:
-    """A preprocessor of images: "bgr2rgb", or "mirror", which mirrors half of the images."""
+    """A preprocessor of images: "bgr2rgb", or "mirror", which mirrors each image with probability 0.5."""
 
     preprocessor: str
 
@@ -83,7 +83,7 @@ class BlobConf:
 
 
 def _check_each(what: str, name: str, arguments: Any, *kinds: type) -> None:
-    """Raise ArgumentError unless all entries have one of the types `kinds`."""
+    """Raise ArgumentError unless all entries of `arguments`, or the single value, have one of the types `kinds`."""
     for each in arguments if isinstance(arguments, list | tuple) else [arguments]:
         if not isinstance(each, kinds):
             words = " or ".join(kind.__name__ for kind in kinds)

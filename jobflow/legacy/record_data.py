@@ -40,7 +40,10 @@ LONGEST_NAME = 255
 
 
 def batch_rows(what: str, batch_size: int) -> int:
-    """Return the number of samples on all devices: the batch size, or in the mirrored view the batch size times the devices."""
+    """Return the number of samples on all devices: the batch size, or in the mirrored view the batch size times the devices.
+
+    Raises: ArgumentError if the number of devices does not divide the batch size of the consistent view.
+    """
     devices: Placement = current_placement(what)
     if scope.current().view == "mirrored":
         return batch_size * devices_of_view()
@@ -199,7 +202,7 @@ def image_decoder_random_crop_resize(
     max_num_pixels: int | None = None,
     name: str | None = None,
 ) -> Any:
-    """Decode images, crop each at random, and resize it: RGB uint8 [batch, height, width, 3]."""
+    """Decode images, crop each at random, and resize it: RGB uint8 [batch, target_height, target_width, 3]."""
     what = "image_decoder_random_crop_resize"
     content = on_host(what, input_blob, "bytes")
     images = decoded(what, content.stage, content.rows, "RGB")
@@ -218,7 +221,7 @@ def decode_random(
     tick: Tensor | None = None,
     name: str | None = None,
 ) -> Any:
-    """Return random values [batch_size, *shape], new in every run; the default distribution is U[0, 1)."""
+    """Return random values [batch_size, *shape], new in every run; the default distribution is U[0, 1). `tick` has no effect."""
     body = body_of("decode_random")
     label = body.unique_name("decode_random") if name is None else scope.current().full_name(name)
     counts("decode_random", batch_size=batch_size)

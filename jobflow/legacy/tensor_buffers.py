@@ -5,7 +5,7 @@
         images, size, scale = flow.image.target_resize(images, target_size=10)
         return flow.tensor_buffer_to_list_of_tensors(images, (15, 15, 3), flow.float, True)     4 results, (10, 15, 3) each
 
-The host computes them before the job runs, or after the phase of the job that computes their inputs; see `OnHost`.
+The host computes buffers and lists before the job runs, or after the phase of the job that computes the inputs; see `OnHost`.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def gen_tensor_buffer(
 
 
 def _fits(what: str, x: OnHost, dtype: DType) -> None:
-    """Raise DtypeError unless the arrays can be converted to `dtype`."""
+    """Raise DtypeError unless the arrays can be converted to `dtype` without loss."""
     if not np.can_cast(x.element.numpy, dtype.numpy) and not (x.kind == "bytes" and dtype.numpy.itemsize == 1):
         raise DtypeError(f"{what} at {user_line()}: arrays of {x.element.name} cannot be converted to {dtype.name} without loss")
 
 
 def tensor_buffer_to_tensor(x: OnHost, dtype: DType, instance_shape: Sequence[int], name: str | None = None) -> Any:
-    """Return arrays of equal shape as a tensor [*rows, *instance_shape]."""
+    """Return the arrays, of shape `instance_shape`, as a tensor [*shape of the buffer, *instance_shape]."""
     what = "tensor_buffer_to_tensor"
     shape, arguments = positive_shape(what, "instance_shape", instance_shape), on_host(what, x, *ARRAYS)
     _fits(what, arguments, dtype)
@@ -103,7 +103,7 @@ def tensor_buffer_to_list_of_tensors(
 
 
 def tensor_list_to_tensor_buffer(input: HostArgument, name: str | None = None) -> OnHost:
-    """Return a tensor buffer with the arrays of a tensor list, without their first axis."""
+    """Return a tensor buffer with the arrays of a tensor list, without the first axis of each array."""
     what = "tensor_list_to_tensor_buffer"
     if not isinstance(input, HostArgument):
         raise ArgumentError(f"{what} at {user_line()}: input must be an argument declared as tp.ListListNumpy.Placeholder, not {input!r:.60}")
@@ -121,7 +121,7 @@ def tensor_buffer_to_tensor_list(input: OnHost, shape: Sequence[int], dtype: DTy
 
 
 def _each(what: str, x: OnHost, shape: Sequence[int], dtype: DType, ahead: tuple[int, ...], name: str | None) -> list[Any]:
-    """Return one tensor per row of a device, with the axes `ahead` before the shape of the row, whose maximum is `shape`."""
+    """Return one tensor per array of a device, with the axes `ahead` before the shape of the array, which is at most `shape`."""
     stage, label = st.Within(x.pixels(), tuple(shape), dtype), name or body_of(what).unique_name(what)
     type, count = TensorType((*ahead, *shape), dtype), x.rows // devices_of_view()
     return [as_dynamic(what, stage, x.rows, partial(_row, i, ahead), type, f"{label}_{i}") for i in range(count)]

@@ -37,7 +37,7 @@ def _groups(what: str, x: Tensor, word: str, count: int) -> list[tuple[Any, ...]
 
 
 def unpack(input: Tensor, unpack_num: int, name: str | None = None) -> Tensor:
-    """Split the rows of the input into `unpack_num` equal time steps: [n, ...] -> [n / unpack_num, ...]."""
+    """Split axis 0 of the input into `unpack_num` equal time steps: [n, ...] -> [n / unpack_num, ...]."""
     counts("unpack", unpack_num=unpack_num)
     t = input.tensor_type
     if not t.ndim or t.shape[0] % unpack_num:

@@ -68,7 +68,8 @@ def get_variable(
     mesh dimension) sets the layout; the default is broadcast. The initial value depends on the job's seed and the name, or on `random_seed` alone.
     Variables with equal `random_seed`, shape and initializer have equal initial values. `model_name` has no effect.
 
-    Raises: DuplicateNameError if `reuse` is False and this job already uses the name; ConfigError without an initializer.
+    Raises: DuplicateNameError if `reuse` is False and this job already uses the name; ConfigError without an initializer. Another shape or layout of
+    the same variable raises ShapeError or SbpError.
     """
     job = current_job(f"get_variable({name!r})")
     full = scope.current().full_name(name)
@@ -129,9 +130,9 @@ def _default_initializer(job: StagedBody, full: str) -> Initializer:
 
 
 def _storage(full: str, type: TensorType, each: ParallelDistribution | Distribute | None, one: Distribute | None) -> tuple[Sbp, ...]:
-    """Return S or B per mesh dimension.
+    """Return the layout of a variable, with S or B per mesh dimension.
 
-    OneFlow 0.2 had `distribute` in the position of `parallel_distribution`, so both kinds are accepted there.
+    OneFlow 0.2 had `distribute` in the position of `parallel_distribution`, so `each` may have either type.
     """
     if each is not None and one is not None:
         raise ArgumentError(f"get_variable({full!r}) at {user_line()}: pass distribute or parallel_distribution, not both")
@@ -175,7 +176,9 @@ def variable_of(value: Tensor) -> str | None:
 def assign(ref: Tensor, value: Tensor, dtype: DType | None = None, name: str | None = None) -> None:
     """Set the variable `ref`, a result of get_variable, to `value` at the end of the run.
 
-    `dtype` must be None or the type of `ref`; `name` has no effect.
+    `dtype` and `name` have no effect.
+
+    Raises: ArgumentError if `ref` is a computed tensor; ShapeError if `value` has another type.
     """
     key = variable_of(ref)
     if key is None:
@@ -191,6 +194,8 @@ def ssp_variable_proxy(var: Tensor, buffer_size: int = 1, name: str | None = Non
     """Return (var, value of var `buffer_size` - 1 runs ago), with the initial value in the first runs: stale weights for pipelines.
 
     Gradients of the second result are added to the gradient of var. The intermediate values are variables `<variable>-ssp-<i>`.
+
+    Raises: ArgumentError for a computed `var` or a `buffer_size` below 1.
     """
     key = variable_of(var)
     if key is None or buffer_size < 1:

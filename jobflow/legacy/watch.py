@@ -3,7 +3,7 @@
     def show(x: tp.Numpy): print(x.mean())
 
     flow.watch(logits, show)              # in the body of the job
-    flow.watch(logits, "logits")          # prints the text, then the array
+    flow.watch(logits, "logits")          # prints the string, then the array
 
 Watched values are delivered with the results. The callbacks run before the call of the job returns.
 """
@@ -30,7 +30,7 @@ def watch(blob_watched: Tensor, handler_or_prompt: Watcher = None) -> None:
 
     A function receives the whole array if its argument is annotated `tp.Numpy`, and a list of one array per device for `tp.ListNumpy`. Without
     annotation it receives an object with the methods `numpy()` and `numpy_list()`. If `handler_or_prompt` is a string, the string is printed,
-    followed by the value.
+    followed by the value. If it is None, only the value is printed.
     """
     _watch("watch", blob_watched, handler_or_prompt, gradient=False)
 
@@ -52,7 +52,7 @@ def _watch(what: str, value: Any, watcher: Watcher, *, gradient: bool) -> None:
 
 
 def _reader(what: str, function: Callable[[Any], Any]) -> Callable[[Delivered], None]:
-    """Return a callback that passes a value to `function` in the form of its annotation."""
+    """Return a callback that passes a value to `function` in the form of its annotation; raise JobError for another signature."""
     signature = inspect.signature(function, eval_str=True)
     try:
         (name,) = signature.bind(None).arguments

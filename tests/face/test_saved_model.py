@@ -135,7 +135,7 @@ def test_files_that_are_no_models_raise(saved: tuple[Path, Any]) -> None:
     tree["graphs"]["predicting"]["nodes"][2]["op"][0] = "System"
     file.write_text(json.dumps(tree))
     session.load_saved_model(str(folder))
-    with pytest.raises(CheckpointError, match="this version has no op 'System'"):
+    with pytest.raises(CheckpointError, match="this version of jobflow has no class 'System'; load the model with the version that saved it"):
         session.launch()
     session.close()
     file.write_text('{"format": 2}')

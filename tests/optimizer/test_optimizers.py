@@ -226,7 +226,7 @@ def test_combined_optimizers_share_nothing_and_leave_nothing_out() -> None:
     one, two = opt.SGD(SCHEDULE, variables=["a", "b"]), opt.SGD(SCHEDULE, variables=["b"])
     with pytest.raises(JobError, match='variable "b" belongs to optimizers 0 and 1'):
         opt.CombinedOptimizer([one, two]).selects(["a", "b"])
-    with pytest.raises(JobError, match="no optimizer updates a, c; list each trained variable"):
+    with pytest.raises(JobError, match="no optimizer updates a, c; add each variable"):
         opt.CombinedOptimizer([two]).selects(["a", "b", "c"])
     with pytest.raises(ConfigError, match="SGD has a loss scale or train step"):
         opt.CombinedOptimizer([opt.SGD(SCHEDULE, loss_scale_factor=2.0)])

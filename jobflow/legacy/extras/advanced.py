@@ -38,7 +38,7 @@ def distribute_clone(x: Tensor, name: str | None = None) -> tuple[Tensor, ...]:
 def distribute_concat(xs: Sequence[Tensor], axis: int = 0, name: str | None = None) -> Tensor:
     """Concatenate xs, one tensor per device of the current placement, along `axis` into a logical tensor.
 
-    Raises: ShapeError unless the lengths are balanced: equal, or larger by one for the first devices.
+    Raises: ShapeError unless xs has one tensor per device, with balanced lengths: equal, or larger by one for the first devices.
     """
     whole = _devices("distribute_concat")
     _check_count("distribute_concat", xs, whole)

@@ -93,7 +93,7 @@ class CocoFile:
 
     @cached_property
     def images(self) -> list[CocoImage]:
-        """The images, sorted by id."""
+        """The images with their objects, sorted by id; if `annotated`, only images with annotations."""
         path = path_of(self.file)
         if not path.is_file():
             raise fault(f"no such file: {path.absolute()}")
@@ -154,7 +154,7 @@ def _listed(tree: Any, name: str) -> list[Any]:
 
 
 def _numbers(arguments: Any, what: str, count: int | None = None) -> list[float]:
-    """Return `arguments` if it is a list of `count` finite numbers, or without `count` of three or more pairs; raise ValueError otherwise."""
+    """Return `arguments` if it is a list of `count` numbers below 1e9, or by default of at least three pairs; raise ValueError otherwise."""
     fits = isinstance(arguments, list) and (len(arguments) == count if count else len(arguments) >= 6 and len(arguments) % 2 == 0)
     if not fits or not all(isinstance(n, int | float) and abs(n) < 1e9 for n in arguments):
         raise ValueError(f"{what} must be {count or 'three or more pairs of'} numbers, not {arguments!r:.80}")
@@ -162,7 +162,7 @@ def _numbers(arguments: Any, what: str, count: int | None = None) -> list[float]
 
 
 def aspects(images: list[CocoImage]) -> list[int]:
-    """Return 1 for each image that is wider than high, and 0 for others."""
+    """Return a list of 1 for each image that is wider than high, and 0 for each other image."""
     return [int(image.width > image.height) for image in images]
 
 

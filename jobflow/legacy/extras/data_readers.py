@@ -76,10 +76,10 @@ def OneRecDecoder(
     batch_padding: Sequence[int] | None = None,
     name: str | None = None,
 ) -> Any:
-    """Return a tensor of each example, [batch, *shape], or [batch, *reshape] with the same elements.
+    """Return the tensor `key` of each example, as [batch, *shape], or with the same elements as [batch, *reshape].
 
     With `is_dynamic` tensors of examples may be smaller than `shape` and are padded with zeros to the largest size of the batch.
-    Nonzero entries of `batch_padding` round this size up to multiples. With `reshape`, tensors are always padded to `shape`.
+    Nonzero entries of `batch_padding` round this size up to multiples. With `is_dynamic` and `reshape`, tensors are padded to `shape`.
     """
     what = "OneRecDecoder"
     record, own = on_host(what, input_blob, "examples"), positive_shape(what, "shape", shape)
@@ -110,6 +110,8 @@ def coco_reader(
     boxes (left, top, right, bottom), float32[objects, 4]; categories from 1, int32[objects]; points float32[points, 2];
     and (point, polygon, object), int32[points, 3]. With `group_by_aspect_ratio` the images of a batch are either all wider than high,
     or none is. `stride_partition` has no effect, because the images of a batch do not depend on the devices.
+
+    Raises: JobError without `name`, or in the mirrored view.
     """
     what = "coco_reader"
     if name is None or scope.current().view == "mirrored":
@@ -143,11 +145,11 @@ def megatron_gpt_mmap_data_loader(
     start_from_saved_progress: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Return tokens [batch, seq_length + 1] of `<prefix>.bin` with the index `<prefix>.idx`; after `num_samples` samples the data repeats.
+    """Return tokens [batch, seq_length + 1] of the files `<data_file_prefix>.bin` and `.idx`; after `num_samples` samples the data repeats.
 
     `split_sizes` divides the documents into splits, and `split_index` selects one. With `start_from_saved_progress` the variable
-    `<name>-iteration` counts batches, and reading resumes at its loaded value. Otherwise reading restarts, unless a checkpoint in jobflow's
-    format is loaded, which contains the numbers of runs.
+    `<name>-iteration` counts batches, and reading resumes at its loaded value. Otherwise reading restarts, unless the program loads a checkpoint
+    in jobflow's format, which contains the numbers of runs.
     """
     what = "megatron_gpt_mmap_data_loader"
     counts(what, seq_length=seq_length, num_samples=num_samples, batch_size=batch_size)

@@ -90,7 +90,7 @@ class TokenFiles:
 
     @cached_property
     def _plan(self) -> tuple[Array, Array, int, int]:
-        """The documents of all epochs, their end offsets in tokens, the samples of full epochs, and all samples."""
+        """The documents of all epochs, their end offsets in tokens, the number of samples of full epochs, and the number of all samples."""
         first, behind = self._documents
         count, lengths = behind - first, self._index[1]
         each = int(lengths[first:behind].sum(dtype=np.int64)) if count > 0 else 0
@@ -114,7 +114,7 @@ class TokenFiles:
         return np.concatenate([self._order("samples", 0, whole), whole + self._order("samples", 1, samples - whole)])
 
     def check(self) -> None:
-        """Raise DataError or ArgumentError if the files contain no sample."""
+        """Raise ArgumentError if `split` is invalid, and DataError if a file is missing or damaged, or the documents are too short for a sample."""
         sizes, which = self.split
         if not sizes or min(sizes) < 0 or not sum(sizes) or not 0 <= which < len(sizes):
             raise ArgumentError(f"{WHAT}: split_index {which} must be an index of split_sizes {list(sizes)}, which must have a positive sum")

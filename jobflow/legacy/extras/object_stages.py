@@ -1,7 +1,7 @@
 """Host pipeline stages for OneRec, COCO and Megatron files, and for the objects in images: boxes, polygons and masks.
 
 A box is (left, top, right, bottom) with an inclusive last pixel; a point is (x, y). One array contains the points of all polygons of an
-image. A second array contains (point, polygon, object) for each.
+image. A second array contains (point, polygon, object) for each point.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ReadExample(Stage):
 
 @dataclass(frozen=True, eq=False)
 class ExampleTensor(Stage):
-    """A stage that returns one tensor of an example, after a check of its element type."""
+    """A stage that returns the tensor `feature` of an example; another element type than `dtype` raises DataError."""
 
     example: Stage
     feature: str

@@ -30,7 +30,7 @@ LISTS = ("int8", "int16", "int32", "int64", "float32", "float64")
 
 
 def frames_of(file: AnyPath, content: Array, fault: Fault, verify: bool = True) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of the example in each frame of a file; with `verify`, raise an error if a checksum is wrong."""
+    """Yield the start and end of the example in each frame; raise an error for a damaged frame, and with `verify` for a wrong checksum."""
     at, size = 0, len(content)
     xxh64 = optional("xxhash", WHAT).xxh64_digest if verify else None
     while at < size:
@@ -56,7 +56,7 @@ def frames_of(file: AnyPath, content: Array, fault: Fault, verify: bool = True) 
 
 @dataclass(frozen=True)
 class Table:
-    """A FlatBuffers table in a buffer; access outside of the buffer raises DataError."""
+    """A FlatBuffers table or vector in a buffer; access outside of the buffer raises DataError."""
 
     content: bytes
     at: int
@@ -80,7 +80,7 @@ class Table:
         return replace(self, at=at + self._number(at))
 
     def field(self, number: int) -> int:
-        """Return the position of a field, or 0 if it is missing."""
+        """Return the position of field `number`, or 0 if the field is missing."""
         fields = self.at - self._number(self.at, "<i4")
         entry = 4 + 2 * number
         offset = self._number(fields + entry, "<u2") if entry < self._number(fields, "<u2") else 0
@@ -103,7 +103,7 @@ class Table:
 
 
 def features_of(example: bytes) -> dict[str, Array]:
-    """Return the tensors of an example by name, with None for strings and bytes."""
+    """Return the tensors of an example by name, with None for strings and bytes; raise DataError for a damaged example."""
     result: dict[str, Any] = {}
     for feature in Table.root(example).table(0).tables():
         name, tensor = feature.table(0).values("u1").tobytes().decode(), feature.table(1)

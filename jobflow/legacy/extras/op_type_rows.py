@@ -15,8 +15,8 @@ from typing import Any
 def named_as(function: Callable[..., Any], inputs: str = "", renamed: str = "", unread: str = "") -> Callable[..., Any]:
     """Return the function under the names of an operation type; `inputs` and `renamed` attributes are "name=parameter".
 
-    Other parameters are attributes of the same name. Attributes in `unread` have no effect, except that `has_<name>`, False by default, enables
-    attribute <name>. A seed of -1 means no seed.
+    Other parameters are attributes of the same name. Attributes in `unread` have no effect, except that `has_<name>` enables the attribute
+    <name>, which is ignored otherwise. A seed of -1 means no seed.
     """
     parameters = inspect.signature(function).parameters
     accepted = {name: parameter or name for name, _, parameter in (each.partition("=") for each in inputs.split())}

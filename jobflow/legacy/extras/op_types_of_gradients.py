@@ -171,9 +171,9 @@ def _conv_bias_grad(dy: Any, *, num_spatial_dims: int, data_format: str = "chann
 
 
 def _frame(what: str, padding: Any) -> tuple[tuple[int, int], ...]:
-    """Return (before, after) per axis of images for the padding (left, right, top, bottom)."""
+    """Return (before, after) per axis of images for the padding (left, right, top, bottom); raise ArgumentError for another form."""
     if not isinstance(padding, list | tuple) or len(padding) != 4 or any(not isinstance(n, int) or n < 0 for n in padding):
-        raise ArgumentError(f"{what} at {user_line()}: padding {padding!r} must be a list of non-negative left, right, top and bottom")
+        raise ArgumentError(f"{what} at {user_line()}: padding {padding!r} must be a list of four non-negative ints: left, right, top and bottom")
     left, right, top, bottom = padding
     return (0, 0), (0, 0), (top, bottom), (left, right)
 
@@ -186,7 +186,7 @@ def _framed_grad(word: str, mode: Mode) -> dict[str, Row]:
 def _attention_grad(query_mul_key_grad: Any, value_grad: Any, hidden_states: Any, *, alpha: float = 1.0, name: str | None = None) -> Tensor:
     x, product, value = hidden_states, query_mul_key_grad, value_grad
     if x.tensor_type.ndim != 3 or value.tensor_type.ndim != 4:
-        raise ShapeError(f"{_ATTENTION} at {user_line()}: hidden_states {x.tensor_type} must have 3 axes, and value_grad {value.tensor_type} 4")
+        raise ShapeError(f"{_ATTENTION} at {user_line()}: hidden_states {x.tensor_type} must have 3 axes, and value_grad {value.tensor_type} 4 axes")
 
     def of(i: int, dy: Any) -> Tensor:
         return _gradients(_ATTENTION, lambda: nn.fused_self_attention_query_mul_key_and_value(x, value.tensor_type.shape[3], alpha)[i], dy, [x])[0]

@@ -14,7 +14,7 @@ Row = Callable[..., Any]
 
 
 def _sides(before: Sequence[int], after: Sequence[int], data_format: str) -> list[Any]:
-    """Return paddings of all axes for paddings of the spatial axes."""
+    """Return one pair (before, after) per axis, with (0, 0) for batch and channels; raise ArgumentError for lists of unequal lengths."""
     if len(before) != len(after):
         raise ArgumentError(
             f"padding at {user_line()}: padding_before {list(before)} and padding_after {list(after)} must have one entry per spatial axis"
@@ -25,7 +25,7 @@ def _sides(before: Sequence[int], after: Sequence[int], data_format: str) -> lis
 
 
 def _format(data_format: str, ndim: int) -> str:
-    """Return the data format under its name in job functions."""
+    """Return the data format of job functions, for example "NCHW" for "channels_first"."""
     if data_format not in ("channels_first", "channels_last"):
         return data_format
     axes = "DHW"[3 - ndim :]

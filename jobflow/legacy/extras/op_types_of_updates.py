@@ -27,7 +27,7 @@ from jobflow.ops.update import NewValues, rate_dtype
 
 
 def _values(what: str, arguments: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return the values by name of variable; raise ArgumentError for a computed tensor."""
+    """Return the values by name of variable; raise ArgumentError for a computed tensor, and JobError on several devices in the mirrored view."""
     if scope.current().view == "mirrored" and current_job(what).placement.size > 1:
         raise JobError(f"{what} at {user_line()}: updates are not supported in the mirrored view; call it in the consistent view")
     names = [variable_of(x) for x in arguments]
@@ -85,7 +85,7 @@ _OF_GRADIENTS = {"scale": 1.0, "l1": 0.0, "l2": 0.0}
 def _update(
     word: str, remaining: str, op_of: Callable[..., OptimizerUpdate], own: Mapping[str, Any], spare: str = ""
 ) -> dict[str, Callable[..., Any]]:
-    """Return the entry of an update of the variables `remaining` and optional `spare`; `op_of` receives the attributes and weight_decay."""
+    """Return the entry of an update of `model`, the slots `remaining` and the optional slots `spare`; `op_of` receives the attributes."""
     slots = remaining.split()
     along = _ROWS if word.startswith("indexed_slices") else _WHOLE
     may = [*spare.split(), *(_MAY if along is _WHOLE else _MAY[:1])]
@@ -127,7 +127,7 @@ def _assign(ref: Any, value: Any, *, name: str | None = None) -> tuple[()]:
 def _schedule_loss_scale(
     count_not_finite: Any, loss_scale: Any, good_step_counter: Any, *, increment_period: int = 2000, multiplier: float = 2.0, name: str | None = None
 ) -> tuple[()]:
-    """Increase the scale after `increment_period` consecutive finite steps, and decrease it after a non-finite step."""
+    """Multiply `loss_scale` by `multiplier` after `increment_period` consecutive finite steps; divide it after a non-finite step."""
     what = "dynamic_loss_scale_schedule"
     job, values = current_job(what), _values(what, [loss_scale, good_step_counter])
     with job.updating(user_line()):

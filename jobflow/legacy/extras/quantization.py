@@ -60,7 +60,7 @@ def min_max_observer(
     per_layer_quantization: bool = True,
     name: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the scale and the zero point, each of shape (1,), or without `per_layer_quantization` with one element per row of the first axis."""
+    """Return the scale and the zero point, each of shape (1,), or without `per_layer_quantization` with one element per index of axis 0."""
     _check("min_max_observer", input, quantization_bit, quantization_scheme, quantization_formula)
     t = input.tensor_type
     rows = sh.reshape(input, (1 if per_layer_quantization else t.shape[0], -1 if t.size else 0))
@@ -80,7 +80,7 @@ def moving_average_min_max_observer(
     """Return the scale and the zero point for the moving averages of minimum and maximum, which every run of a train job updates.
 
     The averages are the variables `<name>-moving_max` and `<name>-moving_min`; the first run replaces their initial value 0.
-    `<name>-current_train_step` counts the runs.
+    `<name>-current_train_step` counts the runs. A run of a predict job raises an error if the averages were neither updated nor loaded.
     """
     _check("moving_average_min_max_observer", input, quantization_bit, quantization_scheme, quantization_formula)
     job = current_job("moving_average_min_max_observer")
@@ -108,7 +108,7 @@ def observed(
 ) -> tuple[Tensor, Tensor]:
     """Return the scale and the zero point for moving averages in the variables `top` and `bottom`; training updates them in the first `until` runs.
 
-    Raises: ArgumentError in a run without training before any update.
+    Raises: ArgumentError in a run without training, if the averages were neither updated nor loaded.
     """
     _check("moving_average_min_max_observer", input, bit, scheme, formula)
     if until is not None:
@@ -147,7 +147,7 @@ def fake_quantization(
 ) -> Tensor:
     """Round the input to values of `quantization_bit` bits; the gradient of the input is the gradient of the output.
 
-    The scale and the zero point have one element, or one per row.
+    The scale and the zero point have one element, or one element per index of axis 0 of the input.
     """
     _check("fake_quantization", input, quantization_bit, quantization_scheme, quantization_formula)
     if scale.tensor_type.size not in (1, input.tensor_type.shape[0]) or zero_point.tensor_type.size != scale.tensor_type.size:

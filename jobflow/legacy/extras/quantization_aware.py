@@ -2,10 +2,10 @@
 
 Products and convolutions use 8-bit values of their inputs (`quantization.fake_quantization`). Gradients ignore the rounding.
 
-    variables       the scale and the zero point are computed from the minimum and maximum, with `per_channel_weight_quantization` per row
+    variables       the scale and the zero point are computed from the minimum and maximum, with `per_channel_weight_quantization` per index of axis 0
     other inputs    the scale and the zero point are computed from moving averages, in the variables `<weight>-quantization_0-moving_max` and
                     `<weight>-quantization_0-moving_min`. `<weight>` is the first weight that multiplies the input, or `fake`. The number
-                    counts such variables in the order of the body. Therefore a predict job with the same layers shares the variables of
+                    counts the inputs of this weight in the order of the body. Therefore a predict job with the same layers shares the variables of
                     the train job
 """
 

@@ -39,27 +39,27 @@ class SignatureBuilder:
         self.outputs: dict[str, str] = {}
 
     def Input(self, input_name: str, lbn: str) -> SignatureBuilder:
-        """Add an input `input_name`, an argument of the job, and return this builder."""
+        """Map the input `input_name` to the argument `lbn` of the job, and return this builder."""
         return self._add(self.inputs, "Input", input_name, lbn)
 
     def Output(self, output_name: str, lbn: str) -> SignatureBuilder:
-        """Add an output `output_name`, a tensor of the job, and return this builder."""
+        """Map the output `output_name` to the tensor `lbn` of the job, and return this builder."""
         return self._add(self.outputs, "Output", output_name, lbn)
 
     def _add(self, table: dict[str, str], what: str, name: str, lbn: str) -> SignatureBuilder:
         if not isinstance(lbn, str) or name in table:
-            wrong = f"lbn must be a logical_blob_name, not {lbn!r}" if name not in table else "the name is already in use"
+            wrong = f"lbn must be a logical_blob_name, not {lbn!r}" if name not in table else "the name is already in use; choose another name"
             raise ArgumentError(f"saved_model: {what}({name!r}) of signature {self.name!r} at {user_line()}: {wrong}")
         table[name] = lbn
         return self
 
     def Complete(self) -> GraphBuilder | None:
-        """Return the GraphBuilder of this signature, to continue a chain of calls."""
+        """Return the GraphBuilder that created this signature, or None, to continue a chain of calls."""
         return self.graph_builder
 
 
 class GraphBuilder:
-    """A builder of a saved job and its signatures; the first is the default."""
+    """A builder of a saved job and its signatures; the first signature is the default."""
 
     def __init__(self, name: str, model_builder: ModelBuilder | None = None) -> None:
         self.name = name
@@ -67,7 +67,7 @@ class GraphBuilder:
         self.signatures: dict[str, SignatureBuilder] = {}
 
     def AddSignature(self, signature_name: str) -> SignatureBuilder:
-        """Add an empty signature and return it."""
+        """Return the builder of a new signature; raise ArgumentError if the name is in use."""
         if signature_name in self.signatures:
             raise ArgumentError(f"saved_model: signature {signature_name!r} of {self.name} at {user_line()} already exists; choose another name")
         return self.signatures.setdefault(signature_name, SignatureBuilder(signature_name, self))
@@ -86,7 +86,7 @@ class GraphBuilder:
         return self.signatures.get("default") or self.AddSignature("default")
 
     def Complete(self) -> ModelBuilder | None:
-        """Return the ModelBuilder of this job, to continue a chain of calls."""
+        """Return the ModelBuilder that created this builder, or None, to continue a chain of calls."""
         return self.model_builder
 
 
@@ -114,7 +114,7 @@ class ModelBuilder:
         return self
 
     def AddFunction(self, func: Any) -> GraphBuilder:
-        """Add a predict job and return its builder."""
+        """Add a predict job and return its builder; raise ArgumentError if the model already contains the job."""
         job = job_of(func)
         if job.name in self.graphs:
             raise ArgumentError(f"ModelBuilder.AddFunction at {user_line()}: job {job.name} is already part of the model; add it once")
@@ -125,7 +125,10 @@ class ModelBuilder:
     Job = AddFunction
 
     def Save(self, save_model_before_graph_complete: bool = True) -> None:
-        """Write the jobs and their variables; raise CheckpointError if the version exists."""
+        """Write the jobs and their variables.
+
+        Raises: CheckpointError if the version exists; JobError if there is no job, or if a job or signature cannot be saved.
+        """
         session = started_session()
         folder = self.save_path / str(self.version)
         if not self.graphs:

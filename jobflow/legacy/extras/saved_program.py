@@ -20,7 +20,7 @@ import jobflow.core.scope as scope
 import jobflow.ops
 from jobflow.compiler.front.simplify import drop_dead
 from jobflow.compiler.front.trace import RUN_COUNTER
-from jobflow.core.errors import CheckpointError, JobError, did_you_mean, did_you_mean_or
+from jobflow.core.errors import CheckpointError, JobError, did_you_mean_or
 from jobflow.core.layout import B
 from jobflow.core.types import DType, Tensor, TensorType, dtype_named
 from jobflow.engine.distribute import current_placement
@@ -51,7 +51,8 @@ RENAMED_ATTRIBUTES = {("ToLayout", "asked"): "requested_by"}
 def of_job(job: Job, session: Session, outputs: Names) -> dict[str, Any]:
     """Return a predict job as a JSON tree; `outputs` are additional results by `logical_blob_name`.
 
-    Raises: JobError for a train job, or a job that reads files, assigns variables, or has dynamic shapes or host pipeline stages.
+    Raises: JobError for a train job or an unknown output. A job that reads files, assigns variables, or has dynamic shapes or host pipeline stages
+    also raises JobError.
     """
     what = f"saved_model: job {job.name} ({job.where})"
     if job.trainable:
@@ -161,7 +162,9 @@ def _read(tree: Any) -> Any:
     word = RENAMED_OPS.get(word, word)
     result: Any = _classes().get(word)
     if result is None:
-        raise CheckpointError(f"saved_model: this version has no op {word!r}{did_you_mean(str(word), _classes())}")
+        raise CheckpointError(
+            f"saved_model: this version of jobflow has no class {word!r}; load the model with the version that saved it, or save the model again"
+        )
     if issubclass(result, enum.Enum):
         return result(content)
     attributes = {RENAMED_ATTRIBUTES.get((word, name), name): _read(value) for name, value in content.items()}

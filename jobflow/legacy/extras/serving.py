@@ -32,7 +32,7 @@ __all__ = ["InferenceSession", "ModelVersionPolicy", "SessionOption"]
 
 
 class ModelVersionPolicy(enum.Enum):
-    """The version to load if no number is passed."""
+    """Rules that select the version of a model to load: the latest or the first version."""
 
     LATEST = "latest"
     FIRST = "first"
@@ -87,7 +87,10 @@ class InferenceSession:
         graph_name: str | None = None,
         signature_name: str | None = None,
     ) -> None:
-        """Load the jobs of a model, or only `graph_name`; raise CheckpointError if the version does not exist."""
+        """Load the jobs of a model, or only `graph_name`, and optionally select `signature_name` for them.
+
+        Raises: CheckpointError if the version does not exist or has another format; ArgumentError for an unknown name; JobError after `launch`.
+        """
         what = f"InferenceSession.load_saved_model at {user_line()}"
         self._not_launched(what)
         root = Path(saved_model_dir)
@@ -110,29 +113,29 @@ class InferenceSession:
         self._variables.append(str(folder / VARIABLES))
 
     def set_checkpoint_path(self, checkpoint_path: str) -> None:
-        """Use the variables of the checkpoint instead of the variables saved with the model."""
+        """Replace the variables saved with the model by the variables of the checkpoint, before `launch`."""
         self._variables.append(checkpoint_path)
 
     def set_job_signature(self, job_name: str, signature_name: str) -> None:
-        """Select the signature for calls of a job."""
+        """Select the signature for calls of a job; raise ArgumentError if the job or signature is unknown."""
         what = f"InferenceSession.set_job_signature at {user_line()}"
         signatures = self._graphs[_known(what, "job", job_name, self._graphs)]["signatures"]
         self._signatures[job_name] = _known(what, "signature", signature_name, signatures)
 
     def set_job_batch_size(self, job_name: str, batch_size: int) -> None:
-        """Set the number of rows of a job's arguments before `launch`."""
+        """Set the size of axis 0 of a job's arguments; raise JobError after `launch`."""
         what = f"InferenceSession.set_job_batch_size at {user_line()}"
         self._not_launched(what)
         self._batches[_known(what, "job", job_name, self._graphs)] = batch_size
 
     def _not_launched(self, what: str) -> None:
         if self._jobs is not None:
-            raise JobError(f"{what}: the session is already launched; call it before launch()")
+            raise JobError(f"{what}: the session is already launched; call close() first")
 
     # ---------------------------------------------------------------- running
 
     def launch(self) -> None:
-        """Compile the jobs and load their variables."""
+        """Declare the jobs and load their variables; raise JobError if no job is loaded or the session is already launched."""
         what = f"InferenceSession.launch at {user_line()}"
         self._not_launched(what)
         if not self._graphs:
@@ -183,7 +186,7 @@ class InferenceSession:
         arguments = {argument: name for name, argument in signature["inputs"].items()}
         missing = [name for name in arguments.values() if name not in inputs]
         if missing:
-            raise ArgumentError(f"{what}: job {job_name} requires the input {missing[0]!r}")
+            raise ArgumentError(f"{what}: job {job_name} requires the input {missing[0]!r}; pass an array by this name")
         with self._inside():
             return Outputs(job(*[inputs[arguments[argument]] for argument in self._types(job_name)]))
 

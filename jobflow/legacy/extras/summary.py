@@ -53,7 +53,7 @@ def _tensorboard(module: str = "") -> Any:
 
 
 class Events:
-    """A writer of a TensorBoard events file in a folder, which is created."""
+    """A writer of a TensorBoard events file in `folder`; a missing folder is created."""
 
     def __init__(self, folder: str) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ class Events:
 
 
 def create_summary_writer(logdir: str, name: str | None = None) -> None:
-    """Open an events file in the folder `logdir`, which is created; later events of the session's jobs are written to it."""
+    """After each run of the job, open an events file in the folder `logdir` for later events of the session's jobs; create a missing folder."""
     _tensorboard()
     _after("summary.create_summary_writer", partial(_open, logdir))
 
@@ -95,7 +95,7 @@ def scalar(value: Tensor, step: Step, tag: Tag, name: str | None = None) -> None
 
 
 def histogram(value: Tensor, step: Step, tag: Tag, name: str | None = None) -> None:
-    """Write a histogram of the tensor's elements."""
+    """Write a histogram of the elements of `value`; non-finite elements raise ArgumentError in the run."""
     _summarize("summary.histogram", _spread, value, step, tag)
 
 
@@ -251,7 +251,7 @@ class ValueSet:
 
 @dataclass(frozen=True)
 class Hparam:
-    """A hyperparameter with its name and domain."""
+    """A hyperparameter with its name, and its range or set of values as `dtype`."""
 
     name: str
     dtype: RealRange | ValueSet | None = None
@@ -346,7 +346,7 @@ def _write_projector(
     if label is not None and len(label) != len(points):
         raise ArgumentError(f"{what}: label must have one entry per point: {len(points)}, not {len(label)}")
     if x is not None and (np.ndim(x) not in (3, 4) or len(x) != len(points)):
-        raise ArgumentError(f"{what}: x must be [{len(points)}, side, side(, 3)], not {list(np.shape(x))}")
+        raise ArgumentError(f"{what}: x must be [{len(points)}, side, side] or [{len(points)}, side, side, 3], not {list(np.shape(x))}")
     files, name = _tensorboard(".embedding"), tag or kind
     folder = self.logdir / f"{name}_{step:05}"
     folder.mkdir(parents=True, exist_ok=True)

@@ -41,7 +41,7 @@ class env:
 
     @staticmethod
     def node_list() -> list[str]:
-        """Return the addresses of the machines in ONEFLOW_TEST_NODE_LIST."""
+        """Return the addresses of the machines in ONEFLOW_TEST_NODE_LIST; raise KeyError if the variable is not set."""
         return os.environ["ONEFLOW_TEST_NODE_LIST"].split(",")
 
     @staticmethod
@@ -51,7 +51,7 @@ class env:
 
     @staticmethod
     def world_size() -> int:
-        """Return the number of processes in ONEFLOW_TEST_WORLD_SIZE."""
+        """Return the number of processes in ONEFLOW_TEST_WORLD_SIZE; raise KeyError if the variable is not set."""
         return int(os.environ["ONEFLOW_TEST_WORLD_SIZE"])
 
     @staticmethod
@@ -61,7 +61,7 @@ class env:
 
     @staticmethod
     def node_size() -> int:
-        """Return the number of machines: processes, listed addresses or ONEFLOW_TEST_NODE_NUM, whichever is set first."""
+        """Return ONEFLOW_TEST_WORLD_SIZE, else the number of addresses in ONEFLOW_TEST_NODE_LIST, else ONEFLOW_TEST_NODE_NUM, 1 by default."""
         if env.has_world_size():
             return env.world_size()
         return len(env.node_list()) if env.has_node_list() else int(os.environ.get("ONEFLOW_TEST_NODE_NUM", 1))
@@ -145,7 +145,7 @@ def register_test_cases(
     base_class: type[unittest.TestCase] = unittest.TestCase,
     test_case_mixin: type[Any] = _ClearDefaultSession,
 ) -> None:
-    """Create a test case from the functions `test_...` of each module `test_*.py` in `directory`, and add it to `scope`."""
+    """Add to `scope` a test case per module `test_*.py` in `directory`, with its functions `test_...` for the selected numbers of machines."""
     for name, cases in _tests_of(directory, filter_by_num_nodes, os.path.realpath(scope.get("__file__", ""))):
         scope[name] = type(name, (test_case_mixin, base_class), {case.__name__: case for case in cases})
 

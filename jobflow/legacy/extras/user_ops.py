@@ -68,7 +68,7 @@ class OpType:
 
 
 def op_type(word: str) -> OpType:
-    """Return the operation type `word`; raise ArgumentError with the closest name if it is unknown."""
+    """Return the operation type `word`; raise ArgumentError if `word` is unknown or not a string."""
     if not isinstance(word, str):
         raise ArgumentError(f"user_op_builder at {user_line()}: the type of an operation must be a string, not {word!r}")
     own = _own_classes()
@@ -225,7 +225,7 @@ class UserOpBuilder:
             raise ArgumentError(f"{kind} at {user_line()}: the operation has no {what} {word!r}{did_you_mean(word, legal)} (it has {has})")
 
     def Input(self, input_name: str, input_blob_list: Sequence[Tensor]) -> UserOpBuilder:
-        """Set the input `input_name` to a list of tensors, usually of one tensor."""
+        """Set the input `input_name` to a list of tensors, usually of one tensor, and return this builder."""
         known = self._known()
         self._legal("input", input_name, [input_name] if known.inputs is None else list(known.inputs), self._inputs)
         if not isinstance(input_blob_list, list | tuple) or not all(map(_is_input, input_blob_list)):
@@ -236,7 +236,7 @@ class UserOpBuilder:
         return self
 
     def Output(self, output_name: str, num: int = 1) -> UserOpBuilder:
-        """Request an output of `num` tensors."""
+        """Request an output of `num` tensors, and return this builder."""
         known = self._known()
         legal = [output_name] if known.outputs is None else [word.rstrip("*") for word in known.outputs]
         self._legal("output", output_name, legal, self._outputs)
@@ -244,7 +244,7 @@ class UserOpBuilder:
         return self
 
     def Attr(self, attr_name: str, attr_value: Any, attr_type_name: str | None = None) -> UserOpBuilder:
-        """Set an attribute; `attr_type_name` has no effect."""
+        """Set an attribute, and return this builder; `attr_type_name` has no effect."""
         known = self._known()
         self._legal("attribute", attr_name, list(known.attributes), self._attributes)
         kind = unfitting(attr_name, attr_value, known.attributes.get(attr_name)) if known.outputs is not None else ""
@@ -293,7 +293,7 @@ class UserOpModuleBuilder:
     user_op_module: UserOpModule = field(default_factory=UserOpModule)
 
     def InputSize(self, input_name: str, num: int = 1) -> UserOpModuleBuilder:
-        """Set the number of tensors of an input."""
+        """Check the number of tensors of an input, and return this builder; raise ArgumentError for an unknown input or a wrong number."""
         legal = op_type(self.word).inputs
         if legal is not None and input_name not in legal:
             raise ArgumentError(f"{self.word} at {user_line()}: the operation has no input {input_name!r}{did_you_mean(input_name, legal)}")

@@ -34,7 +34,7 @@ class Clipping(Protocol):
 
 @dataclass(frozen=True)
 class GlobalNorm:
-    """Clipping to g clip_norm / max(n, clip_norm), where n is the Euclidean norm of all gradients of the optimizer as one vector."""
+    """Clipping of each gradient g to g clip_norm / max(n, clip_norm); n is the Euclidean norm of all gradients of the optimizer as one vector."""
 
     clip_norm: float
 
@@ -48,7 +48,7 @@ class GlobalNorm:
 
 @dataclass(frozen=True)
 class GroupNorm:
-    """Clipping as in PyTorch to g min(1, most / (n + EPSILON)), where n is the norm of all gradients of a parameter group as one vector."""
+    """Clipping of each gradient g to g min(1, most / (n + EPSILON)), as in PyTorch; n is the norm of all gradients of a parameter group."""
 
     most: float
     kind: float = 2.0

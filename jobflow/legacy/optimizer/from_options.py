@@ -50,7 +50,10 @@ class WarmupToPrimary:
 
 
 def optimizer_of(config: FunctionConfig | Mapping[str, Any]) -> Single:
-    """Return the optimizer of a configuration or of its `options`; it updates every variable of the job."""
+    """Return the optimizer of a configuration or of its `options`; it updates every variable of the job.
+
+    Raises: JobError if an option is missing; ConfigError for wrong options.
+    """
     options = config.options if isinstance(config, FunctionConfig) else config
     rule, rate = options.get("train.model_update_conf"), options.get("train.primary_lr")
     if rule is None or rate is None:
@@ -97,7 +100,7 @@ def _weight_decay(what: str, arguments: Any) -> dict[str, Any]:
 
 
 def _built(what: str, arguments: Any, kinds: Mapping[str, Kind]) -> Any:
-    """Return the object described by the dict `arguments`, or None without arguments."""
+    """Return the object described by the dict `arguments`, or None if `arguments` is None."""
     if arguments is None:
         return None
     _, make, fields = _chosen(what, arguments, kinds)

@@ -69,7 +69,7 @@ class Minimizer(ABC):
 
     @abstractmethod
     def for_job(self, job: TrainJob) -> Self:
-        """Return this optimizer restricted to the names of variables of `job`; raise JobError for an unknown name."""
+        """Return this optimizer with the names of its variables in `job`; raise JobError if the job has no such variable."""
 
     def _check(self, what: str, job: TrainJob) -> None:
         if self.train_step_lbn is not None:
@@ -245,7 +245,7 @@ class Moments(Options):
 
 @dataclass(frozen=True)
 class Corrected(Moments):
-    """The options of Adam."""
+    """The options of Adam and AdamW."""
 
     do_bias_correction: bool = False
 
@@ -302,7 +302,7 @@ class LocalRates(Options):
 
 @dataclass(frozen=True)
 class LARS(Decaying, LocalRates):
-    """Momentum with a learning rate per variable proportional to |w| / |g|.  Slot: momentum."""
+    """Momentum SGD with a learning rate per variable proportional to |w| / |g|.  Slot: momentum."""
 
     def step_op(self, variable: str) -> OptimizerUpdate:
         return LarsUpdate(self.momentum_beta, self.epsilon, self.lars_coefficient, self.decay_of(variable))
@@ -354,11 +354,14 @@ class CombinedOptimizer(Minimizer):
         for i, child in enumerate(self.optimizers):
             for name in child.selects(names):
                 if name in owner:
-                    raise JobError(f'CombinedOptimizer: variable "{name}" belongs to optimizers {owner[name]} and {i}; list it in one `variables=`')
+                    raise JobError(
+                        f'CombinedOptimizer: variable "{name}" belongs to optimizers {owner[name]} and {i}; '
+                        "list the variable in the `variables` of only one optimizer"
+                    )
                 owner[name] = i
         missing = [name for name in names if name not in owner]
         if missing:
-            raise JobError(f"CombinedOptimizer: no optimizer updates {', '.join(missing)}; list each trained variable in one `variables=`")
+            raise JobError(f"CombinedOptimizer: no optimizer updates {', '.join(missing)}; add each variable to the `variables` of one optimizer")
         return list(names)
 
     def update(self, parameters: Sequence[Parameter], step: Value, slots: Slots) -> dict[str, Value]:

@@ -32,7 +32,7 @@ class StaticLossScale:
 
 @dataclass(frozen=True)
 class DynamicLossScale:
-    """A loss scale that is multiplied by `multiplier` after `increment_period` finite steps, and divided by it after a non-finite gradient.
+    """A loss scale that `multiplier` multiplies after `increment_period` consecutive finite steps, and divides after a non-finite gradient.
 
     Its range is 1 to the largest float32. A step in which a variable's gradient is not finite changes no variable and is not counted.
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def name_of(value: Any) -> str:
-    """Return the `logical_blob_name` of a tensor: "<op>/out", or "<op>/out_<i>" for several outputs."""
+    """Return the `logical_blob_name` of a tensor: "<op>/out", or "<op>/out_<i>" if the op has several outputs."""
     return f"{value.node.name}/{'out' if len(value.node.outputs) == 1 else f'out_{value.index}'}"
 
 
@@ -41,7 +41,7 @@ def check(what: str, name: str, dtypes: Iterable[DType], nodes: Iterable[Any]) -
 
 
 def read(what: str, name: str, dtype: DType) -> Tensor:
-    """Return the tensor `name` of the job being traced as shape (1,) of `dtype`."""
+    """Return the tensor `name` of the job being traced as shape (1,) of `dtype`; raise JobError if it differs per micro-batch."""
     tracer: Any = scope.current().interpreter
     result: Any = next((value for node in tracer.nodes for value in node.outputs if name_of(value) == name), None)
     if result is None:

@@ -217,7 +217,7 @@ class CustomScheduler:
             raise _wrong(self, f"lbn must be the logical_blob_name of a tensor, not {self.lbn!r}")
 
     def check(self, what: str, nodes: Iterable[Any]) -> None:
-        """Raise JobError unless `nodes`, of a job, compute the tensor."""
+        """Raise JobError unless the nodes of a job compute the tensor, with one float32 or float64 element."""
         named_tensors.check(f"{what}: CustomScheduler({self.lbn!r})", self.lbn, (float32, float64), nodes)
 
     def tensor(self, dtype: DType) -> Tensor:

@@ -23,7 +23,7 @@ class Warmup(Protocol):
 
 @dataclass(frozen=True)
 class ConstantWarmup:
-    """A constant warm-up: base multiplier while step < steps."""
+    """A constant warm-up: base * multiplier while step < steps."""
 
     steps: float
     multiplier: float

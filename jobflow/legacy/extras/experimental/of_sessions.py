@@ -41,7 +41,7 @@ def enable_typing_check(val: bool = True) -> None:
 
 
 def get_interface_blob_value(op_name: str) -> Array:
-    """Return the value of the variable `op_name`."""
+    """Return the value of the variable `op_name` as an array; raise ArgumentError if there is no such variable."""
     known = get_all_variables()
     if not isinstance(op_name, str) or op_name not in known:
         raise ArgumentError(f"get_interface_blob_value at {user_line()}: the session has no variable {op_name!r}{did_you_mean(str(op_name), known)}")
@@ -49,7 +49,7 @@ def get_interface_blob_value(op_name: str) -> Array:
 
 
 def set_interface_blob_value(op_name: str, ndarray: Any) -> None:
-    """Set the variable `op_name` to the array."""
+    """Set the variable `op_name` to the array `ndarray`."""
     load_variables({op_name: ndarray}, ignore_mismatch=False)
 
 

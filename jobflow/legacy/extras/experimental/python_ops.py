@@ -65,7 +65,7 @@ class PythonKernel(Op):
 
 @functools.cache
 def loaded(file: str) -> ModuleType:
-    """Import the Python file as a module, once."""
+    """Import the Python file `file` as a module, once; raise ArgumentError if it does not exist."""
     description = importlib.util.spec_from_file_location(Path(file).stem, file)
     if description is None or description.loader is None or not Path(file).exists():
         raise ArgumentError(f"custom_op_module at {user_line()}: no such file: {file}")
@@ -75,7 +75,7 @@ def loaded(file: str) -> ModuleType:
 
 
 class custom_op_module:
-    """A plugin: the operations of `op_module_name` in the folder `module_path`."""
+    """A plugin: the operations in the folder `<module_path>/<op_module_name>`."""
 
     def __init__(self, op_module_name: str, module_path: str = "") -> None:
         self.op_module_name = op_module_name
@@ -101,7 +101,7 @@ class custom_op_module:
         return self
 
     def cpp_kernel(self) -> custom_op_module:
-        """Raise JobError, because kernels in C++ are not supported."""
+        """Raise JobError, because kernels in C++ and CUDA are not supported."""
         raise JobError(f"custom_op_module at {user_line()}: kernels in C++ and CUDA are not supported; write a py_kernel or an operation class")
 
     gpu_kernel = cpp_kernel
