@@ -152,7 +152,7 @@ def test_devices_that_make_no_placement(inside: Any, tag: str, devices: Any, mes
 
 def test_a_namespace_is_a_text() -> None:
     for wrong in ("", 3):
-        with pytest.raises(JobError, match=r"namespace at test_scope\.py:\d+: the name must be a string, not"):
+        with pytest.raises(JobError, match=r"namespace at test_scope\.py:\d+: the name must be a nonempty string, not"):
             scope.namespace(wrong)  # type: ignore[arg-type]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Return a parser of integers from `least` to `most`, inclusive."""
+    """Return a parser of integers from `least` to `most`, inclusive; None means no upper limit."""
 
     def read(text: str) -> int:
         if not text.isascii() or not text.isdigit() or int(text) < least or (most is not None and int(text) > most):

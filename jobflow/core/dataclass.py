@@ -70,9 +70,9 @@ _here = _Here()
 
 
 class _FrozenParameters:
-    """A descriptor of dataclass parameters: frozen=True for the standard library, unchanged for this module.
+    """A descriptor of `__dataclass_params__`: unchanged while this module defines a class, otherwise with frozen=True.
 
-    The library checks that frozen classes derive only from frozen ones.
+    The standard library reads `frozen` to check that frozen classes derive only from frozen classes.
     """
 
     def __init__(self, of_library: Any) -> None:
@@ -86,7 +86,7 @@ class _FrozenParameters:
 class _LazyMethod:
     """A placeholder for a method, which replaces itself by the generated method at the first lookup.
 
-    A lookup is a call, a read of its signature, or an access by a derived class.
+    A lookup is a call of the method, a read of the signature, or an access by a derived class.
     """
 
     def __init__(self, cls: type, name: str, write: Callable[[Any], Callable[..., Any]]) -> None:
@@ -116,7 +116,10 @@ def _function(head: str, lines: Iterable[str], names: dict[str, Any]) -> Callabl
 
 
 def _init(frozen: bool, cls: Any) -> Callable[..., None]:
-    """Generate def __init__(self, x, y=default, *, z=ANEW): self.x = x; self.y = y; self.z = factory() if z is ANEW else z"""
+    """Generate `__init__`, for example `def __init__(self, x, *, z=_ANEW): self.x = x; self.z = factory() if z is _ANEW else z`.
+
+    With `frozen`, the assignments bypass `Frozen.__setattr__`.
+    """
     names: dict[str, Any] = {"__name__": cls.__module__, "_ANEW": _ANEW, "_put": object.__setattr__}
     parameters, lines = ["self"], []
     real = fields(cls)

@@ -123,7 +123,7 @@ class DuplicateNameError(JobflowError, AssertionError):
 
 
 class PlanError(JobflowError):
-    """Error for an inconsistent plan, raised by the verifier before a run."""
+    """Error for an inconsistent plan, raised by the compiler or by the verifier before a run."""
 
 
 class CheckpointError(JobflowError, AssertionError, RuntimeError):
@@ -220,7 +220,7 @@ class at_line:
 
 
 def user_line() -> SourceLine:
-    """Return the innermost line on the stack outside of jobflow and the standard library, or the line of `at_line`."""
+    """Return the innermost line on the stack that belongs to the user's program or to `at_line`; NOWHERE if there is no such line."""
     standing, line = _STANDING.get() or (None, NOWHERE)
     return line_of(sys._getframe(1), standing, line)
 

@@ -59,7 +59,7 @@ class Not:
 
 
 def matches(filter: Filter, name: str, value: Any = None) -> bool:
-    """Return True if the filter matches this name and value.  Raises: ArgumentError for an object that is no filter."""
+    """Return True if the filter matches this name and value.  Raises: ArgumentError for an object that is not a filter."""
     if isinstance(filter, str):
         return fnmatchcase(name, filter)
     if isinstance(filter, re.Pattern):

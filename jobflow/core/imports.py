@@ -19,7 +19,7 @@ IMPORT_PATH = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 
 
 class ImportFailedError(LookupError):
-    """Error for an import path whose module or function does not exist; `advice` may be empty."""
+    """Error for an import path whose module or function does not exist, cannot be imported, or is not callable; `advice` may be empty."""
 
     def __init__(self, message: str, advice: str = "") -> None:
         super().__init__(f"{message}; {advice}" if advice else message)
@@ -44,7 +44,7 @@ def function_named(target: str) -> Callable[..., Any]:
 
 
 def module_named(name: str, target: str = "") -> ModuleType:
-    """Import a module for the import path `target`.  Raises: ImportFailedError, chained to an error raised by the module itself."""
+    """Import the module `name` of the import path `target`; raise ImportFailedError, chained to an error that the module itself raised."""
     try:
         return importlib.import_module(name)
     except Exception as error:  # runs user code, which may raise any exception
@@ -66,7 +66,7 @@ def _advice(missing: str | None) -> str:
 
 
 def _failure(error: Exception) -> str:
-    """Describe an exception with its line outside of the import machinery."""
+    """Return an exception as a string: class, last line outside of the import machinery, and message."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"SyntaxError at {os.path.basename(error.filename)}:{error.lineno}: {error.msg}"
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename and frame.filename != __file__]
@@ -75,7 +75,7 @@ def _failure(error: Exception) -> str:
 
 
 def _near_module(missing: str, target: str) -> str:
-    """Return a suggestion for a missing module: the function in the correct syntax, or a module with a similar name."""
+    """Return a suggestion for a missing module: the function in the correct syntax, or a module with a similar name; "" if there is none."""
     if ".py:" in target and (meant := meant_function(target)):
         return f'; did you mean "{meant}"?'
     head, _, last = missing.rpartition(".")

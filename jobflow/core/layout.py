@@ -39,7 +39,7 @@ class Reduction(enum.Enum):
         return {"sum": np.add, "max": np.maximum, "min": np.minimum}[self.value]
 
     def identity(self, dtype: Any) -> Any:
-        """Return the identity element: 0, or the lowest or highest number of a NumPy dtype."""
+        """Return the identity element for a NumPy dtype: 0 for SUM, the lowest value (-inf for floats) for MAX, the highest value for MIN."""
         if self is Reduction.SUM:
             return 0
         kind = np.dtype(dtype)
@@ -133,7 +133,7 @@ def _grid(mesh: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 class Interned(type):
-    """Metaclass that returns one shared object for equal arguments.
+    """Metaclass that returns one shared object for all instances with the same `key`.
 
     Threads may create instances concurrently, because only complete instances are registered.
     """
@@ -186,7 +186,7 @@ class Placement(metaclass=Interned):
         return _grid(self.mesh)[self.ranks.index(rank)]
 
     def along(self, dimensions: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """Return the groups of ranks that differ only in these mesh dimensions, each in row-major order.
+        """Return the groups of ranks whose coordinates differ only along `dimensions`, each group in row-major order.
 
         The groups are ordered by their first ranks.
         """
@@ -197,13 +197,13 @@ class Placement(metaclass=Interned):
 
 
 class ParallelConf(str):
-    """A placement as text, such as "cpu[0-1]"."""
+    """A placement as a string, such as "cpu[0-1]"."""
 
     placement: Placement
 
     @classmethod
     def of(cls, placement: Placement) -> ParallelConf:
-        """Return the text of a placement."""
+        """Return the string of a placement."""
         conf = cls(placement)
         conf.placement = placement
         return conf
@@ -298,7 +298,7 @@ class Layout(metaclass=Interned):
 
     @property
     def is_whole(self) -> bool:
-        """True if every rank has the full value."""
+        """True if every rank holds the whole tensor."""
         return all(isinstance(sbp, Broadcast) for sbp in self.sbp)
 
     def box(self, shape: Sequence[int], rank: int) -> Box:
@@ -322,9 +322,10 @@ class Layout(metaclass=Interned):
         return type.with_shape(self.box(type.shape, rank).shape)
 
     def shards(self, array: Array) -> list[Array]:
-        """Split a whole NumPy array into the shards of the ranks, as views.
+        """Split a whole NumPy array into one shard per rank; the shards are views.
 
-        For a partial layout, the first shard has the values, and all other shards contain the identity element of the reduction.
+        Along a partial mesh dimension, only ranks at coordinate 0 receive values.  The shards of all other ranks are new arrays that contain
+        the identity element of the reduction.
         """
         parts = [array[self.box(array.shape, rank).slices] for rank in self.placement.ranks]
         for i, rank in enumerate(self.placement.ranks):

@@ -24,9 +24,9 @@ Homes = dict[str, tuple[str, str]]
 
 
 def read(package: str, stub: Path) -> tuple[Homes, list[str]]:
-    """Return the module of each name of a stub, and the stub's `__all__`, by default all names.
+    """Return the (module, attribute) of each name of a stub, and the stub's `__all__`, by default all names.
 
-    The stub contains only statements `from a import b as c` and `from a import *`; the latter imports a's `__all__`.
+    The stub contains only `from a import b as c`, `from a import *`, and `__all__ = [...]`.  A star import adds the names in `a.__all__`.
     """
     targets: Homes = {}
     public: list[str] | None = None
@@ -45,7 +45,7 @@ def read(package: str, stub: Path) -> tuple[Homes, list[str]]:
 
 
 def _listed(module: str, source: Path) -> Collection[str]:
-    """Return the names that a module lists in `__all__`, or the names of a package's stub, without importing it."""
+    """Return the names that a module lists in `__all__`, or the names of a package's stub, without an import."""
     if source.is_dir():
         return read(module, source / "__init__.pyi")[0]
     names = re.search(r"^__all__ = (\[.*?\])", source.with_suffix(".py").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
@@ -93,7 +93,7 @@ class _Aliases:
     modules: ClassVar[dict[str, str]] = {}
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Return the spec of a module in an aliased package, or of a module named only in a stub."""
+        """Return the spec of a module in an aliased package, or of a module named only in a stub; None for other modules."""
         package, _, name = fullname.rpartition(".")
         inside = sys.modules.get(package)
         real = self.modules.get(fullname, "")
@@ -115,7 +115,7 @@ class _Aliases:
 
 
 def _is_file(fullname: str, path: Sequence[str]) -> bool:
-    """Return True if the path has a file of this module.
+    """Return True if `path` contains a file of the module `fullname`.
 
     A folder with `__pycache__` only, from an older version, does not count.
     """

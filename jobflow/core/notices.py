@@ -1,4 +1,4 @@
-"""One-line notices to the user on standard error, each distinct text once per process."""
+"""One-line notices to the user on standard error, each distinct notice once per process."""
 
 from __future__ import annotations
 

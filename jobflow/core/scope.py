@@ -54,7 +54,7 @@ class Root:
 
 @dataclass(frozen=True)
 class Scope:
-    """The interpreter of ops, and their placement, view and name prefix."""
+    """The context of op calls: the interpreter, and the placement, view, name prefix, pipeline stage and options of the ops."""
 
     root: Root = field(default_factory=Root)
     interpreter: Interpreter | None = None
@@ -94,7 +94,7 @@ def lock() -> threading.RLock:
 
 
 def alone(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Return `function` wrapped so that each call runs under the lock."""
+    """Return `function` wrapped so that each call holds `lock()`."""
 
     @wraps(function)
     def holding(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
@@ -149,7 +149,7 @@ def enter(prepared: Scope) -> Token[Scope | None]:
 
 
 def leave(token: Token[Scope | None]) -> None:
-    """Restore the scope before `enter`."""
+    """Restore the scope that was current before `enter`."""
     _CURRENT.reset(token)
 
 
@@ -157,7 +157,7 @@ def leave(token: Token[Scope | None]) -> None:
 
 
 class _Entered:
-    """Base class of reentrant context managers that change the scope; several threads may use one object concurrently."""
+    """Base class of reentrant context managers that change the scope while an interpreter is active; several threads may share an object."""
 
     def _changes(self) -> dict[str, Any]:
         return {}
@@ -180,9 +180,9 @@ class placement(_Entered):
     """Context manager that runs the ops of the block on these devices.
 
     `device_tag` is "cpu", "gpu" or "cuda".  `machine_device_ids` is "machine:devices" ("0:0", "0:0-3"), a list of such strings or of ranks, or
-    a list of rows ([[0, 1], [2, 3]]).  `hierarchy`, like rows, arranges the devices as a mesh of several dimensions; tensors have one S/B/P
+    nested lists ([[0, 1], [2, 3]]).  `hierarchy`, like nested lists, arranges the devices as a mesh of several dimensions; tensors have one S/B/P
     per dimension.  Outside jobs the object is only a value, for `function_config.default_placement_scope`.
-    Raises: PlacementError for invalid arguments, and, when a job uses it, for a device that does not exist.
+    Raises: PlacementError for invalid arguments.  A job that uses the placement raises PlacementError for a device that does not exist.
     """
 
     def __init__(self, device_tag: str, machine_device_ids: str | Sequence[Any], hierarchy: Sequence[int] | None = None) -> None:
@@ -192,7 +192,7 @@ class placement(_Entered):
         self.devices = (machine_device_ids,) if isinstance(machine_device_ids, str) else _elements(machine_device_ids)
         self.hierarchy = None if hierarchy is None else _elements(hierarchy)
         if not self.devices:
-            what = 'a text such as "0:0-3", or a list of such texts or of ranks'
+            what = 'a string such as "0:0-3", or a list of such strings or of ranks'
             raise PlacementError(f"placement at {user_line()}: machine_device_ids must be {what}, not {machine_device_ids!r}")
         if self.hierarchy is not None and not (self.hierarchy and all(isinstance(n, Integral) for n in self.hierarchy)):
             raise PlacementError(f"placement at {user_line()}: hierarchy must be a shape of the devices such as (2, 2); got {hierarchy!r}")
@@ -201,7 +201,7 @@ class placement(_Entered):
         return f"jobflow.scope.placement({self.tag!r}, {list(self.devices)})"
 
     def resolve(self) -> Placement:
-        """Return the placement of these devices in the current session."""
+        """Return the placement of these devices in the current session; raise JobError without a session."""
         session: Placer | None = current().root.session
         if session is None:
             raise JobError(f"{self!r} at {user_line()}: no session provides the devices; call it within a session")
@@ -248,7 +248,7 @@ class namespace(_Entered):
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str) or not name:
-            raise JobError(f"namespace at {user_line()}: the name must be a string, not {name!r}")
+            raise JobError(f"namespace at {user_line()}: the name must be a nonempty string, not {name!r}")
         self.name = name
 
     def _changes(self) -> dict[str, Any]:
@@ -256,14 +256,14 @@ class namespace(_Entered):
 
 
 class config(_Entered):
-    """Context manager that makes the block a stage of a pipeline, or a region of activation checkpointing.
+    """Context manager for options of the block: pipeline stage, activation checkpointing, stale variables, and quantization-aware training.
 
     `pipeline_stage_id_hint` is the number of the stage.  With `checkpointing=True`, every entry of the block begins a region.  Only the inputs of
-    a region are saved for the backward pass, which recomputes the other values.  Checkpointing saves memory and doubles the computation; results are
-    equal, including random numbers.  `checkpointing=False` ends an enclosing region for the block.  In stage `ssp_stage_id` of `ssp_num_stages`,
-    `experimental.ssp_variable_proxy` reads trained variables with a buffer of ssp_num_stages - ssp_stage_id.
+    a region are saved for the backward pass, which recomputes the other values.  Checkpointing saves memory, but repeats the forward pass.  Results
+    are equal, including random numbers.  `checkpointing=False` ends an enclosing region for the block.  In stage `ssp_stage_id` of `ssp_num_stages`,
+    trained variables are read as by `experimental.ssp_variable_proxy` with a `buffer_size` of ssp_num_stages - ssp_stage_id.
     `quantization_aware_training=False` turns `function_config.enable_qat` off for the block.
-    Raises: ConfigError for an unknown option, or a value of the wrong kind.
+    Raises: ConfigError for an unknown option, or for a value of the wrong type or out of range.
     """
 
     OPTIONS: ClassVar[dict[str, type]] = {
@@ -349,13 +349,13 @@ class Devices:
 
     @property
     def parallel_conf(self) -> ParallelConf:
-        """The placement as text."""
+        """The placement as a string."""
         return ParallelConf.of(self.placement)
 
 
 @dataclass(frozen=True)
 class CurrentScope:
-    """A description of the current scope, as returned by `current_scope`."""
+    """The devices and the session of the current scope, as returned by `current_scope`."""
 
     device_parallel_desc_symbol: Devices
     #: unique per session
@@ -363,7 +363,7 @@ class CurrentScope:
 
 
 def current_scope() -> CurrentScope:
-    """Return the devices that run the ops called here; raise JobError outside a job."""
+    """Return the devices and the session of the ops called here; raise JobError outside a job."""
     here = current()
     session: Placer | None = here.root.session
     if here.placement is None or session is None:

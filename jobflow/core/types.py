@@ -72,7 +72,7 @@ class DType:
 
     @property
     def of_gradient(self) -> DType:
-        """The type of gradients: float64 for integers, which get a gradient only through a cast, otherwise the type itself."""
+        """The type of gradients: the type itself for floats, otherwise float64 (legacy casts pass gradients to integers)."""
         return self if self.is_float else float64
 
     @cached_property
@@ -95,9 +95,9 @@ class DType:
         return int(bounds.min), int(bounds.max)
 
     def number(self, value: float) -> float:
-        """Convert a Python number to the type; a number out of the range of a float type becomes infinite.
+        """Return `value` as an int, or for float types as a float, which is infinite outside of the range of the type.
 
-        Raises: ValueError if an integer type cannot represent the number.
+        Raises: ValueError unless `value` fits: booleans accept integers, and integer types accept integers in their range.
         """
         value, (low, high) = plain(value), self.span
         if self.is_float:
@@ -110,7 +110,7 @@ class DType:
 
 
 class Opaque(DType):
-    """A type of reader data other than tensors."""
+    """A type of data that are not tensors: records, and arrays of different shapes."""
 
     is_float = is_integer = is_signed = False
 
@@ -165,12 +165,12 @@ _BY_NUMPY = {dtype.native: dtype for dtype in reversed(DTYPES) if dtype is not c
 
 
 def dtype_named(name: str) -> DType:
-    """Return the element type `name`; raise KeyError if there is none."""
+    """Return the element type `name`; raise KeyError for an unknown name."""
     return _BY_NAME[name]
 
 
 def dtype_of(dtype: Any) -> DType:
-    """Return the element type of a DType or an argument of `np.dtype`; raise KeyError if jobflow has none."""
+    """Return the element type for a DType or an argument of `np.dtype`; raise KeyError if jobflow lacks this type, TypeError if NumPy does."""
     if isinstance(dtype, DType):
         return dtype
     numpy_dtype = np.dtype(dtype)
@@ -208,7 +208,7 @@ class TensorType:
 
 
 class Typed:
-    """Base class of objects with a tensor type, with shortcuts to its fields."""
+    """Base class of objects with a tensor type, with shortcuts to the fields of this type."""
 
     __slots__ = ()
     tensor_type: TensorType

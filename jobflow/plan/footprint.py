@@ -4,8 +4,8 @@ A byte of the arena is in use from the instruction that writes it to the last in
 the forward pass (activations), the backward pass (gradients), the update (temporaries), or a communication (received data).  Variables are
 always in use.
 
-`footprint` covers the plan alone.  `program.allocation` adds memory that is allocated when the plan is bound: staging buffers of collectives and
-scratch of kernels.
+`footprint` covers only memory in the plan.  `program.allocation` adds memory that is allocated when the plan is bound: staging buffers of
+collectives and scratch of kernels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OF_PHASE = {"forward": "activations", "backward": "gradients", "update": "updat
 
 @dataclass(frozen=True)
 class Footprint:
-    """The memory of one rank, in bytes."""
+    """The memory of one rank: bytes by category at the peak, the instruction at the peak, and the allocated bytes."""
 
     #: bytes in use at the peak, by category
     at_peak: dict[str, int]
@@ -39,7 +39,7 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        """The number of bytes that the rank allocates."""
+        """The number of bytes that the rank allocates for the plan."""
         return self.allocated + self.at_peak["variables"] + self.at_peak["optimizer state"]
 
 

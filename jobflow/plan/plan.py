@@ -81,9 +81,9 @@ class Collective:
     """A collective of all `ranks` on contiguous slots; pieces are concatenated in rank order.
 
     all_reduce      input and output have `sum(counts)` elements
-    all_gather      rank i sends counts[i]
-    reduce_scatter  rank i receives counts[i]
-    all_to_all      this rank sends counts[i] to rank i and receives receives[i] from it
+    all_gather      rank i sends counts[i] elements
+    reduce_scatter  rank i receives counts[i] elements
+    all_to_all      this rank sends counts[i] elements to rank i, and receives receives[i] elements from rank i
     """
 
     kind: Kind
@@ -102,7 +102,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The start of a send of a contiguous slot to `peer`, or of a receive from it.
+    """The start of a send of a contiguous slot to `peer`, or of a receive from `peer` into the slot.
 
     Until the matching `Wait`, a sent slot must not be written and a received slot must not be read or written.
     """

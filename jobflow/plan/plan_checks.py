@@ -5,7 +5,7 @@ communication schedule: each rank executes exactly the entries in which it parti
 written by exactly one rank, or no byte is written.
 
 Only epilogues write variables, and ranks begin them together, so a variable is written after all ranks have read it.  No epilogue reads bytes of
-common memory that another epilogue writes.
+common memory that another rank's epilogue writes.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def verify_order(plan: Plan) -> None:
     """Raise PlanError unless this rank executes exactly its scheduled communications, in an order without deadlocks.
 
     A rank blocks in collectives and in waits for transfers.  Collectives and receives follow the order of the schedule.  A send is posted before
-    any later communication, and awaited only after all earlier ones.
+    any later communication, and awaited only after all earlier communications.
     Under these conditions, the earliest of all blocking communications can always complete.
     """
     sends = {i.order: i for i in plan.instructions if isinstance(i, Transfer) and i.sends}
@@ -88,7 +88,7 @@ def verify_order(plan: Plan) -> None:
 
 
 def _verify_transfers(plan: Plan, sends: dict[int, Transfer]) -> None:
-    """Check the posts of transfers, and the waits for sends."""
+    """Raise PlanError for a post that is unscheduled, repeated or too late, and for a wait that is missing, repeated or too early."""
     due = {number for number, announced in enumerate(plan.schedule) if plan.rank in announced.ranks}
     meetings = sorted(due - set(sends))
     posted: dict[int, Transfer] = {}
@@ -123,7 +123,7 @@ def _verify_transfers(plan: Plan, sends: dict[int, Transfer]) -> None:
 
 
 def _verify_meetings(plan: Plan, sends: set[int]) -> None:
-    """Check that collectives and waits for receives match the schedule, in order."""
+    """Raise PlanError unless collectives and waits for receives match the schedule, in order."""
     done = [i for i in plan.instructions if isinstance(i, Collective) or (isinstance(i, Wait) and not i.sends)]
     due = [number for number, announced in enumerate(plan.schedule) if plan.rank in announced.ranks and number not in sends]
     for i in range(max(len(done), len(due))):
@@ -219,7 +219,7 @@ def _compare_reads(job: str, plans: Sequence[PlanSummary], written: Mapping[str,
 
 
 def compare_schedules(job: str, schedules: Sequence[Sequence[Announced]]) -> None:
-    """Raise PlanError with the first communication that differs between two ranks."""
+    """Raise PlanError if the schedule of a rank differs from the schedule of rank 0; the message shows the first difference."""
     first = schedules[0]
     for rank, schedule in enumerate(schedules):
         for number in range(max(len(first), len(schedule))):

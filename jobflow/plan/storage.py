@@ -28,7 +28,7 @@ ARGUMENT = "given/"
 
 @dataclass(frozen=True)
 class RankMemory:
-    """The memory that a rank has before its program is planned."""
+    """The memory of variables and arguments on a rank, which exists before the program is planned."""
 
     rank: int
     #: the rank's shards of variables
@@ -53,7 +53,7 @@ def is_common(buffer: str) -> bool:
 
 
 def private_copies(graph: Graph) -> frozenset[str]:
-    """Return the variables that are assigned a tensor of the mirrored view, whose copies may differ between ranks."""
+    """Return the names of variables that are assigned a tensor of the mirrored view; their copies may differ between ranks."""
     ops = {name: _assigned(value).node.op for name, value in graph.updates.items()}
     return frozenset(name for name, op in ops.items() if isinstance(op, ToGlobal) and any(isinstance(sbp, Broadcast) for sbp in op.sbp))
 
@@ -67,7 +67,7 @@ def _assigned(value: Value) -> Value:
 def place_variables(
     variables: Iterable[Variable], rank: int, number: int = 0, sharing: tuple[int, ...] = (), own: Collection[str] = ()
 ) -> tuple[dict[str, Slot], dict[str, int]]:
-    """Return the slots of this rank's shards by variable, and the sizes of the buffers in bytes by name.
+    """Return the slots of the shards of `rank` by variable name, and the sizes in bytes by buffer name.
 
     `number` is the number of the first buffer.  `sharing` lists the ranks that can share memory; variables in `own` are not shared.
     """
@@ -89,7 +89,7 @@ def place_variables(
 
 
 def _is_shared(variable: Variable, sharing: tuple[int, ...]) -> bool:
-    """Return True for variables in shared memory.
+    """Return True for a variable that exactly the ranks in `sharing` store whole, except scalars and gradients.
 
     Scalars are private, because all ranks read and write them concurrently.  Gradients are private, because programs write to them.
     """

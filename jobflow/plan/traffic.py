@@ -21,7 +21,7 @@ from jobflow.plan.plan import Collective, Instruction, Plan, Transfer
 
 
 class Traffic(NamedTuple):
-    """The number of communications of one kind on a rank, and the bytes that it sent in them."""
+    """The number of communications of one kind on a rank, and the bytes that the rank sends in them."""
 
     operations: int
     nbytes: int

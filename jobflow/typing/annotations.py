@@ -37,7 +37,7 @@ class Declared:
 
 
 class Definition:
-    """The public attributes of a declared argument."""
+    """Base class with the public attributes of a declared argument."""
 
     declared: Declared
 
@@ -53,7 +53,7 @@ class Definition:
 
     @property
     def is_dynamic(self) -> bool:
-        """True if arguments may be smaller than declared: one array per device."""
+        """True for arguments with arrays per device; these arrays may be smaller than declared."""
         return self.declared.per_device
 
     def __getattr__(self, name: str) -> Any:
@@ -79,7 +79,7 @@ class Numpy:
     def Placeholder(shape: tuple[int, ...], dtype: DType = float32) -> Any:
         """Return the annotation of an argument that is one array of exactly `shape`.
 
-        Other element types are converted to `dtype` if no value changes.
+        Arrays of other element types are converted to `dtype`; a conversion to integers or booleans must not change a value.
         """
         name = "Numpy.Placeholder"
         return Placeholder(name, (Numpy,), {"declared": _declare(name, shape, dtype, per_device=False)})
@@ -117,7 +117,7 @@ class Callback(Generic[T]):
 
 
 class Bundle(Generic[T]):
-    """Annotation of a result: any nesting of tuples, lists and dicts, with leaves in the form `T` (`Numpy` or `ListNumpy`)."""
+    """Annotation of a result: any nesting of tuples, lists and dicts, with leaves in the form `T` (`Numpy`, `ListNumpy` or `ListListNumpy`)."""
 
 
 class FixedTensorDef(Definition):

@@ -63,12 +63,12 @@ class Rows(Lazy):
 
 
 def whole(value: Any) -> Any:
-    """Return an argument, an array or a list of arrays, with all lazy arrays read."""
+    """Return `value` (an array or a list of arrays) with every lazy array replaced by the array read from it."""
     if isinstance(value, Lazy):
         return value[:]
     return [whole(each) for each in value] if isinstance(value, list) else value
 
 
 def is_lazy(value: Any) -> bool:
-    """Return True for a lazy array or a list that contains one."""
+    """Return True for a lazy array or a list that contains a lazy array."""
     return isinstance(value, Lazy) or (isinstance(value, list) and any(isinstance(each, Lazy) for each in value))

@@ -82,7 +82,7 @@ class _Any:
 
 @dataclass(frozen=True)
 class Results:
-    """The tensors that a body returned: the `leaves` in order, the requested form of each leaf, and the nesting, which contains leaf numbers."""
+    """The result of a body: its tensors (`leaves`) in order, the requested form of each tensor, and `structure`, a nesting of leaf numbers."""
 
     mode: Mode
     leaves: tuple[Tensor, ...]
@@ -92,7 +92,7 @@ class Results:
     dynamic_axes: tuple[int | None, ...] = ()
 
     def build(self, arrays: Sequence[Any]) -> Any:
-        """Return the result of a call, with `arrays[i]` in place of leaf i: an array, a list of arrays, or a substitute."""
+        """Return the result of a call, with `arrays[i]` (an array, a list or a substitute) in place of leaf i; None in mode "nothing"."""
         return _rebuilt(self.structure, arrays) if self.mode != "nothing" else None
 
 
@@ -118,7 +118,7 @@ class Returned:
 
 
 def read_return(annotation: Any, missing: bool, what: str) -> Returned:
-    """Parse a return annotation; raise JobError if jobs do not accept it."""
+    """Parse a return annotation; raise JobError if jobs do not accept it.  If the annotation is `missing`, calls return a future."""
     if missing:
         return Returned("future", _Any("local"))
     if annotation is None or annotation is type(None):

@@ -71,7 +71,8 @@ class JobSignature:
     def bind(self, args: Sequence[Any], devices: int = 1) -> list[Bound]:
         """Check the arguments of a call and return them as a flat list.
 
-        Arrays are converted to the declared element type, without a copy if they already have it.  A per-device argument must have `devices` arrays.
+        Arrays of another element type are converted to the declared type, or rejected if the signature is `exact`.  A per-device argument must have
+        `devices` arrays.
         Raises: ArgumentError (also a ValueError and an AssertionError) for arguments that do not match the declaration.
         """
         if len(args) != len(self.parameters):
@@ -101,7 +102,7 @@ class JobSignature:
             if not isinstance(value, list | tuple):
                 raise self._error(path, f"is {_kind(value)}; the job declares a tuple of {len(tree)}", "Pass a tuple or a list.")
             if len(value) != len(tree):
-                raise self._error(path, f"has {len(value)} elements; the job declares {len(tree)}", "")
+                raise self._error(path, f"has {len(value)} element{'s' * (len(value) != 1)}; the job declares {len(tree)}", "")
             for i, (branch, element) in enumerate(zip(tree, value, strict=True)):
                 self._bind(f"{path}[{i}]", branch, element, devices, bound)
 
@@ -117,11 +118,12 @@ class JobSignature:
     def _per_device(self, path: str, declared: Declared, value: Any, devices: int) -> list[Any]:
         """Return `value` as a list of one array per device; raise ArgumentError for other values."""
         if not isinstance(value, list | tuple):
-            advice = f"Pass a list of {devices}" + (f", for example np.array_split({path}, {devices})." if isinstance(value, np.ndarray) else ".")
+            example = f", for example np.array_split({path}, {devices})" if isinstance(value, np.ndarray) else ""
+            advice = f"Pass a list with one entry per device{example}."
             raise self._error(path, f"is {_kind(value)}; the job declares a list of one array per device, {declared}", advice)
         if len(value) != devices:
             raise self._error(
-                path, f"has {len(value)} arrays; the job runs on {devices} device{'s' * (devices != 1)}", f"Pass a list of {devices}, one per device."
+                path, f"has {len(value)} arrays; the job runs on {devices} device{'s' * (devices != 1)}", "Pass a list with one entry per device."
             )
         if declared.nested:
             return [self._listed(f"{path}[{i}]", declared, own) for i, own in enumerate(value)]
@@ -132,12 +134,12 @@ class JobSignature:
         count, *sizes = declared.type.shape
         if not isinstance(value, list | tuple) or len(value) != count:
             shown = f"has {len(value)} elements" if isinstance(value, list | tuple) else f"is {_kind(value)}"
-            raise self._error(path, f"{shown}; the job declares {declared}", f"Pass a list of {count} arrays (1, ...).")
+            raise self._error(path, f"{shown}; the job declares {declared}", f"Pass a list of {count} arrays of shape (1, ...).")
         one = replace(declared, type=declared.type.with_shape((1, *sizes)))
         pieces = [np.asarray(self._piece(f"{path}[{i}]", one, piece)) for i, piece in enumerate(value)]
         for i, piece in enumerate(pieces):
             if len(piece) != 1:
-                raise self._error(f"{path}[{i}]", f"{_is_array(piece)}; the job declares {declared}", "The first axis of each array of a list is 1.")
+                raise self._error(f"{path}[{i}]", f"{_is_array(piece)}; the job declares {declared}", "Pass arrays with a first axis of length 1.")
         return [piece[0] for piece in pieces]
 
     def _piece(self, path: str, declared: Declared, value: Any) -> Any:
@@ -150,7 +152,10 @@ class JobSignature:
         return self._converted(path, declared, value)
 
     def _converted(self, path: str, declared: Declared, value: Any) -> Any:
-        """Convert `value` to the declared element type; raise ArgumentError if a number would change, apart from rounding of floats."""
+        """Convert `value` to the declared element type; raise ArgumentError if a number would change, apart from rounding to floats.
+
+        Also raise ArgumentError for masked elements, and for lazy arrays, types without numbers and `exact` signatures that need a conversion.
+        """
         want = declared.type.dtype.numpy
         if hides_elements(value):
             raise self._error(
@@ -246,7 +251,7 @@ def _parameter(function: Callable[..., Any], parameter: inspect.Parameter, what:
 
 
 def _evaluated(function: Callable[..., Any], annotation: Any, what: str) -> Any:
-    """Evaluate an annotation that `from __future__ import annotations` stored as a string."""
+    """Return an annotation, evaluated if it is a string (`from __future__ import annotations`); raise JobError if the evaluation fails."""
     if not isinstance(annotation, str):
         return annotation
     frame = inspect.currentframe()

@@ -64,9 +64,9 @@ F, B = (lambda s, i: Task("forward", s, i)), (lambda s, i: Task("backward", s, i
 @pytest.mark.parametrize(
     ("rows", "text"),
     [
-        ([(F(0, 0), B(0, 0)), (F(1, 0),)], r"lists the backward of microbatch 0 in stage 1 0 times for group 1; list this pass 1 times"),
-        ([(F(0, 0), F(0, 0), B(0, 0)), (F(1, 0), B(1, 0))], r"forward of microbatch 0 in stage 0 2 times for group 0; list this pass 1 times"),
-        ([(F(0, 0), B(0, 0), F(1, 0)), (F(1, 0), B(1, 0))], r"forward of microbatch 0 in stage 1 1 times for group 0; list this pass 0 times"),
+        ([(F(0, 0), B(0, 0)), (F(1, 0),)], r"group 1: .* the backward of microbatch 0 in stage 1 is 0; it must be 1"),
+        ([(F(0, 0), F(0, 0), B(0, 0)), (F(1, 0), B(1, 0))], r"group 0: .* the forward of microbatch 0 in stage 0 is 2; it must be 1"),
+        ([(F(0, 0), B(0, 0), F(1, 0)), (F(1, 0), B(1, 0))], r"group 0: .* the forward of microbatch 0 in stage 1 is 1; it must be 0"),
         ([(F(0, 0), B(0, 0)), (B(1, 0), F(1, 0))], r"deadlocks: no group can begin backward .* stage 0 or backward .* stage 1"),
     ],
 )

@@ -354,7 +354,7 @@ def test_wrong_arguments_raise(make: Callable[..., Any], kind: type[Exception], 
         ([IMAGES[0][:1]], "has 1 elements"),
         ([[each[0] for each in IMAGES[0]]], "as many axes as declared"),
         ([[np.ones((1, 13, 12, 3), np.float32)] * 2], "at most 432 elements"),
-        ([[np.ones((2, 6, 2, 3), np.float32)] * 2], "first axis of each array of a list is 1"),
+        ([[np.ones((2, 6, 2, 3), np.float32)] * 2], "Pass arrays with a first axis of length 1"),
         ([["a", "b"]], r"x\[0\]\[0\]"),
     ],
 )

@@ -156,10 +156,10 @@ LISTED = "float32[4,6] per device («def twice(rows: tp.ListNumpy.Placeholder((4
             lambda n: X,
             "rows",
             f"is float32[4,6]; the job declares a list of one array per device, {LISTED}. "
-            "Pass a list of {n}, for example np.array_split(rows, {n}).",
+            "Pass a list with one entry per device, for example np.array_split(rows, {n}).",
         ),
-        (lambda n: [X] * (n + 1), "rows", "has {more} arrays; the job runs on {n} devices. Pass a list of {n}, one per device."),
-        (lambda n: [], "rows", "has 0 arrays; the job runs on {n} devices. Pass a list of {n}, one per device."),
+        (lambda n: [X] * (n + 1), "rows", "has {more} arrays; the job runs on {n} devices. Pass a list with one entry per device."),
+        (lambda n: [], "rows", "has 0 arrays; the job runs on {n} devices. Pass a list with one entry per device."),
         (
             lambda n: [np.ones((5, 6))] * n,
             "rows[0]",

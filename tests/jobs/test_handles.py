@@ -192,8 +192,8 @@ class TestSmallNames:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (("cpu", None), "machine_device_ids must be a text such as .*, not None"),
-            (("cpu", []), "or a list of such texts or of ranks, not ."),
+            (("cpu", None), "machine_device_ids must be a string such as .*, not None"),
+            (("cpu", []), "or a list of such strings or of ranks, not ."),
             (("cpu", b"0:0"), "not b'0:0'"),
             ((0, "0:0"), "device_tag 0 is unknown"),
             (("cpu", "0:0-1", 2), "hierarchy must be a shape of the devices such as .2, 2.; got 2"),

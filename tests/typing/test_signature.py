@@ -82,7 +82,7 @@ def test_nested_parameters_flatten_and_nest_again() -> None:
     assert signature.arguments(["a", "b", "c"]) == [("a", "b"), "c"]
     bound = signature.bind([[images, labels], labels])
     assert [name for name, _, _ in bound] == ["pair[0]", "pair[1]", "z"]
-    with pytest.raises(ArgumentError, match=r'argument "pair" has 1 elements; the job declares 2'):
+    with pytest.raises(ArgumentError, match=r'argument "pair" has 1 element; the job declares 2'):
         signature.bind([(images,), labels])
     with pytest.raises(ArgumentError, match=r'argument "pair" is float32\[4,1,2,2\]; the job declares a tuple of 2\. Pass a tuple or a list\.'):
         signature.bind([images, labels])
@@ -257,9 +257,9 @@ def test_one_array_per_device() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ([np.zeros((3, 2))] * 3, 'argument "x" has 3 arrays; the job runs on 2 devices. Pass a list of 2, one per device.'),
+        ([np.zeros((3, 2))] * 3, 'argument "x" has 3 arrays; the job runs on 2 devices. Pass a list with one entry per device.'),
         (np.zeros((6, 2)), 'argument "x" is float64[6,2]; the job declares a list of one array per device'),
-        (np.zeros((6, 2)), "Pass a list of 2, for example np.array_split(x, 2)."),
+        (np.zeros((6, 2)), "Pass a list with one entry per device, for example np.array_split(x, 2)."),
         ("ab", "is a str; the job declares a list of one array per device"),
         ([np.zeros((3, 2)), np.zeros((4, 2))], 'argument "x[1]" is float64[4,2]; the job declares at most float32[3,2] per device'),
         ([np.zeros((3, 2)), np.zeros(3)], 'argument "x[1]" is float64[3]; the job declares at most'),

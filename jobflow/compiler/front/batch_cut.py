@@ -14,7 +14,7 @@ def cut_batch(
 ) -> Microbatches:
     """Cut `count` microbatches from arguments of these shapes; raise JobError at the line `where` of the request if that is impossible.
 
-    The first argument with a first axis longer than 1 determines the length of the batch.  All arguments of this length are cut.  With
+    The first argument whose first axis does not have length 1 determines the length of the batch.  All arguments of this length are cut.  With
     `exact`, which guarantees the result of the whole batch, arguments of other lengths are passed whole.  Without `exact`, a length that
     is neither 1 nor the length of the batch raises an error.
 

@@ -33,7 +33,7 @@ class Constraint:
 
 
 def known_as(value: Value) -> str:
-    """Return the name of the value before hints were attached."""
+    """Return the name that the value had before layout hints were attached to it."""
     while isinstance(value.node.op, ToLayout) and value.node.op.requested_by:
         (value,) = value.node.inputs
     return value.name

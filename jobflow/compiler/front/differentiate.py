@@ -79,7 +79,7 @@ class Gradients:
 
 @dataclass(frozen=True)
 class LogicalProgram:
-    """The graph of a job, and the meaning of its outputs."""
+    """The graph of a job, its watches, and the number of outputs per result."""
 
     graph: Graph
     #: the watches that receive the last outputs
@@ -110,8 +110,8 @@ def differentiate(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
 def counted(program: Traced, loss: Value) -> int:
     """Return the number of terms in the mean of a loss.
 
-    The terms are the elements of the loss, or its rows if the shape is dynamic and no strategy sets a view.  In the mirrored view, the
-    result is 0 on a device without samples.  The mean of this device then has weight 0.
+    The terms are the elements of the loss.  In jobs without a strategy that sets a view, losses with a dynamic shape count rows instead.  In the
+    mirrored view, the result is 0 on a device without samples.  The mean of this device then has weight 0.
     """
     if loss.local and is_without_rows(program.inputs.values(), program.rows):
         return 0
@@ -154,7 +154,8 @@ def raised_by(nodes: Sequence[Node], training: Training, weight: Weight) -> floa
     """Return the factor that keeps float16 gradients of a mean over millions of elements from underflowing.
 
     The factor is a power of two, so it does not round float32 values.  The factor is close to the number of averaged loss elements, divided by
-    FEW, the initial loss scale, and the body's share of the batch.  Without float16 values, or with a loss in half precision, the factor is 1.
+    FEW, the initial loss scale, and the body's share of the batch.  The factor is 1 without float16 values, with a loss in half
+    precision, or if this quotient is less than 2.
     """
     optimizer = training.optimizers[0]
     half = any(value.dtype is float16 for node in nodes for value in node.outputs)
@@ -198,7 +199,7 @@ def update_variables(tracer: Tracer, training: Training, gradients: Mapping[str,
 
 
 def watched(tracer: Tracer, gradients: Mapping[Value, Value], weight: Weight) -> tuple[tuple[Watch, ...], list[Value]]:
-    """Return the watches and the values that they report, without watches of missing gradients."""
+    """Return the watches and the value that each watch reports; omit watches of gradients that do not exist."""
     watches = tuple(watch for watch in tracer.watches if not watch.gradient or watch.value in gradients)
     shown = [_undivided(tracer, watch.value, gradients[watch.value], weight) if watch.gradient else watch.value for watch in watches]
     return watches, shown
@@ -239,7 +240,10 @@ def check_losses(program: Traced) -> Training:
 
 
 def backpropagate(tracer: Tracer, training: Training, weight: Weight) -> Gradients:
-    """Return the gradient of the losses with respect to every value between a trainable variable and the losses."""
+    """Return the gradient of the losses with respect to every value between a trainable variable and the losses.
+
+    Raises: JobError if a loss does not depend on a trainable floating-point variable.
+    """
     nodes = tuple(tracer.nodes)
     needed = reached_from(trained_variables(tracer), nodes)
     contributions: Contributions = {}
@@ -366,7 +370,10 @@ def _parameter(tracer: Tracer, name: str, gradient: Value, optimizer: Optimizer,
 
 
 def _lets_through(node: Node, reached: Container[Value]) -> bool:
-    """Return True if gradients flow through the integer results of a node: a cast with `through`, or a function of its integers."""
+    """Return True if gradients flow through integer results of a node.
+
+    Such nodes are view conversions, casts from integers or with `through`, and linear or differentiable functions of integers.
+    """
     op, whole = node.op, {i for i, value in enumerate(node.inputs) if value in reached}
     if isinstance(op, ViewConversion | Cast):
         return isinstance(op, ViewConversion) or op.through or not node.inputs[0].dtype.is_float
@@ -381,7 +388,7 @@ def _is_linear(node: Node, whole: set[int]) -> bool:
 
 
 def _is_formula(node: Node, whole: set[int]) -> bool:
-    """Return True for a differentiable operation whose result has the element type of the operands in `whole`."""
+    """Return True for a differentiable operation with one output, whose element type equals the type of the operands in `whole`."""
     kinds = {value.dtype for value in (*node.outputs, *(node.inputs[i] for i in whole))}
     return type(node.op).grad is not Op.grad and len(kinds) == 1 and len(node.outputs) == 1
 

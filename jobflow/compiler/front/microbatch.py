@@ -154,9 +154,9 @@ def _sharing(program: Traced, value: Value, microbatches: Microbatches) -> int:
 
 
 def _times(values: Sequence[Value], sizes: Sequence[int], ranks: int = 1) -> int | None:
-    """Return the number of elements along the first axis per row of the batch; None if rows are along another axis.
+    """Return the number of elements along the first axis per row of the batch; None if the first axis does not grow with the rows.
 
-    `values` has one value per microbatch size, and `ranks` share its first axis.  With one size, the length alone decides.
+    `values` has one value per microbatch size, and `ranks` share its first axis.  With one size, any multiple of the size counts as rows.
     """
     if not all(value.shape and value.shape[0] * ranks % size == 0 for value, size in zip(values, sizes, strict=True)):
         return None
@@ -170,7 +170,8 @@ def _times(values: Sequence[Value], sizes: Sequence[int], ranks: int = 1) -> int
 def unroll(traced: Sequence[Body], microbatches: Microbatches, parts: Sequence[Parts] = ()) -> LogicalProgram:
     """Return the program that runs all microbatches of a batch; `traced` has one body per microbatch size.
 
-    `parts` has the rules that combine the values of each body.  Without them, the rule of num_gradient_accumulation_steps applies.
+    `parts` has the rules that combine the values of each body.  Without `parts`, the rule of num_gradient_accumulation_steps applies.
+    Raises: JobError if the bodies differ, or if a loss per row cannot be distinguished from a mean loss.
     """
     for other in traced[1:]:
         _check_alike(traced[0], other, microbatches, joined=not parts)

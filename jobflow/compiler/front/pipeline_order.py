@@ -57,7 +57,7 @@ class Pipeline:
 
 
 def pipeline(graph: Graph, schedule: str | None = None) -> Graph:
-    """Order the graph by the named schedule; without a name, return a graph of a single stage unchanged."""
+    """Order the graph by the schedule; return graphs without microbatches unchanged, and without `schedule` also graphs of a single stage."""
     result = pipeline_of(graph, schedule or USUAL)
     if result is None or (schedule is None and result.form.stages == 1):
         return graph
@@ -65,7 +65,10 @@ def pipeline(graph: Graph, schedule: str | None = None) -> Graph:
 
 
 def pipeline_of(graph: Graph, schedule: str) -> Pipeline | None:
-    """Return the pipeline of an unrolled graph, or None if it has no microbatches; raise PlacementError if values return to an earlier stage."""
+    """Return the pipeline of an unrolled graph, or None if the graph has no microbatches.
+
+    Raises: ConfigError for an unknown schedule, PlacementError if values return to an earlier stage.
+    """
     if schedule not in SCHEDULES:
         raise ConfigError(f'{graph.kind} {graph.name}: unknown pipeline schedule "{schedule}"; use {", ".join(SCHEDULES)}')
     own = [node for node in graph.nodes if _direction(node) is not None]
@@ -144,7 +147,8 @@ class _Stages:
     def _assign_forward(self, node: Node) -> None:
         """Assign a forward node to the first stage with its label (a number or placement) at or after the stages of its inputs.
 
-        A node without a label gets the last of these stages.
+        A node without a label gets the last stage of its inputs.
+        Raises: PlacementError if the program names the stages and no such stage exists.
         """
         before = [self.stages[value.node] for value in node.inputs if value.node in self.stages]
         low, label = max(before, default=0), self._label(node)
@@ -180,9 +184,9 @@ class _Stages:
                 first[value.node] = min(stage, first.get(value.node, stage))
 
     def _assign_backward(self, node: Node) -> None:
-        """Assign a backward node to the last stage with its label (a number or placement) up to the stages of its gradients.
+        """Assign a backward node to the last stage with its label (a number or placement) up to the stages of its gradient inputs.
 
-        A node without a label gets the first of these stages.
+        A node without a label gets the first stage of these inputs.
         """
         behind = [self.stages[value.node] for value in node.inputs if _direction(value.node) == "backward"]
         stored = [self.stages[value.node] for value in node.inputs if _direction(value.node) == "forward"]

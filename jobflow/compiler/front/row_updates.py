@@ -7,7 +7,7 @@ If only an optimizer's update reads the gradient, the update takes the rows and 
 
 Operations in between (the loss scale, a layout, to_global) are applied to the rows.  Several lookups of one table are concatenated.
 Ranks then exchange the rows instead of tables.  The decision precedes the choice of layouts and depends on sizes of logical tensors, so
-it is the same on all ranks.  The gradient stays dense if it has other terms, or other readers such as a norm, a regularizer or a watch.
+it is the same on all ranks.  The gradient stays dense if it has other terms, or other readers such as a norm, a regularizer or `watch_diff`.
 The gradient also stays dense if the table is small or many of its rows are read.
 
 A program may request that unread rows stay unchanged under any optimizer (`lazily` names such variables).  Sizes are ignored then.
@@ -54,7 +54,7 @@ class _RowUpdater(Rewriter):
         self.updates = {node for node in graph.nodes if isinstance(node.op, OptimizerUpdate) and self._is_sparse(node, node.op)}
 
     def _is_sparse(self, node: Node, op: OptimizerUpdate) -> bool:
-        """Return True if the gradient of an update consists of few rows; a lazy update accepts any number of rows."""
+        """Return True for an elementwise update of a large table with a gradient of few rows; lazy updates accept any sizes."""
         table, lazy = node.inputs[0].tensor_type, node in self.lazy
         if not (op.flat and op.elementwise and table.ndim) or table.dtype.is_half or (table.size < LEAST and not lazy):
             return False
@@ -64,11 +64,11 @@ class _RowUpdater(Rewriter):
         return alike and (lazy or SPARSE * read <= table.shape[0])
 
     def _has_dynamic_rows(self, rows: Value) -> bool:
-        """Return True if the number of rows differs among ranks, so that they form no logical tensor."""
+        """Return True if the number of rows differs among ranks, so that the rows do not form a logical tensor."""
         return rows.local and bool(self.graph.rows)
 
     def _sums(self, gradient: Value, reader: Node, dynamic: bool) -> list[Node]:
-        """Return the nodes that sum rows into a gradient; an empty list if the gradient has other terms or other readers.
+        """Return the nodes that sum rows into a gradient; an empty list if the gradient has other terms, other readers or another placement.
 
         With `dynamic`, ranks may have different numbers of rows.
         """
@@ -110,7 +110,7 @@ class _RowUpdater(Rewriter):
         return lookups
 
     def _where_read(self, update: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
-        """Record an update with a dense gradient in which unread rows keep their values; return its outputs."""
+        """Record an update with a dense gradient, restore the values of unread rows, and return the outputs."""
         assert isinstance(update.op, OptimizerUpdate)
         table, n = inputs[0].tensor_type, update.op.count
         updated = self.keep(update, (*[self._added(Copy(), (value,), update) for value in inputs[:n]], *inputs[n:]))
@@ -119,7 +119,7 @@ class _RowUpdater(Rewriter):
         return tuple([self._added(Where(), (read, new, old), update) for new, old in zip(updated, inputs, strict=False)])
 
     def _times_read(self, gradient: Value, update: Node) -> Value:
-        """Return the number of reads of each row."""
+        """Return the number of reads of each row of the table."""
         node = gradient.node
         op = node.op
         if isinstance(op, UnsortedSegmentSum):

@@ -6,7 +6,7 @@ simulates and prints rows; `pipeline` orders the nodes of a graph by them.
 
 * ``gpipe``: all forward passes, then all backward passes.  Every stage stores the activations of all m microbatches.
 * ``1f1b``: a stage starts a new microbatch only while fewer than (stages - stage) are in flight, and prefers backward passes.
-  The bubble is the same, (p-1)/(m+p-1) of the time, but a stage stores at most p activations.  1F1B is the default.
+  With p stages, the bubble is the same, (p-1)/(m+p-1) of the time, but a stage stores at most p activations.  1F1B is the default.
 * ``interleaved``: each of the p groups has v stages, p apart; a microbatch passes every group v times.  Stages are shorter, so
   the bubble falls to (p-1)/(v m + p - 1), for v times the communication.
 
@@ -94,7 +94,7 @@ def gpipe(form: Form) -> tuple[Row, ...]:
 
 
 def one_forward_one_backward(form: Form) -> tuple[Row, ...]:
-    """Return one row per group, which always starts its earliest ready task; backward passes and later forward stages take precedence.
+    """Return one row per group; each group starts its earliest ready task, and prefers backward passes and later forward stages.
 
     With one stage per group, the result is 1F1B.  Stage s of p first runs p - 1 - s forward passes, then alternates forward and backward
     passes.
@@ -277,7 +277,7 @@ def validate(form: Form, rows: Sequence[Row], limit: Callable[[Form, int], int] 
         for task in (*required, *counts):
             if counts[task] != required[task]:
                 raise PlanError(
-                    f"the pipeline schedule lists the {task} {counts[task]} times for group {group}; list this pass {required[task]} times"
+                    f"the pipeline schedule of group {group}: the number of entries for the {task} is {counts[task]}; it must be {required[task]}"
                 )
         if form.trains and in_flight(row) > limit(form, group):
             raise PlanError(

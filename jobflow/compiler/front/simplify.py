@@ -1,4 +1,4 @@
-"""Graph -> smaller graph: equal nodes are merged and unused ones removed."""
+"""Graph -> smaller graph: equal nodes are merged, and unused nodes are removed."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class Tracer:
         return self._record(op, (value,), self.unique_name(op.word()), placement, where, local=isinstance(op, ToLocal))[0]
 
     def _in_mirrored_view(self, placement: Placement) -> Placement:
-        """Return the placement of local tensors: the job's placement if it has these ranks, because a device scope does not move local tensors."""
+        """Return the job's placement if it has the ranks and mesh of `placement` (device scopes do not move local tensors), else `placement`."""
         mine = self.placement
         return mine if (placement.ranks, placement.mesh) == (mine.ranks, mine.mesh) else placement
 
@@ -193,7 +193,7 @@ class Tracer:
 
     @contextmanager
     def gradients_of(self, node: Node) -> Iterator[None]:
-        """Record ops inside as the backward pass of `node`, with its placement, line and name."""
+        """Record the ops in a `with` block as the backward pass of `node`, with the placement, line and name of `node`."""
         before = (self._phase, self._where, self._prefix)
         self._phase, self._where, self._prefix = "backward", node.where, f"{node.name}."
         view = "mirrored" if any(value.local for value in node.outputs) else "consistent"
@@ -205,7 +205,7 @@ class Tracer:
 
     @contextmanager
     def updating(self, where: SourceLine) -> Iterator[None]:
-        """Record ops inside as the update phase, which writes variables."""
+        """Record the ops in a `with` block as part of the update phase, which writes variables."""
         before = (self._phase, self._where)
         self._phase, self._where = "update", where
         try:
@@ -216,7 +216,7 @@ class Tracer:
 
     @contextmanager
     def phased(self, phase: Phase, where: SourceLine) -> Iterator[None]:
-        """Set the phase and the user's line of the nodes recorded inside."""
+        """Set the phase and the user's line of the nodes recorded in a `with` block."""
         before = (self._phase, self._where)
         self._phase, self._where = phase, where
         try:
@@ -287,14 +287,14 @@ class Tracer:
         provenance: Provenance | None = None,
         suffix: str = "",
     ) -> tuple[Value, ...]:
-        """Record a node again on other inputs, with `suffix` after its names; `op`, `placement` and `provenance` replace the node's."""
+        """Record a node again on other inputs, with `suffix` after its names; `op`, `placement` and `provenance` replace its attributes."""
         types = types_tuple((op or node.op).infer(*(value.tensor_type for value in inputs)))
         makes = [(type, value.name + suffix, value.local) for value, type in zip(node.outputs, types, strict=True)]
         return self._add(Node(op or node.op, tuple(inputs), makes, node.name + suffix, placement or node.placement, provenance or node.provenance))
 
     @contextmanager
     def standing_for(self, node: Node, microbatch: int | None = None) -> Iterator[None]:
-        """Record ops inside with the attributes of `node`; `microbatch` replaces the node's microbatch."""
+        """Record the ops in a `with` block with the attributes of `node`; `microbatch` replaces the node's microbatch."""
         before = (self._phase, self._where, self._microbatch)
         self._phase, self._where = node.phase, node.where
         self._microbatch = node.provenance.microbatch if microbatch is None else microbatch
@@ -365,7 +365,7 @@ class Tracer:
     # ---------------------------------------------------------------- training
 
     def add_loss(self, loss: Value) -> None:
-        """Mark a loss for the optimizer of the job's configuration."""
+        """Mark a loss for the optimizer of the job's configuration; raise JobError in a predict job."""
         if not self.trainable:
             raise JobError(
                 f'job {self.name}: add_loss is called at {user_line()}, but the type of the job is "predict"; '
@@ -374,7 +374,7 @@ class Tracer:
         self.losses.append(loss)
 
     def minimize(self, optimizer: Optimizer, losses: Sequence[Value], where: SourceLine | None = None) -> None:
-        """Make this a train job in which `optimizer` minimises the sum of the losses' means; `where` defaults to the user's line."""
+        """Make this a train job in which `optimizer` minimises the sum of the losses' means; raise JobError at a second call."""
         where = where or user_line()
         if self.training is not None:
             raise JobError(f"job {self.name}: minimize is called at {where} and at {self.training.where}; call it once, with all losses in a list")

@@ -195,7 +195,7 @@ class _PartsRewriter:
         return None if undefined is None else self._keep(node, inputs, node.op, [undefined] * len(node.outputs))
 
     def _ruled(self, node: Node, whole: Node, inputs: tuple[Value, ...], parts: Sequence[Part]) -> Sequence[Value]:
-        """Return the outputs of a node by a layout rule of its operation; inputs may be scaled or gathered for it."""
+        """Record a node by a layout rule of its operation, with scaled or gathered inputs if necessary; without a rule, the outputs are Mixed."""
         if isinstance(node.op, ViewConversion):
             return self._keep(node, inputs, node.op, list(parts))
         if isinstance(whole.op, Shift) and parts[0] == P and whole.inputs[0].dtype.is_float:
@@ -286,7 +286,7 @@ class _PartsRewriter:
         return tuple(result)
 
     def _gather(self, value: Value) -> Value:
-        """Return a node that stands for the value of the whole batch, computed before the first microbatch."""
+        """Return a placeholder for the value of the whole batch, which is computed before the first microbatch."""
         gathered = recorded(apply(Identity(), value))
         self.parts[gathered] = B
         self.gathered[gathered.node.name] = self.parts[value]

@@ -29,7 +29,7 @@ def argument_of(value: Value) -> Value:
 
 
 def is_contiguous(value: Value, layouts: Mapping[Value, Layout | Local], readers: Mapping[Value, Sequence[Node]]) -> bool:
-    """Return True if the parts of all ranks stay contiguous in the shared I/O buffers.
+    """Return True for an argument split by rows whose parts on all ranks stay contiguous in the shared I/O buffers.
 
     The result is False for arguments with more than two axes, unless all readers reshape them, because images may be stored in another
     memory order.  The result is also False if a rank has no elements of the argument, because this rank's part has no offset.

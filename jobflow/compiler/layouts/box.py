@@ -109,7 +109,7 @@ class _Boxing(Rewriter):
         return here
 
     def bring(self, value: Value, target: Layout | Local, node: Node) -> Value:
-        """Return `value` in the layout in which `node` reads it."""
+        """Return `value` in the layout in which `node` reads it; raise SbpError if no path leads to this layout."""
         here = self.layouts[value]
         if here == target:
             return value

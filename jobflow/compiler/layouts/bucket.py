@@ -87,7 +87,7 @@ def _turns(late: Iterable[Node]) -> list[list[Node]]:
 
 
 def _late_nodes(physical: Physical) -> dict[Node, None]:
-    """Return, in program order, the all_reduces that only the update phase reads, and all their dependents."""
+    """Return, in program order, the all_reduces and reduce_scatters that only the update phase reads, and all their dependents."""
     readers = consumers(physical.graph)
     outputs = set(physical.graph.outputs)
     late: dict[Node, None] = {}

@@ -81,7 +81,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Choice:
-    """The result of `choose`: one signature per mesh dimension."""
+    """The result of `choose`: one signature per mesh dimension, and the requests and splits that the signatures do not satisfy."""
 
     signatures: tuple[Signature, ...]
     #: the first mesh dimension along which no signature satisfies the required layouts
@@ -130,7 +130,7 @@ def _all_whole(case: Case, legal: Sequence[Signature]) -> Signature:
 
 
 def _meets(case: Case, signature: Signature, dimension: int) -> bool:
-    """Return True if the signature reads every input that has a required layout in this layout."""
+    """Return True if the signature reads every input with a required layout in the required layout."""
     for operand, sbp in zip(case.operands, signature.inputs, strict=True):
         requested = operand.requested_along(dimension)
         if operand.required and requested is not None and requested != sbp:
@@ -139,7 +139,7 @@ def _meets(case: Case, signature: Signature, dimension: int) -> bool:
 
 
 def _narrowed(case: Case, legal: list[Signature], dimension: int) -> list[Signature]:
-    """Return the signatures that satisfy rules 1 to 3 of the policy; at least one."""
+    """Return the signatures that satisfy rules 1 to 3 of the policy; at least one signature remains."""
     now = [operand.now[dimension] for operand in case.operands]
     written = sorted(set(case.op.alias.values()))
     if written:

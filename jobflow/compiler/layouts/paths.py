@@ -292,6 +292,6 @@ def sent(name: str, source: Layout, target: Layout, type: TensorType) -> dict[in
 
 
 def cost(name: str, source: Layout, target: Layout, type: TensorType) -> int:
-    """Return the cost of a hop in bytes."""
+    """Return the cost of a hop: the bytes that the busiest rank sends, plus MEETING if ranks communicate."""
     each = sent(name, source, target, type)
     return max(each.values()) + MEETING if each else 0

@@ -32,7 +32,7 @@ from jobflow.plan.traffic import handed
 class Change:
     """A change of layout, for the rank at `index` of a group of `ranks`.
 
-    The group has a separate `mesh`; `type` is the type of the part that its ranks hold together.
+    `mesh` is the mesh of the group.  `type` is the type of the part of the tensor that the ranks of the group hold together.
     """
 
     source: Sbp

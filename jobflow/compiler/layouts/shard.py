@@ -130,7 +130,10 @@ class Sharding(Rewriter):
         return Decision((layout,), (layout,), Constraint(marks, node, required=bool(op.requested_by), hint=op.requested_by == "with_distribute"))
 
     def by_rule(self, node: Node) -> Decision | None:
-        """Return the layouts that the policy (`choose`) selects; None if the decomposition replaces the node."""
+        """Return the layouts that the policy (`choose`) selects; None if the decomposition replaces the node.
+
+        Raises: SbpError if no signature satisfies the required layouts.
+        """
         case = self.case(node)
         choice = self.chosen.get(case)
         if choice is None:
@@ -204,7 +207,7 @@ class Sharding(Rewriter):
 class _Recorder:
     """An interpreter that records a decomposition and chooses the layouts of each op when it is called.
 
-    The inputs that caused the decomposition stay split, as do results with their shapes.
+    The inputs that caused the decomposition stay split, and so do results with the shapes of these inputs.
     """
 
     def __init__(self, sharding: Sharding, node: Node, split: Sequence[Value]) -> None:
@@ -254,14 +257,14 @@ def _each(sbp: Marks, placement: Placement) -> Marks:
 
 
 def _per_dimension(sbp: tuple[Sbp, ...], placement: Placement) -> tuple[Sbp, ...]:
-    """Return one S/B/P per mesh dimension."""
+    """Return one S/B/P per mesh dimension, and B where `sbp` does not specify the layout."""
     return tuple(one or B for one in _each(sbp, placement))
 
 
 def _argument_layout(op: Input, placement: Placement) -> Layout:
-    """Return the layout of an argument: the one that it declares, or a split along the outermost mesh dimension of more than one rank.
+    """Return the layout of an argument: the declared layout, or a split along the outermost mesh dimension of more than one rank.
 
-    An argument with fewer elements than ranks along axis 0 is not split.
+    An argument without `split`, or with fewer elements than ranks along axis 0, is not split.
     """
     if op.sbp is not None:
         return Layout(placement, tuple(B if n == 1 else sbp for sbp, n in zip(op.sbp, placement.mesh, strict=True)))
@@ -271,9 +274,9 @@ def _argument_layout(op: Input, placement: Placement) -> Layout:
 
 
 def present(layout: Layout, placement: Placement, value: Value) -> tuple[Marks, bool]:
-    """Return the layout of a value on a placement's mesh, and True if it has a mesh of this shape already.
+    """Return the layout of a value on a placement's mesh, and True if the value has a mesh of this shape already.
 
-    If it has another mesh, the layout is the one after a move to the placement.  Partial values are reduced before they move.
+    Otherwise, the layout is the layout after a move to the placement.  Partial values are reduced before they move.
     A value of one rank is received in pieces.
     """
     if layout.placement == placement:

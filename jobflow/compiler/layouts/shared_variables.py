@@ -128,7 +128,7 @@ class _UpdateDivision(Rewriter):
         return isinstance(value.node.op, ReadVariable) and value.node.op.key in self.shared
 
     def _variable(self, node: Node, i: int) -> str:
-        """Return the shared variable that a node updates through its input i."""
+        """Return the shared variable that a node updates through its input i; raise PlanError if the input is not a shared variable."""
         op = node.inputs[i].node.op
         if not isinstance(op, ReadVariable) or op.key not in self.shared:
             raise PlanError(
@@ -299,7 +299,7 @@ class _UpdateDivision(Rewriter):
         return best[1] if best is not None and CHEAPER * best[0] <= alone else None
 
     def _price(self, value: Value, placement: Placement, sbp: Sbp) -> int:
-        """Return the cost of redistributing a factor of a product."""
+        """Return the cost of redistributing a factor of a product; 0 if all ranks read the factor in the shared I/O buffers."""
         return 0 if self._is_contiguous(value) else price(self._layout(value, self.physical.layouts), Layout(placement, (sbp,)), value.tensor_type)
 
     def _is_contiguous(self, value: Value) -> bool:
@@ -359,7 +359,7 @@ class _UpdateDivision(Rewriter):
         ]
 
     def _on_owner(self, node: Node, inputs: tuple[Value, ...], rank: int) -> tuple[Value, ...]:
-        """Record a node on one rank only."""
+        """Record a node on one rank only; raise PlanError if all ranks need the node."""
         if isinstance(node.op, Reroute) or node.outputs[0].local or (node.op.alias and node not in self.writers):
             raise self._needed_by_all(str(node.op), node)
         outputs = self.keep(node, tuple(self._held_by(value, rank, node) for value in inputs), placement=Placement(self.placement.tag, (rank,)))

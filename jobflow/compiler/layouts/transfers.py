@@ -75,7 +75,7 @@ def _between(
 
 @dataclass(frozen=True)
 class Exchange:
-    """One all_to_all among `ranks`; the transfers include those within one rank."""
+    """One all_to_all among `ranks`; the transfers include local copies."""
 
     ranks: tuple[int, ...]
     transfers: tuple[BoxTransfer, ...]

@@ -2,7 +2,7 @@
 
 `placements`: an op that only combines or reorders its inputs (`Op.places`) is free for inputs that are computed at their
 position in the output.  A chain of views is followed back to the op that computes the values.  The product of an attention head
-thus writes directly into the rows that the next product reads.  Gradients of parts of a tensor go directly into its gradient.
+thus writes directly into the rows that the next product reads.  Gradients of parts of a tensor go directly into the tensor's gradient.
 
 `reuse_buffers`: an op with `Op.in_place` writes its output into an input without later readers.  Such reuse needs less memory, and the
 written memory is in cache already.
@@ -124,7 +124,7 @@ def _accumulate_in_join(
 
 
 def _may_reuse(output: LocalValue, source: LocalValue, old: LocalValue, windows: Mapping[LocalValue, StridedWindow], pinned: Set[LocalValue]) -> bool:
-    """Return True if `source` covers its whole allocation and has the type and strides of `output`."""
+    """Return True if `source` has the type and strides of `output`, and covers the allocation `old`, which is neither fixed nor pinned."""
     window = windows[source]
     alone = old.slot is None and old not in pinned and window.offset == 0 and old.type.nbytes == source.type.nbytes
     return alone and output.type == source.type and window.strides == windows[output].strides

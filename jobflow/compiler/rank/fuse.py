@@ -109,7 +109,7 @@ def _fits_in_loop(step: LocalInstruction) -> bool:
 
 
 def _absorbed(folds: Iterable[Fold], step: LocalInstruction, index: int, maker: LocalInstruction) -> tuple[LocalInstruction | None, str]:
-    """Return the instruction that includes the producer of its input `index`, and the name of the applied row; None if no row applies."""
+    """Return the instruction that includes the producer of its input `index`, and the name of the applied row; (None, "") if no row applies."""
     if isinstance(step.action, Op) and isinstance(maker.action, Op):
         for row in folds:
             both = row.folded(step.action, index, maker.action, [value.type for value in step.inputs])
@@ -175,7 +175,7 @@ def _follows(a: LocalInstruction, b: LocalInstruction, ends: Collection[tuple[st
 
 
 def _gradients_follow(a: LocalInstruction, b: LocalInstruction, window_of: dict[LocalValue, StridedWindow]) -> bool:
-    """Return True if the gradients have the variables' relative offsets (in a bucket), or can be placed at them (separate memory)."""
+    """Return True if the gradients have the variables' relative offsets in a bucket, or have separate memory and can move to these offsets."""
     assert isinstance(a.action, Updated)
     distance = _slot(b.inputs[0]).offset - _slot(a.inputs[0]).offset
     for x, y in zip(a.inputs[a.action.count :], b.inputs[a.action.count : a.action.count + a.action.like], strict=False):

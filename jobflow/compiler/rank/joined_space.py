@@ -1,6 +1,6 @@
 """The joint index space of several operations, derived from the axes of shared values.
 
-y[n, c] = x[n, c] - m[n]      space [n, c]       z[n] = m[n] * 2      space [n], which is axis 0 of the other, because both use m
+y[n, c] = x[n, c] - m[n]      space [n, c]       z[n] = m[n] * 2      space [n], which is axis 0 of [n, c], because both operations use m
 """
 
 from __future__ import annotations

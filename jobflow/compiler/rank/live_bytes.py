@@ -108,7 +108,7 @@ class LiveBytes:
     def replace_read(self, value: LocalValue, readers: Iterable[int], others: Sequence[tuple[LocalValue, int]]) -> str | None:
         """Replace the reads of a value by reads of other values, each with the index of its reader.
 
-        Return None after the replacement.  If it would raise the peak above the peak without regions, return the reason and change nothing.
+        Return None after the replacement.  If the replacement would exceed the peak without regions, return the reason and change nothing.
         """
         allocations = list(dict.fromkeys((self.allocation[value], *(self.allocation[other] for other, _ in others))))
         old_touching, before = {allocation: self.touching[allocation] for allocation in allocations}, self.live.copy()

@@ -149,6 +149,7 @@ def on_rank(
     """Return the op that `rank` runs on its pieces of the inputs, and the types of its pieces of the outputs.
 
     Without `cuts` the op is unchanged, because every rank has separate tensors.
+    Raises: PlanError if the types differ from the types of the pieces in `outputs`.
     """
     local = op.localize(tuple([box for _, box in inputs]), tuple([box for _, box in outputs])) if cuts else op
     local_inputs, required = (tuple([type.with_shape(box.shape) for type, box in pieces]) for pieces in (inputs, outputs))

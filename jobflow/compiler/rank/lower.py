@@ -75,7 +75,7 @@ class _Lowering:
         )
 
     def _returns(self, value: Value) -> bool:
-        """Return True if this rank returns its part of an output; the first rank returns whole outputs."""
+        """Return True if this rank returns its part of an output; without `memory.copies`, only the first rank returns whole outputs."""
         layout = self.physical.layouts[value]
         returns = self.memory.copies or isinstance(layout, Local) or not layout.is_whole or layout.placement.ranks[0] == self.rank
         return returns and value in self.local_values

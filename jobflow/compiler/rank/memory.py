@@ -37,7 +37,7 @@ def plan_memory(ordered: Ordered) -> Plan:
 
 
 def allocations_of(ordered: Ordered) -> tuple[dict[LocalValue, LocalValue], dict[LocalValue, LocalValue], frozenset[LocalInstruction]]:
-    """Return the allocation of every value, a second mapping with parts of joins as separate allocations, and the instructions without work."""
+    """Return the allocation of each value, a second mapping with parts of joins as separate allocations, and the instructions that do no work."""
     planning = _last.planning = _planning(ordered)
     allocations, parts = ({value: way(value) for value in planning.windows} for way in (planning.allocation, planning.part))
     return allocations, parts, frozenset(planning.free)
@@ -141,7 +141,7 @@ class _Planning:
         return Slot(base.buffer, base.offset + offset, value.type, window.strides)
 
     def _join(self) -> None:
-        """Place the inputs of joins into the outputs, if their memory is free and dense."""
+        """Place each dense input of a join into the output, unless the memory of the input is fixed."""
         fixed = set(self.arguments)
         for step in self.steps:
             if not isinstance(step.action, Join):
@@ -249,7 +249,7 @@ class _Planning:
         return result
 
     def _new_allocations(self, values: tuple[LocalValue, ...]) -> list[LocalValue]:
-        """Return the allocations that these values are the first to use; they include the gaps between joined parts."""
+        """Return the allocations that these values are the first to use; an allocation includes the gaps between joined parts."""
         allocations = [allocation for allocation in dict.fromkeys(map(self.allocation, values)) if allocation not in self.begun]
         self.begun.update(allocations)
         return allocations
@@ -273,7 +273,7 @@ def _receive_key(receive: Receive) -> int:
 
 
 def _stored(steps: tuple[LocalInstruction, ...]) -> list[LocalValue]:
-    """Return values with fixed memory that no instruction computes."""
+    """Return the values with fixed memory that instructions read."""
     return list(dict.fromkeys(value for step in steps for value in step.inputs if value.slot is not None))
 
 

@@ -8,7 +8,7 @@ Instructions keep the order of the graph (the user's program, followed by its gr
 
 Communication keeps its global order: the epilogue has none, and the body keeps the order of its instructions.
 
-Example: `Adam(w, m, v, g, lr, step)` reads the step counter that `Increment(step)` overwrites, so it comes first.
+Example: `Adam(w, m, v, g, lr, step)` reads the step counter that `Increment(step)` overwrites, so Adam comes first.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ class Ordered:
 
 
 def order(program: RankProgram) -> Ordered:
-    """Split the program into body and epilogue."""
+    """Split the program into body and epilogue.
+
+    Raises: PlanError if a communicated value depends on an updated variable, or if updates form a cycle.
+    """
     late: set[LocalValue] = set()
     body: list[LocalInstruction] = []
     epilogue: list[LocalInstruction] = []

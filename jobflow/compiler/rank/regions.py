@@ -182,7 +182,7 @@ class _RegionBuilder:
         return value in self.outside or value in self.over or not steps.issuperset(self.readers.get(value, ()))
 
     def _in_place_conflict(self, group: RegionGroup, new: RegionGroup) -> str | None:
-        """Return the reason if a value updated in place is also read through another window or written twice; otherwise None."""
+        """Return the reason if a value updated in place is also read by index or through another window, or written twice; otherwise None."""
         written = [value for g in (group, new) for k in g.steps for value in self._writes(self.steps[k])]
         reads = dict.fromkeys((*group.inputs, *new.inputs))
         tables = [value for g in (group, new) for value in g.inputs if LOOKED_UP in g.space.places[value]]
@@ -224,7 +224,7 @@ class _RegionBuilder:
         self.groups[i] = group
 
     def too_large(self, result: Ordered) -> dict[LocalInstruction, str] | None:
-        """Return the members of the region nearest to the memory peak, with the reason; None if regions do not raise that peak."""
+        """Return the members of the region nearest to the memory peak, with the reason; None if no region raises the peak."""
         steps = [*result.body, *result.epilogue]
         memory = LiveBytes(result, steps, list(range(len(steps))))
         regions = {step.outputs[0]: i for i, step in enumerate(steps) if isinstance(step.action, Region)}
@@ -293,7 +293,7 @@ def _over(members: Sequence[RegionMember], outputs: Sequence[MemberOutput]) -> I
 
 
 def _unsuited(step: LocalInstruction, facts: StepFacts, builder: _RegionBuilder) -> str | None:
-    """Return the reason why an instruction cannot be in any region; None if it can be in one."""
+    """Return the reason why an instruction cannot be in any region; None for a suitable instruction."""
     op = step.action
     assert isinstance(op, Op)
     if isinstance(op, RuntimeAssertion):

@@ -25,7 +25,7 @@ from jobflow.kernels.target import FusionLimits
 
 @dataclass(frozen=True)
 class _Plan:
-    """The instructions that a group recomputes instead of reading a value, their inputs, and the resulting index space."""
+    """The instructions that a group recomputes instead of reading a value, their inputs, the joint index space, and the bytes saved."""
 
     steps: tuple[int, ...]
     reads: tuple[LocalValue, ...]
@@ -81,7 +81,7 @@ class Rematerialization:
             yield Rematerialized(value.name, self.steps[min(host.steps)].name, why)
 
     def _plan(self, value: LocalValue, host: RegionGroup, producers: Mapping[LocalValue, int]) -> _Plan | None:
-        """Return the plan by which a group recomputes a value instead of reading it; None if recomputation is impossible."""
+        """Return the plan by which `host` recomputes a value; None if recomputation is impossible or exceeds the limits of a region."""
         recomputed = self._makers(value, host, producers)
         if recomputed is None or min(host.steps) >= len(self.steps):
             return None
@@ -99,7 +99,7 @@ class Rematerialization:
         return _Plan(recomputed, reads, space, value.type.nbytes - spent.as_bytes)
 
     def _makers(self, value: LocalValue, host: RegionGroup, producers: Mapping[LocalValue, int]) -> tuple[int, ...] | None:
-        """Return the instructions that compute a value from inputs of the host or values in memory; None if that is impossible."""
+        """Return the instructions that compute a value from inputs of `host` or values in memory; None if there are no such instructions."""
         i = producers.get(value)
         if i is None or i not in self.groups or not self.facts[i].space.free or not self.facts[i].space.unique_axes or self.facts[i].sums:
             return None
