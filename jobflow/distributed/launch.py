@@ -110,7 +110,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def check_script(options: argparse.Namespace) -> None:
-    """Raise ConfigError if the script does not exist."""
+    """Raise ConfigError if the script does not exist, or is a YAML configuration."""
     script, is_command = Path(options.script), options.script == "jobflow"  # in its repository, jobflow is a folder too
     if not options.module and script.suffix in (".yaml", ".yml"):
         raise ConfigError(f"{options.script} is a configuration, not a Python program; to train it on each rank: -m jobflow train {options.script}")
@@ -147,7 +147,10 @@ def environments(options: argparse.Namespace, host: str, port: int, common: dict
 
 
 def common_environment(ranks: int) -> dict[str, str]:
-    """Return the environment that ranks inherit, without the variables by which another launcher numbers its ranks."""
+    """Return the environment that ranks inherit, without the variables by which another launcher numbers its ranks.
+
+    With several ranks on this node, OMP_NUM_THREADS is 1 unless it is set.
+    """
     environment = inherited(os.environ)
     if ranks > 1 and "OMP_NUM_THREADS" not in environment:
         say(f"OMP_NUM_THREADS was not set and is 1 for each of the {ranks} processes; set it to let each use more threads")
@@ -193,7 +196,7 @@ def loopback() -> str:
 
 
 def _place(options: argparse.Namespace, host: str, size: int, secret: bytes) -> tuple[int, socket.socket | None]:
-    """Return the port, and a listening socket if the ranks connect to this node."""
+    """Return the port, and a listening socket if several ranks connect to this node; None in place of the socket otherwise."""
     port = options.master_port or (PORT if options.nnodes > 1 else 0)
     if size == 1 or options.node_rank > 0:
         return port or PORT, None

@@ -64,7 +64,7 @@ class Output:
         self._splitter = Splitter()
 
     def feed(self, data: bytes) -> int:
-        """Print the lines that `data` completes; return their number."""
+        """Write the lines that `data` completes, or the incomplete last line if `data` is empty; return the number of lines on the stream."""
         return self._write(self._splitter.feed(data) if data else self._splitter.close())
 
     def _write(self, lines: Sequence[bytes]) -> int:
@@ -106,7 +106,7 @@ class Screen:
             self._last_shown = rank
 
     def repeat(self, rank: int) -> None:
-        """Print the traceback of a rank again, unless it was printed last."""
+        """Print the last traceback of a rank again, unless the last printed output is from this rank."""
         output = self.outputs[rank, "stderr"]
         lines = last_traceback(output.last)
         if lines and (self._redirect or self._last_shown != rank):

@@ -74,6 +74,8 @@ class JobBody:
         """Record an operation once per time step.
 
         Inputs without time steps are the same at all steps. Random operations sample different numbers at each step.
+
+        Raises: JobError if inputs have different numbers of time steps.
         """
         counts = sorted({len(x.each) for x in inputs if isinstance(x, TimeSteps)})
         if len(counts) > 1:
@@ -150,11 +152,11 @@ class JobBody:
         return self.handle(self.tracer.variable(declared))
 
     def slot(self, name: str, type: TensorType, initial: float, like: Variable | Placement | None) -> JobTensor:
-        """Return a state variable of an optimizer, in the layout of the variable `like`, or replicated."""
+        """Return a state variable of an optimizer, in the layout of the variable `like`, or replicated on the placement `like`."""
         return self.handle(self.tracer.slot(name, type, initial, like))
 
     def assign(self, name: str, value: Tensor) -> None:
-        """Assign this value to the variable at the end of the run."""
+        """Assign `value` to the variable `name` at the end of the run."""
         self.tracer.assign(name, value_of(value))
 
     def run_counter(self) -> JobTensor:

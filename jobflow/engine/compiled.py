@@ -60,7 +60,7 @@ class Compiled(ClientProgram):
             check_arguments(self.name, self.bounds, {name: value for name, _, value in bound})
 
     def arguments(self, bound: Sequence[Bound], run: int) -> dict[str, Any]:
-        """Return the arguments of run number `run` by name."""
+        """Return the arguments of run number `run` by name, including the run counter."""
         return {name: value for name, _, value in bound} | {RUN_COUNTER: np.array([run])}
 
     def close(self) -> None:

@@ -79,7 +79,7 @@ def assert_is_valid_distribute(distribute: object) -> None:
 
 
 def read_sbp(text: str, what: str) -> Sbp:
-    """Parse the text "S(0)", "B" or "P"."""
+    """Parse "S(axis)", "B" or "P"; raise SbpError for another string."""
     match = _SPELLING.match(text)
     if match is None:
         raise SbpError(f'{what} at {user_line()}: {text!r} is not an sbp; write "S(0)", "B" or "P"')
@@ -98,7 +98,7 @@ def current_placement(what: str) -> Placement:
 
 
 def mesh_sbp(what: str, wish: Distribute | str | ParallelDistribution, type: TensorType, placement: Placement) -> tuple[Sbp, ...]:
-    """Return one sbp per mesh dimension, from one request for all dimensions or a list with one request for each.
+    """Return one sbp per mesh dimension; `wish` is one request for all dimensions, or a list with one request for each.
 
     `auto()` becomes B.  Raises: SbpError for another number of requests, or for an axis that the tensor does not have.
     """
@@ -130,7 +130,7 @@ def _checked(what: str, spec: Distribute | str, type: TensorType) -> Sbp:
 def with_distribute(value: Tensor, distribute: Distribute) -> Tensor:
     """Return another handle of the tensor; operations that read this handle receive the tensor in the layout `distribute`.
 
-    Requests on the original handle do not apply to the new one.
+    Requests on the original handle do not apply to the new handle.  `auto()` removes the request.  Tensors of the mirrored view ignore requests.
     """
     assert_is_valid_distribute(distribute)
     value = _before_hints(value)
@@ -161,7 +161,7 @@ def asked_of(value: Tensor) -> tuple[Sbp | None, ...]:
 
 
 def distribute_of(value: Tensor) -> Distribute:
-    """Return the layout request of this handle as one `Distribute`; `auto()` if mesh dimensions differ."""
+    """Return the layout request of this handle as one `Distribute`; `auto()` without a request, or if the sbps of mesh dimensions differ."""
     requests = asked_of(value)
     if len(set(requests)) != 1:
         return auto()
@@ -185,7 +185,7 @@ def hierarchical_parallel_cast(
     grad_parallel_distribution: ParallelDistribution | None = None,
     name: str | None = None,
 ) -> Tensor:
-    """Return `input` in the listed layout, with one entry ("S(0)", "B" or a distribute) per mesh dimension.
+    """Return `input` in the layout `parallel_distribution`, with one entry ("S(0)", "B" or a distribute) per mesh dimension.
 
     On one mesh dimension, an empty list leaves `input` unchanged. With grad_mode "manual", the gradient is redistributed to
     `grad_parallel_distribution`. With "restore", "identity", "auto" and None, its layout is inferred.
@@ -232,24 +232,24 @@ def _apply(op: Op, x: Tensor, name: str | None) -> Tensor:
 
 
 def consistent_strategy() -> scope.consistent_view:
-    """Return `scope.consistent_view()`; the function has the name of older releases."""
+    """Return `scope.consistent_view()`, and print a notice that this function has an old name."""
     notice("distribute.consistent_strategy is the old name of scope.consistent_view")
     return scope.consistent_view()
 
 
 def mirrored_strategy() -> scope.mirrored_view:
-    """Return `scope.mirrored_view()`; the function has the name of older releases."""
+    """Return `scope.mirrored_view()`, and print a notice that this function has an old name."""
     notice("distribute.mirrored_strategy is the old name of scope.mirrored_view")
     return scope.mirrored_view()
 
 
 def consistent_strategy_enabled() -> bool:
-    """Return `scope.consistent_view_enabled()`; the function has the name of older releases."""
+    """Return `scope.consistent_view_enabled()`, and print a notice that this function has an old name."""
     notice("distribute.consistent_strategy_enabled is the old name of scope.consistent_view_enabled")
     return scope.consistent_view_enabled()
 
 
 def mirrored_strategy_enabled() -> bool:
-    """Return `scope.mirrored_view_enabled()`; the function has the name of older releases."""
+    """Return `scope.mirrored_view_enabled()`, and print a notice that this function has an old name."""
     notice("distribute.mirrored_strategy_enabled is the old name of scope.mirrored_view_enabled")
     return scope.mirrored_view_enabled()

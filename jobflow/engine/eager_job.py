@@ -54,7 +54,10 @@ class EagerBody(StagedBody):
         return self.look(value)
 
     def dynamic_rows(self, name: str, padded: JobTensor, axis: int) -> JobTensor:
-        """Return the rows of this call, as a slice of the padded tensor."""
+        """Return the rows of this call, as a slice of the tensor `padded`.
+
+        If the devices have different numbers of rows, operations that read the result raise JobError.
+        """
         rows = trimmed(self.look(padded.value), axis)
         counts = {each.shape[axis] for each in (rows if isinstance(rows, list) else [rows])}
         if len(counts) > 1:
@@ -179,7 +182,10 @@ class EagerJob(StagedJob):
         return shapes[0] if dynamic.per_device else shapes
 
     def _look(self, session: Session, body: EagerBody, value: Value) -> Any:
-        """Return the data of a value while the body runs."""
+        """Return the data of a value while the body runs.
+
+        Raises: JobError without a call, with several microbatches, or if arrays differ in length between devices.
+        """
         bound, what = self.bound, f"job {self.name} at {user_line()}: the values of {value.name}"
         if bound is None:
             raise JobError(f"{what} are unknown while the job is compiled; read them in a call of the job")

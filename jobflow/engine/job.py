@@ -185,7 +185,10 @@ class Job:
         return self.microbatch_count > 1 and not any(declared.type.shape[:1] > (1,) for _, declared in self.signature.placeholders())
 
     def _passes(self, program: Traced, results: Results) -> Trace:
-        """Return the trace of a body that reads or samples its batch, changed for runs with one batch per microbatch."""
+        """Return the trace of a body that reads or samples its batch, changed for runs with one batch per microbatch.
+
+        Raises: JobError if there is no batch, or if the readers have different batch sizes.
+        """
         read = {} if program.feed is None else program.feed.types
         sampled = next((node.outputs[0].shape[:1] for node in program.nodes if isinstance(node.op, RandomSource)), ())
         rows = {type.shape[0] for type in read.values()} or set(sampled)
@@ -194,13 +197,17 @@ class Job:
         where, count = self.config.lines.get(ACCUMULATION, self.where), self.microbatch_count
         if len(rows) > 1:
             raise JobError(
-                f"job {self.name} at {where}: {count} microbatches need readers of one batch size; got batch sizes {sorted(rows)}; use equal ones"
+                f"job {self.name} at {where}: with {count} microbatches, all readers must have the same batch size; got {sorted(rows)}; "
+                f"set one batch size for all readers"
             )
         cut = Microbatches(count, count * rows.pop(), tuple(read), where)
         return replace(program, microbatches=cut, schedule=self._schedule), results
 
     def _with_read(self, cut: Microbatches, read: Mapping[str, TensorType]) -> Microbatches:
-        """Return the microbatches extended by the arrays that the body reads, one batch for each microbatch."""
+        """Return the microbatches extended by the arrays that the body reads, one batch for each microbatch.
+
+        Raises: JobError if the readers and the microbatches differ in batch size.
+        """
         rows = sorted({type.shape[0] for type in read.values()})
         if rows != list(cut.sizes):
             raise JobError(
@@ -323,7 +330,7 @@ class Job:
 def read_feed(session: Session, compiled: Compiled, bound: Sequence[Bound], phase: str | None = None) -> tuple[list[Bound], dict[str, Any]]:
     """Read the arguments and the results of the host pipeline from the job's feed, for a run with the caller's arguments `bound`.
 
-    With `phase`, only arrays whose last phase is `phase` are read.
+    With `phase`, only arrays whose last phase is `phase` are read; without it, only arrays that depend on no phase.
     """
     session.settle()
     counter = None if compiled.fed is None else compiled.fed.feed.counter

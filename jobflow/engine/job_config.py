@@ -104,7 +104,7 @@ class FunctionConfig:
 
     @property
     def lazily(self) -> tuple[str, ...]:
-        """The names of variables for which a step updates only the rows that it read.  Raises: JobError for a malformed list."""
+        """The names of variables for which a step updates only the rows that it read.  Raises: JobError for a malformed value."""
         match self.options.get("indexed_slices_optimizer_conf", {"include_op_names": {"op_name": ()}}):
             case {"include_op_names": {"op_name": list(names) | tuple(names)}} if all(isinstance(name, str) for name in names):
                 return tuple(names)

@@ -121,7 +121,7 @@ class JobTensor(TensorOperators):
 
     @property
     def split_axis(self) -> int:
-        """The axis of `distribute`, or INVALID_SPLIT_AXIS."""
+        """The axis of `distribute`, or INVALID_SPLIT_AXIS if `distribute` is not a split."""
         axis = self.distribute.axis
         return INVALID_SPLIT_AXIS if axis is None else axis
 
@@ -255,7 +255,10 @@ class DynamicRows(JobTensor):
 
 
 def value_of(tensor: Any) -> Any:
-    """Return the value of a handle; return other objects unchanged, so that the caller can report them."""
+    """Return the value of a handle; return other objects unchanged, so that the caller can report them.
+
+    Raises: JobError for a result of the host pipeline, or for a tensor with time steps.
+    """
     if isinstance(tensor, HostResult):
         raise JobError(
             f"result {tensor.name} at {user_line()}: operations cannot read it, because its shape, at most {tensor.tensor_type}, differs in every "

@@ -51,7 +51,7 @@ class TensorOperators(Typed):
     __slots__ = ()
 
     def __bool__(self) -> bool:
-        """Return True, as for any object; raise JobError for the result of a comparison, whose elements are unknown."""
+        """Return True, as for any object; raise JobError for a tensor of type bool or int8, such as the result of a comparison."""
         if self.tensor_type.dtype not in (int8, bool_):
             return True
         raise JobError(
@@ -186,7 +186,7 @@ class TensorOperators(Typed):
 
 
 def quotient(x: Any, y: Any) -> Tensor:
-    """Return x / y; integers are truncated, and a division of the number zero or by it gives zeros."""
+    """Return x / y; quotients of integers are truncated, and the result is zero if x or y is the number zero."""
     if _is_number(y) and (not y or x.tensor_type.dtype.is_float):
         return ew.scale(x, 1.0 / y if y else 0)
     if _is_number(x) and y.tensor_type.dtype.is_float:
@@ -196,7 +196,7 @@ def quotient(x: Any, y: Any) -> Tensor:
 
 
 def _no_operand(other: Any) -> Any:
-    """Return NotImplemented; raise an error for arrays, because Python's own message would not explain the mistake."""
+    """Return NotImplemented; raise DtypeError for a NumPy array, because Python's own message would not explain the mistake."""
     if isinstance(other, np.ndarray):
         raise DtypeError(f"operator at {user_line()}: an operand is a NumPy array {other.dtype}{list(other.shape)}, not a tensor; {NOT_A_TENSOR}")
     return NotImplemented

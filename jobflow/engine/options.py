@@ -84,7 +84,10 @@ def _of_variable() -> Iterator[None]:
 
 
 def kernels_at_first() -> str:
-    """Return the default of the option `kernels`; raise VariableError if the environment sets an unknown value."""
+    """Return the default of the option `kernels`.
+
+    Raises: VariableError if the environment sets an unknown value, or a value that needs packages that are not installed.
+    """
     configured = os.environ.get(variables.KERNELS, "").strip() or "auto"
     with _of_variable():
         Option(choices=tuple(SETTINGS)).check(variables.KERNELS, configured)
@@ -169,7 +172,7 @@ def notice_ignored(owner: str, name: str) -> None:
 
 
 def unknown(owner: str, full: str, name: str, legal: Iterable[str]) -> ConfigError:
-    """Return the error for an unknown option."""
+    """Return the error for an unknown option, with a suggestion from the names `legal`."""
     return ConfigError(f"{owner}.{full} at {user_line()}: there is no such option{did_you_mean(name, legal)}")
 
 
@@ -296,7 +299,7 @@ class _Setters(Names):
 
 
 def check_kernels(setting: str, what: str) -> None:
-    """Raise ConfigError if a value of the option `kernels` needs packages that are not installed."""
+    """Raise ConfigError if the value `setting` of the option `kernels` needs packages that are not installed."""
     if setting == "llvm":
         try:
             optional("llvmlite", what)
@@ -369,7 +372,9 @@ class EnvOptions(_Setters):
     def machine(self, *val: Any) -> bool:
         """Record the machines of the program, the first of which runs the client.
 
-        Only mpiexec determines where ranks run.  Return False with a notice after the first job has run.
+        The launcher, such as mpiexec, determines where ranks run.  Return False with a notice if the environment has started.
+
+        Raises: ConfigError if an address is missing or occurs twice.
         """
         listed = val[0] if len(val) == 1 and isinstance(val[0], list | tuple) else val
         machines = tuple({"addr": entry} if isinstance(entry, str) else dict(entry) if isinstance(entry, dict) else {} for entry in listed)
@@ -388,7 +393,7 @@ class EnvOptions(_Setters):
         return True
 
     def init_bootstrap_confs(self, *val: Any, **kargs: Any) -> bool:
-        """Print a notice that the option has no effect, because ranks connect through mpiexec."""
+        """Print a notice that the option has no effect; return False if the environment has started."""
         notice("env.init_bootstrap_confs has no effect and is ignored")
         return not self._settings().started
 

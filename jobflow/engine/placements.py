@@ -128,7 +128,7 @@ def world_size() -> int:
 
 
 def _of_machines(machines: Mapping[int, Any], what: str) -> list[int]:
-    """Convert {machine: devices} to ranks; all machines have the same number of devices."""
+    """Convert {machine: devices} to ranks, with the same number of devices on each machine; raise PlacementError for other keys or values."""
     ranks: list[int] = []
     each = max(world_size() // max(len(machines), 1), 1)
     for machine, devices in machines.items():
@@ -168,7 +168,10 @@ def _how_to_start(ranks: int) -> str:
 
 
 class sbp:
-    """The layouts of a tensor along a dimension of the mesh: `sbp.split(dim)`, `sbp.broadcast`, `sbp.partial_sum` (also _max, _min)."""
+    """The layouts of a tensor along a dimension of the mesh.
+
+    They are `sbp.split(dim)`, `sbp.broadcast`, `sbp.partial_sum`, `sbp.partial_max` and `sbp.partial_min`.
+    """
 
     sbp = Sbp
     broadcast = layout.B
@@ -186,7 +189,10 @@ class sbp:
 
 
 def sbp_tuple(sbp: Any, where: Placement, what: str, ndim: int | None = None) -> tuple[Sbp, ...]:
-    """Return one sbp per dimension of the mesh from a single sbp or a list; raise SbpError for other objects."""
+    """Return one sbp per dimension of the mesh, from a list, or from a single sbp for a mesh of one dimension.
+
+    Raises: SbpError for another object, another number of entries, or an axis that a tensor of `ndim` axes does not have.
+    """
     each = tuple(sbp) if isinstance(sbp, list | tuple) else (sbp,)
     for one in each:
         if not isinstance(one, Split | Broadcast | Partial):

@@ -33,7 +33,10 @@ class LocalBlob(NDArrayOperatorsMixin):
         self._value = value
 
     def numpy(self, parallel_id: int | None = None) -> Array:
-        """Return the whole array, or the array of device `parallel_id`; arrays of a mirrored tensor are concatenated."""
+        """Return the whole array, or the array of device `parallel_id`; arrays of a mirrored tensor are concatenated.
+
+        Raises: JobError for a tensor list.
+        """
         if parallel_id is not None:
             return self.numpy_list()[parallel_id]
         return array(self._flat)

@@ -81,7 +81,7 @@ class Session:
 
     @property
     def device_tag(self) -> str:
-        """The configured kind of device."""
+        """The configured kind of device: "gpu" or "cpu"."""
         return "gpu" if self.settings.gpu_device_num else "cpu"
 
     def target(self) -> Target:
@@ -124,7 +124,7 @@ class Session:
         return first_ranks(self.device_tag, self.device_count())
 
     def place(self, tag: str, devices: Sequence[Any], hierarchy: tuple[int, ...] | None) -> Placement:
-        """Return the placement on devices that are rank numbers or texts such as "0:0-3" (machine 0, devices 0 to 3).
+        """Return the placement on `devices`, which are rank numbers or strings such as "0:0-3" (machine 0, devices 0 to 3).
 
         Nested lists are rows of a mesh, as in `hierarchy`.  A missing GPU is an error.  CPU numbers beyond the existing ranks wrap around; the mesh
         then keeps its inner dimensions if possible.
@@ -189,7 +189,7 @@ class Session:
             self._replaced = [key for key in self._compiled if (key[0].name == job.name and key[0] != job) or key in self._replaced]
 
     def start(self) -> World:
-        """Start the world at the first call, and return it."""
+        """Return the world, which the first call starts."""
         with scope.lock():
             if self.world is None:
                 multi = environment().client == "multi"
@@ -198,7 +198,10 @@ class Session:
             return self.world
 
     def prepare_all(self) -> None:
-        """Trace, compile and bind every registered job that has not been prepared."""
+        """Compile every registered job for its declared shapes, except eager jobs.
+
+        Raises: JobError if no job is registered, unless eager execution is enabled.
+        """
         if not self.jobs and not self.settings.eager:
             raise JobError(f"session at {user_line()}: there is no job yet; declare one with @global_function before variables are used")
         with scope.lock():
@@ -306,7 +309,7 @@ class Session:
         return values
 
     def run_phase(self, compiled: Compiled, bound: Sequence[Bound], host_results: Mapping[str, Any]) -> list[Any]:
-        """Run the program of a phase, which updates no variables."""
+        """Run a program once and return its values; the run is not counted, and no variables are marked as changed."""
         assert self.world is not None
         arguments = compiled.arguments(bound, self.runs.get(compiled.name, 0))
         return compiled.with_host_results(compiled.run(self.world, arguments, self.here), host_results)
@@ -365,7 +368,7 @@ class Session:
         return any(rank.index == 0 for rank in self.world.ranks)
 
     def barrier(self) -> None:
-        """Wait until every rank has called this."""
+        """Wait until every rank reaches this barrier."""
         with scope.lock():
             assert self.world is not None
             self.world.call(Barrier())

@@ -37,7 +37,7 @@ from jobflow.typing.results import Results
 from jobflow.typing.signature import Bound
 
 #: the alternative to dynamic rows
-_MASK = "return it, or compute with where(condition, x, y)"
+_MASK = "return the tensor, or compute with where(condition, x, y)"
 #: per dynamic argument its name, True for one shape per device, and its shape or shapes
 DynamicShapes = tuple[tuple[str, bool, Any], ...]
 
@@ -84,7 +84,7 @@ class StagedBody(JobBody):
     # ---------------------------------------------------------------- arguments from earlier phases
 
     def dynamic_rows(self, name: str, padded: JobTensor, axis: int) -> JobTensor:
-        """Return rows along an axis of a tensor that is padded with -1; the number of rows differs between runs."""
+        """Return the rows of `padded` along `axis` without their padding of -1; the number of rows differs between runs."""
         shape = self.shapes.get(name, padded.tensor_type.shape)
         return DynamicRows(padded, axis, partial(self._phase_input, name, padded, axis), shape)
 
@@ -98,7 +98,7 @@ class StagedBody(JobBody):
         if known := next((name for name, phase in self.phases.items() if phase.value is value and phase.convert is np.asarray), None):
             return known
         name = self.unique_name(what)
-        advice = "compute it in a separate job, and pass the result to this job"
+        advice = "compute the tensor in a separate job, and pass the result to this job"
         self.phases[name] = PhaseArgument(value.tensor_type, value.local, value, np.asarray, advice)
         return name
 
@@ -207,17 +207,17 @@ class StagedJob(Job):
         return replace(program, phases=dict(body.phases))
 
     def _check_microbatches(self, body: StagedBody) -> None:
-        """Raise JobError if the shapes of arguments would differ between microbatches."""
+        """Raise JobError if the job has earlier phases, or if arrays of the feed may differ in shape between microbatches."""
         where = self.config.lines.get(ACCUMULATION, self.where)
         if body.phases:
             raise JobError(
-                f"job {self.name} at {where}: {', '.join(body.phases)} is computed by an earlier phase, which is not possible with "
-                f"{self.microbatch_count} microbatches; {' and '.join(dict.fromkeys(phase.advice for phase in body.phases.values()))}"
+                f"job {self.name} at {where}: earlier phases compute {', '.join(body.phases)}; a job with {self.microbatch_count} microbatches "
+                f"cannot have earlier phases; {' and '.join(dict.fromkeys(phase.advice for phase in body.phases.values()))}"
             )
         if body.feed is not None and (names := [*body.feed.dynamic, *body.feed.results]):
             raise JobError(
-                f"job {self.name} at {where}: the shape of {', '.join(names)} differs between the {self.microbatch_count} microbatches; "
-                f"give samples one shape, as image.Resize does"
+                f"job {self.name} at {where}: the {self.microbatch_count} microbatches may differ in the shape of {', '.join(names)}; "
+                f"give all samples the same shape, as image.Resize does"
             )
 
     # ---------------------------------------------------------------- running
@@ -245,7 +245,7 @@ class StagedJob(Job):
         return name, Declared(phase.type, phase.per_device, self.where), phase.of(result)
 
     def specialize(self, session: Session, compiled: StagedProgram, bound: Sequence[Bound], extra: Sequence[Bound]) -> StagedProgram:
-        """Return the program for the shapes that these dynamic arguments have in this run."""
+        """Return the program for the shapes of the dynamic arguments among `extra`."""
         shapes, largest = compiled.dynamic_shapes(extra)
         return compiled if largest else session.compiled(self, StageShapes(shapes_of(bound), shapes))  # type: ignore[return-value]
 

@@ -89,7 +89,7 @@ def _room(variables: dict[str, int], requests: Sequence[int], rank: int, ranks: 
 
 
 def memory_of(program: Program, rank: int, ranks: int, processes: bool = False) -> Footprint:
-    """Return the memory of rank `rank` of `ranks` on one machine: the peak by use, and the total allocation."""
+    """Return the memory of rank `rank` of `ranks` on one machine: the peak by use, and for a CPU the total allocation."""
     plan = footprint(program.plan(rank, ranks))
     allocated = allocation(program, rank, ranks, processes)
     if allocated is None:

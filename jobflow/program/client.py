@@ -138,7 +138,7 @@ def assembled(layout: Layout | Local, type: TensorType, shards: Mapping[int, Arr
 
 
 def _concatenated(values: Sequence[Any]) -> Any:
-    """Return the pieces as one array along axis 0, or as a list with one array per device."""
+    """Concatenate `values` along axis 0; these are arrays, or lists with one array per device."""
     if len(values) == 1:
         return values[0]
     if isinstance(values[0], list):

@@ -95,7 +95,7 @@ class Run:
 class ReadVariables:
     """The command that returns the rank's parts of variables, by name.
 
-    Without `copies`, only the first rank sends variables that are whole on every rank.
+    Without `copies`, a variable that is whole on every rank is sent only by the first rank of its placement.
     """
 
     names: tuple[str, ...]

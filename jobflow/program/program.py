@@ -140,7 +140,7 @@ class Program:
 
 
 def _argument_slots(physical: Physical, rank: int) -> dict[str, Slot]:
-    """Return slots for the rank's large arguments, which have another address in each run."""
+    """Return slots for the rank's large arguments, which may have another address in each run."""
     slots: dict[str, Slot] = {}
     for value in physical.graph.inputs:
         op, layout = value.node.op, physical.layouts[value]
@@ -153,7 +153,7 @@ def _argument_slots(physical: Physical, rank: int) -> dict[str, Slot]:
 
 
 def state_of(rank: Rank) -> State:
-    """Return the variables of a rank."""
+    """Return the state of a rank, which has its variables; the first call creates the state."""
     state: State = rank.memory.setdefault("state", None) or State(rank.index, rank.device, rank.comm)
     rank.memory["state"] = state
     return state

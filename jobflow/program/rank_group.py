@@ -26,7 +26,7 @@ class RankGroup:
 
     @classmethod
     def of(cls, graph: Graph) -> RankGroup:
-        """Return the ranks of a graph."""
+        """Return the ranks in the placements of a graph, of its nodes and of its variables."""
         nodes, variables = (node.placement for node in graph.nodes), (variable.placement for variable in graph.variables.values())
         return cls((graph.placement, *nodes, *variables))
 

@@ -91,7 +91,10 @@ def _part(whole: BufferRange, value: Value, physical: Physical, rank: int, memor
 
 
 def io_buffers_of(physical: Physical) -> IoBuffers | None:
-    """Return the ranges of a job, or None if a tensor is partial or the shapes of arguments differ between ranks."""
+    """Return the ranges of a job.
+
+    Return None if an argument or output is partial, if argument shapes differ between ranks, or if a local argument has another placement.
+    """
     graph = physical.graph
     own = [layout for value in graph.inputs if isinstance(layout := physical.layouts[value], Local)]
     if graph.rows or any(layout.placement.ranks != graph.placement.ranks for layout in own):
@@ -136,7 +139,7 @@ def slots_of(feeds: Mapping[str, Array], memory: Array) -> dict[str, Slot]:
 
 
 def planned_slots(physical: Physical, rank: int) -> dict[str, Slot]:
-    """Return the slots in the shared I/O buffers that a plan for `rank` assumes for the arguments; {} if the program has no such buffers."""
+    """Return the slots in the shared I/O buffers that a plan for `rank` assumes for the arguments; {} for a single rank, and without such buffers."""
     io_buffers = io_buffers_of(physical)
     if io_buffers is None or physical.graph.placement.size == 1:
         return {}

@@ -86,7 +86,7 @@ class BufferPool:
         self.held = 0
 
     def allocator(self, type: TensorType) -> Callable[[], Array]:
-        """Return a function that returns uninitialised arrays of this type."""
+        """Return a function that returns uninitialised arrays of this type, from the pool unless the arrays are small."""
         dtype: Any = type.dtype.numpy
         nbytes = type.size * type.dtype.itemsize
         if nbytes < SMALLEST:
@@ -94,7 +94,7 @@ class BufferPool:
         return partial(self.size_class(nbytes).array, type.shape, dtype)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return an uninitialised array."""
+        """Return an uninitialised array, from the pool unless the array is small."""
         nbytes = math.prod(shape) * dtype.itemsize
         return np.empty(shape, dtype) if nbytes < SMALLEST else self.size_class(nbytes).array(shape, dtype)
 
@@ -105,7 +105,7 @@ class BufferPool:
         return self.classes.get(size) or self.classes.setdefault(size, SizeClass(self, size))
 
     def larger_or_new(self, size_class: SizeClass) -> tuple[SizeClass, Any]:
-        """Return a buffer and its class: a free buffer of a larger class if possible, or else a new one.
+        """Return a size class and a buffer of that class: a free buffer of a larger class if possible, or else a new buffer.
 
         Without larger buffers, the first pass of a program would map memory for every size class, while buffers of other classes are free.
         """
@@ -149,5 +149,5 @@ POOL = BufferPool(_limit())
 
 
 def owns_memory(array: Array) -> bool:
-    """Return True if the array is not a view of another array."""
+    """Return True if the array is not a view of another array, or if it is an array of the pool."""
     return array.base is None or type(array.base) is Lease

@@ -96,7 +96,7 @@ class Executor:
         self.depart = comm.barrier if comm.size > 1 and any(comm.exchange(_writes_common(plan))) else None
 
     def _must_meet(self, comm: Communicator) -> bool:
-        """Return True if a rank may still fail in its body while another one writes variables; the same on all ranks."""
+        """Return True if a rank may still fail in its body while another rank writes variables; the result is the same on all ranks."""
         if comm.size == 1 or not any(comm.exchange(bool(self.plan.epilogue))):
             return False
         all_ranks = tuple(range(comm.size))
@@ -136,7 +136,7 @@ class Executor:
     def run(self, arguments: Mapping[str, Array] | None) -> list[tuple[int, Array]]:
         """Run one step on this rank's shards of the arguments; return its shards of the outputs as (position, NumPy copy).
 
-        If `arguments` is None, arguments and outputs are in memory shared by the ranks.
+        If `arguments` is None, arguments and outputs are in memory shared by the ranks, and the returned list is empty.
         """
         if self.begin is not None:
             self.begin()
@@ -169,7 +169,7 @@ class Executor:
     def show(self, outputs: Iterable[int]) -> dict[int, tuple[Array, Array, int]]:
         """Stop copying these outputs; return the array, the buffer and the offset of each, by position.
 
-        Outputs in the memory of an argument are omitted, and still copied.
+        Outputs that are not in the arena, and outputs on a GPU, are omitted and still copied.
         """
         requested = set(outputs) if self.device.tag == "cpu" else set()
         places = {position: slot for position, slot in self.plan.fetches if position in requested and slot.buffer == "arena"}
@@ -206,7 +206,8 @@ class Executor:
     def _read_in_place(self, argument: ReboundArgument, array: Array) -> bool:
         """Bind the calls to the memory of an argument.
 
-        Return False if the argument must be copied because it is not contiguous, or because a run writes to its memory.
+        Return False if the argument must be copied because it is not contiguous or aligned, or has another element type.  Also return False if
+        it overlaps other buffers of the rank, or requires a different number of calls.
         """
         start = array.__array_interface__["data"][0]
         plain = array.flags.c_contiguous and start % array.itemsize == 0 and array.dtype == argument.slot.type.dtype.numpy
@@ -237,7 +238,10 @@ class Executor:
         return True
 
     def _perform(self, prepared: list[Call], first: int) -> FailedAssertion | None:
-        """Run the calls; return the first failed assertion."""
+        """Run the calls; return the first failed assertion, or None.
+
+        Other errors, except AbortedError, are raised with the name and the line of their instruction.
+        """
         f: Callable[..., Any]
         a: tuple[Any, ...]
         failure: FailedAssertion | None = None
@@ -263,7 +267,7 @@ class Executor:
                 raise JobflowError(f"{where}: {error} ({type(error).__name__})") from error
 
     def _raise_failure(self, failure: FailedAssertion | None) -> None:
-        """Raise the first failed assertion of any rank, on all ranks."""
+        """Exchange failed assertions; if there are any, raise the first one on all ranks."""
         assert self._exchange is not None
         if self._notes:
             self.device.synchronize()

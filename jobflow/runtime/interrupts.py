@@ -75,7 +75,7 @@ class held(_SigintScope):
 
 
 class caught(_SigintScope):
-    """A context that stores the exception of the SIGINT handler as `error`, calls `stop`, and raises the exception at its end."""
+    """A context that stores the exception of the SIGINT handler as `error`, calls `stop`, and raises the exception at the end of the block."""
 
     __slots__ = ("_stop", "error")
 
@@ -100,7 +100,9 @@ class caught(_SigintScope):
 
 
 def install() -> None:
-    """Print an uncaught KeyboardInterrupt or error of the environment in one line, and send SIGINT again if Python had to drop its exception.
+    """Install hooks that print an uncaught KeyboardInterrupt, or an uncaught error of the environment, in one line.
+
+    If Python had to drop a KeyboardInterrupt, SIGINT is sent again.
 
     A hook that the program has set before, or that calls this one, keeps its own report and exit code.
     """

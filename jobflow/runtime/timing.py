@@ -171,9 +171,9 @@ def host() -> str:
 
 
 def offset(comm: Communicator, machine: str, clock: Callable[[], float] = perf_counter) -> float:
-    """Return the difference in seconds between the clock of rank 0 and this rank's clock.
+    """Return the seconds by which the clock of rank 0 is ahead of this rank's clock.
 
-    The result is 0 on one machine, and otherwise the median difference at the ends of `MEETINGS` barriers.
+    The result is 0 if all ranks run on one machine, and otherwise the median difference at the ends of `MEETINGS` barriers.
     """
     machines = comm.exchange(machine)
     if len(set(machines)) == 1:

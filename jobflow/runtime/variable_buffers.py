@@ -51,7 +51,8 @@ class State:
     def declare(self, variables: Iterable[Variable], share: bool = False, own: Collection[str] = ()) -> list[str]:
         """Allocate memory for new variables; return the names of those that `initialize` must initialize on this rank.
 
-        With `share`, replicated variables are stored once in memory shared by all ranks, where it exists, except those named in `own`.
+        With `share`, replicated variables that are not in `own` are stored once, in memory that all ranks share.  On a GPU, or if there is too
+        little shared memory, each rank stores its own copy.
         Collective with `share`: all ranks declare the same variables.
         """
         new = [v for v in variables if v.name not in self.variables and self.rank in v.placement.ranks]
@@ -76,7 +77,7 @@ class State:
         self.buffers = {name: buffer for name, buffer in self.buffers.items() if name in used}
 
     def attach(self, variable: Variable, buffer: Array, offset: int = 0, common: bool = False) -> None:
-        """Bind a variable to existing memory with its values: `offset` bytes into the flat bytes of `buffer`.
+        """Bind a variable to existing memory that has its values, from byte `offset` of `buffer`.
 
         `common` is True if all ranks share the memory and bind it to this variable.
         """
@@ -93,14 +94,14 @@ class State:
         return all(tag == "cpu" for tag in self.comm.exchange(self.device.tag))
 
     def _common(self, sizes: Mapping[str, int]) -> dict[str, Array] | None:
-        """Return memory that all ranks share; None on all ranks if there is too little."""
+        """Return the buffers with these sizes, in memory that all ranks share; None on all ranks if there is too little shared memory."""
         arrays = {name: self.comm.allocate_common(nbytes) for name, nbytes in sizes.items()}
         return None if any(array is None for array in arrays.values()) else arrays
 
     def initialize(self, names: Iterable[str], target: Target = CPU) -> None:
         """Run the initializers of variables for this rank's shards, on the host, so that values do not depend on the device.
 
-        A CPU target also computes the initializers; otherwise the default CPU target does.
+        `target` computes the initializers if it is a CPU target; otherwise the default CPU target does.
         """
         for name in names:
             variable, is_host = self.variables[name], self.device.tag == "cpu"
@@ -126,5 +127,5 @@ class State:
         self.device.upload(self.array(name), value)
 
     def types(self) -> dict[str, TensorType]:
-        """Return the logical types of all variables."""
+        """Return the logical type of each variable, by name."""
         return {name: variable.type for name, variable in self.variables.items()}

@@ -97,13 +97,13 @@ sys.exit(3)
 @pytest.mark.parametrize(
     ("way", "when", "remaining", "what"),
     [
-        ("mpiexec", "before", "wait", "thread 'worker' at lingering.py:9 still runs, and rank 0 waits for this rank in the start of MPI"),
-        ("mpiexec", "after", "process", "child process 'worker' still runs, and rank 0 waits for this rank in collective 2"),
+        ("mpiexec", "before", "wait", "thread 'worker' at lingering.py:9 still runs, and rank 0 began to wait for this rank in the start of MPI"),
+        ("mpiexec", "after", "process", "child process 'worker' still runs, and rank 0 began to wait for this rank in collective 2"),
         (
             "launch",
             "before",
             "pool",
-            "thread 'ThreadPoolExecutor-0_0' at lingering.py:9 still runs, and rank 0 waits for this rank in the start of a session",
+            "thread 'ThreadPoolExecutor-0_0' at lingering.py:9 still runs, and rank 0 began to wait for this rank in the start of a session",
         ),
         pytest.param("mpiexec", "after", "wait", "thread 'worker' at lingering.py:9 still runs", marks=pytest.mark.full),
         pytest.param("mpiexec", "before", "pool", "thread 'ThreadPoolExecutor-0_0' at lingering.py:9 still runs", marks=pytest.mark.full),

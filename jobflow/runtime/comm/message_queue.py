@@ -94,7 +94,7 @@ class Control:
 
     @property
     def active_exception(self) -> BaseException | None:
-        """The exception that propagates or is handled in this thread; other ranks need not have it."""
+        """The exception that propagates or is handled in this thread; None without an exception, or if it was already handled at the start of MPI."""
         error = sys.exception()
         return None if id(error) == self._amid else error
 
@@ -145,7 +145,7 @@ class Control:
     def _report_deadlock(self) -> None:
         """Report the deadlock of this rank to all ranks.
 
-        One stuck rank reports for all, preferably one with an error.  If its report does not arrive in time, any stuck rank reports.
+        One stuck rank reports for all, preferably a rank with an error.  If its report does not arrive in time, any stuck rank reports.
         """
         missing = self._missing()
         held = stuck(missing)
@@ -161,11 +161,11 @@ class Control:
 
     @property
     def usable(self) -> bool:
-        """True until any rank aborts."""
+        """True until any rank aborts or reports a deadlock."""
         return self.reason is None and self._deadlock is None
 
     def check(self, patient: bool = False) -> None:
-        """Process status words, and raise if any rank has aborted."""
+        """Process status words; raise AbortedError if any rank has aborted, and DivergedError after a deadlock unless `patient`."""
         self.listen()
         if self._stuck_since < float("inf") and self._deadlock is None:
             self._report_deadlock()
@@ -184,7 +184,10 @@ class Control:
         return [waits_in(rank, wait.what, wait.missing(self.waits), wait.error) for rank, wait in waiting]
 
     def wait(self, ready: Callable[[], Any], what: What, needs: Callable[[], Sequence[WaitEdge]], patient: bool = False) -> None:
-        """Wait until `ready()`; `needs()` returns the points that other ranks must reach first, and `what` describes the operation."""
+        """Wait until `ready()`; `needs()` returns the points that other ranks must reach first, and `what` describes the operation.
+
+        With `patient`, the wait is not reported to other ranks, and continues if awaited ranks have left.
+        """
         for _ in range(self._spins):
             if ready():
                 return
@@ -304,7 +307,7 @@ class MessageQueue:
         self.counters: list[Counter] = [*self._sent, *self._received]
 
     def hand_over(self, parts: dict[int, list[Any]], what: str) -> None:
-        """Send each rank the output of `write`; return when the memory may be used again."""
+        """Send `parts[rank]`, an output of `write`, to each rank; return when the memory of the parts may be used again."""
         self._await(self._send(parts), what, list(parts))
 
     def _send(self, parts: dict[int, list[Any]]) -> list[Any]:
@@ -313,7 +316,7 @@ class MessageQueue:
         return [self._comm.Isend([part, self._mpi.BYTE], rank, _COMMAND) for rank, row in parts.items() for part in row]
 
     def _await(self, requests: list[Any], what: What, ranks: Sequence[int]) -> None:
-        """Wait until the ranks have received the messages."""
+        """Wait until the send `requests` to these ranks are complete."""
         needs = [WaitEdge(self._members[rank], self._theirs[rank][1], self._sent[rank].done) for rank in ranks]
         if requests:
             self._control.wait(lambda: self._mpi.Request.Testall(requests), what, lambda: needs)

@@ -119,7 +119,10 @@ class MpiCommunicator(Recorder):
         return self._callers.setdefault(members, set())
 
     def _all_called(self, here: set[int], others: set[int]) -> bool:
-        """Receive announcements, also for groups that this rank opens later; return True when all `others` have announced this group."""
+        """Receive announcements, also for groups that this rank opens later.
+
+        Return True when all `others` have announced this group, and the announcements of this rank have been sent.
+        """
         mpi = self._settings.mpi
         status = mpi.Status()
         while self._comm.Iprobe(mpi.ANY_SOURCE, _CALL, status):
@@ -394,7 +397,10 @@ class MpiTransfer:
 
 @lru_cache
 def _operation(mpi: Any, reduce: Reduction, dtype: np.dtype[Any]) -> Any:
-    """Return MPI's reduction; for the maximum and minimum of floats a custom one, because MPI may lose a NaN on some ranks only."""
+    """Return the MPI operator of a reduction.
+
+    The maximum and minimum of floats use a custom operator, because the predefined operator may lose a NaN on some ranks only.
+    """
     if reduce is Reduction.SUM or dtype.kind != "f":
         return {Reduction.SUM: mpi.SUM, Reduction.MAX: mpi.MAX, Reduction.MIN: mpi.MIN}[reduce]
 
@@ -406,7 +412,10 @@ def _operation(mpi: Any, reduce: Reduction, dtype: np.dtype[Any]) -> Any:
 
 
 def _compatible(record: Record) -> tuple[Array, Array, list[Call], list[Call]]:
-    """Return source and target for MPI, and the copies before and after: MPI needs disjoint memory and a type that it can reduce."""
+    """Return the source and the target of the MPI call, and the copies before and after the call.
+
+    MPI needs disjoint memory, and an element type that it can reduce.  For booleans, a sum in `record.reduce` becomes a maximum.
+    """
     source, target = record.source, record.target
     before: list[Call] = []
     after: list[Call] = []

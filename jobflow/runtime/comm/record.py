@@ -69,7 +69,7 @@ class BindingMessage(NamedTuple):
     def readable(self) -> bool:
         """True if peers can read all data of the operation: the source, and the piece of the result that a large all_reduce exchanges.
 
-        A separately allocated source can be in shared memory although there was none left for the staged result.
+        A separately allocated source can be in shared memory although too little was left for the staged result.
         """
         if self.nbytes == 0 or self.twin is not None:
             return True

@@ -1,13 +1,13 @@
 """Collectives over shared memory: of threads, or of processes with a shared window.
 
-Every operation is a barrier, reads of the peers' data, and another barrier.  The first barrier signals that all sources are ready, the second that
-all have been read and may be overwritten.
+Every operation consists of a barrier, reads of the peers' data, and another barrier.  The first barrier signals that all sources are ready.
+The second barrier signals that all sources have been read and may be overwritten.
 
 * A small source is first copied to one of two buffers, which the operations of a group use alternately.  A rank at the barrier of the next operation
   has finished reading in this one.  So the buffer is free after that barrier, and a second barrier is not needed.
 * A larger source that peers cannot read is copied to memory that all such operations share, because a second barrier ends each of them.
-* all_reduce: each rank combines all sources into its own target.  Large and in-place ones run in two halves: each rank combines its piece of the
-  sources, a barrier follows, and each rank copies the other pieces.
+* all_reduce: each rank combines all sources into its own target.  Large and in-place reductions run in two halves: each rank combines its piece of
+  the sources, a barrier follows, and each rank copies the other pieces.
 * A transfer needs no barrier.  The sender counts started transfers and the receiver completed ones, each in memory that the other reads.  The
   receiver copies when it waits.  A source that peers cannot read is copied when the transfer starts.
 * Sources are always combined in the order of `ranks`, so all ranks get the same bits.
@@ -52,7 +52,7 @@ class Channel(Protocol):
         """The number of completed operations of this end."""
 
     def advance(self) -> int:
-        """Count one more operation of this end; return the number."""
+        """Count one more operation of this end; return the new count."""
 
     def wait_for(self, count: int, what: str) -> None:
         """Wait until the other end has completed `count` operations; `what` names the operation."""
@@ -79,7 +79,9 @@ class Memory(Protocol):
 
 @dataclass(frozen=True)
 class StagingNeed:
-    """The staging bytes of an operation: a small source in the buffers of its group, a source or a result that peers cannot read directly.
+    """The staging bytes of an operation.
+
+    They are for a small source in the buffers of its group, or for a source and a result that peers cannot read directly.
 
     A transfer has its own buffer, from its start to the next start.
     """
@@ -170,11 +172,11 @@ class SharedOperations:
             self._channels.update(self._memory.channels(sending))
 
     def barrier_of(self, ranks: tuple[int, ...]) -> Barrier | None:
-        """Return the barrier of these ranks, if it exists; the same on all of them."""
+        """Return the barrier of these ranks; None, on all of these ranks, if they have no barrier."""
         return self._barriers.get(tuple(sorted(ranks)))
 
     def has_barrier(self, group: Group) -> bool:
-        """Return True if all ranks of the group can read each other's memory."""
+        """Return True if the group has a barrier, or a channel if it is a group of transfers."""
         return group.ranks in self._channels if group.transfers else tuple(sorted(group.ranks)) in self._barriers
 
     def complete(self, record: Record, messages: Sequence[BindingMessage]) -> None:
@@ -282,7 +284,7 @@ class SharedOperations:
 
 
 class Sender:
-    """The sender of a transfer; `staging` copies a source that the receiver cannot read directly."""
+    """The sender of a transfer; `staging` are the calls that copy a source that the receiver cannot read directly, or an empty list."""
 
     def __init__(self, channel: Channel, what: str, staging: list[Call]) -> None:
         self._channel = channel

@@ -75,9 +75,9 @@ class FreeStretches:
 
 
 def part_of_window(needed: int, first: int) -> int:
-    """Return the bytes of a rank's part of a new window for a request.
+    """Return the bytes of a rank's part of a new window, for a request of `needed` bytes.
 
-    A window for a small request has room for later requests.
+    If the request is smaller than `first` bytes, the part has `first` bytes, so that there is room for later requests.
     """
     return _pages(first if 0 < needed <= first else needed)
 
@@ -128,7 +128,7 @@ class Windows:
         self._first = first
 
     def reduce(self, value: int, operation: Any) -> int:
-        """Reduce a value over the ranks of the node."""
+        """Return the reduction of `value` over the ranks of the node by an MPI `operation`; collective over the node."""
         mine, all_of_them = np.array([value]), np.zeros(1, np.int64)
         request = self._node.Iallreduce(mine, all_of_them, operation)
         self._counter.done = count = self._counter.done + 1
@@ -159,7 +159,7 @@ class Windows:
         return array
 
     def _open(self, request: int) -> bool:
-        """Open a window, larger than the request if there is room."""
+        """Open a window, larger than `request` if there is room; return False on all ranks if there is too little memory for the request."""
         for size in (part_of_window(request, self._first), _pages(request)):
             needed = self.reduce(size, self._mpi.SUM)
             if self.reduce(shared_memory.free(_reserved[0]), self._mpi.MIN) >= needed and self._create(size):
@@ -200,7 +200,7 @@ class Windows:
             window.memory.Sync()
 
     def close(self) -> None:
-        """Free the windows that no rank uses; other windows remain until the process ends."""
+        """Free the windows that no rank uses; other windows remain until the process ends.  Collective over the node."""
         gc.collect()  # arrays in reference cycles are unused
         self._regions.clear()
         self._free.free.clear()

@@ -117,7 +117,7 @@ class ThreadCount:
         return self.done
 
     def reach(self, count: int, rank: int, rank_lock: RankLock, peer: int, what: str) -> None:
-        """Wait for the other end to reach `count`; `rank` holds its lock `rank_lock`, which is released then."""
+        """Let `rank`, at the other end, wait on its lock `rank_lock` until `count` operations are complete; `add` then releases the lock."""
         with self._guard:
             if self._state.reason is not None:
                 raise self._state.error()

@@ -82,7 +82,7 @@ class CommandQueue:
                 self._slots[peer] = Direction(comm.peer_view(comm.rank, to)), Direction(comm.peer_view(peer, back))
 
     def send(self, messages: dict[int, list[Any]], what: str) -> None:
-        """Send each rank the output of `write`; return when the memory may be used again."""
+        """Send `messages[rank]`, an output of `write`, to each rank; return when the memory of the messages may be used again."""
         long: dict[int, list[Any]] = {}
         for rank, parts in messages.items():
             self._sent[rank].done += 1
@@ -137,6 +137,6 @@ def command_queue_bytes(rank: int, ranks: int) -> int:
 
 
 def _slot(location: MemoryRange | None, number: int) -> MemoryRange | None:
-    """Return the memory range of the slot with this number in a rank's allocation."""
+    """Return the memory range of the slot with this number in a rank's allocation at `location`; None without a location."""
     size = ALIGNMENT + LONGEST
     return None if location is None else MemoryRange(location.region, location.offset + number * size, size)

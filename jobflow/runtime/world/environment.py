@@ -29,7 +29,7 @@ CHECKPOINTS = "JOBFLOW_CHECKPOINTS"
 
 
 def usable_cores() -> set[int]:
-    """Return the processors that the system allows this process."""
+    """Return the numbers of the processors on which this process may run."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
@@ -69,7 +69,7 @@ _NEIGHBOURS = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 
 def launched(environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """Return the launch described by the environment; None for a single process.
+    """Return the launch described by the environment; None for a single process, or for a child process of a rank.
 
     mpiexec has priority over the four variables, which may be left over in a terminal.  These have priority over srun, which may have started the
     launcher that set them.
@@ -187,7 +187,7 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """Return the number of processes."""
+    """Return the number of processes of the program."""
     launch = launched()
     return 1 if launch is None else launch.size
 
@@ -207,7 +207,10 @@ def local_rank_from_launcher() -> int | None:
 
 
 def node_size_from_launcher() -> int | None:
-    """Return the number of nodes, assuming equal numbers of processes; None if no variable states it."""
+    """Return the number of nodes, 1 for a single process; None if no variable states it.
+
+    Unless srun states the number, each node is assumed to have the same number of processes.
+    """
     launch = launched()
     if launch is None:
         return 1

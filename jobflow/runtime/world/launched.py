@@ -60,7 +60,7 @@ class _Guard:
 
 
 def starts_ranks(command: Sequence[str] = sys.orig_argv) -> bool:
-    """Return True in `jobflow launch`, which is not a rank even if its terminal sets the variables of one."""
+    """Return True if `command` is `jobflow launch` or its module, which is not a rank even if the variables of a rank are set."""
     pairs = zip(command, command[1:], strict=False)
     return any(pair == ("-m", "jobflow.distributed.launch") or (os.path.basename(pair[0]) == "jobflow" and pair[1] == "launch") for pair in pairs)
 
@@ -117,7 +117,7 @@ def mpi_starts(longest: float) -> Iterator[None]:
 
 
 def announce_lingering(longest: float, remaining: str) -> None:
-    """Report to the monitor that the main thread has ended before MPI has started, while `remaining` runs; see `lingering`."""
+    """Report to the monitor that the main thread has ended before MPI has started, while `remaining` runs; see `AbsentRanks.lingering`."""
     _send_monitor(b"%b %a %b" % (monitor.LINGERING, longest, remaining.encode()[: monitor.LONGEST - 100]))
 
 
@@ -158,7 +158,7 @@ def _mute() -> None:
 
 
 def unmute() -> None:
-    """Enable the output of this rank again."""
+    """Enable the standard output of this rank again."""
     if _Guard.output is not None:
         sys.stdout.flush()
         os.dup2(_Guard.output, 1)
@@ -184,7 +184,7 @@ def _uncaught_in_thread(about: threading.ExceptHookArgs) -> None:
 
 
 def guarded() -> Launch | None:
-    """Return the launch of this process if it is a rank; None for a single process, and for a launcher of ranks."""
+    """Return the launch of this process if it is a rank; None for other processes, such as a launcher or a forked child."""
     return _Guard.launch if _Guard.pid == os.getpid() else None
 
 
@@ -195,14 +195,14 @@ def check_member() -> None:
 
 
 def say_once(text: str, launch: Launch) -> None:
-    """Print a text that is equal on all ranks once on each node; the process then ends as at the end of its script."""
+    """Print a text that is equal on all ranks, once on each node; unlike `end_job`, do not end the ranks."""
     _Guard.token = _Guard.token or _claim(launch)
     if _Guard.token is not None:
         print(text, file=sys.stderr, flush=True)
 
 
 def end_job(error: BaseException, launch: Launch, text: str = "") -> NoReturn:
-    """Print `error`, or `text` for it, unless another rank of this node has just printed one, and end all ranks.
+    """Print `text`, or else the message or traceback of `error`, unless another rank of this node has printed an error, and end all ranks.
 
     The exit code is 1, or 130 after Ctrl-C.  A rank that ends because of another rank waits first, so that the first error is printed.
     """
@@ -226,7 +226,7 @@ def end_job(error: BaseException, launch: Launch, text: str = "") -> NoReturn:
 
 
 def _traceback(error: BaseException) -> str:
-    """Return the traceback of an error, or only its last line if there is too little memory."""
+    """Return the traceback of an error, or only its last line if there is too little memory; add advice to a MemoryError under a limit."""
     try:
         text = "".join(traceback.format_exception(error)).rstrip()
     except MemoryError:
@@ -244,7 +244,7 @@ def _follows(error: BaseException | None, rank: int) -> bool:
 
 
 def ended_elsewhere(text: str, show: bool) -> None:
-    """End this rank because another rank has failed; called in a separate thread at any point of the program."""
+    """End this rank because another rank has failed, and print `text` if `show`; called in a separate thread at any point of the program."""
     if _Guard.failing:
         return
     launch = _Guard.launch
@@ -265,7 +265,8 @@ def _token_of(launch: Launch) -> str:
 def _claim(launch: Launch) -> socket.socket | None:
     """Return a token that only one process of a job on a node can hold until it ends; None if another process holds it.
 
-    An abstract socket name is exclusive and needs no cleanup.  On systems without such names every process gets the token.
+    An abstract socket name is exclusive and needs no cleanup.  Every process gets a token
+    on systems without such names, and if each rank has its own terminal.
     """
     token = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if not sys.platform.startswith("linux") or (launch.master and not launch.supervised):  # each rank has its own terminal

@@ -35,7 +35,7 @@ class _State:
 
 
 def install(started: launch.Launch, awaited: Callable[[], Awaited]) -> None:
-    """Monitor the time after the end of the main thread; `awaited` is called at the end of that thread."""
+    """Install the monitoring that begins when the main thread ends; `awaited()` is then called once, to create the check for waiting ranks."""
     pid, shutdown = os.getpid(), threading._shutdown  # type: ignore[attr-defined]
 
     def main_has_ended() -> None:
@@ -50,7 +50,7 @@ def install(started: launch.Launch, awaited: Callable[[], Awaited]) -> None:
 
 
 def close() -> None:
-    """End the watch when the process ends."""
+    """Stop the monitoring thread, if there is one, and wait until it has exited."""
     _State.ended.set()
     if _State.thread is not None:
         _State.thread.join()
@@ -68,7 +68,10 @@ def _remaining() -> str:
 
 
 def _watch(started: launch.Launch, remaining: str, awaited: Awaited) -> None:
-    """End the job if other ranks wait for this rank longer than the time limit."""
+    """End the job if other ranks wait for this rank longer than the time limit.
+
+    `remaining` names a thread or child process that still runs.  If `awaited()` returns None, this rank is active, and the function returns.
+    """
     longest, since, announced = longest_wait(), float("inf"), False
     launch.announce_lingering(longest, remaining)
     while not _State.ended.wait(POLL):

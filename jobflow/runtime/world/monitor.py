@@ -152,7 +152,10 @@ class AbsentRanks:
         return self._began is not None
 
     def is_too_long(self) -> str:
-        """Print the missing ranks; return the text of the error after the time limit, and an empty text before."""
+        """Print the ranks that are missing or wait for this one; return the text of the error, or "" if there is no error yet.
+
+        It is an error if a missing rank has ended, or if a wait reaches the time limit.
+        """
         if self._remaining:
             return self._lingers_too_long()
         if self._began is None:
@@ -175,7 +178,7 @@ class AbsentRanks:
         return ""
 
     def _lingers_too_long(self) -> str:
-        """Print the ranks that wait for this one after the end of its main thread; return the text of the error after the time limit."""
+        """Print the ranks that wait for this one after the end of its main thread; return the text of an error after the time limit."""
         waiting = _listed({rank for rank in range(self._size) if rank != self._rank and is_held(f"{self._name}.{rank}.starting")})
         now = time.monotonic()
         self._awaited = min(self._awaited, now) if waiting else float("inf")
@@ -191,11 +194,11 @@ class AbsentRanks:
         return ""
 
     def _has_ended(self) -> bool:
-        """Return True if the process manager has fewer live children on this machine than it started ranks."""
+        """Return True if some, but not all, of the ranks that the process manager started on this machine have ended."""
         return 0 < sum(map(is_alive, ranks_of(self._starter))) < self._here
 
     def _missing(self) -> str:
-        """List the ranks of this machine that have no monitor; state only their number if the job has other machines."""
+        """Describe the ranks of this machine without a monitor, only by their number if the job has other machines; "" if there are none."""
         there = {rank for rank in range(self._size) if is_held(f"{self._name}.{rank}")}
         if self._here < self._size:
             lacking = self._here - len(there)
@@ -209,7 +212,8 @@ def _listed(ranks: set[int]) -> str:
 
 def lingering_text(remaining: str, waiting: str, waited: float, what: str) -> str:
     """Return the error of a rank whose main thread has ended, while other ranks wait for it."""
-    return f"the main thread has ended, but {remaining} still runs, and {waiting} waits for this rank in {what} since {waited:.0f} s; {JOIN_ADVICE}"
+    began = f"{waiting} began to wait for this rank in {what} {waited:.0f} s ago"
+    return f"the main thread has ended, but {remaining} still runs, and {began}; {JOIN_ADVICE}"
 
 
 class Interrupts:
@@ -321,7 +325,7 @@ def watch(line: int, process: int, starter: int, absent: AbsentRanks, interrupts
 
 
 def stopped(process: int) -> str:
-    """Return the text of an error if the rank is stopped and cannot follow a SIGTERM; its peers would wait for it."""
+    """Return the text of an error if the rank is stopped and has a pending SIGTERM, because its peers would wait for it; otherwise return ""."""
     with suppress(OSError), open(f"/proc/{pid_of(process)}/status", encoding="ascii", errors="replace") as status:
         words = {name: value.split()[0] for name, _, value in (line.partition(":") for line in status) if value.strip()}
         pending = int(words["SigPnd"], 16) | int(words["ShdPnd"], 16)
@@ -353,7 +357,7 @@ def starter_pid(starter: int) -> int:
 
 
 def ranks_of(starter: int) -> list[int]:
-    """Return the processes that the process manager has started on this node."""
+    """Return the ids of the processes that the process manager has started on this node; [] if the system does not list them."""
     pid = starter_pid(starter)
     with suppress(OSError), open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as children:
         return [int(word) for word in children.read().split()]
@@ -379,7 +383,7 @@ def hold(name: str) -> socket.socket | None:
 
 
 def claim(token: str) -> bool:
-    """Return True if this process is the first of the job on this node to report an error."""
+    """Hold the abstract socket name `token` until this process ends; return False if another process holds the name."""
     holder = hold(token)
     if holder is not None:
         _held.append(holder)
@@ -399,7 +403,7 @@ def end_job(rank: int, token: str, starter: int, interrupts: Interrupts, *, star
     """Report the end of the rank and end the job, unless the whole job is ending.
 
     `starting` is True if the rank was in the start of MPI, which ends the process after an error, often because another rank has ended.
-    The monitor of that rank then reports the cause.
+    The monitor of that other rank then reports the cause.
     """
     # immediately, because the process manager may end the other ranks, whose monitors then claim it
     first = not starting and claim(token)
@@ -419,7 +423,7 @@ def end_job(rank: int, token: str, starter: int, interrupts: Interrupts, *, star
 def report(text: str, starter: int, code: int = 1, *, first: bool) -> None:
     """Print the text and end the job.
 
-    A monitor that is not the `first` to report prints nothing; it ends the job only if the job lasts after DEFERENCE seconds.
+    A monitor that is not the `first` to report prints nothing; it ends the job only if the job still runs after DEFERENCE seconds.
     """
     if first:
         say(text)
@@ -439,7 +443,7 @@ def abort(starter: int, code: int = 1) -> None:
 
 
 def end_rank(rank: int, token: str, process: int) -> None:
-    """End the rank after the end of its process manager."""
+    """Kill the rank if it still runs GRACE seconds after the end of its process manager, and remove the names of its shared memory."""
     if is_over(process, GRACE):
         return
     names = names_of(pid_of(process))

@@ -87,7 +87,7 @@ class MpiProcess:
         return [rank for rank in range(self.control.size) if rank != self.control.rank]
 
     def begin(self, session: str) -> None:
-        """Wait until all ranks begin a session in the same mode."""
+        """Wait until all ranks begin a session; raise JobError if their modes differ, or if an earlier session had another mode."""
         if self.session:
             if self.session != session:
                 raise JobError(
@@ -202,7 +202,10 @@ def end_script(started: Launch) -> None:
 
 
 def _awaited(started: Launch) -> Awaited:
-    """Return the function that determines which ranks wait for this one after the end of its main thread."""
+    """Return a function for the time after the main thread.
+
+    The function returns the ranks that wait for this one, or None if this rank is still active.
+    """
     before = _processes[0].progress() if _processes else None
 
     def awaited() -> dict[int, str] | None:
@@ -221,7 +224,7 @@ def _awaited(started: Launch) -> Awaited:
 
 
 def guard() -> Launch | None:
-    """Guard this process if it is one of several ranks; called when jobflow is imported."""
+    """Install the exit handlers and return the launch if this process is one of several ranks; called when jobflow is imported."""
     if launch.starts_ranks():
         return None
     started = launch.launched()

@@ -75,7 +75,7 @@ def split(master: str) -> tuple[str, int]:
 def resolve(master: str) -> tuple[socket.AddressFamily, Any]:
     """Return the address family and socket address of "host:port".
 
-    A name with addresses of both families resolves to its IPv4 address, so that all ranks choose the same.
+    A name with addresses of both families resolves to its IPv4 address, so that all ranks choose the same address.
     """
     host, port = split(master)
     try:
@@ -124,7 +124,7 @@ def listen(master: str, secret: bytes) -> socket.socket:
 
 
 def start_service(listener: socket.socket, size: int, secret: bytes) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start the service as a process; return it with the connection to it.  The service ends the ranks when that connection closes."""
+    """Start the service as a process; return the process and a connection to it.  The service ends the ranks when that connection closes."""
     mine, its = socket.socketpair()
     folder = Path(service.__file__).parent
     # by its path and isolated from the package and the environment
@@ -167,7 +167,7 @@ class Membership:
     # ---------------------------------------------------------------- rank 0's part
 
     def _serve(self) -> socket.socket:
-        """Start the service; a second process with RANK=0 is rejected by the first one's service."""
+        """Start the service and return the connection to it; raise AddressError if another process with RANK=0, or another program, uses the port."""
         deadline = time.monotonic() + LINGER
         while True:
             try:
@@ -185,7 +185,7 @@ class Membership:
         return parent
 
     def _rejection(self) -> str | None:
-        """Return the reason why the service of another rank 0 rejects this one."""
+        """Return the reason for which the service of another process with RANK=0 rejects this process; None if no such service answers."""
         master = self.started.master
         with suppress(OSError, JobError, StopIteration), connect(master, LINGER) as sock:
             _, lines = authenticate(sock, {**about(self.started), "second": True}, self._secret, master, LINGER)
@@ -384,7 +384,10 @@ def _keep_alive(sock: socket.socket) -> None:
 
 
 def start_mpi(member: Membership) -> Any:
-    """Return the module mpi4py.MPI, started with all ranks; raise JobError if its MPI library cannot be started over PMI-1."""
+    """Return the module mpi4py.MPI, started with all ranks.
+
+    Raises: JobError if MPI has been initialized before, or if its library cannot be started over PMI-1.
+    """
     settings = importlib.import_module("mpi4py").rc
     ours = "mpi4py.MPI" not in sys.modules
     if ours:
@@ -460,7 +463,10 @@ def member() -> Membership:
 
 
 def local_rank() -> int:
-    """Return the number of this process on its node; communicate with the other ranks if no variable states it."""
+    """Return the number of this process on its node.
+
+    If no variable states it, communicate with the other ranks; raise JobError under mpiexec and srun, which have no rendezvous.
+    """
     number = variables.local_rank_from_launcher()
     if number is not None:
         return number
@@ -470,7 +476,10 @@ def local_rank() -> int:
 
 
 def node_size() -> int:
-    """Return the number of nodes; communicate with the other ranks if no variable states it."""
+    """Return the number of nodes.
+
+    If no variable states it, communicate with the other ranks; raise JobError under mpiexec and srun, which have no rendezvous.
+    """
     size = variables.node_size_from_launcher()
     return size if size is not None else len(set(_nodes("the number of nodes")))
 

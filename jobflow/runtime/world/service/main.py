@@ -49,7 +49,7 @@ _WORDS = {"need": bool, "leave": bool, "failed": str}
 
 
 class Service:
-    """All connections, in one thread; `parent` is the process that started it."""
+    """The service, with all connections in one thread; `parent` is the connection to the process that started the service."""
 
     def __init__(self, size: int, listener: socket.socket, parent: socket.socket, secret: bytes) -> None:
         self.size = size
@@ -156,7 +156,7 @@ class Service:
         return member.finalized if line is member.pmi else member.left and member.pmi in self._handlers
 
     def _from_parent(self, text: str) -> None:
-        """Process the end of a rank's process reported by the launcher; most ranks have reported it themselves."""
+        """Process the launcher's report that the process of a rank has ended; most ranks have reported their end themselves."""
         message = fields(text, {"gone": int, "code": int})
         rank, code = message["gone"], message["code"]
         if code != 0:
@@ -209,7 +209,7 @@ class Service:
             self._send(line, answer)
 
     def _assign(self, line: Connection, member: Member, receive: Callable[[str], None]) -> None:
-        """Assign a connection to a rank."""
+        """Assign a connection to a rank; `receive` processes its lines."""
         self._unauthenticated.remove(line)
         self._owners[line], self._handlers[line] = member, receive
 
@@ -353,7 +353,10 @@ class Service:
 
 
 def main() -> None:
-    """Run the service; the arguments are the number of ranks, and the file descriptor of a listening socket."""
+    """Run the service; the arguments are the number of ranks, and the file descriptor of a listening socket.
+
+    Standard input is the connection to the process that started the service.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the ranks handle Ctrl-C
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # three descriptors per rank, and one per unauthenticated peer

@@ -81,7 +81,7 @@ class Member:
 
 
 def node_name() -> str:
-    """Return the namespace of process ids: one boot of a machine, and one process namespace in it."""
+    """Return an identifier of the namespace of process ids: the machine's boot and process namespace, or its host name if these are unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
             return f"{boot.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -90,7 +90,9 @@ def node_name() -> str:
 
 
 def watch(sock: socket.socket, pid: int) -> int | None:
-    """Return a pidfd of the process with this id that holds the other end of a connection; None if that cannot be determined.
+    """Return a pidfd of process `pid`, after a check that the process holds the other end of the connection.
+
+    Return None if the process has ended, if the system has no pidfds, or if the holder cannot be determined.
 
     Raises: ValueError if another process, or a process of another user, holds the other end.
     """
@@ -112,7 +114,10 @@ def watch(sock: socket.socket, pid: int) -> int | None:
 
 
 def holds(sock: socket.socket, pid: int) -> bool:
-    """Return True if process `pid` holds the other end; False if that cannot be determined; raise ValueError if it does not."""
+    """Return True if process `pid` holds the other end of the connection, and False if that cannot be determined.
+
+    Raises: ValueError if another process, or a process of another user, holds the other end.
+    """
     entry = other_end(sock)
     if entry is None:
         return False
@@ -156,7 +161,7 @@ def _hex(family: int, address: tuple[Any, ...]) -> str:
 def is_own(sock: socket.socket) -> bool:
     """Return True for a connection from a process of this user on this machine.
 
-    If the system does not state the user, accept all processes of this machine.
+    If the user cannot be determined, return False on Linux and True on other systems.
     """
     entry = other_end(sock)
     if entry is not None:
