@@ -131,7 +131,10 @@ def dtype_value(value: float, dtype: DType) -> float:
 
 
 def _typed(name: str, operands: Sequence[Operand]) -> tuple[Expression, ...]:
-    """Return the operands as expressions of one type; Python numbers become constants. Raise DtypeError if types differ."""
+    """Return the operands as expressions of one type; Python numbers become constants.
+
+    Raises DtypeError if the types of expressions differ, or if no operand is an expression.
+    """
     types = {x.dtype for x in operands if isinstance(x, Expression)}
     if len(types) != 1:
         listed = " and ".join(x.dtype.name if isinstance(x, Expression) else str(x) for x in operands)
@@ -146,7 +149,7 @@ def _same(name: str, kinds: str = "fViu") -> Callable[..., Expression]:
     def function(*operands: Operand) -> Expression:
         typed = _typed(name, operands)
         if typed[0].dtype.numpy.kind not in kinds:
-            raise DtypeError(f"{name}: operands of type {typed[0].dtype.name} are not supported")
+            raise DtypeError(f"{name}: operands of type {typed[0].dtype.name} are not supported; cast them")
         return make(name, typed, typed[0].dtype)
 
     function.__name__ = name
@@ -154,7 +157,7 @@ def _same(name: str, kinds: str = "fViu") -> Callable[..., Expression]:
 
 
 def _logical(name: str) -> Callable[..., Expression]:
-    """Return the constructor of a logical primitive; nonzero integers are true."""
+    """Return the constructor of a logical primitive; nonzero numbers are true."""
 
     def function(*operands: Operand) -> Expression:
         return make(name, tuple(x if x.dtype is bool_ else not_equal(x, 0) for x in _typed(name, operands)), bool_)
@@ -275,7 +278,7 @@ def clip(x: Expression, low: float | None, high: float | None) -> Expression:
 def where(condition: Expression, x: Operand, y: Operand) -> Expression:
     """Return x where the condition is true, else y; x and y are computed everywhere."""
     if condition.dtype is not bool_:
-        raise DtypeError(f"where: the condition is {condition.dtype.name}, not bool")
+        raise DtypeError(f"where: the condition is {condition.dtype.name}, not bool; compare it with 0")
     chosen = _typed("where", (x, y))
     return make("where", (condition, *chosen), chosen[0].dtype)
 
@@ -287,7 +290,7 @@ def rare_where(condition: Expression, x: Operand, y: Operand) -> Expression:
 
 
 def library(name: str, *operands: Operand) -> Expression:
-    """Return a call of a C library function on one number at a time, as in NumPy."""
+    """Return a call of the C library function `name`, which computes one element at a time, as in NumPy."""
     typed = _typed(name, operands)
     return make("library", typed, typed[0].dtype, name)
 
@@ -304,7 +307,7 @@ def weighted_sum(alpha: Operand, x: Operand, beta: Operand, y: Operand) -> Expre
 
 
 def fma(x: Operand, y: Operand, z: Operand) -> Expression:
-    """Return x y + z with one rounding; on arrays of float64, with two."""
+    """Return x y + z with one rounding; arrays of float64 round twice where the exact computation overflows (see `on_arrays.exact_fma`)."""
     typed = _typed("fma", (x, y, z))
     return make("fma", typed, typed[0].dtype)
 
@@ -351,7 +354,7 @@ def row_element(x: Expression, at: Expression) -> Expression:
 def philox(element: Expression, stream: Expression, key: tuple[int, int], plane: int = 0) -> Expression:
     """Return the 32 random bits of an element from `expressions.philox`, as int64.
 
-    `element` is the flat index of the element in the logical tensor.
+    `element` is the flat index of the element in the logical tensor.  `stream`, `key` and `plane` are the operands of the generator.
     """
     if element.dtype is not int64 or stream.dtype is not int64:
         raise DtypeError(f"philox: element and stream are {element.dtype.name} and {stream.dtype.name}, not int64")

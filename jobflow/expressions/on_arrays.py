@@ -81,7 +81,7 @@ def functions(xp: Xp) -> Any:
 def exact_fma(xp: Xp, x: Array, y: Array, z: Array) -> Array:
     """Return x y + z of float64 as if rounded once, from the rounding errors of product and sum (Dekker, Knuth).
 
-    If that overflows, the result is rounded twice.
+    Where the computation of these errors overflows, the result is rounded twice.
     """
     product, total = x * y, x * y + z
     halves = []
@@ -96,7 +96,7 @@ def exact_fma(xp: Xp, x: Array, y: Array, z: Array) -> Array:
 
 
 def exponent_limit(dtype: Any) -> float:
-    """Return the largest x for which e^x does not overflow the element type, with a margin for a sum."""
+    """Return the largest integer x for which e^(x + 1) does not overflow the element type; the factor e is a margin for sums."""
     return float(math.floor(math.log(dtype_of(dtype).largest) - 1))
 
 
@@ -139,7 +139,7 @@ def row_min(xp: Xp, x: Array) -> Array:
 def column_sum(xp: Xp, x: Array) -> Array:
     """Return the sum of each column over all rows, a vector.
 
-    Blocks of 64 rows are summed sequentially; the sums of the blocks are added with compensation.
+    On a CPU, blocks of 64 rows are summed sequentially, and the sums of the blocks are added with compensation.
     """
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     if xp is not np:

@@ -43,7 +43,10 @@ def key_of(seed: int, name: str) -> Key:
 
 
 def random_stream(default: int, seed: int | None, name: str) -> tuple[str, int]:
-    """Return (name, seed) of a random op.  An explicit `seed` has the name "", so that ops with equal seeds sample equal numbers."""
+    """Return the name and the seed of a random op: `name` and `default`, or "" and `seed` if `seed` is not None.
+
+    With equal explicit seeds, two ops therefore sample equal numbers.
+    """
     return (name, default) if seed is None else ("", seed)
 
 
@@ -186,7 +189,7 @@ class Drawn:
         return self.stream.xp.asarray(indices(self.elements)) if isinstance(self.elements, Box) else self.elements
 
     def unit(self, dtype: np.dtype[np.generic], plane: int = 0) -> Array:
-        """Sample U[0, 1) for the elements, from 53 random bits (of two planes) in float64, and from 24 bits in smaller types."""
+        """Sample U[0, 1) for the elements: float64 from 53 random bits of two planes, or float32 from 24 bits for other types."""
         high, xp = self.bits(plane), self.stream.xp
         if dtype != np.float64:
             return (high >> xp.uint32(8)).astype(xp.float32) * xp.float32(2.0**-24)

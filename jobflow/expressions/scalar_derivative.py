@@ -1,7 +1,7 @@
 """Derivatives of expressions, as expressions.
 
 `derivative(y, wrt, dy)` returns the gradients of `wrt` for a gradient dy of y.  The rule of a primitive may reuse the primitive's result.
-At a kink, `DERIVATIVES` selects a one-sided derivative.
+At a kink, a rule in `DERIVATIVES` selects one of the one-sided derivatives, or 0 for |x|.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def _minimum(g: Expression, y: Expression, a: Expression, b: Expression) -> Sequ
 
 
 def _power(g: Expression, y: Expression, x: Expression, n: Expression) -> Sequence[Expression | None]:
-    """Return n x^(n - 1) g, which is 0 for n = 0 even at x = 0; the gradient of the exponent is 0 where x <= 0."""
+    """Return the gradients of the base x and of the exponent n; a constant exponent has no gradient.
+
+    The gradient of x, n x^(n - 1) g, is 0 for n = 0 even at x = 0.  The gradient of n is 0 where x <= 0.
+    """
     if n.primitive == "constant":
         exponent = float(str(n.attribute))
         return (g * (n * f.power(x, exponent - 1.0)) if exponent else None), None
@@ -112,7 +115,10 @@ DERIVATIVES: dict[str, Rule] = {
 
 
 def derivative(y: Expression, wrt: Sequence[Expression], dy: Expression) -> list[Expression | None]:
-    """Return the gradients of the subexpressions `wrt` of y; None for a subexpression without influence on y, or not of a float type."""
+    """Return the gradients of the subexpressions `wrt` of y; None for a subexpression without influence on y, or not of a float type.
+
+    Raises JobError if y contains a primitive without a rule in `DERIVATIVES`.
+    """
     gradients: dict[Expression, Expression] = {y: dy}
     for x in reversed(in_order([y])):
         g = gradients.get(x)

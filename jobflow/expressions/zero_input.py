@@ -23,7 +23,7 @@ def where_zero(outputs: Sequence[Expression], position: int) -> list[Expression]
 
 
 def _simpler(x: Expression, arguments: tuple[Expression, ...]) -> Expression | None:
-    """Return a simpler expression for a primitive with zero arguments, or None."""
+    """Return a simpler expression for the primitive of x if one of `arguments` is the constant 0, or None if no rule applies."""
     match x.primitive, [_is_zero(y) for y in arguments]:
         case ("multiply", [True, _] | [_, True]) | ("negative", [True]):
             return constant(0.0, x.dtype)

@@ -44,7 +44,10 @@ class Value(Typed):
 
 
 def is_dynamic(value: Value) -> bool:
-    """Return True if the shape of the value may differ between ranks: in the mirrored view, if it depends on an argument."""
+    """Return True if the shape of the value may differ between ranks.
+
+    In the mirrored view, this is the case for values that depend on an argument, except through a `StaticShape`.
+    """
     visited, rest = set(), [value]
     while rest:
         one = rest.pop()

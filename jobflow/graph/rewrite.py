@@ -106,7 +106,7 @@ def walk(nodes: Iterable[Node], take: Take, now: dict[Value, Value]) -> None:
 
 
 def with_values(graph: Graph, nodes: Sequence[Node], now: Mapping[Value, Value]) -> Graph:
-    """Return the graph with `nodes` instead; `now` maps its inputs, outputs, reads and updates to their replacements."""
+    """Return a copy of the graph with other `nodes`; `now` maps the values of its inputs, outputs, reads and updates to replacements."""
     return replace(
         graph,
         nodes=tuple(nodes),

@@ -148,7 +148,7 @@ class ArgumentBounds:
 
 @dataclass(frozen=True)
 class Watch:
-    """A tensor that is passed to the program after every run: its value, or the gradient of the summed losses with respect to it.
+    """A tensor whose value is passed to the callback `take` after every run; with `gradient`, the gradient of the summed losses is passed.
 
     `take` receives the whole array, or a list with one array per device for a mirrored tensor.
     """

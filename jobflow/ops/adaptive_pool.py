@@ -35,7 +35,7 @@ class _Adaptive(Op):
     def _check(self, name: str, x: TensorType) -> None:
         check_dtypes(self.word(), FLOATS, x)
         if x.ndim != len(self.sizes) + 2:
-            raise ShapeError(f"{self.word()}: {name} {x} must have {len(self.sizes) + 2} axes: 2 and one for each of the sizes {list(self.sizes)}")
+            raise ShapeError(f"{self.word()}: {name} {x} must have {len(self.sizes) + 2} axes: batch, channels, one per size in {list(self.sizes)}")
         if not all((*x.shape[2:], *self.sizes)):
             raise ShapeError(f"{self.word()}: spatial axes of {name} {x} and the sizes {list(self.sizes)} must not be 0")
 
@@ -97,23 +97,26 @@ class AdaptiveAvgPoolGrad(_Adaptive):
 
 
 def _divides(x: Tensor, sizes: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the window of an equivalent pooling with equal windows, or None if `sizes` does not divide the spatial axes of x."""
+    """Return the window of an equivalent pooling with equal windows.
+
+    Returns None if `sizes` does not have one entry per spatial axis of x, contains 0, or does not divide these axes.
+    """
     spatial = x.tensor_type.shape[2:]
     fits = len(sizes) == len(spatial) and math.prod(sizes) > 0 and not any(n % m for n, m in zip(spatial, sizes, strict=True))
     return tuple(n // m for n, m in zip(spatial, sizes, strict=True)) if fits else None
 
 
 def adaptive_avg_pool(x: Tensor, sizes: Sequence[int], *, name: str | None = None) -> Tensor:
-    """Divide the spatial axes of x [n,c,*spatial] into `sizes` windows, which may overlap, and return the mean of each window."""
+    """Divide spatial axis i of x [n,c,*spatial] into sizes[i] windows, which may overlap, and return the mean of each window."""
     window = _divides(x, sizes)
     pooled: Tensor = call(AdaptiveAvgPool(tuple(sizes)), x, name=name) if window is None else avg_pool(x, window, name=name)
     return pooled
 
 
 def adaptive_max_pool(x: Tensor, sizes: Sequence[int], *, name: str | None = None) -> Tensor:
-    """Divide the spatial axes of x [n,c,*spatial] into `sizes` equal windows, and return the maximum of each window.
+    """Divide spatial axis i of x [n,c,*spatial] into sizes[i] equal windows, and return the maximum of each window.
 
-    Raises ShapeError if `sizes` does not divide the spatial axes.
+    Raises ShapeError unless `sizes` has one positive entry per spatial axis, which divides this axis.
     """
     window = _divides(x, sizes)
     if window is None:

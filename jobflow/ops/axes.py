@@ -71,7 +71,7 @@ class Reshape(ViewOp):
 def _runs(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
     """Yield pairs of axis groups, one of each shape, with equal products of sizes, from the left.
 
-    The groups are as short as possible and contain no axes of size 1.
+    The groups are as short as possible and contain no axes of size 1.  If a size is 0, only equal leading axes are paired.
     """
     ours = [i for i, n in enumerate(before) if n != 1]
     theirs = [i for i, n in enumerate(after) if n != 1]

@@ -8,7 +8,7 @@ one element per channel:
 The inputs mean and variance of BatchNormalize are statistics of x. They get no gradient, because the gradient of x includes their effect.
 The statistics of Normalize are independent inputs and get gradients.
 
-The gradient of BatchNormalize corrects the rounding of the mean. Where elements are nearly equal, inv_std^2 would magnify it.
+The gradient of BatchNormalize corrects the rounding of the mean. Where elements are nearly equal, inv_std^2 would magnify this error.
 """
 
 from __future__ import annotations
@@ -329,7 +329,7 @@ def _moments(axis: int, type: TensorType) -> Chain:
 def average_updates(type: TensorType, momentum: float, correction: float) -> Chain:
     """Return the chain that updates the moving averages of mean and variance by the statistics of a batch.
 
-    The variance of the batch is multiplied by `correction`, which removes its bias.
+    `momentum` is the weight of the batch.  The variance of the batch is multiplied by `correction`, which removes its bias.
     """
 
     def updates(*vectors: Tensor) -> tuple[Tensor, Tensor]:

@@ -103,10 +103,10 @@ MOST_ELEMENTS = 1 << 18
 
 
 def chained(program: Derivative, types: Mapping[int, TensorType], name: str) -> Derivative:
-    """Return a gradient program whose operations are merged into one chain, except for views that only reshape results.
+    """Return a gradient program whose operations are merged into one chain, except for final views, which no operation reads.
 
     `types` are the types of the values that the program reads. Return the program unchanged if it has fewer than two operations to merge,
-    operations that chains do not support, or large tensors.
+    large tensors, or an in-place operation, a source, a runtime assertion or an operation that depends on logical indices.
     """
     inside, views = _split(program)
     if len(inside) < 2 or not all(map(_may_be_chained, inside)):

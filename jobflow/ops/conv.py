@@ -35,7 +35,7 @@ _AXES = "XYZ"
 
 def _check_operand(what: str, name: str, t: TensorType, ndim: int) -> None:
     if t.ndim != ndim + 2:
-        raise ShapeError(f"{what}: {name} {t} must have {ndim + 2} axes: 2 and one for each of {ndim} strides")
+        raise ShapeError(f"{what}: {name} {t} must have {ndim + 2} axes: 2 leading axes, and one for each of the {ndim} strides")
     if not t.dtype.is_float:
         raise DtypeError(f"{what}: {name} {t} must contain floating point numbers; cast it first")
 
@@ -285,7 +285,7 @@ def conv_op(
     """Return the op of `conv` for operands of these logical types; raise ShapeError for invalid sizes or options."""
     ndim = x.ndim - 2
     if not 1 <= ndim <= 3 or w.ndim != x.ndim:
-        raise ShapeError(f"conv: x {x} and w {w} must have the same number of axes: 2, and 1 to 3 spatial axes")
+        raise ShapeError(f"conv: x {x} and w {w} must have the same number of axes: 2 leading axes, and 1 to 3 spatial axes")
     strides, dilations = axis_values("conv", "strides", strides, ndim), axis_values("conv", "dilations", dilations, ndim)
     if groups < 1:
         raise ShapeError(f"conv: groups {groups} must be at least 1")

@@ -276,7 +276,10 @@ def _losses(paths: _Paths) -> Array:
 
 @np.errstate(all="ignore")
 def _losses_and_slopes(paths: _Paths, dloss: Array) -> tuple[Array, Array]:
-    """Return the losses and the gradients of the log-probabilities. As in PyTorch, a sample without a valid path has loss inf and gradient NaN."""
+    """Return the losses, and the gradients of the log-probabilities for the gradient `dloss` of the losses.
+
+    As in PyTorch, a sample without a valid path has loss inf and gradient NaN.
+    """
     alpha = paths.forward()
     loss = paths.loss(alpha)
     slope = (paths.xp.exp(paths.x) - paths.shares(alpha, loss)) * dloss[:, None]

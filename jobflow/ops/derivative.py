@@ -64,7 +64,10 @@ def derivative(op: Op, types: tuple[TensorType, ...], existing: tuple[bool, ...]
 
 
 def through(parts: Callable[..., Sequence[Tensor] | None], inputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Grads:
-    """Differentiate `parts`, a function of ordinary ops; return the gradients of `inputs`. `gradients` are the gradients of its outputs."""
+    """Differentiate `parts`, a function of ordinary ops, and return the gradients of `inputs`.
+
+    `gradients` are the gradients of the outputs of `parts`.
+    """
     values = [_Value(x.tensor_type, i) for i, x in enumerate(inputs)]
     seeds = [None if dy is None else _Value(dy.tensor_type, len(values) + i) for i, dy in enumerate(gradients)]
     recorder = _OpRecorder(len(values) + len(seeds))
@@ -129,7 +132,7 @@ class _OpRecorder:
 
 
 def _program(recorder: _OpRecorder, gradients: Sequence[_Value | None], first: int) -> Derivative:
-    """Return the recorded steps that contribute to `gradients`; values below `first` are inputs."""
+    """Return the program of the recorded steps that contribute to `gradients`; values below `first` are inputs."""
     results = tuple(None if value is None else value.number for value in gradients)
     needed = {number for number in results if number is not None}
     steps: list[DerivativeStep] = []

@@ -113,7 +113,7 @@ def sigmoid_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = 
 
 
 def binary_cross_entropy(x: Tensor, target: Tensor, *, name: str | None = None) -> Tensor:
-    """Return the cross entropy of each probability in x. A runtime assertion checks that x and `target` are in [0, 1]."""
+    """Return the cross entropy of each probability in x. A runtime assertion checks that x and `target` are in [0, 1] or NaN."""
     probabilities = [assert_bounds(each, _BINARY, low=0.0, high=1.0, nan=True, noun=noun) for noun, each in (("input", x), ("target", target))]
     return call(BinaryCrossEntropy(), *probabilities, name=name)
 

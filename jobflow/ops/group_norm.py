@@ -70,7 +70,7 @@ class GroupNormalize(Indexed):
 class GroupSums(Indexed):
     """Sums over the elements of a channel: of dy, of dy n, and of n, where n = (x - mean) inv_std.
 
-    With an exact mean, the sum of n over a group would be 0.  The gradient uses it to correct the rounding of the mean.
+    With an exact mean, the sum of n over a group would be 0.  The gradient uses the third sum to correct the rounding of the mean.
     """
 
     results = 3

@@ -138,7 +138,7 @@ class UnsortedSegmentSum(Op):
     def infer(self, data: TensorType, ids: TensorType) -> TensorType:
         _check_ids("unsorted_segment_sum", ids)
         if data.shape[self.axis : self.axis + ids.ndim] != ids.shape:
-            raise ShapeError(f"unsorted_segment_sum: the axes of {data} from axis {self.axis} on must equal the axes of the ids {ids}")
+            raise ShapeError(f"unsorted_segment_sum: {data} must have the axes of the ids {ids}, beginning at axis {self.axis}")
         count = self.size if self.local is None else self.local
         return data.with_shape((*data.shape[: self.axis], count, *data.shape[self.axis + ids.ndim :]))
 
@@ -188,7 +188,7 @@ class DimGather(LookUp):
     def infer(self, x: TensorType, ids: TensorType) -> TensorType:
         _check_ids("dim_gather", ids)
         if x.ndim != ids.ndim or any(m != n for i, (m, n) in enumerate(zip(x.shape, ids.shape, strict=True)) if i != self.axis):
-            raise ShapeError(f"dim_gather: {x} and the indices {ids} may differ in size along axis {self.axis} only")
+            raise ShapeError(f"dim_gather: {x} and the indices {ids} must have equal sizes along all axes but axis {self.axis}")
         return x.with_shape(ids.shape)
 
     def rule(self, x: TensorType, ids: TensorType) -> Rule:
@@ -313,7 +313,7 @@ class BatchGather(LookUp):
     def infer(self, params: TensorType, ids: TensorType) -> TensorType:
         _check_ids("batch_gather", ids)
         if ids.ndim != self.batch + 1 or params.ndim <= self.batch or params.shape[: self.batch] != ids.shape[: self.batch]:
-            raise ShapeError(f"batch_gather: {params} and the indices {ids} must share {self.batch} leading axes, and the indices have one more axis")
+            raise ShapeError(f"batch_gather: {params} and indices {ids} must share {self.batch} leading axes, and indices must have one more axis")
         return params.with_shape((*ids.shape, *params.shape[self.batch + 1 :]))
 
     def rule(self, params: TensorType, ids: TensorType) -> Rule:
@@ -341,7 +341,7 @@ class BatchSegmentSum(Op):
     def infer(self, data: TensorType, ids: TensorType) -> TensorType:
         _check_ids("batch_segment_sum", ids)
         if ids.ndim != self.batch + 1 or data.shape[: self.batch + 1] != ids.shape:
-            raise ShapeError(f"batch_segment_sum: {data} must begin with the axes of the ids {ids}")
+            raise ShapeError(f"batch_segment_sum: {data} must begin with the axes of the ids {ids}, which must have {self.batch + 1} axes")
         return data.with_shape((*data.shape[: self.batch], self.size, *data.shape[self.batch + 1 :]))
 
     def rule(self, data: TensorType, ids: TensorType) -> Rule:
@@ -377,7 +377,7 @@ def gather(params: Tensor, ids: Tensor, axis: int = 0, *, name: str | None = Non
 def unsorted_segment_sum(data: Tensor, ids: Tensor, size: int, axis: int = 0, *, name: str | None = None) -> Tensor:
     """Sum the entries of `data` with equal ids into `size` segments; ignore ids out of range.
 
-    The axes of `ids` are the axes of `data` from `axis` on. The segments replace them in the result.
+    `data` has the axes of `ids`, beginning at `axis`. In the result, one axis of segments replaces these axes.
     """
     at = normal_axis("unsorted_segment_sum", axis, data.tensor_type.ndim - ids.tensor_type.ndim + 1)
     return call(UnsortedSegmentSum(at, size), data, ids, name=name)

@@ -27,7 +27,7 @@ class Indexed(Pointwise):
         return "".join(dict.fromkeys(axis for axis in letters if axis.isupper())).lower()
 
     def last(self, letters: str) -> str:
-        """Return the letters of the last axes of the index space, unless a row of several axes is last."""
+        """Return the letters of the last axes of the index space, for ops without a row; "" for the order of the rule."""
         return ""
 
     def index_space(self, *types: TensorType) -> IndexSpace:

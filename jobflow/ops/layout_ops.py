@@ -107,7 +107,8 @@ def _listed(sbp: tuple[Sbp | None, ...]) -> str:
 def dual(sbp: Sbp) -> Sbp:
     """Return the layout of the gradient of a tensor that is converted between the views in `sbp`.
 
-    The gradient of a replicated tensor is the sum of the ranks' gradients.  The gradient of a partial tensor is replicated.
+    The gradient of a replicated tensor is the sum of the ranks' gradients.  The gradient of a partial sum is replicated.
+    Raises SbpError for a partial maximum or minimum.
     """
     if isinstance(sbp, Broadcast):
         return P

@@ -74,7 +74,7 @@ def cosine(base_lr: float, step: int, steps: float, alpha: float) -> float:
 
 
 def annealing(base_lr: float, step: int, steps: float, end: float) -> float:
-    """Return end + (base_lr - end) (1 + cos(pi step / steps)) / 2, which rises again after `steps`."""
+    """Return end + (base_lr - end) (1 + cos(pi step / steps)) / 2.  After `steps` steps, the rate rises again."""
     return end + (base_lr - end) * (1 + _cos(math.pi * step / steps)) / 2
 
 
@@ -87,7 +87,7 @@ def linear_cosine(base_lr: float, step: int, steps: float, num_periods: float, a
 def polynomial(base_lr: float, step: int, steps: float, end_learning_rate: float, power: float, cycle: bool) -> float:
     """Return (base_lr - end) (1 - min(step, d) / d)^power + end, where end = end_learning_rate and d = steps.
 
-    With `cycle`, d is the next multiple of `steps`.
+    With `cycle`, d is the smallest positive multiple of `steps` that is at least `step`.
     """
     d = steps * _most(1, _ceil(step / steps)) if cycle else steps
     return _float((base_lr - end_learning_rate) * (1 - _least(step, d) / d) ** power + end_learning_rate)

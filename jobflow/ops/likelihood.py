@@ -127,7 +127,7 @@ def negative_log_likelihood(
 ) -> Tensor:
     """Return -x at the label of each sample, for log-probabilities x with the classes on `axis`; 0 where the label is `ignored`.
 
-    A runtime assertion rejects other labels that are not classes. `what` is the name of the function in its message.
+    A runtime assertion rejects other labels that are not classes. `what` is the name of the function in the message of this assertion.
     """
     at = normal_axis(WHAT, axis, x.tensor_type.ndim)
     if labels.tensor_type.dtype.is_integer:

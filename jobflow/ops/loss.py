@@ -122,7 +122,7 @@ class SparseSoftmaxCrossEntropy(Indexed):
 class SparseSoftmaxCrossEntropyGrad(Indexed):
     """Gradient of logits: dlogits[n, c] = (prob[n, c] - [offset + c = label[n]]) dloss[n].
 
-    If the classes are split, `offset` is the rank's first class, and `classes` is the number of classes of all ranks; otherwise None.
+    If the classes are split, `offset` is the rank's first class, and `classes` is the number of classes of all ranks. Otherwise, they are 0 and None.
     """
 
     offset: int = 0
@@ -363,8 +363,8 @@ class SparseCrossEntropyGrad(Indexed):
 class CombinedMargin(Indexed):
     """Angular margin at the label: y[n, label[n]] = cos(m1 theta[n] + m2) - m3, where theta[n] = acos x[n, label[n]]; else y = x.
 
-    x contains a cosine per class.  If the classes are split, a label of another rank has theta 0 and leaves the row unchanged.  A cosine above 1 due
-    to rounding has the angle 0.  With m1 = 1 and m2 = 0, the cosine is used directly, without an angle.
+    x contains a cosine per class.  If the classes are split, a label of another rank has theta 0 and leaves the row unchanged.  A cosine
+    outside [-1, 1] due to rounding is clipped.  With m1 = 1 and m2 = 0, the cosine is used directly, without an angle.
     """
 
     m1: float = 1.0
@@ -454,7 +454,7 @@ def combined_margin_grad(theta: Tensor, labels: Tensor, dy: Tensor, m1: float, m
 
 
 def _class_labels(what: str, labels: Tensor, scores: Tensor) -> Tensor:
-    """Return the labels with a runtime assertion that they are classes; return labels of a wrong type unchanged."""
+    """Return the labels with a runtime assertion that they are classes; without the assertion if the op rejects the operands."""
     if labels.tensor_type.dtype.is_integer and scores.tensor_type.ndim:
         return check(class_assertion(what, scores.tensor_type.shape[-1]), labels)
     return labels

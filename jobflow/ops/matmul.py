@@ -23,7 +23,7 @@ def same_dtype(what: str, **operands: TensorType) -> None:
 
 
 def product_shape(a: TensorType, b: TensorType, transpose_a: bool, transpose_b: bool) -> tuple[int, int]:
-    """Return (m, n), the sizes of the last two axes of the matrix product."""
+    """Return (m, n), the sizes of the last two axes of the product; raise DtypeError or ShapeError if the operands do not match."""
     same_dtype("matmul", a=a, b=b)
     m, k = a.shape[-2:][::-1] if transpose_a else a.shape[-2:]
     k2, n = b.shape[-2:][::-1] if transpose_b else b.shape[-2:]

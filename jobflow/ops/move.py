@@ -52,7 +52,7 @@ class Roll(Op):
 
 
 class _Edges(Op):
-    """Base class of padding with elements of x; pairs[i] is the number of elements before and after axis i."""
+    """Base class of padding with elements of x; pairs[i] = (before, after) is the number of elements added along axis i."""
 
     abstract = True
     precision = "any"

@@ -280,7 +280,7 @@ class RmsNormGrad(RowNorm):
 
 
 def rms_norm(x: Tensor, gamma: Tensor | None = None, begin_axis: int = 1, epsilon: float = 1e-5, *, name: str | None = None) -> Tensor:
-    """Divide x by sqrt(mean of x^2 + epsilon) over the axes from `begin_axis` on, and multiply by gamma."""
+    """Divide x by sqrt(mean of x^2 + epsilon) over the axes from `begin_axis` on, and multiply by gamma unless it is None."""
     begin = normal_axis("rms_norm", begin_axis, x.tensor_type.ndim)
     factor = constant(1.0, x.tensor_type.shape[begin:], x.tensor_type.dtype) if gamma is None else gamma
     y: Tensor = apply(RmsNorm(begin, epsilon), x, factor, name=name)[0]

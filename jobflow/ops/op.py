@@ -169,7 +169,7 @@ class Op(Frozen):
         return (None,) * len(types)
 
     def unwritten(self, *inputs: Tensor) -> Tensor:
-        """Return the new value of a variable by ops without aliasing, for updates in the body of a job."""
+        """Return the new value of a variable by ops without aliasing, for updates in the body of a job; raise JobError by default."""
         raise JobError(f"{self.word()} cannot run once per microbatch; set train.num_gradient_accumulation_steps to 1")
 
     def __str__(self) -> str:
@@ -227,7 +227,7 @@ def apply(op: Op, *inputs: Tensor, name: str | None = None) -> Any:
 
 
 def all_ops() -> list[type[Op]]:
-    """Return all imported concrete op classes, sorted by qualified name."""
+    """Return all concrete op classes in the imported modules of jobflow, sorted by qualified name."""
     classes: dict[str, type[Op]] = {}
     stack: list[type[Op]] = [Op]
     while stack:

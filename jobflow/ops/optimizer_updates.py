@@ -1,7 +1,7 @@
 """The formulas of the optimizers, shared by jobs, graphs and tensors.
 
 w is the variable, g its gradient, d the descent direction, lr the learning rate and t = step + 1 the number of the step.
-A prime marks a new value.
+A prime marks a new value.  With `maximize`, -g replaces g.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class OptimizerUpdate(Updated, Pointwise):
 
     @property
     def derives(self) -> bool:
-        """True if `scalars` returns more than the rate."""
+        """True unless `scalars` returns the rate unchanged."""
         return type(self).scalars is not OptimizerUpdate.scalars
 
     #: formula(f, w, *slots, g, *scalars) -> the new values of w and of the slots
@@ -175,7 +175,7 @@ class MomentumUpdate(OptimizerUpdate):
     """Gradient descent with momentum: v' = beta v - lr g, w' = w (1 - lr weight_decay) + v'.
 
     Without `rate_inside`, the velocity excludes the rate: v' = beta v + (1 - dampening) d, or d in the first step, where d = g + weight_decay w.
-    Then w' = w - lr v', or w - lr (d + beta v') with `nesterov`.
+    Then w' = w - lr v', or w - lr (d + beta v') with `nesterov`.  `rate_inside` ignores `dampening`, `maximize` and `nesterov`.
     """
 
     beta: float
@@ -196,7 +196,7 @@ class MomentumUpdate(OptimizerUpdate):
         return self.dampening != 0
 
     def scalars(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
-        """Return the rate and, if it is not 1, the factor of w or of d."""
+        """Return the rate and, if `derives` is True, the factor of w (with `rate_inside`) or of d."""
         if not self.derives:
             return (rate,)
         return rate, 1.0 - rate * self.weight_decay if self.rate_inside else f.where(step > 0, f.constant(1.0 - self.dampening, float64), 1.0)
@@ -249,7 +249,7 @@ class AdamUpdate(OptimizerUpdate):
         return ("m", "v", "max_v") if self.amsgrad else ("m", "v")
 
     def scalars(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
-        """Return the factors of the step, of the root, and of w."""
+        """Return the factors of m' / (root + epsilon), of the root of v', and of w."""
         first, root = 1.0, 1.0
         if self.bias_correction:
             first, second = _corrections(self.beta1, self.beta2, step)

@@ -150,7 +150,7 @@ def sample_data(seed: int, *shape: int, low: float = -2.0, high: float = 2.0) ->
 
 
 class Binary(Elementwise):
-    """An elementwise op of two operands; test samples have values in [low, high]."""
+    """An elementwise op of two operands; test samples have values in [low, high)."""
 
     abstract = True
     low: ClassVar[float] = -2.0
@@ -164,7 +164,7 @@ class Binary(Elementwise):
 
 
 class Unary(Elementwise):
-    """An elementwise op of one operand; test samples have values in [low, high]."""
+    """An elementwise op of one operand; test samples have values in [low, high)."""
 
     abstract = True
     low: ClassVar[float] = -2.0
@@ -195,7 +195,8 @@ class Negate(Unary):
 class ElementwiseGrad(Pointwise):
     """Gradient of input `wrt` of an elementwise op, from the derivative of its formula, in the shape of the op's output.
 
-    The inputs are the values that the derivative reads: inputs of the op, and its output (number `inputs`).  The last input is the output gradient.
+    The first inputs are the values that the derivative reads, by the numbers `reads`: inputs of the op, or its output, number `inputs`.
+    The last input is the output gradient.
     The result is linear in the output gradient.
     """
 

@@ -39,7 +39,7 @@ class _PoolOp(Op):
     def _pooled(self, name: str, x: TensorType) -> TensorType:
         what = f"{self.word()}: {name} {x}"
         if x.ndim != len(self.ksize) + 2:
-            raise ShapeError(f"{what} must have {len(self.ksize) + 2} axes: 2 and one for each entry of ksize {self.ksize}")
+            raise ShapeError(f"{what} must have {len(self.ksize) + 2} axes: batch, channels and one per entry of ksize {self.ksize}")
         if any(max(pair) >= k for pair, k in zip(self.padding, self.ksize, strict=True)):
             raise ShapeError(f"{what}: padding {self.padding} must be smaller than ksize {self.ksize}, so that no window is outside the image")
         return x.with_shape((*x.shape[:2], *self.window.out_sizes(what, x.shape[2:])))

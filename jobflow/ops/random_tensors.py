@@ -231,7 +231,10 @@ class DropoutMask(Indexed):
 
 
 def dropout(x: Tensor, rate: float, counter: Tensor, *, key: str, seed: int = 0, name: str | None = None) -> Tensor:
-    """Set each element of x to zero with probability `rate`, and divide the remaining elements by 1 - rate."""
+    """Set each element of x to zero with probability `rate`, and divide the remaining elements by 1 - rate.
+
+    `counter` is the run counter, and `key` a stable name of the op.
+    """
     mask = apply(DropoutMask(rate, key, seed), x, counter)
     result: Tensor = multiply(x, mask, name=name)
     return result

@@ -62,7 +62,7 @@ class Reduce(AxisReduction):
         return x.with_shape(shape)
 
     def words(self, x: TensorType, splittable: bool) -> str:
-        """Return the letters of x and y for the rule. `splittable`: reduced axes may be split, because the shards' results combine."""
+        """Return the letters of x and y for the rule. With `splittable`, reduced axes may be split, and the results of shards combine."""
         marks = [LETTERS[i] if splittable or i not in self.axes else LETTERS[i].upper() for i in range(x.ndim)]
         remaining = ["1" if i in self.axes else mark for i, mark in enumerate(marks) if self.keepdims or i not in self.axes]
         return f"{''.join(marks)}->{''.join(remaining)}"

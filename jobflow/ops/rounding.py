@@ -21,7 +21,7 @@ Function = Callable[P, R]
 def rounding_once(cast: Callable[[Any, DType], Any]) -> Callable[[Function[P, R]], Function[P, R]]:
     """Return a decorator that runs a function in float32 if all its floating point tensors have the same half precision type.
 
-    `cast` converts tensors between element types.
+    Its results are rounded to this type.  `cast` converts tensors between element types.
     """
 
     def decorate(function: Function[P, R]) -> Function[P, R]:

@@ -43,7 +43,7 @@ class RowUpdate(Updated):
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         (table, *_), rows, ids, scalars = self.split(types)
         if ids.shape != rows.shape[: ids.ndim] or not ids.dtype.is_integer:
-            raise ShapeError(f"rowupdate: rows {rows} must have one row per index in ids {ids}")
+            raise ShapeError(f"rowupdate: rows {rows} must have one row per index in ids {ids}, which must be integers")
         gradient = rows.with_shape((table.shape[0], *rows.shape[ids.ndim :]))
         updated: tuple[TensorType, ...] = self.op.infer(*types[: self.count], gradient, *scalars)
         return updated
@@ -54,7 +54,7 @@ class RowUpdate(Updated):
         return inputs[:n], inputs[n], inputs[n + 1], inputs[n + 2 :]
 
     def rule(self, *types: TensorType) -> Rule:
-        """Return a rule that splits the columns of tables and `rows`, or the rows of tables, with replicated `rows` and `ids`."""
+        """Return a rule that splits the columns of the tables and of `rows`, or axis 0 of the tables with replicated `rows` and `ids`."""
         (table, *_), _, ids, scalars = self.split(types)
         columns, entries = LETTERS[: table.ndim - 1], LETTERS[-ids.ndim :].upper() if ids.ndim else ""
         tables = [f"N{columns}"] * self.count

@@ -102,7 +102,7 @@ class RuntimeAssertion(Op):
         return next((bound for bound in (self.low, self.high) if bound is not None and (bound or not self.nonzero)), 1)
 
     def converted(self, xp: Xp, x: Array) -> Array:
-        """Return the result for x, in which legal values replace the rejected elements. The base class returns x."""
+        """Convert x to the result. Legal values have already replaced the rejected elements. The base class returns x."""
         return x
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
@@ -116,9 +116,10 @@ class RuntimeAssertion(Op):
         raise failure
 
     def note(self, xp: Xp, x: Array, y: Array, at: Array, value: Array) -> None:
-        """Check x on the device, without synchronizing with the host.
+        """Check x on the device and write the result to y, without synchronizing with the host.
 
-        Sets at[0] to the flat index of the first rejected element plus 1, or to 0 if none is rejected, and value[0] to that element.
+        If an element is rejected, sets at[0] to the flat index of the first one plus 1, and value[0] to this element. Otherwise sets at[0] to 0.
+        An empty x leaves `at` and `value` unchanged.
         """
         wrong = self.rejected(xp, x)
         if x.size:

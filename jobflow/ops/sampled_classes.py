@@ -112,7 +112,7 @@ class AddLocalRows(Op):
 
     def infer(self, rows: TensorType, ids: TensorType) -> TensorType:
         if ids.ndim != 1 or rows.shape[:1] != ids.shape:
-            raise ShapeError(f"addlocalrows: rows {rows} and their indices {ids} differ in length; pass one index per row")
+            raise ShapeError(f"addlocalrows: rows {rows} must have one row per index in the vector {ids}")
         return rows.with_shape((self.size if self.local is None else self.local, *rows.shape[1:]))
 
     def rule(self, rows: TensorType, ids: TensorType) -> Rule:

@@ -113,9 +113,9 @@ def _number(value: float | None, x: Any) -> float | None:
 
 
 class Cast(Elementwise):
-    """Conversion of x to `dtype`, as NumPy converts on x86; linear if the result is floating point.
+    """Conversion of x to `dtype`, as NumPy converts on x86; linear if the result is floating point and x is not bool.
 
-    With `through`, gradients also pass a conversion to integers.  Gradients of integers are float64.
+    Without `through`, only linear conversions have a gradient.  Gradients of integers are float64.
     """
 
     precision = "any"
@@ -260,7 +260,7 @@ def scale(x: Tensor, factor: float, *, name: str | None = None) -> Tensor:
 
 
 def shift(x: Tensor, amount: float, *, name: str | None = None) -> Tensor:
-    """Return x + amount. For integers, raise DtypeError unless the type of x represents amount or -amount."""
+    """Return x + amount. For integers, raise DtypeError unless the type of x represents |amount|."""
     number = -representable("shift", x, -amount) if amount < 0 else representable("shift", x, amount)
     return call(Shift(number), x, name=name)
 

@@ -125,7 +125,10 @@ class CumProdTail(Op):
                 s[i] += x[i + 1] * s[i + 1]
 
     def grad(self, x: Tensor, dy: Tensor, s: Tensor, ds: Tensor) -> Grads:
-        """Differentiate s[i] = dy[i] + x[i+1] s[i+1] by the reverse recurrence r[i] = ds[i] + x[i] r[i-1]."""
+        """Differentiate s[i] = dy[i] + x[i+1] s[i+1] by the reverse recurrence r[i] = ds[i] + x[i] r[i-1].
+
+        With `exclusive`, dy[i+1] replaces dy[i].
+        """
         r = call(CumProdTail(self.axis, not self.reverse), self._moved(x, -1), ds)
         before = self._moved(r, 1)
         return multiply(before, s), before if self.exclusive else r

@@ -21,7 +21,7 @@ from jobflow.ops.scalar import fill_like
 
 
 class Scatter(Op):
-    """Copy of x with y[..., ids[..., j, ...], ...] = v[..., j, ...] along `axis`; the other axes of x, ids and v are equal.
+    """Copy of x with y[..., ids[..., j, ...], ...] = v[..., j, ...] along `axis`; sizes along other axes are equal.
 
     If an index occurs several times, the last value is written.  The gradient of v assumes that no index repeats.
     """
@@ -81,7 +81,7 @@ def _check(what: str, axis: int, x: TensorType, ids: TensorType, v: TensorType) 
     if v.shape != ids.shape:
         raise ShapeError(f"{what}: the new values {v} and the indices {ids} differ in shape; pass one value per index")
     if x.ndim != ids.ndim or any(m != n for i, (m, n) in enumerate(zip(x.shape, ids.shape, strict=True)) if i != axis):
-        raise ShapeError(f"{what}: {x} and the indices {ids} may differ in size along axis {axis} only")
+        raise ShapeError(f"{what}: {x} and the indices {ids} must have equal sizes along all axes but axis {axis}")
 
 
 def scatter(x: Tensor, axis: int, ids: Tensor, v: Tensor, *, name: str | None = None) -> Tensor:
@@ -97,6 +97,6 @@ def scatter_add(x: Tensor, axis: int, ids: Tensor, v: Tensor, *, name: str | Non
 
 
 def index_add(x: Tensor, axis: int, ids: Tensor, v: Tensor, *, name: str | None = None) -> Tensor:
-    """Return x with slice i of v added to slice ids[i] of x along `axis`; `ids` is a vector."""
+    """Return x with slice i of v added to slice ids[i] of x along `axis`; `ids` is a vector, whose indices out of range are ignored."""
     at = normal_axis("index_add", axis, x.tensor_type.ndim)
     return add(x, unsorted_segment_sum(v, ids, x.tensor_type.shape[at], at), name=name)

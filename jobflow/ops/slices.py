@@ -122,7 +122,7 @@ class SliceGrad(Op):
         return dx
 
     def rule(self, dy: TensorType) -> Rule:
-        """Return a rule with signatures in which every rank computes its shard of dx from a replicated dy."""
+        """Return a rule that splits full axes of dy and dx, or a sliced axis of dx, whose shards are computed from a replicated dy."""
         full = self.window.full(self.shape)
         return replace(_same(full), also=tuple(Signature((B,), (S(i),)) for i, ok in enumerate(full) if not ok))
 

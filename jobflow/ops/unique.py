@@ -23,7 +23,7 @@ class UniqueWithCounts(Op):
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         if x.ndim != 1 or not self.dtype.is_integer:
-            raise ShapeError(f"unique_with_counts: x {x} must be a vector, and the type of indices {self.dtype.name} an integer type")
+            raise ShapeError(f"unique_with_counts: x {x} must be a vector, and the type {self.dtype.name} of indices must be an integer type")
         return x, x.with_dtype(self.dtype), x.with_dtype(self.dtype), TensorType((1,), self.dtype)
 
     def rule(self, x: TensorType) -> Rule:
@@ -62,7 +62,7 @@ class Argwhere(Op):
 
     def infer(self, x: TensorType) -> TensorType:
         if not x.ndim or not self.dtype.is_integer:
-            raise ShapeError(f"argwhere: {x} must have at least one axis, and the type of indices {self.dtype.name} must be an integer type")
+            raise ShapeError(f"argwhere: {x} must have at least one axis, and the type {self.dtype.name} of indices must be an integer type")
         return TensorType((x.size, x.ndim), self.dtype)
 
     def rule(self, x: TensorType) -> Rule:
@@ -83,7 +83,7 @@ class Argwhere(Op):
 
 
 def _entered(table: Array, known: int, x: Array) -> tuple[Array, Array, int]:
-    """Insert new ids of x into a table in host memory; return the codes of x, the table, and the number of ids."""
+    """Insert new ids of x into a table of `known` ids in host memory; return the codes of x, the table, and the new number of ids."""
     entries = table.reshape(-1, 2)
     values, first, inverse = np.unique(x, return_index=True, return_inverse=True)
     codes = np.zeros_like(values)

@@ -89,7 +89,10 @@ class Window:
     ceil: bool = False
 
     def out_sizes(self, what: str, spatial: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the sizes of the output's spatial axes; raise ShapeError if the window is larger than the padded input."""
+        """Return the sizes of the output's spatial axes.
+
+        Raises ShapeError if the window is empty, larger than the padded input, or of another number of axes.
+        """
         if not len(spatial) == len(self.kernel) == len(self.strides) == len(self.padding) == len(self.dilations):
             raise ShapeError(
                 f"{what}: kernel {self.kernel}, strides {self.strides}, padding {self.padding} and dilations {self.dilations} "
@@ -104,7 +107,7 @@ class Window:
         if room < 0 or not self.kernel[a]:
             raise ShapeError(
                 f"{what}: a kernel of {self.kernel[a]} (dilation {self.dilations[a]}) spans {covered} elements, "
-                f"but spatial axis {a} has {size} + padding {before} + {after}"
+                f"but spatial axis {a} has {size} elements and padding ({before}, {after})"
             )
         if not self.ceil:
             return room // stride + 1

@@ -231,7 +231,7 @@ def test_the_algorithm_is_chosen_by_cost_and_error_from_logical_sizes() -> None:
         ((2, 3, 8, 8), (4, 5, 3, 3), {}, r"has 3 channels, but w .* expects 5"),
         ((2, 4, 8, 8), (4, 3, 3, 3), {"groups": 2}, r"has 4 channels, but w .* expects 3 \* 2 groups"),
         ((2, 4, 8, 8), (5, 2, 3, 3), {"groups": 2}, "multiples of groups=2"),
-        ((2, 3, 2, 8), (4, 3, 3, 3), {}, r"spans 3 elements, but spatial axis 0 has 2 \+ padding 0 \+ 0"),
+        ((2, 3, 2, 8), (4, 3, 3, 3), {}, r"spans 3 elements, but spatial axis 0 has 2 elements and padding \(0, 0\)"),
         ((2, 3, 8, 8), (4, 3, 3), {}, r"w float32\[4,3,3\]"),
         ((2, 3, 8, 8), (4, 3, 3, 3), {"padding": "some"}, '"some" must be'),
         ((2, 3, 8, 8), (4, 3, 3, 3), {"padding": ((1, 1),)}, "each of the 2 spatial axes"),
