@@ -107,7 +107,7 @@ def check_dtypes(what: str, kinds: str, *types: TensorType) -> None:
         raise DtypeError(f"{what}: {listed} differ in element type; cast one of them with cast(x, dtype)")
     if types[0].dtype.numpy.kind not in kinds:
         expected = {FLOATS: "floating point numbers", NUMBERS: "numbers", ANY: "numbers or bool"}.get(kinds, "bool or integers")
-        raise DtypeError(f"{what}: {listed} must contain {expected}; cast it with cast(x, dtype)")
+        raise DtypeError(f"{what}: {listed} must contain {expected}; cast {'it' if len(types) == 1 else 'them'} with cast(x, dtype)")
 
 
 def call(op: Op, *inputs: Tensor, name: str | None = None) -> Tensor:

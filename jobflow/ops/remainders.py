@@ -15,7 +15,7 @@ from jobflow.core.types import dtype_of
 
 
 def floor_divide(f: Any, x: Any, y: Any) -> Any:
-    """Return floor(x / y)."""
+    """Return floor(x / y), or x / y for a floating point y of 0."""
     if dtype_of(x.dtype).is_integer:
         return f.floor_divide(x, y)
     rest = f.fmod(x, y)

@@ -26,7 +26,7 @@ class SampleClasses(Op):
     """Sampled classes of labels[n] and a run counter: outputs mapped[n] and sampled[count], with sampled[mapped[i]] = labels[i].
 
     For each of the `parts` ranges of classes, `sampled` contains all labels in ascending order, followed by random other classes.
-    If a range has more labels than samples, its last labels are omitted and mapped to -1.
+    If a range has more labels than samples, its largest labels are omitted and mapped to -1.
     """
 
     precision = "any"
