@@ -106,7 +106,7 @@ def chained(program: Derivative, types: Mapping[int, TensorType], name: str) -> 
     """Return a gradient program whose operations are merged into one chain, except for final views, which no operation reads.
 
     `types` are the types of the values that the program reads. Return the program unchanged if it has fewer than two operations to merge,
-    large tensors, or an in-place operation, a source, a runtime assertion or an operation that depends on logical indices.
+    or large tensors. The same applies to in-place operations, sources, runtime assertions and operations that depend on logical indices.
     """
     inside, views = _split(program)
     if len(inside) < 2 or not all(map(_may_be_chained, inside)):

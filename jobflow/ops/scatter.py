@@ -97,6 +97,6 @@ def scatter_add(x: Tensor, axis: int, ids: Tensor, v: Tensor, *, name: str | Non
 
 
 def index_add(x: Tensor, axis: int, ids: Tensor, v: Tensor, *, name: str | None = None) -> Tensor:
-    """Return x with slice i of v added to slice ids[i] of x along `axis`; `ids` is a vector, whose indices out of range are ignored."""
+    """Return x with slice i of v added to slice ids[i] of x along `axis`; `ids` is a vector. Indices out of range are ignored."""
     at = normal_axis("index_add", axis, x.tensor_type.ndim)
     return add(x, unsorted_segment_sum(v, ids, x.tensor_type.shape[at], at), name=name)

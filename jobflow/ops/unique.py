@@ -83,7 +83,7 @@ class Argwhere(Op):
 
 
 def _entered(table: Array, known: int, x: Array) -> tuple[Array, Array, int]:
-    """Insert new ids of x into a table of `known` ids in host memory; return the codes of x, the table, and the new number of ids."""
+    """Insert new ids of x into a table of `known` ids in host memory. Return the codes of x, the table, and the new number of ids."""
     entries = table.reshape(-1, 2)
     values, first, inverse = np.unique(x, return_index=True, return_inverse=True)
     codes = np.zeros_like(values)
