@@ -241,7 +241,7 @@ fmod = _divided("fmod", Remainder(), "Return x - other * trunc(x / other), with 
 def pow(x: Operand, exponent: Operand) -> Tensor:
     """Return x to the power of `exponent`, element by element.
 
-    Raises: for an integer x, DtypeError if `exponent` is a negative number, ArgumentError if it is a tensor with a negative element.
+    Raises: for an integer x, DtypeError for a negative number as `exponent`, ArgumentError for an `exponent` tensor with a negative element.
     """
     x, exponent = sides("pow", x, exponent)
     if isinstance(x, Tensor) and not isinstance(exponent, Tensor):
@@ -312,7 +312,7 @@ def bitwise_not(x: Tensor) -> Tensor:
 
 
 def matmul(input: Operand, other: Operand) -> Tensor:
-    """Return the matrix product over the last two axes; leading axes broadcast.
+    """Return the matrix product of `input` and `other` over their last two axes; leading axes broadcast.
 
     A vector on the left is a row, and a vector on the right is a column; the result omits the axis of size 1.
     Raises: ShapeError for a tensor without axes, or if the summed axes have different sizes.
@@ -343,7 +343,7 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _of_axes(what: str, a: Tensor, b: Tensor, *axes: int) -> tuple[Tensor, Tensor]:
-    """Return both tensors; raise ShapeError unless their numbers of axes are `axes`."""
+    """Return both tensors; raise ShapeError unless `a` has axes[0] axes and `b` has axes[1] axes."""
     if (a.tensor_type.ndim, b.tensor_type.ndim) != axes:
         raise ShapeError(f"{what} at {user_line()}: the operands must have {axes[0]} and {axes[1]} axes; got {a.tensor_type} and {b.tensor_type}")
     return a, b

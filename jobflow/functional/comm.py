@@ -25,7 +25,7 @@ from jobflow.tensors.tensor import own
 def _here(what: str, *tensors: Tensor) -> EagerState:
     for x in tensors:
         if not isinstance(x, Tensor) or x.layout is not None or x.traced is not None:
-            raise JobError(f"comm.{what} at {user_line()}: the tensors must be local; redistribute global tensors with to_global")
+            raise JobError(f"comm.{what} at {user_line()}: the tensors must be local; pass x.to_local() for a global tensor x")
     return state()
 
 

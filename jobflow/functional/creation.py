@@ -347,7 +347,10 @@ def as_tensor(data: Any, **options: Any) -> Tensor:
 
 
 def from_numpy(array: Array) -> Tensor:
-    """Return a local tensor that shares the memory of a NumPy array.  Raises: DtypeError for another object or element type."""
+    """Return a local tensor that shares the memory of a NumPy array.
+
+    Raises: DtypeError for another object or an unsupported element type, ArgumentError for masked elements.
+    """
     if not isinstance(array, np.ndarray):
         raise DtypeError(f"from_numpy at {user_line()}: the argument must be a NumPy array; got {array!r}")
     _dtype("from_numpy", array.dtype)
@@ -420,7 +423,7 @@ def logspace(start: Number, end: Number, steps: int, base: Number = 10.0, **opti
 
 
 def _whole(spec: FactoryOptions) -> Any:
-    """Return one broadcast per dimension of the mesh; None for a local tensor."""
+    """Return an sbp that is broadcast along every mesh dimension, or None for a local tensor."""
     return None if spec.placement is None else [B] * len(spec.placement.core.mesh)
 
 

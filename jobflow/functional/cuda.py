@@ -1,6 +1,6 @@
 """The namespace `flow.cuda`: queries of the GPUs of this process.
 
-Only jobs run on GPUs.  With a GPU present, tensors and graphs reject the device "cuda"; without a GPU, they use host memory.
+Only jobs run on GPUs.  With a GPU present, tensors and graphs reject the device "cuda"; without a GPU, the device "cuda" uses host memory.
 """
 
 from jobflow.runtime.device import cupy_device as cuda

@@ -64,7 +64,7 @@ def checked_device(what: str, requested: Any) -> device | None:
 
 
 def _numbered(requested: Any) -> device | None:
-    """Return the device that the argument names, or None.
+    """Return the device that an integer, a string or a device names, or None for another argument.
 
     An integer is the index of a GPU.  "cuda" without an index is the GPU with the index of this rank.
     """
@@ -81,7 +81,7 @@ def is_device(argument: Any) -> bool:
 
 
 def marked(x: Tensor, where: device | None) -> Tensor:
-    """Set the device of a local tensor, and return the tensor; a global tensor has no device."""
+    """Set the device of a local tensor to `where`, unless `where` is None, and return the tensor; a global tensor has no device."""
     if where is not None and x.layout is None:
         if where.type == "cuda":
             on_host(f"device={str(where)!r} at {user_line()}")

@@ -34,7 +34,7 @@ __all__ = [
 def layout_of(what: str, placement: public_placement | None, sbp: Any, ndim: int) -> Layout | None:
     """Return the layout that the arguments `placement` and `sbp` describe, or None if both are None.
 
-    Raises: JobError if only one of them is passed.
+    Raises: JobError if only one argument is passed, or if `placement` is not a placement; SbpError for an invalid `sbp`.
     """
     if placement is None and sbp is None:
         return None
@@ -53,7 +53,8 @@ def to_global(
     `placement` and `sbp` default to the placement and sbp of x; a local tensor needs both arguments.  The gradient is redistributed to the
     layout of x, first through `grad_sbp` if that is set.  All ranks must call this function, including ranks outside of the placements.
     `check_meta=False` skips the comparison of the local shapes, which must then be equal.
-    Raises: ShapeError if the local tensors do not form a global tensor; SbpError for an invalid `sbp`; JobError for a missing `sbp`.
+    Raises: ShapeError if the local tensors do not form a global tensor; SbpError for an invalid `sbp`.  JobError is raised for a local tensor
+    without `placement` or `sbp`.
     """
     here = state()
     what = f"to_global at {user_line()}"
@@ -279,7 +280,7 @@ def element_size(x: Tensor) -> int:
 
 
 def reduced(x: Tensor, protocol: int) -> tuple[Any, ...]:
-    """Return the function `rebuilt` and its arguments, for pickle; they include this rank's piece and its layout."""
+    """Return the function `rebuilt` and its arguments, for pickle; the arguments include this rank's piece and the layout of x."""
     _portable(x, "pickle")
     array = x.array.copy(order="C")
     return rebuilt, (type(x), x.tensor_type, x.layout, array, x._needs_gradient, x._device, x.__dict__)

@@ -93,7 +93,7 @@ def _outputs(func: Callable[..., Any], inputs: Sequence[Any]) -> list[Tensor]:
 
 
 def _with_layout(x: Tensor, array: Array) -> Tensor:
-    """Return a tensor of these values with the layout of x; broadcast along the mesh dimensions where x is partial."""
+    """Return `array` as a tensor with the layout of x, except that partial dimensions of the mesh become broadcast."""
     array = np.array(array, x.tensor_type.dtype.numpy)
     if x.layout is None:
         return from_numpy(array)
@@ -147,14 +147,14 @@ class Check:
         return None
 
     def directions(self, type: TensorType, random: np.random.Generator) -> Array:
-        """Return direction vectors of a tensor as rows: one unit vector per element, or one random vector in fast mode."""
+        """Return a matrix whose rows are direction vectors of a tensor: one unit vector per element, or one random vector in fast mode."""
         if not self.fast:
             return np.eye(type.size)
         sample = random.standard_normal((1, type.size))
         return sample / max(float(np.linalg.norm(sample)), 1.0)
 
     def gradients(self, inputs: Sequence[Any], targets: dict[int, Tensor], seeds: Sequence[Array]) -> list[dict[int, Array]]:
-        """Return the gradients by output and input, one row per seed."""
+        """Return the gradients as one dict per output, by index of the input, with one row per seed."""
         by_output: list[dict[int, Array]] = []
         outputs = _outputs(self.func, inputs)
         for y, rows in zip(outputs, seeds, strict=True):

@@ -25,7 +25,7 @@ from jobflow.tensors.tensor import own
 
 
 def _with_gradients(what: str, parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
-    """Return the gradients of the parameters, without missing gradients; raise JobError while a graph is traced."""
+    """Return the gradients of the parameters that have a gradient; raise JobError while a graph or a job is traced."""
     tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     recorder = state().building
     if recorder is not None and recorder.differentiates:
@@ -166,7 +166,7 @@ def rooted(total: Tensor, p: float) -> Value:
 
 
 def _on_ranks_of(here: EagerState, number: Tensor, x: Tensor) -> Tensor:
-    """Return the scalar `number`, broadcast on the placement of x."""
+    """Return the scalar `number`, broadcast on the placement of x; unchanged if `number` or x is local."""
     if x.layout is None or number.layout is None:
         return number
     whole = Layout(x.layout.placement, (B,) * len(x.layout.sbp))
@@ -179,7 +179,7 @@ def _tensor(x: Value) -> Tensor:
 
 
 def _stated(here: EagerState, norm: float, grads: Sequence[Tensor]) -> Tensor:
-    """Return the norm as a tensor on the placement of the first gradient."""
+    """Return the norm as a tensor on the placement of the first gradient, or as a local tensor if this gradient is local or missing."""
     type = TensorType((), grads[0].dtype if grads else float32)
     where = grads[0].layout.placement if grads and grads[0].layout is not None else None
     value = np.array(norm, type.dtype.numpy)

@@ -44,7 +44,7 @@ def backward(
 ) -> None:
     """Add the gradient of x, weighted by `gradient`, to the `grad` of every leaf that x depends on, or only of `inputs`.
 
-    `gradient` defaults to 1.0 for a tensor of one element.  The graph is released unless `retain_graph`, which `create_graph` implies.
+    `gradient` defaults to 1.0 for a tensor of one element.  The graph is released unless `retain_graph` or `create_graph` is set.
     `create_graph` also records the computation of the gradients, for gradients of gradients.
     """
     tracer = building_now()
@@ -77,7 +77,7 @@ def tensors_of(what: str, name: str, argument: Any) -> list[Tensor]:
 
 
 def seeds_of(what: str, name: str, argument: Any, roots: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return one output gradient per root; None stands for 1.0."""
+    """Return one output gradient per root, where None stands for 1.0; raise ArgumentError for another number of gradients."""
     if argument is None:
         return [None] * len(roots)
     seeds = [argument] if isinstance(argument, Tensor) else list(argument)
@@ -98,9 +98,9 @@ def grad(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of the sum of the outputs with respect to the inputs, in the layouts of the inputs.
 
-    The attributes `grad` of tensors do not change.
-    Raises: JobError for an input that the outputs do not depend on, unless `allow_unused`, which returns None for it, or
-    `materialize_grads`, which returns zeros.
+    The `grad` attributes of tensors do not change.
+    For an input that the outputs do not depend on, `allow_unused` returns None, and `materialize_grads` returns zeros.
+    Raises: JobError for such an input without these options, or for an input that does not require gradients.
     """
     roots, targets = tensors_of("grad", "outputs", outputs), tensors_of("grad", "inputs", inputs)
     seeds = seeds_of("grad", "grad_outputs", grad_outputs, roots)

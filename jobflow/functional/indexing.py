@@ -102,7 +102,7 @@ class Cut:
 
 
 def read(x: Tensor, key: Any, what: str) -> tuple[Cut, dict[int, Tensor]]:
-    """Parse a key into its window, and into its index tensors by axis of this window."""
+    """Return the window that a key selects from x, and a dict from axes of this window to index tensors of the key."""
     tokens: list[Token] = []
     tensors: list[Tensor] = []
     for item in map(_mask, key) if isinstance(key, tuple) else (key,):

@@ -55,13 +55,13 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def hstack(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the tensors concatenated along their second axis; vectors and scalars along the first."""
+    """Return the tensors concatenated along their second axis, or along the first axis for vectors and scalars."""
     operands = [reshape(x, 1) if x.ndim == 0 else x for x in _all_tensors("hstack", tensors)]
     return cat(operands, 0 if operands[0].ndim == 1 else 1)
 
 
 def vstack(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the tensors concatenated along their first axis; vectors and scalars become rows first."""
+    """Return the tensors concatenated along their first axis; vectors and scalars first become matrices of one row."""
     return cat([reshape(x, (1, x.tensor_type.size)) if x.ndim < 2 else x for x in _all_tensors("vstack", tensors)], 0)
 
 

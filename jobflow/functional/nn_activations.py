@@ -54,33 +54,33 @@ def with_inplace(function: Callable[P, Value]) -> Callable[P, Tensor]:
 
 
 def relu(input: Tensor, inplace: bool = False) -> Tensor:
-    """Return max(x, 0), element by element."""
+    """Return max(input, 0), element by element."""
     if inplace:
         return relu_(input)
     return run(_RELU, input)
 
 
 def sigmoid(input: Tensor) -> Tensor:
-    """Return 1 / (1 + e^-x), element by element."""
+    """Return 1 / (1 + e^-input), element by element."""
     return run(_SIGMOID, as_float(input))
 
 
 def tanh(input: Tensor) -> Tensor:
-    """Return the hyperbolic tangent of x, element by element."""
+    """Return the hyperbolic tangent of `input`, element by element."""
     return run(_TANH, as_float(input))
 
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
-    """Return x * sigmoid(x), element by element (Elfwing et al. 2017)."""
+    """Return input * sigmoid(input), element by element (Elfwing et al. 2017)."""
     if inplace:
         return silu_(input)
     return run(_SILU, input)
 
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
-    """Return x * Phi(x), where Phi is the normal distribution function (Hendrycks and Gimpel 2016).
+    """Return input * Phi(input), where Phi is the distribution function of N(0, 1) (Hendrycks and Gimpel 2016).
 
-    `approximate="tanh"` selects the approximation with tanh.  Raises: ConfigError for another value than "none" and "tanh".
+    `approximate="tanh"` selects the approximation with tanh.  Raises: ConfigError unless `approximate` is "none" or "tanh".
     """
     if one_of("gelu", "approximate", approximate, ("none", "tanh")) == "tanh":
         return run(_GELU_TANH, input)
@@ -89,25 +89,25 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
 
 @formula
 def quick_gelu(input: Tensor) -> Value:
-    """Return x * sigmoid(1.702 * x), an approximation of GELU."""
+    """Return input * sigmoid(1.702 * input), an approximation of GELU."""
     return act.swish(input, 1.702)
 
 
 @with_inplace
 def relu6(input: Tensor, inplace: bool = False) -> Value:
-    """Return x clipped to [0, 6]."""
+    """Return `input` clipped to [0, 6]."""
     return act.relu6(input)
 
 
 def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
-    """Return x where x > 0, else negative_slope * x."""
+    """Return `input` where input > 0, else negative_slope * input."""
     if inplace:
         return leaky_relu_(input, negative_slope)
     return run(act.LeakyRelu(real("leaky_relu", "negative_slope", negative_slope)), input)
 
 
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
-    """Return x where x > 0, else alpha * (e^x - 1) (Clevert et al. 2015)."""
+    """Return `input` where input > 0, else alpha * (e^input - 1) (Clevert et al. 2015)."""
     if inplace:
         return elu_(input, alpha)
     return run(act.Elu(real("elu", "alpha", alpha)), input)
@@ -115,13 +115,13 @@ def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
 
 @with_inplace
 def selu(input: Tensor, inplace: bool = False) -> Value:
-    """Return 1.0507 * elu(x, alpha=1.67326), which preserves mean 0 and variance 1 (Klambauer et al. 2017)."""
+    """Return 1.0507 * elu(input, alpha=1.67326), which preserves mean 0 and variance 1 (Klambauer et al. 2017)."""
     return act.selu(input)
 
 
 @with_inplace
 def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Value:
-    """Return x where x > 0, else alpha * (e^(x / alpha) - 1) (Barron 2017).  Raises: ArgumentError for alpha = 0."""
+    """Return `input` where input > 0, else alpha * (e^(input / alpha) - 1) (Barron 2017).  Raises: ArgumentError for alpha = 0."""
     if not alpha:
         raise ArgumentError(f"celu at {user_line()}: alpha must not be 0")
     return ew.scale(act.elu(ew.scale(input, 1.0 / alpha)), alpha)
@@ -129,7 +129,7 @@ def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Value:
 
 @formula
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Value:
-    """Return ln(1 + e^(beta * x)) / beta; x itself where beta * x > threshold.  Raises: ArgumentError for beta = 0."""
+    """Return ln(1 + e^(beta * input)) / beta, or `input` itself where beta * input > threshold.  Raises: ArgumentError for beta = 0."""
     if not beta:
         raise ArgumentError(f"softplus at {user_line()}: beta must not be 0")
     x: Value = input
@@ -141,19 +141,19 @@ def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Value
 
 @formula
 def softsign(input: Tensor) -> Value:
-    """Return x / (1 + |x|)."""
+    """Return input / (1 + |input|)."""
     return act.softsign(input)
 
 
 @formula
 def logsigmoid(input: Tensor) -> Value:
-    """Return ln(sigmoid(x)) = -ln(1 + e^-x)."""
+    """Return ln(sigmoid(input)) = -ln(1 + e^-input)."""
     return act.log_sigmoid(input)
 
 
 @with_inplace
 def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Value:
-    """Return x clipped to [min_val, max_val].  Raises: ArgumentError if min_val > max_val."""
+    """Return `input` clipped to [min_val, max_val].  Raises: ArgumentError if min_val > max_val."""
     if min_val > max_val:
         raise ArgumentError(f"hardtanh at {user_line()}: min_val {min_val} must not exceed max_val {max_val}")
     return act.hard_tanh(input, min_val, max_val)
@@ -161,37 +161,37 @@ def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace
 
 @with_inplace
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Value:
-    """Return x / 6 + 1 / 2, clipped to [0, 1]."""
+    """Return input / 6 + 1 / 2, clipped to [0, 1]."""
     return act.hard_sigmoid(input)
 
 
 @with_inplace
 def hardswish(input: Tensor, inplace: bool = False) -> Value:
-    """Return x * relu6(x + 3) / 6 (Howard et al. 2019)."""
+    """Return input * relu6(input + 3) / 6 (Howard et al. 2019)."""
     return act.hard_swish(input)
 
 
 @with_inplace
 def mish(input: Tensor, inplace: bool = False) -> Value:
-    """Return x * tanh(ln(1 + e^x)) (Misra 2019)."""
+    """Return input * tanh(ln(1 + e^input)) (Misra 2019)."""
     return act.mish(input)
 
 
 @with_inplace
 def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Value:
-    """Return x where x > threshold, else value."""
+    """Return `input` where input > threshold, else `value`."""
     return ew.where(ew.greater(input, ew.fill_like(input, threshold)), input, ew.fill_like(input, value))
 
 
 @formula
 def hardshrink(input: Tensor, lambd: float = 0.5) -> Value:
-    """Return x where |x| > lambd, else 0."""
+    """Return `input` where |input| > lambd, else 0."""
     return ew.where(ew.greater(ew.absolute(input), ew.fill_like(input, lambd)), input, ew.fill_like(input, 0.0))
 
 
 @formula
 def softshrink(input: Tensor, lambd: float = 0.5) -> Value:
-    """Return x - lambd where x > lambd, x + lambd where x < -lambd, else 0.  Raises: ArgumentError for a negative lambd."""
+    """Return input - lambd where input > lambd, input + lambd where input < -lambd, else 0.  Raises: ArgumentError for a negative lambd."""
     if not lambd >= 0:
         raise ArgumentError(f"softshrink at {user_line()}: lambd {lambd} must not be negative")
     return ew.subtract(input, ew.clip(input, -lambd, lambd))
@@ -199,13 +199,13 @@ def softshrink(input: Tensor, lambd: float = 0.5) -> Value:
 
 @formula
 def tanhshrink(input: Tensor) -> Value:
-    """Return x - tanh(x)."""
+    """Return input - tanh(input)."""
     return ew.subtract(input, act.tanh(input))
 
 
 @formula
 def prelu(input: Tensor, weight: Tensor) -> Value:
-    """Return x where x > 0, else weight * x (He et al. 2015).
+    """Return `input` where input > 0, else weight * input (He et al. 2015).
 
     `weight` has a single element, or one element per channel (axis 1).  Raises: ShapeError for another shape of the weight.
     """
@@ -222,7 +222,7 @@ def prelu(input: Tensor, weight: Tensor) -> Value:
 
 @formula
 def glu(input: Tensor, dim: int = -1) -> Value:
-    """Return a * sigmoid(b), where a and b are the two halves of x along `dim` (Dauphin et al. 2016).
+    """Return a * sigmoid(b), where a and b are the two halves of `input` along `dim` (Dauphin et al. 2016).
 
     Raises: ShapeError for an axis of odd size.
     """
@@ -242,7 +242,7 @@ def _softmax_axis(what: str, input: Tensor, dim: int | None) -> int:
 
 
 def softmax(input: Tensor, dim: int | None = None) -> Tensor:
-    """Return e^x / sum(e^x) along `dim`.
+    """Return e^input / sum(e^input) along `dim`.
 
     `dim=None` selects axis 0 for tensors with 0, 1 or 3 axes, else axis 1, as in PyTorch.
     """
@@ -264,7 +264,7 @@ def _along(what: str, op: type[Softmax] | type[LogSoftmax], input: Tensor, dim: 
 
 
 def softmin(input: Tensor, dim: int | None = None) -> Tensor:
-    """Return the softmax of -x along `dim`; `dim=None` selects the axis as in `softmax`."""
+    """Return the softmax of -input along `dim`; `dim=None` selects the axis as in `softmax`."""
     return softmax(run(Negate(), input), dim)
 
 

@@ -83,10 +83,10 @@ def _spread(logs: Value, x: Tensor, target: Tensor, weight: Tensor | None, ignor
 
 @formula
 def nll_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean") -> Value:
-    """Return the loss -weight[t] * x[n, t, ...] of log-probabilities x [n, classes, ...] and class indices t [n, ...].
+    """Return -weight[t] * input[n, t, ...] with t = target[n, ...], for log-probabilities `input` [n, classes, ...] and class indices `target`.
 
-    The loss is 0 where t is `ignore_index`.  `reduction` "mean" divides the sum by the sum of the weights.
-    Raises: ArgumentError if t is neither a class nor `ignore_index`; ShapeError, DtypeError, ConfigError for other invalid arguments.
+    The loss is 0 where the target is `ignore_index`.  `reduction` "mean" divides the sum by the sum of the weights.
+    Raises: ArgumentError for a target that is neither a class nor `ignore_index`; ShapeError, DtypeError, ConfigError for other invalid arguments.
     """
     one_of("nll_loss", "reduction", reduction, ("mean", "sum", "none"))
     _check("nll_loss", input, target, weight)
@@ -102,11 +102,12 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Value:
-    """Return nll_loss(log_softmax(x), t), that is -weight[t] * log softmax(x)[n, t, ...], with the classes on axis 1 of x.
+    """Return nll_loss(log_softmax(input), target), for logits `input` [n, classes, ...] or [classes] and class indices `target`.
 
-    The target may also be probabilities of all classes, in the shape of x; then "mean" divides by the number of samples.
+    The target may also be probabilities of all classes, in the shape of `input`; then "mean" divides by the number of samples.
     The fraction `label_smoothing` of each label is distributed evenly over all classes.
-    Raises: ArgumentError if t is neither a class nor `ignore_index`, or for a `label_smoothing` outside [0, 1]; ShapeError, DtypeError.
+    Raises: ArgumentError for a target that is neither a class nor `ignore_index`, or for a `label_smoothing` outside [0, 1].
+    Probabilities with ignore_index >= 0 raise ArgumentError, too; other invalid arguments raise ShapeError, DtypeError or ConfigError.
     """
     what = "cross_entropy"
     one_of(what, "reduction", reduction, ("mean", "sum", "none"))

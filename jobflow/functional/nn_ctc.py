@@ -35,10 +35,10 @@ def ctc_loss(
 ) -> Value:
     """Return the CTC loss of log-probabilities [frames, n, classes], or [frames, classes] of one sample (Graves et al. 2006).
 
-    `targets` are [n, longest], or the concatenated labels of all samples; `blank` is the class of the blank.  "mean" divides each loss by its
-    number of labels, at least 1, and averages over the samples.  A loss is infinite if a sample has too few frames for its labels;
-    `zero_infinity` replaces infinite losses by 0.
-    Raises: ArgumentError for lengths or labels out of range; ShapeError, ConfigError.
+    `targets` are the labels of each sample, padded to [n, length], or the concatenated labels of all samples; `blank` is the class of the blank.
+    "mean" divides each loss by the number of labels of the sample, at least 1, and averages over the samples.  A loss is infinite if a sample
+    has too few frames for its labels; `zero_infinity` replaces infinite losses by 0.
+    Raises: ArgumentError for lengths or labels out of range; ShapeError for shapes that do not match; ConfigError for an unknown reduction.
     """
     one_of("ctc_loss", "reduction", reduction, REDUCTIONS)
     lengths, labels = _lengths("input_lengths", input_lengths), _lengths("target_lengths", target_lengths)
@@ -65,7 +65,7 @@ def _lengths(name: str, lengths: Tensor | Sequence[int]) -> Value:
 
 
 def _as_batch(log_probs: Value, targets: Value, lengths: Value, labels: Value) -> tuple[Value, Value, Value, Value]:
-    """Add the axis of samples to the tensors of one sample."""
+    """Add the axis of samples to the tensors of one sample; raise ShapeError for labels or lengths of several samples."""
     if targets.tensor_type.ndim != 1 or lengths.tensor_type.size != 1 or labels.tensor_type.size != 1:
         raise ShapeError(
             f"ctc_loss at {user_line()}: log_probs {log_probs.tensor_type} is one sample, but targets are {targets.tensor_type}, "

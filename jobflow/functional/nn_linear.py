@@ -44,7 +44,7 @@ _PRODUCT, _PRODUCTS = MatMul(transpose_b=True), BroadcastMatMul(transpose_b=True
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return y[..., o] = sum over i of x[..., i] * w[o, i], plus b[o].
+    """Return y[..., o] = sum over i of input[..., i] * weight[o, i], plus bias[o].
 
     Raises: ShapeError unless the weight is [out, in] and the bias [out], where `in` is the size of the last axis of the input.
     """
@@ -78,9 +78,10 @@ def _biased_product(ndim: int) -> Chain:
 
 
 def redistribute_bias(y: Tensor, bias: Tensor) -> Tensor:
-    """Return a bias of the last axis redistributed to match y.
+    """Return a bias of the last axis of y, redistributed to match y.
 
-    The bias is split where y is split along its last axis, and partial where y is partial.
+    The bias is split where y is split along its last axis, and partial where y is partial.  The bias is unchanged if y is traced, if one of the
+    tensors is local, or if the placements differ.
     """
     if y.layout is None or bias.layout is None or y.traced is not None:
         return bias
@@ -91,9 +92,9 @@ def redistribute_bias(y: Tensor, bias: Tensor) -> Tensor:
 
 @formula
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Value:
-    """Return y[..., o] = sum over i, j of x1[..., i] * w[o, i, j] * x2[..., j], plus b[o].
+    """Return y[..., o] = sum over i, j of input1[..., i] * weight[o, i, j] * input2[..., j], plus bias[o].
 
-    Raises: ShapeError unless the weight is [out, in1, in2] and the leading axes of the inputs are equal.
+    Raises: ShapeError unless the weight is [out, in1, in2], the inputs are [..., in1] and [..., in2], and their leading axes are equal.
     """
     x1, x2, w = input1.tensor_type, input2.tensor_type, weight.tensor_type
     if w.ndim != 3 or x1.shape[:-1] != x2.shape[:-1] or (x1.shape[-1], x2.shape[-1]) != w.shape[1:]:
@@ -144,10 +145,11 @@ def _ones_at(ids: Tensor, classes: int) -> Value:
 
 
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
-    """Return int64 rows with 1 at the indices in `tensor` and 0 elsewhere.
+    """Return an int64 tensor with a new last axis of `num_classes` elements: 1 at the indices in `tensor`, and 0 elsewhere.
 
     `num_classes=-1` selects the largest index plus 1; then all ranks must call this function.
-    Raises: ArgumentError for an index outside [0, num_classes), or an empty tensor with `num_classes=-1`; DtypeError.
+    Raises: ArgumentError for an index outside [0, num_classes), another num_classes < 1, or an empty tensor with `num_classes=-1`; DtypeError for
+    indices that are not integers.
     """
     if whole("one_hot", "num_classes", num_classes) == -1:
         values = value_of(tensor, "one_hot without num_classes")
@@ -178,7 +180,7 @@ def _dropped(x: Tensor, p: float, each: Value | None) -> Value:
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Return x with each element set to 0 with probability p, and divided by 1 - p otherwise; x itself unless `training`.
+    """Set each element of `input` to 0 with probability p, and divide the others by 1 - p; return `input` unless `training`.
 
     The mask depends on the seed and the number of previous random operations, not on the layout.
     Raises: ArgumentError for p outside [0, 1].
@@ -208,16 +210,16 @@ def _dropout_channels(spatial: int, input: Tensor, p: float = 0.5, training: boo
     return written(input, what, y) if inplace else y
 
 
-dropout1d = variant(_dropout_channels, 1, "dropout1d", "Return x with whole channels of [n, c, l] dropped; see `dropout`.")
-dropout2d = variant(_dropout_channels, 2, "dropout2d", "Return x with whole channels of [n, c, h, w] dropped; see `dropout`.")
-dropout3d = variant(_dropout_channels, 3, "dropout3d", "Return x with whole channels of [n, c, d, h, w] dropped; see `dropout`.")
+dropout1d = variant(_dropout_channels, 1, "dropout1d", "Return `input` with whole channels of [n, c, l] dropped; see `dropout`.")
+dropout2d = variant(_dropout_channels, 2, "dropout2d", "Return `input` with whole channels of [n, c, h, w] dropped; see `dropout`.")
+dropout3d = variant(_dropout_channels, 3, "dropout3d", "Return `input` with whole channels of [n, c, d, h, w] dropped; see `dropout`.")
 
 
 # -------------------------------------------------------------------- lengths
 
 
 def length(x: Value, axes: tuple[int, ...], p: float, keepdims: bool) -> Value:
-    """Return the p-norm along `axes`; without axes, the p-norm of each element."""
+    """Return the p-norm of x along `axes`; for empty `axes`, the p-norm of each element."""
     if p == 2.0:
         return ew.sqrt(rd.reduce_sum(ew.square(x), axes, keepdims))
     if p == 1.0:
@@ -231,7 +233,7 @@ def length(x: Value, axes: tuple[int, ...], p: float, keepdims: bool) -> Value:
 
 @formula
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Value:
-    """Return x / max(|x|, eps), where |x| is the p-norm along `dim`."""
+    """Return input / max(|input|, eps), where |input| is the p-norm along `dim`."""
     axes = (axis_of("normalize", dim, input.tensor_type.ndim),) if input.tensor_type.ndim else ()
     if p == 2.0:
         square = rd.reduce_sum(ew.square(input), axes, True)
@@ -240,7 +242,7 @@ def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -
 
 
 def cosine(x1: Value, x2: Value, dim: int, eps: float) -> Value:
-    """Return the cosine similarity along axis `dim` of two tensors, which broadcast."""
+    """Return the cosine similarity of x1 and x2 along axis `dim`, after broadcasting to a common shape."""
     shape = broadcast_shapes("cosine_similarity", x1.tensor_type, x2.tensor_type)
     x1, x2 = (x if x.tensor_type.shape == shape else broadcast_to(x, shape) for x in (x1, x2))
     axes = (axis_of("cosine_similarity", dim, len(shape)),) if shape else ()
@@ -252,7 +254,7 @@ def cosine(x1: Value, x2: Value, dim: int, eps: float) -> Value:
 @one_type
 @formula
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Value:
-    """Return x1 . x2 / (max(|x1|, eps) * max(|x2|, eps)) along `dim`."""
+    """Return x1 . x2 / (max(|x1|, eps) * max(|x2|, eps)) along `dim`, where |x| is the Euclidean norm."""
     return cosine(x1, x2, dim, eps)
 
 
@@ -265,5 +267,5 @@ def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6,
 
 
 def last_axis(x: Value) -> tuple[int, ...]:
-    """Return the last axis of x as a tuple; empty without axes."""
+    """Return a tuple of the last axis of x; the tuple is empty for x without axes."""
     return (x.tensor_type.ndim - 1,) if x.tensor_type.ndim else ()

@@ -57,7 +57,7 @@ def one_shape(what: str, **operands: Tensor | None) -> None:
 @one_type
 @reducing
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
-    """Return the squared error (x - t)^2.  Raises: ShapeError for different shapes."""
+    """Return the squared error (input - target)^2.  Raises: ShapeError for different shapes."""
     one_shape("mse_loss", input=input, target=target)
     return ew.squared_difference(input, target)
 
@@ -65,7 +65,7 @@ def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
 @one_type
 @reducing
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
-    """Return the absolute error |x - t|.  Raises: ShapeError for different shapes."""
+    """Return the absolute error |input - target|.  Raises: ShapeError for different shapes."""
     one_shape("l1_loss", input=input, target=target)
     return ew.absolute(ew.subtract(input, target))
 
@@ -73,7 +73,7 @@ def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
 @one_type
 @reducing
 def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Value:
-    """Return d^2 / (2 * beta) where d = |x - t| < beta, else d - beta / 2.
+    """Return d^2 / (2 * beta) where d < beta, else d - beta / 2, with d = |input - target|.
 
     Raises: ArgumentError for a negative beta, ShapeError for different shapes.
     """
@@ -88,7 +88,7 @@ def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta:
 @one_type
 @reducing
 def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Value:
-    """Return d^2 / 2 where d = |x - t| < delta, else delta * (d - delta / 2).
+    """Return d^2 / 2 where d < delta, else delta * (d - delta / 2), with d = |input - target|.
 
     Raises: ArgumentError unless delta > 0, ShapeError for different shapes.
     """
@@ -104,9 +104,9 @@ def _weighted(loss: Value, weight: Tensor | None) -> Value:
 
 @reducing
 def binary_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean") -> Value:
-    """Return -weight * (t * log x + (1 - t) * log(1 - x)) for probabilities x; logarithms are at least -100.
+    """Return -weight * (target * log(input) + (1 - target) * log(1 - input)), for probabilities `input`.
 
-    Raises: ShapeError for different shapes.
+    Logarithms below -100 are replaced by -100.  Raises: ShapeError unless `input` and `target` have the same shape.
     """
     one_shape("binary_cross_entropy", input=input, target=target)
     return _weighted(el.binary_cross_entropy(input, target), weight)
@@ -117,9 +117,9 @@ def binary_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = 
 def binary_cross_entropy_with_logits(
     input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", pos_weight: Tensor | None = None
 ) -> Value:
-    """Return weight * ((1 - t) * x + (1 + (pos_weight - 1) * t) * ln(1 + e^-x)) for logits x.
+    """Return weight * ((1 - t) * x + (1 + (pos_weight - 1) * t) * ln(1 + e^-x)), where x is `input` (logits) and t is `target`.
 
-    Raises: ShapeError for different shapes.
+    Raises: ShapeError unless `input` and `target` have the same shape.
     """
     one_shape("binary_cross_entropy_with_logits", input=input, target=target)
     if pos_weight is None:
@@ -132,10 +132,10 @@ def binary_cross_entropy_with_logits(
 @one_type
 @formula
 def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", *, log_target: bool = False) -> Value:
-    """Return t * (log t - x), 0 where t is 0, for log-probabilities x and probabilities t: the terms of the Kullback-Leibler divergence.
+    """Return the terms of the Kullback-Leibler divergence, target * (log(target) - input), and 0 where the target is 0.
 
-    With `log_target`, t are log-probabilities, and the terms are e^t * (t - x).  `reduction` "batchmean" divides the sum by the size of the
-    first axis.
+    `input` has log-probabilities, and `target` has probabilities.  With `log_target`, both arguments have log-probabilities, and the terms are
+    e^target * (target - input).  `reduction` "batchmean" divides the sum by the size of the first axis.
     Raises: ConfigError for an unknown reduction.
     """
     one_of("kl_div", "reduction", reduction, (*REDUCTIONS, "batchmean"))
@@ -163,14 +163,14 @@ def _signs(target: Tensor, like: Value) -> Value:
 
 @reducing
 def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
-    """Return ln(1 + e^(-t * x)) for t = 1 or -1.  Raises: ShapeError for different shapes."""
+    """Return ln(1 + e^(-target * input)) for targets 1 and -1.  Raises: ShapeError for different shapes."""
     one_shape("soft_margin_loss", input=input, target=target)
     return act.softplus(ew.negate(ew.multiply(_signs(target, input), input)))
 
 
 @reducing
 def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, reduction: str = "mean") -> Value:
-    """Return x where t is 1, max(0, margin - x) where t is -1, and x + max(0, margin - x) elsewhere.
+    """Return `input` where the target is 1, max(0, margin - input) where the target is -1, and input + max(0, margin - input) elsewhere.
 
     Raises: ShapeError for different shapes.
     """
@@ -184,7 +184,7 @@ def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, red
 @one_type
 @reducing
 def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Value:
-    """Return max(0, margin - t * (x1 - x2)); integers are cast to the default element type, as in PyTorch.
+    """Return max(0, margin - target * (input1 - input2)); integers are cast to the default element type, as in PyTorch.
 
     Raises: ShapeError for different shapes.
     """
@@ -197,9 +197,9 @@ def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: 
 
 @reducing
 def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Value:
-    """Return 1 - c where t is 1, and max(0, c - margin) where t is -1.
+    """Return 1 - c where the target is 1, max(0, c - margin) where the target is -1, and 0 elsewhere.
 
-    c is the cosine of x1 and x2 along the last axis.
+    c is the cosine similarity of `input1` and `input2` along the last axis.
     Raises: ShapeError for inputs of different shapes, or unless the target has one element per pair of vectors.
     """
     one_shape("cosine_embedding_loss", input1=input1, input2=input2)
@@ -229,9 +229,10 @@ def triplet_margin_loss(
     swap: bool = False,
     reduction: str = "mean",
 ) -> Value:
-    """Return max(0, d(a, p) - d(a, n) + margin), where d is the p-norm of the difference plus eps along the last axis.
+    """Return max(0, d(anchor, positive) - d(anchor, negative) + margin), where d(a, b) is the p-norm of a - b + eps along the last axis.
 
-    `swap` uses d(p, n) where it is smaller than d(a, n).  Raises: ArgumentError unless margin > 0, ShapeError for different shapes.
+    `swap` replaces d(anchor, negative) by d(positive, negative) where this distance is smaller.
+    Raises: ArgumentError unless margin > 0, ShapeError for different shapes.
     """
     if margin <= 0:
         raise ArgumentError(f"triplet_margin_loss at {user_line()}: margin {margin} must be positive")
@@ -261,10 +262,11 @@ def _variance(input: Tensor, var: Tensor | float) -> Value:
 @one_type
 @reducing
 def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Value:
-    """Return (log v + (x - t)^2 / v) / 2 with v = max(var, eps); the gradient ignores the bound eps, and `full` adds log(2 pi) / 2.
+    """Return (log v + (input - target)^2 / v) / 2 with v = max(var, eps); the gradient ignores the bound `eps`.
 
+    `full` adds log(2 pi) / 2.
     `var` is a number, or a tensor with the shape of `input`, whose last axis may be missing or of size 1.
-    Raises: ShapeError for another shape, ArgumentError for a negative variance.
+    Raises: ShapeError for another shape of `var`, ArgumentError for a negative variance.
     """
     variance = assert_bounds(_variance(input, var), "gaussian_nll_loss", low=0.0, nan=True, noun="variance")
     bounded = ew.add(variance, ew.detach(ew.subtract(ew.clip(variance, eps, None), variance)))
@@ -275,9 +277,9 @@ def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor | float, full: 
 @one_type
 @reducing
 def poisson_nll_loss(input: Tensor, target: Tensor, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: str = "mean") -> Value:
-    """Return e^x - t * x, or x - t * log(x + eps) unless `log_input`.
+    """Return e^input - target * input, or input - target * log(input + eps) unless `log_input`.
 
-    `full` adds Stirling's approximation t * log t - t + log(2 pi t) / 2 where t > 1.
+    `full` adds Stirling's approximation target * log(target) - target + log(2 pi target) / 2 where target > 1.
     """
     if log_input:
         loss = ew.subtract(ew.exp(input), ew.multiply(target, input))

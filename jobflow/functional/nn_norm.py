@@ -67,11 +67,12 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Return (x - mean) / sqrt(var + eps) * weight + bias per channel, axis 1 (Ioffe and Szegedy 2015).
+    """Return (input - mean) / sqrt(var + eps) * weight + bias per channel, axis 1 (Ioffe and Szegedy 2015).
 
-    In training, mean and var are the statistics of x.  Running statistics, if passed, become (1 - momentum) * old + momentum * new, with the
-    unbiased variance.  Without `training`, the running statistics are mean and var.
-    Raises: ShapeError for arguments that do not match or fewer than two values per channel in training; ArgumentError unless eps > 0.
+    In training, mean and var are the statistics of `input`.  Running statistics, if passed, become (1 - momentum) * old + momentum * new, with
+    the unbiased variance.  Without `training`, the running statistics are mean and var.
+    Raises: ShapeError for shapes that do not match, or missing running statistics without `training`.  Training with fewer than two values per
+    channel raises ShapeError, and with eps <= 0 ArgumentError.
     """
     t, what = input.tensor_type, "batch_norm"
     if t.ndim < 2:
@@ -103,7 +104,7 @@ def batch_norm(
 
 
 def _move_averages(averages: tuple[Tensor, Tensor], moments: tuple[Tensor, Tensor], momentum: float, correction: float) -> None:
-    """Update running averages with the mean and the variance of a batch; `correction` times the variance is unbiased."""
+    """Update the running `averages` with `moments`, the mean and the variance of a batch; `correction` times the variance is unbiased."""
     vectors = (*averages, *moments)
     if running.runs_chains(*vectors) and all(x.tensor_type == vectors[0].tensor_type for x in vectors):
         update(bn.average_updates(vectors[0].tensor_type, momentum, correction), *vectors)
@@ -147,7 +148,7 @@ def _normalized_rows(
 def layer_norm(
     input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Value:
-    """Return (x - mean) / sqrt(var + eps) * weight + bias over the last axes, of shape `normalized_shape` (Ba et al. 2016).
+    """Return (input - mean) / sqrt(var + eps) * weight + bias over the last axes, of shape `normalized_shape` (Ba et al. 2016).
 
     Raises: ShapeError unless `normalized_shape` is the shape of the last axes of the input and of the parameters.
     """
@@ -156,7 +157,7 @@ def layer_norm(
 
 @formula
 def rms_norm(input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Value:
-    """Return x / sqrt(mean(x^2) + eps) * weight over the last axes, of shape `normalized_shape` (Zhang and Sennrich 2019).
+    """Return input / sqrt(mean(input^2) + eps) * weight over the last axes, of shape `normalized_shape` (Zhang and Sennrich 2019).
 
     `eps` defaults to the machine epsilon of the element type.
     Raises: ShapeError unless `normalized_shape` is the shape of the last axes of the input and of the weight.
@@ -173,7 +174,7 @@ def _epsilon(dtype: Any) -> float:
 
 @formula
 def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Value:
-    """Return [n, c, ...] normalized per sample and group of channels, then times weight plus bias per channel (Wu and He 2018).
+    """Normalize `input` [n, c, ...] per sample and group of channels, then multiply by weight and add bias per channel (Wu and He 2018).
 
     Normalized values have mean 0 and variance 1.
     Raises: ShapeError unless the channels divide into `num_groups` groups and the parameters have one element per channel.
@@ -195,11 +196,11 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Return [n, c, ...] normalized per sample and channel, then times weight plus bias per channel (Ulyanov et al. 2016).
+    """Normalize `input` [n, c, ...] per sample and channel, then multiply by weight and add bias per channel (Ulyanov et al. 2016).
 
     Normalized values have mean 0 and variance 1.  Running statistics, if passed, are updated by `momentum` with the means over the samples.
     With `use_input_stats=False`, the running statistics replace the statistics of the input.
-    Raises: ShapeError unless each channel has several values.
+    Raises: ShapeError unless each channel of a sample has several values, and the parameters have one element per channel.
     """
     t, what = input.tensor_type, "instance_norm"
     if t.ndim < 3 or t.size // max(t.shape[0] * t.shape[1], 1) == 1:

@@ -35,7 +35,7 @@ def _cropped(x: Value, axis: int, before: int, after: int) -> Value:
 
 
 def _border(x: Value, axis: int, count: int, mode: str, first: bool) -> list[Value]:
-    """Return the border before (`first`) or after x along an axis, for modes other than "constant"."""
+    """Return a list with the border of `count` elements before (`first`) or after x along an axis, or an empty list if count <= 0."""
     n = x.tensor_type.shape[axis]
     if count <= 0:
         return []
@@ -59,7 +59,7 @@ def _factors(scale_factor: Any, count: int) -> list[float]:
 
 @composed
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Value:
-    """Return x with borders; `pad` lists the widths before and after the last axis, then of the axis before it, and so on.
+    """Return `input` with borders; `pad` lists the widths before and after the last axis, then of the axis before it, and so on.
 
     `mode` selects the elements of the border: `value` ("constant"), mirrored elements without the edge ("reflect"), the edge ("replicate"), or
     the opposite end ("circular").  Negative widths remove elements.
@@ -152,7 +152,7 @@ def _nearest(x: Value, axis: int, out: int, ratio: float) -> Value:
 
 
 def _linear(x: Value, axis: int, out: int, ratio: float, corners: bool) -> Value:
-    """Interpolate linearly between the two neighbours of each output position."""
+    """Return x with an axis resized to `out` elements, by linear interpolation between the two neighbours of each position."""
     n = x.tensor_type.shape[axis]
     if corners:
         at = _coordinates(out, 0.0, (n - 1) / (out - 1) if out > 1 else 0.0)
@@ -177,7 +177,7 @@ def interpolate(
     align_corners: bool | None = None,
     recompute_scale_factor: bool | None = None,
 ) -> Value:
-    """Return images [n, c, *spatial] resized to `size`, or by `scale_factor`.
+    """Return `input`, images [n, c, *spatial], resized to `size` or by `scale_factor`.
 
     `mode` is "nearest", or "linear", "bilinear", "trilinear" for 1, 2, 3 spatial axes.  `align_corners` keeps the positions of the corner pixels.
     Raises: ShapeError for invalid sizes, or for a mode of another number of axes; DtypeError for linear modes of integers other than uint8.
@@ -186,7 +186,10 @@ def interpolate(
     spatial = t.ndim - 2
     one_of("interpolate", "mode", mode, ("nearest", *_LINEAR))
     if spatial < 1 or _LINEAR.get(mode, spatial) != spatial:
-        raise ShapeError(f'{what} at {user_line()}: mode "{mode}" does not match the spatial axes of input {t}, [n, c, *spatial]')
+        axes = _LINEAR[mode] + 2 if mode in _LINEAR else "at least 3"
+        raise ShapeError(
+            f'{what} at {user_line()}: mode "{mode}" needs {axes} axes, [n, c, *spatial]; input is {t}; reshape the input or change the mode'
+        )
     if 0 in t.shape[2:]:
         raise ShapeError(f"{what} at {user_line()}: the images of input {t} must not be empty")
     if (size is None) == (scale_factor is None):

@@ -48,7 +48,7 @@ class Extreme(NamedTuple):
 
 
 def axis_of(what: str, x: Tensor, dim: int) -> int:
-    """Return `dim` as a nonnegative axis; raise ShapeError if x lacks it.  A tensor without axes accepts 0 and -1."""
+    """Return `dim` as a nonnegative axis; raise ShapeError unless x has this axis.  A tensor without axes accepts 0 and -1."""
     ndim = x.tensor_type.ndim or 1
     if not isinstance(dim, int | np.integer) or not -ndim <= dim < ndim:
         raise ShapeError(f"{what} at {user_line()}: dim={dim!r} is not an axis of {x.tensor_type}, whose axes are -{ndim} to {ndim - 1}")
@@ -56,7 +56,7 @@ def axis_of(what: str, x: Tensor, dim: int) -> int:
 
 
 def axes_of(what: str, x: Tensor, dim: Dim) -> tuple[int, ...]:
-    """Return the axes in ascending order; None and an empty sequence select all axes."""
+    """Return the axes in ascending order; None and an empty sequence select all axes.  Raises: ShapeError for an axis passed twice."""
     if dim is None or (isinstance(dim, Sequence) and not len(dim)):
         return tuple(range(x.tensor_type.ndim))
     axes = [axis_of(what, x, each) for each in (dim if isinstance(dim, Sequence) else [dim])]

@@ -152,7 +152,7 @@ def _state_values(saved: Tensor, count: int) -> list[int]:
 
 
 def generator_of(generator: Any, layout: Layout | None) -> Counter:
-    """Return the counter of `generator`, or by default the counter of local or global tensors."""
+    """Return the counter of `generator`; for None, the counter of local tensors if `layout` is None, else of global tensors."""
     here = state()
     if generator is not None:
         return generator.core if hasattr(generator, "core") else generator

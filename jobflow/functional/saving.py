@@ -63,7 +63,7 @@ def load(path: Path, global_src_rank: int | None = None, map_location: Any = Non
 
     With `global_src_rank`, all ranks must call `load`; this rank reads the files, and the tensors are global tensors on this rank.  A placement
     as `map_location` broadcasts them to its ranks.  Without `global_src_rank`, every rank reads the files, and the tensors are local.
-    Raises: CheckpointError, on all ranks, if data are missing or damaged.
+    Raises: CheckpointError, on all ranks, if data are missing or damaged; ArgumentError for an unknown rank, or another `map_location`.
     """
     what = f"load at {user_line()}"
     if map_location is not None and not isinstance(map_location, public_placement | str):

@@ -50,7 +50,7 @@ def argsort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = T
 
 
 def topk(x: Tensor, k: int, dim: int | None = None, largest: bool = True, sorted: bool = True) -> Ordered:
-    """Return the k largest or smallest elements along axis `dim`, by default the last, sorted, and their int64 indices."""
+    """Return the k largest or smallest elements along axis `dim`, in sorted order, and their int64 indices; `dim` defaults to the last axis."""
     axis = axis_of("topk", -1 if dim is None else dim, x.ndim)
     result = Ordered(*run_several(TopK(axis, integer("topk", k), bool(largest)), x if x.ndim else reshape(x, 1)))
     return result if x.ndim or k != 1 else Ordered(*(y.reshape(()) for y in result))

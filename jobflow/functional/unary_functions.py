@@ -44,7 +44,7 @@ def _of_floats(name: str, op: Op, doc: str) -> Function:
 
 
 def _of_numbers(name: str, op: Op, doc: str, *, whole: bool = False) -> Function:
-    """Return a function `name` that applies `op` to any element type; with `whole`, it returns integers unchanged."""
+    """Return a function `name` that applies `op` to any element type; with `whole`, the function returns integers unchanged."""
 
     def function(x: Tensor) -> Tensor:
         if whole and not x.tensor_type.dtype.is_float:
@@ -174,7 +174,7 @@ def logit(x: Tensor, eps: float | None = None) -> Tensor:
 
 
 def nan_to_num(x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
-    """Return x with NaN replaced by `nan`, and infinities by `posinf` and `neginf`, by default the largest finite numbers."""
+    """Return x with NaN replaced by `nan`, inf by `posinf` and -inf by `neginf`, by default the largest and the smallest finite number."""
     if not x.tensor_type.dtype.is_float:
         return x
     largest = x.tensor_type.dtype.largest

@@ -180,7 +180,7 @@ def _visible(array: Array) -> Array:
 
 
 def _spelling(values: Array) -> str:
-    """Return the number format: "whole" numbers with a point, "f" with four decimals, "e" with an exponent for a wide range."""
+    """Return the number format: "whole" for whole numbers, "e" (with an exponent) for a wide range of numbers, otherwise "f" (with decimals)."""
     sizes = np.abs(values[np.isfinite(values) & (values != 0)])
     if not sizes.size:
         return "whole"

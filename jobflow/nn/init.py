@@ -53,28 +53,28 @@ def _draw(what: str, tensor: Tensor, generator: Any, kind: Callable[..., Op], **
 
 
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Any = None) -> Tensor:
-    """Fill the tensor with samples of the uniform distribution on [a, b), and return it."""
+    """Fill the tensor with samples of the uniform distribution on [a, b), and return the tensor."""
     return _draw("init.uniform_", tensor, generator, RandomUniform, low=a, high=b)
 
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Tensor:
-    """Fill the tensor with samples of the normal distribution N(mean, std^2), and return it."""
+    """Fill the tensor with samples of the normal distribution N(mean, std^2), and return the tensor."""
     return _draw("init.normal_", tensor, generator, RandomNormal, mean=mean, std=std)
 
 
 def constant_(tensor: Tensor, val: float) -> Tensor:
-    """Fill the tensor with the number `val`, and return it."""
+    """Fill the tensor with the number `val`, and return the tensor."""
     value = number(val, "init.constant_")
     return _filled("init.constant_", tensor, Constant(tuple(tensor.shape), tensor.dtype, value if tensor.dtype.is_float else int(value)))
 
 
 def zeros_(tensor: Tensor) -> Tensor:
-    """Fill the tensor with zeros, and return it."""
+    """Fill the tensor with zeros, and return the tensor."""
     return constant_(tensor, 0.0)
 
 
 def ones_(tensor: Tensor) -> Tensor:
-    """Fill the tensor with ones, and return it."""
+    """Fill the tensor with ones, and return the tensor."""
     return constant_(tensor, 1.0)
 
 
@@ -90,7 +90,7 @@ def _written(what: str, tensor: Tensor, array: Array) -> Tensor:
 
 
 def eye_(tensor: Tensor) -> Tensor:
-    """Fill a matrix with ones on the diagonal and zeros elsewhere, and return it.  Raises: ShapeError unless the tensor has two axes."""
+    """Fill a matrix with ones on the diagonal and zeros elsewhere, and return the matrix.  Raises: ShapeError unless the tensor has two axes."""
     _check("init.eye_", tensor)
     if tensor.ndim != 2:
         raise ShapeError(f"init.eye_ at {user_line()}: the tensor must be a matrix; got {tensor.tensor_type}")
@@ -98,7 +98,7 @@ def eye_(tensor: Tensor) -> Tensor:
 
 
 def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
-    """Fill convolution weights [out, in, *kernel] with the identity convolution, for as many channels as possible, and return them.
+    """Fill convolution weights [out, in, *kernel] with the identity convolution, for as many channels as possible, and return the weights.
 
     Raises: ShapeError for other numbers of axes, or unless `groups` divides `out`.
     """
@@ -139,7 +139,7 @@ def fans(what: str, tensor: Tensor) -> tuple[int, int]:
 
 
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Tensor:
-    """Fill the tensor with samples of U[-a, a), a = gain * sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010), and return it.
+    """Fill the tensor with samples of U[-a, a), a = gain * sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010), and return the tensor.
 
     Raises: ShapeError for a tensor with fewer than two axes.
     """
@@ -148,7 +148,7 @@ def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Any = None) ->
 
 
 def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Tensor:
-    """Fill the tensor with samples of N(0, s^2), s = gain * sqrt(2 / (fan_in + fan_out)) (Glorot and Bengio 2010), and return it.
+    """Fill the tensor with samples of N(0, s^2), s = gain * sqrt(2 / (fan_in + fan_out)) (Glorot and Bengio 2010), and return the tensor.
 
     Raises: ShapeError for a tensor with fewer than two axes.
     """
@@ -163,20 +163,20 @@ def _kaiming_std(what: str, tensor: Tensor, a: float, mode: str, nonlinearity: s
 
 
 def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Any = None) -> Tensor:
-    """Fill the tensor with samples of U[-b, b), b = gain * sqrt(3 / fan) (He et al. 2015), and return it.
+    """Fill the tensor with samples of U[-b, b), b = gain * sqrt(3 / fan) (He et al. 2015), and return the tensor.
 
     `mode` selects the fan, "fan_in" or "fan_out"; `a` is the slope of leaky_relu, see `calculate_gain`.
-    Raises: ShapeError for a tensor with fewer than two axes, ArgumentError for another mode.
+    Raises: ShapeError for a tensor with fewer than two axes, ArgumentError for another mode or nonlinearity.
     """
     bound = math.sqrt(3.0) * _kaiming_std("init.kaiming_uniform_", tensor, a, mode, nonlinearity)
     return uniform_(tensor, -bound, bound, generator)
 
 
 def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Any = None) -> Tensor:
-    """Fill the tensor with samples of N(0, s^2), s = gain / sqrt(fan) (He et al. 2015), and return it.
+    """Fill the tensor with samples of N(0, s^2), s = gain / sqrt(fan) (He et al. 2015), and return the tensor.
 
     `mode` selects the fan, "fan_in" or "fan_out"; `a` is the slope of leaky_relu, see `calculate_gain`.
-    Raises: ShapeError for a tensor with fewer than two axes, ArgumentError for another mode.
+    Raises: ShapeError for a tensor with fewer than two axes, ArgumentError for another mode or nonlinearity.
     """
     return normal_(tensor, 0.0, _kaiming_std("init.kaiming_normal_", tensor, a, mode, nonlinearity), generator)
 
@@ -200,7 +200,7 @@ def _normal_place(share: Array, low: float, high: float) -> Array:
 
 
 def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, generator: Any = None) -> Tensor:
-    """Fill the tensor with samples of N(mean, std^2) truncated to [a, b], and return it.
+    """Fill the tensor with samples of N(mean, std^2) truncated to [a, b], and return the tensor.
 
     Raises: ArgumentError unless a < b and std > 0.
     """
@@ -223,7 +223,7 @@ def _values(tensor: Tensor, shape: tuple[int, ...], kind: type[RandomUniform] | 
 
 
 def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Tensor:
-    """Fill the tensor, as a matrix [first axis, other axes], with orthogonal rows or columns of length `gain`, and return it.
+    """Fill the tensor, as a matrix [first axis, other axes], with orthogonal rows or columns of length `gain`, and return the tensor.
 
     The rows are orthogonal if there are fewer rows than columns, otherwise the columns. Every rank computes the whole matrix.
     Raises: ShapeError for a tensor with fewer than two axes.

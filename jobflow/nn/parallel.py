@@ -92,7 +92,7 @@ class _Reducer:
     # ---------------------------------------------------------------- parameters
 
     def refresh(self, broadcast: bool = True) -> None:
-        """Register hooks on new parameters, and rebuild the buckets if the set of trained parameters changed."""
+        """Register hooks on new parameters, which rank 0 broadcasts if `broadcast`, and rebuild the buckets if the trained parameters changed."""
         parameters = list(self.module.parameters())
         key = [(id(p), p.tensor_type) for p in parameters if p._needs_gradient]
         new = [p for p in parameters if id(p) not in self.parameters]
@@ -121,7 +121,7 @@ class _Reducer:
     # ---------------------------------------------------------------- forward
 
     def before_forward(self, synchronize: bool) -> None:
-        """Set whether the next backward pass averages gradients, and discard the state of a failed pass."""
+        """Let the next backward pass average gradients if `synchronize`, and discard the state of a failed pass."""
         here = state()
         if here.building is not None and here.building.differentiates and here.grad_enabled:
             raise JobError(
@@ -272,7 +272,7 @@ class DistributedDataParallel(Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate local gradients for forward passes inside the `with` block; the first pass after the block averages the sums."""
+        """Accumulate local gradients for forward passes inside the `with` block; the next backward pass after the block averages the sums."""
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             yield

@@ -31,7 +31,10 @@ def _steps(what: str, **counts: int) -> None:
 
 
 class LRScheduler:
-    """Base class of schedules for the groups of `optimizer`; `last_epoch` is the number of completed steps, -1 before the first."""
+    """Base class of schedules for the groups of `optimizer`.
+
+    The constructor increments `last_epoch` and sets the rates.  From then on, `last_epoch` is the number of steps.
+    """
 
     #: attributes that are not saved
     UNSAVED: ClassVar[tuple[str, ...]] = ("optimizer",)
@@ -48,7 +51,7 @@ class LRScheduler:
         self.step()
 
     def rate(self, base: float, t: int) -> float:
-        """Return the rate after t steps for the initial rate `base`; subclasses must define it."""
+        """Return the rate after t steps for the initial rate `base`; subclasses must define this method."""
         raise JobError(f"{type(self).__name__} at {user_line()}: the schedule has no method `rate`; define rate(base, t) in the subclass")
 
     def rates(self) -> list[float]:
@@ -91,7 +94,7 @@ class LRScheduler:
 
 
 class LambdaLR(LRScheduler):
-    """A rate of base f(t), with one function for all groups or one per group."""
+    """The initial rate times f(t) after t steps, with one function f for all groups or one function per group."""
 
     UNSAVED = ("optimizer", "lambdas")
 
@@ -114,7 +117,7 @@ class LambdaLR(LRScheduler):
 
 
 class StepLR(LRScheduler):
-    """Step decay: base gamma^(t // step_size)."""
+    """Step decay: the initial rate times gamma^(t // step_size) after t steps."""
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1) -> None:
         _steps("StepLR", step_size=step_size)
@@ -126,7 +129,7 @@ class StepLR(LRScheduler):
 
 
 class MultiStepLR(LRScheduler):
-    """Step decay at milestones: base gamma^k, where k is the number of milestones up to t."""
+    """Step decay at milestones: the initial rate times gamma^k after t steps, where k is the number of milestones up to t."""
 
     def __init__(self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1, last_epoch: int = -1) -> None:
         self.milestones, self.gamma = sorted(milestones), gamma
@@ -137,7 +140,7 @@ class MultiStepLR(LRScheduler):
 
 
 class ExponentialLR(LRScheduler):
-    """Exponential decay: base gamma^t."""
+    """Exponential decay: the initial rate times gamma^t after t steps."""
 
     def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
         self.gamma = gamma
@@ -148,7 +151,7 @@ class ExponentialLR(LRScheduler):
 
 
 class ConstantLR(LRScheduler):
-    """A rate of base factor for t < total_iters, then base."""
+    """The initial rate times `factor` for the first `total_iters` steps, then the initial rate."""
 
     def __init__(self, optimizer: Optimizer, factor: float = 1.0 / 3, total_iters: int = 5, last_epoch: int = -1) -> None:
         _unit(f"lr_scheduler.ConstantLR at {user_line()}", factor=factor)
@@ -160,7 +163,7 @@ class ConstantLR(LRScheduler):
 
 
 class LinearLR(LRScheduler):
-    """A rate of base times a factor that changes linearly from start_factor to end_factor in total_iters steps."""
+    """The initial rate times a factor that changes linearly from `start_factor` to `end_factor` in `total_iters` steps."""
 
     def __init__(
         self, optimizer: Optimizer, start_factor: float = 1.0 / 3, end_factor: float = 1.0, total_iters: int = 5, last_epoch: int = -1
@@ -178,7 +181,10 @@ class LinearLR(LRScheduler):
 
 
 class PolynomialLR(LRScheduler):
-    """Polynomial decay: (base - end) (1 - t / n)^power + end, with n = `steps`, or with `cycle` the next multiple of `steps`."""
+    """Polynomial decay: (base - end) * (1 - t / n)^power + end after t steps, with the initial rate `base` and end = `end_learning_rate`.
+
+    n is `steps`, or with `cycle` the next multiple of `steps`.
+    """
 
     def __init__(
         self, optimizer: Optimizer, steps: int, end_learning_rate: float = 0.0001, power: float = 1.0, cycle: bool = False, last_epoch: int = -1
@@ -192,7 +198,10 @@ class PolynomialLR(LRScheduler):
 
 
 class CosineDecayLR(LRScheduler):
-    """Cosine decay: base ((1 - alpha) (1 + cos(pi t / n)) / 2 + alpha), n = decay_steps; base alpha after n steps."""
+    """Cosine decay: base * ((1 - alpha) * (1 + cos(pi * t / n)) / 2 + alpha) after t steps, with the initial rate `base`.
+
+    n is `decay_steps`; after n steps, the rate remains base * alpha.
+    """
 
     def __init__(self, optimizer: Optimizer, decay_steps: int, alpha: float = 0.0, last_epoch: int = -1) -> None:
         _steps("CosineDecayLR", decay_steps=decay_steps)
@@ -204,7 +213,10 @@ class CosineDecayLR(LRScheduler):
 
 
 class CosineAnnealingLR(LRScheduler):
-    """Cosine annealing: eta_min + (base - eta_min) (1 + cos(pi t / T_max)) / 2 (Loshchilov and Hutter 2017, without restarts)."""
+    """Cosine annealing without restarts (Loshchilov and Hutter 2017).
+
+    The rate is eta_min + (base - eta_min) * (1 + cos(pi * t / T_max)) / 2 after t steps, with the initial rate `base`.
+    """
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
         _steps("CosineAnnealingLR", T_max=T_max)
@@ -216,7 +228,7 @@ class CosineAnnealingLR(LRScheduler):
 
 
 class WarmUpLR(LRScheduler):
-    """A warm-up from base warmup_factor, followed after warmup_iters steps by another schedule or the constant base rate."""
+    """A warm-up from the initial rate times `warmup_factor`; after `warmup_iters` steps, another schedule or the constant initial rate."""
 
     UNSAVED = ("optimizer", "inner")
 
@@ -274,7 +286,7 @@ class ReduceLROnPlateau:
         self.bad_steps = self.cooling = 0
 
     def step(self, metric: float) -> None:
-        """Record the metric of this step and set the rates."""
+        """Record the metric of a step, and reduce the rates after more than `patience` steps without improvement."""
         value = float(metric)
         if self._better(value):
             self.best, self.bad_steps = value, 0

@@ -77,7 +77,7 @@ class Optimizer:
         return f"optim.{type(self).__name__}"
 
     def add_param_group(self, group: Mapping[str, Any]) -> None:
-        """Add a group of parameters with its options."""
+        """Add a group {"params": tensors, option: value}.  Raises: ConfigError as in the constructor."""
         what = f"{self._word} at {user_line()}"
         _check_order(group.get("params"), what)
         params = [group["params"]] if isinstance(group.get("params"), Tensor) else list(group.get("params", ()))
@@ -103,11 +103,11 @@ class Optimizer:
     # ---------------------------------------------------------------- steps
 
     def rule(self, group: Group) -> OptimizerUpdate:
-        """Return the operation that updates the parameters of a group; subclasses must define it."""
+        """Return the operation that updates the parameters of a group; subclasses must define this method."""
         raise JobError(f"{self._word} at {user_line()}: the optimizer has no method `rule`; define rule(group) in the subclass")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set the gradients of all parameters to None, or fill them with zeros in place."""
+        """Set the gradients of all parameters to None, or fill the gradients with zeros in place unless `set_to_none`."""
         for p in self._parameters():
             zero_gradient(p, set_to_none)
 
@@ -216,13 +216,13 @@ def _check_order(params: Any, what: str) -> None:
 
 
 class Scalars:
-    """The rate and the number of a step as tensors, shared by parameters of the same placement."""
+    """A cache of numbers, such as the learning rate, as tensors, shared by parameters of the same layout."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[float, DType, Layout | None], Tensor] = {}
 
     def of(self, p: Tensor, value: float, dtype: DType) -> Tensor:
-        """Return a number as a tensor with the placement of a parameter."""
+        """Return `value` as a tensor of one element, broadcast on the placement of a parameter."""
         number = self._known.get((value, dtype, p.layout))
         if number is None:
             array = np.array([value], dtype.numpy)
@@ -233,7 +233,7 @@ class Scalars:
 
 
 def _loaded(saved: Any, p: Tensor, what: str) -> Any:
-    """Return a saved tensor redistributed to the layout of the parameter, and other values unchanged."""
+    """Return a saved tensor in the layout of the parameter, and other values unchanged; raise CheckpointError for tensors that do not match."""
     if not isinstance(saved, Tensor):
         return saved
     if saved.tensor_type.shape != p.tensor_type.shape or (saved.layout is None) != (p.layout is None):

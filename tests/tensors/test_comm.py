@@ -81,7 +81,7 @@ def test_invalid_arguments_of_collectives_raise(rank: int) -> None:
         ("op must be one of", ArgumentError, lambda: comm.all_reduce(x, "mean")),
         ("the list must have 2 tensors", ArgumentError, lambda: comm.all_gather([x], x)),
         ("this rank itself", ArgumentError, lambda: comm.send(x, rank)),
-        ("to_global", JobError, lambda: comm.all_reduce(Tensor(x.tensor_type, Layout(Placement("cpu", (0, 1)), (B,)), x.array))),
+        ("to_local", JobError, lambda: comm.all_reduce(Tensor(x.tensor_type, Layout(Placement("cpu", (0, 1)), (B,)), x.array))),
     ):
         with pytest.raises(kind, match=reason):
             call()

@@ -42,7 +42,7 @@ class Cache:
         self.eager = ""
 
     def find(self, key: Any, call: Call) -> tuple[Entry | None, str]:
-        """Return the plan for a call and "", or None and the reason why no plan is valid."""
+        """Return the plan for a call and "", or None and the reason why no plan is valid; the first call has the reason ""."""
         entries = self.entries.get(key)
         if entries is None:
             return None, "" if not self.entries else self._other(call)
@@ -204,9 +204,10 @@ def compile(
     """Compile a function or module: the first call is traced, later calls replay the plan.
 
     The function may contain a whole training step with `backward()`, clipping, `optimizer.step()` and a schedule.  With `fullgraph`, code that
-    cannot be traced is an error; otherwise the function then runs eagerly.  With `disable`, `compile` returns `model` itself.  `dynamic`,
+    cannot be traced is an error; otherwise a function with such code runs eagerly.  With `disable`, `compile` returns `model` itself.  `dynamic`,
     `backend`, `mode` and `options` are accepted as in PyTorch, and have no effect.
-    Raises: ArgumentError for other values.
+    Without `model`, `compile` returns a decorator.
+    Raises: ArgumentError for a `model` that is not callable, or for a value of an option that PyTorch rejects, too.
     """
     where = user_line()
     _check_options(where, dynamic=dynamic, backend=backend, mode=mode, options=options)

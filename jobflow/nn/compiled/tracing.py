@@ -196,7 +196,7 @@ class Tracing:
         return next((i for i, other in enumerate(self.call.tensors) if other is x), None)
 
     def _effect(self, watched: Watched, key: Any, value: Any, outputs: dict[int, Tensor]) -> tuple[Watched, Any, int | None, Any] | None:
-        """Return a change of a container in the form that a replay applies; None for a rate that a schedule sets."""
+        """Return a change of a container in the form for replays, or None for a rate that a schedule sets; raise Untraceable for other changes."""
         if self.is_rate(watched, key) and self.recorder.schedule_steps:
             return None
         path = watched.name(key).replace("\0", "")
@@ -220,7 +220,7 @@ class Tracing:
         yield from ((schedule.optimizer, None) for schedule in self.guards.schedules)
 
     def _written(self, outputs: dict[int, Tensor]) -> list[tuple[int, int]]:
-        """Return the arguments that the function overwrites; raise Untraceable if other tensors share their memory."""
+        """Return pairs (argument, output) for overwritten arguments; raise Untraceable for shared memory, or a value that requires gradients."""
         recorder, written = self.recorder, []
         met = {**{id(x): x for x in self.call.tensors}, **{id(x): x for x in recorder.tensors.values()}}
         showing: dict[int, list[Tensor]] = {}
@@ -246,7 +246,7 @@ class Tracing:
         return written
 
     def _gradient(self, x: Tensor, before: Tensor | None, outputs: dict[int, Tensor]) -> tuple[Tensor | int, int | None] | None:
-        """Restore the old `grad` of a tensor until the plan has run, and return its new value."""
+        """Restore the old `grad` of a tensor until the plan has run.  Return the tensor and the output for its new `grad`, or None if unchanged."""
         now, x._gradient = x._gradient, before
         if x.traced is not None or now is before:
             return None

@@ -208,7 +208,7 @@ class Building(ProgramRecorder[Tensor]):
     # ---------------------------------------------------------------- training and modules
 
     def backward(self, loss: Tensor, gradient: Tensor | None = None) -> None:
-        """Record `loss` as a value that the optimizers minimize."""
+        """Record `loss` as a value that the optimizers minimize; raise JobError without optimizers, or for an invalid loss."""
         what = f"backward at {user_line()}, in nn.Graph.build"
         if not self.trains:
             raise JobError(f"{what}: the graph has no optimizer; call self.add_optimizer(...) in __init__")
@@ -241,7 +241,7 @@ class Building(ProgramRecorder[Tensor]):
             self._modules.pop()
 
     def _moved(self, x: Any, placement: Placement) -> Any:
-        """Return a tensor on the placement of a stage; the layout is unchanged if the number of mesh dimensions is equal."""
+        """Return x with its tensors on the placement of a stage; the layout is unchanged if the number of mesh dimensions is equal."""
         if isinstance(x, list | tuple):
             return type(x)(self._moved(one, placement) for one in x)
         if not isinstance(x, Tensor) or x.layout is None or x.layout.placement == placement:

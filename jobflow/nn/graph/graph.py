@@ -341,7 +341,7 @@ class Graph:
         self._loads_all = strict
 
     def _rates(self, what: str, state_dict: Mapping[str, Any], strict: bool) -> list[tuple[Any, Mapping[str, Any]]]:
-        """Return the schedules with the states to load.
+        """Return the schedules with the states to load; raise CheckpointError for another number of schedules if `strict`.
 
         Without saved schedules, all schedules resume at the saved number of steps.
         """

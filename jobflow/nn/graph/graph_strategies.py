@@ -79,7 +79,10 @@ class _Arranging:
 def spread(
     strategy: Strategy, what: str, where: SourceLine, ranks: int, lies: Iterable[tuple[str, Layout | None]], redistributed: Mapping[str, Layout]
 ) -> Spread:
-    """Return the strategy, set at source line `where`, for tensors with the layouts `lies`; raise JobError for several placements."""
+    """Return the strategy, set at source line `where`, for tensors with the layouts `lies`.
+
+    Raises: JobError for several placements, or local tensors on several ranks; ConfigError for a strategy that only supports jobs.
+    """
     described = f"{what}: the strategy set at {where}"
     if strategy.view == "mirrored":
         raise ConfigError(

@@ -44,7 +44,7 @@ from jobflow.tensors.tensor import ResidentMemory, Storage, move_memory
 
 @dataclass(frozen=True)
 class Meta:
-    """The type and layout of an input or output."""
+    """The name, type and layout of an input or output."""
 
     name: str
     type: TensorType
@@ -55,7 +55,7 @@ class Meta:
 
 
 class Arguments(NamedTuple):
-    """The arguments of a call."""
+    """The positional arguments and the keyword arguments of a call."""
 
     args: tuple[Any, ...]
     options: dict[str, Any]
@@ -138,9 +138,9 @@ class Bound:
         return Meta(value.name, value.tensor_type, None if self.built.local else self.group.world_layout(self.physical.layouts[value]))
 
     def _output_meta(self, value: Value, x: Tensor) -> Meta:
-        """Return the type and layout of an output.
+        """Return the name, type and layout of an output; x is the traced tensor of the output.
 
-        Along mesh dimensions of size 1, where all layouts are equal, the result has the layout in build.
+        Along mesh dimensions of size 1, where all layouts are equal, the result has the layout of x.
         """
         meta = self._meta(value)
         if meta.layout is None or x.layout is None or x.layout.placement != meta.layout.placement:

@@ -43,7 +43,10 @@ class GraphConfig:
         self.parallel, self.lines["strategy"] = strategy, user_line()
 
     def enable_amp(self, mode: bool = True, *, dtype: DType = float16) -> None:
-        """Compute matrix products and convolutions in half precision `dtype`, float16 or bfloat16; `mode=False` disables it."""
+        """Compute matrix products and convolutions in half precision `dtype`, float16 or bfloat16; `mode=False` restores full precision.
+
+        Raises: ConfigError for another `dtype`.
+        """
         if dtype not in (float16, bfloat16):
             raise ConfigError(f"config.enable_amp at {user_line()}: dtype must be float16 or bfloat16; got {dtype!r}")
         self.half = dtype if mode else None
@@ -58,7 +61,7 @@ class GraphConfig:
         """Shard optimizer state (stage 1), gradients (2) and parameters (3) over the ranks.
 
         Parameters with fewer than `shard_min_size` elements are not sharded. `shard_restore_level` has no effect: shards are gathered at each
-        read.
+        read.  Raises: ConfigError for another stage.
         """
         if stage not in (1, 2, 3):
             raise ConfigError(f"config.enable_zero at {user_line()}: stage must be 1, 2 or 3; got {stage!r}")
@@ -105,7 +108,10 @@ class GraphModule:
         self.activation_checkpointing = False
 
     def set_stage(self, stage_id: int | None = None, placement: public_placement | None = None) -> None:
-        """Assign the module to pipeline stage `stage_id`, numbered from 0; its inputs are moved to `placement` if that is passed."""
+        """Assign the module to pipeline stage `stage_id`, numbered from 0; `placement`, if passed, receives the inputs of the module.
+
+        Raises: ConfigError for another `stage_id` or `placement`.
+        """
         if placement is not None and not isinstance(placement, public_placement):
             raise ConfigError(f"set_stage at {user_line()}: placement must be a jobflow.placement; got {placement!r}")
         if stage_id is not None and (type(stage_id) is not int or stage_id < 0):

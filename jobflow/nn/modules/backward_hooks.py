@@ -37,7 +37,10 @@ class HookedCall:
         return tuple(self._passed(inputs, self.entered, self._to_inputs))
 
     def leave(self, output: Any) -> Any:
-        """Return the outputs of the module, with an autograd node that passes their gradients to the hooks."""
+        """Return the outputs of the module, with an autograd node that passes their gradients to the hooks.
+
+        Raises: JobError for an output that is neither a tensor nor None.
+        """
         several = isinstance(output, tuple | list)
         outputs: Sequence[Any] = output if several else [output]
         if not all(x is None or isinstance(x, Tensor) for x in outputs):

@@ -140,7 +140,7 @@ class Embedding(Module):
 
 
 class Dropout(WithOptions, function=F.dropout):
-    """Dropout of elements in training: an element is set to 0 with probability p, and divided by 1 - p otherwise.
+    """Dropout in training: each element is set to 0 with probability p, and the other elements are divided by 1 - p.
 
     The mask is the same in every layout.  Raises: ArgumentError for p outside [0, 1].
     """

@@ -380,7 +380,7 @@ class Module:
     # ---------------------------------------------------------------- element types, devices, layouts
 
     def _apply(self, change: Callable[[str, Tensor], Tensor]) -> Self:
-        """Replace the data of every parameter and buffer by `change(name, tensor)`, in the same tensor objects."""
+        """Replace the data of every parameter, gradient and buffer by `change(name, tensor)`, in the same tensor objects."""
         with gradients(False):
             for name, part in (*self.named_parameters(), *self.named_buffers()):
                 moving.replace(part, change(name, part))
@@ -420,7 +420,7 @@ class Module:
     def cuda(self, device: Any = None) -> Self:
         """Move parameters and buffers to a GPU, by default the GPU of this rank, and return the module.
 
-        Without a GPU, they remain in host memory.
+        Without a GPU, parameters and buffers remain in host memory. Raises: PlacementError if there is a GPU, because only jobs run on GPUs.
         """
         return self.to("cuda" if device is None else device)
 

@@ -73,7 +73,7 @@ class BatchNorm1d(_BatchNorm, ndims=(2, 3)):
     """Batch normalization of [n, c] or [n, c, l] to mean 0 and variance 1 per channel, times weight plus bias (Ioffe and Szegedy 2015).
 
     The statistics cover the whole logical batch. Evaluation uses running statistics, which become (1 - momentum) * old + momentum * new in
-    training. With `momentum=None` they are the mean over all batches.
+    training. With `momentum=None`, the running statistics are the mean over all batches.
     """
 
 
@@ -99,7 +99,7 @@ class _InstanceNorm(_BatchStatistics, shared=True):
 class InstanceNorm1d(_InstanceNorm, ndims=(3,)):
     """Normalization of [n, c, l] to mean 0 and variance 1 per sample and channel (Ulyanov et al. 2016).
 
-    With `affine`, the result is multiplied by weight, plus bias. With `track_running_stats`, evaluation uses running statistics.
+    With `affine`, the result is multiplied by weight, and bias is added. With `track_running_stats`, evaluation uses running statistics.
     """
 
 
@@ -114,7 +114,7 @@ class InstanceNorm3d(_InstanceNorm, ndims=(5,)):
 class GroupNorm(Module):
     """Normalization of [n, c, ...] to mean 0 and variance 1 in each of `num_groups` groups of channels (Wu and He 2018).
 
-    With `affine`, the result is multiplied by weight, plus bias, per channel. Raises: ArgumentError unless `num_groups` divides `num_channels`.
+    With `affine`, each channel is multiplied by its weight, and its bias is added. Raises: ArgumentError unless `num_groups` divides `num_channels`.
     """
 
     def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, device: Any = None, dtype: Any = None) -> None:

@@ -34,7 +34,7 @@ class IterableDataset(Dataset[Sample]):
 class TensorDataset(Dataset[tuple[Tensor, ...]]):
     """A dataset of rows of tensors; sample i is the tuple of the i-th rows.
 
-    Raises: ArgumentError unless the tensors have the same number of rows.
+    Raises: ArgumentError without tensors, for a tensor without axes, or for different numbers of rows.
     """
 
     def __init__(self, *tensors: Tensor) -> None:

@@ -25,7 +25,7 @@ class DataLoader:
     makes a batch of a list of samples, by default `default_collate`.  `drop_last` drops an incomplete last batch.
     `num_workers` threads prefetch up to `prefetch_factor` batches each; 0 reads in the calling thread.  An error in a worker is raised at the
     batch that the worker read.
-    Raises: ArgumentError for arguments that contradict each other.
+    Raises: ArgumentError for arguments that contradict each other or are out of range, and for an object that is not a dataset.
     """
 
     def __init__(

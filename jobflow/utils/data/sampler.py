@@ -115,8 +115,9 @@ class BatchSampler(Sampler[list[int]]):
 class DistributedSampler(Sampler[int]):
     """A sampler of this rank's share of the indices; the shares of all ranks have equal size.
 
-    With n ranks, the share has the positions rank, rank + n, rank + 2n ... in the order.  The order is padded from its beginning, or truncated with
-    `drop_last`.  With `shuffle`, the order is random and depends on `set_epoch`.
+    With n = num_replicas, the share has the positions rank, rank + n, rank + 2n ... in the order.  The order is padded from its beginning, or
+    truncated with `drop_last`.  With `shuffle`, the order is random and depends on `set_epoch`.
+    Raises: ArgumentError for a `rank` out of range.
     """
 
     def __init__(
