@@ -234,7 +234,7 @@ def index_assertion(what: str, size: int) -> IndexAssertion:
 
 def class_assertion(what: str, count: int, ignored: int | None = None) -> RuntimeAssertion:
     """Return the assertion for labels: indices of `count` classes, or the value `ignored`."""
-    other = "" if ignored is None else f", and is not the ignored label {ignored}"
+    other = "" if ignored is None else f", nor is it the ignored {ignored}"
     problem = f"is outside [0, {count}), the range of the {count} classes{other}"
     return RuntimeAssertion(what, "label", 0, count - 1, ignored, problem=problem)
 

@@ -412,7 +412,7 @@ WRONG: dict[str, tuple[Callable[..., Any], int, list[tuple[int, ...]], str]] = {
         lambda x: train_step(x, x.shape),
         2,
         [(5, 2)],
-        r'of 3 and of 2 rows.*variable "w" as float64\[3,2\] and as float64\[2,2\]; declare it with a type that',
+        r'of 3 and of 2 rows.*variable "w" as float64\[3,2\] in the first trace and as float64\[2,2\] in the second; declare it with a type that',
     ),
     "a body that differs from trace to trace": (other_results, 2, [(5, 2)], "has 1 results in the first trace and 2 in the second"),
 }

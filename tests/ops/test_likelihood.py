@@ -22,7 +22,7 @@ def test_classes_on_any_axis() -> None:
 @pytest.mark.parametrize(
     ("x", "labels", "error", "words"),
     [
-        (np.zeros((2, 3)), np.array([0, 3]), ArgumentError, r"label 3 .* \[0, 3\), the range of the 3 classes, and is not the ignored label -100"),
+        (np.zeros((2, 3)), np.array([0, 3]), ArgumentError, r"label 3 .* \[0, 3\), the range of the 3 classes, nor is it the ignored -100"),
         (np.zeros((2, 3)), np.array([0, -1]), ArgumentError, r"label -1 "),
         (np.zeros((2, 3)), np.array([0.0, 1.0]), DtypeError, r"labels float64\[2\] are not integers"),
         (np.zeros((2, 3)), np.array([0, 1, 2]), ShapeError, r"labels int64\[3\] must have the shape \[2\]"),

@@ -20,10 +20,11 @@ from jobflow.ops.random_tensors import RandomNormal
 from jobflow.ops.reduce import ReduceSum
 from jobflow.tensors import run
 from jobflow.tensors.backward import backward
+from jobflow.tensors.state import Generator
 
 
 def drawn(shape: tuple[int, ...], layout: Layout, number: int) -> Any:
-    return run.source(RandomNormal(shape, float64, "draw"), layout, number)
+    return run.source(RandomNormal(shape, float64, "draw"), layout, Generator(0, number))
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
@@ -51,7 +52,7 @@ def test_a_forward_and_backward_pass_equals_one_rank(n: int) -> None:
 def test_local_tensors_become_a_global_tensor(how: Any) -> None:
     def program(rank: int) -> Any:
         here = placement("cpu", [0, 1])
-        mine = run.source(RandomNormal((3 - rank if how == S(0) else 2, 2 if how == S(1) else 3), float64, f"of {rank}"), None, 0)
+        mine = run.source(RandomNormal((3 - rank if how == S(0) else 2, 2 if how == S(1) else 3), float64, f"of {rank}"), None, Generator())
         mine.requires_grad = True
         whole = to_global(mine, placement=here, sbp=how)
         backward([run.run(ReduceSum((0, 1)), whole)], [None])
