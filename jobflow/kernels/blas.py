@@ -64,7 +64,7 @@ def subtracting_product(a: Array, b: Array, y: Array, rate: Array) -> Call | Non
 
 
 class AddingProduct:
-    """A prepared BLAS call of y = alpha a b + beta y; alpha is the argument."""
+    """A prepared BLAS call of y = alpha a b + beta y, with alpha as the argument of the call."""
 
     __slots__ = ("_alpha", "_arguments", "_data", "_function", "arrays", "beta")
 
@@ -139,7 +139,7 @@ def _subtract(product: Callable[[float], None], rate: Array) -> None:
 
 
 def _form(x: Array) -> tuple[int, int] | None:
-    """Return the form of a row-major matrix for BLAS, NOT_TRANSPOSED or TRANSPOSED, and its leading dimension; None if BLAS cannot read it."""
+    """Return NOT_TRANSPOSED for a row-major or TRANSPOSED for a column-major matrix, and its leading dimension; None if BLAS cannot read it."""
     (rows, columns), (down, right), size = x.shape, x.strides, x.itemsize
     if right == size and down >= size * columns and down % size == 0:
         return NOT_TRANSPOSED, down // size
@@ -150,7 +150,7 @@ def _form(x: Array) -> tuple[int, int] | None:
 
 @cache
 def _gemm(kind: str) -> Callable[..., Callable[[float], None]] | None:
-    """Return the function that prepares products of a NumPy element type; None without a library, or if its result is wrong."""
+    """Return the function that prepares products of a NumPy element type; None without OpenBLAS, or if its test products are wrong."""
     library_function = _function("gemm", kind)
     if library_function is None:
         return None
@@ -173,7 +173,7 @@ def _gemm(kind: str) -> Callable[..., Callable[[float], None]] | None:
 
 @cache
 def _axpby(kind: str) -> Callable[[Array, Array, Array, Array], Call] | None:
-    """Return the function that prepares weighted sums of a NumPy element type; None without a library, or if its result is wrong."""
+    """Return the function that prepares weighted sums of a NumPy element type; None without OpenBLAS, or if its test sum is wrong."""
     library_function = _function("axpby", kind)
     if library_function is None:
         return None
@@ -207,7 +207,7 @@ def _function(name: str, kind: str) -> tuple[Any, Any] | None:
 
 
 def _is_correct(prepare: Callable[..., Callable[[float], None]], kind: str) -> bool:
-    """Return True if products of small integer matrices are exact, for both forms of all three matrices."""
+    """Return True if products of small integer matrices are exact, with each of the three matrices in row-major and column-major order."""
     a, b, y = (np.arange(m * n).reshape(m, n).astype(kind) - 4 for m, n in ((2, 3), (3, 4), (2, 4)))
     for by_columns in product((False, True), repeat=3):
         first, second, total = (m.T.copy().T if turn else m.copy() for turn, m in zip(by_columns, (a, b, y), strict=True))

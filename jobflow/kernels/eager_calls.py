@@ -38,7 +38,7 @@ MOST_LAYOUTS = 8
 
 
 def eager_calls(op: Op, target: Target, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> EagerCalls:
-    """Return an object that runs an operation on arrays of these types, and that prepares or compiles its calls after several runs.
+    """Return an object that runs an operation on arrays of these types, and may prepare or compile the calls after several runs.
 
     `target` must be a CPU.
     """

@@ -157,7 +157,10 @@ _LOG_DOUBLE = (
 
 
 def _split(x: Expression, lowest: int) -> tuple[Expression, Expression]:
-    """Return the bits of the exponent k of a positive number, in their position in the number, and k."""
+    """Return the exponent k of a positive number, as bits in their position in the number, and as a float.
+
+    `lowest` is the bit pattern of the smallest number with k = 0.
+    """
     form = format_of(x)
     exponent_bits = f.bitwise_and(f.reinterpret(x, form.bits) - lowest, form.exponent)
     k = f.right_shift(exponent_bits, form.digits)
@@ -176,7 +179,7 @@ def _log_of_sum(x: Expression, k: Expression, coefficients: tuple[float, ...] = 
 
 
 def _normal(x: Expression) -> tuple[Expression, Expression]:
-    """Scale x by a power of two so that it is a normal number; return the product and the exponent to add to the result's."""
+    """Scale x by a power of two so that it is a normal number; return the product, and the number to add to the product's exponent."""
     tiny, digits = (2.0**-126, 23.0) if x.dtype is float32 else (2.0**-1022, 52.0)
     small = x < tiny
     return f.where(small, x * 2.0**digits, x), f.where(small, f.constant(-digits, x.dtype), 0.0)
@@ -368,10 +371,10 @@ def fmod(x: Expression, y: Expression) -> Expression:
 
 
 def power(x: Expression, y: Expression) -> Expression:
-    """Return x^y, with C's values at the ends of the range.
+    """Return x^y, with the special values of C's pow.
 
-    Squares and cubes are products.  For float32, the result is e^(y log|x|) in float64.  For float64, the C library computes it, because the formula
-    needs more digits than float64 has.
+    Powers of integers, and small constant powers, are products.  Otherwise, the result is e^(y log|x|) in float64.  For float64, the C library
+    computes the power, because the formula needs more digits than float64 has.
     """
     if not x.dtype.is_float:
         return integer_power(x, int(str(y.attribute)))

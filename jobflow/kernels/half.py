@@ -55,7 +55,7 @@ def rounded(target: Array, source: Array) -> None:
 
 
 def run(op: Op, inputs: Sequence[Array], outputs: Sequence[Array], xp: Xp = np) -> None:
-    """Run `op.kernel` on float32 copies and round the outputs."""
+    """Run `op.kernel` with float32 copies in place of half-precision arrays, and round the results to the outputs."""
     results = [xp.empty(a.shape, dtype_of(a.dtype).arithmetic.numpy) for a in outputs]
     op.kernel(xp, *(xp.asarray(a, dtype_of(a.dtype).arithmetic.numpy) for a in inputs), *results)
     for target, source in zip(outputs, results, strict=True):

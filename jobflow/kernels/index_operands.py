@@ -24,7 +24,7 @@ _FIRST = 1 << 60
 def with_index_operands(outputs: Sequence[Expression], inputs: int, shape: tuple[int, ...]) -> tuple[list[Expression], list[Array]]:
     """Replace index arithmetic in the outputs by elements of additional inputs; return the outputs and the additional inputs.
 
-    `shape` is the shape of the index space.
+    `inputs` is the number of existing inputs, and `shape` the shape of the index space.
     """
     counts: dict[Expression, Count] = {}
     outermost: dict[Expression, None] = {}

@@ -69,5 +69,5 @@ def random_words(lane: Expression, stream: Expression, keys: Sequence[Expression
 
 
 def _low(x: Expression) -> Expression:
-    """Return the lower 32 bits."""
+    """Return the lower 32 bits of x."""
     return f.bitwise_and(x, philox.MASK)

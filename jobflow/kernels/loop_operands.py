@@ -46,7 +46,7 @@ def facts(outputs: tuple[Expression, ...]) -> Facts:
 
 
 def refused_columns(order: Sequence[Expression]) -> str:
-    """Return the reason if an expression mixes sums of columns with elements of rows, or "" if none does.
+    """Return the reason to refuse an expression that mixes sums of columns with elements of rows, or "" if there is no such expression.
 
     Sums of columns are complete only after the last row, so an expression on them cannot read a row.
     """
@@ -100,7 +100,7 @@ def _refused_space(known: Facts, outputs: Sequence[Expression], inputs: Sequence
 
 
 def loop_shape(known: Facts, inputs: Sequence[Array], targets: Sequence[Array]) -> tuple[int, ...]:
-    """Return the shape to which the operands broadcast; tables and unread inputs also determine the length of a row."""
+    """Return the shape to which the operands broadcast; tables (without their last axis) and unread inputs count as operands."""
     shapes = (
         a.shape[:-1] if k in known.tables else a.shape for k, a in enumerate(inputs) if k in {*known.elements, *known.tables} or k not in known.types
     )
@@ -158,7 +158,7 @@ def _types(arrays: Sequence[Array]) -> list[TensorType]:
 
 
 def views_in_space(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> tuple[list[Array], list[Array]] | None:
-    """Return views of the arrays in the operation's index space, or None if one has no such view."""
+    """Return views of the arrays in the operation's index space, or None if an array has no such view."""
     space = space_on(op, *_types(inputs))
     if space is None:
         return list(inputs), list(outputs)

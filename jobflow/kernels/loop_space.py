@@ -64,7 +64,7 @@ class Space:
         """Yield tiles of the innermost axis with their first index; the other axes are ordered so that cache lines are reused soonest.
 
         Tiles save time for an operand in transposed order, such as y of y[n,k] += x[k,n].  Each element of its row is in another cache line.
-        The next row reads the adjacent elements of the same lines.
+        The next row reads the adjacent elements of the same lines.  Without such an operand, the only tile is the whole space.
         """
         size = self.sizes[-1]
         across = (s for s in self.strides if any(0 < abs(step) < min(LINE, abs(s[-1])) for step in s[:-1]))
@@ -118,12 +118,12 @@ def space_of(shape: tuple[int, ...], strides: Sequence[tuple[int, ...]], rows: b
 
 
 def stride_of_table(array: Array) -> int:
-    """Return the stride in bytes along the axis of a lookup."""
+    """Return the stride in bytes along the last axis of a table, in which elements are looked up."""
     return int(array.strides[-1])
 
 
 def overlaps(a: Array, b: Array) -> bool:
-    """Return True if the arrays share memory, unless equal indices refer to the same elements."""
+    """Return True if the arrays may share memory, unless equal indices refer to the same elements."""
     if a.size == 0 or b.size == 0 or not np.may_share_memory(a, b):
         return False
     if a.shape == b.shape and a.strides == b.strides and a.dtype.itemsize == b.dtype.itemsize and address(a) == address(b):

@@ -43,7 +43,7 @@ def own_class() -> MachineClass:
 
 
 def _has_amx() -> bool:
-    """Return True if this process may use AMX.
+    """Request AMX for this process, and return True if it may use AMX.
 
     Linux grants AMX on request (Documentation/arch/x86/xstate.rst of its source); signal handlers then need 8 KB more of stack.
     """

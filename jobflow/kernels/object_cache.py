@@ -92,7 +92,7 @@ class ObjectCache:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
-        """Yield a descriptor of the folder, so that the folder cannot be replaced by another one while it is used."""
+        """Yield a descriptor of the folder, so that no other folder can replace it during use; raise PermissionError if it is not trusted."""
         at = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             _check_trusted(at, self.folder)
@@ -101,7 +101,7 @@ class ObjectCache:
             os.close(at)
 
     def _limit_size(self, at: int) -> None:
-        """Remove incomplete files of ended processes, then the least recently used files above the size limit."""
+        """Remove incomplete files that are older than an hour, and the least recently used files above the size limit."""
         left, now = 0, time.time()
         for used, size, name in sorted(_files(at, ""), reverse=True):
             left += size

@@ -46,7 +46,7 @@ def operand_copies(
     fits: Callable[[Array], bool],
     scratch: Callable[[tuple[int, ...], DType], Array],
 ) -> OperandCopies:
-    """Copy the operands that have no view in the space, or whose view does not fit, to scratch memory."""
+    """Return views of the operands in the space; an operand without a view that `fits` is replaced by a copy in scratch memory."""
     result = OperandCopies()
     for k, operand in enumerate((*inputs, *outputs)):
         view = space.view(k, operand)

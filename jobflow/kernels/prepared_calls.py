@@ -43,7 +43,9 @@ class OneOperationDevice(Binder, Protocol):
 
 
 def prepare(bind: Binding, inputs: Sequence[Array], outputs: Sequence[Array]) -> PreparedCalls | None:
-    """Prepare the calls for arrays of the same types and strides as these; return None if they must be bound each time.
+    """Prepare the calls for arrays with the shapes, types and strides of these arrays; return None if the calls must be bound each time.
+
+    The result is None if an array is empty, if there are too many bytes or calls, or if an argument may contain arrays in an unknown way.
 
     An output that is one of the inputs must be that input in every run.  Only one Python thread may run the calls, because they may write into
     arrays allocated for them.
@@ -74,7 +76,7 @@ def byte_range(array: Array) -> tuple[int, int]:
 
 
 def _stand_in(array: Array) -> Array:
-    """Allocate an array of the same type and strides."""
+    """Allocate an array of the same shape, type and strides."""
     low, high = byte_range(array)
     memory = np.empty(high - low + 2 * _ALIGNMENT, np.uint8)
     start = -address(memory) % _ALIGNMENT + address(array) - low
@@ -99,7 +101,7 @@ class _NoDevice:
 
 
 class PreparedCalls:
-    """Calls whose arguments are indices in one list: operands, scratch, views of these, argument blocks, and constants."""
+    """Calls whose arguments are indices in one list: operands, scratch arrays, views of both, argument blocks, and constants."""
 
     def __init__(self, calls: Sequence[Call], operands: Sequence[Array], scratch: Sequence[Array]) -> None:
         self._operands = [*operands, *sorted(scratch, key=lambda a: a.nbytes >= SMALL)]
@@ -167,7 +169,7 @@ class PreparedCalls:
         return _VALUE, len(self._values) - 1
 
     def _locate(self, start: int) -> tuple[int, int] | None:
-        """Return the operand that contains this address and the offset in bytes from its first element."""
+        """Return the operand that contains this address, and the offset in bytes from its first element; None if no operand contains it."""
         for k, (low, high) in enumerate(self._ranges):
             if low <= start < high:
                 return k, start - address(self._operands[k])
@@ -234,7 +236,7 @@ class _OpenBlock:
 
 
 def _getter(indices: Sequence[int]) -> Callable[[list[Any]], Any]:
-    """Return a function that selects the arguments of a call from the list."""
+    """Return a function that selects the arguments with these indices from the list, as a sequence."""
     if len(indices) > 1:
         return itemgetter(*indices)
     return itemgetter(slice(indices[0], indices[0] + 1) if indices else slice(0))
@@ -267,7 +269,7 @@ class _ArrayInterface:
 
 
 def _is_plain(x: Any) -> bool:
-    """Return True if x contains no arrays."""
+    """Return True if x certainly contains no arrays."""
     if isinstance(x, tuple):
         return all(map(_is_plain, x))
     if isinstance(x, partial):

@@ -99,7 +99,10 @@ class Region(Op):
         return self.space
 
     def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
-        """Substitute the members' expressions into each other.  Casts between members remain, so rounding is unchanged."""
+        """Substitute the members' expressions into each other; return None if a member has no expression.
+
+        Casts between members remain, so rounding is unchanged.
+        """
         results: list[tuple[TensorType, ...]] = []
         known: list[tuple[Expression, ...]] = []
         for member in self.members:

@@ -83,7 +83,10 @@ _candidates_cache: dict[tuple[type[Op], Target], tuple[Implementation, ...]] = {
 
 
 def register(op: type[Op], kind: Kind, tier: Tier, implementation: Implementation, rank: int = 0) -> None:
-    """Register an implementation for operations of this type and its subclasses on this kind of device; higher ranks are tried first."""
+    """Register an implementation for operations of this type and its subclasses on this kind of device; higher ranks are tried first.
+
+    Raises: PlanError if another implementation has the same rank.
+    """
     ranked = _rows.setdefault((op, kind, tier), {})
     if rank in ranked and ranked[rank] is not implementation:
         raise PlanError(
@@ -191,7 +194,10 @@ def refined(target: Target, calls: list[Call]) -> list[Call]:
 
 
 def direct_binding(op: Op, inputs: Sequence[DType], outputs: Sequence[DType]) -> Binding | None:
-    """Return a binding of array functions that applies to all arrays of these types; None if the choice depends on the arrays."""
+    """Return a binding of array functions for all arrays of these types.
+
+    The result is None if the best implementation may refuse some arrays or has no such binding, and for half-precision types.
+    """
     first = candidates(type(op), CPU)[0]
     if (
         not isinstance(first, ArrayCalls)

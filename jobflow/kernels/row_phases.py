@@ -139,7 +139,7 @@ def _needed(order: Sequence[Expression], targets: Iterable[Expression], known: C
 
 
 def _with_scratch_writes(passes: Sequence[Phase], scratch: Collection[Expression]) -> Iterable[Phase]:
-    """Yield the phases, where the first pass that computes a scratch row writes it."""
+    """Yield the passes; the first pass that computes the elements of a scratch row also writes the row."""
     left = set(scratch)
     for phase in passes:
         written = tuple(x for x in phase.elements if x in left)

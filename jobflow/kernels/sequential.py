@@ -15,7 +15,7 @@ from jobflow.ops.op import Binder, Call, Op
 
 @dataclass(frozen=True)
 class BestOf:
-    """The best implementation of each operation on a target."""
+    """An implementation that runs each operation by the best implementation on a target."""
 
     target: Target
 

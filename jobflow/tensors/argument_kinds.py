@@ -1,4 +1,4 @@
-"""Kinds of arguments other than tensors, read from annotations: whole numbers, sequences of numbers, texts, element types.
+"""Kinds of arguments other than tensors, read from annotations: whole numbers, sequences of numbers, strings, element types.
 
 kind_of("int | Sequence[int] | None").fits([1, 2])      True
 kind_of("int | Sequence[int] | None").words             "a whole number, a sequence of whole numbers or None"

@@ -41,7 +41,7 @@ def backward(
     only: Sequence[TensorBase] | None = None,
     into: Sequence[TensorBase] | None = None,
 ) -> Any:
-    """Add the gradients of `roots` to the leaves, or only to the tensors of `into`; with `only`, return the gradients of these tensors instead.
+    """Add the gradients of `roots` to the leaves, or only to the tensors of `into`; with `only`, return the gradients of the tensors in `only`.
 
     `keep` retains the graph for another pass.  `create` records the gradient operations, for gradients of gradients.
     """
@@ -135,7 +135,7 @@ class Sweep(Generic[T]):
         ]
 
     def count(self, edges: Sequence[Edge]) -> None:
-        """Count the contributions to the gradient of each leaf: the edges to the leaf, from the roots or from a node behind them."""
+        """Count, per leaf, the expected contributions to its gradient: `edges` to the leaf, and edges from all nodes that `edges` reach."""
         visited: set[TapeNode] = set()
         ahead = list(edges)
         while ahead:
@@ -147,7 +147,7 @@ class Sweep(Generic[T]):
                 ahead.extend(edge[0].edges)
 
     def pass_on(self, edge: Edge, gradient: T | None, own: bool = False) -> None:
-        """Add a gradient to an output of a node or to a leaf; None is counted as a contribution, but adds nothing.
+        """Add a gradient to an output of a node or to a leaf; None counts as a contribution to a leaf, but adds nothing.
 
         `own` means that no other tensor uses the memory of the gradient.
         """
@@ -211,7 +211,10 @@ class Sweep(Generic[T]):
         return zeros(x)
 
     def results(self, node: TapeNode, backward: Callable[..., Gradients], gradients: list[T | None]) -> Gradients:
-        """Return the gradients of a node's inputs; with anomaly detection, errors name the line of the forward operation."""
+        """Return the gradients of a node's inputs.
+
+        With anomaly detection, errors name the line of the forward operation, and NaN in a gradient raises JobError.
+        """
         if not anomalies.enabled:
             return backward(node.saved_tensors(_interpreter().records), gradients)
         try:
@@ -228,7 +231,7 @@ class Sweep(Generic[T]):
         return results
 
     def shown(self, node: TapeNode, index: int, gradient: T) -> T:
-        """Run the hooks of a tensor on its gradient, store the result if `retain_grad` or `only` requests it, and return it."""
+        """Run the hooks of output `index` of a node, store the resulting gradient if `retain_grad` or `only` requests it, and return the gradient."""
         gradient = self.hooked(node.hooks.get(index), gradient)
         key = id(node), index
         if self.only is not None and key in self.only:
@@ -253,7 +256,7 @@ class Sweep(Generic[T]):
         return gradient
 
     def leaf(self, x: Any) -> None:
-        """Run the hooks of a leaf on its complete gradient, and add the result to `grad` or store it for `only`."""
+        """Run the hooks of a leaf on its complete gradient; add the result to `grad`, or, with `only`, store it for the leaves in `only`."""
         gradient = self.hooked(x.hooks, self.sums.pop(x))
         del self.readers[x]
         if self.only is None:
@@ -262,7 +265,7 @@ class Sweep(Generic[T]):
             self.requested[id(x)] = gradient
 
     def accumulate(self, x: T, gradient: T, own: bool = False) -> None:
-        """Add to x._gradient in place, or in a new tensor if the sum is recorded or x is not a leaf, as in PyTorch."""
+        """Add a gradient to `x._gradient`: in place, or in a new tensor if the sum is recorded or x is not a leaf, as in PyTorch."""
         known = x._gradient
         target = x if known is None else known
         if target.layout is not None and gradient.layout != target.layout:
@@ -279,7 +282,7 @@ class Sweep(Generic[T]):
 
 
 def like(gradient: TensorBase, replacement: Any, what: str) -> Any:
-    """Return a hook's replacement for a gradient; raise an error unless it is a tensor with the type of the gradient."""
+    """Return a hook's replacement for a gradient; raise an error unless it has the gradient's type, and is local or global like the gradient."""
     if not isinstance(replacement, TensorBase):
         raise ArgumentError(f"{_here()}: {what} must be a tensor {gradient.tensor_type}, or None for no change; got {type(replacement).__name__}")
     if replacement.tensor_type != gradient.tensor_type or (replacement.layout is None) != (gradient.layout is None):
@@ -296,7 +299,7 @@ def _line_of(node: TapeNode) -> str:
 
 
 def _has_nan(here: EagerState, x: TensorBase) -> bool:
-    """Return True if a gradient has NaN on any rank of its placement; all these ranks return the same."""
+    """Return True if a gradient has NaN on any rank of its placement; the result is equal on all these ranks."""
     local_answer = bool(np.isnan(x.array.astype(np.float64) if x.array.dtype.kind == "V" else x.array).any())
     if x.layout is None or x.layout.placement.size == 1:
         return local_answer
@@ -325,7 +328,7 @@ def _behind(edges: Sequence[Edge]) -> Iterator[tuple[TapeNode, int] | TensorBase
 
 
 def _may_keep(hooks: dict[int, Hook] | None) -> bool:
-    """Return True if a hook received the gradient and may have stored it, or returned the memory of another tensor."""
+    """Return True if a hook may have stored the gradient or replaced it by another tensor; a `ReadyCallback` can do neither."""
     return bool(hooks) and not all(isinstance(hook, ReadyCallback) for hook in (hooks or {}).values())
 
 
@@ -376,7 +379,7 @@ def redistributed_gradient(here: EagerState, gradient: T, layout: Layout) -> T:
 
 @dataclass(frozen=True, slots=True)
 class RedistributeGradient:
-    """The gradient function of a redistribution: a redistribution to `target`, if set, and then to the layout of the source."""
+    """The gradient function of a redistribution: a redistribution to `target`, if set, and then to `source`."""
 
     here: EagerState
     source: Layout

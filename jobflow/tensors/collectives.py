@@ -43,7 +43,10 @@ def stacked(here: EagerState, array: Array, what: str) -> Array:
 
 
 def swapped(here: EagerState, array: Array, what: str) -> Array:
-    """Send part i of this rank's array, along axis 0, to rank i; return the parts received from all ranks."""
+    """Send part i of this rank's array to rank i, and return the parts received from all ranks.
+
+    Axis 0 is split into one part per rank.  Raises: ArgumentError if the parts are not equal.
+    """
     n, piece = here.rank.size, type_of(array)
     if array.shape[0] % n:
         raise ArgumentError(

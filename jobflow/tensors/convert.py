@@ -92,7 +92,7 @@ def convert(here: EagerState, x: TensorBase, target: Layout, what: str) -> Array
 
 
 def convert_array(here: EagerState, array: Array, type: TensorType, source: Layout, target: Layout, what: str, provenance: int = 0) -> Array:
-    """Return this rank's piece, `array`, in another layout; see `convert`."""
+    """Return this rank's piece in the layout `target`; `array` is its piece in the layout `source`.  See `convert`."""
     if source == target:
         return array
     ranks = tuple(sorted({*source.placement.ranks, *target.placement.ranks}))
@@ -120,7 +120,7 @@ def _converted(
 
 
 def agree(here: EagerState, comm: Communicator, digest: int, what: Callable[[], str]) -> None:
-    """Compare the next operation of all ranks of a communicator; raise DivergedError on all of them if it differs.
+    """Compare the next operation of all ranks of a communicator; raise DivergedError on all ranks if the operations differ.
 
     The caller holds `scope.lock` until the operation ends.
     """
@@ -139,7 +139,7 @@ def in_thread(caller: str) -> str:
 
 @contextmanager
 def meeting(here: EagerState, comm: Communicator, digest: int, what: Callable[[], str]) -> Iterator[None]:
-    """Compare the next operation of all ranks of a communicator, and hold `scope.lock` inside the `with` block."""
+    """Compare the next operation of all ranks of a communicator as `agree` does, and hold `scope.lock` inside the `with` block."""
     with scope.lock():
         agree(here, comm, digest, what)
         yield
@@ -166,7 +166,7 @@ def done(here: EagerState, placement: Placement) -> str:
 
 
 def bound(here: EagerState, comm: Communicator, ranks: tuple[int, ...], type: TensorType, source: Layout, target: Layout) -> Conversion:
-    """Return the conversion as a plan bound to memory; all ranks of the group must call this."""
+    """Return the conversion: a plan bound to memory, or a copy of a part if no data move.  All ranks of the group must call this."""
     index, group = ranks.index(here.rank.index), RankGroup((source.placement, target.placement))
     at = [group.layout(source), group.layout(target)]
     ready = Program(physical(type, *at), StorageChoice(copies=True), CPU).bind(Rank(index, len(ranks), here.device, comm))
@@ -176,7 +176,10 @@ def bound(here: EagerState, comm: Communicator, ranks: tuple[int, ...], type: Te
 
 
 def _part(plan: Plan) -> Part | None:
-    """Return the conversion as a copy of a part of the piece; None if data move between ranks."""
+    """Return the conversion as a copy of a part of the piece.
+
+    The result is None if data move between ranks, if data are computed, or if this rank lacks a piece of the source or of the result.
+    """
     if plan.schedule or plan.body or not plan.feeds or not plan.fetches:
         return None
     (feed,), ((_, slot),) = plan.feeds, plan.fetches

@@ -1,8 +1,8 @@
 """In-place writes and gradients: new nodes for updated tensors and their views, and the errors for lost values.
 
 After x = x.add_(y), the node of x is the node of the sum; earlier nodes still refer to the old value.  A view represents a part of its base.
-A write through a view also gives its base a new node, "the base with that part replaced".  A view whose memory was written to since its
-creation is derived again from its base before it is read.
+A write through a view also gives its base a new node, "the base with that part replaced".  After a write to its memory, a view is derived
+again from its base before the view is read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def may_write(here: EagerState, x: TensorBase, what: str) -> None:
 
 
 def add_into(here: EagerState, x: TensorBase, value: TensorBase, what: str) -> None:
-    """Add `value`, of the same layout, into the memory of x.  Raises: JobError if the types differ, or if the memory of x is read-only."""
+    """Add `value`, of the same layout, into the memory of x.  Raises: JobError if the types differ, or as `check_memory` does."""
     if x.tensor_type != value.tensor_type:
         raise JobError(
             f"{what} at {user_line()}: the gradient {value.tensor_type} cannot be added to grad, which is {x.tensor_type}; set grad = None first"

@@ -1,8 +1,8 @@
 """Recording of tensor functions and modules in the body of a job.
 
-A tensor of the job is passed to them as a traced tensor without values, `Tensor(type, None, None, traced=handle)`.  Results become tensors of
-the job again.  The functions use an `EagerState` that belongs to the body and has a single rank.  Parameters and buffers of a called module
-become variables of the session.  Other tensors with values raise JobError.
+A function or module receives a tensor of the job as a traced tensor without values, `Tensor(type, None, None, traced=handle)`.  Results become
+tensors of the job again.  The functions use an `EagerState` that belongs to the body and has a single rank.  Parameters and buffers of a called
+module become variables of the session.  Other tensors with values raise JobError.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _WAITING = object()
 
 @dataclass(frozen=True)
 class Called:
-    """A module call in the body of a job, with the namespaces of the call and the names of tensors and submodules by id."""
+    """A call of a module in the body of a job: the namespace of its operations, and the names of its tensors and submodules."""
 
     word: str
     namespace: tuple[str, ...]
@@ -106,7 +106,7 @@ class JobRecorder(ProgramRecorder[TensorBase]):
         return [self._handle(x, op) for x in outputs], (None,) * len(outputs)
 
     def _handle(self, x: TensorBase, op: Op) -> Any:
-        """Return the tensor of the job that x represents."""
+        """Return the tensor of the job that x represents; outside modules, raise JobError if x is not a traced tensor."""
         if x.traced is None and self.module is None:
             raise JobError(f"{op.word()} at {user_line()}: an input is a tensor {x.tensor_type} {NOT_OF_THE_JOB}")
         return self.known(x).traced
@@ -131,7 +131,7 @@ class JobRecorder(ProgramRecorder[TensorBase]):
         return outputs
 
     def record(self, name: str | None) -> None:
-        """Record the deferred operation, if any."""
+        """Record the deferred operation, if any, under this name."""
         if self._waiting is not None:
             (op, inputs, outputs), self._waiting = self._waiting, None
             for x, value in zip(outputs, self.body.apply(op, inputs, name), strict=True):
@@ -155,7 +155,7 @@ class JobRecorder(ProgramRecorder[TensorBase]):
         return self.body.unique_name("draw")
 
     def called(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-        """Run a module's forward with the module's name as namespace of its operations."""
+        """Run a module's forward; a submodule's name becomes the namespace of its operations."""
         path = "" if self.module is None else self.module.paths.get(id(module), "")
         if self.module is None or not path:
             return forward(*args, **options)
@@ -175,7 +175,7 @@ class JobRecorder(ProgramRecorder[TensorBase]):
         return self._standing[id(x)]
 
     def _named(self, x: TensorBase) -> str:
-        """Return the name of the variable for a tensor; raise JobError if it has none, or if the name is in use."""
+        """Return the name of a tensor's variable; raise JobError if the module does not register the tensor, or if the name is in use."""
         session = current_session()
         tensors = SessionTensors.of(session)
         tied = tensors.name_of(x)
@@ -268,14 +268,14 @@ def is_body(interpreter: Any) -> bool:
 
 
 def recorder_of(body: JobBody) -> JobRecorder:
-    """Return the recorder of the body of a job, which is created at the first call."""
+    """Return the recorder of a job's body; create the recorder if the body has none."""
     if body.records is None:
         body.records = JobRecorder(body)
     return body.records
 
 
 def recorded(body: Any, function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any], name: str | None = None) -> Any:
-    """Record a function of tensors of the job in its body, and return its results; `name` names its last operation."""
+    """Record a call of `function` on tensors of a job in the job's body, and return the results; the last operation is named `name`."""
     recorder = recorder_of(body)
     args, options = replaced((tuple(arguments), dict(named)), TensorOperators, lambda x: TensorBase.new(x.tensor_type, None, None, x))
     before, recorder.name = recorder.name, name

@@ -30,7 +30,7 @@ class Roles:
 
     @cached_property
     def by_name(self) -> dict[str, str]:
-        """Roles by parameter name: "tensor", "optional", "tensors", "operand" (a tensor or a number), or "" for others."""
+        """Roles by parameter name: "tensor", "optional" (a tensor or None), "tensors" (several), "operand" (a tensor or a number), or ""."""
         return {each.name: _role(each.annotation) for each in self.signature.parameters.values()}
 
     @cached_property
@@ -62,7 +62,8 @@ class Roles:
     def renamed(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with PyTorch's and NumPy's parameter names replaced by jobflow's.
 
-        `input` is the first tensor; `axis` and `keepdims` are `dim` and `keepdim`.  The parameter *args may be passed by its name, as a sequence.
+        `input` stands for the first tensor; `_OTHER_NAMES` lists further names, such as `axis` for `dim`.  The parameter *args may be passed by
+        its name, as a sequence.  Raises: TypeError if two arguments name the same parameter.
         """
         ours = {(name if name in self.keywords else self._ours(name)): value for name, value in named.items()}
         if len(ours) < len(named):
@@ -83,12 +84,12 @@ class Roles:
 
     @cached_property
     def must(self) -> dict[str, bool]:
-        """A dictionary from parameter names to True if the parameter accepts only tensors."""
+        """One flag per parameter name: True if the parameter accepts tensors (or None, or a sequence of tensors) but no numbers."""
         return {name: role not in ("", "operand") for name, role in self.by_name.items()}
 
     @cached_property
     def by_place(self) -> tuple[bool, ...]:
-        """One flag per positional parameter: True if the parameter accepts only tensors."""
+        """The flags of `must`, by position, for the parameters that accept positional arguments."""
         return tuple(self.must[name] for name in self.places)
 
     @cached_property
@@ -99,7 +100,7 @@ class Roles:
         return {name: kind for name, kind in by_name.items() if kind is not None}
 
     def check_kinds(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Raise ArgumentError for an argument that its parameter does not accept."""
+        """Raise ArgumentError for an argument that does not have the kind of its parameter in `kinds`."""
         kinds = self.kinds
         for name, argument in (*zip(self.places, arguments, strict=False), *named.items()):
             if name in kinds and not kinds[name].fits(argument):
@@ -114,7 +115,7 @@ class Roles:
 
     @cached_property
     def least(self) -> int:
-        """The number of required arguments."""
+        """The number of parameters without a default, including *args and **kwargs."""
         return sum(each.default is each.empty for each in self.signature.parameters.values())
 
     def bind(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -134,7 +135,7 @@ class Roles:
                 yield name, value
 
     def wrong(self, name: str, value: Any, numbers_only: bool) -> bool:
-        """Return True if a non-tensor argument is not allowed for its parameter; `numbers_only` also rejects operands other than numbers."""
+        """Return True if the parameter `name` does not allow this non-tensor value; with `numbers_only`, an operand must be a number."""
         word, _, element = name.partition("[")
         role = self.by_name.get(word, "")
         if element:

@@ -4,8 +4,8 @@
 Functions of tensors then call `run`, `source`, `update` or `change` of the recorder, instead of computing.  A traced tensor represents a
 value of the program.  A tensor with values, such as a parameter or a buffer, becomes a variable of the program.
 
-Views of eager tensors are views here, too: a write through a view updates its base.  A view whose base was written to since its creation is
-derived again from its base before it is read.
+Views are recorded as in eager execution: a write through a view updates the base of the view.  After a write to a base, its views are derived
+again from the base before they are read.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class ProgramRecorder(ABC, Generic[T]):
         return self._read(x) if standing is None else standing
 
     def _refresh_view(self, view: T) -> None:
-        """Derive a view again from its base, which was written to since its creation."""
+        """Derive a view again from its base, after a write to the base."""
         assert view.base is not None
         base, op = view.base
         view._synced_version = view.version
@@ -153,7 +153,7 @@ class ProgramRecorder(ABC, Generic[T]):
         """Register a tensor with values as a variable, and return the traced tensor for it."""
 
     def write(self, x: T, new_value: T) -> None:
-        """Assign `new_value` to x and update the bases of x; tensors with values change after the run.
+        """Assign `new_value` to x and update the bases of x; a tensor with values receives the new value after the run.
 
         Raises: JobError if the gradient of the old value of x would be lost.
         """

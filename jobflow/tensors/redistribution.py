@@ -98,7 +98,7 @@ def _local_to_global(here: EagerState, x: T, target: Layout, check: bool, copy: 
 def logical_type(here: EagerState, x: TensorBase, target: Layout) -> TensorType:
     """Return the type of the global tensor that the local tensors of all ranks form.
 
-    Raises: ShapeError, on all ranks, if their types do not match.
+    Raises: ShapeError, on all ranks, if element types or numbers of axes differ, or if a local tensor does not have the shape of its piece.
     """
     ranks = target.placement.ranks
     what = f"to_global at {user_line()}"
@@ -150,7 +150,7 @@ def _assumed_type(x: TensorBase, target: Layout) -> TensorType:
 
 
 def _first_copy(here: EagerState, array: np.ndarray, type: TensorType, target: Layout) -> np.ndarray:
-    """Broadcast the first copy along every B, which overwrites the values of the other ranks."""
+    """Return the piece of the first rank along every B of the mesh; the values of the other ranks are ignored."""
     for dimension, sbp in enumerate(target.sbp):
         if not isinstance(sbp, Broadcast):
             continue
@@ -182,7 +182,7 @@ class _ToGlobalGradient:
 
 
 def to_local(here: EagerState, x: T, *, copy: bool = False) -> T:
-    """Return this rank's piece of a global tensor as a local tensor."""
+    """Return this rank's piece of a global tensor as a local tensor, which shares the memory of the piece unless `copy` is True."""
     check_current(x)
     piece = x.array.copy() if copy else x.array
     output = TensorBase.new(x.tensor_type.with_shape(tuple(piece.shape)), None, piece)

@@ -85,7 +85,7 @@ def run(op: Op, *inputs: T) -> T:
 
 
 def runs_chains(*inputs: TensorBase) -> bool:
-    """Return True if operations on these tensors run eagerly, so that a chain of them may run as one operation."""
+    """Return True if these tensors are local and operations run eagerly, so that a chain of operations may run as one."""
     interpreter = scope.current().interpreter
     return (interpreter is None or isinstance(interpreter, Running)) and all(x.layout is None and x.traced is None for x in inputs)
 
@@ -145,7 +145,10 @@ def prepared(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared
 
 
 def with_line(error: JobflowError, op: Op | None = None, function: str = "") -> JobflowError:
-    """Return the error with the user's line after the function that the line calls, `function`, or the word of the operation."""
+    """Return the error with the user's line in its message.
+
+    The line follows the name of the function that it calls.  If that name is unknown, `function` or the operation's name replaces it.
+    """
     text, at = str(error), f" at {user_line()}:"
     word, colon, rest = text.partition(":")
     called = called_function() or function
@@ -158,7 +161,7 @@ def with_line(error: JobflowError, op: Op | None = None, function: str = "") -> 
 
 
 def prepare(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared:
-    """Choose the layouts and kernels of an operation."""
+    """Choose the layouts and kernels of an operation; raise PlacementError or SbpError if it does not accept the layouts of the inputs."""
     types = types_tuple(op.infer(*(x.tensor_type for x in inputs)))
     placement = common_placement(op, inputs)
     if placement is None:
@@ -249,7 +252,7 @@ def execute(here: EagerState, plan: Prepared, op: Op, inputs: Sequence[TensorBas
 
 
 def _pieces(here: EagerState, plan: Prepared, inputs: Sequence[TensorBase], looks: bool, shares: bool) -> tuple[TensorBase, ...]:
-    """Return this rank's pieces of the outputs.
+    """Redistribute the inputs if necessary, and return this rank's pieces of the outputs.
 
     `looks` requests a view if possible.  `shares` makes the view use the storage of the input.
     """
@@ -282,7 +285,7 @@ def _pieces(here: EagerState, plan: Prepared, inputs: Sequence[TensorBase], look
 
 
 def run_assertion(here: EagerState, plan: Prepared, op: RuntimeAssertion, arrays: Sequence[Array]) -> list[Array]:
-    """Run a runtime assertion; ranks with different elements exchange failures, so that all of them raise the first one."""
+    """Run a runtime assertion; ranks with different elements exchange failures, so that all ranks raise the first failure."""
     refused: FailedAssertion | None = None
     results: list[Array] = []
     try:
@@ -394,7 +397,7 @@ def _source_piece(here: EagerState, op: Op, type: TensorType, layout: Layout, ar
 
 
 def addend(array: Array, layout: Layout, rank: int) -> Array:
-    """Return this rank's piece of a partial tensor with the value `array`: the first rank has the value, others the identity of the reduction."""
+    """Return this rank's piece of a tensor with the value `array`; along a P, all ranks but the first get the identity of the reduction."""
     at = layout.placement.coordinates(rank)
     for sbp, where in zip(layout.sbp, at, strict=True):
         if isinstance(sbp, Partial) and where > 0:

@@ -1,8 +1,8 @@
 """Bindings of tensors to variables of a session, for modules that jobs call.  A tensor and its variable have the same values.
 
-The tensor shares the memory of the variable if its elements on this rank are one array in host memory.  That array is a variable that is
-whole in this process, or this rank's piece of a global tensor.  Otherwise (on a GPU, or with pieces on several threads) the values are fetched
-when the tensor is read.  Writes of the program to the tensor reach the variable before its next use.
+The tensor shares the memory of the variable if the elements of the tensor on this rank are one array in host memory.  The variable must then be
+whole in this process, or the tensor must be global.  Otherwise (on a GPU, or with pieces on several threads) the values are fetched when the
+tensor is read.  Writes of the program to the tensor reach the variable before the variable is used again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Binding:
 
     @property
     def moved(self) -> bool:
-        """True if the program may have assigned other values to the tensor than the variable has."""
+        """True if the tensor has left the memory of the variable, so that their values may differ."""
         return self.resident is not None and has_array(self.tensor) and self.tensor.array is not self.resident.array
 
     def changed(self, where: str) -> str:
@@ -59,7 +59,7 @@ class Binding:
 
 
 def adopt_layout(here: EagerState, x: TensorBase, lies: Layout, what: str) -> bool:
-    """Redistribute a global tensor in place to the layout of its variable; return True if the layout changed."""
+    """Redistribute a global tensor in place to `lies`, the layout of its variable; return True if the layout changed (never for a local tensor)."""
     if x.layout is None or x.layout == lies:
         return False
     before = x.layout if x.storage is None else x.storage.before or x.layout
@@ -94,7 +94,7 @@ class SessionTensors:
     # ---------------------------------------------------------------- binding
 
     def bind(self, tensors: Mapping[str, TensorBase]) -> None:
-        """Initialise new variables with the values of these tensors, and bind them."""
+        """Initialise new variables with the values of the tensors of the same names, and bind each tensor to its variable."""
         variables = self.session.variables
         for name, x in tensors.items():
             self._check(variables[name], x)
@@ -105,7 +105,7 @@ class SessionTensors:
         self._meet(len(local) < len(tensors))
 
     def _check(self, variable: Variable, x: TensorBase) -> None:
-        """Raise JobError if one of several clients has a local tensor whose variable is not whole on every rank."""
+        """Raise JobError in a program with several clients if the tensor is local but its variable is not whole on every rank."""
         world = self._world
         if not world.multi or x.layout is not None:
             return
@@ -119,7 +119,7 @@ class SessionTensors:
             )
 
     def _of_first(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the arrays of rank 0 if the values differ between several clients, and else this client's arrays."""
+        """Return the arrays of rank 0 if the values differ between clients, otherwise the arrays of this client."""
         if not self.session.multi or len(set(self._exchanged(_digests(arrays), "parameters"))) == 1:
             return arrays
         values = dict(arrays) if self._world.ranks[0].index == 0 else None
@@ -164,7 +164,10 @@ class SessionTensors:
     # ---------------------------------------------------------------- synchronisation
 
     def settle(self) -> None:
-        """Copy values that the program wrote to tensors into their variables."""
+        """Copy values that the program wrote to tensors into their variables.
+
+        Raises: JobError if the type or layout of such a tensor changed, or if clients wrote different values.
+        """
         moved = [binding for binding in self.bindings.values() if binding.moved]
         if not moved:
             return
@@ -185,7 +188,7 @@ class SessionTensors:
         self._meet(len(whole) < len(moved))
 
     def _check_alike(self, names: Sequence[str], whole: Mapping[str, Array]) -> None:
-        """Raise JobError on all clients if they wrote different values to their local tensors."""
+        """Raise JobError on all clients if they wrote to different tensors, or different values to a local tensor."""
         if not self.session.multi:
             return
         exchanged = self._exchanged((tuple(names), _digests(whole)), "writes to parameters")

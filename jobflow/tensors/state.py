@@ -172,7 +172,10 @@ def state() -> EagerState:
 
 
 def _rank() -> Rank:
-    """Return this process as a rank of the launched program, or as the only rank of a new world."""
+    """Return this process as a rank of the launched program, or as the only rank of a new world.
+
+    Raises: JobError if the launched program has a single client.
+    """
     if launch.launched() is None:
         return SoloWorld(CpuDevice()).ranks[0]
     session = current_session()
@@ -194,12 +197,12 @@ def building_now() -> Any:
 
 
 def running() -> str:
-    """Return the name of the tracing in progress: nn.Graph.build, or the body of a job."""
+    """Return the name of the tracing in progress: nn.Graph.build, flow.compile, or the body of a job."""
     return building_now().running
 
 
 def refuse_tracing(what: str, problem: str, advice: str) -> None:
-    """Raise JobError if a program is being traced, because its replays would not repeat an effect on Python objects."""
+    """Raise JobError if a program is being traced, because runs of the program would not repeat an effect on Python objects."""
     building = building_now()
     if building is not None and scope.current().interpreter is not None:
         raise JobError(f"{what} at {user_line()}: {problem} while {building.running} runs; {advice}")

@@ -12,7 +12,7 @@ from jobflow.tensors.tensor import TensorBase
 
 
 def leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Iterate over the tensors in x, each with a name; raise JobError for other objects."""
+    """Iterate over the tensors in nested lists, tuples and dicts, each with a name; skip None, and raise JobError for other objects."""
     if isinstance(x, TensorBase):
         yield name, x
     elif isinstance(x, list | tuple):
@@ -29,7 +29,7 @@ def leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def form(x: Any) -> Any:
-    """Return the structure of x as a comparable object, with True for every tensor and False for None."""
+    """Return the structure of x as a comparable object, with True for every tensor and False for any other leaf, such as None."""
     if isinstance(x, list | tuple):
         return type(x).__name__, tuple(map(form, x))
     if isinstance(x, dict):

@@ -1,8 +1,8 @@
 """The tape: one node per recorded operation, with the values that its gradient needs.
 
 A node saves (type, layout, array, storage, version) of the tensors that its gradient may read.  Reading a tensor whose memory was written to
-since raises an error; an unread tensor does not, so `relu_` after a convolution is allowed.  If gradients are recorded, too, the saved
-tensors have the position of the originals in the graph.
+since raises an error; an unread tensor does not, so `relu_` after a convolution is allowed.  If the backward pass is recorded, too,
+the saved tensors have the positions of the original tensors in the graph.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class TapeNode:
         return tensors
 
     def restored(self, type: TensorType, layout: Any, value: Any, storage: Storage, version: int) -> TensorBase:
-        """Return a saved tensor; reading it raises an error if its memory was overwritten."""
+        """Return a saved tensor; reading the tensor raises an error if its memory was overwritten."""
         return TensorBase.new(type, layout, value) if storage.version == version else _StaleTensor(self.name, type, layout, value, storage, version)
 
     def retaining(self, index: int) -> Any:
@@ -150,9 +150,9 @@ def follow(view: TensorBase) -> bool:
 
 
 class OpGradient:
-    """The gradient function of an executed operation, shared by all nodes of the operation on the same types.
+    """The gradient function of an operation, which nodes with the same input types and layouts can share.
 
-    If there is no program, the gradients of all inputs are computed.
+    Without a `program`, the gradients of all inputs are computed.
     """
 
     __slots__ = ("_best", "_runs", "op", "placement", "program")
@@ -177,14 +177,14 @@ class OpGradient:
         return program(interpreter, (*saved, *gradients))
 
     def _local(self, program: Derivative, values: Sequence[Any]) -> Derivative:
-        """Return the program for local tensors, which becomes a chain after a few runs."""
+        """Return the program to run on local tensors; after a few runs, a chain of fused operations replaces it, if one exists."""
         self._runs += 1
         if self._runs == CHAINED:
             self._best = chained(program, {i: values[i].tensor_type for i in program.reads}, f"gradient of {self.op.word()}")
         return self._best or program
 
     def own(self, inputs: int) -> tuple[bool, ...]:
-        """Return, per input, True if no other tensor uses the memory of its gradient."""
+        """Return one flag per input: True if no other tensor uses the memory of the input's gradient; without a program, all are False."""
         return (False,) * inputs if self.program is None else self.program.own
 
 
@@ -214,7 +214,7 @@ def op_gradient(
 ) -> OpGradient:
     """Return the gradient of an operation for the inputs that have an edge.
 
-    An operation with several outputs has no program, because some of them may lack gradients.
+    An operation without a gradient has no program.  An operation with several outputs has none either, because some outputs may lack gradients.
     """
     needed = tuple([edge is not None for edge in edges])
     gradient = known.get(needed)

@@ -46,9 +46,9 @@ class Size(tuple[int, ...]):
 class ResidentMemory:
     """The memory that a program assigned to tensors.
 
-    Only programs write to memory that several ranks share (`ranks`; empty for memory of this rank).  Tensors show it read-only.  Before a write
-    to a tensor, all tensors of the memory move to a copy of this rank (`evict`).  The next run of the program reads their elements, and they
-    move back (`readmit`).
+    Only programs write to memory that several ranks share (`ranks`; empty for memory of this rank).  The arrays of tensors
+    in shared memory are read-only.  Before a write to one of these tensors, all of them move to a copy that belongs to this rank (`evict`).  The
+    next run of the program reads the copy, and the tensors move back (`readmit`).
     """
 
     __slots__ = ("array", "buffer", "copies", "copy", "offset", "ranks", "tensors", "transient")
@@ -96,7 +96,7 @@ class ResidentMemory:
 class RemoteMemory(ResidentMemory):
     """Memory that this thread cannot address, on a GPU or in pieces on other threads; `fetch` returns its elements.
 
-    `array` has the elements of the last fetch.  When they are out of date, tensors have no array until one is read.
+    `array` has the elements of the last fetch.  When these elements are out of date, the tensors have no array until one tensor is read.
     """
 
     __slots__ = ("fetch", "fetched", "stale")
@@ -117,7 +117,7 @@ class RemoteMemory(ResidentMemory):
                 del x._array
 
     def refresh(self) -> None:
-        """Fetch the elements, if those of the last fetch are out of date."""
+        """Fetch the elements again if the fetched elements are out of date."""
         if self.stale is not None:
             np.copyto(self.fetched, self.fetch())
             stale, self.stale = self.stale, None
@@ -133,7 +133,7 @@ def _read_only(array: Array) -> Array:
 
 
 class Storage:
-    """The memory that views share: a count of writes, and the memory that a program assigned to it."""
+    """The state that a tensor and its views share: the number of writes, and the memory that a program assigned to them."""
 
     __slots__ = ("before", "resident", "version")
 
@@ -145,7 +145,7 @@ class Storage:
 
 
 class TensorBase:
-    """The data of a tensor, without its methods."""
+    """Base class of Tensor: state and properties, without operations."""
 
     __slots__ = (
         "__dict__",
@@ -342,7 +342,7 @@ def check_current(x: TensorBase) -> None:
 
 
 def check_memory(x: TensorBase, what: str) -> None:
-    """Raise JobError if the memory of x cannot be overwritten: a copy of a part, a read-only array, or elements that share memory."""
+    """Raise JobError if x cannot be overwritten: x is a copied part, its NumPy array is read-only, or several elements share memory."""
     if x._copied_from is not None:
         raise JobError(
             f"{what} at {user_line()}: {x.tensor_type} is a copied part of a global tensor, because its elements moved between ranks; a write to it "
@@ -382,7 +382,7 @@ def own(x: TensorBase, what: str) -> Array:
 
 
 def __getattr__(name: str) -> Any:
-    """Return the tensor class for the name `Tensor`, which pickles of older versions contain."""
+    """Return the tensor class for the name `Tensor`, which pickles of older versions contain; raise AttributeError for other names."""
     if name == "Tensor":
         return TensorBase.new
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -64,7 +64,7 @@ class Sizes:
         return math.prod(self.window.kernel)
 
     def turned(self, window: Window) -> Sizes:
-        """Return the sizes of the convolution that computes dx."""
+        """Return the sizes of the convolution that computes dx, whose window is `window`."""
         return Sizes(self.n, self.o, self.c, self.groups, self.out, self.spatial, window)
 
 
@@ -80,7 +80,7 @@ class Costs:
         gather                          copying a single element
         far                             reading an element from beyond the core's own cache
         transform                       an element in one of Winograd's transforms
-        sums, products, lone            a multiply-add in compiled loops over taps: of y and dx, of dw, and of either with few filters
+        sums, products, lone            a multiply-add in compiled loops over taps: of y and dx, of dw, and of all three with few filters
     """
 
     call: float

@@ -222,8 +222,8 @@ _WINOGRAD: dict[type[ConvOp], Any] = {Conv: winograd.forward, ConvGradInput: win
 def register_algorithms(tier: Tier, backend: winograd.WinogradBackend, refuses: Callable[[], str | None] = lambda: None) -> None:
     """Register all algorithms by array functions, with these Winograd transforms.
 
-    `refuses` returns the reason they cannot run on this machine.  The algorithm of least cost is preferred.  If no other applies, im2col computes y
-    and dw, and a sum over taps computes dx.
+    `refuses` returns the reason the algorithms cannot run on this machine.  The algorithm of least cost is preferred.  If no other algorithm applies,
+    im2col computes y and dw, and a sum over taps computes dx.
     """
 
     def not_this(algorithm: convolution_costs.Algorithm, op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:

@@ -48,7 +48,7 @@ def sum_with_a_vector(op: BiasAdd, device: Binder, inputs: Sequence[Array], outp
 
 
 def _function(op: Pointwise, dtype: DType) -> Callable[..., Any] | None:
-    """Return the NumPy function that computes the operation, or None.
+    """Return the NumPy function that computes the operation; None if NumPy has none, or if a formula is faster.
 
     The output is its last positional argument, which saves 150 ns compared with `out=`.
     """
@@ -58,7 +58,7 @@ def _function(op: Pointwise, dtype: DType) -> Callable[..., Any] | None:
 
 @lru_cache(1024)
 def _program(op: Pointwise, output: Any, *read: Any) -> CompiledFormula | None:
-    """Return the compiled formula for these NumPy types; None without a formula, or if an output is not of type `output`."""
+    """Return the compiled formula for these NumPy types; None without a compiled formula, or if an output has another type than `output`."""
     if op.formula is None:
         return None
     outputs = op.output_expressions(*(language.element(i, dtype_of(each)) for i, each in enumerate(read)))

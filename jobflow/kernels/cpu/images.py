@@ -85,7 +85,7 @@ def lifted_window(window: Window) -> Window:
 
 
 def mirror(window: Window) -> Window | None:
-    """Return the window of the convolution of dy that computes dx; None if a stride is not 1 or its padding would be negative."""
+    """Return the window of the convolution of dy that computes dx; None if a stride is not 1, or if that window would have negative padding."""
     pads = tuple(
         (spread(k, d) - 1 - before, spread(k, d) - 1 - after)
         for k, d, (before, after) in zip(window.kernel, window.dilations, window.padding, strict=True)

@@ -70,7 +70,7 @@ def _of_single_calls(outputs: Sequence[Expression], simple: Collection[Expressio
 
 
 def _written(function: Callable[..., Array]) -> Callable[..., None]:
-    """Wrap a function that returns an array in one that writes to a positional output."""
+    """Wrap a function that returns an array in a function that writes the result to a positional output."""
 
     def write(x: Array, z: Array) -> None:
         z[...] = function(np, x)
@@ -111,7 +111,7 @@ class CompiledFormula:
     """The calls of a block.
 
     Arguments are slots of a list of arrays.  The list contains the elements, the scalars, the outputs, rows of scratch, and the constants.
-    Views of the bits of the slots in `viewed` follow.
+    Integer views of the slots in `viewed` follow.
     """
 
     elements: int
@@ -126,7 +126,7 @@ class CompiledFormula:
 
     @cached_property
     def alone(self) -> SlotCall | None:
-        """The only step, if it needs no scratch and no views of bits; otherwise None."""
+        """The step of a one-step formula that needs no scratch, bit reinterpretation or vectors; otherwise None."""
         return self.steps[0] if len(self.steps) == 1 and not (self.rows or self.viewed or self.of_vectors) else None
 
     @property
@@ -136,9 +136,9 @@ class CompiledFormula:
 
 
 def compiled(outputs: Sequence[Expression], elements: int, scalars: int, over: Mapping[int, Sequence[int]]) -> CompiledFormula | None:
-    """Compile expressions of this many elements, followed by scalars, into calls.
+    """Compile expressions into calls; their inputs are `elements` arrays of elements, then `scalars` scalars.
 
-    Output k may share memory with the elements over[k] and with no others.  The result is None if element types are mixed, apart from booleans and
+    Output k may share memory with the inputs over[k] and with no other input.  The result is None if element types are mixed, apart from booleans and
     casts.
     """
     results, dtype = _simple(outputs), outputs[0].dtype
@@ -179,7 +179,7 @@ def _compute_in_output(
 
 
 def _assign_scratch(steps: list[Expression], last: dict[Expression, int], slots: dict[Expression, int], scratch: _Scratch) -> dict[int, int]:
-    """Assign scratch rows to the other steps; return the additional row of each weighted sum, by step."""
+    """Assign scratch rows to the steps that have no slot; return the additional row of each weighted sum, by step."""
     spare: dict[int, int] = {}
     for i, step in enumerate(steps):
         dying = {slots[x] for x in step.arguments if x in slots and last[x] == i and slots[x] >= scratch.first}
@@ -206,14 +206,14 @@ class _Scratch:
 
 
 class _Bits:
-    """Views of slots as integers of the same width, in additional slots after all others."""
+    """Views of slots as integers of the same width, in additional slots after all other slots."""
 
     def __init__(self, dtype: DType, total: int) -> None:
         self.of, self.dtype, self.total = dtype, np.dtype(f"i{dtype.itemsize}"), total
         self.viewed: dict[int, int] = {}
 
     def slot(self, step: Expression, x: Expression, slot: int) -> int:
-        """Return the slot through which a step accesses the value of `slot`; for booleans and bit patterns, it is a view of the bits."""
+        """Return the slot through which `step` accesses x, stored in `slot`: the slot of an integer view for booleans and bit patterns."""
         truth = x.dtype is bool_ and x.primitive != "element"
         pattern = step.primitive.startswith("bits ") and x.dtype is self.of
         return self.viewed.setdefault(slot, self.total + len(self.viewed)) if truth or pattern else slot

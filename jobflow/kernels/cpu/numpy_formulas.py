@@ -1,7 +1,8 @@
 """Formulas of functions from primitives that are one NumPy call each, vectorized where possible.
 
 A function that NumPy does not vectorize on this CPU takes about 20 ns per element.  NumPy vectorizes exponentials, logarithms, sines and cosines on
-more CPUs.  A formula of these functions takes a quarter of the time.  Its error is at most 6 units in the last place, and its warnings are equal.
+more CPUs.  A formula of these functions takes a quarter of the time.  Its error is at most 6 units in the last place.  Both
+give the same floating point warnings.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def is_vectorized(name: str) -> bool:
 
 @cache
 def fastest_exponential() -> tuple[np.ufunc, float]:
-    """Return NumPy's fastest (f, c) with exp(x) = f(c x) in float32; its exp2 takes half the time of exp if both are vectorized."""
+    """Return a NumPy function f and a factor c with exp(x) = f(c x): exp2 if NumPy vectorizes exp2, which takes half the time of exp."""
     return (np.exp2, math.log2(math.e)) if is_vectorized("exp2") else (np.exp, 1.0)
 
 
@@ -166,7 +167,7 @@ def _expm1(x: Expression) -> Expression:
 
 
 def _log1p(x: Expression) -> Expression:
-    """Return log(1 + x), corrected by x over the rounded sum minus 1, as in `_expm1`."""
+    """Return log(1 + x) as log(s) x / (s - 1), where s is the rounded sum 1 + x; the factor corrects the rounding error of s."""
     more = x + 1.0
     share = x / ((f.minimum(more, _LARGEST) - 1.0) + _TINY)
     return _where(f.equal(more, 1.0), x, f.log(more) * share)
@@ -187,7 +188,7 @@ _SCALAR: dict[str, Callable[..., Expression]] = {
 
 
 def lacks_vector_loop(name: str, dtype: DType) -> bool:
-    """Return True if NumPy has no vectorized loop for a function, but has one for every function of the formula."""
+    """Return True for a float32 function that NumPy does not vectorize, if NumPy vectorizes exp, log, sin and cos."""
     return dtype is float32 and name in _SCALAR and not is_vectorized(name) and all(map(is_vectorized, _NEEDED))
 
 

@@ -45,7 +45,7 @@ def row_calls(
     inputs: Sequence[Array],
     outputs: Sequence[Array],
 ) -> list[Call] | None:
-    """Return the calls for NumPy arrays, or None if the formula has none.
+    """Return the calls for NumPy arrays, or None if the index space is empty or the formulas cannot be compiled to NumPy calls.
 
     Arrays that have no view as matrix, row or column of this space are copied.
     """
@@ -60,7 +60,7 @@ def row_calls(
 def _program(
     formulas: tuple[Expression, ...], space: IndexSpace, over: Mapping[int, Sequence[int]], views: Sequence[Array | None], n: int
 ) -> tuple[RowProgram, list[Array], list[Array]] | None:
-    """Return the compiled program and the arrays as matrices; the first n of these views are inputs."""
+    """Return the compiled program, and the inputs (the first n views) and outputs as matrices; None if a view or the program is missing."""
     matrices = [_matrix(view, space) for view in views]
     if not math.prod(space.sizes) or any(a is None for a in matrices):
         return None
@@ -227,7 +227,7 @@ class _BlockCalls:
         return self.views.index((slot, view))
 
     def _value(self, value: Any) -> int:
-        """Add an argument that is the same for all arrays; return its index, counted down from -1."""
+        """Add an argument that does not depend on the bound arrays; return its index, counted down from -1."""
         self._values.append(value)
         return -len(self._values)
 

@@ -135,7 +135,7 @@ def _as_product(x: Expression, readers: Mapping[Expression, int], levels: Mappin
 
 
 def _column_of(x: Expression, readers: Mapping[Expression, int], levels: Mapping[Expression, int]) -> Expression | None:
-    """Return the column, one per row, in which x differs from the other columns, or None."""
+    """Return the index, one per row, of the only column in which x differs; None if x does not compare the column with an index."""
     hit = x.arguments[0] if x.primitive in ("where", "cast") else x
     if hit.primitive != "equal" or readers[hit] != 1 or hit.arguments[0].primitive != "index" or levels[hit.arguments[1]] != ROW:
         return None
@@ -149,9 +149,9 @@ def _column_of(x: Expression, readers: Mapping[Expression, int], levels: Mapping
 def compiled_rows(
     outputs: tuple[Expression, ...], inputs: tuple[int, ...], targets: tuple[int, ...], over: tuple[tuple[int, tuple[int, ...]], ...]
 ) -> RowProgram | None:
-    """Compile expressions for inputs and outputs of these levels, or return None if a primitive has no call.
+    """Compile expressions for inputs and outputs of these levels, or return None if a primitive has no call or a result does not fit its output.
 
-    Output k may share memory with its inputs in `over` and with no others.
+    Output k may share memory with the inputs that `over` lists for k, and with no other input.
     """
     results = _lowered(outputs, inputs)
     first = [k for k, x in enumerate(results) if x.primitive in TO_COLUMN]  # after them an output may share memory with their inputs

@@ -61,7 +61,7 @@ class Groups:
         return (slice(i, min(i + step, len(self))) for i in range(0, len(self), step))
 
     def sums(self, rows: Array, part: slice) -> Array:
-        """Return the sum of the rows of each group in this slice."""
+        """Return one sum per group in the slice `part`, over the rows of the group."""
         starts, counts = self.starts[part], self.counts[part]
         alone = _summed_singly(counts)
         sums = rows[self.order[starts]]
@@ -82,9 +82,9 @@ def _add_up(rows: Array, chosen: Array, total: Array) -> None:
 
 
 def _summed_singly(counts: Array) -> int:
-    """Return the number of the largest groups to sum one by one.
+    """Return how many of the largest groups to sum one by one, so that the fewest calls are needed.
 
-    Such a group takes one call.  The other groups together take one call per row of the largest of them.
+    A group that is summed singly takes one call.  All other groups together take one call per row of the largest group among them.
     """
     calls = np.arange(len(counts) + 1) + np.append(counts, 0)
     return int(np.argmin(calls))
@@ -134,7 +134,7 @@ def _sum_merged(data: Array, ids: Array, offset: int, y: Array, size: int) -> No
 
 
 def local_ids(ids: Array, offset: int) -> Array:
-    """Return the ids as a vector, relative to the first id of this shard."""
+    """Return the ids as a vector, relative to `offset`, the first id of this shard."""
     flat = ids.reshape(-1).astype(np.int64, copy=False)
     return flat - offset if offset else flat
 

@@ -44,7 +44,7 @@ def formula_in_blocks(op: OptimizerUpdate, device: Binder, inputs: Sequence[Arra
 
 @lru_cache(1024)
 def update_program(op: OptimizerUpdate, dtype: DType) -> CompiledFormula | None:
-    """Return the compiled formula of an update, which reads its scalars as inputs."""
+    """Return the compiled formula of an update, which reads its scalars as inputs; None if the formula cannot be compiled."""
     n = op.count + 1
     scalars = [language.number(n + i, dtype) for i in range(len(op.scalars(functions(np), 0.0, 0, *[np.ones((1, 1))] * n)))]
     outputs = op.formula(language, *(language.element(i, dtype) for i in range(n)), *scalars)
@@ -68,7 +68,7 @@ def _fill(
 
 @lru_cache(1024)
 def without_gradient(op: OptimizerUpdate, dtype: DType) -> tuple[Expression, ...] | None:
-    """Return the new values of elements whose gradient is zero, or None if they do not change."""
+    """Return the new values of elements whose gradient is zero, or None if such elements do not change."""
     n = op.count
     inputs = [language.element(i, dtype) for i in range(n + 1)]
     scalars = [language.number(n + i, dtype) for i in range(len(op.scalars(functions(np), 0.0, 0)))]

@@ -3,8 +3,8 @@
     y = A' [ (G w G') . (B' d B) ] A          for each tile of m x m outputs, which reads t x t inputs d,  t = m + r - 1
 
 (' transposes, . multiplies element by element).  Summed over input channels, each of the t*t products is a GEMM [o,c] @ [c, tiles n].
-The direct sum has m*m*r*r / (t*t) times as many multiplications (4 for F(4,3), 4.6 for F(3,5)).  Along an axis where the filter has one
-element the matrices are [1], so a one-dimensional convolution is computed on images of height 1.
+The direct sum has m*m*r*r / (t*t) times as many multiplications (4 for F(4,3), 4.6 for F(3,5)).  If the filter has one element along an
+axis, the matrices of the axis are [1].  A one-dimensional convolution is therefore computed on images of height 1.
 
 A block is part of one row of tiles, so that its intermediate values stay in the cache.  The transforms along a row of tiles form one banded matrix,
 `band`.  Its rows are ordered (j, tile), which makes the columns (tile, n) of each product contiguous.  The matrices omit zero padding, so no

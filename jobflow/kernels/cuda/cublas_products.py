@@ -83,7 +83,7 @@ def merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple
 
 
 def operands(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> tuple[Matrices, Matrices, Matrices] | None:
-    """Return a, b and y of y = a b, or None if the layout of one of them needs a copy."""
+    """Return a, b and y of y = a b, or None if the layout of one of these operands needs a copy."""
     (a, b), (y,) = inputs, outputs
     rows = isinstance(op, BroadcastMatMul | RowsMatMul)
     layouts = (matrices(a, rows=rows), matrices(b, rows=isinstance(op, RowsMatMul)), matrices(y, rows=isinstance(op, BroadcastMatMul)))

@@ -37,7 +37,7 @@ class FusedKernel:
 
 @dataclass(frozen=True)
 class EachAlone:
-    """The best implementation of each member of a region that has no fused kernel."""
+    """An implementation that runs each member of a region without a fused kernel by the best implementation on GPUs."""
 
     name: str = "nvrtc"
 

@@ -133,7 +133,7 @@ def _driver(form: ProductForm) -> VectorFunction:
 
 
 def _row_of_tiles(at: VectorFunction, form: ProductForm, next_panel: str, scale: str) -> None:
-    """Print the products of packed rows of a with all panels; panels that do not fit the unit are multiplied in vectors."""
+    """Print the products of packed rows of a with all panels; panels with values that AMX cannot multiply are multiplied in vectors."""
     rows = at.least(at.value("sub i64 %m, %i"), SIDE)
     pieces = at.value(f"call i8 @pack_rows(ptr %i.a, i64 %a.down, i64 %a.along, i64 {rows}, i64 %depth, ptr %rows)")
     begin, end = _of_triangle(at)

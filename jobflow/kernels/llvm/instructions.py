@@ -154,9 +154,9 @@ def _sign(at: Lines, x: Expression, operands: Sequence[str], lanes: int) -> str:
 
 
 def larger(at: Lines, dtype: DType, a: str, b: str, lanes: int, *, more: str = "ogt", never_nan: bool = False) -> str:
-    """Return the larger of two floats, or b if they are equal; NaN if either is NaN.
+    """Return the larger of two floats (the smaller if `more` is "olt"), b if they are equal, and NaN if either is NaN.
 
-    With `never_nan`, b is known not to be NaN.
+    With `never_nan`, b is known not to be NaN, and a is returned if they are equal.
     """
     kind, truth = register(dtype, lanes), several("i1", lanes)
     if never_nan:  # the comparison with a NaN in a fails, so a is selected

@@ -109,7 +109,7 @@ class _Loop:
         at.write("ret void")
 
     def _words(self) -> Iterator[str]:
-        """Yield the words of the argument block in order; the first ones are pointers."""
+        """Yield the words of the argument block in order; the pointers come first."""
         pointers = len(self.form.inputs) + len(self.form.outputs) + len(self.phases.scratch) + COLUMN_ROWS * len(self.phases.columns)
         for word in itertools.count():
             address = self.at.value(f"getelementptr i64, ptr %args, i64 {word}")

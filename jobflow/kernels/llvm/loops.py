@@ -72,7 +72,7 @@ def _printed(outputs: Sequence[Expression], form: LoopForm, keeps: bool) -> Prin
 
 
 def _described(outputs: Sequence[Expression]) -> str:
-    """Return a text that describes the outputs completely; different outputs have different texts."""
+    """Return a complete description of the outputs; different outputs have different descriptions."""
     number = {x: n for n, x in enumerate(in_order(outputs))}
     parts = [f"{x.primitive} {x.dtype.name} {[number[y] for y in x.arguments]} {x.attribute!r}" for x in number]
     return "\n".join((*parts, str([number[x] for x in outputs])))
@@ -120,7 +120,7 @@ def cheap(outputs: Sequence[Expression]) -> bool:
 
 
 def _gathered_rows(known: Facts, outputs: Sequence[Expression], inputs: Sequence[Array]) -> str:
-    """Return the reason if a cheap reduction reads rows that are not contiguous, or "" if none does.
+    """Return the reason to refuse a cheap reduction of rows that are not contiguous, or "" for other operations.
 
     Each element of a strided row is read from another cache line; NumPy processes many rows at once.
     """

@@ -85,7 +85,7 @@ class Compiler:
         return self._fixed_cache or self._cache
 
     def _has(self, feature: str) -> bool:
-        """Return True if the CPU has this x86 feature; other architectures that NumPy supports have equivalents of all features used here."""
+        """Return True if the CPU has this x86 feature; also on other architectures, which have equivalents of all features used here."""
         return not self.triple.startswith(("x86_64", "i686")) or f"+{feature}" in self.features.split(",")
 
     @property
@@ -94,7 +94,7 @@ class Compiler:
 
     @property
     def primitives(self) -> frozenset[str]:
-        """The functions of the expression language for which this machine has an instruction, but others do not."""
+        """The functions of the expression language for which this machine has an instruction, but some other machines have none."""
         return frozenset({"ldexp"} if "+avx512f" in self.features.split(",") else ())
 
     @property
@@ -162,7 +162,7 @@ class Compiler:
 
 
 def compiler() -> Compiler:
-    """Return the compiler of this process; all threads share it, because its machine code is freed with it."""
+    """Return the compiler of this process, which all threads share; the machine code is freed with the compiler."""
     with _creation:
         return _compiler()
 

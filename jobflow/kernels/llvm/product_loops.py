@@ -7,7 +7,7 @@ Calls of products occur in many kinds of operations: layers, attention, convolut
     calls prepared by `kernels/blas.py`        y += a b, and y -= rate a b
 
 A bias or another addend is read when the product is written (`sum_in_loops`).  Products with a triangle, such as the weights of causal attention,
-skip the zeros outside its tiles (`triangle_in_loops`).
+skip tiles of zeros (`triangle_in_loops`).
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _arguments(a: Array, b: Array, y: Array, c: Array | None, by: Array | None, 
 def form_of(dtype: DType) -> ProductForm:
     """Return the form of products for this machine.
 
-    Vectors have its full width, tiles leave registers for the factors, and rows of a fill half of the second-level cache.
+    Vectors have the full width of the machine, tiles leave registers for the factors, and rows of a fill half of the second-level cache.
     """
     width = compiler().vector_bytes
     many = width in (16, 64)  # AArch64 and AVX-512 have 32 registers, and such processors a second-level cache of at least 1 MB

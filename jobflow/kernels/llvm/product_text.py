@@ -45,7 +45,8 @@ FAR = 1 << 60
 class ProductForm(Vectors):
     """The form of a product: vectors, and the shape of tiles.
 
-    `rows` are the row counts of tiles (falling to 1), `panel` the vectors per panel, and `most` the most rows of a per panel.
+    `rows` are the possible numbers of rows of a tile, in descending order to 1.  `panel` is the number of vectors per panel, and `most` the number
+    of rows of a per block.
     """
 
     rows: tuple[int, ...]
@@ -311,7 +312,7 @@ def scale_of(at: VectorFunction, form: ProductForm) -> str:
 
 
 def _packs(at: VectorFunction, form: ProductForm) -> str:
-    """Return the condition under which rows of a are packed: a is column-major, and many panels read it."""
+    """Return the condition under which rows of a are packed: a is column-major, and y has many panels."""
     across = at.value(f"icmp ne i64 %a.along, {form.size}")
     contiguous = at.value(f"icmp eq i64 %a.down, {form.size}")
     many = at.value(f"icmp sgt i64 %n, {form.panel * form.lanes * UNPACKED_PANELS}")
@@ -360,7 +361,7 @@ def _masks(at: VectorFunction, form: ProductForm, rows: str | int) -> list[str]:
 def _pack_tile(at: VectorFunction, form: ProductForm, source: str, to: str, masks: Sequence[str]) -> None:
     """Print the copy of some rows of a at one index of the depth.
 
-    Without masks, it copies all rows of a tile as one vector, because masked stores are slow on most processors.
+    Without masks, all rows of a tile are copied as one vector, because masked stores are slow on most processors.
     """
     if not masks:
         rows = several(form.kind, form.rows[0])

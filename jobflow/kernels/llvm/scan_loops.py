@@ -1,6 +1,6 @@
 """Running sums and products along rows as compiled loops: the tier "llvm" of CPUs.
 
-Each element depends on the one before it, so a loop processes LINES rows concurrently.  The additions have the order of NumPy's `accumulate`, so
+Each element depends on the previous element, so a loop processes LINES rows concurrently.  The additions have the order of NumPy's `accumulate`, so
 results are bit-equal.
 """
 
