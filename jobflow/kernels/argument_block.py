@@ -37,7 +37,7 @@ def _reported_address(array: Array) -> int:
 
 
 def _read_address(array: Array) -> int:
-    """Read the address from the array object; NumPy's ABI puts this field directly after the object header."""
+    """Read the address from the array object; NumPy's ABI stores the address directly after the object header."""
     return _pointer(id(array) + _HEAD).value or 0
 
 

@@ -286,7 +286,7 @@ def like(gradient: TensorBase, replacement: Any, what: str) -> Any:
     if not isinstance(replacement, TensorBase):
         raise ArgumentError(f"{_here()}: {what} must be a tensor {gradient.tensor_type}, or None for no change; got {type(replacement).__name__}")
     if replacement.tensor_type != gradient.tensor_type or (replacement.layout is None) != (gradient.layout is None):
-        raise ShapeError(f"{_here()}: {what} must be like {_described(gradient)}; got {_described(replacement)}")
+        raise ShapeError(f"{_here()}: {what} must match the gradient {_described(gradient)}; got {_described(replacement)}")
     return replacement
 
 

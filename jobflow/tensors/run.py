@@ -356,7 +356,7 @@ def _update(here: EagerState, op: Op, inputs: Sequence[TensorBase], what: str) -
         want, x = plan.input_layouts[i], inputs[i]
         if want is not None:  # the operation reads the whole tensor; each rank stores its piece of the result
             if not want.is_whole or x.layout is None or x.layout.is_partial:
-                raise PlanError(f"{op.word()}: the overwritten tensor has layout {x.layout} but is read as {want}")
+                raise PlanError(f"{op.word()}: the overwritten tensor has layout {x.layout} but is read as {want}; redistribute it first (to_global)")
             own(x, what)[...] = arrays[i][x.layout.box(x.tensor_type.shape, here.rank.index).slices]
 
 

@@ -49,7 +49,7 @@ Algorithm: TypeAlias = Tiles | Literal["im2col", "taps", "direct"]
 
 @dataclass(frozen=True)
 class Sizes:
-    """A convolution of n samples whose windows visit `out` positions of the image."""
+    """The sizes of a convolution: samples, input and output channels, groups, spatial axes of the image and the output, and the window."""
 
     n: int
     c: int
@@ -250,7 +250,7 @@ def sizes(op: ConvOp, shapes: Shapes) -> Sizes:
 
 
 def error(along: tuple[int, ...], m: Tiles, channels: int) -> float:
-    """Return the rounding error of tiles of m outputs for filters of these sizes, as a multiple of PyTorch's error."""
+    """Return the rounding error of tiles of m outputs for filters of the sizes `along`, as a multiple of PyTorch's error."""
     table = ERRORS[len(along), m, along[0]]
     return next((factor for factor, most in zip(table, (32, 64, 128, 256), strict=True) if channels <= most), table[-1] * math.sqrt(channels / 256))
 

@@ -36,7 +36,7 @@ def _grouped(image: Array, groups: int) -> Array:
 
 
 def _flat(image: Array, axis: int) -> Array:
-    """View all axes from this one on as one axis."""
+    """View all axes from `axis` on as one axis."""
     return image.reshape(*image.shape[:axis], math.prod(image.shape[axis:]), copy=False)
 
 
@@ -55,7 +55,7 @@ class _Block:
 def _blocks(b: int, out: tuple[int, ...], m: int, column_bytes: int) -> Iterator[_Block]:
     """Yield blocks of output rows: as many rows as the buffer has room for, or several whole samples.
 
-    An output row has m times out[1:] columns.
+    An output row has m * prod(out[1:]) columns.
     """
     row = math.prod(out[1:]) * m
     most = max(_BUFFER // column_bytes, _COLUMNS) // row
@@ -104,7 +104,7 @@ def _product(a: Array, b: Array, y: Array) -> Call:
 
 
 def _matrix(device: Binder, w: Array, groups: int) -> tuple[Array, list[Call]]:
-    """Return filters [g*o, c, *kernel] as [g, o, (c k)], and the copy that this needs."""
+    """Return filters [g*o, c, *kernel] as [g, o, (c k)], and the call that copies the filters, if they are not contiguous."""
     shape = (groups, w.shape[0] // groups, math.prod(w.shape[1:]))
     if w.flags.c_contiguous:
         return w.reshape(shape), []
@@ -113,7 +113,7 @@ def _matrix(device: Binder, w: Array, groups: int) -> tuple[Array, list[Call]]:
 
 
 def _flipped(device: Binder, w: Array, groups: int) -> tuple[Array, list[Call]]:
-    """Return the filters whose convolution with dy is dx for stride 1: [g, c, (o k)], flipped along the spatial axes."""
+    """Return the filters [g, c, (o k)] whose convolution with dy is dx for stride 1, and the call that flips them along the spatial axes."""
     o, c, *kernel = w.shape
     source = w.reshape(groups, o // groups, c, *kernel)[(..., *(slice(None, None, -1) for _ in kernel))].swapaxes(1, 2)
     staged = device.scratch(source.shape, dtype_of(w.dtype))

@@ -170,7 +170,7 @@ class ImageTile(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TileTransform:
-    """The transform y = down x along' of tiles x, for all channels and samples; `products` returns its calls as two matrix products."""
+    """The transform y = down x along' of tiles x, for all channels and samples; `products` returns the transform's calls as two matrix products."""
 
     down: Matrix
     along: Matrix
@@ -180,7 +180,7 @@ class TileTransform:
 
 @dataclass(frozen=True)
 class WinogradBackend:
-    """Functions that return the calls of transforms and of y += a b, and `near`, the most bytes of values in a block.
+    """Functions that return the calls of transforms and of y += a b, and `near`, the maximal number of bytes of values in a block.
 
     If `near` is None, a block contains all samples.
     """

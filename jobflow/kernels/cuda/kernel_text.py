@@ -50,8 +50,8 @@ class KernelForm:
 def lanes_of(width: int, columns: bool) -> int:
     """Return the number of threads that share a row.
 
-    Short rows use the sixteen partial sums of the reference, longer ones a warp, and the longest a block.  The number depends only on the width, so
-    that the sums of a row do not depend on the number of rows.
+    Short rows use the sixteen partial sums of the reference, longer rows a warp (unless `columns` are summed), and the longest rows a block.  The
+    number of threads does not depend on the number of rows, so that the sum of a row is equal for any number of rows.
     """
     if width <= 32 * LANES:
         return LANES
@@ -96,7 +96,7 @@ def print_kernel(outputs: Sequence[Expression], form: KernelForm, name: str = NA
 
 
 def functions_for(body: str) -> list[str]:
-    """Return the device functions that a text calls, each after the functions on which it depends."""
+    """Return the device functions that `body` calls, each after the functions that it calls itself."""
     parts = {"reduced": REDUCED, "Sum": SUM, "Product": PRODUCT, "Largest": LARGEST}
     result: dict[str, str] = {}
 

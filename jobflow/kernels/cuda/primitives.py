@@ -225,7 +225,7 @@ def _cast(x: Expression, operands: Sequence[str]) -> str:
 
 
 def rounded(text: str, dtype: DType) -> str:
-    """Round a float to a half-precision type; for other types, return it unchanged."""
+    """Round a float to a half-precision type; for other types, return `text` unchanged."""
     return from_memory(to_memory(text, dtype), dtype) if dtype.is_half else text
 
 

@@ -52,7 +52,7 @@ class _ReusedScratch:
 
 
 def _by_groups(prepare: Callable[[Any, Binder, Sequence[Array], Sequence[Array]], list[Call]]) -> Callable[..., list[Call]]:
-    """Split a convolution into blocks of channel groups, so that the staged image of a block is still in the cache when it is read."""
+    """Wrap `prepare` so that a convolution is split into blocks of channel groups, whose staged images stay in the cache until they are read."""
 
     @wraps(prepare)
     def in_blocks(op: ConvOp, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
@@ -105,7 +105,7 @@ def _along(array: Array, first: int, at: Sequence[int]) -> int:
 
 
 def _call(text: Any, groups: int, image: Array, w: Array, filter_axis: int, y: Array, taps: Sequence[tuple[int, int]]) -> Call:
-    """Prepare the call for a staged image [b, c, *phases, *sizes, m], filters along an axis of w, and y [b, o, *out, m].
+    """Prepare the call for a staged image [b, c, *phases, *sizes, m], filters along axis `filter_axis` of w, and y [b, o, *out, m].
 
     `taps` are the offsets in bytes, in the image and in w, of all taps of a group's channels.
     """
@@ -121,7 +121,7 @@ def _call(text: Any, groups: int, image: Array, w: Array, filter_axis: int, y: A
 
 
 def _taps(window: Window, staged: Array, w: Array, channels: int) -> list[tuple[int, int]]:
-    """Return the offsets of the taps for y and dw, where each channel's taps read its phases."""
+    """Return the offsets in bytes of all taps of the channels, in the staged image and in w, for the computation of y or dw."""
     dims, offsets = len(window.kernel), []
     for c, tap in product(range(channels), np.ndindex(*window.kernel)):
         positions_in_phase, phases = zip(*(divmod(k * d, s) for k, d, s in zip(tap, window.dilations, window.strides, strict=True)), strict=True)

@@ -203,7 +203,7 @@ class _Loop:
         self.at.lines[first - 1] = f"  %{name}.k = phi i64 [0, %{before}], [%{name}.next, %{self.here}]"
 
     def _rest_of_row(self, phase: Phase, name: str, stores: Sequence[int]) -> list[str]:
-        """Print the computation of the remaining elements of a row; return the reductions that include them."""
+        """Print the computation of the remaining elements of a row; return the results of the reductions that include these elements."""
         at = self.at
         self._open_rest(name)
         mask = self._mask()
@@ -286,7 +286,7 @@ class _Loop:
         self._sixteens(name, added)
 
     def _end_columns(self, pointers: Sequence[str], inner: Sequence[str]) -> None:
-        """Print the addition of the last block, which is zero if the rows are a multiple of 64, and the expressions of the sums."""
+        """Print the addition of the last block (zeros if the number of rows is a multiple of 64), and the outputs computed from the sums."""
         if not self.blocks:
             return
         self._flush("last")
