@@ -140,14 +140,14 @@ class PaddedPhases:
                 yield from (phase[*inside, : elements.start], phase[*inside, elements.stop :])
 
     def parts(self) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...], tuple[slice, ...]]]:
-        """Yield the phases that contain elements of the image: their indices, the positions in the image, and those in the phase."""
+        """Yield the phases that contain elements of the image: the index of the phase, and the elements' positions in the image and in the phase."""
         axes = zip(self.window.strides, self.window.padding, self.spatial, self.sizes, strict=True)
         for parts in product(*(list(_phases(*axis)) for axis in axes)):
             phase, inside, elements = zip(*parts, strict=True)
             yield phase, inside, elements
 
     def groups(self) -> Iterator[tuple[tuple[slice, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
-        """Yield groups of equidistant taps that read one phase: the taps, the phase, the offset of the first tap in it, and their distance."""
+        """Yield groups of equidistant taps that read one phase: the taps, the phase, the offset of the first tap in the phase, and the distance."""
         axes = zip(self.window.kernel, self.window.strides, self.window.dilations, strict=True)
         for parts in product(*(list(_groups(*axis)) for axis in axes)):
             taps, phase, starts, steps = zip(*parts, strict=True)
@@ -166,7 +166,7 @@ class PaddedPhases:
 
 
 def _phases(stride: int, padding: tuple[int, int], size: int, length: int) -> Iterator[tuple[int, slice, slice]]:
-    """Yield, along one axis, the phases that contain elements of the image, the positions in the image, and those in the phase."""
+    """Yield, along one axis, the phases that contain elements of the image, and the elements' positions in the image and in the phase."""
     before = padding[0]
     for phase in range(stride):
         first = (phase - before) % stride

@@ -24,7 +24,7 @@ def product(op: Product, device: Binder, inputs: Sequence[Array], outputs: Seque
 
 @implements(BroadcastMatMul)
 def product_of_rows(op: BroadcastMatMul, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """Prepare one product of all rows of the leading axes, if these can be viewed as one matrix."""
+    """Prepare one product of all rows if a and y can be viewed as matrices [rows, columns], or else a batch of products."""
     (a, b), (y,) = inputs, outputs
     rows, result = _as_rows(a), _as_rows(y)
     if rows is None or result is None:

@@ -49,7 +49,7 @@ def _choose(op: TopK, x: Array, values: Array, indices: Array) -> None:
 def _selected(op: TopK, rows: Array) -> tuple[Array, Array]:
     """Return the indices and values of the first k elements of each row, in order.
 
-    Selected elements are overwritten with the value that sorts last.
+    In a copy of the rows, selected elements are overwritten with the value that sorts last.
     """
     columns, chosen = np.empty((len(rows), op.k), np.int64), np.empty((len(rows), op.k), rows.dtype)
     last = _last(rows.dtype, op.largest)
@@ -74,7 +74,7 @@ def _selected(op: TopK, rows: Array) -> tuple[Array, Array]:
 
 
 def _last(dtype: np.dtype, largest: bool) -> np.generic:
-    """Return the value of a type that sorts after all others."""
+    """Return the value of this type that, apart from NaN, sorts after all other values."""
     if dtype.kind == "b":
         return np.bool_(not largest)
     if dtype.kind in "iu":

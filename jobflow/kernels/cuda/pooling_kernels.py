@@ -27,7 +27,7 @@ NAME = "pooled"
 
 @dataclass(frozen=True)
 class PoolingKernel:
-    """An implementation whose text is specialized to the sizes of the arrays."""
+    """An implementation by one kernel, printed for the sizes and strides of the arrays."""
 
     name: str = "pooling"
 
@@ -49,7 +49,7 @@ def addresses(arrays: Sequence[Array]) -> tuple[object, ...]:
 
 
 def print_pooling(op: Op, arrays: Sequence[Array], name: str = NAME) -> str:
-    """Print the kernel of an operation for arrays of these layouts: inputs, then the output."""
+    """Print the kernel of an operation for arrays with these layouts; the output is the last array."""
     text = _Pooling(op, arrays)
     pointers = [f"{'const ' if k < len(arrays) - 1 else ''}{stored_type(text.dtype)} *{pointer}" for k, pointer in enumerate(text.names)]
     head = [f'extern "C" __global__ void __launch_bounds__({THREADS}) {name}(', f"    {', '.join(pointers)}) {{"]
@@ -117,14 +117,14 @@ class _Pooling:
                 yield f"      if (first) value = value + {self._read(2, 'i')};"
 
     def _flat(self) -> str:
-        """Return the text of a tap's flat index, in the order of its axes."""
+        """Return the C expression for the flat index of a tap in its window, in row-major order."""
         text = "k0"
         for axis in self.axes[1:]:
             text = f"({text} * {self.window.kernel[axis]} + k{axis})"
         return text
 
     def _first(self, axis: int) -> str:
-        """Return the text of the first position of a window."""
+        """Return the C expression for the first position of a window along `axis`."""
         return f"(i{axis} * {self.window.strides[axis]}LL - {self.window.padding[axis][0]}LL)"
 
     def _along_to_image(self, axis: int, tap: str, prefix: str) -> str:
