@@ -179,7 +179,7 @@ def _log_of_sum(x: Expression, k: Expression, coefficients: tuple[float, ...] = 
 
 
 def _normal(x: Expression) -> tuple[Expression, Expression]:
-    """Scale x by a power of two so that it is a normal number; return the product, and the number to add to the product's exponent."""
+    """Scale x by a power of two to a normal number; return the product, and the number to add to the product's exponent."""
     tiny, digits = (2.0**-126, 23.0) if x.dtype is float32 else (2.0**-1022, 52.0)
     small = x < tiny
     return f.where(small, x * 2.0**digits, x), f.where(small, f.constant(-digits, x.dtype), 0.0)

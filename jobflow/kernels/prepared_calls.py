@@ -45,7 +45,8 @@ class OneOperationDevice(Binder, Protocol):
 def prepare(bind: Binding, inputs: Sequence[Array], outputs: Sequence[Array]) -> PreparedCalls | None:
     """Prepare the calls for arrays with the shapes, types and strides of these arrays; return None if the calls must be bound each time.
 
-    The result is None if an array is empty, if there are too many bytes or calls, or if an argument may contain arrays in an unknown way.
+    The result is None if an array is empty, or if there are too many bytes or calls.  The result is also None if an argument may contain arrays in
+    an unknown way.
 
     An output that is one of the inputs must be that input in every run.  Only one Python thread may run the calls, because they may write into
     arrays allocated for them.

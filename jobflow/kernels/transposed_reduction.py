@@ -38,8 +38,8 @@ def has_strided_columns(outputs: Sequence[Expression], inputs: Sequence[Array], 
 def transposed_reduction(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> TransposedLoop | None:
     """Return a loop that computes the sums of columns as sums of rows.
 
-    The result is None if no operand has strided columns, if an operand has no transposed view, or if the expressions read tables or indices or use
-    row primitives.
+    The result is None if no operand has strided columns, or if an operand has no transposed view.  The result is also None if the expressions read
+    tables or indices, or use row primitives.
     """
     known = facts(tuple(outputs))
     has_rows = bool(known.tables) or any(x.primitive in (*REDUCTIONS, "columns", "index") for x in known.order)

@@ -265,7 +265,7 @@ class Sweep(Generic[T]):
             self.requested[id(x)] = gradient
 
     def accumulate(self, x: T, gradient: T, own: bool = False) -> None:
-        """Add a gradient to `x._gradient`: in place, or in a new tensor if the sum is recorded or x is not a leaf, as in PyTorch."""
+        """Add to `x._gradient`: in place, or in a new tensor if the sum is recorded or x is not a leaf, as in PyTorch."""
         known = x._gradient
         target = x if known is None else known
         if target.layout is not None and gradient.layout != target.layout:

@@ -178,7 +178,7 @@ def bound(here: EagerState, comm: Communicator, ranks: tuple[int, ...], type: Te
 def _part(plan: Plan) -> Part | None:
     """Return the conversion as a copy of a part of the piece.
 
-    The result is None if data move between ranks, if data are computed, or if this rank lacks a piece of the source or of the result.
+    The result is None if data move between ranks or are computed, or if this rank lacks a piece of the source or result.
     """
     if plan.schedule or plan.body or not plan.feeds or not plan.fetches:
         return None

@@ -98,7 +98,7 @@ def _local_to_global(here: EagerState, x: T, target: Layout, check: bool, copy: 
 def logical_type(here: EagerState, x: TensorBase, target: Layout) -> TensorType:
     """Return the type of the global tensor that the local tensors of all ranks form.
 
-    Raises: ShapeError, on all ranks, if element types or numbers of axes differ, or if a local tensor does not have the shape of its piece.
+    Raises: ShapeError, on all ranks, if element types or numbers of axes differ, or if a local tensor has another shape than its piece.
     """
     ranks = target.placement.ranks
     what = f"to_global at {user_line()}"

@@ -55,7 +55,7 @@ def running_values(op: Scan, device: Binder, inputs: Sequence[Array], outputs: S
 def _compiled(sums: bool, dtype: DType, running: DType) -> Function:
     """Compile the function of running sums or products.
 
-    Its argument block has the addresses of x and y, the numbers of rows and of elements per row, and the strides of x and y in bytes.
+    The argument block has the addresses of x and y, the number of rows, the number of elements per row, and the strides in bytes.
     """
     at, kind, wide = Lines(), stored(dtype), stored(running)
     instruction = ("fadd" if sums else "fmul") if dtype.is_float else "add" if sums else "mul"
