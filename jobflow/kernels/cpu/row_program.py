@@ -149,9 +149,9 @@ def _column_of(x: Expression, readers: Mapping[Expression, int], levels: Mapping
 def compiled_rows(
     outputs: tuple[Expression, ...], inputs: tuple[int, ...], targets: tuple[int, ...], over: tuple[tuple[int, tuple[int, ...]], ...]
 ) -> RowProgram | None:
-    """Compile expressions for inputs and outputs of these levels, or return None if that is impossible.
+    """Compile expressions for inputs and outputs of these levels.
 
-    A primitive may have no call, or a result may not fit its output.
+    The result is None if a primitive has no call, or if a result does not fit its output.
 
     Output k may share memory with the inputs that `over` lists for k, and with no other input.
     """

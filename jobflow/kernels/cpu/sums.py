@@ -86,8 +86,8 @@ def sum_of_squares(op: SquareSum, device: Binder, inputs: Sequence[Array], outpu
 def sum_calls(device: Binder, x: Array, axes: Sequence[int], y: Array) -> list[Call]:
     """Return the calls for y = x summed over `axes`; y lacks these axes.
 
-    If the memory order of dense floats x has the summed axes first, last, or both, the sum is a product with a vector of ones.  BLAS reads memory
-    once and in order, in contrast to a strided ufunc reduction.
+    For dense floats whose memory order has the summed axes first, last, or both, the calls are products with ones.  BLAS reads memory once and in
+    order, in contrast to a strided ufunc reduction.
     """
     long = x.dtype == np.float32 and math.prod(x.shape[i] for i in axes) > SHORT and y.ndim > 0  # NumPy adds these sequentially
     plain: list[Call] = [(np.add.reduce, (x, tuple(axes), np.float64 if long else None, y))]

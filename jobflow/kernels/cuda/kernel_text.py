@@ -51,8 +51,7 @@ def lanes_of(width: int, columns: bool) -> int:
     """Return the number of threads that share a row.
 
     Short rows use the sixteen partial sums of the reference, longer rows a warp, and the longest rows a block.  If `columns` are summed, no row uses
-    a warp.  The
-    number of threads does not depend on the number of rows, so that the sum of a row is equal for any number of rows.
+    a warp.  The number of threads does not depend on the number of rows, so that the sum of a row does not depend on it.
     """
     if width <= 32 * LANES:
         return LANES
