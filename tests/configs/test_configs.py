@@ -69,6 +69,7 @@ def test_devices_change_no_loss(name: str, images: Path, tmp_path: Path) -> None
     assert curves[1].evaluations[0].metrics == pytest.approx(curves[0].evaluations[0].metrics, rel=1e-4)
 
 
+@pytest.mark.full
 def test_ways_to_spread_the_transformer_change_no_loss(images: Path, tmp_path: Path) -> None:
     one, *others = [trained(shortened.shortened(name, images, tmp_path / name, 4))[0] for name in ("char_gpt", *VARIANTS)]
     assert one.ranks == 1 and sorted(seen.ranks for seen in others) == [2, 2, 2, 4]

@@ -43,6 +43,7 @@ def test_a_rank_that_ended_before_it_imported_jobflow_is_not_awaited() -> None:
     assert ended.code != 0 and "start of MPI: rank 0 of 2 waits for rank 1, which ended without importing jobflow" in ended.err, ended
 
 
+@pytest.mark.full
 def test_ranks_that_have_imported_jobflow_may_start_later() -> None:
     ended = run("2.5", [sys.executable, "-c", PROGRAM, "3"], ["sh", "-c", f"{sys.executable} -c '{PROGRAM}' 3; true"])
     assert (ended.code, ended.err) == (0, ""), ended

@@ -62,6 +62,7 @@ def test_alone(block: Block, tmp_path: Path) -> None:
     run(block, tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("block", chosen(DEVICES))
 def test_on_two_threads(block: Block, tmp_path: Path) -> None:
     run(block, tmp_path, JOBFLOW_DEVICES="2")

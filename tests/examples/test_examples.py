@@ -85,8 +85,9 @@ def test_all(devices: int, ranks: int, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategies", "ranks"),
-    [(("2x2", "zero3"), 4), pytest.param(("2x1x2",), 0, marks=pytest.mark.full), pytest.param(STRATEGIES, 4, marks=pytest.mark.full)],
+    [(("2x2", "zero3"), 4), (("2x1x2",), 0), (STRATEGIES, 4)],
 )
+@pytest.mark.full  # tests/strategies trains the same GPT with each strategy
 def test_strategies(strategies: tuple[str, ...], ranks: int, tmp_path: Path) -> None:
     """The GPT's losses are those of one device, under whatever strategy: tests/strategies has them all on threads."""
     (expected,) = curves([words("gpt", 1, steps=3)], tmp_path)

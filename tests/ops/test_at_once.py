@@ -27,7 +27,8 @@ TARGETS = {"numpy": CPU, "llvm": target_of("cpu", "llvm")}
 ORDERS = (plain, plain, plain, strided, plain, plain, strided, strided, strided, strided)
 
 
-@pytest.mark.parametrize("tier", TARGETS)
+#: runs in the tier llvm begin with the calls of the tier numpy
+@pytest.mark.parametrize("tier", [pytest.param("numpy", marks=pytest.mark.full), "llvm"])
 @pytest.mark.parametrize("name", OPS)
 def test_bits_are_those_of_a_plan(name: str, tier: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for bound in ("FEWEST",):
