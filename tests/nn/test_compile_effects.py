@@ -219,3 +219,10 @@ def test_untraceable_effects_raise_with_fullgraph(name: str) -> None:
         return
     with pytest.raises(JobError, match=text):
         _results(case, flow.compile(fullgraph=True))
+
+
+def test_the_memory_order_of_arguments_is_compared() -> None:
+    function = flow.compile(lambda x: x * (2.0 if x.is_contiguous() and x.t().t().is_contiguous() else 3.0), fullgraph=True)
+    x = flow.arange(6.0).reshape(2, 3)
+    for argument, factor in [(x, 2.0), (x.t(), 3.0), (x, 2.0), (x[:, ::2], 3.0), (x.t().contiguous(), 2.0)]:
+        assert np.array_equal(function(argument).numpy(), argument.numpy() * factor)

@@ -42,6 +42,14 @@ _modes = attrgetter("grad_enabled", "default_dtype")
 _OF_FACTS = frozenset({"requires_grad", "is_leaf", "shape", "size", "dim", "ndim", "numel", "dtype", "layout", "sbp", "placement", "is_global"})
 
 
+def _memory_order(x: Tensor) -> tuple[int, ...] | None:
+    """Return the strides of an argument; None if its elements are contiguous in row-major order."""
+    if x.layout is not None:
+        return x.strides
+    array = x.array
+    return None if array.flags.c_contiguous else array.strides
+
+
 class Call:
     """The arguments of one call, as tensors and a key of all other values."""
 
@@ -61,7 +69,7 @@ class Call:
             self.tensors.append(x)
             self.names.append(name)
             needs = x._needs_gradient if x.base is None else follow(x)
-            return x.tensor_type, x.layout, needs, x.node is None, self._first(x)
+            return x.tensor_type, x.layout, needs, x.node is None, self._first(x), _memory_order(x)
         if isinstance(x, _PLAIN):
             return type(x), repr(x)
         if type(x) in (list, dict):
