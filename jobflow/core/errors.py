@@ -226,7 +226,7 @@ def user_line() -> SourceLine:
 
 
 def called_function() -> str:
-    """Return the name of the public function of jobflow that the user's line calls, possibly through methods, or "" for other calls."""
+    """Return the name of the public jobflow function that the user's line calls, directly or through a method; otherwise return ""."""
     frame, name = sys._getframe(1), ""
     while frame is not None and (frame.f_code.co_filename in _NOT_OF_USERS or not is_users(frame)):
         if frame.f_code.co_name in frame.f_globals.get("__all__", ()):

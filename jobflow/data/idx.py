@@ -92,5 +92,7 @@ def elements(path: AnyPath) -> Array:
     shape = tuple(content[4:start].view(">i4").tolist())
     needed = math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or len(content) - start != needed:
-        raise fault(f"{path} is damaged: {dtype}{list(shape)} at byte {start} requires {needed} bytes, but the file has {len(content) - start}")
+        raise fault(
+            f"{path} is damaged: {dtype}{list(shape)} requires {needed} bytes, but {len(content) - start} bytes follow the header; replace the file"
+        )
     return content[start:].view(dtype).reshape(shape)

@@ -79,7 +79,7 @@ def _pixels(path: AnyPath) -> Array:
     """Return the uint8 array in an IDX file."""
     pixels: Array = elements(path)
     if pixels.dtype != np.uint8:
-        raise DataError(f"{path} contains {pixels.dtype} instead of bytes")
+        raise DataError(f"{path} has elements of type {pixels.dtype}, but MNIST files have uint8; download the file again")
     return pixels
 
 

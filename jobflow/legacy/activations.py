@@ -88,7 +88,10 @@ def fused_self_attention_query_mul_key_and_value(x: Tensor, head_size: int, alph
     x [s, b, heads * 3 * head_size] contains the query, key and value of each head, for sequence length s and batch size b.
     """
     if x.tensor_type.ndim != 3 or head_size < 1 or x.tensor_type.shape[2] % (3 * head_size):
-        raise ShapeError(f"fused_self_attention at {user_line()}: x {x.tensor_type} must be [s, b, heads * 3 * {head_size}]")
+        raise ShapeError(
+            f"fused_self_attention_query_mul_key_and_value at {user_line()}: x {x.tensor_type} must be [s, b, heads * 3 * head_size] with a "
+            f"positive head_size; got head_size {head_size}"
+        )
     s, b, width = x.tensor_type.shape
     heads = width // (3 * head_size)
     apart = transpose(reshape(x, (s, b, heads, 3, head_size)), (3, 1, 2, 0, 4))

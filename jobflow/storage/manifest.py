@@ -148,7 +148,9 @@ class Manifest:
             if not isinstance(extra, dict):
                 raise TypeError(f'"extra" is a {type(extra).__name__}, not a dict')
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+            raise CheckpointError(
+                f"{path} is damaged: an entry is missing or invalid ({type(error).__name__}: {error}); load another checkpoint"
+            ) from error
         check_shards(tensors, f"{path}: ")
         return cls(tensors, extra, files)
 

@@ -80,7 +80,8 @@ def mesh(
     """
     if pipeline == 1 and (microbatches or stages or cuts):
         raise ConfigError(
-            f"strategies.mesh at {user_line()}: microbatches, stages and cuts require pipeline=2; or set train.num_gradient_accumulation_steps"
+            f"strategies.mesh at {user_line()}: microbatches, stages and cuts require pipeline=2 or more; to accumulate gradients without a "
+            f"pipeline, set train.num_gradient_accumulation_steps"
         )
     if tensor == 1 and (columns or rows or vocabulary):
         raise ConfigError(f"strategies.mesh at {user_line()}: columns, rows and vocabulary require tensor=2 or more")

@@ -101,7 +101,8 @@ def test_idx_files(tmp_path: Path, names: tuple[str, ...], suffix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(b"\x1f\x8b\x08\x00", "not an IDX file"), (b"\0\0\x08\x01\0\0\0\x05abc", "requires 5 bytes, but the file has 3")]
+    ("content", "message"),
+    [(b"\x1f\x8b\x08\x00", "not an IDX file"), (b"\0\0\x08\x01\0\0\0\x05abc", "requires 5 bytes, but 3 bytes follow the header")],
 )
 def test_damaged_idx_file(tmp_path: Path, content: bytes, message: str) -> None:
     for name, array in zip(IDX_NAMES[0], tiny().values(), strict=True):

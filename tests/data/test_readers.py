@@ -235,7 +235,7 @@ def test_idx_files_of_other_numbers_and_names(tmp_path: Path) -> None:
 def test_damaged_idx_files(tmp_path: Path) -> None:
     whole = idx(np.zeros((3, 4, 5), np.uint8), 8)
     for content, message in (
-        (whole[:-1], "damaged: uint8\\[3, 4, 5\\] at byte 16 requires 60 bytes, but the file has 59"),
+        (whole[:-1], "damaged: uint8\\[3, 4, 5\\] requires 60 bytes, but 59 bytes follow the header"),
         (whole[:9], "ends at byte 9, within its header of 16 bytes"),
         (b"\x89PNG", "not an IDX file: it starts with b'.x89PNG'"),
         (b"", "not an IDX file"),

@@ -1,11 +1,11 @@
-"""Formulas over rows as steps of one or two calls, with a slot for each value.
+"""Lowering of row-wise formulas to steps of one or two calls, with a buffer slot for each value.
 
 Every value has a level, which determines the shape of its array:
 
     FULL  [rows, columns]     ROW  [rows, 1]     COLUMN  [1, columns]
 
-`compiled_rows` lowers expressions to steps of one level each, and assigns each value a slot.  A slot is an output, if its memory is not read any
-more, or a scratch array.  Sums that are products with ones, or of two vectors, become BLAS calls, which read memory once.
+`compiled_rows` lowers expressions to steps of one level each, and assigns each value a slot.  A slot is an output whose memory no later step
+reads, or else a scratch array.  Plain sums and dot products become BLAS calls, which read their operands once.
 """
 
 from __future__ import annotations

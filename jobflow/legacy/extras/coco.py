@@ -154,7 +154,10 @@ def _listed(tree: Any, name: str) -> list[Any]:
 
 
 def _numbers(arguments: Any, what: str, count: int | None = None) -> list[float]:
-    """Return `arguments` if it is a list of `count` numbers below 1e9, or by default of at least three pairs; raise ValueError otherwise."""
+    """Return a list of `count` numbers, or without `count` the x, y pairs of at least three points.
+
+    Raises: ValueError for another object, or for absolute values of 1e9 or more.
+    """
     fits = isinstance(arguments, list) and (len(arguments) == count if count else len(arguments) >= 6 and len(arguments) % 2 == 0)
     if not fits or not all(isinstance(n, int | float) and abs(n) < 1e9 for n in arguments):
         raise ValueError(f"{what} must be {count or 'three or more pairs of'} numbers, not {arguments!r:.80}")

@@ -272,7 +272,7 @@ def _kinds() -> dict[type, int]:
 
 
 def hparams(hparams: Mapping[Hparam | Metric | str, Any]) -> Any:
-    """Return a message with values of hyperparameters and metrics, for `pb`.
+    """Return a TensorBoard Summary message with hyperparameters and metrics; `pb` writes the message.
 
     `hparams` is `{Hparam(...) or a name: value, Metric(...): value}`.
     """

@@ -138,7 +138,7 @@ _marked = False
 
 
 def mark() -> None:
-    """Mark the environment of child processes, which inherit the variables of this rank and are not ranks."""
+    """Mark the environment of this rank, so that child processes, which inherit the launcher's variables, do not count as ranks."""
     global _marked
     _marked = True
     os.environ[MARK] = f"{_identity(os.environ)} {_socket(os.environ)} {os.getpid()}"

@@ -217,10 +217,10 @@ def lingering_text(remaining: str, waiting: str, waited: float, what: str) -> st
 
 
 class Interrupts:
-    """Detection of SIGINT to the process group of the rank by a child of the monitor in that group.
+    """A detector of SIGINT in the process group of the rank: the monitor forks a child into that group.
 
     SIGINT ends a rank that has not imported jobflow.  The process manager then kills the other ranks, possibly before they handle their SIGINT.
-    The exit status of the child states the first signal in any case.
+    The exit status of the rank may therefore not show the SIGINT; the exit status of the child does.
     """
 
     def __init__(self, process: int) -> None:
