@@ -73,7 +73,7 @@ def test_names(text: str, strategy: st.Strategy) -> None:
         (lambda: st.zero(4), "stage must be 1, 2 or 3, not 4"),
         (lambda: st.combine(), "pass at least one strategy"),
         (lambda: st.combine(st.zero, st.tensor_parallel(2)), "arguments must be strategies such as data_parallel(2)"),  # type: ignore[arg-type]
-        (lambda: st.mesh(data=2, microbatches=4), "or set train.num_gradient_accumulation_steps"),
+        (lambda: st.mesh(data=2, microbatches=4), "set train.num_gradient_accumulation_steps"),
         (lambda: st.mesh(data=2, columns=("a",)), "require tensor=2 or more"),
         (lambda: flow.function_config().strategy("dp"), "the value must be a strategy such as strategies.data_parallel(); got 'dp'"),
         (lambda: flow.function_config().strategy(st.zero), "the value must be a strategy"),
