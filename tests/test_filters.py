@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -61,3 +62,21 @@ def test_freezing_and_groups_of_a_module() -> None:
     groups = [{"params": [*filters.selected("*.bias", trained).values()], "weight_decay": 0.0}]
     groups.append({"params": [*filters.selected(Not("*.bias"), trained).values()]})
     assert [len(group["params"]) for group in flow.optim.SGD(groups, lr=0.1).param_groups] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("create", "message"),
+    [
+        (lambda: AllOf("ab"), "AllOf at .*: filters must be a list of filters; got 'ab'"),  # type: ignore[arg-type]
+        (lambda: AnyOf(3), "AnyOf at .*: filters must be a list of filters; got 3"),  # type: ignore[arg-type]
+        (lambda: iter(["*.bias"]), "can be read only once; pass a list of filters"),
+        (lambda: lambda name: True, "must accept a name and a value"),
+    ],
+)
+def test_ambiguous_filters_raise(create: Callable[[], Any], message: str) -> None:
+    with pytest.raises(flow.errors.ArgumentError, match=message):
+        filters.selected(create(), {"a.bias": 1, "b.bias": 2})
+
+
+def test_generators_of_combined_filters_are_read_once() -> None:
+    assert filters.selected(AnyOf(name for name in ("a", "b")), {"a": 1, "b": 2, "c": 3}) == {"a": 1, "b": 2}  # type: ignore[arg-type]

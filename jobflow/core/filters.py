@@ -15,7 +15,7 @@ A filter is one of
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias, TypeVar
 
@@ -34,6 +34,9 @@ class AnyOf:
 
     filters: tuple[Filter, ...]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "filters", _listed(self.filters, "AnyOf"))
+
     def __call__(self, name: str, value: Any = None) -> bool:
         return matches(self.filters, name, value)
 
@@ -43,6 +46,9 @@ class AllOf:
     """A filter that matches if all of `filters` match."""
 
     filters: tuple[Filter, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "filters", _listed(self.filters, "AllOf"))
 
     def __call__(self, name: str, value: Any = None) -> bool:
         return all(matches(each, name, value) for each in self.filters)
@@ -58,6 +64,12 @@ class Not:
         return not matches(self.filter, name, value)
 
 
+def _listed(filters: Any, what: str) -> tuple[Filter, ...]:
+    if isinstance(filters, str) or not isinstance(filters, Iterable):
+        raise ArgumentError(f"{what} at {user_line()}: filters must be a list of filters; got {filters!r}")
+    return tuple(filters)
+
+
 def matches(filter: Filter, name: str, value: Any = None) -> bool:
     """Return True if the filter matches this name and value.  Raises: ArgumentError for an object that is not a filter."""
     if isinstance(filter, str):
@@ -66,6 +78,8 @@ def matches(filter: Filter, name: str, value: Any = None) -> bool:
         return filter.search(name) is not None
     if isinstance(filter, type):
         return isinstance(value, filter)
+    if isinstance(filter, Iterator):
+        raise ArgumentError(f"filter at {user_line()}: {filter!r} can be read only once; pass a list of filters")
     if isinstance(filter, Iterable):
         return any(matches(each, name, value) for each in filter)
     if not callable(filter):
@@ -73,7 +87,12 @@ def matches(filter: Filter, name: str, value: Any = None) -> bool:
             f"filter at {user_line()}: a filter must be a pattern, a regular expression, a type, a function of name and value, or a list of "
             f"these; got {filter!r}"
         )
-    return bool(filter(name, value))
+    try:
+        return bool(filter(name, value))
+    except TypeError as error:
+        if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # the function itself failed
+            raise
+        raise ArgumentError(f"filter at {user_line()}: {filter!r} must accept a name and a value: {error}") from None
 
 
 def alternatives(filter: Filter) -> tuple[Filter, ...]:

@@ -15,7 +15,7 @@ from jobflow.core.types import Tensor, TensorType
 from jobflow.ops.arithmetic import add, divide, multiply
 from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Sample, apply, sample
 from jobflow.ops.pointwise import FLOATS, Binary, Pointwise, Unary, binary_function, call, check_dtypes, sample_data
-from jobflow.ops.scalar import Inside, bounds, negate, scale, shift
+from jobflow.ops.scalar import Inside, bounds, clip, negate, scale, shift
 from jobflow.ops.transcendental import absolute, exp
 
 ROOT_HALF = math.sqrt(0.5)
@@ -272,7 +272,10 @@ def mish(x: Tensor, *, name: str | None = None) -> Tensor:
 
 def swish(x: Tensor, beta: float = 1.0, *, name: str | None = None) -> Tensor:
     """Return x sigmoid(beta x)."""
-    return silu(x, name=name) if beta == 1.0 else multiply(x, sigmoid(scale(x, beta)), name=name)
+    if beta == 1.0:
+        return silu(x, name=name)
+    bounded = clip(x, minimum=LEAST / beta) if beta > 0 else clip(x, maximum=LEAST / beta) if beta < 0 else x
+    return multiply(bounded, sigmoid(scale(x, beta)), name=name)
 
 
 def log_sigmoid(x: Tensor, *, name: str | None = None) -> Tensor:
