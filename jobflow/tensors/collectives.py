@@ -50,7 +50,7 @@ def swapped(here: EagerState, array: Array, what: str) -> Array:
     n, piece = here.rank.size, type_of(array)
     if array.shape[0] % n:
         raise ArgumentError(
-            f"{what} at {user_line()}: axis 0 has {array.shape[0]} elements, which do not divide into {n} equal parts; pad it to a multiple of {n}"
+            f"{what} at {user_line()}: axis 0 has {array.shape[0]} elements, not divisible into {n} equal parts; pad the tensor to a multiple of {n}"
         )
     rows = piece.with_shape((n, n, array.shape[0] // n, *array.shape[1:]))  # axis 0: sending rank, axis 1: receiving rank
     parts = np.asarray(array, order="C").reshape(1, *rows.shape[1:])

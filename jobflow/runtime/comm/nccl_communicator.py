@@ -283,5 +283,5 @@ _REDUCED = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "f
 
 
 def _pieces(counts: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (start, count) of each piece."""
+    """Return the offset and the number of elements of each rank's part of a concatenated buffer."""
     return list(zip(accumulate(counts, initial=0), counts, strict=False))
