@@ -13,6 +13,7 @@ import numpy as np
 from nn_cases import GRADIENTS, Case, _Called
 
 import jobflow.nn.functional as F
+import jobflow.nn.utils as utils
 from jobflow.core.layout import Layout
 from jobflow.core.types import DType
 from jobflow.functional.creation import cut, tensor
@@ -25,11 +26,12 @@ from jobflow.nn.modules import linear_layers as linear
 from jobflow.nn.modules import loss_layers as loss
 from jobflow.nn.modules import norm_layers as norm
 from jobflow.nn.modules import pool_layers as pool
+from jobflow.nn.modules import recurrent_layers as recurrent
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter
 
-nn = SimpleNamespace(Parameter=Parameter)
-for _each in (activation, attention, container, conv, linear, loss, module, norm, pool):
+nn = SimpleNamespace(Parameter=Parameter, utils=utils)
+for _each in (activation, attention, container, conv, linear, loss, module, norm, pool, recurrent):
     vars(nn).update({name: value for name, value in vars(_each).items() if isinstance(value, type) and issubclass(value, Module)})
 
 #: per input, given how many axes it has: how it lies; None makes everything local

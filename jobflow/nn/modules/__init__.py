@@ -13,6 +13,7 @@ from jobflow.nn.modules.loss_layers import *
 from jobflow.nn.modules.module import Module as Module
 from jobflow.nn.modules.norm_layers import *
 from jobflow.nn.modules.pool_layers import *
+from jobflow.nn.modules.recurrent_layers import *
 
 #: class name -> job function that replaces the class in the body of a job
 _OF_JOBS = {name: function for module in (_convolution, _losses, _normalization) for name, function in vars(module).items()}

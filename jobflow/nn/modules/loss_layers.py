@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import InitVar, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from jobflow.functional import nn_classes, nn_losses
+from jobflow.functional import nn_classes, nn_ctc, nn_losses
 from jobflow.functional.nn_base import one_of
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.option_modules import WithOptions
 
 __all__ = [
-    "BCELoss", "BCEWithLogitsLoss", "CosineEmbeddingLoss", "CrossEntropyLoss", "GaussianNLLLoss", "HingeEmbeddingLoss", "HuberLoss", "KLDivLoss",
-    "L1Loss", "MSELoss", "MarginRankingLoss", "NLLLoss", "PoissonNLLLoss", "SmoothL1Loss", "SoftMarginLoss", "TripletMarginLoss",
+    "BCELoss", "BCEWithLogitsLoss", "CTCLoss", "CosineEmbeddingLoss", "CrossEntropyLoss", "GaussianNLLLoss", "HingeEmbeddingLoss", "HuberLoss",
+    "KLDivLoss", "L1Loss", "MSELoss", "MarginRankingLoss", "NLLLoss", "PoissonNLLLoss", "SmoothL1Loss", "SoftMarginLoss", "TripletMarginLoss",
 ]  # fmt: skip
 
 
@@ -126,3 +126,12 @@ class CrossEntropyLoss(_Loss, function=nn_classes.cross_entropy):
     ignore_index: int = -100
     reduction: str = "mean"
     label_smoothing: float = 0.0
+
+
+class CTCLoss(_Loss, function=nn_ctc.ctc_loss):
+    blank: int = 0
+    reduction: str = "mean"
+    zero_infinity: bool = False
+
+    def forward(self, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any) -> Tensor:  # type: ignore[override]
+        return type(self).function(log_probs, targets, input_lengths, target_lengths, **self._options())

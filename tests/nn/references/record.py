@@ -1,6 +1,6 @@
-"""Recorder of references.npz, and of second.npz with second derivatives: PyTorch's results of the cases, in float64.
+"""Recorder of references.npz, sequences.npz, and second.npz with second derivatives: PyTorch's results of the cases, in float64.
 
-Run with a Python that has torch: `python tests/nn/references/record.py`.
+Run with a Python that has torch: `python tests/nn/references/record.py [file ...]`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from nn_cases import CASES, GRADIENTS, TWICE, Case, _Called
+from sequence_cases import SEQUENCES
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
@@ -71,8 +72,10 @@ def write(file: str, everything: dict[str, Any]) -> None:
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.backends.mha.set_fastpath_enabled(False)
-    write("references.npz", {name: x for case in CASES for name, x in recorded(case).items()})
-    write("second.npz", {name: x for case in TWICE for name, x in recorded_twice(case).items()})
+    files = {"references.npz": (CASES, recorded), "sequences.npz": (SEQUENCES, recorded), "second.npz": (TWICE, recorded_twice)}
+    for file in sys.argv[1:] or files:
+        cases, record = files[file]
+        write(file, {name: x for case in cases for name, x in record(case).items()})
 
 
 if __name__ == "__main__":

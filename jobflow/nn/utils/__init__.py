@@ -1,4 +1,4 @@
-"""The namespace `flow.nn.utils`: gradient clipping, and conversion between parameters and one vector."""
+"""The namespace `flow.nn.utils`: gradient clipping, conversion between parameters and one vector, and `rnn` for sequences."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from jobflow.functional.joining import cat, split
 from jobflow.functional.shapes import reshape
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.state_dicts import take
+from jobflow.nn.utils import rnn as rnn
 from jobflow.tensors.state import gradients, state
 
 
