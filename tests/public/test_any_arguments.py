@@ -15,7 +15,7 @@ from jobflow.core.errors import DtypeError, JobError, JobflowError
 
 APIS = (
     *("flow", "flow.math", "flow.nn", "flow.nn.functional", "flow.layers", "flow.linalg", "flow.random", "flow.losses", "flow.advanced"),
-    *("flow.nn.init", "flow.nn.utils", "flow.comm", "flow.autograd"),
+    *("flow.nn.init", "flow.nn.utils", "flow.nn.utils.rnn", "flow.comm", "flow.autograd"),
 )
 #: they change what is not the test's
 ELSEWHERE = {"flow.save", "flow.load", "flow.load_variables", "flow.clear_default_session", "flow.sync_default_session"}
