@@ -23,7 +23,10 @@ class ArgumentBlock(ctypes.c_void_p):
 
 
 def argument_block(words: Sequence[int], arrays: Sequence[Array], indices: Sequence[int] | None = None) -> ArgumentBlock:
-    """Build the argument of a compiled function; `words[indices]` are the addresses of `arrays`, by default the first words."""
+    """Build the argument block of a compiled function from `words`, in which `words[indices]` are the addresses of `arrays`.
+
+    Without `indices`, the addresses are the first words.  The result keeps the arrays alive.
+    """
     block = np.array(words, np.int64)
     argument = ArgumentBlock(address(block))
     argument.block, argument.arrays = block, tuple(arrays)
@@ -45,7 +48,7 @@ _pointer, _HEAD = ctypes.c_void_p.from_address, object.__basicsize__
 
 
 def _choose() -> Callable[[Array], int]:
-    """Return the function for the address of an array: `_read_address`, which is faster, if it is correct for an example."""
+    """Return the function for the address of an array: the fast `_read_address` if it is correct for an example, otherwise `_reported_address`."""
     example = np.arange(4.0)[1:]
     return _read_address if _read_address(example) == _reported_address(example) else _reported_address
 

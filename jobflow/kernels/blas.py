@@ -64,7 +64,7 @@ def subtracting_product(a: Array, b: Array, y: Array, rate: Array) -> Call | Non
 
 
 class AddingProduct:
-    """A prepared BLAS call of y = alpha a b + beta y, with alpha as the argument of the call."""
+    """A prepared BLAS call that computes y = alpha a b + beta y; its only argument is alpha."""
 
     __slots__ = ("_alpha", "_arguments", "_data", "_function", "arrays", "beta")
 
@@ -79,7 +79,7 @@ class AddingProduct:
         self._function(*self._arguments)
 
     def on(self, factor: float, *arrays: Array) -> None:
-        """Compute the same product on other matrices with the types, shapes and strides of a, b and y."""
+        """Compute y = factor a b + beta y, where `arrays` are other matrices a, b and y with the same types, shapes and strides."""
         for pointer, array in zip(self._data, arrays, strict=True):
             pointer.value = address(array)
         self(factor)
@@ -124,9 +124,9 @@ def weighted_sum(alpha: Array, x: Array, beta: Array, y: Array) -> Call | None:
 
 
 def mixed(alpha: Array, x: Array, beta: Array, y: Array, new_y: Array, scratch: Array) -> list[Call]:
-    """Return calls for new_y = alpha x + beta y on vectors, in one pass if BLAS can compute it and new_y is y.
+    """Return the calls for new_y = alpha x + beta y on vectors: a single BLAS call if new_y is y and BLAS supports the vectors.
 
-    `x` and `scratch` may be the same array.
+    Otherwise, three NumPy calls compute the sum.  They overwrite `scratch`, a vector like x, which may be x itself.
     """
     fused = weighted_sum(alpha, x, beta, y) if y.ctypes.data == new_y.ctypes.data else None
     if fused is not None:
@@ -150,7 +150,7 @@ def _form(x: Array) -> tuple[int, int] | None:
 
 @cache
 def _gemm(kind: str) -> Callable[..., Callable[[float], None]] | None:
-    """Return the function that prepares products of a NumPy element type; None without OpenBLAS, or if its test products are wrong."""
+    """Return the function that prepares products of a NumPy element type ("f" or "d"); None without OpenBLAS, or if its test products are wrong."""
     library_function = _function("gemm", kind)
     if library_function is None:
         return None
@@ -173,7 +173,7 @@ def _gemm(kind: str) -> Callable[..., Callable[[float], None]] | None:
 
 @cache
 def _axpby(kind: str) -> Callable[[Array, Array, Array, Array], Call] | None:
-    """Return the function that prepares weighted sums of a NumPy element type; None without OpenBLAS, or if its test sum is wrong."""
+    """Return the function that prepares weighted sums of a NumPy element type ("f" or "d"); None without OpenBLAS, or if its test sum is wrong."""
     library_function = _function("axpby", kind)
     if library_function is None:
         return None

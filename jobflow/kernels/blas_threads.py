@@ -20,7 +20,7 @@ from jobflow.kernels.blas import openblas_files
 
 
 class Knob(NamedTuple):
-    """The two functions that read and set the number of threads of a matrix library."""
+    """A pair of functions: `get` returns the number of threads of a matrix library, and `set` changes it."""
 
     get: Callable[[], int]
     set: Callable[[int], None]

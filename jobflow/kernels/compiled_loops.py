@@ -20,7 +20,7 @@ FEWEST = 64
 
 @dataclass(frozen=True)
 class CompiledLoop:
-    """An implementation by one loop over the index space."""
+    """An implementation of an operation or region by one compiled loop over its index space."""
 
     name: str = "llvm"
     #: smallest size of the largest operand for which a loop is compiled; None means FEWEST
@@ -45,7 +45,7 @@ class CompiledLoop:
 
 @dataclass(frozen=True)
 class CompiledLoopOnCopies:
-    """An implementation by one loop over dense copies, for operands whose rows are not contiguous in memory."""
+    """An implementation of an operation or region by one compiled loop over dense copies of operands whose rows are not contiguous in memory."""
 
     name: str = "llvm, of copies"
 

@@ -63,7 +63,7 @@ def _compiles(op: Op, target: Target, types: Sequence[TensorType]) -> bool:
 
 
 def _is_faster_compiled(op: Op, largest: int) -> bool:
-    """Return True if a compiled loop is faster than array functions when the largest operand has this many elements."""
+    """Return True if a compiled loop is faster than array functions for operands of at most `largest` elements."""
     if isinstance(op, Updated):  # one loop replaces several array functions, at every size
         return True
     return largest >= FEWEST and not isinstance(op, ARRAY_FUNCTIONS)
@@ -145,7 +145,7 @@ class _Layouts(threading.local):
 
 
 class PreparedLater(EagerCalls):
-    """The calls of an operation, prepared for recurring layouts of its operands."""
+    """The calls of an operation: bound anew in the first runs, and later prepared once per memory layout of the operands."""
 
     def __init__(self, op: Op, bind: Binding, target: Target, small: bool) -> None:
         super().__init__(op, bind)
@@ -169,7 +169,7 @@ class PreparedLater(EagerCalls):
             calls.run(device, inputs, outputs)
 
     def _calls(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> PreparedCalls | None:
-        """Return the prepared calls for operands of these layouts, or None if the operation must be bound again."""
+        """Return prepared calls for operands of these layouts; None in the first runs, for unaligned inputs, or if the calls cannot be prepared."""
         known = self._layouts
         known.runs += 1
         if known.runs == self._last:

@@ -21,7 +21,7 @@ def is_half(array: Array) -> bool:
 
 
 def bind(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array], calls: Binding) -> list[Call]:
-    """Prepare the calls of this operation, with float32 copies in place of half-precision arrays."""
+    """Prepare the calls of this operation, with float32 copies in place of half-precision arrays unless the operation itself rounds only once."""
     if not any(map(is_half, (*inputs, *outputs))) or _rounds_once(op, device, inputs, outputs):
         return calls(device, inputs, outputs)
     wide = [_wide(device, a) for a in inputs]

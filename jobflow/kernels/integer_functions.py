@@ -45,7 +45,7 @@ def integer_power(x: Expression, exponent: int) -> Expression:
 
 
 def random_word(number: Expression, stream: Expression, first: int, second: int, plane: int) -> Expression:
-    """Return the random 32-bit word of the element `number`; see `expressions.philox`."""
+    """Return the random 32-bit word of the element `number` of a stream, for the key (`first`, `second`); see `expressions.philox`."""
     low = f.bitwise_and(number, philox.LANES - 1)
     lane = f.left_shift(f.right_shift(number, 6), 4) + low
     words = random_words(lane, stream, (first, second), plane)

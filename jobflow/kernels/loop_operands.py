@@ -100,7 +100,7 @@ def _refused_space(known: Facts, outputs: Sequence[Expression], inputs: Sequence
 
 
 def loop_shape(known: Facts, inputs: Sequence[Array], targets: Sequence[Array]) -> tuple[int, ...]:
-    """Return the shape to which the operands broadcast; tables (without their last axis) and unread inputs count as operands."""
+    """Return the shape to which the targets and the inputs broadcast; scalar inputs do not count, and tables count without their last axis."""
     shapes = (
         a.shape[:-1] if k in known.tables else a.shape for k, a in enumerate(inputs) if k in {*known.elements, *known.tables} or k not in known.types
     )
@@ -108,7 +108,10 @@ def loop_shape(known: Facts, inputs: Sequence[Array], targets: Sequence[Array]) 
 
 
 def _covers(y: Expression, known: Facts, target: Array, shape: tuple[int, ...], inputs: Sequence[Array]) -> bool:
-    """Return True if the output array has an element for each value of the expression."""
+    """Return True if `target` has the right shape to store y in a loop over `shape`.
+
+    Sums of columns need one element per column.  Other values need one element per index, or one per row if the value is equal along the row.
+    """
     if y in known.per_column:
         return bool(shape) and target.shape[-1:] == shape[-1:] and target.size == shape[-1]
     return target.shape == shape or bool(shape and target.shape == (*shape[:-1], 1) and _one_per_row(y, inputs))
@@ -158,7 +161,10 @@ def _types(arrays: Sequence[Array]) -> list[TensorType]:
 
 
 def views_in_space(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> tuple[list[Array], list[Array]] | None:
-    """Return views of the arrays in the operation's index space, or None if an array has no such view."""
+    """Return views of the inputs and outputs in the operation's index space, or None if an array has no view in this space.
+
+    If the operation has no index space, return the arrays unchanged.
+    """
     space = space_on(op, *_types(inputs))
     if space is None:
         return list(inputs), list(outputs)

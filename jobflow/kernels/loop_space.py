@@ -22,7 +22,7 @@ LINE, COLUMNS_AT_A_TIME = 64, 256
 
 @dataclass(frozen=True)
 class OperandAccess:
-    """The memory access of the innermost loop to one operand."""
+    """The element type of an operand, and the pattern by which the innermost loop accesses its elements."""
 
     dtype: DType
     inner: InnerLayout
@@ -80,7 +80,7 @@ class Space:
 
 
 def steps(array: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of an array broadcast to a shape."""
+    """Return the strides in bytes of an array broadcast to `shape`: 0 along additional axes and axes of one element."""
     own = (0 if size == 1 else stride for size, stride in zip(array.shape, array.strides, strict=True))
     return (*(0,) * (len(shape) - array.ndim), *own)
 
@@ -118,12 +118,12 @@ def space_of(shape: tuple[int, ...], strides: Sequence[tuple[int, ...]], rows: b
 
 
 def stride_of_table(array: Array) -> int:
-    """Return the stride in bytes along the last axis of a table, in which elements are looked up."""
+    """Return the stride in bytes along the last axis of a table, which is the axis of its entries."""
     return int(array.strides[-1])
 
 
 def overlaps(a: Array, b: Array) -> bool:
-    """Return True if the arrays may share memory, unless equal indices refer to the same elements."""
+    """Return True if the arrays may share memory, except if both are views of the same elements in the same order."""
     if a.size == 0 or b.size == 0 or not np.may_share_memory(a, b):
         return False
     if a.shape == b.shape and a.strides == b.strides and a.dtype.itemsize == b.dtype.itemsize and address(a) == address(b):

@@ -28,7 +28,7 @@ _WRITES_PER_CHECK, _HOUR = 64, 3600.0
 
 @dataclass(frozen=True)
 class CacheState:
-    """The state of the cache in the output of `jobflow doctor`."""
+    """The folder, number of entries, size in bytes and problem of the cache, as printed by `jobflow doctor`."""
 
     folder: str
     entries: int
@@ -129,7 +129,7 @@ def _file(name: str, flags: int, at: int) -> Iterator[Any]:
 
 
 def _replace(name: str, content: bytes, at: int) -> None:
-    """Write a file atomically, by renaming a temporary file."""
+    """Write a file in the folder with the descriptor `at` atomically, by renaming a temporary file."""
     part = f".{os.urandom(16).hex()}"
     try:
         with _file(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, at) as file:
@@ -150,7 +150,7 @@ def _remove(name: str, at: int) -> bool:
 
 
 def _files(at: int, ending: str = _ENDING) -> Iterator[tuple[float, int, str]]:
-    """Yield (time of the last use, size in bytes, name) of the files with this ending."""
+    """Yield (time of the last use, size in bytes, name) of the files with this ending in the folder with the descriptor `at`."""
     for name in os.listdir(at):
         with contextlib.suppress(OSError):
             status = os.stat(name, dir_fd=at, follow_symlinks=False)

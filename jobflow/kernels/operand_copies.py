@@ -17,7 +17,7 @@ from jobflow.ops.op import Call
 
 
 def _complete(space: IndexSpace, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Extend a shape with any row axis to all row axes, and a shape with any other axis to all other axes.
+    """Extend a shape with some axes of a row to all axes of the row, and likewise for the other axes of the space.
 
     A value per group of rows becomes a value per row.
     """
@@ -46,7 +46,10 @@ def operand_copies(
     fits: Callable[[Array], bool],
     scratch: Callable[[tuple[int, ...], DType], Array],
 ) -> OperandCopies:
-    """Return views of the operands in the space; an operand without a view that `fits` is replaced by a copy in scratch memory."""
+    """Return views of the operands in the space; `fits` returns True for the views that the loop accepts.
+
+    An operand without an acceptable view is replaced by a copy in memory from `scratch`.
+    """
     result = OperandCopies()
     for k, operand in enumerate((*inputs, *outputs)):
         view = space.view(k, operand)

@@ -25,7 +25,10 @@ from jobflow.ops.pointwise import Elementwise, ElementwiseGrad
 
 @dataclass(frozen=True)
 class FoldSample:
-    """A reader, the producer of its input `index`, the number of the producer's inputs, and arrays for the folded operation."""
+    """A sample of a fold: a reader, the producer of its input `index`, and a function that returns arrays for the merged operation.
+
+    `reads` is the number of the producer's inputs.
+    """
 
     reader: Op
     index: int
@@ -110,7 +113,7 @@ class Patterns:
 
 
 def _all_are(op: Op, classes: tuple[type[Op], ...]) -> bool:
-    """Return True if the operation, or each member of a region, is of these classes."""
+    """Return True if the operation is of one of these classes; for a region, return True if all of its members are."""
     return all(_all_are(member.op, classes) for member in op.members) if isinstance(op, Region) else isinstance(op, classes)
 
 

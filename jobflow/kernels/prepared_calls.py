@@ -37,7 +37,7 @@ _FOREIGN: Any = COMPILED.__base__
 
 
 class OneOperationDevice(Binder, Protocol):
-    """A device whose scratch arrays belong to one operation at a time."""
+    """A device whose scratch arrays belong to one operation at a time; `begin_instruction` makes all of them available again."""
 
     def begin_instruction(self) -> None: ...
 
@@ -45,8 +45,8 @@ class OneOperationDevice(Binder, Protocol):
 def prepare(bind: Binding, inputs: Sequence[Array], outputs: Sequence[Array]) -> PreparedCalls | None:
     """Prepare the calls for arrays with the shapes, types and strides of these arrays; return None if the calls must be bound each time.
 
-    The result is None if an array is empty, or if there are too many bytes or calls.  The result is also None if an argument may contain arrays in
-    an unknown way.
+    The result is None if an array is empty, or for more than `MOST_BYTES` bytes or `MOST_CALLS` calls.  The result is also None if an argument may
+    contain arrays in an unknown way.
 
     An output that is one of the inputs must be that input in every run.  Only one Python thread may run the calls, because they may write into
     arrays allocated for them.
@@ -155,7 +155,10 @@ class PreparedCalls:
         return function, [self._argument(x) for x in arguments]
 
     def _argument(self, x: Any) -> tuple[int, int]:
-        """Return the kind of an argument and its index within this kind."""
+        """Record an argument of a call; return its kind (such as operand or constant) and its index within this kind.
+
+        Raises: _UnknownArgument if the argument may contain arrays in an unknown way.
+        """
         if isinstance(x, ArgumentBlock):
             self._blocks.append(_OpenBlock(x, self._locate))
             return _BLOCK, len(self._blocks) - 1
@@ -177,7 +180,7 @@ class PreparedCalls:
         return None
 
     def _foreign_part(self, x: Any, k: int, offset: int) -> tuple[int, int]:
-        """Record a ctypes number or vector that shares the memory of an operand."""
+        """Record a ctypes number or vector that shares the memory of operand k; return its kind and its index within this kind."""
         kind: Any = type(x)
         self._parts.append((k, lambda whole: kind.from_address(address(whole) + offset)))
         return _PART, len(self._parts) - 1
@@ -263,7 +266,7 @@ def _part_with_gaps(shape: tuple[int, ...], dtype: Any, whole: Array, *, offset:
 
 
 class _ArrayInterface:
-    """An object with NumPy's array interface."""
+    """An object with the attribute `__array_interface__`, from which NumPy creates a view of existing memory."""
 
     def __init__(self, interface: dict[str, object]) -> None:
         self.__array_interface__ = interface

@@ -61,7 +61,7 @@ class Region(Op):
 
     @property
     def alias(self) -> Mapping[int, int]:  # type: ignore[override]
-        """The inputs that members update in place: output -> input."""
+        """The inputs that are updated in place: index of the region's output -> index of the region's input that it overwrites."""
         updates: dict[int, int] = {}
         for k, (i, j) in enumerate(self.outputs):
             source = self.members[i].op.alias.get(j)
@@ -120,7 +120,7 @@ def _operands(member: RegionMember, inputs: Sequence[Any], results: Sequence[Seq
 
 
 def _with_operands(outputs: Sequence[Expression], operands: Sequence[int | Expression]) -> tuple[Expression, ...]:
-    """Renumber the inputs of the expressions, or substitute other expressions for them."""
+    """Replace input k of the expressions by `operands[k]`, which is the number of another input or an expression."""
     new: dict[Expression, Expression] = {}
     for x in in_order(outputs):
         if x.primitive in ("element", "looked_up", "number"):

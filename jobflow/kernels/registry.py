@@ -66,7 +66,7 @@ class Implementation(Protocol):
         ...
 
     def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        """Prepare the calls that compute the operation."""
+        """Return the calls that compute the outputs of the operation; scratch memory comes from the device."""
         ...
 
 
@@ -183,7 +183,7 @@ def choose(op: Op, target: Target, inputs: Sequence[Array], outputs: Sequence[Ar
 
 
 def bind(op: Op, target: Target, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """Prepare the calls of the best implementation."""
+    """Return the calls of the best implementation that accepts the operation with these arrays; raise PlanError if all refuse."""
     return refined(target, choose(op, target, inputs, outputs).implementation.bind(op, device, inputs, outputs))
 
 
@@ -194,9 +194,10 @@ def refined(target: Target, calls: list[Call]) -> list[Call]:
 
 
 def direct_binding(op: Op, inputs: Sequence[DType], outputs: Sequence[DType]) -> Binding | None:
-    """Return a binding of array functions for all arrays of these types.
+    """Return a function that prepares the operation's calls for all CPU arrays of these types.
 
-    The result is None if the best implementation may refuse some arrays or has no such binding, and for half-precision types.
+    The result is None for half-precision types.  The result is also None if the best implementation may refuse some arrays, or has no function
+    for all arrays of a type.
     """
     first = candidates(type(op), CPU)[0]
     if (
@@ -233,13 +234,13 @@ def at(type: TensorType, strides: tuple[int, ...], address: int) -> Array:
 
 @dataclass(frozen=True)
 class _PlaceholderInterface:
-    """An object with NumPy's array interface."""
+    """An object with the attribute `__array_interface__`, from which NumPy creates a placeholder array."""
 
     __array_interface__: dict[str, object]
 
 
 def kernel_call(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """Return the call of the operation's own kernel."""
+    """Return a list with one call, which runs the operation's kernel on these arrays."""
     return [(op.kernel, (device.xp, *inputs, *outputs))]
 
 

@@ -52,7 +52,8 @@ def phases(
 ) -> Phases:
     """Return the phases of a loop.
 
-    `stored` are the outputs with one value per element.  `splat` is True for an element that has one value per row.
+    `stored` are the outputs with one value per element.  `splat` returns True for an element that has one value per row.  `expensive` expressions
+    are stored in scratch rows if several passes need them.
     """
     order = in_order(outputs)
     once: set[Expression] = set()

@@ -67,7 +67,7 @@ class Target:
 
 
 def cpu_tier(setting: str) -> Tier:
-    """Return the tier that a setting selects on CPUs."""
+    """Return the tier that a value of `flow.config.kernels` selects on CPUs; "auto" selects "numpy" if llvmlite is not installed."""
     return SETTINGS[setting] if fallback(setting) is None else "numpy"
 
 

@@ -25,7 +25,7 @@ class TransposedLoop:
 
 
 def has_strided_columns(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> bool:
-    """Return True if an operand of sums of columns is not contiguous along its innermost axis."""
+    """Return True if the outputs include sums of columns, and an operand with the shape of the loop is not contiguous along its last axis."""
     known = facts(tuple(outputs))
     try:
         shape = loop_shape(known, inputs, targets)

@@ -43,7 +43,7 @@ def _quarters(x: Expression) -> tuple[Expression, Expression, Expression]:
 
 
 def _far(name: str, x: Expression, near: Expression) -> Expression:
-    """Return the C library's result for large |x|, and `near` elsewhere."""
+    """Return `near`, replaced by the result of the C library where |x| is above `_FURTHEST_SINGLE` or `_FURTHEST_DOUBLE`."""
     furthest = _FURTHEST_SINGLE if x.dtype is float32 else _FURTHEST_DOUBLE
     return f.rare_where(f.absolute(x) > furthest, f.cast(f.library(name, f.cast(x, float64)), x.dtype), near)
 
@@ -102,7 +102,7 @@ def _arcsin_of_half(x: Expression, square: Expression) -> Expression:
 
 
 def _half_of_arc(x: Expression) -> tuple[Expression, Expression]:
-    """Return the condition |x| > 1/2 and an arcsine: of sqrt((1 - |x|) / 2) under this condition, of |x| otherwise."""
+    """Return the condition |x| > 1/2, and an arcsine: arcsin(sqrt((1 - |x|) / 2)) where the condition holds, arcsin(|x|) elsewhere."""
     size = f.absolute(x)
     large = size > 0.5
     square = f.where(large, f.fma(size, -0.5, 0.5), x * x)

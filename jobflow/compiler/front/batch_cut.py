@@ -12,13 +12,14 @@ from jobflow.graph.training import Microbatches
 def cut_batch(
     whose: str, count: int, where: SourceLine, shapes: Mapping[str, tuple[int, ...]], *, exact: bool, devices: tuple[int, ...] = ()
 ) -> Microbatches:
-    """Cut `count` microbatches from arguments of these shapes; raise JobError at the line `where` of the request if that is impossible.
+    """Divide the batch in arguments of these shapes into `count` microbatches; raise JobError if that is impossible.
 
     The first argument whose first axis does not have length 1 determines the length of the batch.  All arguments of this length are cut.  With
     `exact`, which guarantees the result of the whole batch, arguments of other lengths are passed whole.  Without `exact`, a length that
     is neither 1 nor the length of the batch raises an error.
 
-    `whose` names the job or graph in messages.  `devices` has the number of rows on each device in the mirrored view, if they differ.
+    Messages name the job or graph `whose` and the line `where` of the request.  `devices` has the number of rows on each device in the mirrored view,
+    if they differ.
     """
     what = f"{whose}: {count} microbatches, requested at {where}"
     if devices and min(devices) < count:
@@ -53,7 +54,10 @@ def cut_batch(
 
 @contextmanager
 def explained(microbatches: Microbatches, rows: int) -> Iterator[None]:
-    """Add the number of traced rows to errors raised in this context: to the message of shape and argument errors, to others as a note."""
+    """Add the number of traced rows to errors raised in a `with` block.
+
+    ShapeError and ArgumentError get a longer message, and all other errors get a note.
+    """
     batch = f"the {microbatches.rows} rows of the batch ({', '.join(microbatches.arguments)})"
     explanation = (
         f"the body was traced for a microbatch of {rows} of {batch}, because {microbatches.count} microbatches "

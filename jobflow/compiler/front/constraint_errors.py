@@ -80,13 +80,13 @@ def _input(node: Node, case: Case, index: int, constraint: Constraint | None) ->
 
 
 def _each_alone_possible(case: Case, legal: Sequence[Signature], dimension: int) -> bool:
-    """Return True if each required layout can be satisfied while all other layouts are ignored."""
+    """Return True if each required layout along this mesh dimension has a legal signature, when the other inputs are ignored."""
     requested = [(i, o.requested_along(dimension)) for i, o in enumerate(case.operands) if o.required and o.requested_along(dimension) is not None]
     return all(any(s.inputs[i] == layout for s in legal) for i, layout in requested)
 
 
 def _change(node: Node, case: Case, legal: Sequence[Signature], dimension: int, constraints: Sequence[Constraint | None]) -> str:
-    """Describe the changes of requests that yield the layouts which the compiler chooses without requests."""
+    """Return the advice of an error message: the requests to change, each with the layout that the compiler chooses without requests."""
     free = choose(replace(case, operands=tuple(replace(o, required=False) for o in case.operands)))
     free_layouts = [free.input(i) for i in range(len(case.operands))]
     parts = []

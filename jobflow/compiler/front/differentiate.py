@@ -59,7 +59,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The result of the backward pass."""
+    """The gradients that the backward pass computes, and the node input or output to which each gradient belongs."""
 
     #: value -> its gradient
     of: Mapping[Value, Value]
@@ -281,7 +281,7 @@ def trained_variables(tracer: Tracer) -> set[Value]:
 
 
 def reached_from(values: set[Value], nodes: Sequence[Node]) -> set[Value]:
-    """Return these values and all values that depend on them and have a gradient."""
+    """Return `values` and all values that depend on them through `nodes` and can have a gradient."""
     reached = set(values)
     for node in nodes:
         if any(value in reached for value in node.inputs):
@@ -372,7 +372,7 @@ def _parameter(tracer: Tracer, name: str, gradient: Value, optimizer: Optimizer,
 def _lets_through(node: Node, reached: Container[Value]) -> bool:
     """Return True if gradients flow through integer results of a node.
 
-    Such nodes are view conversions, casts from integers or with `through`, and linear or differentiable functions of integers.
+    These nodes are view conversions, casts from integers or with `through`, and linear or differentiable functions of integers.
     """
     op, whole = node.op, {i for i, value in enumerate(node.inputs) if value in reached}
     if isinstance(op, ViewConversion | Cast):
@@ -388,7 +388,7 @@ def _is_linear(node: Node, whole: set[int]) -> bool:
 
 
 def _is_formula(node: Node, whole: set[int]) -> bool:
-    """Return True for a differentiable operation with one output, whose element type equals the type of the operands in `whole`."""
+    """Return True for a differentiable operation with one output, which has the same element type as the inputs with the indices `whole`."""
     kinds = {value.dtype for value in (*node.outputs, *(node.inputs[i] for i in whole))}
     return type(node.op).grad is not Op.grad and len(kinds) == 1 and len(node.outputs) == 1
 

@@ -67,7 +67,7 @@ class Scaling:
         return ew.cast(ew.multiply(ew.cast(gradient, dtype.arithmetic), factor), dtype)
 
     def judge(self, gradients: Sequence[Tensor]) -> dict[str, Value]:
-        """Return the new values of the scale and of the counter of good steps.
+        """Return the new values of the scale and of the counter of steps with finite gradients, by variable name.
 
         `gradients` has the gradient of every variable, in the variable's layout.
         """
@@ -94,7 +94,7 @@ class Stopping:
         return gradient
 
     def judge(self, gradients: Sequence[Tensor]) -> dict[str, Value]:
-        """Return the new value of the count; `gradients` has the gradient of every variable, in the variable's layout."""
+        """Return the new value of the count, by variable name; `gradients` has the gradient of every variable, in the variable's layout."""
         bad: Tensor = self.count
         for gradient in gradients:
             bad = ew.add(count_not_finite(gradient), bad)
@@ -150,7 +150,7 @@ class _Guarding(Rewriter):
         return self.local[node.placement]
 
     def _written(self, name: str, value: Value) -> Value:
-        """Return the new value of a variable; assign a value that was not computed in place by a guarded update."""
+        """Return the new value of the variable `name`; record a guarded assignment unless `value` is an update of the variable in place."""
         now, read = self.now[value], self.now[self.graph.reads[name]]
         over = now.node.op.alias.get(now.index)
         if over is not None and now.node.inputs[over] is read:

@@ -43,13 +43,13 @@ def _sum(total: Value, value: Value) -> Value:
 
 
 def shorter_sum(terms: Terms) -> Tensor | None:
-    """Return a cheaper equivalent of the sum of these terms, whose operations have one class; None if none exists."""
+    """Return a cheaper equivalent of the sum of these terms, or None if there is none; all terms are results of operations of one class."""
     shorten = SHORTER.get(type(terms[0][0]))
     return None if shorten is None else shorten(terms)
 
 
 def _windows_side_by_side(terms: Terms) -> Tensor | None:
-    """Return the concatenation of the gradients of slices that tile an axis; None if the slices do not tile any axis."""
+    """Return the concatenation of the slices' gradients if the slices cover one axis without gaps and overlaps, otherwise None."""
     ops = [op for op, _ in terms if isinstance(op, SliceGrad)]
     for axis, size in enumerate(ops[0].shape):
         spans = [op.span(axis) for op in ops]

@@ -126,7 +126,7 @@ def _bodies(traced: Sequence[Body], microbatches: Microbatches, parts: Sequence[
 
 
 def _rows_of(body: _Body, node: Node, microbatches: Microbatches) -> int | None:
-    """Return the number of elements per row of the batch along the first axis of a node's output; None if rows are along another axis."""
+    """Return the number of elements per row of the batch along axis 0 of a node's output; None if axis 0 is not the axis of rows."""
     assert body.parts is not None, "the body was compared with that of the batch"
     value = node.outputs[0]
     if node.name not in body.parts.placed or body.parts.placed[node.name][1] != Split(0):
@@ -185,7 +185,10 @@ def unroll(traced: Sequence[Body], microbatches: Microbatches, parts: Sequence[P
 
 
 def _check_alike(one: Body, other: Body, microbatches: Microbatches, joined: bool) -> None:
-    """Raise JobError if the body differs between microbatch sizes; with `joined`, results must be compatible along axis 0."""
+    """Raise JobError if two traces of the body differ in variables or in the number of results, watches, assignments or losses.
+
+    With `joined`, results must also be compatible along axis 0.
+    """
     (a, outputs), (b, others) = one, other
     sizes = " and of ".join(map(str, microbatches.sizes))
     what = f"{a}: its body, traced for microbatches of {sizes} rows ({microbatches.count} of {microbatches.rows}),"
@@ -301,7 +304,7 @@ class _Unrolling:
             body.shared[nodes[body.rows].outputs[0]] = total
 
     def _value_ahead(self, body: _Body, target: Value, microbatch: int, start: int) -> Value:
-        """Record the computation of a microbatch's contribution to a value of the whole batch, before the first microbatch."""
+        """Record the computation of `target` for one microbatch before the first microbatch, as a contribution to a value of the whole batch."""
         needed = leading_to(target)
         now: dict[Value, Value] = {}
 
@@ -459,7 +462,7 @@ class _Unrolling:
     # ---------------------------------------------------------------- results
 
     def _result(self, at: int, passes: Sequence[Mapping[Value, Value]]) -> list[Value]:
-        """Return the values of one output of the body: one value, or one per microbatch."""
+        """Return the values of the body's output `at`: one value for the batch, or one per microbatch that the caller concatenates."""
         body = self.bodies[0]
         value, number = body.outputs[at], at - len(body.outputs) + len(body.watches)
         sizes = [stop - start for start, stop in self.microbatches.spans]

@@ -109,7 +109,7 @@ def _placements(nodes: Iterable[Node], stages: Mapping[Node, int]) -> list[Place
 
 
 def _merged(placements: Sequence[Placement]) -> list[int]:
-    """Return for each stage the first stage of the adjacent stages on the same ranks."""
+    """Map each stage to the first stage of its run of adjacent stages on the same ranks."""
     result: list[int] = []
     for stage, placement in enumerate(placements):
         same = stage > 0 and placement.ranks == placements[stage - 1].ranks
@@ -196,7 +196,7 @@ class _Stages:
 
 
 def _disjoint(forward: Iterable[Node]) -> frozenset[Placement]:
-    """Return the placements that become stages; no two of them share a rank."""
+    """Return the placements that become stages; of placements that share ranks, only the smallest becomes a stage."""
     used = list(dict.fromkeys(node.placement for node in forward if node.inputs))
     disjoint: list[Placement] = []
     for placement in sorted(used, key=lambda placement: placement.size):

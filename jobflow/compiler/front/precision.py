@@ -56,7 +56,7 @@ def _in_half(nodes: Sequence[Node]) -> set[Node]:
 
 
 def _only_single(node: Node) -> bool:
-    """Return True if all floating-point inputs are float32; other types were requested by the program."""
+    """Return True if a node has floating-point inputs and all of them are float32; the program requested any other type."""
     floats = [value.dtype for value in node.inputs if value.dtype.is_float]
     return bool(floats) and all(dtype is float32 for dtype in floats)
 
@@ -103,7 +103,7 @@ class _Halving:
         return self.casts[key]
 
     def _as_shown(self, was: Value, now: Value) -> Value:
-        """Return an output of a node, cast back to float32 if it is visible outside of the graph."""
+        """Return the new value `now` of an output; cast it back to float32 if the output is visible outside of the graph."""
         if was not in self.shown or now.dtype is was.dtype:
             return now
         single = self._cast(now, was.dtype)

@@ -81,7 +81,7 @@ def recompute(graph: Graph) -> Graph:
 
 
 def _regions(graph: Graph) -> tuple[list[RecomputedRegion], set[Value]]:
-    """Return all regions, in program order, and the stored values."""
+    """Return all regions, in program order, and the values of regions that stay in memory and are not recomputed."""
     regions: dict[Key, RecomputedRegion] = {}
     region_of: dict[Node, RecomputedRegion] = {}
     inputs: list[Value] = []

@@ -95,7 +95,10 @@ class _RowUpdater(Rewriter):
         return self.keep(node, (*inputs[:n], rows, ids, *inputs[n + 1 :]), op=RowUpdate(node.op, lazy=node in self.lazy))
 
     def _lookups(self, gradient: Value, update: Node) -> Lookups:
-        """Return pairs of rows to add and their indices; operations on the sum are applied to the rows."""
+        """Return a pair (rows, indices) for each lookup of the table; the gradient is the sum of all rows by index.
+
+        Operations on the sum are applied to the rows.
+        """
         node = gradient.node
         op = node.op
         if isinstance(op, UnsortedSegmentSum):
@@ -119,7 +122,7 @@ class _RowUpdater(Rewriter):
         return tuple([self._added(Where(), (read, new, old), update) for new, old in zip(updated, inputs, strict=False)])
 
     def _times_read(self, gradient: Value, update: Node) -> Value:
-        """Return the number of reads of each row of the table."""
+        """Return a tensor with the number of times that each row of the table was read, computed by the operations of its gradient."""
         node = gradient.node
         op = node.op
         if isinstance(op, UnsortedSegmentSum):

@@ -261,7 +261,7 @@ def simulate(rows: Sequence[Row], needs: Needs, cost: Cost = unit) -> Simulation
 
 
 def in_flight(row: Row) -> int:
-    """Return the largest number of activations that a group stores at any time."""
+    """Return the largest number of activations that a group stores at any time while it runs the tasks of its row."""
     now = most = 0
     for task in row:
         now += 1 if task.direction == "forward" else -1

@@ -33,7 +33,7 @@ RUN_COUNTER = "#run"
 
 
 def recorded(tensor: Tensor) -> Value:
-    """Return the result of a traced op, typed as Value."""
+    """Return the tensor, which must result from a traced op, with the static type Value."""
     return cast(Value, tensor)
 
 
@@ -106,7 +106,7 @@ class Tracer:
         return self._add(Node(op, values, makes, label, placement, self._provenance(where)))
 
     def add(self, op: Op, inputs: tuple[Value, ...], name: str, placement: Placement, provenance: Provenance) -> tuple[Value, ...]:
-        """Record an op under exactly this name, with an explicit provenance."""
+        """Record one op under exactly this name, with an explicit provenance; return its outputs."""
         types = types_tuple(op.infer(*(value.tensor_type for value in inputs)))
         return self._add(Node(op, inputs, [(type, name, False) for type in types], name, placement, provenance))
 
@@ -162,7 +162,10 @@ class Tracer:
         return mine if (placement.ranks, placement.mesh) == (mine.ranks, mine.mesh) else placement
 
     def _parts(self, op: ViewConversion, placement: Placement, where: SourceLine) -> ViewConversion:
-        """Return the conversion with its number of ranks; raise JobError if the ranks' tensors are not pieces of one logical tensor."""
+        """Return the conversion with the number of ranks of `placement`; a conversion without split axes is returned unchanged.
+
+        Raises: JobError if the ranks' tensors are not pieces of one logical tensor.
+        """
         if op.axes and self.rows and isinstance(op, ToGlobal) and op.ranks == 1:
             raise JobError(
                 f"{self.kind} {self.name} at {where}: the ranks' arguments differ in length ({list(self.rows)}), "
@@ -287,14 +290,20 @@ class Tracer:
         provenance: Provenance | None = None,
         suffix: str = "",
     ) -> tuple[Value, ...]:
-        """Record a node again on other inputs, with `suffix` after its names; `op`, `placement` and `provenance` replace its attributes."""
+        """Record a node again on other inputs, with `suffix` after its names; return the outputs.
+
+        `op`, `placement` and `provenance` replace the attributes of the node.
+        """
         types = types_tuple((op or node.op).infer(*(value.tensor_type for value in inputs)))
         makes = [(type, value.name + suffix, value.local) for value, type in zip(node.outputs, types, strict=True)]
         return self._add(Node(op or node.op, tuple(inputs), makes, node.name + suffix, placement or node.placement, provenance or node.provenance))
 
     @contextmanager
     def standing_for(self, node: Node, microbatch: int | None = None) -> Iterator[None]:
-        """Record the ops in a `with` block with the attributes of `node`; `microbatch` replaces the node's microbatch."""
+        """Record the ops in a `with` block with the line, phase, placement, view, stage and region of `node`.
+
+        `microbatch` replaces the microbatch of the node.
+        """
         before = (self._phase, self._where, self._microbatch)
         self._phase, self._where = node.phase, node.where
         self._microbatch = node.provenance.microbatch if microbatch is None else microbatch
@@ -309,7 +318,10 @@ class Tracer:
     # ---------------------------------------------------------------- sources
 
     def input(self, key: str, type: TensorType, *, local: bool = False, split: bool = True, layout: Layout | None = None) -> Value:
-        """Declare an argument of the job; `layout` fixes its layout."""
+        """Declare the argument `key` of the job; return its value, which is in the mirrored view if `local` is True.
+
+        Without `split`, every rank has the whole argument.  With `layout`, the argument has this layout instead.
+        """
         op = Input(type.shape, type.dtype, key, split, sbp=None if layout is None else layout.sbp)
         (value,) = self._record(op, (), key, self.placement if layout is None else layout.placement, self.where, local=local)
         self.inputs[key] = value
@@ -411,12 +423,12 @@ class Tracer:
         )
 
     def graph(self, outputs: Sequence[Value] = ()) -> Graph:
-        """Return the recorded graph without the training."""
+        """Return the recorded graph with these outputs; the training configuration is not part of it."""
         return self.traced(outputs).graph(outputs)
 
 
 def _argument(value: Value) -> str | None:
-    """Return the name of the argument if the value is a view of all its elements; otherwise None."""
+    """Return the name of the argument that a value is a view of, if the view has all elements; otherwise None."""
     while isinstance(value.node.op, ViewOp):
         whole = value.node.inputs[0]
         if value.tensor_type.size != whole.tensor_type.size and not isinstance(value.node.op, ViewConversion):

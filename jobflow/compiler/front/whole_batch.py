@@ -142,7 +142,7 @@ class _PartsRewriter:
     # ---------------------------------------------------------------- requested values
 
     def _losses(self, program: Traced) -> Traced:
-        """Rewrite the losses as sums over microbatches."""
+        """Return the program with losses that add up over microbatches: a loss without rows is scaled by the microbatch's share of the rows."""
         training = check_losses(program)
         tracer = Tracer.onward(program)
         losses = []
@@ -158,7 +158,10 @@ class _PartsRewriter:
         return replace(program, nodes=traced.nodes, names=traced.names, counts=traced.counts, training=replace(training, losses=tuple(losses)))
 
     def _check(self, value: Value, what: str, trains: bool = False) -> None:
-        """Raise JobError unless the values of all microbatches determine the value of the batch."""
+        """Raise JobError unless the values of all microbatches determine the value of the batch.
+
+        With `trains`, the values of the microbatches must not be combined by a maximum or minimum.
+        """
         part = self.parts[value]
         if isinstance(part, Split | Broadcast) or (isinstance(part, Partial) and (not trains or part.reduce is SUM)):
             return
@@ -213,7 +216,10 @@ class _PartsRewriter:
     def _by(
         self, node: Node, whole: Node, parts: Sequence[Part], input_parts: Sequence[Sbp], output_parts: Sequence[Sbp]
     ) -> tuple[Op, list[Part]] | None:
-        """Return an operation that maps these parts of inputs to parts of outputs in a microbatch, and the parts; None if no operation does."""
+        """Return the operation that computes `output_parts` from `input_parts` in a microbatch, and the parts of its outputs.
+
+        The result is None if neither the node of the batch nor the node of the microbatch has this operation.
+        """
         if all(isinstance(part, Broadcast) for part in (*input_parts, *output_parts)) and isinstance(whole.op, BroadcastTo):
             output_parts = [_split_axis(node.outputs[0].tensor_type, whole.outputs[0].tensor_type)]
         inputs = [self._piece(part, value.tensor_type) for part, value in zip(input_parts, whole.inputs, strict=True)]
@@ -286,7 +292,7 @@ class _PartsRewriter:
         return tuple(result)
 
     def _gather(self, value: Value) -> Value:
-        """Return a placeholder for the value of the whole batch, which is computed before the first microbatch."""
+        """Return a placeholder for `value` of the whole batch, and request its computation before the first microbatch."""
         gathered = recorded(apply(Identity(), value))
         self.parts[gathered] = B
         self.gathered[gathered.node.name] = self.parts[value]

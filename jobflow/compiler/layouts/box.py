@@ -56,7 +56,7 @@ class Reroute(Op):
         return nbytes
 
     def bytes_per_rank(self, *types: TensorType) -> int:
-        """Return the bytes that the busiest rank sends."""
+        """Return the bytes that the busiest rank sends for tensors of these logical types."""
         return max(self.sent(*types).values(), default=0)
 
     def joined_types(self, types: Sequence[TensorType], rank: int) -> list[TensorType]:

@@ -64,7 +64,7 @@ class _Bucketing(Rewriter):
 
 
 def _groups(nodes: Iterable[Node], key: Callable[[Node], tuple[Any, ...]]) -> list[list[Node]]:
-    """Group the all_reduces among the nodes by key, up to the size limit."""
+    """Return groups of all_reduces with equal keys and at most `LIMIT` bytes; a larger all_reduce is alone in its group."""
     groups: list[list[Node]] = []
     last: dict[tuple[Any, ...], list[Node]] = {}
     for node in filter(_is_all_reduce, nodes):
@@ -78,7 +78,10 @@ def _groups(nodes: Iterable[Node], key: Callable[[Node], tuple[Any, ...]]) -> li
 
 
 def _turns(late: Iterable[Node]) -> list[list[Node]]:
-    """Group the nodes by the number of all_reduces on the path to them, including the node itself."""
+    """Group the nodes into rounds; an all_reduce depends only on all_reduces of earlier rounds.
+
+    Any other node belongs to the round of the last all_reduce that it depends on, or else to the first round.
+    """
     turn: dict[Node, int] = {}
     for node in late:
         waits = max((turn[value.node] for value in node.inputs if value.node in turn), default=-1)

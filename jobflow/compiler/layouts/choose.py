@@ -97,7 +97,7 @@ class Choice:
 
 
 def choose(case: Case) -> Choice:
-    """Return the signatures that the policy of this module selects."""
+    """Return the choice of this module's policy: one signature per mesh dimension, and the unsatisfied requests and splits."""
     if case.at_once and math.prod(case.mesh) == 1:
         return replace(choose(replace(case, mesh=(2,) * len(case.mesh))), stuck=())
     listed = case.op.rule(*(operand.type for operand in case.operands)).signatures()
@@ -169,7 +169,10 @@ def _most(signatures: list[Signature], count: Callable[[Signature], int]) -> lis
 
 
 def _has_room(case: Case, signatures: Sequence[Signature]) -> bool:
-    """Return True if every split axis of an input has at least one element per rank."""
+    """Return True if every split axis of an input has at least one element per rank.
+
+    For eager operations, return True also if all inputs already have the layouts that the signatures require.
+    """
     if case.at_once and all(operand.here and operand.now == tuple(s.inputs[i] for s in signatures) for i, operand in enumerate(case.operands)):
         return True
     for i, operand in enumerate(case.operands):
@@ -283,7 +286,7 @@ def _merged(have: Marks, want: Marks, shape: tuple[int, ...], mesh: tuple[int, .
 
 
 def _cuts_alike(sbp: Sbp | None, shape: tuple[int, ...], n: int) -> bool:
-    """Return True if nested cuts yield the same pieces as one cut among all n ranks."""
+    """Return True if `sbp` is not a split, or if nested cuts of its axis yield the same pieces as one cut among n ranks."""
     return not isinstance(sbp, Split) or shape[sbp.axis] % n in (0, 1, n - 1)
 
 

@@ -72,7 +72,7 @@ def _check_axes(layout: Layout, type: TensorType) -> None:
     for sbp in layout.sbp:
         if isinstance(sbp, Split) and not 0 <= sbp.axis < type.ndim:
             axes = "no axes" if type.ndim == 0 else "only axis 0" if type.ndim == 1 else f"axes 0 to {type.ndim - 1}"
-            raise SbpError(f"{layout} splits axis {sbp.axis}, but a tensor {type} has {axes}")
+            raise SbpError(f"{layout} splits axis {sbp.axis}, but a tensor {type} has {axes}; choose a layout without this split")
 
 
 def _plain(layout: Layout) -> Layout:
@@ -153,7 +153,7 @@ def _along(here: Layout, goal: Layout, splits: tuple[Sbp, ...]) -> Iterator[Hop]
 
 @cache
 def _dimensions(mesh: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return the sets of mesh dimensions that may change together."""
+    """Return all sets of one or more mesh dimensions that have several ranks, the smallest sets first."""
     real = [d for d, n in enumerate(mesh) if n > 1]
     return tuple(some for size in range(1, len(real) + 1) for some in combinations(real, size))
 

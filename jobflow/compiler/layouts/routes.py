@@ -45,12 +45,12 @@ class Change:
     order: int = -1
 
     def pieces(self, sbp: Sbp) -> tuple[Span, ...]:
-        """Return the index range of each rank of the group along the split axis."""
+        """Return the index range of each rank of the group along the axis that `sbp` splits."""
         assert isinstance(sbp, Split)
         return nested_cut(self.type.shape[sbp.axis], self.mesh)
 
     def counts(self, sbp: Sbp) -> tuple[int, ...]:
-        """Return the number of elements of each rank of the group along the split axis."""
+        """Return the length of each rank's piece along the axis that `sbp` splits."""
         return tuple(stop - start for start, stop in self.pieces(sbp))
 
     def local_shape(self, sbp: Sbp) -> tuple[int, ...]:
@@ -82,7 +82,7 @@ class Route:
     steps: Steps
 
     def sent(self, change: Change) -> int:
-        """Return the bytes that the rank sends to other ranks of its group."""
+        """Return the bytes that the rank of `change` sends to other ranks of its group."""
         if self.kind is None:
             return 0
         return handed(self.kind, self.counts(change), change.index, len(change.ranks)) * change.type.dtype.itemsize

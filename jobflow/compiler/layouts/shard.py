@@ -251,7 +251,7 @@ def _reduced(layout: Layout | Local) -> Layout | Local:
 
 
 def _each(sbp: Marks, placement: Placement) -> Marks:
-    """Return one entry per mesh dimension; a dimension of one rank is always B."""
+    """Return a layout with one entry per mesh dimension: `sbp`, or its first entry repeated; a dimension of one rank is always B."""
     each = sbp if len(sbp) == len(placement.mesh) else sbp[:1] * len(placement.mesh)
     return tuple(B if n == 1 else one for one, n in zip(each, placement.mesh, strict=True))
 

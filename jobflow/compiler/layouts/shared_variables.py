@@ -122,7 +122,7 @@ class _UpdateDivision(Rewriter):
         return Physical(replace(graph, nodes=tuple(self.nodes)), self.layouts)
 
     def _is_stored(self, value: Value) -> bool:
-        """Return True if a value is a view of a shared variable."""
+        """Return True if a value is a shared variable or a view of one."""
         while isinstance(value.node.op, ViewOp | Reroute):
             value = value.node.inputs[0]
         return isinstance(value.node.op, ReadVariable) and value.node.op.key in self.shared
@@ -154,7 +154,7 @@ class _UpdateDivision(Rewriter):
         return depends
 
     def _new_values_are_read(self) -> bool:
-        """Return True if a node reads a value written by this run."""
+        """Return True if a value written by this run is read by a node, is an output, or is assigned to another variable."""
         written = {value for node in self.writers for value in node.outputs}
         assigned = (value for name, value in self.graph.updates.items() if not self._writes_itself(name, value))
         return any(self.readers[value] for value in written) or not written.isdisjoint(self.graph.outputs) or not written.isdisjoint(assigned)
@@ -325,7 +325,7 @@ class _UpdateDivision(Rewriter):
         return outputs
 
     def _epilogue_input(self, value: Value, node: Node) -> Value:
-        """Return the input of a node in the epilogue; a copy if it is a shared variable."""
+        """Return the value that a node of the epilogue reads: a copy if `value` is a shared variable, otherwise `value`."""
         if not self._is_stored(value):
             return value
         copy = Node(
@@ -339,7 +339,7 @@ class _UpdateDivision(Rewriter):
         return value
 
     def _rerouted(self, value: Value, target: Layout, name: str, node: Node) -> Value:
-        """Redistribute a value for a node; later nodes share the result."""
+        """Return `value` in the layout `target`, by the route `name`; nodes that read the value in this layout share the result."""
         key = value, target
         if key not in self.redistributed:
             here = self._layout(value, self.layouts)
@@ -383,7 +383,7 @@ class _UpdateDivision(Rewriter):
     # ---------------------------------------------------------------- gradients
 
     def _gradient_sums(self, node: Node, inputs: tuple[Value, ...]) -> list[Value]:
-        """Return the sums of gradients, computed by rows, in pieces, or whole."""
+        """Return the replacements of the sums that an all_reduce computes: rows of products, pieces of sums, or whole sums."""
         assert isinstance(node.op, Reroute)
         ends = node.op.each or ((node.op.source, node.op.target),) * len(inputs)
         result: dict[Value, Value] = {}
@@ -452,7 +452,7 @@ def _only_tensor(node: Node) -> Value | None:
 
 
 def flat_pieces(types: Sequence[TensorType], placement: Placement) -> list[FlatPieces]:
-    """Divide contiguous tensors among ranks as one array, in pieces that begin on cache lines."""
+    """Return the layouts that divide contiguous tensors among ranks as one array, in pieces that begin on cache lines."""
     offsets, nbytes = consecutive_offsets(types)
     return [
         FlatPieces(placement, (S(0),), tuple(_clipped(type, start - offset, stop - offset) for start, stop in line_cut(nbytes, placement.size)))

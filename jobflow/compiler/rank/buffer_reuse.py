@@ -82,7 +82,7 @@ def reuse_buffers(
     pinned: Set[LocalValue],
     inside: dict[LocalValue, tuple[LocalValue, int]],
 ) -> None:
-    """Add to `inside` every output that reuses the memory of an input of its instruction."""
+    """Record in `inside` (value -> root, byte offset) the outputs that reuse the memory of an input of their instruction."""
     uses = _uses(steps, allocation)
     for at, step in enumerate(steps):
         if not isinstance(step.action, Op) or isinstance(step.action, ViewOp):
@@ -113,7 +113,7 @@ def _accumulate_in_join(
     inside: dict[LocalValue, tuple[LocalValue, int]],
     uses: dict[LocalValue, list[int]],
 ) -> None:
-    """Accumulate directly in the join of the output, so that a sum over microbatches accumulates in its bucket."""
+    """Place the input that `output` may overwrite at the output's offset in a join; a sum over microbatches then accumulates in its bucket."""
     for old in sources:
         alike = old.type == output.type and windows[old].root is old and windows[old].strides == windows[output].strides
         once = [allocation(value) for value in step.inputs].count(old) == 1

@@ -100,5 +100,5 @@ def _renamed(small: JoinedSpace, large: JoinedSpace) -> dict[int, int | None] | 
 
 
 def _alike(a: Places, b: Places, sizes: tuple[int, ...]) -> bool:
-    """Return True if both values have the same axes, apart from axes of one element."""
+    """Return True if the values with the axes `a` and `b` have the same axes, apart from axes of one element."""
     return len(a) == len(b) and all(x == y or all(z is None or (z >= 0 and sizes[z] == 1) for z in (x, y)) for x, y in zip(a, b, strict=True))

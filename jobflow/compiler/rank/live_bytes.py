@@ -77,7 +77,7 @@ class LiveBytes:
         return self.excess(np.where(new > self.live, new, 0))
 
     def excess(self, live: np.ndarray) -> str | None:
-        """Describe by how much these live bytes exceed the peak without regions; None if they do not."""
+        """Return a description of the excess of these live bytes over the peak without regions, or None if there is no excess."""
         for row, most in zip(live.max(axis=1).tolist(), self.most[:, 0].tolist(), strict=True):
             if row > most:
                 return f"its peak memory would be {row} bytes, compared to {most} without regions"

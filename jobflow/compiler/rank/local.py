@@ -106,7 +106,7 @@ class LocalInstruction:
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of the job on this rank."""
+    """An argument of the job on this rank: its name, its value on the rank, and the box of the value in the whole argument."""
 
     key: str
     value: LocalValue
@@ -156,7 +156,8 @@ def on_rank(
     inferred = types_tuple(local.infer(*local_inputs))
     if inferred != required:
         raise PlanError(
-            f"{op}{where}: rank {rank} would compute {', '.join(map(str, inferred))}, but its layout needs {', '.join(map(str, required))}"
+            f"{op}{where}: rank {rank} would compute {', '.join(map(str, inferred))}, "
+            f"but its layout needs {', '.join(map(str, required))}; correct the layout rule or `localize` of the op"
         )
     return local, required
 

@@ -127,7 +127,7 @@ def is_dense(type: TensorType, window: StridedWindow) -> bool:
 
 
 def written_over(steps: tuple[LocalInstruction, ...]) -> dict[LocalValue, LocalValue]:
-    """Map the outputs of update ops to the variables that they overwrite."""
+    """Map each output of an update op to the variable that it overwrites, possibly after earlier updates of the variable."""
     result: dict[LocalValue, LocalValue] = {}
     for step in steps:
         if isinstance(step.action, Op):

@@ -25,7 +25,7 @@ def _others(op: ChannelOp, x: Array) -> tuple[int, ...]:
 
 
 def _wide(op: ChannelOp, x: Array, *vectors: Array) -> list[Array]:
-    """Return vectors of one value per channel as views that broadcast along x."""
+    """Return views of vectors that have one value per channel; the views broadcast along the other axes of x."""
     return [along(vector, op.axis, x.ndim) for vector in vectors]
 
 
@@ -44,16 +44,16 @@ def _cuts(x: Array, elements: int = BLOCK) -> list[tuple[slice, ...]]:
 
 
 def _like(device: Binder, x: Array) -> Array:
-    """Allocate dense scratch of the shape of x, with its axes in the same order in memory."""
+    """Allocate a dense scratch array with the shape and element type of x, and with the same order of axes in memory."""
     order = memory_order(x)
     memory = device.scratch(tuple(x.shape[i] for i in order), dtype_of(x.dtype))
     return memory.transpose([order.index(i) for i in range(x.ndim)])
 
 
 def _block_sums(device: Binder, axis: int, x: Array, count: int) -> tuple[list[tuple[tuple[slice, ...], Array, list[Array]]], list[Array]]:
-    """Prepare sums over blocks of x; return the blocks, and all partial sums as arrays [blocks, channels].
+    """Prepare the arrays for `count` sums per channel over blocks of x; return the blocks, and all partial sums as arrays [blocks, channels].
 
-    Each block has its slices, its scratch and its `count` partial sums.
+    Channels are along `axis`.  A block consists of its slices of x, its scratch and its `count` partial sums.
     """
     cuts = _cuts(x)
     sums = [np.zeros((len(cuts), x.shape[axis]), x.dtype) for _ in range(count)]  # a block does not write channels outside it
@@ -136,7 +136,10 @@ def gradient_in_blocks(op: BatchNormalizeGrad, device: Binder, inputs: Sequence[
 
 
 def _vectors(op: BatchNormalizeGrad, variance: Array, gamma: Array, dgamma: Array, dbeta: Array, excess: Array, a: Array, p: Array, q: Array) -> None:
-    """Compute a = gamma inv_std, p = share - rest slope, q = slope inv_std; BatchNormalizeGrad defines share, rest and slope."""
+    """Compute the vectors of the gradient formula: a = gamma inv_std, p = share - rest slope, q = slope inv_std.
+
+    `BatchNormalizeGrad` defines share, rest and slope; inv_std is 1 / sqrt(variance + epsilon).
+    """
     inv_std = 1 / np.sqrt(variance + variance.dtype.type(op.epsilon))
     share, rest = dbeta / op.count, excess / op.count
     slope = dgamma / op.count - share * rest

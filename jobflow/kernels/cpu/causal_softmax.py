@@ -64,7 +64,10 @@ def _calls(op: CausalSoftmax, device: Binder, x: Array, y: Array) -> list[Call]:
 
 
 def _block(scale: float, x: Array, y: Array, work: Array, column: Array, ones: Array, hidden: Array) -> list[Call]:
-    """Return the calls of a block; the mask `hidden` is added to its last `hidden.shape[1]` columns."""
+    """Return the calls for y = softmax(scale x) in one block of rows; `work` and `column` are scratch.
+
+    The mask `hidden`, of zeros and -inf, is added to the last `hidden.shape[1]` columns.
+    """
     exponential, unit = fastest_exponential()
     calls: list[Call] = [(np.multiply, (x, np.asarray(scale * unit, x.dtype), work))]
     if hidden.size:

@@ -1,7 +1,7 @@
 """Costs and errors of convolution algorithms on a CPU, which determine the choice among them.
 
-The cost of an algorithm is a sum of calls, copies and multiply-adds.  A table has the cost of each of these by class of machine and tier.  Its
-values are fitted to the measured times of all algorithms (`benchmarks/conv_kernels.py --constants`).  Costs are estimated for logical shapes, not
+The cost of an algorithm is a sum of calls, copies and multiply-adds.  A table lists their costs by class of machine and tier.  Its values
+are fitted to the measured times of all algorithms (`benchmarks/conv_kernels.py --constants`).  Costs are estimated for logical shapes, not
 for a rank's shard, so that all ranks choose the same algorithm.  Nothing is timed while a program is compiled.
 """
 
@@ -64,7 +64,7 @@ class Sizes:
         return math.prod(self.window.kernel)
 
     def turned(self, window: Window) -> Sizes:
-        """Return the sizes of the convolution that computes dx, whose window is `window`."""
+        """Return the sizes of the convolution of dy that computes dx; `window` is the window of this convolution."""
         return Sizes(self.n, self.o, self.c, self.groups, self.out, self.spatial, window)
 
 
@@ -99,11 +99,11 @@ class Costs:
     lone: float = math.inf
 
     def _of_product(self, m: float, k: float, n: float, times: float = 1) -> float:
-        """Estimate the cost of [m,k] @ [k,n]."""
+        """Estimate the cost of `times` matrix products [m,k] @ [k,n]."""
         return times * (self.product + m * k * n * self.multiply + (m * k + k * n) * self.pack + m * n * self.write)
 
     def _of_stage(self, channels: int, spatial: tuple[int, ...], n: int, window: Window) -> float:
-        """Estimate the cost of padding an image and splitting it into the phases of the strides."""
+        """Estimate the cost of copying an image to padded phases of the strides; 0 without strides and padding."""
         strided = set(window.strides) != {1}
         if not strided and not any(map(any, window.padding)):
             return 0.0
@@ -111,7 +111,7 @@ class Costs:
         return (1 + math.prod(window.strides)) * self.call + elements * (self.copy + self.run / run)
 
     def _of_columns(self, s: Sizes) -> float:
-        """Estimate the cost of gathering the elements of windows."""
+        """Estimate the cost of copying the elements of all windows into the columns of a matrix, as for im2col."""
         elements = 0 if s.taps == 1 else s.c * s.taps * math.prod(s.out) * s.n
         return self._of_stage(s.c, s.spatial, s.n, s.window) + elements * (self.copy + self.run / (s.out[-1] * s.n))
 
@@ -250,7 +250,10 @@ def sizes(op: ConvOp, shapes: Shapes) -> Sizes:
 
 
 def error(along: tuple[int, ...], m: Tiles, channels: int) -> float:
-    """Return the rounding error of tiles of m outputs for filters of the sizes `along`, as a multiple of PyTorch's error."""
+    """Return the rounding error of Winograd convolutions with tiles of m outputs, as a multiple of PyTorch's error.
+
+    `along` has the sizes of the filter, and `channels` is the number of channels that are summed.
+    """
     table = ERRORS[len(along), m, along[0]]
     return next((factor for factor, most in zip(table, (32, 64, 128, 256), strict=True) if channels <= most), table[-1] * math.sqrt(channels / 256))
 

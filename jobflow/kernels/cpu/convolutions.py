@@ -53,9 +53,9 @@ class _Block:
 
 
 def _blocks(b: int, out: tuple[int, ...], m: int, column_bytes: int) -> Iterator[_Block]:
-    """Yield blocks of output rows: as many rows as the buffer has room for, or several whole samples.
+    """Yield blocks of an output [b, c, *out, m]: some rows of one entry of axis b, or several whole entries, as the buffer permits.
 
-    An output row has m * prod(out[1:]) columns.
+    A row has m * prod(out[1:]) columns, and a column takes `column_bytes` bytes of the buffer.
     """
     row = math.prod(out[1:]) * m
     most = max(_BUFFER // column_bytes, _COLUMNS) // row
@@ -67,9 +67,9 @@ def _blocks(b: int, out: tuple[int, ...], m: int, column_bytes: int) -> Iterator
 
 
 def _columns(device: Binder, window: Window, groups: int, image: Array, out: tuple[int, ...]) -> Iterator[tuple[_Block, list[Call], Array]]:
-    """Yield each block of the output with its calls and its windows.
+    """Yield each block of the output, the calls that gather the windows of its elements, and the windows as [b, g, (c k), (rows m)].
 
-    The windows of an image [b, c, *spatial, m] are gathered as [b, g, (c k), (rows m)].
+    `image` is [b, c, *spatial, m], and `out` has the spatial sizes of the output.
     """
     phases = PaddedPhases(window, image.shape[2:-1], out)
     staged, before = stage(device, phases, image)
@@ -87,9 +87,9 @@ def _columns(device: Binder, window: Window, groups: int, image: Array, out: tup
 
 
 def _buffers(device: Binder, taps: tuple[int, ...], out: tuple[int, ...], m: int, dtype: Any) -> Iterator[tuple[_Block, Array]]:
-    """Return blocks of the output, each with memory for the elements that all taps of the block read or add.
+    """Return the blocks of the output, each with an array for one value per tap and output element; the arrays share memory.
 
-    The memory has the shape [b, c, *kernel, rows, *out[1:], m]; `taps` is (b, c, *kernel).
+    Their shapes are [b, c, *kernel, rows, *out[1:], m]; `taps` is (b, c, *kernel).
     """
     b, *rest = taps
     blocks = list(_blocks(b, out, m, math.prod(rest) * dtype.itemsize))
@@ -211,7 +211,7 @@ def _winograd(
 
 
 def why_not(algorithm: convolution_costs.Algorithm, tier: Tier, op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-    """Return the reason not to use this algorithm, or None if it applies and costs least."""
+    """Return the reason not to use `algorithm` for the convolution `op` of these arrays, or None if it applies and costs least."""
     shapes = op.logical or op.shapes([a.shape for a in inputs], [a.shape for a in outputs])
     return refused((*inputs, *outputs)) or convolution_costs.why_not(op, shapes, inputs[0].dtype == np.float32, algorithm, tier)
 
@@ -220,10 +220,10 @@ _WINOGRAD: dict[type[ConvOp], Any] = {Conv: winograd.forward, ConvGradInput: win
 
 
 def register_algorithms(tier: Tier, backend: winograd.WinogradBackend, refuses: Callable[[], str | None] = lambda: None) -> None:
-    """Register all algorithms by array functions, with these Winograd transforms.
+    """Register for `tier` all convolution algorithms that consist of array functions; `backend` provides the Winograd transforms.
 
-    `refuses` returns the reason the algorithms cannot run on this machine.  The algorithm of least cost is preferred.  If no other algorithm applies,
-    im2col computes y and dw, and a sum over taps computes dx.
+    `refuses` returns the reason the algorithms cannot run on this machine, or None.  The algorithm of least cost is preferred.  If no other
+    algorithm applies, im2col computes y and dw, and a sum over taps computes dx.
     """
 
     def not_this(algorithm: convolution_costs.Algorithm, op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:

@@ -65,7 +65,10 @@ def copies_one_after_another(op: Scatter, device: Binder, inputs: Sequence[Array
 
 
 def _write(axis: int, offset: int, ids: Array, v: Array, y: Array) -> None:
-    """Write v to y at the ids along `axis`, without ids out of range; the last write to an element takes precedence."""
+    """Write each element of v to y, at its index `ids` - `offset` along `axis`; skip indices out of range.
+
+    If several elements have the same index, the last one takes precedence.
+    """
     index = list(np.indices(ids.shape, sparse=True))
     index[axis] = at = ids.astype(np.int64) - offset
     inside = (at >= 0) & (at < y.shape[axis])

@@ -30,10 +30,10 @@ FEW_ROWS = 256
 
 
 def _sum(reader: Op, index: int, producer: Op, *types: TensorType) -> Op | None:
-    """Return the producer with the reader's other inputs as addends.
+    """Return the sum of a product and the other inputs of the reader as one operation; the product is the reader's input `index`.
 
-    The result is None if the product is small or has another type than float32 or float64.  It is also None if an addend has neither the
-    shape of the product nor the shape of its rows.
+    The result is None if the product is small, is not a matrix, or has another type than float32 or float64.  It is also None if an addend has
+    neither the shape of the product nor the shape of its rows.
     """
     y = types[index]
     large = y.ndim == 2 and y.shape[0] >= ROWS and y.size >= ELEMENTS and y.dtype in (float32, float64)

@@ -22,7 +22,7 @@ from jobflow.ops.pointwise import Elementwise, Pointwise
 
 
 def _at_once(op: Pointwise, inputs: Sequence[DType], outputs: Sequence[DType]) -> Binding:
-    """Return the binding for eager operations; the function or program is looked up once for all arrays of these types."""
+    """Return a function that prepares the calls for arrays of these types; its NumPy function or formula is looked up only once."""
     function = _function(op, inputs[0])
     if function is not None:
         return lambda device, read, written: [(function, (*read, *written))]
@@ -58,7 +58,10 @@ def _function(op: Pointwise, dtype: DType) -> Callable[..., Any] | None:
 
 @lru_cache(1024)
 def _program(op: Pointwise, output: Any, *read: Any) -> CompiledFormula | None:
-    """Return the compiled formula for these NumPy types; None without a compiled formula, or if an output has another type than `output`."""
+    """Return the operation's formula, compiled for inputs of the NumPy types `read`.
+
+    The result is None without a formula that can be compiled, or if an output of the formula has another type than `output`.
+    """
     if op.formula is None:
         return None
     outputs = op.output_expressions(*(language.element(i, dtype_of(each)) for i, each in enumerate(read)))
@@ -105,7 +108,10 @@ def _erf(x: Array, square: Array, y: Array, powers: Sequence[float]) -> list[Cal
 
 
 def _with_scratch(device: Binder, arrays: Sequence[Array], count: int, elements: int = BLOCK) -> list[tuple[tuple[Array, ...], tuple[Array, ...]]]:
-    """Return the blocks of arrays of one shape, each with `count` scratch arrays of its shape; all blocks share this memory."""
+    """Cut arrays of one shape into blocks of about `elements` elements; return each block with `count` scratch arrays of its shape.
+
+    All blocks share the memory of the scratch arrays.
+    """
     parts = list(blocks(arrays, elements))
     most = max(part[0].size for part in parts)
     memory = [device.scratch((most,), dtype_of(arrays[0].dtype)) for _ in range(count)]

@@ -31,7 +31,7 @@ def is_innermost(array: Array) -> bool:
 
 
 def image_view(array: Array, innermost: bool) -> Array:
-    """View [n, c, *spatial] as [b, c, *spatial, m]."""
+    """View [n, c, *spatial] as [b, c, *spatial, m], with b = 1 if `innermost`, otherwise with m = 1."""
     return np.moveaxis(array, 0, -1)[None] if innermost else array[..., None]
 
 
@@ -58,7 +58,10 @@ def refused(arrays: Sequence[Array]) -> str | None:
 
 
 def load(device: Binder, array: Array, innermost: bool = True, dense: bool = False) -> tuple[Array, list[Call]]:
-    """Return an input as [b, c, *spatial, m], with runs or dense, and the copy that it requires, if any."""
+    """Return an input as [b, c, *spatial, m], and the call that copies it, if its memory is unsuitable.
+
+    With `dense`, suitable memory is contiguous.  Without `dense`, suitable memory has runs.
+    """
     image = image_view(array, innermost)
     if image.flags.c_contiguous if dense else has_runs(image):
         return image, []
@@ -67,7 +70,10 @@ def load(device: Binder, array: Array, innermost: bool = True, dense: bool = Fal
 
 
 def store(device: Binder, array: Array, innermost: bool = True, dense: bool = False) -> tuple[Array, list[Call]]:
-    """Return memory [b, c, *spatial, m] for an output, with runs or dense, and the copy to the output, if one is required."""
+    """Return memory [b, c, *spatial, m] for an output, and the call that copies it to the output, if the output's memory is unsuitable.
+
+    Suitable memory is defined as for `load`.
+    """
     staged, copies = load(device, array, innermost, dense)
     return staged, [(function, (image, source)) for function, (source, image) in copies]
 
@@ -116,7 +122,7 @@ class PaddedPhases:
 
     @cached_property
     def is_image(self) -> bool:
-        """True if the only phase is the image itself."""
+        """True if the only phase is the image itself: all strides are 1, and there is no padding."""
         return set(self.window.strides) == {1} and not any(map(any, self.window.padding))
 
     def shape(self, image: Array) -> tuple[int, ...]:
@@ -184,7 +190,10 @@ def _groups(kernel: int, stride: int, dilation: int) -> Iterator[tuple[slice, in
 
 
 def stage(device: Binder, phases: PaddedPhases, image: Array) -> tuple[Array, list[Call]]:
-    """Return the phases of an image [b, c, *spatial, m], and the calls that write them."""
+    """Return the phases of an image [b, c, *spatial, m], and the calls that write them.
+
+    There are no calls if the image has runs and is its only phase.
+    """
     if phases.is_image and has_runs(image):
         return image.reshape(*image.shape[:2], *phases.window.strides, *image.shape[2:], copy=False), []
     staged = device.scratch(phases.shape(image), dtype_of(image.dtype))

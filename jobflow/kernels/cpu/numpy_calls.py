@@ -70,7 +70,7 @@ def _of_single_calls(outputs: Sequence[Expression], simple: Collection[Expressio
 
 
 def _written(function: Callable[..., Array]) -> Callable[..., None]:
-    """Wrap a function that returns an array in a function that writes the result to a positional output."""
+    """Wrap `function(xp, x)`, which returns an array, as a function of x and the array to which the result is written."""
 
     def write(x: Array, z: Array) -> None:
         z[...] = function(np, x)
@@ -108,10 +108,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class CompiledFormula:
-    """The calls of a block.
+    """A formula as NumPy calls for one block of elements.
 
-    Arguments are slots of a list of arrays.  The list contains the elements, the scalars, the outputs, rows of scratch, and the constants.
-    Integer views of the slots in `viewed` follow.
+    The arguments of the calls are slots: indices in a list of arrays.  The list contains the elements, the scalars, the outputs, rows of scratch,
+    and the constants.  Integer views of the slots in `viewed` follow.
     """
 
     elements: int
@@ -126,7 +126,7 @@ class CompiledFormula:
 
     @cached_property
     def alone(self) -> SlotCall | None:
-        """The step of a one-step formula that needs no scratch, bit reinterpretation or vectors; otherwise None."""
+        """The only step of the formula; None for several steps, or if the step needs scratch, integer views or vectors."""
         return self.steps[0] if len(self.steps) == 1 and not (self.rows or self.viewed or self.of_vectors) else None
 
     @property
@@ -206,14 +206,17 @@ class _Scratch:
 
 
 class _Bits:
-    """Views of slots as integers of the same width, in additional slots after all other slots."""
+    """The slots of integer views of other slots; they follow all other slots, and a view has the same width as the elements."""
 
     def __init__(self, dtype: DType, total: int) -> None:
         self.of, self.dtype, self.total = dtype, np.dtype(f"i{dtype.itemsize}"), total
         self.viewed: dict[int, int] = {}
 
     def slot(self, step: Expression, x: Expression, slot: int) -> int:
-        """Return the slot through which `step` accesses x, stored in `slot`: the slot of an integer view for booleans and bit patterns."""
+        """Return the slot through which `step` accesses the value x, which is stored in `slot`.
+
+        Computed booleans, and operands of steps on bit patterns, are accessed through an integer view.  Other values are accessed directly.
+        """
         truth = x.dtype is bool_ and x.primitive != "element"
         pattern = step.primitive.startswith("bits ") and x.dtype is self.of
         return self.viewed.setdefault(slot, self.total + len(self.viewed)) if truth or pattern else slot

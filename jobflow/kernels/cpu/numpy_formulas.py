@@ -1,8 +1,8 @@
 """Formulas of functions from primitives that are one NumPy call each, vectorized where possible.
 
 A function that NumPy does not vectorize on this CPU takes about 20 ns per element.  NumPy vectorizes exponentials, logarithms, sines and cosines on
-more CPUs.  A formula of these functions takes a quarter of the time.  Its error is at most 6 units in the last place.  Both
-give the same floating point warnings.
+more CPUs.  A formula of these functions takes a quarter of the time.  Its error is at most 6 units in the last place.
+The formula gives the same floating point warnings as the function of NumPy.
 """
 
 from __future__ import annotations
@@ -188,10 +188,10 @@ _SCALAR: dict[str, Callable[..., Expression]] = {
 
 
 def lacks_vector_loop(name: str, dtype: DType) -> bool:
-    """Return True for a float32 function that NumPy does not vectorize, if NumPy vectorizes exp, log, sin and cos."""
+    """Return True if `_SCALAR` has a faster formula of a float32 function: NumPy vectorizes exp, log, sin and cos, but not this function."""
     return dtype is float32 and name in _SCALAR and not is_vectorized(name) and all(map(is_vectorized, _NEEDED))
 
 
 def formula_of(primitive: str, dtype: DType) -> Callable[..., Expression] | None:
-    """Return the formula of a function that is slow or missing in NumPy, or None; its primitives may themselves have formulas."""
+    """Return the formula that replaces a primitive which is slow or missing in NumPy, or None; functions in the formula may have formulas too."""
     return _SCALAR[primitive] if lacks_vector_loop(primitive, dtype) else SIMPLER.get(primitive)

@@ -35,7 +35,10 @@ def _refused(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str |
 
 
 def planes(device: Binder, inputs: Sequence[Array], output: Array) -> tuple[list[Array], list[Call], list[Call]]:
-    """Return inputs and output as [planes, *spatial, m], the calls that load the inputs, and the calls that store the output."""
+    """Return inputs and output as dense images [planes, *spatial, m], the calls that copy the inputs, and the calls that copy the output.
+
+    An array whose view in this form is contiguous is not copied.
+    """
     innermost = is_innermost(inputs[0]) or inputs[0].shape[0] >= _RUN
     loaded = [load(device, array, innermost, dense=True) for array in inputs]
     target, after = store(device, output, innermost, dense=True)
@@ -54,7 +57,10 @@ def _at(image: Array, axis: int, where: slice) -> Array:
 
 
 def _reaches(window: Window, a: int, size: int, out: int) -> list[tuple[slice, slice]]:
-    """Return (input positions, output positions) of each tap along spatial axis `a`, without taps outside the image."""
+    """Return a pair of slices for each tap along spatial axis `a`: the tap's input positions and the corresponding output positions.
+
+    `size` and `out` are the lengths of the input and the output.  Taps that read no element of the image are omitted.
+    """
     reaches = (window.reach(a, k, size, out) for k in range(window.kernel[a]))
     return [reach for reach in reaches if reach is not None]
 
@@ -74,9 +80,9 @@ def _combine(window: Window, a: int, function: Callable[..., Any], identity: flo
 
 
 def _steps(device: Binder, few: Array, many: Array) -> list[tuple[Array, Array]]:
-    """Return the pairs of images between which one axis after another is pooled.
+    """Return one pair of images per spatial axis, from `many` through scratch images to `few`.
 
-    The first image of a pair has one more unpooled axis than the second.  The first pair starts at `many`, the last ends at `few`.
+    The first image of a pair has one more unpooled axis than the second.  Scratch images have room for one block of planes.
     """
     each = next(_blocks(few)).stop
     images = [many]
@@ -87,7 +93,10 @@ def _steps(device: Binder, few: Array, many: Array) -> list[tuple[Array, Array]]
 
 
 def _cut(image: Array, block: slice, *whole: Array) -> Array:
-    """Return the block's part of an image in `whole`, or the start of a scratch image, which has room for one block."""
+    """Return the part of an image that belongs to a block of planes.
+
+    The images in `whole` have all planes.  Any other image is scratch, in which the block begins at index 0.
+    """
     return image[block] if any(image is each for each in whole) else image[: block.stop - block.start]
 
 
@@ -109,7 +118,7 @@ def maxima_by_axes(op: MaxPool, device: Binder, inputs: Sequence[Array], outputs
 
 
 def _shares(window: Window, x: Array, y: Array) -> Array:
-    """Return 1 / (number of elements) of each window of y as [*spatial, 1], or one value if all are equal."""
+    """Return the reciprocal of the number of elements in each window of y, as [*spatial, 1]; a single value if all windows have the same number."""
     count = counts(np, window, x.shape[1:-1], y.shape[1:-1], x.dtype)[..., None]
     return 1 / (count.ravel()[:1] if (count == count.ravel()[0]).all() else count)
 

@@ -47,7 +47,7 @@ def row_calls(
 ) -> list[Call] | None:
     """Return the calls for NumPy arrays, or None if the index space is empty or the formulas cannot be compiled to NumPy calls.
 
-    Arrays that have no view as matrix, row or column of this space are copied.
+    Arrays that have no view as matrix, row or column of this space are copied.  Output k may share memory with the inputs over[k].
     """
     copies = operand_copies(space, inputs, outputs, lambda view: _matrix(view, space) is not None, device.scratch)
     compiled = _program(formulas, space, over, copies.views, len(inputs))
@@ -60,7 +60,10 @@ def row_calls(
 def _program(
     formulas: tuple[Expression, ...], space: IndexSpace, over: Mapping[int, Sequence[int]], views: Sequence[Array | None], n: int
 ) -> tuple[RowProgram, list[Array], list[Array]] | None:
-    """Return the compiled program, and the inputs (the first n views) and outputs as matrices; None if a view or the program is missing."""
+    """Return the compiled program, the inputs (the first `n` views) and the outputs (the other views) as matrices.
+
+    The result is None if the space is empty, if a view is missing, or if the formulas cannot be compiled.
+    """
     matrices = [_matrix(view, space) for view in views]
     if not math.prod(space.sizes) or any(a is None for a in matrices):
         return None
@@ -138,7 +141,7 @@ _FLAT: ViewFunction = methodcaller("reshape", -1)
 
 
 class _BlockCalls:
-    """The calls for one block of this many rows, prepared once and then bound to arrays."""
+    """The calls for one block of `rows` rows, prepared without arrays; `of` binds the calls to arrays."""
 
     def __init__(
         self,
@@ -278,7 +281,10 @@ def row_max_calls(x: Array, y: Array) -> list[Call]:
 
 
 def _pick(x: Array, at: Array, starts: Array, columns: int, index: Array, y: Array) -> None:
-    """Compute y[i] = x[i, at[i]], or 0 if there is no such column."""
+    """Compute y[i] = x[i, at[i]] for a flat, row-major x, or 0 if column at[i] does not exist.
+
+    `starts` has the flat index at which each row of x begins, and `index` is scratch.
+    """
     np.add(starts, at, index)
     x.take(index, out=y, mode="clip")
     if at.size and (at.min() < 0 or at.max() >= columns):
@@ -286,7 +292,7 @@ def _pick(x: Array, at: Array, starts: Array, columns: int, index: Array, y: Arr
 
 
 def _put(y: Array, at: Array, value: Array, rows: Array) -> None:
-    """Write y[i, at[i]] = value[i], if there is such a column."""
+    """Write value[i], or the only value, to y[i, at[i]] for each row i in `rows`; skip columns that do not exist."""
     if at.size and (at.min() < 0 or at.max() >= y.shape[1]):
         inside = (at >= 0) & (at < y.shape[1])
         at, rows, value = at[inside], rows[inside], value[inside] if value.size > 1 else value

@@ -88,7 +88,10 @@ def _levels(order: Sequence[Expression], inputs: Sequence[int]) -> dict[Expressi
 
 
 def _lowered(outputs: Sequence[Expression], inputs: Sequence[int]) -> list[Expression]:
-    """Lower expressions to primitives of one call each; an output that is an input or an earlier output becomes a copy."""
+    """Lower expressions to primitives of one call each; `inputs` has the level of each input.
+
+    An output that is an input or an earlier output becomes a copy.
+    """
     order = in_order(outputs)
     readers = Counter(y for x in order for y in x.arguments)
     levels = _levels(order, inputs)
@@ -110,9 +113,9 @@ def _lowered(outputs: Sequence[Expression], inputs: Sequence[int]) -> list[Expre
 
 
 def _as_product(x: Expression, readers: Mapping[Expression, int], levels: Mapping[Expression, int]) -> tuple[str, Sequence[Expression]] | None:
-    """Return the function and the arguments of a sum of products, or of a value that differs in one column of each row.
+    """Return the row function, such as "row_dot", that computes x in one call, and its arguments; None if no function does.
 
-    For any other expression, return None.
+    These functions compute sums of products, sums of one element per row, and values that differ in one column of each row.
     """
     at = _column_of(x, readers, levels)
     if at is not None and x.primitive == "where" and levels[x.arguments[1]] in (FIXED, ROW) and levels[x.arguments[2]] in (FIXED, FULL):
@@ -149,9 +152,10 @@ def _column_of(x: Expression, readers: Mapping[Expression, int], levels: Mapping
 def compiled_rows(
     outputs: tuple[Expression, ...], inputs: tuple[int, ...], targets: tuple[int, ...], over: tuple[tuple[int, tuple[int, ...]], ...]
 ) -> RowProgram | None:
-    """Compile expressions for inputs and outputs of these levels.
+    """Compile expressions for inputs with the levels `inputs` and outputs with the levels `targets`.
 
-    The result is None if a primitive has no call, or if a result does not fit its output.
+    The result is None if a primitive has no call, or if a result has no axis or an axis that its output lacks.  It is also None if a sum of columns
+    is an operand, or is not an output.
 
     Output k may share memory with the inputs that `over` lists for k, and with no other input.
     """
@@ -243,6 +247,6 @@ class _SlotAssignment:
         return held is None or self.last[held] < i or (elementwise and self.last[held] == i)
 
     def _ends_before_output(self, slot: Slot, x: Expression) -> bool:
-        """Return True if x is not read any more when the output of this slot is computed."""
+        """Return True if the slot is not an output, or if x is not read any more when the output of the slot is computed."""
         where, k = slot
         return where != "output" or self.last[x] <= self.due[k]

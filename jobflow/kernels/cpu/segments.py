@@ -61,7 +61,7 @@ class Groups:
         return (slice(i, min(i + step, len(self))) for i in range(0, len(self), step))
 
     def sums(self, rows: Array, part: slice) -> Array:
-        """Return one sum per group in the slice `part`, over the rows of the group."""
+        """Return the sum of the rows of each group, for the groups in the slice `part`."""
         starts, counts = self.starts[part], self.counts[part]
         alone = _summed_singly(counts)
         sums = rows[self.order[starts]]
@@ -121,9 +121,9 @@ def _sum_segments(op: UnsortedSegmentSum, data: Array, ids: Array, y: Array) -> 
 
 
 def _sum_merged(data: Array, ids: Array, offset: int, y: Array, size: int) -> None:
-    """Compute y[before, k, inner] = the sum of data[before, i, inner] with id k + offset.
+    """Compute y[:, k] as the sum of data[:, i] over all i with ids[i] = k + offset, for each k below `size`.
 
-    Several axes of y may take the place of `before`, of k, and of `inner`.
+    The array `data` is [before, i, inner]; y may have several axes in place of each of its three axes.
     """
     before, _, inner = data.shape
     total = (y if y.flags.c_contiguous else np.empty(y.shape, y.dtype)).reshape(before, size, inner)
@@ -145,7 +145,10 @@ def copied_rows(op: Gather, device: Binder, inputs: Sequence[Array], outputs: Se
 
 
 def _take(op: Gather, params: Array, ids: Array, y: Array) -> None:
-    """Copy the rows of `params` at the ids to y; ids out of range, as in a split table, require a mask."""
+    """Write the entries of `params` at the ids along `op.axis` to y.
+
+    If an id is out of range, the slower kernel of the operation runs.
+    """
     at = ids - op.offset if op.offset else ids
     if at.size and (at.min() < 0 or at.max() >= params.shape[op.axis]):
         op.kernel(np, params, ids, y)
@@ -164,9 +167,10 @@ def rows_by_place(op: BatchGather, device: Binder, inputs: Sequence[Array], outp
 
 
 def _take_elements(op: DimGather | BatchGather, axis: int, offset: int, x: Array, ids: Array, y: Array) -> None:
-    """Compute y = x at the ids along `axis`.
+    """Write the elements of x at the ids along `axis` to y.
 
-    The axes that ids lacks form contiguous rows.  If all ids are in range, no mask is needed.
+    The axes of x that ids lacks form contiguous rows, which are copied whole.  If x is not contiguous or an id is out of range, the slower kernel of
+    the operation runs.
     """
     local = ids.astype(np.int64, copy=False) - offset
     if not x.flags.c_contiguous or not local.size or local.min() < 0 or local.max() >= x.shape[axis]:
@@ -177,7 +181,7 @@ def _take_elements(op: DimGather | BatchGather, axis: int, offset: int, x: Array
 
 
 def _flat(local: Array, axis: int, size: int) -> Array:
-    """Convert ids along one axis to indices into the flattened axes of `local`; -1 for ids out of range."""
+    """Convert the ids `local` along an axis of length `size` to indices into the flattened array; ids out of range become -1."""
     before, inner = local.shape[:axis], local.shape[axis + 1 :]
     inside = (local >= 0) & (local < size)
     lines = np.arange(math.prod(before)).reshape(*before, 1, *(1 for _ in inner)) * size

@@ -47,7 +47,7 @@ def _choose(op: TopK, x: Array, values: Array, indices: Array) -> None:
 
 
 def _selected(op: TopK, rows: Array) -> tuple[Array, Array]:
-    """Return the indices and values of the first k elements of each row, in order.
+    """Return the indices and values of the k largest (or smallest) elements of each row, in sorted order.
 
     In a copy of the rows, selected elements are overwritten with the value that sorts last.
     """
@@ -74,7 +74,7 @@ def _selected(op: TopK, rows: Array) -> tuple[Array, Array]:
 
 
 def _last(dtype: np.dtype, largest: bool) -> np.generic:
-    """Return the value of this type that, apart from NaN, sorts after all other values."""
+    """Return the value that sorts after all others, apart from NaN: the smallest value of the type if `largest`, otherwise the largest."""
     if dtype.kind == "b":
         return np.bool_(not largest)
     if dtype.kind in "iu":
@@ -83,7 +83,7 @@ def _last(dtype: np.dtype, largest: bool) -> np.generic:
 
 
 def _partitioned(op: TopK, rows: Array) -> Array:
-    """Return the indices of the first k elements of each row, in order, computed by partition."""
+    """Return the indices of the k largest (or smallest) elements of each row, in sorted order, computed by partition."""
     at = rows.shape[1] - op.k if op.largest else op.k - 1
     limit = np.partition(rows, at, axis=1)[:, at]
     ordered = limit == limit  # False if the k-th is NaN, which equals nothing
@@ -96,7 +96,7 @@ def _partitioned(op: TopK, rows: Array) -> Array:
 
 
 def _first_columns(op: TopK, rows: Array, limit: Array) -> Array:
-    """Return the indices of the first k elements of each row, in order; `limit` is the k-th value of each row."""
+    """Return the indices of the k largest (or smallest) elements of each row, in sorted order; `limit` is the k-th of them in each row."""
     among = np.less(rows, limit[:, None]) if op.largest else np.less_equal(rows, limit[:, None])
     indices = np.flatnonzero(np.logical_not(among, out=among) if op.largest else among)  # NaN sorts as the largest value
     if indices.size > len(rows) * op.k:
@@ -106,7 +106,10 @@ def _first_columns(op: TopK, rows: Array, limit: Array) -> Array:
 
 
 def _first_equals(row: Array, value: Array, limit: Array, k: int) -> Array:
-    """Return a mask that keeps k elements per row, by dropping the last of the elements that equal the limit."""
+    """Return a mask that keeps k of the candidate elements of each row, and drops the last candidates that equal the limit.
+
+    `row` and `value` have one entry per candidate, and `limit` has one per row.
+    """
     equal = value == limit[row]
     counts, equals = (np.bincount(row_indices, minlength=len(limit)) for row_indices in (row, row[equal]))
     keep = np.ones(len(row), np.bool_)

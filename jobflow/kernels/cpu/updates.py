@@ -1,4 +1,4 @@
-"""Updates of variables in NumPy: of whole variables, of the rows of tables that a step has read, and guarded updates."""
+"""Updates of variables in NumPy: updates of whole variables, updates of the table rows that a step has read, and guarded updates."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _fill(
 
 @lru_cache(1024)
 def without_gradient(op: OptimizerUpdate, dtype: DType) -> tuple[Expression, ...] | None:
-    """Return the new values of elements whose gradient is zero, or None if such elements do not change."""
+    """Return the expressions of the variables' new values for elements with a zero gradient, or None if these elements do not change."""
     n = op.count
     inputs = [language.element(i, dtype) for i in range(n + 1)]
     scalars = [language.number(n + i, dtype) for i in range(len(op.scalars(functions(np), 0.0, 0)))]
@@ -98,9 +98,9 @@ def updates_of_read_rows(op: RowUpdate, device: Binder, inputs: Sequence[Array],
 def row_calls(
     op: RowUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array], over_all: Callable[[Sequence[Array]], list[Call]]
 ) -> list[Call]:
-    """Return the calls that update the rows of a table which a step has read.
+    """Return the calls that update the table rows that a step has read.
 
-    `over_all(scalars)` returns calls that update all rows of the outputs in place, as rows without a gradient.
+    `over_all(scalars)` returns calls that first update all rows of the outputs in place, as if their gradients were zero.
     """
     variables, rows, ids, inputs_of_step = op.split(tuple(inputs))
     dtype = dtype_of(variables[0].dtype)
@@ -129,7 +129,7 @@ class _Temporary:
 
 @dataclass
 class _ReadRows:
-    """The rows of tables that a step has read; `old` is scratch for one row per id."""
+    """The table rows that a step has read, their gradients `rows`, and their values before the update in `old`."""
 
     offset: int
     tables: Sequence[Array]

@@ -108,7 +108,10 @@ class Axis:
         return matrices(self.m, self.r)[2][:, columns].astype(dtype)
 
     def spans(self, size: int, before: int, out: int, group: int) -> list[_Span]:
-        """Return the spans of an axis, `group` tiles each; `valid_*` are slices relative to the start of the span."""
+        """Return the spans of an axis with `size` inputs and `out` outputs, `group` tiles each; `before` is the padding at its beginning.
+
+        The slices `valid_*` are relative to the start of the span.
+        """
         spans = []
         for first in range(0, -(-out // self.m), group):
             tiles = min(group, -(-out // self.m) - first)
@@ -120,7 +123,7 @@ class Axis:
         return spans
 
     def group(self, out: int, row_bytes: int) -> int:
-        """Return the number of tiles per block, if the values of one tile take `row_bytes` bytes."""
+        """Return the number of tiles per block for `out` outputs, if the values of one tile take `row_bytes` bytes."""
         tiles = -(-out // self.m)
         most = max(1, min((_WIDEST - self.r + 1) // self.m, _BLOCK // row_bytes))
         return -(-tiles // -(-tiles // most))
@@ -190,9 +193,9 @@ class WinogradBackend:
     near: int | None
 
     def samples(self, n: int, block: int) -> list[slice]:
-        """Return slices of the n samples, such that the values of a block fit `near` bytes; each slice has at least sixteen samples.
+        """Return slices that divide the n samples, so that the values of a block take about `near` bytes.
 
-        `block` is the number of bytes of the values of all samples.
+        `block` is the number of bytes of the values of all samples.  Several slices have multiples of sixteen samples, apart from the last.
         """
         parts = 1 if self.near is None else -(-block // self.near)
         each = max(1, -(-n // (16 * parts))) * 16 if parts > 1 else n
@@ -204,7 +207,7 @@ PRODUCTS = WinogradBackend(lambda transform: transform.products(), lambda a, b, 
 
 
 def _of_tiles(values: Array, tiles: int) -> list[ImageTile]:
-    """Return views of the tiles of values [i,c,(j tile),n]."""
+    """Return a view [c,i,j,n] of each tile of the transformed values [i,c,(j tile),n]."""
     per_tile = values.reshape(*values.shape[:2], -1, tiles, values.shape[3])
     return [ImageTile(per_tile[:, :, :, tile].swapaxes(0, 1), 0, 0) for tile in range(tiles)]
 
@@ -250,7 +253,7 @@ def _input_transform(
 
 
 def _output_calls(backend: WinogradBackend, tiling: _Tiling, row: _Span, column: _Span, memory: _BlockScratch, summed: Array, y: Array) -> list[Call]:
-    """Return the calls for a block of y [o,h,w,n] = A' M A of M [i,o,(j tile),n]."""
+    """Return the calls for a block of the output y [o,h,w,n] = A' M A, where `summed` is M [i,o,(j tile),n]."""
     part = y[:, row.outputs, column.outputs]
 
     def products() -> list[Call]:

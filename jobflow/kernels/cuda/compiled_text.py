@@ -34,7 +34,7 @@ class LoadedText:
 
 
 class TextCompiler:
-    """A compiler of kernel texts for the GPU with this index."""
+    """A compiler of kernel texts for the GPU with the index `index`."""
 
     def __init__(self, index: int, cache: ObjectCache | None = None) -> None:
         self._cupy = importlib.import_module("cupy")

@@ -28,7 +28,7 @@ _LARGEST = 1 << 31
 
 @dataclass(frozen=True)
 class Matrices:
-    """A batch of matrices of one size: strides in elements along rows, columns and the axes of the batch."""
+    """The sizes and strides of a batch of matrices, with strides in elements: `down` to the next row, `along` to the next column."""
 
     rows: int
     columns: int
@@ -43,7 +43,7 @@ class Matrices:
 
     @property
     def leading(self) -> int | None:
-        """The leading dimension of row-major matrices, or None if the elements of a row are not contiguous."""
+        """The leading dimension of row-major matrices; None if the elements of a row are not contiguous, or if rows overlap or are too far apart."""
         if self.columns > 1 and self.along != 1:
             return None
         distance = self.down if self.rows > 1 else max(self.columns, 1)
@@ -100,7 +100,7 @@ def operands(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> tuple
 
 @dataclass(frozen=True)
 class CublasProduct:
-    """An implementation by one call of cuBLAS."""
+    """An implementation of matrix products by one call of cuBLAS."""
 
     name: str = "cublas"
 
@@ -192,7 +192,11 @@ def _transposition(x: Matrices) -> tuple[int, int]:
 
 
 def _addresses(first: int, axes: Sequence[tuple[int, tuple[int, ...]]], operand: int, size: int) -> Any:
-    """Return the addresses of the matrices of a batch, as an array in device memory."""
+    """Return the addresses of one operand's matrices in a batch, as a uint64 array in device memory.
+
+    `first` is the address of the first matrix, and `size` the bytes of an element.  `axes` has the size of each batch axis, and each operand's
+    stride along it in elements.
+    """
     steps = [range(0, count * strides[operand] * size, strides[operand] * size) if strides[operand] else [0] * count for count, strides in axes]
     addresses = np.array([first + sum(offsets) for offsets in product(*steps)], np.uint64)
     return importlib.import_module("cupy").asarray(addresses)

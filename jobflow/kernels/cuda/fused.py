@@ -74,7 +74,7 @@ def bind(
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """A kernel function; it keeps the arrays alive whose addresses are its arguments."""
+    """A callable that launches a kernel function, and keeps the arrays alive whose addresses are arguments of the kernel."""
 
     function: Launcher
     arrays: Sequence[Array]
@@ -85,7 +85,7 @@ class KernelLaunch:
 
 @dataclass(frozen=True)
 class PreparedKernel:
-    """Outputs with index operands in place of indices, and the form and operands of their kernel."""
+    """A kernel before it is printed: outputs with index operands in place of indices, and the form, the index space and the operands."""
 
     outputs: Sequence[Expression]
     form: KernelForm
@@ -150,5 +150,5 @@ def _element_strides(access: OperandAccess, strides: Sequence[int]) -> list[int]
 
 
 def placeholders(arrays: Sequence[Array]) -> list[Array]:
-    """Return NumPy placeholders with the shapes, strides and addresses of arrays of a GPU."""
+    """Return NumPy placeholders with the types, shapes, strides and addresses of arrays of a GPU; NumPy arrays are returned unchanged."""
     return [a if isinstance(a, np.ndarray) else at(TensorType(tuple(a.shape), dtype_of(a.dtype)), tuple(a.strides), int(a.data.ptr)) for a in arrays]

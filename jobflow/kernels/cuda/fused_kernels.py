@@ -37,7 +37,7 @@ class FusedKernel:
 
 @dataclass(frozen=True)
 class EachAlone:
-    """An implementation that runs each member of a region without a fused kernel by the best implementation on GPUs."""
+    """An implementation for the members of a region without a fused kernel: each member runs by the best implementation on GPUs."""
 
     name: str = "nvrtc"
 

@@ -88,17 +88,17 @@ FUNCTIONS: dict[str, str] = {
 
 
 def value_type(dtype: DType) -> str:
-    """Return the C type of a value."""
+    """Return the C type of a variable for values of this type; values of half-precision types are float."""
     return _VALUE[dtype.arithmetic.name]
 
 
 def stored_type(dtype: DType) -> str:
-    """Return the C type of an element in memory."""
+    """Return the C type of an element of this type in memory."""
     return _STORED[dtype.name]
 
 
 def from_memory(text: str, dtype: DType) -> str:
-    """Convert an element in memory to the value used in computations."""
+    """Return the C expression that converts `text`, an element in memory, to the value used in computations."""
     if dtype is bool_:
         return f"{text} != 0"
     if dtype.is_half:
@@ -107,7 +107,7 @@ def from_memory(text: str, dtype: DType) -> str:
 
 
 def to_memory(text: str, dtype: DType) -> str:
-    """Convert a value to an element in memory."""
+    """Return the C expression that converts `text`, a value used in computations, to an element in memory."""
     if dtype.is_half:
         return f"{'to_half' if dtype is float16 else 'to_bfloat'}({text})"
     return text

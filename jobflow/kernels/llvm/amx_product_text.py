@@ -167,7 +167,10 @@ def _row_of_tiles(at: VectorFunction, form: ProductForm, next_panel: str, scale:
 
 
 def _of_triangle(at: VectorFunction) -> tuple[str, str]:
-    """Return the first and the end step in which these rows of a are not zero; the range has at least one step."""
+    """Return the steps along k in which the current rows of a are not zero: the first step, and the step after the last.
+
+    The range has at least one step.
+    """
     row = at.value(f"sdiv i64 {at.value('sub i64 %i, %d')}, {SIDE}")  # the step in which these rows cross the diagonal
     begin = at.most(at.least(row, at.value("sub i64 %steps, 1")), 0)
     end = at.most(at.least(at.value(f"add i64 {row}, 1"), "%steps"), 1)
@@ -215,11 +218,11 @@ def _tile(form: ProductForm, pieces: int, rows: int, columns: int) -> VectorFunc
 
 
 def _pack(form: ProductForm, what: str) -> VectorFunction:
-    """Print the function that packs up to 32 rows of a, or columns of b, as pieces.
+    """Print the function that packs up to 32 rows of a (if `what` is "rows"), or up to 32 columns of b, as bfloat16 pieces.
 
-    The function returns the number of nonzero pieces, at least 1, or more than 3 if the largest magnitude is out of range.  A line of a register has
-    pairs of elements in words.  For a, the lower halves are k = 0 to 15 of a row, and the upper ones k = 16 to 31.  For b, they are 16 columns
-    of row k and of row k + 16.
+    The function returns the number of nonzero pieces, at least 1, or more than 3 if the largest magnitude is out of range.  A line of a register
+    has sixteen words of two elements.  For a, the lower halves of the words are k = 0 to 15 of a row, and the upper halves k = 16 to 31.  For b, they
+    are 16 columns of row k and of row k + 16.
     """
     of_rows = what == "rows"
     at = VectorFunction(form, f"internal i8 @pack_{what}(ptr %x, i64 %down, i64 %along, i64 %count, i64 %depth, ptr %packed)")
@@ -263,7 +266,10 @@ def _pack(form: ProductForm, what: str) -> VectorFunction:
 
 
 def _split(at: VectorFunction, low: str, high: str, to: str) -> None:
-    """Print the split of two vectors into three lines of bfloat16 pairs, and update the largest magnitude and the digits in use."""
+    """Print the split of the float32 vectors `low` and `high` into three lines of bfloat16 pairs, stored from the address `to` on.
+
+    The printed code also updates the largest magnitude and the bits that are set in any value.
+    """
     form = at.form
 
     def integers(value: str) -> str:

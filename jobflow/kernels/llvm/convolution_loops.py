@@ -32,7 +32,7 @@ _MOST = 8
 
 
 class _ReusedScratch:
-    """A device that reuses its scratch arrays for each block of channel groups."""
+    """A device whose scratch arrays are reused by each block of channel groups; each block begins with a call of `again`."""
 
     def __init__(self, device: Binder) -> None:
         self.device, self.xp = device, device.xp
@@ -94,13 +94,13 @@ def _tile(text: Any, filters: int, columns: int, dtype: Any) -> Tile:
 
 
 def _steps(filters: int, taps: int, most_filters: int, most_taps: int) -> int:
-    """Estimate the multiply-adds and loads of all tiles; remaining filters and taps are computed singly."""
+    """Estimate the multiply-adds and loads for tiles of `most_filters` by `most_taps`; remaining filters and taps are computed one at a time."""
     pairs = product(((most_filters, filters // most_filters), (1, filters % most_filters)), ((most_taps, taps // most_taps), (1, taps % most_taps)))
     return sum(m * n * (f * t + f + t) for (f, m), (t, n) in pairs)
 
 
 def _along(array: Array, first: int, at: Sequence[int]) -> int:
-    """Return the offset in bytes of an index along the axes from `first` on."""
+    """Return the offset in bytes of the index `at` along the axes of an array from axis `first` on."""
     return sum(n * array.strides[first + i] for i, n in enumerate(at))
 
 

@@ -55,7 +55,7 @@ class _Code:
         self.lines.append(f"  {text}")
 
     def moved(self, pointer: str, *terms: str) -> str:
-        """Advance a pointer by offsets in bytes."""
+        """Print the addition of `terms`, offsets in bytes, to a pointer; return the new pointer."""
         for term in terms:
             pointer = self.value(f"getelementptr i8, ptr {pointer}, i64 {term}")
         return pointer
@@ -161,7 +161,7 @@ class _Code:
         return values
 
     def pair(self, table: str, at: str) -> tuple[str, str]:
-        """Load both offsets of the table entry `at`."""
+        """Print the loads of the two offsets in entry `at` of a table; return both values."""
         first = self.moved(table, self.times(at, 16))
         return self.value(f"load i64, ptr {first}"), self.value(f"load i64, ptr {self.moved(first, '8')}")
 
@@ -214,7 +214,7 @@ def sums(tile: Tile) -> str:
 
 
 def products(tile: Tile) -> str:
-    """Print the function that computes w.
+    """Print the function that computes w[o, j] as the sum of y[o, x] image[x + offset[j]] over all runs of x.
 
     The function computes `tile.columns` taps at a time, and all taps for a few filters, so that their rows of y stay in the cache.
     """

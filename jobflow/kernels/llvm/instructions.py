@@ -15,12 +15,12 @@ _STORED = {**_REGISTER, "bool": "i8", "float16": "half", "bfloat16": "i16"}
 
 
 def register(dtype: DType, lanes: int = 1) -> str:
-    """Return LLVM's type of a value; a half-precision value is represented as float32."""
+    """Return the LLVM type of a value in registers: a vector for several lanes, with float32 in place of half-precision types."""
     return several(_REGISTER[dtype.arithmetic.name], lanes)
 
 
 def stored(dtype: DType, lanes: int = 1) -> str:
-    """Return LLVM's type of an element in memory."""
+    """Return the LLVM type of an element in memory, or of a vector of `lanes` elements."""
     return several(_STORED[dtype.name], lanes)
 
 
@@ -248,9 +248,9 @@ def _converted(at: Lines, value: str, source: DType, target: DType, lanes: int) 
 
 
 def _limited(at: Lines, value: str, source: DType, target: DType, lanes: int) -> str:
-    """Convert a float to an integer; NaN and values out of range become the smallest integer.
+    """Convert a float to an integer; NaN and values out of range become the smallest integer of the target type.
 
-    One-byte integers are converted to int32 and truncated.
+    For a one-byte target, this rule applies to a conversion to int32, which is then truncated.
     """
     wide = int32 if target.itemsize < int32.itemsize else target
     before, after, truth, (low, high) = register(source, lanes), register(wide, lanes), several("i1", lanes), wide.span
@@ -281,7 +281,7 @@ def rounded(at: Lines, value: str, dtype: DType, lanes: int) -> str:
 
 
 def from_memory(at: Lines, value: str, dtype: DType, lanes: int) -> str:
-    """Convert a loaded element to the value used in computations."""
+    """Print the conversion of loaded elements, one per lane, to the type used in computations; return the name of the result."""
     before = stored(dtype, lanes)
     if dtype is bool_:
         return at.value(f"icmp ne {before} {value}, {'0' if lanes == 1 else 'zeroinitializer'}")
@@ -295,7 +295,7 @@ def from_memory(at: Lines, value: str, dtype: DType, lanes: int) -> str:
 
 
 def to_memory(at: Lines, value: str, dtype: DType, lanes: int) -> str:
-    """Convert a value to an element in memory."""
+    """Print the conversion of values, one per lane, to their type in memory; return the name of the result."""
     after = stored(dtype, lanes)
     if dtype is bool_:
         return at.value(f"zext {several('i1', lanes)} {value} to {after}")

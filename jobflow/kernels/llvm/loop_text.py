@@ -255,7 +255,7 @@ class _Loop:
         self._sixteens("empty", empty)
 
     def _end_row_of_columns(self) -> None:
-        """Print the addition of each block of 64 rows to the totals, as in `on_arrays.compensated`."""
+        """Print the end of a row: after each block of 64 rows, the block's sums are added to the totals, as in `on_arrays.compensated`."""
         if not self.blocks:
             return
         at = self.at
@@ -485,7 +485,7 @@ class _Loop:
         return literal(x.attribute, x.dtype) if x.primitive == "constant" else self.single[x]  # type: ignore[arg-type]
 
     def _wide(self, x: Expression, known: dict[Expression, str]) -> str:
-        """Return a value in sixteen lanes."""
+        """Return x as a vector of sixteen lanes; a value that is the same for the row or the loop is broadcast."""
         if x in known:
             return known[x]
         if x.primitive == "constant":

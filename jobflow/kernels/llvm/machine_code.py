@@ -27,7 +27,7 @@ Function = Callable[[Any], None]
 
 @dataclass(frozen=True)
 class Printed:
-    """A printed module, and a note for the caller of its function."""
+    """The text of an LLVM module, and a note for the caller of its function, such as the types of the scratch rows."""
 
     text: str
     note: str = ""
@@ -113,7 +113,7 @@ class Compiler:
         return self._lookup(text, lambda: Printed(text))[0]
 
     def printed(self, source: str, text: Callable[[], Printed]) -> tuple[Function, str]:
-        """Return the machine code of a text and its note, printing the text only if necessary.
+        """Return the machine code of a printed module and its note; `text` prints the module, and is called only if no cache has the code.
 
         `source` describes the input from which this package prints the text.
         """

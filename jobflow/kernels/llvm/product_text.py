@@ -85,7 +85,10 @@ def _named(vectors: int, whole: bool) -> str:
 
 
 def _tile(form: ProductForm, rows: int, vectors: int, whole: bool) -> VectorFunction:
-    """Print the function for a tile of y: sums over the depth of one panel."""
+    """Print the function that computes a tile of y, `rows` rows by `vectors` vectors, as sums over the depth of one panel.
+
+    The last vector is masked unless `whole` is True.
+    """
     masks, name = {} if whole else {vectors - 1: "%mask"}, _named(vectors, whole)
     at = VectorFunction(
         form,
@@ -359,7 +362,7 @@ def _masks(at: VectorFunction, form: ProductForm, rows: str | int) -> list[str]:
 
 
 def _pack_tile(at: VectorFunction, form: ProductForm, source: str, to: str, masks: Sequence[str]) -> None:
-    """Print the copy of some rows of a at one index of the depth.
+    """Print the copy of a tile's rows of a, at one index of the depth, from the address `source` to the address `to`.
 
     Without masks, all rows of a tile are copied as one vector, because masked stores are slow on most processors.
     """

@@ -59,7 +59,7 @@ def _truncated(std: Expression, mean: Expression, first: Expression, second: Exp
 
 @cache
 def _outputs(formula: Formula | None, planes: int) -> tuple[Expression, ...]:
-    """Return the expressions of the elements of a lane index, or of its four words without a formula.
+    """Return the expressions that a loop computes per lane index: the results of `formula`, or the four random words if `formula` is None.
 
     The inputs are the lane index, the stream, the two words of the key, the plane, and two parameters of the operation.
     """

@@ -23,7 +23,7 @@ LINES = 8
 
 
 def _rows(op: Scan, x: Array, y: Array) -> list[Array] | None:
-    """View source and target as [rows, elements of a row] in the direction of the scan; return None if there are no such views."""
+    """View x and y as [rows, elements of a row] in the direction of the scan; return None if the strides do not allow it."""
     swapped = [a.swapaxes(0, a.ndim - 1) for a in op.operands(x, y)]
     try:
         return [a.reshape(-1, a.shape[-1], copy=False) for a in swapped]

@@ -24,11 +24,7 @@ _IOTA = ", ".join(f"i64 {k}" for k in range(WIDTH))
 
 
 def _geometry(op: Op, data: Array, ids: Array, y: Array) -> tuple[int, ...]:
-    """Return the sizes of a segment sum.
-
-    The first two are the numbers of ids along the axis of the sums and along all later axes.  The others are the number of elements of a row, the
-    number of sums, and the id of the first sum.
-    """
+    """Return five sizes: ids along the axis of the sums, ids along later axes, elements per row, number of sums, id of the first sum."""
     match op:
         case DimScatterAdd():
             return ids.shape[op.axis], math.prod(ids.shape[op.axis + 1 :]), 1, y.shape[op.axis], op.offset

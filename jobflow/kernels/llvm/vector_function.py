@@ -117,7 +117,7 @@ class VectorFunction(Lines):
         self.effect(name, f"{form.vector} {value}", f"ptr align {form.size} {address}", f"{form.mask} {mask}")
 
     def fetch(self, address: str, writes: bool = False) -> None:
-        """Print a prefetch of a cache line."""
+        """Print a prefetch of the cache line at `address`, for a write if `writes` is True, otherwise for a read."""
         self.effect("llvm.prefetch.p0", f"ptr {address}", f"i32 {int(writes)}", "i32 3", "i32 1")
 
     def multiplied(self, a: str, b: str, c: str, name: str = "") -> str:

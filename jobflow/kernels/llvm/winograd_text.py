@@ -82,7 +82,7 @@ def _images(at: VectorFunction, form: TransformForm, name: str, rows: Sequence[L
 
 
 def _inside(at: VectorFunction, k: int | str, low: str, high: str) -> str:
-    """Return the condition that a row or column is inside the image."""
+    """Return the condition %low <= k < %high, under which row or column k is inside the image."""
     return at.value(f"and i1 {at.value(f'icmp sge i64 {k}, %{low}')}, {at.value(f'icmp slt i64 {k}, %{high}')}")
 
 
@@ -92,7 +92,7 @@ def _address_or(at: VectorFunction, base: str, line: Line, exists: str, instead:
 
 
 def _products(at: VectorFunction, form: TransformForm, matrix: Rows, vectors: Sequence[str]) -> list[str]:
-    """Return the product of the matrix and vectors."""
+    """Return, for each row i of the matrix, the sum over k of matrix[i][k] vectors[k]."""
     results: dict[int, str] = {}
     for i, other in _pairs(matrix):
         if other is None:
@@ -126,7 +126,7 @@ def _sum(at: VectorFunction, form: TransformForm, terms: Sequence[tuple[float, s
 
 
 def constants(matrix: Sequence[Sequence[float]]) -> Rows:
-    """Return a matrix without rounding errors in zeros and in equal values."""
+    """Return the matrix without rounding errors: tiny elements become 0, and nearly equal magnitudes become equal."""
     known = [0.0]
     least = NOTHING * max(abs(x) for row in matrix for x in row)
 
