@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from conformance_format import DTYPES, KEPT_AS, Bytes, plain
+from conformance_format import DTYPES, STORED_AS, Bytes, plain
 from torch.nn import functional
 
 #: elements of the largest tensor that is recorded
@@ -95,7 +95,7 @@ class Encoder:
         if strides is not None:
             span = 1 + sum((n - 1) * s for n, s in zip(x.shape, strides, strict=True))
             plain_x = plain_x.as_strided((span,), (1,))
-        plain = plain_x.float() if name in KEPT_AS else plain_x
+        plain = plain_x.float() if name in STORED_AS else plain_x
         written = {"tensor": [self.data.add(plain.numpy(force=True)), name, list(x.shape), strides]}
         return written | {"grad": True} if x.requires_grad else written
 
