@@ -64,7 +64,7 @@ def type_as(x: Tensor, other: Tensor) -> Tensor:
 
 
 def as_type(x: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
-    """Return the name of the tensor's class, such as "jobflow.FloatTensor"; with `dtype`, convert x.
+    """Return the name of the tensor's class, such as "jobflow.FloatTensor"; with `dtype`, return x converted to this type.
 
     `dtype` is an element type, a tensor class, or the name of a tensor class.
     """

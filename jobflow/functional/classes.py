@@ -21,7 +21,7 @@ class _TensorMeta(type):
     dtype: DType | None
 
     def __call__(cls, *arguments: Any, **options: Any) -> AnyTensor:
-        """Return a tensor of zeros from sizes (integers or a Size), or a tensor of the passed data.
+        """Return a tensor of zeros with the passed sizes (integers or a Size), or a tensor of the passed data.
 
         The element type is `dtype=`, else the type of the class, else float32.
         """

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from jobflow.core.errors import ArgumentError, JobError, user_line
+from jobflow.core.errors import ArgumentError, JobError, counted, user_line
 from jobflow.core.layout import Reduction
 from jobflow.core.types import Array, TensorType
 from jobflow.functional.dispatch import all_of, of_tensors
@@ -176,7 +176,8 @@ def _other(here: EagerState, what: str, rank: int) -> None:
 
 def _count(what: str, tensors: Sequence[Tensor], here: EagerState) -> None:
     if len(tensors) != here.rank.size:
-        raise ArgumentError(f"comm.{what} at {user_line()}: the list must have {here.rank.size} tensors, one per rank; got {len(tensors)}")
+        number = counted(here.rank.size, "tensor")
+        raise ArgumentError(f"comm.{what} at {user_line()}: the list must have {number}, one per rank; got {len(tensors)}")
 
 
 globals().update(all_of(__name__, globals(), __name__, of_tensors))

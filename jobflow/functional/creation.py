@@ -69,7 +69,10 @@ class FactoryOptions:
         return layout_of(self.what, self.placement, self.sbp, ndim)
 
     def random_layout(self, ndim: int) -> Layout | None:
-        """Return the layout of a tensor of random values; raise SbpError for an explicit partial layout."""
+        """Return the layout of a tensor of random values, which is never partial.
+
+        A partial layout of `like` becomes broadcast.  Raises: SbpError for a partial `sbp`.
+        """
         layout = self.layout(ndim)
         if layout is not None and any(isinstance(sbp, Partial) for sbp in layout.sbp):
             if self.placement is None and self.like is not None:
@@ -123,19 +126,23 @@ def zeros(*sizes: Any, **options: Any) -> Tensor:
 
 
 def ones(*sizes: Any, **options: Any) -> Tensor:
-    """Return a tensor of ones; arguments as in `zeros`.  In a partial layout, the first rank stores ones and the other ranks store zeros."""
+    """Return a tensor of ones; the arguments are the same as in `zeros`.
+
+    Along a mesh dimension of partial sums, the first rank stores ones and the other ranks store zeros.
+    """
     return _filled("ones", shape_of("ones", sizes, options), 1, FactoryOptions("ones", options))
 
 
 def empty(*sizes: Any, **options: Any) -> Tensor:
-    """Return a tensor of zeros to be overwritten; arguments as in `zeros`."""
+    """Return a tensor of zeros, which are meant to be overwritten; the arguments are the same as in `zeros`."""
     return _filled("empty", shape_of("empty", sizes, options), 0, FactoryOptions("empty", options))
 
 
 def full(size: Any, fill_value: Any, **options: Any) -> Tensor:
-    """Return a tensor of shape `size` filled with `fill_value`; keywords as in `zeros`.
+    """Return a tensor of shape `size` filled with `fill_value`; `options` are the keywords of `zeros`.
 
-    The element type is int64 or bool for an integer or bool value, otherwise the default type.
+    The element type defaults to int64 or bool for an integer or bool value, otherwise to `get_default_dtype()`.
+    Raises: DtypeError for a value that is not a number.
     """
     value = number(fill_value, "full")
     shape = shape_of("full", (size,), {})
@@ -159,47 +166,59 @@ def _like(what: str, x: Tensor, value: Number, options: dict[str, Any]) -> Tenso
 
 
 def zeros_like(x: Tensor, **options: Any) -> Tensor:
-    """Return zeros with the shape of x.  Keywords as in `zeros`; the defaults are the element type and layout of x."""
+    """Return a tensor of zeros with the shape of x.  `options` are the keywords of `zeros`; x provides the default element type and layout."""
     return _like("zeros_like", x, 0, options)
 
 
 def ones_like(x: Tensor, **options: Any) -> Tensor:
-    """Return ones with the shape of x.  Keywords as in `zeros`; the defaults are the element type and layout of x."""
+    """Return a tensor of ones with the shape of x.  `options` are the keywords of `zeros`; x provides the default element type and layout."""
     return _like("ones_like", x, 1, options)
 
 
 def empty_like(x: Tensor, **options: Any) -> Tensor:
-    """Return a tensor with the shape of x to be overwritten.  Keywords as in `zeros`; the defaults are the element type and layout of x."""
+    """Return a tensor of zeros with the shape of x, which are meant to be overwritten.
+
+    `options` are the keywords of `zeros`; x provides the default element type and layout.
+    """
     return _like("empty_like", x, 0, options)
 
 
 def full_like(x: Tensor, fill_value: Any, **options: Any) -> Tensor:
-    """Return a tensor with the shape of x, filled with `fill_value`.  Keywords as in `zeros`; the defaults are the element type and layout of x."""
+    """Return a tensor with the shape of x, filled with the number `fill_value`.
+
+    `options` are the keywords of `zeros`; x provides the default element type and layout.
+    """
     return _like("full_like", x, number(fill_value, "full_like"), options)
 
 
 def new_zeros(x: Tensor, *sizes: Any, **options: Any) -> Tensor:
-    """Return zeros of the shape `sizes`.  Keywords as in `zeros`; the defaults are the element type and layout of x."""
+    """Return a tensor of zeros in the shape `sizes`.  `options` are the keywords of `zeros`; x provides the default element type and layout."""
     return _filled("new_zeros", shape_of("new_zeros", sizes, options), 0, FactoryOptions("new_zeros", options, x.dtype, x))
 
 
 def new_ones(x: Tensor, *sizes: Any, **options: Any) -> Tensor:
-    """Return ones of the shape `sizes`.  Keywords as in `zeros`; the defaults are the element type and layout of x."""
+    """Return a tensor of ones in the shape `sizes`.  `options` are the keywords of `zeros`; x provides the default element type and layout."""
     return _filled("new_ones", shape_of("new_ones", sizes, options), 1, FactoryOptions("new_ones", options, x.dtype, x))
 
 
 def new_empty(x: Tensor, *sizes: Any, **options: Any) -> Tensor:
-    """Return a tensor of the shape `sizes` to be overwritten.  Keywords as in `zeros`; the defaults are the element type and layout of x."""
+    """Return a tensor of zeros in the shape `sizes`, which are meant to be overwritten.
+
+    `options` are the keywords of `zeros`; x provides the default element type and layout.
+    """
     return _filled("new_empty", shape_of("new_empty", sizes, options), 0, FactoryOptions("new_empty", options, x.dtype, x))
 
 
 def new_full(x: Tensor, size: Any, fill_value: Any, **options: Any) -> Tensor:
-    """Return a tensor of shape `size` filled with `fill_value`.  Keywords as in `zeros`; the defaults are the element type and layout of x."""
+    """Return a tensor of shape `size` filled with the number `fill_value`.
+
+    `options` are the keywords of `zeros`; x provides the default element type and layout.
+    """
     return _filled("new_full", shape_of("new_full", (size,), {}), number(fill_value, "new_full"), FactoryOptions("new_full", options, x.dtype, x))
 
 
 def new_tensor(x: Tensor, data: Any, **options: Any) -> Tensor:
-    """Return a tensor with a copy of `data`.  Keywords as in `zeros`; the defaults are the element type and layout of x."""
+    """Return a tensor with a copy of `data`.  `options` are the keywords of `zeros`; x provides the default element type and layout."""
     return _from_data("new_tensor", data, options, x.dtype, x)
 
 
@@ -209,8 +228,9 @@ def new_tensor(x: Tensor, data: Any, **options: Any) -> Tensor:
 def tensor(data: Any, **options: Any) -> Tensor:
     """Return a tensor with a copy of the data: a number, nested lists, a NumPy array or another tensor.
 
-    Python floats become float32 and Python integers int64; arrays keep their element type.  With placement= and sbp=, every rank passes
-    the whole logical value and stores its piece.  In the body of a job, the data become a constant with their values at tracing.
+    Python floats get the element type `get_default_dtype()`, and Python integers int64; arrays keep their element type.  With placement= and
+    sbp=, every rank passes the whole logical value and stores its piece.  In the body of a job, the data become a constant with their values
+    at tracing.
     Raises: DivergedError on every rank if ranks pass different data; ShapeError for nested lists of unequal lengths; DtypeError for data of
     an unsupported type.
     """
@@ -240,7 +260,10 @@ def _from_data(what: str, data: Any, options: dict[str, Any], dtype: DType | Non
 
 
 def _check_span(what: str, array: Array, dtype: DType) -> None:
-    """Raise DtypeError for Python numbers outside the range of an integer type; negative numbers wrap around in unsigned types."""
+    """Raise DtypeError if `array`, the Python numbers of the user, exceeds the range of the integer type `dtype`.
+
+    An unsigned type accepts negative numbers, which wrap around.
+    """
     low, high = dtype.span
     low = low or -high
     outside = array[~((np.trunc(array) >= low) & (array < high + 1))]
@@ -251,7 +274,7 @@ def _check_span(what: str, array: Array, dtype: DType) -> None:
 
 
 def traces_job() -> bool:
-    """Return True while the body of a job is traced, where tensors have neither values nor layouts."""
+    """Return True while the body of a job is traced; the tensors of the body have neither values nor layouts."""
     tracer = building_now()
     return tracer is not None and not tracer.lays
 
@@ -264,7 +287,10 @@ def _holding(array: Array) -> Tensor:
 
 
 def array_of(what: str, data: Any) -> Array:
-    """Return a copy of the data as an array of a supported element type; Python floats become float64."""
+    """Return a copy of the data as an array of a supported element type; Python floats become float64.
+
+    Raises: ShapeError for nested lists of unequal lengths, DtypeError for an unsupported element type.
+    """
     check_numbers(what, data)
     try:
         array = np.array(_tensors_as_arrays(what, data))
@@ -282,7 +308,7 @@ def array_of(what: str, data: Any) -> Array:
 
 
 def _tensors_as_arrays(what: str, data: Any) -> Any:
-    """Replace tensors within nested lists by arrays."""
+    """Return `data` with the tensors in its nested lists replaced by arrays; raise JobError for a traced tensor."""
     if isinstance(data, Tensor):
         if data.traced is not None:
             raise JobError(
@@ -332,9 +358,9 @@ def _shortened(array: Array) -> str:
 
 
 def as_tensor(data: Any, **options: Any) -> Tensor:
-    """Return the data as a tensor, without a copy where possible.
+    """Return the data as a tensor, without a copy where possible; `options` are the keywords of `zeros`.
 
-    A NumPy array of the requested element type shares its memory with the tensor.  A tensor of this type is returned unchanged.
+    Without a placement, a tensor of the requested element type is returned unchanged, and a NumPy array of this type shares its memory.
     """
     if isinstance(data, Tensor) and not options.get("placement"):
         spec = FactoryOptions("as_tensor", options, data.dtype)
@@ -428,7 +454,7 @@ def _whole(spec: FactoryOptions) -> Any:
 
 
 def eye(n: int, m: int | None = None, **options: Any) -> Tensor:
-    """Return an n x m matrix with ones on the diagonal and zeros elsewhere; m defaults to n."""
+    """Return an n x m matrix with ones on the diagonal and zeros elsewhere; m defaults to n.  `options` are the keywords of `zeros`."""
     spec = FactoryOptions("eye", options)
     target = spec.layout(2)
     where = {"placement": spec.placement, "sbp": _whole(spec)}

@@ -9,7 +9,7 @@ import numpy as np
 
 import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ArgumentError, JobError, ShapeError, user_line
+from jobflow.core.errors import ArgumentError, JobError, ShapeError, counted, user_line
 from jobflow.core.layout import Layout
 from jobflow.core.types import TensorType
 from jobflow.functional.gradients import enable_grad, grad, no_grad, seeds_of, set_grad_enabled, tensors_of
@@ -35,7 +35,8 @@ def backward(
 ) -> None:
     """Add the gradients of the sum of `tensors`, weighted by `grad_tensors`, to the `grad` of the leaves, or only of `inputs`.
 
-    The graph is released unless `retain_graph` or `create_graph` is set.  `create_graph` also records the computation of the gradients.
+    A weight defaults to 1.0 for a tensor of one element.  The graph is released unless `retain_graph` or `create_graph` is set.
+    `create_graph` also records the computation of the gradients.
     Raises: ArgumentError for arguments that are not tensors, or for different numbers of `tensors` and `grad_tensors`.
     """
     roots = tensors_of("backward", "tensors", tensors)
@@ -138,7 +139,7 @@ class Function:
 
 
 def _results(saved: Saved, arguments: Sequence[Any], outputs: Sequence[Any], node: TapeNode | None) -> list[Any]:
-    """Return the outputs, attached to `node`.
+    """Return the outputs of `forward`, attached to `node`; raise ArgumentError if a dirty tensor is not among the outputs.
 
     An argument among the outputs is replaced by a new tensor in the same memory, except for a dirty argument.
     """
@@ -207,7 +208,8 @@ class _Backward:
         listed = list(returned) if isinstance(returned, tuple | list) else [returned]
         what, expected = f"{self.function.__name__}.backward at {user_line()}", len(self.arguments)
         if len(listed) < expected or any(gradient is not None for gradient in listed[expected:]):
-            raise ArgumentError(f"{what}: {len(listed)} gradients are returned for {expected} arguments of forward; return one per argument")
+            result, arguments = counted(len(listed), "gradient"), counted(expected, "argument")
+            raise ArgumentError(f"{what}: backward returns {result} for {arguments} of forward; return one gradient per argument")
         return [self._check_gradient(what, i, gradient) for i, gradient in enumerate(listed[:expected])]
 
     def _check_gradient(self, what: str, i: int, gradient: Any) -> Tensor | None:

@@ -194,7 +194,7 @@ else:
 
 
 def all_of(module: str, functions: Mapping[str, Any], package: str | tuple[str, ...], wrap: Callable[..., Any], *more: Any) -> dict[str, Any]:
-    """Return the public functions of a module by name, each wrapped by `wrap`.
+    """Return the public functions among `functions` by name, wrapped by `wrap(function, name, *more)` and named as members of `module`.
 
     Functions defined outside of `package` are omitted.
     """
@@ -206,7 +206,7 @@ def all_of(module: str, functions: Mapping[str, Any], package: str | tuple[str, 
 
 
 def called_as(function: FunctionType, word: str) -> FunctionType:
-    """Return the function with `word` as its name in Python's own error messages."""
+    """Return a copy of the function with the name `word`, which Python's errors about its arguments then use."""
     if function.__qualname__ == word:
         return function
     copy = FunctionType(function.__code__, function.__globals__, word, function.__defaults__, function.__closure__)

@@ -75,7 +75,7 @@ def uniform_(x: Tensor, a: float = 0.0, b: float = 1.0, *, generator: Any = None
 
 
 def random_(x: Tensor, low: int = 0, high: int | None = None, *, generator: Any = None) -> Tensor:
-    """Fill x with uniform random integers of [low, high), and return x; random_(high) starts at 0.
+    """Fill x with uniform random integers in [low, high), and return x; random_(high) starts at 0.
 
     By default, `high` is 2**24 for floats, and the largest integer of the type, at most 2**31, for integers.
     """

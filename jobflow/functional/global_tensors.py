@@ -151,7 +151,7 @@ def _on_device(x: Tensor, target_device: Any, what: str) -> Tensor:
 
 
 def _on_device_type(x: Tensor, target_device: Any, what: str) -> Tensor:
-    """Return a global tensor on the same ranks, with another device type."""
+    """Return the global tensor x on the same ranks, with the device type `target_device`; raise PlacementError for another device."""
     assert x.layout is not None
     tag = target_device.type if isinstance(target_device, where.device) and not target_device.index else target_device
     if tag not in where.TYPES:
@@ -165,10 +165,11 @@ def _on_device_type(x: Tensor, target_device: Any, what: str) -> Tensor:
 
 
 def to(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
-    """Return x converted to another element type, device or layout; for a tensor argument y, with the properties of y.
+    """Return x converted to another element type, device, placement or sbp.
 
     x.to(flow.float16)   x.to("cuda")   x.to("cpu", flow.float64)   x.to(y)   x.to(placement=p, sbp=s)
 
+    A tensor argument y selects its element type, and its device or its placement and sbp.  `copy=True` never returns x itself.
     Raises: ConfigError for a device together with placement or sbp; ArgumentError, DtypeError for other arguments.
     """
     copy = options.pop("copy", False)

@@ -120,7 +120,7 @@ class Check:
             raise ArgumentError(f"{self.what} at {user_line()}: none of the {len(inputs)} inputs requires gradients; call requires_grad_()")
         for i, x in targets.items():
             if x.dtype is not float64:
-                raise DtypeError(f"{self.what} at {user_line()}: input {i} is {x.tensor_type}; finite differences need float64, use x.double()")
+                raise DtypeError(f"{self.what} at {user_line()}: input {i} is {x.tensor_type}, but finite differences need float64; use x.double()")
         problem = self.problem(inputs, targets)
         if problem is not None and raises:
             raise GradcheckError(f"{self.what} at {user_line()}: {problem}")
@@ -147,14 +147,14 @@ class Check:
         return None
 
     def directions(self, type: TensorType, random: np.random.Generator) -> Array:
-        """Return a matrix whose rows are direction vectors of a tensor: one unit vector per element, or one random vector in fast mode."""
+        """Return a matrix of directions for tensors of `type`: one unit vector per element, or in fast mode a single random row."""
         if not self.fast:
             return np.eye(type.size)
         sample = random.standard_normal((1, type.size))
         return sample / max(float(np.linalg.norm(sample)), 1.0)
 
     def gradients(self, inputs: Sequence[Any], targets: dict[int, Tensor], seeds: Sequence[Array]) -> list[dict[int, Array]]:
-        """Return the gradients as one dict per output, by index of the input, with one row per seed."""
+        """Return one dict per output of `func`: from the index of each target to its gradients, a matrix with one row per row of `seeds`."""
         by_output: list[dict[int, Array]] = []
         outputs = _outputs(self.func, inputs)
         for y, rows in zip(outputs, seeds, strict=True):
@@ -168,7 +168,7 @@ class Check:
         return by_output
 
     def differences(self, inputs: Sequence[Any], i: int, x: Tensor, directions: Array) -> list[Array]:
-        """Return the central differences by output, with one row per direction of change of input i."""
+        """Return one matrix per output of `func`: the central differences for input i, moved from x along each row of `directions`."""
         value = x.detach().numpy()
         rows: list[list[Array]] = []
         for direction in directions:
@@ -180,7 +180,7 @@ class Check:
         return [np.array(each) for each in zip(*rows, strict=True)]
 
     def describe(self, at: str, gradients: Array, differences: Array, wrong: Array, y: TensorType, x: TensorType) -> str:
-        """Describe the first wrong gradient, with the number of wrong elements."""
+        """Return a description of the first wrong gradient, with the number of wrong elements except in fast mode."""
         r, c = (int(n) for n in np.argwhere(wrong)[0])
         values = f"{gradients[r, c]:.8g}, by differences {differences[r, c]:.8g}"
         if self.fast:

@@ -63,7 +63,7 @@ def _number(here: EagerState, x: Value) -> float:
 
 
 def _together(here: EagerState, parts: Sequence[Value], p: float) -> float:
-    """Return the sum of the parts, or their maximum for infinite p.
+    """Return the sum of the scalar tensors `parts`, or their maximum for infinite p, as a float.
 
     Parts on the same placement are combined first, to gather once per placement.
     """
@@ -140,7 +140,7 @@ def _clipped_when_run(what: str, grads: Sequence[Tensor], max_norm: float, p: fl
 
 
 def _added(parts: Sequence[Value], p: float) -> Tensor:
-    """Return the float64 sum of the parts, or their maximum for infinite p, on the placement of the first part.
+    """Return the float64 sum of the scalar tensors `parts`, or their maximum for infinite p, on the placement of the first part.
 
     Parts on the same placement are combined first.
     """

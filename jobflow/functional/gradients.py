@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 import numpy as np
 
-from jobflow.core.errors import ArgumentError, DtypeError, JobError, PlacementError, ShapeError, user_line
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, PlacementError, ShapeError, counted, user_line
 from jobflow.core.types import Typed
 from jobflow.functional.dispatch import attribute, method
 from jobflow.functional.typed import Tensor
@@ -46,6 +46,7 @@ def backward(
 
     `gradient` defaults to 1.0 for a tensor of one element.  The graph is released unless `retain_graph` or `create_graph` is set.
     `create_graph` also records the computation of the gradients, for gradients of gradients.
+    Raises: JobError unless x requires gradients, or if `gradient` is missing for several elements.
     """
     tracer = building_now()
     if (x.traced is not None or tracer is not None) and (tracer is None or not tracer.differentiates):
@@ -77,12 +78,16 @@ def tensors_of(what: str, name: str, argument: Any) -> list[Tensor]:
 
 
 def seeds_of(what: str, name: str, argument: Any, roots: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return one output gradient per root, where None stands for 1.0; raise ArgumentError for another number of gradients."""
+    """Return a list with one output gradient per tensor of `roots`, from a tensor, a sequence, or None for all; an element None stands for 1.0.
+
+    Raises: ArgumentError for another number of gradients.
+    """
     if argument is None:
         return [None] * len(roots)
     seeds = [argument] if isinstance(argument, Tensor) else list(argument)
     if len(seeds) != len(roots):
-        raise ArgumentError(f"{what} at {user_line()}: {len(seeds)} {name} are passed for {len(roots)} tensors; pass one per tensor")
+        number, tensors = counted(len(seeds), "gradient"), counted(len(roots), "tensor")
+        raise ArgumentError(f"{what} at {user_line()}: {name} has {number} for {tensors}; pass one gradient per tensor")
     return seeds
 
 
@@ -281,7 +286,7 @@ def _set_grad(x: Tensor, gradient: Tensor | None) -> None:
 
 
 def _check_grad(x: Tensor, gradient: Tensor) -> None:
-    """Raise an error, at the assignment, for a gradient that no optimizer could apply to x."""
+    """Raise an error unless `gradient` is another tensor with the shape, element type and placement of x, as optimizers require."""
     what = f"grad at {user_line()}"
     if not isinstance(gradient, Tensor):
         raise DtypeError(f"{what}: the gradient of {x.tensor_type} must be a tensor or None; got {described(gradient)}")
@@ -298,10 +303,10 @@ def _check_grad(x: Tensor, gradient: Tensor) -> None:
         )
     if None in (gradient.layout, x.layout) and gradient.layout is not x.layout:
         kinds = ["local" if each.layout is None else f"global, {each.layout}" for each in (gradient, x)]
-        raise PlacementError(f"{what}: the gradient is {kinds[0]}, the tensor {x.tensor_type} is {kinds[1]}; use to_global or to_local")
+        raise PlacementError(f"{what}: the gradient is {kinds[0]}, but the tensor {x.tensor_type} is {kinds[1]}; use to_global or to_local")
     if gradient.layout is not None and x.layout is not None and gradient.layout.placement != x.layout.placement:
         raise PlacementError(
-            f"{what}: the gradient is on {gradient.layout}, the tensor {x.tensor_type} on {x.layout}; use grad.to_global(placement=...)"
+            f"{what}: the gradient is on {gradient.layout}, but the tensor {x.tensor_type} is on {x.layout}; use grad.to_global(placement=...)"
         )
 
 
@@ -356,10 +361,9 @@ class RemovableHandle:
 
 
 def register_hook(x: Tensor, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
-    """Call `hook` with the gradient of x during backward; a returned tensor replaces the gradient.
+    """Register `hook`, which backward calls with the gradient of x, and return a handle that removes the hook.
 
-    Returns a handle that removes the hook.
-    Raises: ArgumentError unless `hook` is callable, JobError unless x requires gradients.
+    A tensor that the hook returns replaces the gradient.  Raises: ArgumentError unless `hook` is callable, JobError unless x requires gradients.
     """
     tensors_of("register_hook", "x", x)
     if not callable(hook):

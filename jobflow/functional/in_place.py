@@ -31,7 +31,8 @@ OPERATORS = {
 def written(x: Tensor, what: str, value: Tensor) -> Tensor:
     """Overwrite x with `value`, and return x.
 
-    Raises: JobError for a leaf that requires gradients while operations are recorded, ShapeError, DtypeError.
+    The value may have a lower kind of element type (bool, integer, float), or another layout on the same placement.
+    Raises: JobError as in `check_writable`; ShapeError, DtypeError, PlacementError for another value.
     """
     check_writable(x, what)
     if value.tensor_type.shape != x.tensor_type.shape:
@@ -54,7 +55,10 @@ def written(x: Tensor, what: str, value: Tensor) -> Tensor:
 
 
 def check_writable(x: Tensor, what: str) -> None:
-    """Raise JobError for a leaf, or a view of a leaf, whose gradient would be lost, and for a view with separate memory."""
+    """Raise JobError if an in-place operation must not overwrite x.
+
+    Reasons are the lost gradient of a leaf or its view, and memory that is copied, read-only or shared by several elements.
+    """
     if x.traced is None and x._copied_from is None:
         writing.may_write(state(), x, what)
     check_memory(x, what)

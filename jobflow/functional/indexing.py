@@ -1,8 +1,8 @@
 """Indexing: x[...] and x[...] = v.
 
 Integers, slices, None and Ellipsis return views.  Lists and tensors of integers gather elements, and masks gather the elements where
-they are True.  Integers and slices apply first.  If slices separate lists or tensors, the gathered axes come first in the result, in
-PyTorch's order, which differs from NumPy's.
+they are True.  Integers and slices apply first, as in PyTorch; NumPy treats an integer next to a list like a list.  If slices separate
+lists or tensors, the gathered axes come first in the result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import AxisError, DtypeError, JobError, ShapeError, user_line
+from jobflow.core.errors import AxisError, DtypeError, JobError, ShapeError, counted, user_line
 from jobflow.core.layout import B, Layout, Split
 from jobflow.core.types import Array, TensorType, bool_, dtype_of, int64, uint8
 from jobflow.functional.dispatch import method
@@ -62,14 +62,20 @@ def listed(like: Tensor, array: Array) -> Tensor:
 
 
 def checked_indices(ids: Tensor, n: int, what: str) -> Tensor:
-    """Return indices into an axis of n elements, with n added to negative indices; raise AxisError for indices out of range."""
+    """Return the indices `ids` into an axis of n elements, with n added to negative indices.
+
+    Raises: AxisError for an index out of range, DtypeError for indices that are not integers.
+    """
     if not ids.dtype.is_integer:
         raise DtypeError(f"{what} at {user_line()}: indices must be integers, or bool for a mask; got {ids.tensor_type}")
     return run(index_assertion(what, n), ids)
 
 
 def mask_indices(mask: Tensor, like: Tensor, what: str) -> list[Tensor]:
-    """Return the indices of the True elements of a mask, one tensor per axis; all ranks must call this function."""
+    """Return the indices of the True elements of a mask, one int64 vector per axis; all ranks must call this function.
+
+    Raises: JobError for a traced mask, because the number of True elements is unknown.
+    """
     if mask.traced is not None:
         raise JobError(
             f"{what} at {user_line()}: the number of elements that a mask selects is not known while {running()} runs; "
@@ -148,7 +154,7 @@ def _array(x: Tensor, item: Any) -> Tensor:
 
 
 def _list(item: Any, what: str) -> Array:
-    """Return a list as an array; raise ShapeError for nested lists of different lengths."""
+    """Return `item`, a nested list or an array, as a NumPy array; raise ShapeError for nested lists of different lengths."""
     try:
         return np.asarray(item)
     except ValueError:
@@ -156,7 +162,10 @@ def _list(item: Any, what: str) -> Array:
 
 
 def _index_tensors(x: Tensor, tensor: Tensor, axis: int, what: str) -> list[Tensor]:
-    """Return the index tensors of one item of a key: the tensor itself, or one per axis of a mask."""
+    """Return the index tensors of `tensor`, an item of a key: the tensor itself, or one index vector per axis of a mask.
+
+    Raises: AxisError unless a mask has the shape of the axes of x from `axis` on.
+    """
     if tensor.dtype is not bool_:
         return [tensor]
     check_mask(tensor, x, axis, what)
@@ -168,7 +177,7 @@ def cut_of(x: TensorType, tokens: tuple[Token, ...], what: str) -> Cut:
     """Return the window that the items of a key select from a tensor of type x."""
     indexed = sum(map(_width, tokens))
     if indexed > x.ndim:
-        raise AxisError(f"{what} at {user_line()}: {indexed} indices are passed for {x}, which has {x.ndim} axes")
+        raise AxisError(f"{what} at {user_line()}: the number of indices, {indexed}, exceeds the number of axes of {x}; pass at most {x.ndim}")
     tokens = _one_ellipsis(x, tokens, indexed, what)
     edges: list[Any] = []
     chosen, new_axes, lookups, position = [], [], [], 0
@@ -220,7 +229,7 @@ def _width(token: Token) -> int:
 def _counted(at: int, x: TensorType, axis: int, what: str) -> int:
     n = x.shape[axis]
     if not -n <= at < n:
-        raise AxisError(f"{what} at {user_line()}: index {at} is out of range for axis {axis} of {x}, which has {n} elements")
+        raise AxisError(f"{what} at {user_line()}: index {at} is out of range for axis {axis} of {x}, which has {counted(n, 'element')}")
     return at % n
 
 
@@ -254,14 +263,17 @@ def getitem(x: Tensor, key: Any) -> Tensor:
 
 
 def apply_window(x: Tensor, cut: Cut) -> Tensor:
-    """Return the window of x, without the axes of integers and with new axes."""
+    """Return the window `cut` of x, without the axes that integers index, and with a new axis for each None in the key."""
     for op in cut.ops:
         x = run(op, x)
     return x
 
 
 def merged(x: Tensor, lookups: dict[int, Tensor], what: str) -> tuple[Tensor, Tensor, int, bool]:
-    """Return x with its indexed axes merged, the merged indices, the merged axis, and True if axes moved to the front."""
+    """Return x with its indexed axes merged, the merged indices, the merged axis, and True if axes moved to the front.
+
+    `lookups` maps each indexed axis of x to its index tensor.
+    """
     axes = sorted(lookups)
     each = [checked_indices(lookups[axis], x.shape[axis], what) for axis in axes]
     if len(axes) == 1:
@@ -280,7 +292,7 @@ def merged(x: Tensor, lookups: dict[int, Tensor], what: str) -> tuple[Tensor, Te
 
 
 def gather_at(x: Tensor, lookups: dict[int, Tensor], what: str) -> Tensor:
-    """Return the elements of x at index tensors, which `lookups` lists by axis."""
+    """Return the elements of x at the index tensors in `lookups`, a dict from an axis of x to its index tensor."""
     table, ids, axis, _ = merged(x, lookups, what)
     return run(Gather(axis), table, ids)
 
@@ -303,7 +315,10 @@ def selected(x: Tensor, mask: Tensor, what: str) -> Tensor:
 
 
 def setitem(x: Tensor, key: Any, value: Any) -> None:
-    """Set x[key] = value in place; the value is converted to the element type and layout of x."""
+    """Set x[key] = value in place; the value is converted to the element type and layout of x.
+
+    Raises: ShapeError unless the value broadcasts to x[key], JobError if x must not be overwritten, and the errors of x[key].
+    """
     what = "x[...] = value"
     check_writable(x, what)
     new_value = operand(what, x, value if not isinstance(value, list | tuple) else _list(value, what))
@@ -332,12 +347,12 @@ def filled(x: Tensor, mask: Tensor, value: Any) -> Tensor:
 
 
 def number_as(x: Tensor, number: Any) -> Any:
-    """Return a number as an element of x; integer tensors truncate fractions."""
+    """Return `number` as a value of the element type of x; an integer type drops the fraction.  Raises: DtypeError for a number out of range."""
     return convert_fill(int(number) if x.dtype.is_integer and math.isfinite(number) else number, x.dtype)
 
 
 def _fitted(x: Tensor, value: Any, shape: Sequence[int], what: str) -> Tensor:
-    """Return `value` in the element type of x, expanded to `shape`."""
+    """Return `value` in the element type of x, expanded to `shape`; raise ShapeError if the value does not broadcast."""
     if not isinstance(value, Tensor):
         return source(Constant(tuple(shape), x.dtype, number_as(x, value)), whole(x))
     extra = value.ndim - len(shape)
@@ -353,7 +368,7 @@ def _fitted(x: Tensor, value: Any, shape: Sequence[int], what: str) -> Tensor:
 
 
 def put(x: Tensor, lookups: dict[int, Tensor], value: Any, what: str) -> Tensor:
-    """Return x with the elements at the indices replaced; a repeated index keeps its last value."""
+    """Return x with `value` at the index tensors in `lookups`, a dict by axis of x; a repeated index keeps its last value."""
     table, ids, axis, separate = merged(x, lookups, what)
     shape = (*table.shape[:axis], *ids.shape, *table.shape[axis + 1 :])
     rows = (*table.shape[:axis], ids.tensor_type.size, *table.shape[axis + 1 :])
@@ -370,7 +385,7 @@ def put(x: Tensor, lookups: dict[int, Tensor], value: Any, what: str) -> Tensor:
 
 
 def write_window(x: Tensor, cut: Cut, value_to_write: Any, what: str) -> None:
-    """Write a value into the window `cut` of x, in place."""
+    """Write `value_to_write` into the window `cut` of x, in place."""
     window = cut.window
     if isinstance(value_to_write, Tensor):
         value = reshape(_fitted(x, value_to_write, cut.shape, what), cut.inside)

@@ -72,7 +72,7 @@ def _window(x: Tensor, axis: int, start: int, stop: int) -> Slice:
 
 
 def _axis(what: str, x: Tensor, dim: int) -> int:
-    """Return the axis to split; raise AxisError for a tensor without axes."""
+    """Return `dim` as a nonnegative axis; raise AxisError if x has no axes, or no axis `dim`."""
     if not x.ndim:
         raise AxisError(f"{what} at {user_line()}: {x.tensor_type} has no axes to split")
     return axis_of(what, dim, x.ndim)
@@ -87,7 +87,7 @@ def narrow(x: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
     start, length = integer("narrow", start), integer("narrow", length)
     first = start + x.shape[axis] if start < 0 else start
     if not 0 <= first <= first + length <= x.shape[axis]:
-        raise ShapeError(f"narrow at {user_line()}: {length} elements from index {start} exceed axis {axis} of {x.tensor_type}")
+        raise ShapeError(f"narrow at {user_line()}: length {length} from start {start} exceeds axis {axis} of {x.tensor_type}")
     return run(_window(x, axis, first, first + length), x)
 
 

@@ -255,7 +255,10 @@ def log_softmax(input: Tensor, dim: int | None = None) -> Tensor:
 
 
 def _along(what: str, op: type[Softmax] | type[LogSoftmax], input: Tensor, dim: int | None) -> Tensor:
-    """Apply an operation along an axis; a tensor without axes is treated as a vector of one element."""
+    """Return op(axis) of `input` along axis `dim`; None selects the axis as in `softmax`.
+
+    A tensor without axes is treated as a vector of one element.
+    """
     axis = _softmax_axis(what, input, dim)
     if input.tensor_type.ndim:
         return run(op(axis), input)

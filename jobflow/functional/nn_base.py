@@ -157,7 +157,7 @@ def one_type(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
 
 def draw_for(x: Tensor) -> tuple[str, int, Value]:
-    """Return key, seed and counter of the next random operation, on the placement of x."""
+    """Return the key, the seed and the counter of the next random operation; the counter is a tensor on the placement of x."""
     here = state()
     if here.building is not None:
         return here.building.draw_for(x)
@@ -212,7 +212,10 @@ def one_of(what: str, name: str, value: str, legal: Sequence[str]) -> str:
 
 
 def reduced(what: str, loss: Value, reduction: str) -> Value:
-    """Return elementwise losses, their mean or their sum, as `reduction` selects."""
+    """Return elementwise losses, their mean or their sum, as `reduction` selects.
+
+    Raises: ConfigError for an unknown reduction, DtypeError for the mean of integers.
+    """
     one_of(what, "reduction", reduction, REDUCTIONS)
     if reduction == "none":
         return loss

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobflow.core.errors import ShapeError, user_line
+from jobflow.core.errors import ShapeError, counted, user_line
 from jobflow.core.signatures import variant
 from jobflow.core.types import Tensor as Value
 from jobflow.functional.nn_base import Sizes, composed, sizes
@@ -17,11 +17,15 @@ __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
 
 
 def batched(what: str, x: Tensor, spatial: int) -> Value:
-    """Return x with a batch axis; raise ShapeError for another number of axes."""
+    """Return x with a batch axis of size 1 in front, or x itself if it has a batch axis.
+
+    Raises: ShapeError unless x is [channels, ...] or [n, channels, ...] with `spatial` spatial axes.
+    """
     if x.tensor_type.ndim == spatial + 1:
         return sh.expand_dims(x, 0)
     if x.tensor_type.ndim != spatial + 2:
-        raise ShapeError(f"{what} at {user_line()}: input {x.tensor_type} must be [n, channels, ...] or [channels, ...] with {spatial} spatial axes")
+        axes = f"{spatial} spatial {'axis' if spatial == 1 else 'axes'}"
+        raise ShapeError(f"{what} at {user_line()}: input {x.tensor_type} must be [n, channels, ...] or [channels, ...] with {axes}")
     return x
 
 
@@ -30,7 +34,7 @@ def unbatched(y: Value, like: Tensor) -> Value:
 
 
 def check_channels(what: str, channels: int, whose: str, **vectors: Tensor | None) -> None:
-    """Raise ShapeError unless the vectors that are not None have one element per channel."""
+    """Raise ShapeError unless each argument in `vectors` is None or a vector with `channels` elements."""
     for name, p in vectors.items():
         if p is not None and p.tensor_type.shape != (channels,):
             raise ShapeError(f"{what} at {user_line()}: {name} {p.tensor_type} must have one element for each of the {channels} channels of {whose}")
@@ -46,7 +50,10 @@ def _biased(what: str, y: Value, bias: Tensor | None) -> Value:
 def pairs(
     what: str, padding: str | Sizes, kernel: tuple[int, ...], strides: tuple[int, ...], dilations: tuple[int, ...]
 ) -> tuple[tuple[int, int], ...]:
-    """Return the padding (before, after) per spatial axis; "same" puts the extra element of an odd amount after the axis."""
+    """Return the padding (before, after) per spatial axis; for "same", an odd total has its extra element after the axis.
+
+    Raises: ShapeError for negative or invalid padding, or for "same" with another stride than 1.
+    """
     if not isinstance(padding, str):
         each = sizes(what, "padding", padding, len(kernel))
         if min(each, default=0) < 0:
@@ -65,10 +72,14 @@ def pairs(
 def _parse_arguments(
     what: str, input: Tensor, weight: Tensor, stride: Sizes, dilation: Sizes, spatial: int, channels: str
 ) -> tuple[Value, tuple[int, ...], tuple[int, ...]]:
-    """Return the input with a batch axis, the strides and the dilations."""
+    """Return the input with a batch axis, and the strides and dilations per spatial axis.
+
+    Raises: ShapeError unless input, weight, strides and dilations have `spatial` spatial axes.
+    """
     x = batched(what, input, spatial)
     if weight.tensor_type.ndim != spatial + 2:
-        raise ShapeError(f"{what} at {user_line()}: weight {weight.tensor_type} must be [{channels} / groups, *kernel] with {spatial} kernel sizes")
+        kernel = counted(spatial, "kernel size")
+        raise ShapeError(f"{what} at {user_line()}: weight {weight.tensor_type} must be [{channels} / groups, *kernel] with {kernel}")
     return x, sizes(what, "stride", stride, spatial, 1), sizes(what, "dilation", dilation, spatial, 1)
 
 
@@ -89,7 +100,7 @@ def _conv(
     return unbatched(_biased(what, y, bias), input)
 
 
-_CONV = """Return y[n, o, i] = sum over c, k of x[n, c, i * stride + k * dilation - padding] * w[o, c, k], plus b[o].
+_CONV = """Return y[n, o, i] = sum over c, k of input[n, c, i * stride + k * dilation - padding] * weight[o, c, k], plus bias[o].
 
     Shapes: input [n, c, l] or [c, l], weight [o, c / groups, k], bias [o].  `padding` is a number, "valid" (none) or "same" (the output is as
     long as the input, stride 1 only).  Raises: ShapeError for arguments that do not match.
@@ -133,7 +144,7 @@ def _conv_transpose(
     return unbatched(_biased(what, y, bias), input)
 
 
-_TRANSPOSE = """Return y[n, o, j] = sum of x[n, c, i] * w[c, o, k] over i * stride + k * dilation - padding == j, plus b[o].
+_TRANSPOSE = """Return y[n, o, j] = sum of input[n, c, i] * weight[c, o, k] over i * stride + k * dilation - padding == j, plus bias[o].
 
     The operation is the transpose of `conv1d` as a linear map.  Shapes: input [n, c, l] or [c, l], weight [c, o / groups, k], bias [o].  An axis of
     size l becomes (l - 1) * stride - 2 * padding + dilation * (k - 1) + output_padding + 1.

@@ -36,8 +36,9 @@ def ctc_loss(
     """Return the CTC loss of log-probabilities [frames, n, classes], or [frames, classes] of one sample (Graves et al. 2006).
 
     `targets` are the labels of each sample, padded to [n, length], or the concatenated labels of all samples; `blank` is the class of the blank.
-    "mean" divides each loss by the number of labels of the sample, at least 1, and averages over the samples.  A loss is infinite if a sample
-    has too few frames for its labels; `zero_infinity` replaces infinite losses by 0.
+    `input_lengths` and `target_lengths` are the numbers of frames and of labels per sample.  "mean" divides each loss by the number of labels of
+    the sample, at least 1, and averages over the samples.  A loss is infinite if a sample has too few frames for its labels; `zero_infinity`
+    replaces infinite losses by 0.
     Raises: ArgumentError for lengths or labels out of range; ShapeError for shapes that do not match; ConfigError for an unknown reduction.
     """
     one_of("ctc_loss", "reduction", reduction, REDUCTIONS)

@@ -135,7 +135,9 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> 
     count = weight.tensor_type.shape[0]
     input = _asserted(input, row_assertion("embedding", count))
     if padding_idx is not None and not -count <= whole("embedding", "padding_idx", padding_idx) < count:
-        raise ArgumentError(f"embedding at {user_line()}: padding_idx {padding_idx} is out of range for {count} rows")
+        raise ArgumentError(
+            f"embedding at {user_line()}: padding_idx {padding_idx} is out of range, {-count} to {count - 1}, for weight {weight.tensor_type}"
+        )
     return _looked_up(input, weight, None if padding_idx is None else padding_idx % count)
 
 
@@ -203,7 +205,8 @@ def _dropout_channels(spatial: int, input: Tensor, p: float = 0.5, training: boo
     what = f"dropout{spatial}d"
     _check_rate(what, p)
     if input.tensor_type.ndim not in (spatial + 1, spatial + 2):
-        raise ShapeError(f"{what} at {user_line()}: input {input.tensor_type} must be [n, c, ...] or [c, ...] with {spatial} spatial axes")
+        axes = f"{spatial} spatial {'axis' if spatial == 1 else 'axes'}"
+        raise ShapeError(f"{what} at {user_line()}: input {input.tensor_type} must be [n, c, ...] or [c, ...] with {axes}")
     if not training or p == 0.0:
         return input
     y = _dropped(input, float(p), _one_of_channel(input, input.tensor_type.ndim - spatial - 1))

@@ -32,7 +32,7 @@ P = ParamSpec("P")
 
 
 def reducing(function: Callable[P, Value]) -> Callable[P, Tensor]:
-    """Wrap a function of elementwise losses to reduce them as its argument `reduction` selects."""
+    """Wrap a function that returns elementwise losses, so that its argument `reduction` selects their mean, their sum or the losses themselves."""
     what, position = function.__name__, list(signature(function).parameters).index("reduction")
 
     @wraps(function)
@@ -57,7 +57,10 @@ def one_shape(what: str, **operands: Tensor | None) -> None:
 @one_type
 @reducing
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
-    """Return the squared error (input - target)^2.  Raises: ShapeError for different shapes."""
+    """Return the squared errors (input - target)^2, reduced by `reduction`: "mean", "sum" or "none".
+
+    Raises: ShapeError unless `input` and `target` have the same shape.
+    """
     one_shape("mse_loss", input=input, target=target)
     return ew.squared_difference(input, target)
 
@@ -65,7 +68,10 @@ def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
 @one_type
 @reducing
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
-    """Return the absolute error |input - target|.  Raises: ShapeError for different shapes."""
+    """Return the absolute errors |input - target|, reduced by `reduction`: "mean", "sum" or "none".
+
+    Raises: ShapeError unless `input` and `target` have the same shape.
+    """
     one_shape("l1_loss", input=input, target=target)
     return ew.absolute(ew.subtract(input, target))
 
@@ -75,7 +81,8 @@ def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
 def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Value:
     """Return d^2 / (2 * beta) where d < beta, else d - beta / 2, with d = |input - target|.
 
-    Raises: ArgumentError for a negative beta, ShapeError for different shapes.
+    `reduction` is "mean", "sum" or "none".
+    Raises: ArgumentError for a negative beta; ShapeError unless `input` and `target` have the same shape.
     """
     if beta < 0:
         raise ArgumentError(f"smooth_l1_loss at {user_line()}: beta {beta} must not be negative")
@@ -90,7 +97,8 @@ def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta:
 def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Value:
     """Return d^2 / 2 where d < delta, else delta * (d - delta / 2), with d = |input - target|.
 
-    Raises: ArgumentError unless delta > 0, ShapeError for different shapes.
+    `reduction` is "mean", "sum" or "none".
+    Raises: ArgumentError unless delta > 0; ShapeError unless `input` and `target` have the same shape.
     """
     if delta <= 0:
         raise ArgumentError(f"huber_loss at {user_line()}: delta {delta} must be positive")
@@ -106,7 +114,8 @@ def _weighted(loss: Value, weight: Tensor | None) -> Value:
 def binary_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean") -> Value:
     """Return -weight * (target * log(input) + (1 - target) * log(1 - input)), for probabilities `input`.
 
-    Logarithms below -100 are replaced by -100.  Raises: ShapeError unless `input` and `target` have the same shape.
+    Logarithms below -100 are replaced by -100.  `weight` defaults to 1.  `reduction` is "mean", "sum" or "none".
+    Raises: ShapeError unless `input` and `target` have the same shape.
     """
     one_shape("binary_cross_entropy", input=input, target=target)
     return _weighted(el.binary_cross_entropy(input, target), weight)
@@ -119,6 +128,7 @@ def binary_cross_entropy_with_logits(
 ) -> Value:
     """Return weight * ((1 - t) * x + (1 + (pos_weight - 1) * t) * ln(1 + e^-x)), where x is `input` (logits) and t is `target`.
 
+    `weight` and `pos_weight` default to 1.  `reduction` is "mean", "sum" or "none".
     Raises: ShapeError unless `input` and `target` have the same shape.
     """
     one_shape("binary_cross_entropy_with_logits", input=input, target=target)
@@ -135,7 +145,7 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", *, log_target
     """Return the terms of the Kullback-Leibler divergence, target * (log(target) - input), and 0 where the target is 0.
 
     `input` has log-probabilities, and `target` has probabilities.  With `log_target`, both arguments have log-probabilities, and the terms are
-    e^target * (target - input).  `reduction` "batchmean" divides the sum by the size of the first axis.
+    e^target * (target - input).  `reduction` is "mean", "sum", "none", or "batchmean": the sum divided by the size of the first axis.
     Raises: ConfigError for an unknown reduction.
     """
     one_of("kl_div", "reduction", reduction, (*REDUCTIONS, "batchmean"))
@@ -163,7 +173,10 @@ def _signs(target: Tensor, like: Value) -> Value:
 
 @reducing
 def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
-    """Return ln(1 + e^(-target * input)) for targets 1 and -1.  Raises: ShapeError for different shapes."""
+    """Return ln(1 + e^(-target * input)) for targets 1 and -1, reduced by `reduction`: "mean", "sum" or "none".
+
+    Raises: ShapeError unless `input` and `target` have the same shape.
+    """
     one_shape("soft_margin_loss", input=input, target=target)
     return act.softplus(ew.negate(ew.multiply(_signs(target, input), input)))
 
@@ -172,7 +185,7 @@ def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> 
 def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, reduction: str = "mean") -> Value:
     """Return `input` where the target is 1, max(0, margin - input) where the target is -1, and input + max(0, margin - input) elsewhere.
 
-    Raises: ShapeError for different shapes.
+    `reduction` is "mean", "sum" or "none".  Raises: ShapeError unless `input` and `target` have the same shape.
     """
     one_shape("hinge_embedding_loss", input=input, target=target)
     zero, sign = ew.fill_like(input, 0.0), _signs(target, input)
@@ -186,7 +199,7 @@ def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, red
 def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Value:
     """Return max(0, margin - target * (input1 - input2)); integers are cast to the default element type, as in PyTorch.
 
-    Raises: ShapeError for different shapes.
+    `reduction` is "mean", "sum" or "none".  Raises: ShapeError unless the three tensors have the same shape.
     """
     one_shape("margin_ranking_loss", input1=input1, input2=input2, target=target)
     product = ew.multiply(target, ew.subtract(input1, input2))
@@ -199,7 +212,7 @@ def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: 
 def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Value:
     """Return 1 - c where the target is 1, max(0, c - margin) where the target is -1, and 0 elsewhere.
 
-    c is the cosine similarity of `input1` and `input2` along the last axis.
+    c is the cosine similarity of `input1` and `input2` along the last axis.  `reduction` is "mean", "sum" or "none".
     Raises: ShapeError for inputs of different shapes, or unless the target has one element per pair of vectors.
     """
     one_shape("cosine_embedding_loss", input1=input1, input2=input2)
@@ -231,8 +244,8 @@ def triplet_margin_loss(
 ) -> Value:
     """Return max(0, d(anchor, positive) - d(anchor, negative) + margin), where d(a, b) is the p-norm of a - b + eps along the last axis.
 
-    `swap` replaces d(anchor, negative) by d(positive, negative) where this distance is smaller.
-    Raises: ArgumentError unless margin > 0, ShapeError for different shapes.
+    `swap` replaces d(anchor, negative) by d(positive, negative) where this distance is smaller.  `reduction` is "mean", "sum" or "none".
+    Raises: ArgumentError unless margin > 0; ShapeError unless the three tensors have the same shape.
     """
     if margin <= 0:
         raise ArgumentError(f"triplet_margin_loss at {user_line()}: margin {margin} must be positive")
@@ -264,7 +277,7 @@ def _variance(input: Tensor, var: Tensor | float) -> Value:
 def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Value:
     """Return (log v + (input - target)^2 / v) / 2 with v = max(var, eps); the gradient ignores the bound `eps`.
 
-    `full` adds log(2 pi) / 2.
+    `full` adds log(2 pi) / 2.  `reduction` is "mean", "sum" or "none".
     `var` is a number, or a tensor with the shape of `input`, whose last axis may be missing or of size 1.
     Raises: ShapeError for another shape of `var`, ArgumentError for a negative variance.
     """
@@ -280,6 +293,7 @@ def poisson_nll_loss(input: Tensor, target: Tensor, log_input: bool = True, full
     """Return e^input - target * input, or input - target * log(input + eps) unless `log_input`.
 
     `full` adds Stirling's approximation target * log(target) - target + log(2 pi target) / 2 where target > 1.
+    `reduction` is "mean", "sum" or "none".
     """
     if log_input:
         loss = ew.subtract(ew.exp(input), ew.multiply(target, input))

@@ -39,7 +39,7 @@ def _wide(p: Tensor | None, dtype: DType) -> Tensor | None:
 
 
 def update(op: Op, *inputs: Value) -> None:
-    """Overwrite a tensor with the result of an operation, immediately or in each run of the traced program."""
+    """Run `op`, which overwrites some of its inputs, immediately or in each run of the traced program."""
     here = state()
     if here.building is not None:
         here.building.update(op, inputs)
@@ -69,8 +69,8 @@ def batch_norm(
 ) -> Tensor:
     """Return (input - mean) / sqrt(var + eps) * weight + bias per channel, axis 1 (Ioffe and Szegedy 2015).
 
-    In training, mean and var are the statistics of `input`.  Running statistics, if passed, become (1 - momentum) * old + momentum * new, with
-    the unbiased variance.  Without `training`, the running statistics are mean and var.
+    With `training`, mean and var are the statistics of `input`.  If both running statistics are passed, they become (1 - momentum) * old +
+    momentum * new, with the unbiased variance.  Without `training`, the running statistics are mean and var.
     Raises: ShapeError for shapes that do not match, or missing running statistics without `training`.  Training with fewer than two values per
     channel raises ShapeError, and with eps <= 0 ArgumentError.
     """
@@ -133,7 +133,10 @@ def _last_axes(what: str, x: Tensor, normalized_shape: int | Sequence[int]) -> t
 def _normalized_rows(
     what: str, norm: Callable[..., Value], x: Tensor, normalized_shape: int | Sequence[int], eps: float, **parameters: Tensor | None
 ) -> Value:
-    """Return x normalized over its last axes `normalized_shape`; a tensor without leading axes is a single row."""
+    """Return norm(x, *parameters, first axis, eps) over the last axes of x, of shape `normalized_shape`.
+
+    A tensor without leading axes is a single row.  Raises: ShapeError for another shape of x or of a parameter.
+    """
     shape = _last_axes(what, x, normalized_shape)
     for name, p in parameters.items():
         if p is not None and p.tensor_type.shape != shape:
@@ -198,8 +201,8 @@ def instance_norm(
 ) -> Tensor:
     """Normalize `input` [n, c, ...] per sample and channel, then multiply by weight and add bias per channel (Ulyanov et al. 2016).
 
-    Normalized values have mean 0 and variance 1.  Running statistics, if passed, are updated by `momentum` with the means over the samples.
-    With `use_input_stats=False`, the running statistics replace the statistics of the input.
+    Normalized values have mean 0 and variance 1.  If both running statistics are passed, they become (1 - momentum) * old + momentum * new,
+    where new is averaged over the samples.  With `use_input_stats=False`, the running statistics replace the statistics of the input.
     Raises: ShapeError unless each channel of a sample has several values, and the parameters have one element per channel.
     """
     t, what = input.tensor_type, "instance_norm"

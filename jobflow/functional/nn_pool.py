@@ -76,7 +76,7 @@ def _avg_pool(
 
 
 def _begun_inside(y: Value, x: Value, strides: Sequence[int], around: Sequence[int]) -> Value:
-    """Return y without last windows that start in the padding after x."""
+    """Return y, the results of windows over x, without the last windows that start in the padding after x."""
     counts = (min(m, -(-(n + p) // s)) for m, n, s, p in zip(y.tensor_type.shape[2:], x.tensor_type.shape[2:], strides, around, strict=True))
     return sl.slice_(y, (None, None, *(0 for _ in strides)), (None, None, *counts))
 

@@ -30,7 +30,7 @@ def _part(x: Value, axis: int, start: int, stop: int) -> Value:
 
 
 def _cropped(x: Value, axis: int, before: int, after: int) -> Value:
-    """Return x without the elements that negative padding removes."""
+    """Return x without its first -before and its last -after elements along an axis; numbers `before` and `after` >= 0 remove none."""
     return _part(x, axis, max(-before, 0), x.tensor_type.shape[axis] - max(-after, 0)) if min(before, after) < 0 else x
 
 
@@ -48,7 +48,7 @@ def _border(x: Value, axis: int, count: int, mode: str, first: bool) -> list[Val
 
 
 def _factors(scale_factor: Any, count: int) -> list[float]:
-    """Return one factor per spatial axis, from one number for all axes or a list with one number per axis."""
+    """Return one factor per spatial axis, from one number for all axes or a list of `count` numbers; raise ShapeError unless all are positive."""
     factors = [real("interpolate", "scale_factor", f) for f in (scale_factor if isinstance(scale_factor, list | tuple) else (scale_factor,) * count)]
     if len(factors) != count or not all(0 < f < math.inf for f in factors):
         raise ShapeError(
@@ -108,7 +108,8 @@ def pixel_shuffle(input: Tensor, upscale_factor: int) -> Value:
     r = upscale_factor
     if r < 1 or channels % (r * r):
         raise ShapeError(
-            f"pixel_shuffle at {user_line()}: {channels} channels of input {input.tensor_type} must be a multiple of the square of upscale_factor {r}"
+            f"pixel_shuffle at {user_line()}: the number of channels of input {input.tensor_type}, {channels}, must be a multiple of the square of "
+            f"upscale_factor {r}"
         )
     rows, n = math.prod(lead), channels // (r * r)
     x = sh.transpose(sh.reshape(input, (rows, n, r, r, h, w)), (0, 1, 4, 2, 5, 3))
@@ -137,7 +138,7 @@ def _image(what: str, x: Tensor) -> tuple[int, ...]:
 
 
 def _coordinates(out: int, start: float, step: float) -> Value:
-    """Return start + step * i for i < out, in float64."""
+    """Return the float64 vector of start + step * i for i = 0 to out - 1."""
     return ew.shift(ew.scale(ew.cast(arange(0, out), float64), step), start)
 
 
@@ -152,7 +153,10 @@ def _nearest(x: Value, axis: int, out: int, ratio: float) -> Value:
 
 
 def _linear(x: Value, axis: int, out: int, ratio: float, corners: bool) -> Value:
-    """Return x with an axis resized to `out` elements, by linear interpolation between the two neighbours of each position."""
+    """Return x with axis `axis` resized to `out` elements, by linear interpolation between the two neighbours of each position.
+
+    `ratio` is the distance of adjacent positions in elements of x, unless `corners` places the first and last positions at the ends of x.
+    """
     n = x.tensor_type.shape[axis]
     if corners:
         at = _coordinates(out, 0.0, (n - 1) / (out - 1) if out > 1 else 0.0)
@@ -180,6 +184,7 @@ def interpolate(
     """Return `input`, images [n, c, *spatial], resized to `size` or by `scale_factor`.
 
     `mode` is "nearest", or "linear", "bilinear", "trilinear" for 1, 2, 3 spatial axes.  `align_corners` keeps the positions of the corner pixels.
+    `recompute_scale_factor` replaces `scale_factor` by the ratio of output and input size.
     Raises: ShapeError for invalid sizes, or for a mode of another number of axes; DtypeError for linear modes of integers other than uint8.
     """
     t, what = input.tensor_type, "interpolate"

@@ -60,7 +60,7 @@ def wider(a: DType, b: DType) -> DType:
 
 
 def result_type(*operands: Operand) -> DType:
-    """Return the common element type of operands.  Raises: ArgumentError without operands."""
+    """Return the common element type of tensors, arrays and numbers, by the rules of type promotion.  Raises: ArgumentError without operands."""
     if not operands:
         raise ArgumentError(f"result_type at {user_line()}: at least one operand is needed")
     known = [_judged(operand) for operand in operands]
@@ -102,7 +102,7 @@ def as_float(x: Tensor) -> Tensor:
 
 
 def operand(what: str, tensor: Tensor, other: Any) -> Tensor | Number:
-    """Return the other operand of a tensor as a tensor or a Python number.
+    """Return `other`, the second operand of an operation on `tensor`, as a tensor or a Python number.
 
     Raises: PlacementError for an array with a global tensor, JobError for an array with a traced tensor, DtypeError for other objects.
     """
@@ -156,7 +156,7 @@ def constant(like: Tensor, number: Number, dtype: DType) -> Tensor:
 
 
 def convert_number(number: Number, dtype: DType) -> Number:
-    """Return the number as a value of this type; raise DtypeError if it is out of range."""
+    """Return the number as a value of type `dtype`; raise DtypeError for a number outside the range of an integer type."""
     if dtype is bool_:
         return bool(number)
     if dtype.is_float:
@@ -168,7 +168,7 @@ def convert_number(number: Number, dtype: DType) -> Number:
 
 
 def convert_fill(number: Number, dtype: DType) -> Number:
-    """Return a fill value as a value of this type; raise DtypeError if it is out of range, as PyTorch does.
+    """Return a fill value as a value of type `dtype`; raise DtypeError if it is out of range, as PyTorch does.
 
     Arithmetic instead rounds a number outside the range of a float type to infinity.
     """

@@ -41,7 +41,7 @@ Dim: TypeAlias = int | Sequence[int] | None
 
 
 class Extreme(NamedTuple):
-    """Extreme elements along an axis, with their indices."""
+    """Largest, smallest or median elements along an axis, and their int64 indices."""
 
     values: Tensor
     indices: Tensor
@@ -56,7 +56,10 @@ def axis_of(what: str, x: Tensor, dim: int) -> int:
 
 
 def axes_of(what: str, x: Tensor, dim: Dim) -> tuple[int, ...]:
-    """Return the axes in ascending order; None and an empty sequence select all axes.  Raises: ShapeError for an axis passed twice."""
+    """Return the axes `dim` of x as nonnegative numbers in ascending order; None and an empty sequence select all axes.
+
+    Raises: ShapeError for an axis out of range, or passed twice.
+    """
     if dim is None or (isinstance(dim, Sequence) and not len(dim)):
         return tuple(range(x.tensor_type.ndim))
     axes = [axis_of(what, x, each) for each in (dim if isinstance(dim, Sequence) else [dim])]
@@ -81,7 +84,10 @@ def _reduced(op: type[Any], x: Tensor, axes: tuple[int, ...], keepdim: bool) -> 
 
 
 def _largest(what: str, op: type[Any], x: Tensor, dim: Dim, keepdim: bool) -> Tensor:
-    """Return the maximum or minimum over axes; bool tensors are computed as uint8."""
+    """Return the result of `op`, a maximum or minimum over the axes `dim`; bool tensors are computed as uint8.
+
+    Raises: ShapeError for an empty axis.
+    """
     axes = axes_of(what, x, dim)
     check_filled(what, x.tensor_type, axes)
     return cast(_reduced(op, cast(x, uint8), axes, keepdim), bool_) if x.tensor_type.dtype is bool_ else _reduced(op, x, axes, keepdim)
@@ -91,12 +97,15 @@ def _largest(what: str, op: type[Any], x: Tensor, dim: Dim, keepdim: bool) -> Te
 
 
 def sum(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
-    """Return the sum over `dim`, by default over all axes; the sum of integers or bool is int64."""
+    """Return the sum over `dim`, by default over all axes.  Without `dtype`, the sum of integers or bool is int64."""
     return _reduced(ReduceSum, cast(x, dtype) if dtype else _counted(x), axes_of("sum", x, dim), keepdim)
 
 
 def mean(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
-    """Return the mean over `dim` of the logical tensor.  Raises: DtypeError unless x is a floating point tensor."""
+    """Return the mean of the logical tensor over `dim`, by default over all axes.
+
+    `dtype` converts x first.  Raises: DtypeError unless x is, or becomes, a floating point tensor.
+    """
     return _mean(_floats("mean", cast(x, dtype) if dtype else x), dim, keepdim)
 
 
@@ -109,29 +118,29 @@ def _mean(x: Tensor, dim: Dim, keepdim: bool) -> Tensor:
 
 
 def nansum(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
-    """Return the sum over `dim` of the elements other than NaN."""
+    """Return the sum over `dim`, by default over all axes, of the elements that are not NaN."""
     if x.tensor_type.dtype.is_float:
         x = run(Where(), run(Equal(), x, x), x, constant(x, 0, x.tensor_type.dtype))
     return sum(x, dim, keepdim, dtype=dtype)
 
 
 def count_nonzero(x: Tensor, dim: Dim = None) -> Tensor:
-    """Return the number of nonzero elements over `dim`, int64."""
+    """Return the number of nonzero elements over `dim`, by default over all axes, as an int64 tensor."""
     return sum(truth(x), dim)
 
 
 def prod(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
-    """Return the product over `dim`; the product of integers or bool is int64."""
+    """Return the product over `dim`, by default over all axes.  Without `dtype`, the product of integers or bool is int64."""
     return _reduced(ReduceProd, cast(x, dtype) if dtype else _counted(x), axes_of("prod", x, dim), keepdim)
 
 
 def cumsum(x: Tensor, dim: int, *, dtype: DType | None = None) -> Tensor:
-    """Return the cumulative sums along axis `dim`."""
+    """Return the cumulative sums along axis `dim`.  Without `dtype`, the sums of integers or bool are int64."""
     return _scanned("cumsum", CumSum, x, dim, dtype)
 
 
 def cumprod(x: Tensor, dim: int, *, dtype: DType | None = None) -> Tensor:
-    """Return the cumulative products along axis `dim`."""
+    """Return the cumulative products along axis `dim`.  Without `dtype`, the products of integers or bool are int64."""
     return _scanned("cumprod", CumProd, x, dim, dtype)
 
 
@@ -145,27 +154,33 @@ def _scanned(what: str, op: type[Any], x: Tensor, dim: int, dtype: DType | None)
 
 
 def amax(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """Return the largest elements over `dim`; equal elements share the gradient.  Raises: ShapeError for an empty axis."""
+    """Return the largest elements over `dim`, by default over all axes; equal elements share the gradient.
+
+    Raises: ShapeError for an empty axis.
+    """
     return _largest("amax", ReduceMax, x, dim, keepdim)
 
 
 def amin(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """Return the smallest elements over `dim`; equal elements share the gradient.  Raises: ShapeError for an empty axis."""
+    """Return the smallest elements over `dim`, by default over all axes; equal elements share the gradient.
+
+    Raises: ShapeError for an empty axis.
+    """
     return _largest("amin", ReduceMin, x, dim, keepdim)
 
 
 def max(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
-    """Return the largest element; with an axis `dim`, (values, indices); with a tensor `dim`, the elementwise maximum.
+    """Return the largest element of x, or (values, indices) of the largest elements along an axis `dim`.
 
-    Raises: ShapeError for an empty tensor or axis.
+    With a tensor `dim`, return the elementwise maximum of both tensors.  Raises: ShapeError for an empty tensor or axis.
     """
     return arithmetic.maximum(x, dim) if isinstance(dim, Tensor) else _extreme("max", x, dim, keepdim, largest=True)
 
 
 def min(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
-    """Return the smallest element; with an axis `dim`, (values, indices); with a tensor `dim`, the elementwise minimum.
+    """Return the smallest element of x, or (values, indices) of the smallest elements along an axis `dim`.
 
-    Raises: ShapeError for an empty tensor or axis.
+    With a tensor `dim`, return the elementwise minimum of both tensors.  Raises: ShapeError for an empty tensor or axis.
     """
     return arithmetic.minimum(x, dim) if isinstance(dim, Tensor) else _extreme("min", x, dim, keepdim, largest=False)
 
@@ -213,9 +228,10 @@ def _position(what: str, x: Tensor, dim: int | None, keepdim: bool, largest: boo
 
 
 def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """Return the median, which is the lower of two middle elements, and NaN if an element is NaN.
+    """Return the median of all elements, or (values, indices) of the medians along axis `dim`.
 
-    With an axis `dim`, return (values, indices).  Raises: ShapeError for an empty tensor or axis.
+    The median of an even number of elements is the lower one in the middle.  A median is NaN if an element is NaN.
+    Raises: ShapeError for an empty tensor or axis.
     """
     row = x if dim is not None and x.tensor_type.ndim else run(Reshape((x.tensor_type.size,)), x)
     axis = 0 if dim is None else axis_of("median", x, dim)
@@ -232,7 +248,7 @@ def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
 
 
 def _at(axis: int, position: int, *tensors: Tensor) -> list[Tensor]:
-    """Return the slices of the tensors at one position of an axis, with this axis of size 1."""
+    """Return the slice of each tensor at index `position` of an axis, with this axis of size 1."""
     shape = tensors[0].tensor_type.shape
     first = tuple(position if i == axis else 0 for i in range(len(shape)))
     behind = tuple(position + 1 if i == axis else n for i, n in enumerate(shape))
@@ -243,17 +259,17 @@ def _at(axis: int, position: int, *tensors: Tensor) -> list[Tensor]:
 
 
 def _axes_of_truth(what: str, x: Tensor, dim: Dim) -> tuple[int, ...]:
-    """Return the axes in ascending order; unlike in sums, an empty sequence selects no axes."""
+    """Return the axes `dim` in ascending order, as `axes_of` does, except that an empty sequence selects no axes."""
     return () if isinstance(dim, Sequence) and not len(dim) else axes_of(what, x, dim)
 
 
 def all(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """Return a bool tensor, True where all elements over `dim` are nonzero."""
+    """Return a bool tensor, True where all elements over `dim`, by default over all axes, are nonzero."""
     return _reduced(ReduceAll, truth(x), _axes_of_truth("all", x, dim), keepdim)
 
 
 def any(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """Return a bool tensor, True where at least one element over `dim` is nonzero."""
+    """Return a bool tensor, True where at least one element over `dim`, by default over all axes, is nonzero."""
     return _reduced(ReduceAny, truth(x), _axes_of_truth("any", x, dim), keepdim)
 
 
@@ -262,15 +278,16 @@ def any(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
 
 @rounded_once
 def var(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: int | None = None) -> Tensor:
-    """Return the variance over `dim`: the sum of squared distances from the mean, divided by the number of elements, minus 1 if `unbiased`.
+    """Return the variance over `dim`: the sum of squared distances from the mean, divided by n - 1 if `unbiased`, else by n.
 
-    `correction` replaces the 1.  Raises: DtypeError unless x is a floating point tensor.
+    n is the number of elements.  With `correction`, the divisor is n - correction.
+    Raises: DtypeError unless x is a floating point tensor.
     """
     return cast(_variance("var", x, dim, unbiased, keepdim, correction), x.tensor_type.dtype)
 
 
 def _variance(what: str, x: Tensor, dim: Any, unbiased: bool, keepdim: bool, correction: int | None) -> Tensor:
-    """Return the variance in float64: in float32, rounding of the mean alone can exceed a small variance, and squares overflow."""
+    """Return the variance in float64, because rounding the mean to float32 can exceed a small variance, and squares overflow in float32."""
     if isinstance(dim, bool):
         dim, unbiased = None, dim
     x = cast(_floats(what, x), float64)
@@ -295,13 +312,13 @@ def _deviation(variance: Tensor) -> Value:
 
 @rounded_once
 def var_mean(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the variance and the mean over `dim`, see `var`."""
+    """Return a pair of the variance and the mean over `dim`; see `var`."""
     return var(x, dim, unbiased, keepdim), mean(x, None if isinstance(dim, bool) else dim, keepdim)
 
 
 @rounded_once
 def std_mean(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the standard deviation and the mean over `dim`, see `std`."""
+    """Return a pair of the standard deviation and the mean over `dim`; see `std`."""
     return std(x, dim, unbiased, keepdim), mean(x, None if isinstance(dim, bool) else dim, keepdim)
 
 
@@ -325,7 +342,7 @@ def logsumexp(x: Tensor, dim: Dim, keepdim: bool = False) -> Tensor:
 
 
 def norm(x: Tensor, p: float | str | None = "fro", dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
-    """Return the vector norm (sum |x|^p)^(1/p) over `dim`.
+    """Return the vector norm (sum |x|^p)^(1/p) over `dim`, by default over all axes.
 
     `p="fro"` means p = 2.  For p = inf and p = -inf, return the largest and the smallest |x|; for p = 0, the number of nonzero elements.
     Raises: ArgumentError for another string, DtypeError unless x is a floating point tensor.

@@ -160,7 +160,10 @@ def generator_of(generator: Any, layout: Layout | None) -> Counter:
 
 
 def _sample(spec: FactoryOptions, shape: tuple[int, ...], generator: Any, make: Any, dtype: DType | None = None) -> Tensor:
-    """Return the output of the random operation `make(shape, dtype, key, seed)`, after advancing the generator."""
+    """Run the random operation `make(shape, dtype, key, seed)` with the next count of the generator, and return its output.
+
+    `spec` provides the layout, and the element type unless `dtype` is passed.
+    """
     layout = spec.random_layout(len(shape))
     counter = generator_of(generator, layout)
     return spec.finish(source(make(shape, dtype or spec.dtype, DRAW, counter.seed), layout, counter))
@@ -173,8 +176,9 @@ def _floats(spec: FactoryOptions) -> FactoryOptions:
 
 
 def rand(*sizes: Any, generator: Any = None, **options: Any) -> Tensor:
-    """Return samples of the uniform distribution on [0, 1); keywords as in `zeros`, and `generator`.
+    """Return samples of the uniform distribution on [0, 1) in the shape `sizes`; `options` are the keywords of `zeros`.
 
+    `generator` defaults to the generator of local or of global tensors.
     Raises: DtypeError unless the element type is a floating point type; SbpError for a partial layout.
     """
     shape = shape_of("rand", sizes, options)
@@ -182,18 +186,25 @@ def rand(*sizes: Any, generator: Any = None, **options: Any) -> Tensor:
 
 
 def randn(*sizes: Any, generator: Any = None, **options: Any) -> Tensor:
-    """Return samples of the normal distribution with mean 0 and standard deviation 1; arguments and errors as in `rand`."""
+    """Return samples of the normal distribution with mean 0 and standard deviation 1; arguments and errors are the same as in `rand`."""
     shape = shape_of("randn", sizes, options)
     return _sample(_floats(FactoryOptions("randn", options)), shape, generator, RandomNormal)
 
 
 def rand_like(x: Tensor, *, generator: Any = None, **options: Any) -> Tensor:
-    """Return uniform samples with the shape, element type and layout of x; a partial layout becomes broadcast."""
+    """Return samples of the uniform distribution on [0, 1) with the shape, element type and layout of x; a partial layout becomes broadcast.
+
+    `options` are the keywords of `zeros`.  Raises: DtypeError unless the element type is a floating point type.
+    """
     return _sample(_floats(FactoryOptions("rand_like", options, x.dtype, x)), x.tensor_type.shape, generator, RandomUniform)
 
 
 def randn_like(x: Tensor, *, generator: Any = None, **options: Any) -> Tensor:
-    """Return normal samples with the shape, element type and layout of x; a partial layout becomes broadcast."""
+    """Return samples of the normal distribution with mean 0, standard deviation 1, and the shape, element type and layout of x.
+
+    A partial layout becomes broadcast.  `options` are the keywords of `zeros`.
+    Raises: DtypeError unless the element type is a floating point type.
+    """
     return _sample(_floats(FactoryOptions("randn_like", options, x.dtype, x)), x.tensor_type.shape, generator, RandomNormal)
 
 
@@ -210,7 +221,10 @@ def randint(low: int, high: Any = None, size: Any = None, *, generator: Any = No
 
 
 def randint_like(x: Tensor, low: int, high: int | None = None, *, generator: Any = None, **options: Any) -> Tensor:
-    """Return uniform random integers in [low, high) with the shape, element type and layout of x; randint_like(x, high) starts at 0."""
+    """Return uniform random integers in [low, high) with the shape, element type and layout of x; randint_like(x, high) starts at 0.
+
+    Raises: ArgumentError if the interval is empty or exceeds the element type.
+    """
     low, high = (0, low) if high is None else (low, high)
     return _integers(FactoryOptions("randint_like", options, x.dtype, x), x.tensor_type.shape, low, high, generator)
 
@@ -248,7 +262,10 @@ def randperm(n: int, *, generator: Any = None, **options: Any) -> Tensor:
 
 
 def uniform_like(x: Tensor, low: float, high: float, generator: Any = None) -> Tensor:
-    """Return uniform samples in [low, high) with the shape, element type and layout of x."""
+    """Return samples of the uniform distribution on [low, high) with the shape, element type and layout of x.
+
+    Raises: ArgumentError if low > high, DtypeError unless x has a floating point type.
+    """
 
     if not low <= high:
         raise ArgumentError(f"uniform at {user_line()}: the lower bound {low} must not exceed the upper bound {high}")
@@ -260,7 +277,10 @@ def uniform_like(x: Tensor, low: float, high: float, generator: Any = None) -> T
 
 
 def normal_like(x: Tensor, mean: float, std: float, generator: Any = None) -> Tensor:
-    """Return samples of the normal distribution of mean `mean` and deviation `std`, with the shape, element type and layout of x."""
+    """Return samples of the normal distribution of mean `mean` and standard deviation `std`, with the shape, element type and layout of x.
+
+    Raises: ArgumentError for a negative `std`, DtypeError unless x has a floating point type.
+    """
     return _sample(_floats(FactoryOptions("normal", {}, x.dtype, x)), x.tensor_type.shape, generator, _normal(mean, std))
 
 
@@ -289,7 +309,7 @@ def normal(mean: Any, std: Any = 1.0, *sizes: Any, generator: Any = None, **opti
 
 
 def _of_each(mean: Any, std: Any, generator: Any, options: dict[str, Any]) -> Tensor:
-    """Return normal samples whose mean or deviation is a tensor with one value per element."""
+    """Return samples of the normal distribution, where `mean` or `std`, or both, are tensors with one value per element of the result."""
     if isinstance(std, Tensor):
         std = run(RuntimeAssertion("normal", "deviation", 0.0), std)
     elif not std >= 0:
@@ -309,10 +329,10 @@ def bernoulli(x: Tensor, p: float | None = None, *, generator: Any = None) -> Te
 
 
 def multinomial(x: Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None) -> Tensor:
-    """Return `num_samples` indices per row of weights, sampled in proportion to the weights; without replacement, each index at most once.
+    """Return `num_samples` indices per row of weights, sampled in proportion to the weights.
 
-    The descending order of the keys log(u) / weight, with uniform u, is a sample without replacement.  Samples with replacement are
-    independent.  Every rank of the placement samples the whole tensor.
+    Without replacement, the indices of a row differ: they are the first in descending order of log(u) / weight, with uniform u.  Samples with
+    replacement are independent.  Every rank of the placement samples the whole tensor.
     Raises: ArgumentError for invalid weights or numbers of samples.
     """
     weights, num_samples = as_float(x.detach()), integer("multinomial", num_samples)

@@ -81,7 +81,10 @@ def load(path: Path, global_src_rank: int | None = None, map_location: Any = Non
 
 
 def _from_one(here: EagerState, path: AnyPath, what: str, source: int, where: Any) -> Any:
-    """Read the structure on rank `source`, and send it to the other ranks, with global tensors."""
+    """Read the structure on rank `source`, send it to all ranks, and return it with global tensors on rank `source`.
+
+    A placement as `where` broadcasts the tensors to its ranks.  Raises: CheckpointError, on all ranks, if reading fails.
+    """
     arrays: dict[str, Array] = {}
     message: tuple[Any, Any, CheckpointError | None] = (None, None, None)
     if here.rank.index == source:
@@ -132,7 +135,7 @@ class Tree:
         self.rank = rank
 
     def encoded(self, item: Any, path: str = "") -> Any:
-        """Return the tree of `item` at `path` of the structure."""
+        """Return the JSON tree of `item`, which is at `path` in the structure; raise ArgumentError for an object that cannot be saved."""
         if item is None or isinstance(item, bool | str) or type(item) is int:
             return item
         if isinstance(item, np.ndarray | np.generic):

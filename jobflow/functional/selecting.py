@@ -38,7 +38,7 @@ __all__ = [
 
 
 def select(x: Tensor, dim: int, index: int) -> Tensor:
-    """Return the slice of x at one index of axis `dim`, without that axis, as a view."""
+    """Return the slice of x at one index of axis `dim`, without that axis, as a view.  Raises: AxisError for an index out of range."""
     axis = axis_of("select", dim, x.ndim)
     return x[(*(slice(None),) * axis, integer("select", index))]
 
@@ -65,7 +65,7 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 
 def _first(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return the elements of x from index 0 on along each axis, in the shape `shape`."""
+    """Return the slice x[:shape[0], :shape[1], ...]."""
     if tuple(x.shape) == tuple(shape):
         return x
     return run(Slice((0,) * x.ndim, tuple(shape), (1,) * x.ndim), x)
@@ -77,7 +77,10 @@ def _names_none(index: Tensor) -> bool:
 
 
 def _checked_axis(what: str, x: Tensor, dim: int, index: Tensor, src: Tensor | None = None) -> int:
-    """Return the axis; raise ShapeError unless `index` has as many axes as x, each no longer than in x except for `dim`."""
+    """Return `dim` as a nonnegative axis, for `gather` and `scatter`.
+
+    Raises: ShapeError unless `index` has as many axes as x and `src`, all no longer than in `src` and, except for `dim`, than in x.
+    """
     axis = axis_of(what, dim, x.ndim)
     bounds = [x.shape] if src is None else [x.shape, src.shape]
     fits = all(len(shape) == index.ndim for shape in bounds) and not any(
@@ -93,7 +96,7 @@ def _checked_axis(what: str, x: Tensor, dim: int, index: Tensor, src: Tensor | N
 
 
 def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
-    """Return y[i, j, ...] = x[i, index[i, j, ...], ...] for dim = 1, and likewise for any axis.
+    """Return y with y[i, j, ...] = x[i, index[i, j, ...], ...] for dim = 1, and likewise for any axis.
 
     `index` needs as many axes as x, each no longer than in x except for `dim`.
     Raises: ShapeError for another shape, AxisError for an index out of range.
@@ -109,9 +112,10 @@ def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Ten
 
 
 def scatter(x: Tensor, dim: int, index: Tensor, src: Any = None, *, value: Any = None, reduce: str | None = None) -> Tensor:
-    """Return a copy of x with y[i, index[i, j, ...], ...] = src[i, j, ...] for dim = 1; reduce="add" adds instead.
+    """Return a copy y of x with y[i, index[i, j, ...], ...] = src[i, j, ...] for dim = 1; reduce="add" adds instead.
 
-    `src` is a tensor or a number.  Raises: ShapeError, AxisError as in `gather`; ArgumentError without `src`; JobError for another `reduce`.
+    `src` is a tensor or a number; `value` is used without `src`.
+    Raises: ShapeError, AxisError as in `gather`; ArgumentError without `src` and `value`; JobError for another `reduce`.
     """
     new = value if src is None else src
     if new is None:
@@ -154,7 +158,10 @@ def _scattered(what: str, x: Tensor, dim: int, index: Tensor, new: Any, add: boo
 
 
 def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    """Return x with src[i, j, ...] added to x[i, index[i, j, ...], ...] for dim = 1; repeated indices accumulate."""
+    """Return a copy y of x with src[i, j, ...] added to y[i, index[i, j, ...], ...] for dim = 1; repeated indices accumulate.
+
+    Raises: ShapeError, AxisError as in `gather`.
+    """
     return _scattered("scatter_add", x, dim, index, src, add=True)
 
 
@@ -169,8 +176,8 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
     index = _row(index)
     if tuple(source.shape) != (*x.shape[:axis], index.tensor_type.size, *x.shape[axis + 1 :]):
         raise ShapeError(
-            f"index_add at {user_line()}: {source.tensor_type} must have one slice of {x.tensor_type} along axis {axis} for each of "
-            f"{index.tensor_type}"
+            f"index_add at {user_line()}: source {source.tensor_type} must have the shape of x {x.tensor_type}, except for axis {axis} with one "
+            f"slice per element of index {index.tensor_type}"
         )
     at = checked_indices(index, x.shape[axis], "index_add")
     if not x.dtype.is_float and isinstance(alpha, float) and alpha != int(alpha):
@@ -202,7 +209,7 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
 
 
 def masked_select(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the elements where the mask is True, as a vector; x and the mask broadcast.
+    """Return the elements of x where the mask is True, as a vector, after broadcasting x and the mask.
 
     All ranks must call this function.  Raises: JobError during tracing, because the number of elements is unknown.
     """
@@ -213,7 +220,7 @@ def masked_select(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def nonzero(x: Tensor, as_tuple: bool = False) -> Any:
-    """Return the indices of the nonzero elements, one per row, or one vector per axis with `as_tuple`.
+    """Return the indices of the nonzero elements as int64: a matrix with one row per element, or one vector per axis with `as_tuple`.
 
     All ranks must call this function.  Raises: JobError during tracing, because the number of elements is unknown.
     """
@@ -236,7 +243,10 @@ def argwhere(x: Tensor) -> Tensor:
 
 
 def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:
-    """Return `input` where the condition is nonzero, else `other`; with the condition alone, `nonzero(condition, as_tuple=True)`."""
+    """Return `input` where the condition is nonzero, else `other`, with broadcasting of all three arguments.
+
+    `where(condition)` returns `nonzero(condition, as_tuple=True)`.
+    """
     if input is None and other is None:
         return nonzero(condition, as_tuple=True)
     return comparing.where(condition, input, other)
@@ -254,7 +264,7 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | Non
         return reshape(roll(flatten(x), shifts, 0), x.shape)
     each, axes = ([argument] if isinstance(argument, int) else list(argument) for argument in (shifts, dims))
     if len(each) != len(axes):
-        raise ShapeError(f"roll at {user_line()}: {len(each)} shifts are passed for {len(axes)} dims; pass one shift per dim")
+        raise ShapeError(f"roll at {user_line()}: shifts {shifts} and dims {dims} must have the same length; pass one shift per dim")
     by = [0] * x.ndim
     for shift, d in zip(each, axes, strict=True):
         if x.ndim == 0:
@@ -264,17 +274,23 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | Non
 
 
 def triu(x: Tensor, diagonal: int = 0) -> Tensor:
-    """Return the upper triangle of x over its last two axes: elements on and above a diagonal, and zeros below it."""
+    """Return the upper triangle of x over its last two axes: elements on and above a diagonal, and zeros below it.
+
+    `diagonal` is 0 for the main diagonal, and positive above it.
+    """
     return run(Triu(diagonal), x)
 
 
 def tril(x: Tensor, diagonal: int = 0) -> Tensor:
-    """Return the lower triangle of x over its last two axes: elements on and below a diagonal, and zeros above it."""
+    """Return the lower triangle of x over its last two axes: elements on and below a diagonal, and zeros above it.
+
+    `diagonal` is 0 for the main diagonal, and positive above it.
+    """
     return run(Tril(diagonal), x)
 
 
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """Return the elements with index(dim2) - index(dim1) = offset, along a new last axis.
+    """Return the elements of x with index(dim2) - index(dim1) = offset, along a new last axis.
 
     Raises: ShapeError unless `dim1` and `dim2` are different axes.
     """
@@ -293,7 +309,10 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
 
 
 def diag(x: Tensor, diagonal: int = 0) -> Tensor:
-    """Return a diagonal of a matrix, or a matrix with the vector x as this diagonal.  Raises: ShapeError for other numbers of axes."""
+    """Return a diagonal of the matrix x, or a matrix with the vector x on this diagonal and zeros elsewhere.
+
+    `diagonal` is 0 for the main diagonal, and positive above it.  Raises: ShapeError for other numbers of axes.
+    """
     diagonal = integer("diag", diagonal)
     if x.ndim == 2:
         return _diagonal(x, diagonal)

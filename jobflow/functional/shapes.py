@@ -1,4 +1,4 @@
-"""Functions that change the shape, rearrange or repeat elements.
+"""Functions that reshape tensors, reorder their axes, or repeat their elements.
 
 Results are views where possible.  A view shares memory with the input, and writing into the view changes the input.
 """
@@ -54,12 +54,12 @@ def axis_of(what: str, dim: int, ndim: int) -> int:
     dim = dim if type(dim) is int else integer(f"{what}(dim=...)", dim)
     room = max(ndim, 1)
     if not -room <= dim < room:
-        raise AxisError(f"{what} at {user_line()}: dim {dim} is out of range, {-room} to {room - 1}, for a tensor with {ndim} axes")
+        raise AxisError(f"{what} at {user_line()}: dim {dim} is out of range, {-room} to {room - 1}, for a tensor with ndim={ndim}")
     return dim % room
 
 
 def _filled(what: str, x: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape with -1 replaced by the remaining size; raise ShapeError if the number of elements differs."""
+    """Return `shape` with -1 replaced by the size that fits the elements of x; raise ShapeError if the number of elements differs."""
     known = math.prod(n for n in shape if n != -1)
     if shape.count(-1) == 1 and known and x.tensor_type.size % known == 0:
         return tuple(x.tensor_type.size // known if n == -1 else n for n in shape)
@@ -154,7 +154,7 @@ def unsqueeze(x: Tensor, dim: int) -> Tensor:
 
 
 def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor:
-    """Return x with two axes swapped."""
+    """Return x with the axes `dim0` and `dim1` swapped."""
     order = list(range(max(x.ndim, 1)))
     a, b = axis_of("transpose", dim0, x.ndim), axis_of("transpose", dim1, x.ndim)
     order[a], order[b] = order[b], order[a]
@@ -168,7 +168,7 @@ def permute(x: Tensor, *dims: Any) -> Tensor:
     """Return x with its axes in the order `dims`.  Raises: ShapeError unless `dims` is a permutation of the axes."""
     order = tuple(axis_of("permute", d, x.ndim) for d in sizes(dims))
     if sorted(order) != list(range(x.ndim)):
-        raise ShapeError(f"permute at {user_line()}: dims {list(order)} is not a permutation of the {x.ndim} axes of {x.tensor_type}")
+        raise ShapeError(f"permute at {user_line()}: dims {list(order)} is not a permutation of the axes of {x.tensor_type}")
     return run(Transpose(order), x)
 
 
@@ -276,7 +276,7 @@ def tile(x: Tensor, *dims: Any) -> Tensor:
 
 
 def repeat_interleave(x: Tensor, repeats: int, dim: int | None = None) -> Tensor:
-    """Return x with every element, or slice along `dim`, repeated `repeats` times in a row."""
+    """Return x with every slice along `dim` repeated `repeats` times in a row; without `dim`, every element of the flattened x."""
     if dim is None:
         return repeat_interleave(flatten(x), repeats, 0)
     at = axis_of("repeat_interleave", dim, x.ndim)

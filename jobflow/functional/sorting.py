@@ -35,9 +35,9 @@ class Ordered(NamedTuple):
 
 
 def sort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Ordered:
-    """Return the elements sorted along axis `dim`, and their int64 indices.
+    """Return (values, indices): the elements sorted along axis `dim`, and their int64 indices in x.
 
-    The sort is always stable, and NaN comes last.
+    The sort is always stable.  NaN counts as the largest number.
     """
     if not x.ndim:
         return Ordered(*(y.reshape(()) for y in sort(reshape(x, 1), 0, descending)))
@@ -45,24 +45,30 @@ def sort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = True
 
 
 def argsort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
-    """Return the int64 indices that sort the elements along axis `dim`."""
+    """Return the int64 indices that sort the elements along axis `dim`, as in `sort`."""
     return sort(x, dim, descending).indices
 
 
 def topk(x: Tensor, k: int, dim: int | None = None, largest: bool = True, sorted: bool = True) -> Ordered:
-    """Return the k largest or smallest elements along axis `dim`, in sorted order, and their int64 indices; `dim` defaults to the last axis."""
+    """Return (values, indices) of the k largest elements along axis `dim`, or the k smallest with `largest=False`, the most extreme first.
+
+    `dim` defaults to the last axis; indices are int64.  Raises: ShapeError for a k out of range.
+    """
     axis = axis_of("topk", -1 if dim is None else dim, x.ndim)
     result = Ordered(*run_several(TopK(axis, integer("topk", k), bool(largest)), x if x.ndim else reshape(x, 1)))
     return result if x.ndim or k != 1 else Ordered(*(y.reshape(()) for y in result))
 
 
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Ordered:
-    """Return the k-th smallest element along axis `dim`, counted from 1, and its int64 index.  Raises: ShapeError for a k out of range."""
+    """Return (value, index): the k-th smallest element along axis `dim`, counted from 1, and its int64 index.
+
+    Raises: ShapeError for a k out of range.
+    """
     axis = axis_of("kthvalue", dim, x.ndim)
     if not x.ndim:
         return Ordered(*(y.reshape(()) for y in kthvalue(reshape(x, 1), k)))
     if not 1 <= k <= x.shape[axis]:
-        raise ShapeError(f"kthvalue at {user_line()}: k={k} is not between 1 and the {x.shape[axis]} elements along axis {axis} of {x.tensor_type}")
+        raise ShapeError(f"kthvalue at {user_line()}: k={k} is out of range, 1 to {x.shape[axis]}, for axis {axis} of {x.tensor_type}")
     values, indices = (y.narrow(axis, k - 1, 1) for y in sort(x, axis))
     return Ordered(values, indices) if keepdim else Ordered(values.squeeze(axis), indices.squeeze(axis))
 
@@ -122,12 +128,15 @@ def einsum(equation: str, *operands: Any) -> Tensor:
 
 
 def _parsed(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str]:
-    """Return the axis letters of the operands and of the result, with unique letters in place of "..."."""
+    """Return the axis letters of the operands and of the result, with unique letters in place of "...".
+
+    Raises: ShapeError for an equation that does not match the operands.
+    """
     what = f"einsum {equation!r} at {user_line()}"
     left, arrow, right = equation.replace(" ", "").partition("->")
     words = left.split(",")
     if len(words) != len(operands):
-        raise ShapeError(f"{what}: the equation has {len(words)} terms for {len(operands)} tensors")
+        raise ShapeError(f"{what}: the number of terms in the equation, {len(words)}, is not the number of tensors, {len(operands)}")
     extra = [x.ndim - len(word.replace("...", "")) if "..." in word else 0 for word, x in zip(words, operands, strict=True)]
     dots = "".join(chr(ord("\u0391") + i) for i in range(max([0, *extra])))
     if not arrow:
@@ -137,7 +146,7 @@ def _parsed(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str]:
     result = right.replace("...", dots)
     for word, x in zip(words, operands, strict=True):
         if len(word) != x.ndim:
-            raise ShapeError(f"{what}: the term {word!r} has {len(word)} axes, but the tensor is {x.tensor_type}")
+            raise ShapeError(f"{what}: the term {word!r} must have one letter per axis of its tensor {x.tensor_type}")
     if len(set(result)) != len(result) or not set(result) <= set("".join(words)):
         raise ShapeError(f"{what}: the result {result!r} must have distinct letters of the operands")
     sizes: dict[str, int] = {}
@@ -150,7 +159,7 @@ def _parsed(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str]:
 
 
 def _single(x: Tensor, word: str, needed: str) -> tuple[Tensor, str]:
-    """Return the diagonal of x over repeated letters, summed over letters that are not in `needed`."""
+    """Return x and its axis letters after removing repeated letters, by diagonals, and letters not in `needed`, by sums."""
     for c in [c for c in dict.fromkeys(word) if word.count(c) > 1]:
         while word.count(c) > 1:
             first, second = word.index(c), word.rindex(c)
@@ -163,7 +172,7 @@ def _single(x: Tensor, word: str, needed: str) -> tuple[Tensor, str]:
 
 
 def _product(x: Tensor, a: str, y: Tensor, b: str, needed: str) -> tuple[Tensor, str]:
-    """Multiply two tensors as one batched matrix product."""
+    """Return the product of x and y, as one batched matrix product, and its axis letters; common letters not in `needed` are summed."""
     x, y = together("einsum", _widened(x, a, y, b), _widened(y, b, x, a))
     size = dict(zip(a + b, (*x.shape, *y.shape), strict=True))
     batch = [c for c in a if c in b and c in needed]
@@ -181,7 +190,7 @@ def _product(x: Tensor, a: str, y: Tensor, b: str, needed: str) -> tuple[Tensor,
 
 
 def _widened(x: Tensor, word: str, other: Tensor, letters: str) -> Tensor:
-    """Return x with its axes of size 1 expanded to the sizes of the same letters of the other tensor."""
+    """Return x with its axes of size 1 expanded to the sizes of the axes of `other` with the same letters."""
     shape = tuple(max(n, other.shape[letters.index(c)]) if c in letters else n for c, n in zip(word, x.shape, strict=True))
     return x if shape == tuple(x.shape) else expand(x, shape)
 

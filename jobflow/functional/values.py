@@ -58,7 +58,8 @@ def item(x: Tensor) -> Any:
 
 def _only(x: Tensor, what: str) -> Any:
     if x.tensor_type.size != 1:
-        raise ShapeError(f"{what} at {user_line()}: the tensor {x.tensor_type} has {x.tensor_type.size} elements, not one")
+        problem = f"the tensor {x.tensor_type} has {x.tensor_type.size} elements, not one; select one element, or use tolist()"
+        raise ShapeError(f"{what} at {user_line()}: {problem}")
     return value_of(x, what).reshape(()).item()
 
 
@@ -68,12 +69,12 @@ def tolist(x: Tensor) -> Any:
 
 
 def as_float(x: Tensor) -> float:
-    """Return the only element as a float."""
+    """Return the only element as a float.  Raises: ShapeError unless there is exactly one, JobError during tracing."""
     return float(_only(x, "float()"))
 
 
 def as_int(x: Tensor) -> int:
-    """Return the only element as an int, rounded towards 0."""
+    """Return the only element as an int, rounded towards 0.  Raises: ShapeError unless there is exactly one, JobError during tracing."""
     return int(_only(x, "int()"))
 
 
@@ -85,7 +86,7 @@ def as_index(x: Tensor) -> int:
 
 
 def as_bool(x: Tensor) -> bool:
-    """Return True if the only element is nonzero."""
+    """Return True if the only element is nonzero.  Raises: ShapeError unless there is exactly one, JobError during tracing."""
     if x.traced is not None:
         raise JobError(f"if at {user_line()}: the truth value of a tensor is not known while {running()} runs; use where(condition, x, y)")
     if x.tensor_type.size != 1:
@@ -98,7 +99,7 @@ def as_bool(x: Tensor) -> bool:
 def length(x: Tensor) -> int:
     """Return the size of the first axis; raise ShapeError for a tensor without axes."""
     if not x.ndim:
-        raise ShapeError(f"len() at {user_line()}: the tensor {x.tensor_type} has no axes")
+        raise ShapeError(f"len() at {user_line()}: the tensor {x.tensor_type} has no axes; use numel()")
     return x.shape[0]
 
 
@@ -135,7 +136,7 @@ def shown(x: Tensor) -> str:
 
 
 def broken(start: str, parts: list[str]) -> str:
-    """Join the parts with commas, and break lines that would exceed WIDTH."""
+    """Return `start` and the parts, joined with commas, with a line break before each part that would exceed WIDTH columns."""
     text = start + parts[0]
     for part in parts[1:]:
         column = len(text) - text.rfind("\n") - 1
@@ -144,7 +145,7 @@ def broken(start: str, parts: list[str]) -> str:
 
 
 def written(array: Array, indent: int) -> str:
-    """Return the text of the elements, with as many digits as needed; many elements are abbreviated."""
+    """Return the text of the elements, with as many digits as needed; more than WHOLE elements are abbreviated."""
     return np.array2string(
         array,
         separator=", ",
@@ -197,7 +198,10 @@ def _text(value: float, spelling: str) -> str:
 
 
 def formatted(x: Tensor, spec: str) -> str:
-    """Format a tensor without axes by the number format `spec`, and format the repr of other tensors."""
+    """Return the element of a tensor without axes in the number format `spec`, or the repr of another tensor in the string format `spec`.
+
+    Raises: ShapeError for a number format of a tensor with axes.
+    """
     if not x.ndim and x.traced is None:
         return format(item(x), spec)
     if spec and spec[-1] in "bcdeEfFgGnoxX%":

@@ -178,7 +178,7 @@ def test_grad_of_some_tensors(n: int) -> None:
         gradients.grad((x * 2).sum(), [other])
     with pytest.raises(JobError, match=r"input 0.*does not require"):
         gradients.grad((x * 2).sum(), [x.detach()])
-    with pytest.raises(ArgumentError, match="2 grad_outputs are passed for 1"):
+    with pytest.raises(ArgumentError, match="grad_outputs has 2 gradients for 1 tensor"):
         gradients.grad((x * 2).sum(), [x], [None, None])
 
 

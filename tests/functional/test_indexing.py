@@ -169,7 +169,7 @@ def test_invalid_indices_raise() -> None:
     x = tensor(X)
     for wrong, error, words in (
         (lambda: x[4], IndexError, r"test_indexing.py:\d+: index 4 is out of range for axis 0 of float64\[4,6\], which has 4 elements"),
-        (lambda: x[0, 0, 0], AxisError, "3 indices are passed for float64"),
+        (lambda: x[0, 0, 0], AxisError, "the number of indices, 3, exceeds the number of axes of float64"),
         (lambda: x[..., ..., 0], AxisError, "an index after a second"),
         (lambda: x[[0, 4]], AxisError, "index 4 at .* is out of range for an axis of 4"),
         (lambda: x[[-5]], AxisError, "index -5"),
@@ -184,7 +184,7 @@ def test_invalid_indices_raise() -> None:
         (lambda: x.gather(0, tensor([1])), ShapeError, "as many axes"),
         (lambda: x.index_select(0, tensor([[1]])), ShapeError, "the indices must be a vector"),
         (lambda: x.masked_fill(x > 0, tensor(X)), ShapeError, "use where"),
-        (lambda: x.roll([1, 2], 0), ShapeError, "2 shifts are passed for 1 dims"),
+        (lambda: x.roll([1, 2], 0), ShapeError, r"shifts \[1, 2\] and dims 0 must have the same length"),
         (lambda: x.diagonal(0, 1, 1), ShapeError, "two different axes"),
     ):
         with pytest.raises(error, match=words):

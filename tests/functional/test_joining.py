@@ -59,7 +59,7 @@ def test_element_types_and_pieces() -> None:
         (lambda: F.cat([tensor(X), tensor(LONG)]), "differ in size along another axis"),
         (lambda: F.stack([tensor(X), tensor(X[1:])]), r"all tensors must have the same shape; got float64\[4,6\], float64\[3,6\]"),
         (lambda: tensor(X).split([1, 2]), r"pieces of \[1, 2\] elements do not add up to axis 0"),
-        (lambda: tensor(X).narrow(0, 3, 2), "2 elements from index 3 exceed axis 0"),
+        (lambda: tensor(X).narrow(0, 3, 2), "length 2 from start 3 exceeds axis 0"),
     ):
         with pytest.raises(ShapeError, match=words):
             wrong()

@@ -72,7 +72,7 @@ def test_invalid_shapes_raise() -> None:
         (lambda: x.reshape(23), ShapeError, r"do not fill the shape \[23\]"),
         (lambda: x.unsqueeze(3), AxisError, "dim 3 is out of range, -3 to 2"),
         (lambda: x.transpose(0, 2), IndexError, "dim 2 is out of range"),
-        (lambda: x.permute(0, 0), ShapeError, r"\[0, 0\] is not a permutation of the 2 axes"),
+        (lambda: x.permute(0, 0), ShapeError, r"\[0, 0\] is not a permutation of the axes of"),
         (lambda: x.expand(4, 7), ShapeError, r"does not expand to \[4, 7\]"),
         (lambda: x.repeat(2), ShapeError, r"\[2\] must have one count"),
         (lambda: x.unflatten(1, (4, 2)), ShapeError, r"\[4, 2\] is not the size of axis 1"),

@@ -199,8 +199,8 @@ def function_of(gradient: Any, keeps: bool = False) -> Any:
 @pytest.mark.parametrize(
     ("gradient", "facts"),
     [
-        (lambda dy: (dy, dy), ["2 gradients are returned for 1 argument"]),
-        (lambda dy: (), ["0 gradients are returned for 1 argument"]),
+        (lambda dy: (dy, dy), ["returns 2 gradients for 1 argument"]),
+        (lambda dy: (), ["returns 0 gradients for 1 argument"]),
         (lambda dy: 3.0, ["gradient 0", "float", "float64[4,3]"]),
         (lambda dy: dy[:2], ["gradient 0", "float64[2,3]", "float64[4,3]"]),
         (lambda dy: dy.to_global(placement=flow.placement("cpu", [0]), sbp=flow.sbp.broadcast), ["gradient 0", "local"]),
