@@ -41,7 +41,7 @@ FLOPS: Mapping[str, int] = {
 
 @dataclass(frozen=True)
 class Cost:
-    """Floating-point operations, and bytes read and written."""
+    """The cost of an operation: floating-point operations, and bytes of memory read and written."""
 
     flops: int
     bytes: int
@@ -53,7 +53,7 @@ class Cost:
 
 
 def flops_per_element(outputs: Sequence[Expression]) -> int:
-    """Return the floating-point operations for one index; subexpressions shared by several outputs count once."""
+    """Return the floating-point operations for one index, by the weights in `FLOPS`; subexpressions shared by several outputs count once."""
     return sum(FLOPS.get(x.primitive, 1) for x in in_order(outputs))
 
 

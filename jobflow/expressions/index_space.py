@@ -1,7 +1,7 @@
 """The index space of an operation, and the mapping from the axes of its operands to the axes of the space.
 
-An expression is computed at every index of one space, whose last axis is its row.  Elementwise operations broadcast as in NumPy.  Other
-operations name the axes by the letters of their rule:
+An expression is computed at every index of one space.  The last axes of the space form a row, by default the last axis only.  Elementwise
+operations broadcast as in NumPy.  Other operations name the axes by the letters of their rule:
 
     cross entropy     space "nc"      logits "nc"    labels "n"     loss "n"    prob "nc"
     sum of images     space "nhwc"    x "nchw"       y "c"
@@ -27,7 +27,10 @@ LOOKED_UP = -1
 
 @dataclass(frozen=True)
 class IndexSpace:
-    """The sizes of the axes, the axes of each operand (inputs, then outputs), and the number of last axes that form the row."""
+    """The index space of an operation: `sizes` of its axes, and the axes of the space that correspond to the axes of each operand.
+
+    The operands are the inputs, then the outputs.  `row` is the number of last axes that form a row.
+    """
 
     sizes: tuple[int, ...]
     operands: tuple[Places, ...]
@@ -39,7 +42,7 @@ class IndexSpace:
         return self.collapsed(self.sizes)
 
     def view(self, operand: int, x: Array) -> Array | None:
-        """Return the array of an operand as a view with the axes of the space, or None if no view exists."""
+        """Return x, the array of operand number `operand`, as a view with the axes of the space, or None if no view exists."""
         wide = self.wide(operand, x)
         try:
             return wide.reshape(self._with_row_axis(wide.shape), copy=False)
@@ -47,16 +50,19 @@ class IndexSpace:
             return None
 
     def read(self, operand: int, x: Array) -> Array:
-        """Return the array of an operand with the axes of the space, as a view if possible, else as a copy."""
+        """Return x, the array of operand number `operand`, with the axes of the space; a copy if its strides allow no view."""
         wide = self.wide(operand, x)
         return wide.reshape(self._with_row_axis(wide.shape))
 
     def _with_row_axis(self, wide: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape with the row as one axis, followed by the lookup axis of a table."""
+        """Return the shape `wide`, a result of the method `wide`, with the axes of a row merged; the lookup axis of a table remains last."""
         return (*self.collapsed(wide[: len(self.sizes)]), *wide[len(self.sizes) :])
 
     def wide(self, operand: int, x: Array) -> Array:
-        """Return a view with every axis of the space, of size 1 for axes that the operand lacks; the axes of a row are not merged."""
+        """Return a view of x, the array of operand number `operand`, with every axis of the space; the axes of a row are not merged.
+
+        Axes that the operand lacks have size 1.
+        """
         places = self.operands[operand]
         present = x[(*(0 if axis is None else slice(None) for axis in places), ...)]  # the ellipsis makes the result a view, even of 0 axes
         order = [axis if axis != LOOKED_UP else len(self.sizes) for axis in places if axis is not None]
@@ -64,11 +70,11 @@ class IndexSpace:
         return turned[(*(slice(None) if i in order else None for i in range(len(self.sizes))), ...)]
 
     def collapsed(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Return the sizes with the axes of the row merged into one."""
+        """Return `sizes`, one per axis of the space, with the sizes of the row's axes replaced by their product."""
         return (*sizes[: len(sizes) - self.row], math.prod(sizes[len(sizes) - self.row :])) if sizes else ()
 
     def write(self, operand: int, value: Array, x: Array, xp: Xp) -> None:
-        """Write the computed `value` of an operand to its array x. `value` broadcasts to the operand's view in the space."""
+        """Write the computed `value` of operand number `operand` to its array x. `value` broadcasts to the view of the operand in the space."""
         places = self.operands[operand]
         order = [axis for axis in places if axis is not None]
         sizes = [n if i in order else 1 for i, n in enumerate(self.sizes)]
@@ -91,9 +97,10 @@ def broadcasting(*types: TensorType) -> IndexSpace:
 
 
 def space_of(spec: str, types: Sequence[TensorType], row: str = "", last: str = "", table: str = "") -> IndexSpace:
-    """Return the space of a rule, from its letters and the types of inputs and outputs.
+    """Return the index space of an op with the rule `spec` for inputs and outputs of these `types`.
 
-    row: letters of the axes that form the row;  last: letters of the last axes;  table: the letter of the lookup axis
+    `row` has the letters of the axes that form a row.  `last` has the letters of the last axes for ops without a row.  `table` is the letter of
+    the lookup axis.  An empty string stands for no axis.
     """
     words = spec.lower().replace("->", ",").split(",")
     ends, excluded = row or last, ("1", table)

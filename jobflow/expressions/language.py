@@ -31,7 +31,7 @@ Operand: TypeAlias = "Expression | float"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Expression:
-    """A primitive applied to arguments; interned, and compared by identity."""
+    """A node of a formula: a primitive function with its arguments.  Equal expressions are one object and are compared by identity."""
 
     primitive: str
     arguments: tuple[Expression, ...]
@@ -96,7 +96,7 @@ _lock = threading.Lock()
 
 
 def make(primitive: str, arguments: tuple[Expression, ...], dtype: DType, attribute: Hashable = None) -> Expression:
-    """Return the interned expression with these fields."""
+    """Return the expression with this primitive, arguments, element type and attribute; calls with equal arguments return the same object."""
     # 0.0 and -0.0 are equal, and so are 1 and 1.0
     key = (primitive, *map(id, arguments), dtype.name, type(attribute), attribute.hex() if isinstance(attribute, float) else attribute)
     with _lock:
@@ -122,7 +122,10 @@ def constant(value: float, dtype: DType) -> Expression:
 
 
 def dtype_value(value: float, dtype: DType) -> float:
-    """Convert a number to the type; integers wrap around as in two's complement: -1 is 255 in uint8."""
+    """Convert `value` to a Python bool, int or float, as `dtype` requires.
+
+    Floats are not rounded to `dtype`.  Integers wrap around as in two's complement: -1 is 255 in uint8.
+    """
     value = plain(value)
     if not dtype.is_integer:
         return bool(value) if dtype is bool_ else float(value)
@@ -144,7 +147,7 @@ def _typed(name: str, operands: Sequence[Operand]) -> tuple[Expression, ...]:
 
 
 def _same(name: str, kinds: str = "fViu") -> Callable[..., Expression]:
-    """Return the constructor of a primitive whose operands and result have one type, with a NumPy kind in `kinds`."""
+    """Return the constructor of the primitive `name`, whose operands and result have one type; its NumPy kind must be in `kinds`."""
 
     def function(*operands: Operand) -> Expression:
         typed = _typed(name, operands)
@@ -157,7 +160,7 @@ def _same(name: str, kinds: str = "fViu") -> Callable[..., Expression]:
 
 
 def _logical(name: str) -> Callable[..., Expression]:
-    """Return the constructor of a logical primitive; nonzero numbers are true."""
+    """Return the constructor of the logical primitive `name`, with a bool result; operands other than 0 are true."""
 
     def function(*operands: Operand) -> Expression:
         return make(name, tuple(x if x.dtype is bool_ else not_equal(x, 0) for x in _typed(name, operands)), bool_)
@@ -167,7 +170,7 @@ def _logical(name: str) -> Callable[..., Expression]:
 
 
 def _truth(name: str) -> Callable[..., Expression]:
-    """Return the constructor of a primitive whose result is bool."""
+    """Return the constructor of the primitive `name`, whose operands have one type and whose result is bool."""
 
     def function(*operands: Operand) -> Expression:
         return make(name, _typed(name, operands), bool_)
@@ -261,7 +264,7 @@ def greater_equal(x: Operand, y: Operand) -> Expression:
 
 
 def row_min(x: Expression) -> Expression:
-    """Return the minimum of a row: the negated maximum of negated floats, or the inverted maximum of inverted integers."""
+    """Return the minimum of a row: -row_max(-x) for floats, or ~row_max(~x) for integers."""
     return -row_max(-x) if x.dtype.is_float else invert(row_max(invert(x)))
 
 
@@ -284,7 +287,10 @@ def where(condition: Expression, x: Operand, y: Operand) -> Expression:
 
 
 def rare_where(condition: Expression, x: Operand, y: Operand) -> Expression:
-    """Return the result of `where` for a rarely true condition; kernels compute x only near elements where it is true."""
+    """Return the result of `where(condition, x, y)` for a condition that is rarely true.
+
+    Compiled kernels compute x only for vectors of elements in which the condition is true for at least one element.
+    """
     chosen = where(condition, x, y)
     return make("rare_where", chosen.arguments, chosen.dtype)
 
@@ -335,26 +341,27 @@ def looked_up(position: int, dtype: DType, at: Expression) -> Expression:
 
 
 def columns() -> Expression:
-    """Return the number of elements of a row as float64; cast it to the type of its use."""
+    """Return the number of elements of a row as a float64 expression; readers of another type cast it."""
     return make("columns", (), float64)
 
 
 def index(axis: int) -> Expression:
-    """Return the int64 index along an axis of the space; `axis` is negative, and -1 is the column."""
+    """Return the int64 index of the element along axis `axis` of the index space; `axis` is negative, and -1 is the last axis."""
     if axis >= 0:
         raise JobError(f"index({axis}): the axis must be negative; -1 is the last axis of the index space")
     return make("index", (), int64, axis)
 
 
 def row_element(x: Expression, at: Expression) -> Expression:
-    """Return the element in column `at` of the row, or 0 if the row has no such column."""
+    """Return the element of the row x at index `at`, or 0 if the row has no such element."""
     return row_sum(where(equal(index(-1), cast(at, int64)), x, 0.0))
 
 
 def philox(element: Expression, stream: Expression, key: tuple[int, int], plane: int = 0) -> Expression:
-    """Return the 32 random bits of an element from `expressions.philox`, as int64.
+    """Return 32 random bits as int64: word `element` of the generator `expressions.philox`.
 
-    `element` is the flat index of the element in the logical tensor.  `stream`, `key` and `plane` are the operands of the generator.
+    `element` is the flat index of the element in the logical tensor, and `stream` the number of the run.  `key` identifies the tensor, and `plane`
+    distinguishes several samples for one element.
     """
     if element.dtype is not int64 or stream.dtype is not int64:
         raise DtypeError(f"philox: element and stream are {element.dtype.name} and {stream.dtype.name}, not int64")
@@ -362,7 +369,7 @@ def philox(element: Expression, stream: Expression, key: tuple[int, int], plane:
 
 
 def in_order(outputs: Sequence[Expression]) -> tuple[Expression, ...]:
-    """Return all subexpressions of the outputs, each once, in topological order: arguments before their readers."""
+    """Return all subexpressions of the outputs, once each, in topological order: the arguments of an expression precede it."""
     return _in_order(tuple(outputs))
 
 
@@ -381,7 +388,7 @@ def _in_order(outputs: tuple[Expression, ...]) -> tuple[Expression, ...]:
 
 
 def replaced(x: Expression, substitutes: Mapping[Expression, Expression]) -> Expression:
-    """Return x with subexpressions replaced by their `substitutes`."""
+    """Return x with each subexpression that is a key of `substitutes` replaced by the value of the key."""
     known = dict(substitutes)
     for y in in_order([x]):
         if y not in known:

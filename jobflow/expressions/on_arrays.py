@@ -1,7 +1,7 @@
-"""Evaluation of expressions on arrays: the reference for every kernel.
+"""Evaluation of expressions on NumPy or CuPy arrays, which defines the correct result of every kernel.
 
 `functions(xp)` has the functions of `language` for arrays of NumPy or CuPy, so that a formula runs directly on arrays.
-`evaluate` runs expressions.
+`evaluate` computes expressions.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def row_sum(xp: Xp, x: Array) -> Array:
 
 
 def row_product(xp: Xp, x: Array) -> Array:
-    """Return the product of each row, in the order of `row_sum`."""
+    """Return the product of each row (the last axis), of shape [..., 1]; the factors are combined in the order of `row_sum`."""
     return _in_lanes(xp, np.multiply, 1, x) if xp is np else x.prod(axis=-1, dtype=x.dtype, keepdims=True)
 
 
@@ -137,7 +137,7 @@ def row_min(xp: Xp, x: Array) -> Array:
 
 
 def column_sum(xp: Xp, x: Array) -> Array:
-    """Return the sum of each column over all rows, a vector.
+    """Return the vector of the sums over all axes of x but the last.
 
     On a CPU, blocks of 64 rows are summed sequentially, and the sums of the blocks are added with compensation.
     """
@@ -156,7 +156,7 @@ ROWS = {"row_sum": row_sum, "row_product": row_product, "row_max": row_max, "row
 
 
 def _one_after_the_other(terms: Array) -> Array:
-    """Return the sequential sum along the first axis; NumPy's sum would be pairwise if this is the only axis."""
+    """Return the sequential sum of `terms` along the first axis; NumPy would sum a vector pairwise."""
     total = terms[0]
     for term in terms[1:]:
         total = total + term
@@ -178,7 +178,10 @@ def compensated(terms: Array) -> Array:
 
 
 def evaluate(outputs: Sequence[Expression], inputs: Sequence[Array], xp: Xp, space: Sequence[int] | None = None) -> list[Array]:
-    """Evaluate the expressions for inputs that broadcast to the shape of the index space; rows are along its last axis."""
+    """Return the values of the expressions for these inputs; each value broadcasts to the shape of the index space.
+
+    `space` is this shape, by default the broadcast shape of the inputs.  Its last axis is the row.
+    """
     known: dict[Expression, Any] = {}
     shape = tuple(np.broadcast_shapes(*(a.shape for a in inputs)) if space is None else space)
     run: dict[str, Callable[..., Array]] = vars(functions(xp))

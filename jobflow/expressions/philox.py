@@ -37,15 +37,16 @@ ROWS = 1 << 18
 
 @cache
 def key_of(seed: int, name: str) -> Key:
-    """Return the key of a seed and a stable name."""
+    """Return the Philox key, two 32-bit words, of a seed and of the stable name of a random tensor."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
 def random_stream(default: int, seed: int | None, name: str) -> tuple[str, int]:
-    """Return the name and the seed of a random op: `name` and `default`, or "" and `seed` if `seed` is not None.
+    """Return the name and the seed that identify the random numbers of an op.
 
-    With equal explicit seeds, two ops therefore sample equal numbers.
+    Without a seed of the op (None), they are `name` and the seed `default`.  Otherwise they are "" and `seed`, so that two ops with equal seeds
+    sample equal numbers.
     """
     return (name, default) if seed is None else ("", seed)
 
@@ -73,7 +74,10 @@ def philox(xp: Xp, keys: Array, even: Array, odd: Array, work: Array) -> None:
 
 
 def words_of(key: Key, lane: int, stream: int) -> tuple[int, int, int, int]:
-    """Return the four words of one lane index, computed with Python integers, which is faster than `words` for a few numbers."""
+    """Return the four random words of the lane index `lane` in plane 0.
+
+    Python integers are faster than the arrays of `words` for a few numbers.
+    """
     a, b, c, d = lane & MASK, lane >> 32, stream & MASK, (stream >> 32) << 8 & MASK
     for i in range(ROUNDS):
         x, y = a * MULTIPLIERS[0], c * MULTIPLIERS[1]
@@ -101,7 +105,7 @@ def words(xp: Xp, key: Key, lanes: Array, stream: int, plane: int = 0) -> Array:
 
 
 def runs(box: Box) -> tuple[Array, int]:
-    """Return the start offsets of the contiguous runs of a box in the logical tensor (int64[n]), and their common length."""
+    """Return the flat indices in the logical tensor at which the contiguous runs of `box` start (int64[n]), and the length of each run."""
     shape, whole = box.shape, box.whole
     axis = len(whole) - 1
     while axis > 0 and shape[axis] == whole[axis]:
@@ -158,7 +162,10 @@ class Stream:
         return self.xp.concatenate([self._rows(starts[i : i + step], length, plane) for i in range(0, starts.size, step)])
 
     def _rows(self, starts: Array, length: int, plane: int) -> Array:
-        """Return the words of several runs of equal length: whole groups and a slice for long runs, element by element for short ones."""
+        """Return the random words of `length` consecutive elements from each index in `starts`, as a flat uint32 array.
+
+        Long runs compute whole groups of 64 elements and discard the elements outside the run; short runs compute each element separately.
+        """
         xp = self.xp
         index = xp.asarray(starts)[:, None] + xp.arange(length)
         if length < GROUP // 2:
@@ -174,7 +181,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A flat selection of elements of a random tensor: a box, or flat indices (uint64[n])."""
+    """The elements of a random tensor to sample: a box of the logical tensor, or flat indices (uint64[n])."""
 
     stream: Stream
     elements: Box | Array
@@ -189,7 +196,10 @@ class Drawn:
         return self.stream.xp.asarray(indices(self.elements)) if isinstance(self.elements, Box) else self.elements
 
     def unit(self, dtype: np.dtype[np.generic], plane: int = 0) -> Array:
-        """Sample U[0, 1) for the elements: float64 from 53 random bits of two planes, or float32 from 24 bits for other types."""
+        """Sample U[0, 1) for the elements, as a flat array.
+
+        The result is float64 from 53 random bits of two planes if `dtype` is float64, else float32 from 24 bits.
+        """
         high, xp = self.bits(plane), self.stream.xp
         if dtype != np.float64:
             return (high >> xp.uint32(8)).astype(xp.float32) * xp.float32(2.0**-24)

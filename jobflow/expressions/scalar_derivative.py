@@ -21,14 +21,14 @@ _TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)
 
 
 def _step(g: Expression, y: Expression, *x: Expression) -> Sequence[None]:
-    """Return no gradients, because the function is piecewise constant."""
+    """Return None for each argument, because a piecewise constant function has no gradient."""
     return (None,) * len(x)
 
 
 def _maximum(g: Expression, y: Expression, a: Expression, b: Expression) -> Sequence[Expression | None]:
-    """Return the gradients of max(a, b). Equal operands assign the gradient to a.
+    """Return the gradients of y = max(a, b) for a gradient g of y; if a equals b, a gets the whole gradient.
 
-    For a constant a, the result y is compared with a, so that b need not be saved.
+    For a constant a, the gradient of b compares y with a, so that b need not be saved.
     """
     if a.primitive == "constant":
         return None, f.where(y > a, g, 0.0)
@@ -42,9 +42,9 @@ def _minimum(g: Expression, y: Expression, a: Expression, b: Expression) -> Sequ
 
 
 def _power(g: Expression, y: Expression, x: Expression, n: Expression) -> Sequence[Expression | None]:
-    """Return the gradients of the base x and of the exponent n; a constant exponent has no gradient.
+    """Return the gradients of the base x and of the exponent n of y = x^n, for a gradient g of y.
 
-    The gradient of x, n x^(n - 1) g, is 0 for n = 0 even at x = 0.  The gradient of n is 0 where x <= 0.
+    The gradient of x, n x^(n - 1) g, is 0 for n = 0 even at x = 0.  The gradient of n is 0 where x <= 0, and None if n is constant.
     """
     if n.primitive == "constant":
         exponent = float(str(n.attribute))

@@ -11,7 +11,7 @@ from jobflow.expressions.language import Expression, constant, in_order, make
 
 
 def where_zero(outputs: Sequence[Expression], position: int) -> list[Expression]:
-    """Simplify the outputs for the case that the elements of input `position` are 0; other factors are assumed to be finite."""
+    """Return simpler forms of the outputs for the case that input `position` is 0; the factors of this input are assumed to be finite."""
     now: dict[Expression, Expression] = {}
     for x in in_order(outputs):
         if x.primitive == "element" and x.attribute == position:
@@ -23,7 +23,10 @@ def where_zero(outputs: Sequence[Expression], position: int) -> list[Expression]
 
 
 def _simpler(x: Expression, arguments: tuple[Expression, ...]) -> Expression | None:
-    """Return a simpler expression for the primitive of x if one of `arguments` is the constant 0, or None if no rule applies."""
+    """Return a simpler expression that equals the primitive of x on `arguments`, because at least one argument is the constant 0.
+
+    Returns None if no argument is 0 or no rule applies.
+    """
     match x.primitive, [_is_zero(y) for y in arguments]:
         case ("multiply", [True, _] | [_, True]) | ("negative", [True]):
             return constant(0.0, x.dtype)
@@ -43,5 +46,5 @@ def _is_zero(x: Expression) -> bool:
 
 
 def _is_positive(x: Expression) -> bool:
-    """Return True for the sum of a root and a positive constant."""
+    """Return True if x is the sum of a square root and a positive constant, which is never 0."""
     return x.primitive == "add" and x.arguments[0].primitive == "sqrt" and x.arguments[1].primitive == "constant" and x.arguments[1].attribute > 0  # type: ignore[operator]

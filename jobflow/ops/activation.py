@@ -223,7 +223,7 @@ def gelu(x: Tensor, *, name: str | None = None) -> Tensor:
 
 
 def gelu_tanh(x: Tensor, *, name: str | None = None) -> Tensor:
-    """Return the tanh approximation of gelu."""
+    """Return x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), an approximation of `gelu`."""
     return call(GeluTanh(), x, name=name)
 
 

@@ -97,7 +97,7 @@ class AdaptiveAvgPoolGrad(_Adaptive):
 
 
 def _divides(x: Tensor, sizes: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the window of an equivalent pooling with equal windows.
+    """Return the window sizes of the pooling with equal windows that equals adaptive pooling of x to the output sizes `sizes`.
 
     Returns None if `sizes` does not have one entry per spatial axis of x, contains 0, or does not divide these axes.
     """
@@ -107,7 +107,10 @@ def _divides(x: Tensor, sizes: Sequence[int]) -> tuple[int, ...] | None:
 
 
 def adaptive_avg_pool(x: Tensor, sizes: Sequence[int], *, name: str | None = None) -> Tensor:
-    """Divide spatial axis i of x [n,c,*spatial] into sizes[i] windows, which may overlap, and return the mean of each window."""
+    """Divide spatial axis i of x [n,c,*spatial] into sizes[i] windows, which may overlap, and return the mean of each window.
+
+    The result has the shape [n,c,*sizes]. Raises ShapeError unless `sizes` has one entry per spatial axis and no size is 0.
+    """
     window = _divides(x, sizes)
     pooled: Tensor = call(AdaptiveAvgPool(tuple(sizes)), x, name=name) if window is None else avg_pool(x, window, name=name)
     return pooled
@@ -116,7 +119,7 @@ def adaptive_avg_pool(x: Tensor, sizes: Sequence[int], *, name: str | None = Non
 def adaptive_max_pool(x: Tensor, sizes: Sequence[int], *, name: str | None = None) -> Tensor:
     """Divide spatial axis i of x [n,c,*spatial] into sizes[i] equal windows, and return the maximum of each window.
 
-    Raises ShapeError unless `sizes` has one positive entry per spatial axis, which divides this axis.
+    The result has the shape [n,c,*sizes]. Raises ShapeError unless `sizes` has one positive entry per spatial axis, which divides this axis.
     """
     window = _divides(x, sizes)
     if window is None:

@@ -144,7 +144,7 @@ class SquaredDifference(Binary):
 
 
 class _Extreme(Binary):
-    """Base class of Maximum and Minimum. x gets the gradient where the result is x and differs from y; elsewhere y gets it."""
+    """Base class of Maximum and Minimum. The gradient belongs to x where the result is x and differs from y, and to y elsewhere."""
 
     precision = "any"
     abstract = True
@@ -215,5 +215,8 @@ minimum = binary_function(Minimum)
 
 
 def where(condition: Tensor, x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    """Return x where the bool tensor `condition` is true, else y."""
+    """Return x where the bool tensor `condition` is true, else y; all three tensors broadcast.
+
+    Raises DtypeError if `condition` is not bool, or if x and y differ in element type.
+    """
     return call(Where(), condition, x, y, name=name)

@@ -69,9 +69,9 @@ class Reshape(ViewOp):
 
 
 def _runs(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield pairs of axis groups, one of each shape, with equal products of sizes, from the left.
+    """Yield pairs of axis groups: a group of the shape `before` and a group of the shape `after` with an equal product of sizes.
 
-    The groups are as short as possible and contain no axes of size 1.  If a size is 0, only equal leading axes are paired.
+    The groups are in order from the left, as short as possible, and contain no axes of size 1.  If a size is 0, only equal leading axes are paired.
     """
     ours = [i for i, n in enumerate(before) if n != 1]
     theirs = [i for i, n in enumerate(after) if n != 1]
@@ -178,7 +178,10 @@ class Squeeze(ViewOp):
 
 
 def reshape(x: Tensor, shape: Sequence[int], *, name: str | None = None) -> Tensor:
-    """Return the elements of x in another shape. One size may be -1, which is computed from the number of elements."""
+    """Return the elements of x, in C order, in another shape. One size may be -1, which is computed from the number of elements.
+
+    Raises ShapeError if the numbers of elements differ.
+    """
     sizes = tuple(int(n) for n in shape)
     if -1 in sizes:
         known = math.prod(n for n in sizes if n != -1)
@@ -208,14 +211,14 @@ def expand_dims(x: Tensor, axis: int, *, name: str | None = None) -> Tensor:
 
 
 def squeeze(x: Tensor, axes: Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
-    """Remove the axes `axes` of x, which must have size 1, or all axes of size 1 if `axes` is None."""
+    """Remove the axes `axes` of x, by default all axes of size 1; raise ShapeError if a removed axis has another size."""
     ndim, shape = x.tensor_type.ndim, x.tensor_type.shape
     chosen = [i for i in range(ndim) if shape[i] == 1] if axes is None else sorted({normal_axis("squeeze", i, ndim) for i in axes})
     return call(Squeeze(tuple(chosen)), x, name=name) if chosen else x
 
 
 def tile(x: Tensor, counts: Sequence[int], *, name: str | None = None) -> Tensor:
-    """Repeat x along each axis; `counts` has one number of repetitions per axis."""
+    """Repeat x counts[i] times along axis i; raise ShapeError unless `counts` has one entry per axis."""
     shape = x.tensor_type.shape
     if len(counts) != len(shape):
         raise ShapeError(f"tile: counts {list(counts)} must have one entry for each of the {len(shape)} axes of {x.tensor_type}")
@@ -224,6 +227,6 @@ def tile(x: Tensor, counts: Sequence[int], *, name: str | None = None) -> Tensor
 
 
 def tiled_shapes(shape: Sequence[int], counts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return the target shapes of the steps of `tile`: reshape, broadcast, reshape."""
+    """Return the three target shapes of `tile`, which reshapes, broadcasts and reshapes a tensor of `shape`."""
     pairs = list(zip(shape, counts, strict=True))
     return tuple(m for n in shape for m in (1, n)), tuple(m for n, count in pairs for m in (count, n)), tuple(n * count for n, count in pairs)

@@ -41,7 +41,10 @@ class ChannelOp(Indexed):
     axis: int
 
     def _rule(self, inputs: str, outputs: str, ndim: int, linear: tuple[tuple[int, ...], ...] = ()) -> Rule:
-        """Return a rule from one mark per operand: "t" for a tensor, "c" for a vector of channels."""
+        """Return the rule for tensors of `ndim` axes.
+
+        `inputs` and `outputs` have one mark per operand: "t" for a tensor, "c" for a vector of channels.
+        """
         full = LETTERS[:ndim]
         words = {"t": full, "c": full[self.axis]}
         left, right = (",".join(words[mark] for mark in marks) for marks in (inputs, outputs))
@@ -307,7 +310,10 @@ class BatchNormalizeGrad(ChannelOp):
 def batch_norm_train(
     x: Tensor, gamma: Tensor, beta: Tensor, axis: int = 1, epsilon: float = 1e-5, *, name: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalize x per channel by the mean and the biased variance of the whole batch; return (y, mean, variance)."""
+    """Normalize x per channel, with the channels on `axis`, by the mean and the biased variance of the whole batch.
+
+    Returns y = (x - mean) gamma / sqrt(variance + epsilon) + beta, and the vectors mean and variance.
+    """
     axis = normal_axis("batch_norm", axis, x.tensor_type.ndim)
     mean, variance = apply_chain(_moments(axis, x.tensor_type), x)
     return call(BatchNormalize(axis, epsilon), x, mean, variance, gamma, beta, name=name), mean, variance
@@ -315,7 +321,7 @@ def batch_norm_train(
 
 @lru_cache(maxsize=1024)
 def _moments(axis: int, type: TensorType) -> Chain:
-    """Return the chain that computes the mean and the biased variance of each channel."""
+    """Return the chain that computes the mean and the biased variance of each channel of a tensor of `type`, with the channels on `axis`."""
     count = max(1, type.size // max(1, type.shape[axis]))
 
     def moments(x: Tensor) -> tuple[Tensor, ...]:
@@ -329,7 +335,8 @@ def _moments(axis: int, type: TensorType) -> Chain:
 def average_updates(type: TensorType, momentum: float, correction: float) -> Chain:
     """Return the chain that updates the moving averages of mean and variance by the statistics of a batch.
 
-    `momentum` is the weight of the batch.  The variance of the batch is multiplied by `correction`, which removes its bias.
+    Inputs, vectors of `type`: both averages, then mean and biased variance of the batch. `momentum` is the weight of the batch.
+    The variance of the batch is multiplied by `correction`, which removes its bias.
     """
 
     def updates(*vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -343,6 +350,9 @@ def average_updates(type: TensorType, momentum: float, correction: float) -> Cha
 def batch_norm_infer(
     x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, variance: Tensor, axis: int = 1, epsilon: float = 1e-5, *, name: str | None = None
 ) -> Tensor:
-    """Return (x - mean) gamma / sqrt(variance + epsilon) + beta, where mean and variance are inputs, such as moving averages."""
+    """Return (x - mean) gamma / sqrt(variance + epsilon) + beta, with one element of each parameter per channel on `axis`.
+
+    The inputs mean and variance are independent of x, for example moving averages.
+    """
     axis = normal_axis("batch_norm", axis, x.tensor_type.ndim)
     return call(Normalize(axis, epsilon), x, mean, variance, gamma, beta, name=name)

@@ -102,16 +102,19 @@ class SumTo(AxisReduction):
 
 
 def broadcast_to(x: Tensor, shape: Sequence[int], *, name: str | None = None) -> Tensor:
-    """Broadcast x to `shape`; return x itself if it has this shape."""
+    """Broadcast x to `shape` as in NumPy; return x itself if it has this shape. Raises ShapeError if x does not broadcast to `shape`."""
     return x if x.tensor_type.shape == tuple(shape) else _one(BroadcastTo(tuple(shape)), x, name)
 
 
 def sum_to(x: Tensor, shape: Sequence[int], *, name: str | None = None) -> Tensor:
-    """Sum x over the axes along which `shape` broadcasts to the shape of x; return x itself if the shapes are equal."""
+    """Sum x over the axes along which `shape` broadcasts to the shape of x; return x itself if the shapes are equal.
+
+    Raises ShapeError if `shape` does not broadcast to the shape of x, and DtypeError for bools.
+    """
     if x.tensor_type.shape == tuple(shape):
         return x
     if x.tensor_type.dtype.numpy.kind == "b":
-        raise DtypeError(f"sum_to: {x.tensor_type} cannot be summed; cast it to a number type first")
+        raise DtypeError(f"sum_to: {x.tensor_type} contains bools, which cannot be summed; cast it to a number type first")
     return _one(SumTo(tuple(shape)), x, name)
 
 

@@ -53,9 +53,9 @@ class Chain(Op):
         return tuple(types[value] for value in self.results)
 
     def reused(self, types: Mapping[int, TensorType]) -> dict[int, int]:
-        """Return {value: result} for values that can be computed in the memory of a result.
+        """Return {value: result} for intermediate values that can have the memory of a result with the same type.
 
-        The operation that computes the result may overwrite the value in place.
+        The operation that computes the result overwrites this value in place. A chain that updates inputs in place reuses no memory.
         """
         reused: dict[int, int] = {}
         for step in () if self.alias else self.steps:
@@ -67,7 +67,7 @@ class Chain(Op):
         return reused
 
     def _read_once(self, value: int) -> bool:
-        """Return True if an operation computes the value, exactly one input reads it, and the value is not a result."""
+        """Return True if the value with this number is an intermediate value of the chain with exactly one reader."""
         reads = sum(step.inputs.count(value) for step in self.steps)
         return reads == 1 and value >= self.inputs and value not in self.results
 
@@ -105,8 +105,9 @@ MOST_ELEMENTS = 1 << 18
 def chained(program: Derivative, types: Mapping[int, TensorType], name: str) -> Derivative:
     """Return a gradient program whose operations are merged into one chain, except for final views, which no operation reads.
 
-    `types` are the types of the values that the program reads. Return the program unchanged if it has fewer than two operations to merge,
-    or large tensors. The same applies to in-place operations, sources, runtime assertions and operations that depend on logical indices.
+    `types` are the types of the values that the program reads. The program is unchanged if it has fewer than two operations to merge, or
+    large tensors. It is also unchanged if it contains an in-place operation, a source, a runtime assertion, or an operation that depends on
+    logical indices.
     """
     inside, views = _split(program)
     if len(inside) < 2 or not all(map(_may_be_chained, inside)):

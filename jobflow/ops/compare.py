@@ -71,10 +71,10 @@ _EXCHANGED: dict[type[Comparison], type[Comparison]] = {Less: Greater, LessEqual
 
 
 def with_number(op: Comparison, dtype: DType, number: float) -> tuple[Comparison, float] | bool:
-    """Express the comparison of a tensor with any Python number by a number of the tensor's type.
+    """Return the comparison with a number of the type `dtype` that equals the comparison `op` with `number`, which may be any Python number.
 
-    Returns the comparison and that number, or a bool if all elements have the same result. Examples for integers: x < 0.5 becomes x <= 0, and
-    a uint8 is always less than 300.
+    Returns (comparison, number), or a bool if the comparison has this result for all tensors of the type. Examples: for integers, x < 0.5
+    becomes x <= 0. For uint8, x < 300 is True.
     """
     number, (low, high) = plain(number), dtype.span
     alike, is_less = isinstance(op, Equal | NotEqual), isinstance(op, Less | LessEqual)

@@ -82,7 +82,7 @@ class ConvOp(Op):
         return windows.reshape(x.shape[0], self.groups, x.shape[1] // self.groups * math.prod(kernel), math.prod(out))
 
     def _rule(self, spec: str) -> Rule:
-        """Expand the letters H (spatial axes of the image) and K (axes of the kernel) of `spec`, and return its rule.
+        """Return the rule `spec` with one letter per spatial axis in place of H (axes of the image) and K (axes of the kernel).
 
         Channel axes are not split in grouped convolutions.
         """
@@ -180,7 +180,11 @@ class ConvGradInput(ConvOp):
         dx[...] = xp.matmul(flipped.reshape(self.groups, c, rows), columns).reshape(dx.shape)
 
     def _between(self, a: int, count: int, room: int, reach: int) -> tuple[slice, slice]:
-        """Return the slice of dy along axis `a` whose dilated elements fit into `room` elements, and their strided destination."""
+        """Return the slice of dy along spatial axis `a`, and the slice of the zero-filled buffer that receives this slice of dy.
+
+        `count` is the size of dy and `room` the size of the buffer along the axis. `reach` is the distance of the first and last tap of the kernel.
+        The second slice has the stride of the convolution as its step. Elements of dy outside the buffer are not copied.
+        """
         stride, first = self.strides[a], reach - self.padding[a][0]
         low, high = max(0, -(first // stride)), min(count, (room - 1 - first) // stride + 1)
         return slice(low, max(low, high)), slice(first + low * stride, max(first + low * stride, first + (high - 1) * stride + 1), stride)
@@ -237,7 +241,10 @@ class ConvGradWeight(ConvOp):
 
 
 def _cases() -> Iterator[tuple[Conv, Any, Any, Any]]:
-    """Yield ops with float64 operands x, w and dy; sizes are small because the laws use finite differences of every element."""
+    """Yield cases for the property tests: ops with float64 operands x, w and dy.
+
+    Sizes are small, because the tests compute finite differences for every element.
+    """
     shapes: tuple[tuple[Conv, tuple[int, ...], tuple[int, ...]], ...] = (
         (Conv((1,), ((1, 1),), (1,)), (3, 2, 5), (2, 2, 3)),
         (Conv((1, 1), ((2, 2), (2, 2)), (1, 1)), (2, 1, 4, 5), (3, 1, 5, 5)),
@@ -266,9 +273,11 @@ def conv(
     algorithm: Algorithm = "auto",
     name: str | None = None,
 ) -> Any:
-    """Convolve x [n,c,*spatial] with w [o,c/groups,*kernel]; `explicit_padding` lists the values of `padding`.
+    """Return the convolution of x [n,c,*spatial] with w [o,c/groups,*kernel], of shape [n,o,*out].
 
-    `algorithm` is "auto" (fastest with the rounding errors of a direct sum), "direct" or "winograd" (fastest).
+    `strides` and `dilations` are one int, or one per spatial axis. `padding` is a pair (before, after) per spatial axis, or a word that
+    `explicit_padding` accepts. `algorithm` is "auto" (fastest with the rounding errors of a direct sum), "direct" or "winograd" (fastest).
+    Raises ShapeError for invalid sizes or options.
     """
     return apply(conv_op(x.tensor_type, w.tensor_type, strides, padding, dilations, groups, algorithm), x, w, name=name)
 
@@ -282,7 +291,7 @@ def conv_op(
     groups: int = 1,
     algorithm: Algorithm = "auto",
 ) -> Conv:
-    """Return the op of `conv` for operands of these logical types; raise ShapeError for invalid sizes or options."""
+    """Return the op that `conv` applies to operands of these logical types; raise ShapeError for invalid sizes or options."""
     ndim = x.ndim - 2
     if not 1 <= ndim <= 3 or w.ndim != x.ndim:
         raise ShapeError(f"conv: x {x} and w {w} must have the same number of axes: 2 leading axes, and 1 to 3 spatial axes")

@@ -2,7 +2,7 @@
 
 A. Graves, S. Fernandez, F. Gomez, J. Schmidhuber: Connectionist temporal classification, ICML 2006.  With l' = blank, l1, blank, l2 ... blank:
 
-    alpha[t, s] = logsumexp(alpha[t-1, s], alpha[t-1, s-1], alpha[t-1, s-2] if l'[s] is not blank and not l'[s-2]) + x[t, l'[s]]
+    alpha[t, s] = logsumexp(alpha[t-1, s], alpha[t-1, s-1], alpha[t-1, s-2] if l'[s] != l'[s-2]) + x[t, l'[s]]
     loss = -logsumexp of the last two of alpha[frames - 1]
 
 The kernels accumulate in float64 and process all samples of a frame together. The greedy decoder chooses the most likely label of each frame.
@@ -28,12 +28,13 @@ from jobflow.ops.source import arange
 
 
 class CtcLoss(Op):
-    """CTC loss of each sample: log-probabilities x[frames, n, classes], targets[n, longest], frames[n] and labels[n] -> loss[n].
+    """CTC loss of each sample: loss[n] from log-probabilities x[frames, n, classes] and label sequences targets[n, longest].
 
-    `frames` and `labels` are the lengths of each sample. With `zero_infinity`, a sample without a valid path has loss 0 instead of inf.
+    The inputs frames[n] and labels[n] are the lengths of each sample in frames and in labels. With `zero_infinity`, a sample without a valid path
+    has loss 0 instead of inf.
 
-    The gradient is softmax - (share of the paths), which assumes log-probabilities from log-softmax. This gradient differs from the derivative
-    by a multiple of softmax. The gradient of log-softmax cancels this difference.
+    The gradient of x is softmax minus the fraction of the path probability in each class. This formula assumes log-probabilities from
+    log-softmax. The gradient differs from the derivative by a multiple of softmax. The gradient of log-softmax cancels this difference.
     """
 
     blank: int = 0
@@ -70,7 +71,10 @@ class CtcLoss(Op):
 
 
 class CtcPaths(CtcLoss):
-    """Forward variables alpha[n, t, s] of the CTC recursion: -inf without a path, and after the last frame of a sample."""
+    """Forward variables alpha[n, t, s] of the CTC recursion, with the inputs of CtcLoss: logarithms of path probabilities.
+
+    alpha is -inf if no path reaches state s at frame t, and after the last frame of a sample.
+    """
 
     def infer(self, x: TensorType, targets: TensorType, frames: TensorType, labels: TensorType) -> TensorType:
         super().infer(x, targets, frames, labels)
@@ -88,7 +92,7 @@ class CtcPaths(CtcLoss):
 
 
 class CtcLossGrad(CtcLoss):
-    """Gradient of CtcLoss: dx[t, n, c] = dloss[n] (e^x - share of the paths in class c at frame t).
+    """Gradient of CtcLoss: dx[t, n, c] = dloss[n] (e^x[t, n, c] - fraction of the path probability in class c at frame t).
 
     Frames after the last one of a sample have gradient 0.
     """
@@ -171,7 +175,7 @@ class CtcGreedyDecoder(Op):
 
 
 class _Paths:
-    """The CTC recursions over the frames of a batch, with float64 inputs and masks."""
+    """The CTC recursions over the frames of a batch; the constructor computes the float64 scores and the masks that the recursions read."""
 
     def __init__(self, xp: Xp, blank: int, x: Array, targets: Array, frames: Array, labels: Array) -> None:
         self.xp, self.x = xp, x.astype(xp.float64)
@@ -254,12 +258,21 @@ def _cases(kind: type[CtcLoss]) -> Iterator[Sample]:
 def ctc_loss(
     x: Tensor, targets: Tensor, frames: Tensor, labels: Tensor, blank: int = 0, zero_infinity: bool = False, *, name: str | None = None
 ) -> Tensor:
-    """Return the CTC loss of each sample; `CtcLoss` describes the arguments."""
+    """Return the CTC loss of each sample, loss[n], for log-probabilities x[frames, n, classes] and labels targets[n, longest].
+
+    frames[n] and labels[n] are the lengths of each sample; `blank` is the class of the blank. A sample without a valid path has loss inf, or 0 with
+    `zero_infinity`. Raises ShapeError for other shapes or an invalid blank. Raises DtypeError unless x is floating point and the other tensors
+    are integers.
+    """
     return call(CtcLoss(blank, zero_infinity), x, targets, frames, labels, name=name)
 
 
 def ctc_greedy_decoder(x: Tensor, lengths: Tensor, merge_repeated: bool = True, *, name: str | None = None) -> tuple[Tensor, Tensor]:
-    """Return the most likely classes without blanks, and the negated sum of their log-probabilities; see `CtcGreedyDecoder`."""
+    """Return the most likely classes of the frames of each sample, without blanks, and the negated sum of their log-probabilities.
+
+    x[frames, n, classes] contains log-probabilities, with the blank as the last class, and lengths[n] the number of frames of each sample.
+    The results are classes[n, frames], padded with zeros, and sums[n, 1]. With `merge_repeated`, a class in consecutive frames counts once.
+    """
     decoded, total = apply(CtcGreedyDecoder(merge_repeated), x, lengths, name=name)
     return decoded, total
 
@@ -276,7 +289,7 @@ def _losses(paths: _Paths) -> Array:
 
 @np.errstate(all="ignore")
 def _losses_and_slopes(paths: _Paths, dloss: Array) -> tuple[Array, Array]:
-    """Return the losses, and the gradients of the log-probabilities for the gradient `dloss` of the losses.
+    """Return the losses of all samples, and the gradients of the log-probabilities if `dloss` is the gradient of the losses.
 
     As in PyTorch, a sample without a valid path has loss inf and gradient NaN.
     """

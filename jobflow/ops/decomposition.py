@@ -30,9 +30,9 @@ _WITH_NUMBER: dict[str, Callable[..., Tensor]] = {
 
 
 def decomposed(op: Pointwise, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the outputs of an op with a formula over rows, computed by one operation per primitive.
+    """Return the outputs of an op with a formula over rows, computed by one operation per primitive of the formula.
 
-    The upper-case letters of the op's rule are the axes of a row. One input has all axes.
+    The upper-case letters of the op's rule are the axes of a row. At least one input must have all axes.
     """
     types = [x.tensor_type for x in inputs]
     words = op.rule(*types).spec.partition("->")[0].split(",")
@@ -72,7 +72,10 @@ def _aligned(x: Tensor, word: str, axes: str) -> Tensor:
 
 
 def _elementwise(op: Pointwise, primitive: str, first: Any, second: Any) -> Any:
-    """Return the result of an elementwise primitive: a number if the operands are numbers, else a tensor."""
+    """Return the result of an elementwise primitive for the operands `first` and `second` (None for one operand).
+
+    The result is a number if the operands are numbers, else a tensor. Raises PlanError for a primitive without an operation.
+    """
     if primitive in ("cast", "maximum") and isinstance(first, int | float):
         return float(first if second is None else max(first, second))
     if primitive == "multiply" and first is second:

@@ -28,7 +28,10 @@ class DerivativeStep:
 
 @dataclass(frozen=True, slots=True)
 class Derivative:
-    """A gradient program: steps that compute input gradients from inputs, outputs and output gradients, which are values 0, 1, ..."""
+    """A gradient program: steps that compute the gradients of an op's inputs.
+
+    The values 0, 1, ... of the program are the inputs, the outputs and the output gradients; the values of the steps follow.
+    """
 
     steps: tuple[DerivativeStep, ...]
     results: tuple[int | None, ...]
@@ -100,14 +103,17 @@ def _add(accumulated: dict[int, _Value], number: int, gradient: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A tensor placeholder with a type and a number, for recording."""
+    """A placeholder for a tensor while ops are traced: its type and the number of the value."""
 
     tensor_type: TensorType
     number: int
 
 
 def recorded(function: Callable[..., Sequence[Any]], types: Sequence[TensorType]) -> tuple[tuple[DerivativeStep, ...], tuple[int, ...]]:
-    """Return the steps that `function` applies to inputs of these types, with values 0, 1, ..., and the numbers of its results."""
+    """Trace `function` with inputs of these types; return its ops as steps, and the numbers of its results.
+
+    The inputs are values 0, 1, ..., and the outputs of the steps are the next values.
+    """
     tracer = _OpRecorder(len(types))
     with scope.using(interpreter=tracer):
         results = function(*[_Value(type, number) for number, type in enumerate(types)])
@@ -132,7 +138,7 @@ class _OpRecorder:
 
 
 def _program(recorder: _OpRecorder, gradients: Sequence[_Value | None], first: int) -> Derivative:
-    """Return the program of the recorded steps that contribute to `gradients`; values below `first` are inputs."""
+    """Return the gradient program of the recorded steps that contribute to `gradients`; values with numbers below `first` are inputs."""
     results = tuple(None if value is None else value.number for value in gradients)
     needed = {number for number in results if number is not None}
     steps: list[DerivativeStep] = []

@@ -108,16 +108,25 @@ class SmoothL1(Pointwise):
 
 
 def sigmoid_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
-    """Return the cross entropy of each element of `logits`; labels may have any element type."""
+    """Return max(x, 0) - x z + log(1 + exp(-|x|)), the cross entropy, for each logit x and its label z.
+
+    The labels have the shape of `logits` and any element type; raise ShapeError for other shapes.
+    """
     return call(SigmoidCrossEntropy(), logits, labels, name=name)
 
 
 def binary_cross_entropy(x: Tensor, target: Tensor, *, name: str | None = None) -> Tensor:
-    """Return the cross entropy of each probability in x. A runtime assertion checks that x and `target` are in [0, 1] or NaN."""
+    """Return the cross entropy of each probability in x with its target. A runtime assertion checks that x and `target` are in [0, 1] or NaN.
+
+    Raises ShapeError if the shapes of x and `target` differ.
+    """
     probabilities = [assert_bounds(each, _BINARY, low=0.0, high=1.0, nan=True, noun=noun) for noun, each in (("input", x), ("target", target))]
     return call(BinaryCrossEntropy(), *probabilities, name=name)
 
 
 def smooth_l1(prediction: Tensor, label: Tensor, beta: float = 1.0, *, name: str | None = None) -> Tensor:
-    """Return the smooth L1 loss of each element: quadratic for differences below `beta`, else linear."""
+    """Return the smooth L1 loss for each d = prediction - label: d^2 / (2 beta) where |d| < beta, else |d| - beta / 2.
+
+    Raises ShapeError if the shapes of `prediction` and `label` differ.
+    """
     return call(SmoothL1(beta), prediction, label, name=name)

@@ -24,10 +24,10 @@ _STEPS, _HIGH = 10, 10.0
 
 
 def _moved(f: Any, x: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
-    """Prepare x for the asymptotic series.
+    """Prepare x for the asymptotic series: reflect arguments below 1/2, then add ten to arguments below ten.
 
     Returns x in float64, the mask of reflected elements, the distance of x from the nearest integer, and the mask of shifted elements.
-    The last two results are the elements before the shift, or 1 if they are not shifted, and the argument of the series.
+    Returns also the shifted elements before the shift, with 1 for other elements, and the argument of the series.
     """
     wide = f.cast(x, float64)
     finite = f.where(f.isfinite(wide), wide, 0.0)

@@ -57,7 +57,7 @@ def count_not_finite(x: Tensor, *, name: str | None = None) -> Tensor:
 
 
 class GuardedUpdate(Updated, Indexed):
-    """A conditional update: `op` if the last input, a count, is zero. Otherwise the variables do not change."""
+    """The update `op` with a condition: the variables change only if the last input, a count of non-finite elements, is zero."""
 
     op: Updated
 
@@ -162,10 +162,10 @@ class LossScaleUpdate(Updated, Pointwise):
 
 
 class Halt(Assign):
-    """Assignment n' = bad, which stops training at the first step with non-finite gradients.
+    """Assignment n' = bad to a variable n, which stops training at the first step with non-finite gradients.
 
-    n is the number of non-finite elements in that step, or 0. The input `bad` is the count of this step plus n. Therefore all later steps are
-    skipped as well.
+    n is the number of non-finite elements in that step, and 0 before it. The input `bad` is n plus the number of non-finite elements in this step.
+    Therefore `bad` is not 0 in later steps, and their updates are skipped.
     """
 
     @classmethod

@@ -56,12 +56,15 @@ def _add_at(xp: Xp, total: Array, at: Any, valid: Array, values: Array) -> None:
 
 
 def _row_signatures(axis: int) -> tuple[Signature, ...]:
-    """Return the signatures in which every rank has all rows, and computes the whole sum or its shard of the sum."""
+    """Return the signatures with replicated inputs, in which each rank computes either the whole result or its shard of axis `axis`."""
     return Signature((B, B), (B,)), Signature((B, B), (S(axis),))
 
 
 def _partial_signatures(axis: int, table: TensorType) -> tuple[Signature, ...]:
-    """Return the signature in which every rank reads its shard of the table, and the results are partial."""
+    """Return the signature in which `table` is split along `axis` and the result is a partial sum; none for tables of bools.
+
+    Each rank reads rows of its shard only; rows of other ranks are zero.
+    """
     return (Signature((S(axis), B), (P,)),) if adds(table) else ()
 
 
@@ -75,7 +78,7 @@ class LookUp(Indexed):
         return ""
 
     def last(self, letters: str) -> str:
-        """Return the letters of the output's axes, in order."""
+        """Return the letters of the output's axes, in order, from the rule `letters`."""
         return letters.partition("->")[2].lower()
 
     def expression(self, table: TensorType, ids: TensorType) -> tuple[Expression, ...]:  # type: ignore[override]
@@ -279,7 +282,7 @@ class OneHot(Indexed):
         return ""
 
     def last(self, letters: str) -> str:
-        """Return the letters of the output's axes, in order."""
+        """Return the letters of the output's axes, in order, from the rule `letters`."""
         return letters.partition("->")[2].lower()
 
     def expression(self, ids: TensorType) -> tuple[Expression, ...]:  # type: ignore[override]
@@ -368,7 +371,7 @@ class BatchSegmentSum(Op):
 def gather(params: Tensor, ids: Tensor, axis: int = 0, *, name: str | None = None) -> Tensor:
     """Return the entries of `params` along `axis` at the indices `ids`, or zeros for indices out of range.
 
-    The axes of `ids` replace the axis `axis` in the result.
+    In the shape of the result, the sizes of `ids` replace the size of axis `axis`.
     """
     at = normal_axis("gather", axis, params.tensor_type.ndim)
     return call(Gather(at), params, ids, name=name)
@@ -384,21 +387,33 @@ def unsorted_segment_sum(data: Tensor, ids: Tensor, size: int, axis: int = 0, *,
 
 
 def dim_gather(x: Tensor, ids: Tensor, axis: int, *, name: str | None = None) -> Tensor:
-    """Return the elements of x along `axis` at the indices `ids`, which have the shape of the result; 0 for indices out of range."""
+    """Return y[..., j, ...] = x[..., ids[..., j, ...], ...] along `axis`, with the shape of `ids`; 0 for indices out of range.
+
+    x and `ids` must have equal sizes along all other axes.
+    """
     at = normal_axis("dim_gather", axis, x.tensor_type.ndim)
     return call(DimGather(at), x, ids, name=name)
 
 
 def batch_gather(params: Tensor, ids: Tensor, batch: int = 1, *, name: str | None = None) -> Tensor:
-    """Return the entries of `params` along axis `batch` at the indices `ids`. The axes before `batch` are batch axes of `params` and `ids`."""
+    """Return the entries of `params` along axis `batch` at the indices `ids`, separately for each index of the first `batch` axes.
+
+    `params` and `ids` share these axes, and `ids` has one more. Indices out of range read 0.
+    """
     return call(BatchGather(batch), params, ids, name=name)
 
 
 def batch_segment_sum(data: Tensor, ids: Tensor, size: int, *, name: str | None = None) -> Tensor:
-    """Sum the entries of `data` along the last axis of `ids` into `size` segments, separately for each index of the preceding axes."""
+    """Sum the entries of `data` with equal ids into `size` segments, separately for each index of all axes of `ids` but the last.
+
+    `data` begins with the axes of `ids`. Ids out of range are ignored.
+    """
     return call(BatchSegmentSum(ids.tensor_type.ndim - 1, size), data, ids, name=name)
 
 
 def one_hot(ids: Tensor, depth: int, *, dtype: DType, axis: int = -1, on: float = 1.0, off: float = 0.0, name: str | None = None) -> Tensor:
-    """Return the one-hot encoding of `ids` along the new axis `axis`: `on` at the index, else `off`. Indices out of range encode as `off`."""
+    """Return the one-hot encoding of `ids` along the new axis `axis` of size `depth`: `on` at the index, else `off`.
+
+    Indices out of range are encoded as `off` only.
+    """
     return call(OneHot(depth, normal_axis("one_hot", axis, ids.tensor_type.ndim + 1), on, off, dtype), ids, name=name)

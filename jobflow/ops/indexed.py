@@ -23,11 +23,14 @@ class Indexed(Pointwise):
     table: ClassVar[str] = ""
 
     def row(self, letters: str) -> str:
-        """Return the letters of the axes that form a row: the upper-case letters of the rule, which are not split."""
+        """Return the letters of the axes that form a row: the upper-case letters of the rule `letters`, which are axes that are not split."""
         return "".join(dict.fromkeys(axis for axis in letters if axis.isupper())).lower()
 
     def last(self, letters: str) -> str:
-        """Return the letters of the last axes of the index space, for ops without a row; "" for the order of the rule."""
+        """Return the letters of the last axes of the index space, for ops without a row.
+
+        "" stands for the order of the axes in the rule `letters`.
+        """
         return ""
 
     def index_space(self, *types: TensorType) -> IndexSpace:
@@ -45,7 +48,7 @@ class Indexed(Pointwise):
 class AxisReduction(Indexed):
     """A reduction of one input along the axes that its output lacks; the formula applies to one row.
 
-    If the reduced axes are the last ones, they form a row.  Sums along other axes are column sums, which read memory in order.
+    If the reduced axes are the last ones, they form a row.  Sums along other axes are computed as column sums, which read memory in order.
     """
 
     abstract = True
@@ -74,20 +77,23 @@ def wide_sum(f: Any, x: Any) -> Any:
 
 
 def _split_letters(spec: str) -> tuple[str, str, str]:
-    """Return the letters of a rule's input, the reduced ones (not in the output), and the remaining ones."""
+    """Return three strings: the letters of the input in the rule `spec`, the letters of the reduced axes, and the remaining letters.
+
+    The output lacks the reduced axes.
+    """
     word, _, output = spec.lower().partition("->")
     word = word.replace("1", "")
     return word, "".join(a for a in word if a not in output), "".join(a for a in word if a in output)
 
 
 def _replace_reductions(y: Expression, other: Callable[[Expression], Expression]) -> Expression:
-    """Replace each reduction x in the expression by other(x)."""
+    """Return the expression y with each reduction x over a row or column replaced by other(x)."""
     return language.replaced(y, {x: other(x) for x in language.in_order([y]) if x.primitive in ROWS})
 
 
 @lru_cache(4096)
 def facts_of(op: Indexed, *types: TensorType) -> tuple[tuple[Expression, ...], IndexSpace]:
-    """Return the formulas of an op and their index space, cached per types."""
+    """Return the formulas of the outputs of `op` for inputs of these types, and their index space; results are cached."""
     formulas = op.expression(*types)
     assert formulas is not None, f"{op} has no formula"
     return formulas, op.index_space(*types)

@@ -51,7 +51,8 @@ class StaticShape(Identity):
 class ToLayout(Identity):
     """Identity whose readers receive x in the layout `sbp`, with one S/B/P per mesh dimension.
 
-    The gradient is requested in `grad_sbp`, or in any layout if `grad_sbp` is None.  None for a mesh dimension requests nothing.
+    The gradient is requested in the layout `grad_sbp`, or in any layout if `grad_sbp` is None.  In both layouts, None for a mesh dimension requests
+    nothing.
     """
 
     sbp: tuple[Sbp | None, ...]
@@ -105,7 +106,7 @@ def _listed(sbp: tuple[Sbp | None, ...]) -> str:
 
 
 def dual(sbp: Sbp) -> Sbp:
-    """Return the layout of the gradient of a tensor that is converted between the views in `sbp`.
+    """Return the layout of the gradient of a tensor that is converted between the logical and the mirrored view in the layout `sbp`.
 
     The gradient of a replicated tensor is the sum of the ranks' gradients.  The gradient of a partial sum is replicated.
     Raises SbpError for a partial maximum or minimum.
@@ -253,7 +254,7 @@ def pieces(axis: int, counts: tuple[int, ...], shape: tuple[int, ...]) -> Iterat
 
 
 def contiguous_pieces(axis: int, counts: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Return True if the pieces along `axis` are contiguous in a C-ordered array."""
+    """Return True if each piece along `axis` is contiguous in a C-ordered array of `shape`; piece i has counts[i] elements along `axis`."""
     return math.prod(shape[:axis]) <= 1 or sum(count > 0 for count in counts) <= 1
 
 
@@ -285,7 +286,7 @@ class PackPieces(ViewOp):
         return flat
 
     def copies(self, x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
-        """Yield pairs (slice of y, source in x)."""
+        """Yield pairs (view of y, piece of x): the copies that fill y."""
         for flat, box in pieces(self.axis, self.counts, x.shape):
             part = x[box]
             yield y[flat].reshape(part.shape), part
@@ -341,7 +342,7 @@ class UnpackPieces(ViewOp):
         return x.reshape(self.shape, copy=False)
 
     def copies(self, x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
-        """Yield pairs (slice of y, source in x)."""
+        """Yield pairs (piece of y, view of x): the copies that fill y."""
         for flat, box in pieces(self.axis, self.counts, self.shape):
             to = y[box]
             yield to, x[flat].reshape(to.shape)
@@ -357,7 +358,7 @@ class UnpackPieces(ViewOp):
 
 
 class Assemble(Op):
-    """Assembly of a tensor of `shape` from its boxes: y[boxes[i]] = x_i, in order."""
+    """Assembly of a tensor of `shape` from its boxes: y[boxes[i]] = input i."""
 
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]

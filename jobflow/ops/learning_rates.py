@@ -30,7 +30,7 @@ def _float(x: Any) -> float:
 
 
 def chosen(condition: Any, first: Callable[[], Any], second: Callable[[], Any]) -> Any:
-    """Return first() if the condition is true, else second(); for an expression, return a `where` of both results."""
+    """Return first() if the bool `condition` is true, else second(); if `condition` is an expression, return a `where` of both results."""
     if isinstance(condition, Expression):
         yes, no = first(), second()
         return language.where(condition, yes if isinstance(yes, Expression) else language.constant(yes, float64), no)
@@ -38,14 +38,14 @@ def chosen(condition: Any, first: Callable[[], Any], second: Callable[[], Any]) 
 
 
 def piece(boundaries: Sequence[float], values: Sequence[float], step: Any) -> Any:
-    """Return values[i] for the first i with step <= boundaries[i], else the last value."""
+    """Return values[i] for the first i with step <= boundaries[i], or the last value if `step` exceeds all boundaries."""
     if not boundaries:
         return values[0]
     return chosen(step <= boundaries[0], lambda: values[0], lambda: piece(boundaries[1:], values[1:], step))
 
 
 def rising(base_lr: float, step: float, steps: float, start: float, end: float = 1.0) -> float:
-    """Return base_lr times a factor that changes linearly from `start` to `end` within `steps` steps."""
+    """Return base_lr (start + (end - start) step / steps), for 0 <= step <= steps."""
     return base_lr * (start + (end - start) * step / steps)
 
 
@@ -59,12 +59,12 @@ def exponential(base_lr: float, step: int, steps: float, decay_rate: float, stai
 
 
 def inverse_time(base_lr: float, step: int, steps: float, decay_rate: float, staircase: bool) -> float:
-    """Return base_lr / (1 + decay_rate p), with p as in `exponential`."""
+    """Return base_lr / (1 + decay_rate p), where p = step / steps, rounded down with `staircase`."""
     return base_lr / (1 + decay_rate * _periods(step, steps, staircase))
 
 
 def natural_exponential(base_lr: float, step: int, steps: float, decay_rate: float, staircase: bool) -> float:
-    """Return base_lr exp(-decay_rate p), with p as in `exponential`."""
+    """Return base_lr exp(-decay_rate p), where p = step / steps, rounded down with `staircase`."""
     return base_lr * _exp(-decay_rate * _periods(step, steps, staircase))
 
 

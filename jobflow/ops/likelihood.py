@@ -26,7 +26,7 @@ WHAT = "negative_log_likelihood"
 
 
 def _marks(ndim: int, axis: int) -> tuple[str, str]:
-    """Return the rule letters of the labels, and of the log-probabilities of `ndim` axes with the classes on `axis`."""
+    """Return two strings: the rule letters of the labels, and of the log-probabilities with `ndim` axes and the classes on `axis`."""
     whole = LETTERS[:ndim]
     return whole[:axis] + whole[axis + 1 :], whole
 

@@ -52,12 +52,12 @@ def _softmax(f: Any, logits: Any) -> Any:
 
 
 def _loss(f: Any, prob: Any, at: Any) -> Any:
-    """Return the negated log-probability of the class `at`, or 0 if the class is not in the row."""
+    """Return -log max(prob, 1e-20) at index `at` of each row of `prob`, or 0 if `at` is outside the row."""
     return f.row_sum(f.where(_hit(f, at), -f.log(f.maximum(prob, TINY)), 0.0))
 
 
 def _from(f: Any, labels: Any, offset: int) -> Any:
-    """Return the labels relative to the class `offset`."""
+    """Return the labels minus `offset`, the first class of a rank's shard."""
     return f.cast(labels, int64) - offset if offset else labels
 
 
@@ -75,12 +75,12 @@ def _column(x: Tensor) -> Tensor:
 
 
 def _hits(labels: Tensor, x: Tensor) -> Tensor:
-    """Return the one-hot labels in the shape of x."""
+    """Return the one-hot encoding of the labels, with the shape and type of x."""
     return one_hot(labels, x.tensor_type.shape[-1], dtype=x.tensor_type.dtype)
 
 
 def _from_prob(logits: Tensor, prob: Tensor, dprob: Tensor | None, rest: Tensor | None) -> Tensor | None:
-    """Return `rest` plus the gradient of logits through prob."""
+    """Return `rest` plus the gradient of logits for the gradient `dprob` of prob; None if both are None."""
     if dprob is None:
         return rest
     through = call(SoftmaxGrad(logits.tensor_type.ndim - 1), prob, dprob)
@@ -160,7 +160,7 @@ Split = TypeVar("Split", "SparseSoftmaxCrossEntropyGrad", "SplitCrossEntropy", "
 
 
 def _own_classes(op: Split, box: Box) -> Split:
-    """Return the op for a rank with the classes of `box`."""
+    """Return the op for a rank whose shard has the classes of the last axis of `box`."""
     (start, stop), classes = box.spans[-1], box.whole[-1]
     return op if stop - start == classes else replace(op, offset=start, classes=classes)
 
@@ -193,8 +193,8 @@ class SumExp(Indexed):
 class SplitCrossEntropy(Indexed):
     """Cross entropy for split classes: prob[n, c] = exp(logits[n, c] - top[n]) / total[n].
 
-    loss[n] = -log max(prob[n, label[n] - offset], 1e-20), or 0 for a label of another rank.  The result equals SparseSoftmaxCrossEntropy if top
-    and total are the maxima and sums of the logits.  The gradient of the logits includes their effect on top and total, which get no gradient.
+    loss[n] = -log max(prob[n, label[n] - offset], 1e-20), or 0 for a label of another rank.  If top[n] = max_c logits[n, c] and total is SumExp, the
+    result equals SparseSoftmaxCrossEntropy.  The gradient of the logits includes their effect on top and total, which get no gradient.
     """
 
     offset: int = 0
@@ -454,44 +454,44 @@ def combined_margin_grad(theta: Tensor, labels: Tensor, dy: Tensor, m1: float, m
 
 
 def _class_labels(what: str, labels: Tensor, scores: Tensor) -> Tensor:
-    """Return the labels with a runtime assertion that they are classes; without the assertion if the op rejects the operands."""
+    """Return the labels with a runtime assertion that they are classes, or unchanged if they are not integers or `scores` has no axes."""
     if labels.tensor_type.dtype.is_integer and scores.tensor_type.ndim:
         return check(class_assertion(what, scores.tensor_type.shape[-1]), labels)
     return labels
 
 
 def sparse_softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
-    """Return the cross entropy of each row of `logits` with its integer label."""
+    """Return -log max(softmax(logits)[n, label[n]], 1e-20) for each row n, with one integer label per row; a runtime assertion checks the labels."""
     loss: Tensor = apply(SparseSoftmaxCrossEntropy(), logits, _class_labels(WHAT, labels, logits), name=name)[0]
     return loss
 
 
 def split_sparse_softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
-    """Return the sparse softmax cross entropy of split classes; ranks exchange a maximum and a sum per row instead of the logits."""
+    """Return `sparse_softmax_cross_entropy` for split classes; ranks exchange a maximum and a sum per row instead of the logits."""
     return by_classes(logits, _class_labels(WHAT, labels, logits), name=name)[0]
 
 
 def by_classes(logits: Tensor, labels: Tensor, *, name: str | None = None) -> tuple[Tensor, Tensor]:
-    """Return the loss and the probabilities of a sparse softmax cross entropy, by ops that accept split classes."""
+    """Return the loss and the probabilities of `sparse_softmax_cross_entropy`, computed by ops that accept split classes."""
     top = reduce_max(logits, (logits.tensor_type.ndim - 1,))
     loss, prob = apply(SplitCrossEntropy(), logits, labels, top, call(SumExp(), logits, top), name=name)
     return loss, prob
 
 
 def softmax_cross_entropy(logits: Tensor, labels: Tensor, *, sums_to_one: bool = False, name: str | None = None) -> Tensor:
-    """Return the cross entropy of each row of `logits` with a distribution over the classes; see `SoftmaxCrossEntropy` for `sums_to_one`."""
+    """Return -sum_c labels[n, c] log max(softmax(logits)[n, c], 1e-20) for each row n; see `SoftmaxCrossEntropy` for `sums_to_one`."""
     loss: Tensor = apply(SoftmaxCrossEntropy(sums_to_one), logits, labels, name=name)[0]
     return loss
 
 
 def sparse_cross_entropy(prob: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
-    """Return the cross entropy of each row of probabilities with its integer label."""
+    """Return -log max(prob[n, label[n]], 1e-20) for each row n, with one integer label per row; a runtime assertion checks the labels."""
     return call(SparseCrossEntropy(), prob, _class_labels("sparse_cross_entropy", labels, prob), name=name)
 
 
 def combined_margin(
     x: Tensor, labels: Tensor, m1: float = 1.0, m2: float = 0.0, m3: float = 0.0, *, name: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Apply an angular margin to x, a cosine per class, at the label of each row; return the result and the angles of the labels."""
+    """Add an angular margin to x[n, c], the cosines per class, at the label of each row n; return (y, theta) as in `CombinedMargin`."""
     y, theta = apply(CombinedMargin(m1, m2, m3), x, _class_labels("combined_margin_loss", labels, x), name=name)
     return y, theta

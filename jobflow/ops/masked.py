@@ -47,5 +47,5 @@ class MaskedFill(Pointwise):
 
 
 def masked_fill(x: Tensor, mask: Tensor, value: float, *, name: str | None = None) -> Tensor:
-    """Return x with `value` where the bool tensor `mask` is true."""
+    """Return a copy of x with `value` where the bool tensor `mask` is true; x and `mask` broadcast. Raises DtypeError if `mask` is not bool."""
     return call(MaskedFill(value), x, mask, name=name)

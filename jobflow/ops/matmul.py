@@ -33,7 +33,7 @@ def product_shape(a: TensorType, b: TensorType, transpose_a: bool, transpose_b: 
 
 
 def turned(x: Array, transpose: bool) -> Array:
-    """Return x, or a view of x with its last two axes exchanged."""
+    """Return a view of x with its last two axes exchanged if `transpose` is True, else x."""
     return x.swapaxes(-1, -2) if transpose else x
 
 
@@ -210,12 +210,15 @@ class BiasAdd(Indexed):
 
 
 def along(x: Array, axis: int, ndim: int) -> Array:
-    """Return a view of a vector that broadcasts along `axis` of an array of `ndim` axes."""
+    """Return a view of the vector x that broadcasts over all axes but `axis` of an array with `ndim` axes."""
     return x[(slice(None), *[None] * (ndim - 1 - axis))]
 
 
 def bias_add(value: Tensor, bias: Tensor, axis: int = 1, *, name: str | None = None) -> Tensor:
-    """Return value + bias, where the vector `bias` broadcasts along all axes but `axis`."""
+    """Return value + bias, where the vector `bias` has the size of axis `axis` and broadcasts along all other axes of `value`.
+
+    Raises ShapeError for another size of `bias`, and DtypeError if the element types differ.
+    """
     result: Tensor = apply(BiasAdd(normal_axis("bias_add", axis, value.tensor_type.ndim)), value, bias, name=name)
     return result
 
@@ -254,7 +257,7 @@ def axis_sum(x: Tensor, axis: int, *, name: str | None = None) -> Tensor:
 
 
 class Spread(Op):
-    """Repetition of the vector x, along `axis`, over the other axes of `shape`; the adjoint of AxisSum."""
+    """Broadcast of the vector x, whose elements belong to axis `axis`, to `shape`; the adjoint of AxisSum."""
 
     shape: tuple[int, ...]
     axis: int
@@ -284,6 +287,6 @@ class Spread(Op):
 
 
 def spread(x: Tensor, shape: tuple[int, ...], axis: int, *, name: str | None = None) -> Tensor:
-    """Repeat the vector x, along `axis`, over the other axes of `shape`."""
+    """Broadcast the vector x to `shape`: y[..., i, ...] = x[i] along `axis`."""
     result: Tensor = apply(Spread(shape, axis), x, name=name)
     return result

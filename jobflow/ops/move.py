@@ -18,7 +18,7 @@ Mode = Literal["reflect", "edge", "wrap"]
 
 
 def _rule(moved: Sequence[bool], x: TensorType) -> Rule:
-    """Return a rule that splits only axes with a false entry in `moved`."""
+    """Return a rule that splits only the axes i of x for which moved[i] is False."""
     word = "".join(LETTERS[i].upper() if yes else LETTERS[i] for i, yes in enumerate(moved))
     return Rule(f"{word or '1'}->{word}", linear=((0,),) if adds(x) else ())
 
@@ -70,7 +70,7 @@ class _Edges(Op):
         return x.with_shape(tuple(a + n + b for n, (a, b) in zip(x.shape, self.pairs, strict=True)))
 
     def sources(self, shape: Sequence[int]) -> Iterator[tuple[int, Array]]:
-        """Yield each padded axis with the source index in x of every element of y along it."""
+        """Yield (axis, indices) for each padded axis: element i of y along the axis is element indices[i] of x, for an x of this `shape`."""
         for axis, (n, pair) in enumerate(zip(shape, self.pairs, strict=True)):
             if pair != (0, 0):
                 yield axis, np.pad(np.arange(n), pair, self.mode)
@@ -109,7 +109,7 @@ class PadEdgesGrad(_Edges):
     def infer(self, dy: TensorType) -> TensorType:
         inner = tuple(n - a - b for n, (a, b) in zip(dy.shape, self.pairs, strict=False))
         if len(self.pairs) != dy.ndim or min(inner, default=0) < 0:
-            raise ShapeError(f"pad with {self.mode}: {dy} cannot be padded by {list(self.pairs)} elements")
+            raise ShapeError(f"pad with {self.mode}: dy {dy} does not have the shape of a tensor padded by {list(self.pairs)} elements")
         dx = dy.with_shape(inner)
         self._larger(dx)
         return dx
@@ -140,7 +140,7 @@ class PadEdgesGrad(_Edges):
 
 
 def roll(x: Tensor, shifts: Sequence[int], axes: Sequence[int], *, name: str | None = None) -> Tensor:
-    """Shift the elements of x cyclically by shifts[i] along axes[i]."""
+    """Shift the elements of x cyclically by shifts[i] along axes[i]; shifts along the same axis are added."""
     each = [0] * x.tensor_type.ndim
     for shift, axis in zip(shifts, axes, strict=True):
         each[normal_axis("roll", axis, len(each))] += shift
@@ -148,5 +148,9 @@ def roll(x: Tensor, shifts: Sequence[int], axes: Sequence[int], *, name: str | N
 
 
 def pad_edges(x: Tensor, pairs: Sequence[tuple[int, int]], mode: Mode, *, name: str | None = None) -> Tensor:
-    """Pad x along axis i with pairs[i] = (before, after) copies of elements of x; the mode is "reflect", "edge" or "wrap"."""
+    """Pad x with copies of its elements: pairs[i] = (before, after) is the number of copies along axis i.
+
+    `mode` is "reflect", "edge" or "wrap", as in numpy.pad. Raises ShapeError if a padding exceeds the size of the axis for "wrap", or size - 1 for
+    "reflect". A padded axis must not be empty.
+    """
     return call(PadEdges(tuple((int(a), int(b)) for a, b in pairs), mode), x, name=name)

@@ -34,7 +34,7 @@ def _mean(f: Any, x: Any) -> Any:
 
 
 def _statistics(f: Any, x: Any, epsilon: float) -> tuple[Any, Any, Any]:
-    """Return the mean of a row, its elements minus the mean, and 1 / sqrt(variance + epsilon).
+    """Return the mean of each row of x, the elements minus this mean, and 1 / sqrt(variance + epsilon).
 
     Rounding errors of a long sum make the first mean inexact.  The mean residual corrects both statistics.
     """
@@ -58,7 +58,7 @@ class RowNorm(Indexed):
     begin: int
 
     def _words(self, x: TensorType) -> tuple[str, str, str]:
-        """Return the rule letters of tensors like x, of row statistics, and of parameters with the shape of a row."""
+        """Return three strings: the rule letters of tensors with the shape of x, of row statistics, and of parameters with the shape of a row."""
         rows, whole = LETTERS[: self.begin], LETTERS[self.begin : x.ndim].upper()
         return rows + whole, rows, whole
 
@@ -194,9 +194,9 @@ class RowStatisticsGrad(RowNorm):
 def layer_norm(
     x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, begin_axis: int = 1, epsilon: float = 1e-5, *, name: str | None = None
 ) -> Tensor:
-    """Normalize x over its axes from `begin_axis` on, multiply by gamma and add beta.
+    """Normalize x over its axes from `begin_axis` on to mean 0 and variance 1, multiply by gamma and add beta.
 
-    gamma and beta may have fewer axes, aligned at the last one, or be None.
+    gamma and beta broadcast to the shape of these axes; None omits the product or the sum.
     """
     begin = normal_axis("layer_norm", begin_axis, x.tensor_type.ndim)
     row = x.tensor_type.shape[begin:]
@@ -332,5 +332,5 @@ class L2NormalizeGrad(AxisOp):
 
 
 def l2_normalize(x: Tensor, axis: int, epsilon: float = 1e-12, *, name: str | None = None) -> Tensor:
-    """Divide x by its Euclidean norm along `axis`, limited to at least sqrt(epsilon)."""
+    """Divide x by its Euclidean norm along `axis`, or by sqrt(epsilon) where the norm is smaller."""
     return call(L2Normalize(normal_axis("l2_normalize", axis, x.tensor_type.ndim), epsilon), x, name=name)

@@ -151,25 +151,32 @@ class Op(Frozen):
         return None
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
-        """Return the op for a rank with these boxes of the inputs and outputs.
+        """Return the op that a rank runs on its shards, which are the boxes `inputs` and `outputs` of the logical tensors.
 
         The default returns self, which is correct for attributes without logical sizes or indices.
         """
         return self
 
     def decompose(self, *inputs: Any) -> Sequence[Tensor] | None:
-        """Return the outputs by ops that accept a split of an axis that this op requires whole, or None without a decomposition."""
+        """Return the outputs of this op, computed by ops that accept a split of an axis that this op cannot split.
+
+        The default returns None: no such ops exist.
+        """
         return None
 
     def places(self, y: Array, *types: TensorType) -> Sequence[Array | None]:
-        """Return the view of y that contains the elements of each input, for ops that only concatenate or reorder.
+        """Return one view of the output y per input, for ops that only concatenate or reorder.
 
-        None stands for an input without a view.  An input that is computed directly in its view needs no copy.
+        The view contains the elements of y that are copies of this input.  None stands for an input without a view.  An input that is computed
+        directly in its view of y needs no copy.
         """
         return (None,) * len(types)
 
     def unwritten(self, *inputs: Tensor) -> Tensor:
-        """Return the new value of a variable by ops without aliasing, for updates in the body of a job; raise JobError by default."""
+        """Return the new value of the updated variable, computed by ops that do not overwrite it, for microbatches of a job.
+
+        The default raises JobError.
+        """
         raise JobError(f"{self.word()} cannot run once per microbatch; set train.num_gradient_accumulation_steps to 1")
 
     def __str__(self) -> str:
@@ -240,7 +247,7 @@ def all_ops() -> list[type[Op]]:
 
 
 def placed(window: Box | None, box: Box) -> Box:
-    """Return the box in the whole tensor for a box in `window`, such as a microbatch of a batch.
+    """Return `box`, a box of the tensor in `window`, as a box of the whole tensor; `window` is, for example, a microbatch of a batch.
 
     In the mirrored view, the tensors of several ranks are concatenated, and each tensor is this window of the rank's batch.  If the window has the
     size of its `whole`, the tensors together are one microbatch, which begins at the window's start.
@@ -285,7 +292,7 @@ def broadcast_rule(types: Sequence[TensorType], linear: tuple[tuple[int, ...], .
 
 
 def adds(*types: TensorType) -> bool:
-    """Return True if tensors of these types may be partial: all types but bool."""
+    """Return True if none of the types has bool elements, so that tensors of these types may be partial sums."""
     return all(t.dtype is not bool_ for t in types)
 
 

@@ -81,7 +81,7 @@ class OptimizerUpdate(Updated, Pointwise):
 
     @property
     def derives(self) -> bool:
-        """True unless `scalars` returns the rate unchanged."""
+        """True if `scalars` computes values other than the unchanged learning rate."""
         return type(self).scalars is not OptimizerUpdate.scalars
 
     #: formula(f, w, *slots, g, *scalars) -> the new values of w and of the slots
@@ -120,12 +120,12 @@ def _each_over_itself(count: int) -> Mapping[int, int]:
 
 @lru_cache(1024)
 def unified(op: OptimizerUpdate) -> OptimizerUpdate:
-    """Return one object for all equal ops. Caches then compare ops by identity."""
+    """Return the first object that equals `op`, from a cache of the last 1024 ops. Caches then compare ops by identity."""
     return op
 
 
 def _downwards(w: Element, g: Element, weight_decay: float, maximize: bool = False) -> Element:
-    """Return the descent direction, including weight decay."""
+    """Return the descent direction g + weight_decay w; with `maximize`, -g replaces g."""
     g = -g if maximize else g
     return g + weight_decay * w if weight_decay else g
 
@@ -144,7 +144,7 @@ def _separate_sum(alpha: Element, x: Element, beta: Element, y: Element) -> Elem
 
 
 def _norm(f: Any, x: Element) -> Element:
-    """Return the Euclidean norm of a row, summed in float64."""
+    """Return the Euclidean norm of each row of x (all elements in updates), summed in float64."""
     return f.sqrt(f.row_sum(f.square(f.cast(x, float64))))
 
 

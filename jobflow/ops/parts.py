@@ -82,7 +82,7 @@ class PutPart(Part):
             return (apply(TakePart(back, self.index, self.whole), dy),)
 
     def elsewhere(self, box: Box, type: TensorType) -> Op:
-        """Return the op that fills `box` of the result on a rank without the shard x."""
+        """Return the op that fills `box`, the shard of the result on a rank other than the rank at `index`, with zeros."""
         return FillIdentity(box.shape, type.dtype)
 
     @classmethod
@@ -91,7 +91,7 @@ class PutPart(Part):
 
 
 def take_parts(x: Tensor, sbp: Sbp, whole: Placement, name: str | None = None) -> tuple[Tensor, ...]:
-    """Return the shard of x in `sbp` (S: a slice, B: all of x) for each rank of `whole`, as a tensor on that rank."""
+    """Return the shards of x in the layout `sbp` (S: a slice, B: all of x) as separate tensors, one on each rank of `whole`."""
     shards = []
     for index in range(whole.size):
         op = TakePart(sbp, index, whole)
@@ -101,7 +101,10 @@ def take_parts(x: Tensor, sbp: Sbp, whole: Placement, name: str | None = None) -
 
 
 def put_part(x: Tensor, sbp: Sbp, index: int, whole: Placement, shape: tuple[int, ...]) -> Tensor:
-    """Return the logical tensor of `shape` with the shard x on the rank at `index`; see `PutPart`."""
+    """Return the logical tensor of `shape` over `whole` in the layout `sbp` (S or P), with the shard x on the rank at `index`.
+
+    The other shards are zero.
+    """
     op = replace(PutPart(sbp, index, whole), shape=shape)
     with scope.using(placement=whole):
         result: Tensor = apply(op, x)

@@ -39,11 +39,11 @@ class Pointwise(Op):
         return tuple(language.cast(y, t.dtype) for y, t in zip(outputs, types_tuple(self.infer(*types)), strict=True))
 
     def read(self, *types: TensorType) -> Sequence[Expression]:
-        """Return the expressions of the inputs' elements, which are the arguments of the formula."""
+        """Return an expression for the element of each input; these expressions are the arguments of the formula."""
         return [language.element(i, t.dtype) for i, t in enumerate(types)]
 
     def output_expressions(self, *read: Expression) -> tuple[Expression, ...]:
-        """Return the expressions of the outputs, in the types of the computation."""
+        """Return the formula of each output for the expressions `read` of the inputs' elements, before a conversion to the type of the output."""
         assert self.formula is not None, f"{self} has no formula"
         outputs = self.formula(language, *read)
         return outputs if isinstance(outputs, tuple) else (outputs,)
@@ -101,7 +101,7 @@ def _one_function(op: Elementwise, f: Any, *elements: Any) -> Any:
 
 
 def check_dtypes(what: str, kinds: str, *types: TensorType) -> None:
-    """Raise DtypeError unless all operands have the same element type, whose NumPy kind is in `kinds`."""
+    """Raise DtypeError, with the name `what` of the function, unless all operands have the same element type with a NumPy kind in `kinds`."""
     listed = " and ".join(map(str, types))
     if any(t.dtype is not types[0].dtype for t in types):
         raise DtypeError(f"{what}: {listed} differ in element type; cast one of them with cast(x, dtype)")
@@ -125,7 +125,7 @@ class BinaryFunction(Protocol):
 
 
 def unary_function(op: type[Op]) -> UnaryFunction:
-    """Return a function of one tensor that applies `op`, which has no attributes."""
+    """Return a function (x, *, name) that applies `op` to the tensor x; `op` is a class of ops without attributes."""
 
     def function(x: Tensor, *, name: str | None = None) -> Tensor:
         return call(op(), x, name=name)
@@ -135,7 +135,7 @@ def unary_function(op: type[Op]) -> UnaryFunction:
 
 
 def binary_function(op: type[Op]) -> BinaryFunction:
-    """Return a function of two tensors that applies `op`, which has no attributes."""
+    """Return a function (x, y, *, name) that applies `op` to two tensors; `op` is a class of ops without attributes."""
 
     def function(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
         return call(op(), x, y, name=name)
@@ -195,8 +195,8 @@ class Negate(Unary):
 class ElementwiseGrad(Pointwise):
     """Gradient of input `wrt` of an elementwise op, from the derivative of its formula, in the shape of the op's output.
 
-    The first inputs are the values that the derivative reads, by the numbers `reads`: inputs of the op, or its output, number `inputs`.
-    The last input is the output gradient.
+    `reads` contains the indices of the values in the derivative: i < `inputs` for input i of the op, and `inputs` for its output.
+    The inputs of the gradient are these values, then the output gradient.
     The result is linear in the output gradient.
     """
 
@@ -255,7 +255,10 @@ class ElementwiseGrad(Pointwise):
 
 @lru_cache(4096)
 def _derivative(op: Pointwise, wrt: int, dtypes: tuple[DType, ...]) -> Expression | None:
-    """Return the gradient of input `wrt` as an expression of the inputs, the output and the output gradient, or None without a gradient."""
+    """Return the gradient of input `wrt` of `op` as an expression, or None without a gradient; `dtypes` are the types of the inputs.
+
+    Elements 0, 1, ... in the expression are the inputs, then the output and the output gradient.
+    """
     inputs = [language.element(i, dtype) for i, dtype in enumerate(dtypes)]
     (output,) = op.output_expressions(*inputs)
     y, dy = (language.element(i, output.dtype) for i in (len(dtypes), len(dtypes) + 1))
@@ -270,7 +273,7 @@ def _derivative(op: Pointwise, wrt: int, dtypes: tuple[DType, ...]) -> Expressio
 
 
 def _gradients(op: Pointwise, inputs: Sequence[Tensor], y: Tensor, dy: Tensor, count: int | None = None) -> list[Tensor | None]:
-    """Return the gradients of the first `count` inputs, by default of all inputs."""
+    """Return the gradients of the first `count` inputs of `op` (by default of all inputs) for the output y and its gradient dy."""
     n = len(inputs)
     dtypes = tuple(x.tensor_type.dtype.arithmetic for x in inputs)
     dy_element = language.element(n + 1, dy.tensor_type.dtype.arithmetic)
@@ -302,7 +305,7 @@ def _gradients(op: Pointwise, inputs: Sequence[Tensor], y: Tensor, dy: Tensor, c
 
 
 def _of_type(dx: Tensor, dtype: DType) -> Tensor:
-    """Cast the gradient dx to `dtype`, the type of the input."""
+    """Cast the gradient dx to the type of gradients of `dtype` tensors, unless both types are computed in the same arithmetic type."""
     if dx.tensor_type.dtype.arithmetic is dtype.arithmetic:
         return dx
     from jobflow.ops.scalar import cast  # late: `scalar` imports this module

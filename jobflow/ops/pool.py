@@ -146,7 +146,7 @@ class MaxPoolPick(_PoolOp):
 
 
 def _first_maxima(xp: Xp, window: Window, x: Array, y: Array) -> Iterator[tuple[Any, Array]]:
-    """Yield each tap with a mask of the windows that have their first maximum at this tap."""
+    """Yield (tap, mask) for each tap: the mask is True for the windows that have their first maximum at this tap."""
     open_ = xp.ones(y.shape, dtype=bool)
     for tap in window.taps(x.shape[2:], y.shape[2:]):
         still = open_[:, :, *tap.target]
@@ -216,7 +216,7 @@ class AvgPoolGrad(_PoolOp):
 
 
 def counts(xp: Xp, window: Window, spatial: Sequence[int], out: Sequence[int], dtype: Any) -> Array:
-    """Return the number of elements inside the image for each window, an array of shape `out`."""
+    """Return the number of elements inside the image for each window, as an array of shape `out` and element type `dtype`."""
     count = xp.ones((1,) * len(out), dtype)
     for a, k in enumerate(window.kernel):
         along = np.zeros(out[a])
@@ -228,7 +228,7 @@ def counts(xp: Xp, window: Window, spatial: Sequence[int], out: Sequence[int], d
 
 
 def _summing_dtype(xp: Xp, x: Array) -> Any:
-    """Return the accumulator type: float32 for half precision, otherwise the type of x."""
+    """Return the element type of sums of x: float32 for half precision, otherwise the type of x."""
     return xp.promote_types(x.dtype, xp.float32) if x.dtype.itemsize < 4 else x.dtype
 
 
@@ -242,7 +242,10 @@ def _max_pooled(attributes: _Attributes, x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _cases() -> Iterator[tuple[_Attributes, Any, Any]]:
-    """Yield attributes with float64 x and dy; elements of x differ by at least 0.1, so a small step never changes a maximum."""
+    """Yield cases for the property tests: attributes of a pooling op, with float64 x and dy.
+
+    Elements of x differ by at least 0.1, so the small step of a finite difference never changes a maximum.
+    """
     shapes: tuple[tuple[_Attributes, tuple[int, ...]], ...] = (
         (((2,), (2,), ((0, 0),), False), (3, 2, 5)),
         (((2, 2), (2, 2), ((0, 0), (0, 0)), False), (3, 2, 4, 6)),
@@ -287,9 +290,10 @@ def max_pool(
     ceil_mode: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Return the maximum of each window of x [n,c,*spatial]; strides default to ksize.
+    """Return the maximum of each window of x [n,c,*spatial], with the shape [n,c,*out]; `ksize` is the window size and `strides` defaults to it.
 
-    `padding` is "valid", "same", "same_lower", "same_upper" or a pair (before, after) per spatial axis. `ceil_mode` affects pairs only.
+    `padding` is "valid", "same", "same_lower", "same_upper" or a pair (before, after) per spatial axis. With pairs, `ceil_mode` adds a last window
+    that begins before the end of the image and ends outside the padding. Raises ShapeError for invalid sizes.
     """
     return apply(_pool_op(MaxPool, "max_pool", x.tensor_type, ksize, strides, padding, ceil_mode), x, name=name)
 

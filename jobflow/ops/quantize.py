@@ -38,5 +38,9 @@ class FakeQuantize(Elementwise):
 
 
 def fake_quantize(x: Tensor, scale: Tensor, zero: Tensor, low: int, high: int, *, name: str | None = None) -> Tensor:
-    """Quantize x to integers from low to high with this scale and zero point, and return the dequantized values."""
+    """Round x to integers from `low` to `high`, and return the floats for these integers: (clip(round(x / scale + zero), low, high) - zero) scale.
+
+    The result is 0 where the scale is 0. `scale` and `zero` broadcast with x and get no gradient. The gradient of x equals the gradient of the
+    result.
+    """
     return call(FakeQuantize(low, high), x, scale, zero, name=name)

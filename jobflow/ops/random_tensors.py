@@ -39,7 +39,7 @@ def _stream(counter: Array) -> int:
 
 
 class RandomSource(Source):
-    """Base class of random sources.  `box` is the position of the result in the logical tensor; None for the whole tensor."""
+    """Base class of random sources.  `box` is the box of the logical tensor that the result contains; None for the whole tensor."""
 
     key: str
     seed: int = 0
@@ -68,7 +68,7 @@ class RandomSource(Source):
         y[...] = self.draw(philox.Drawn(self.stream(xp, counter, words), self.drawn_box())).reshape(self.shape)
 
     def drawn_box(self) -> Box:
-        """Return the box of the logical tensor to sample."""
+        """Return the box of the logical tensor whose elements the op samples."""
         return whole_box(self.shape) if self.box is None else self.box
 
     def stream(self, xp: Xp, counter: Sequence[Array], words: type[philox.Stream] = philox.Stream) -> philox.Stream:
@@ -132,7 +132,10 @@ class RandomNormal(RandomSource):
 
 
 class TruncatedNormal(RandomSource):
-    """Truncated normal random numbers: y ~ N(mean, std^2), sampled again while |y - mean| > 2 std, at most REDRAWS times, then clipped."""
+    """Truncated normal random numbers: y ~ N(mean, std^2), sampled again at most REDRAWS times while |y - mean| > 2 std.
+
+    The remaining elements outside this range are clipped to it.
+    """
 
     mean: float = 0.0
     std: float = 1.0
@@ -153,7 +156,7 @@ class TruncatedNormal(RandomSource):
 
 
 class RandomInt(RandomSource):
-    """Uniform random integers in [low, high), with a resolution of 32 bits."""
+    """Uniform random integers in [low, high), each computed from 32 random bits."""
 
     low: int = 0
     high: int = 2
@@ -233,7 +236,7 @@ class DropoutMask(Indexed):
 def dropout(x: Tensor, rate: float, counter: Tensor, *, key: str, seed: int = 0, name: str | None = None) -> Tensor:
     """Set each element of x to zero with probability `rate`, and divide the remaining elements by 1 - rate.
 
-    `counter` is the run counter, and `key` a stable name of the op.
+    `counter` is the run counter, an int64 tensor of one element, and `key` a stable name of the op. Raises ArgumentError unless 0 <= rate < 1.
     """
     mask = apply(DropoutMask(rate, key, seed), x, counter)
     result: Tensor = multiply(x, mask, name=name)

@@ -62,7 +62,10 @@ class Reduce(AxisReduction):
         return x.with_shape(shape)
 
     def words(self, x: TensorType, splittable: bool) -> str:
-        """Return the letters of x and y for the rule. With `splittable`, reduced axes may be split, and the results of shards combine."""
+        """Return the rule letters of x and of the result, such as "ab->a".
+
+        With `splittable`, reduced axes may be split, and the reduction combines the results of the shards.
+        """
         marks = [LETTERS[i] if splittable or i not in self.axes else LETTERS[i].upper() for i in range(x.ndim)]
         remaining = ["1" if i in self.axes else mark for i, mark in enumerate(marks) if self.keepdims or i not in self.axes]
         return f"{''.join(marks)}->{''.join(remaining)}"
@@ -71,11 +74,11 @@ class Reduce(AxisReduction):
         return Rule(self.words(x, splittable=False))
 
     def without(self, y: Array) -> Array:
-        """Return a view of y without the reduced axes of size 1."""
+        """Return a view of the result y without the axes of size 1 that `keepdims` retains."""
         return y[(*(0 if i in self.axes else slice(None) for i in range(y.ndim)), ...)] if self.keepdims else y
 
     def expanded(self, x: Tensor, y: Tensor) -> Tensor:
-        """Reshape y, a tensor of the result's shape, so that the reduced axes have size 1."""
+        """Reshape y, which has the shape of the result, to the number of axes of x: the reduced axes have size 1."""
         return reshape(y, tuple(1 if i in self.axes else n for i, n in enumerate(x.tensor_type.shape)))
 
     @classmethod
@@ -251,7 +254,7 @@ Axes = Sequence[int] | int | None
 
 
 def _axes(what: str, x: Tensor, axes: Axes) -> tuple[int, ...]:
-    """Return the axes as sorted non-negative indices; all axes for None."""
+    """Return `axes` as sorted non-negative indices of axes of x, all axes for None; raise ShapeError if an axis is out of range."""
     if axes is None:
         return tuple(range(x.tensor_type.ndim))
     chosen = [axes] if isinstance(axes, int) else axes
@@ -265,7 +268,7 @@ def reduce_sum(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: st
 
 @rounded_once
 def reduce_mean(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
-    """Return the mean over `axes`; NaN for no elements.
+    """Return the mean of x over `axes`, by default over all axes; NaN for a mean of no elements.
 
     The op is a sum scaled by the logical count, so it is linear and splits like a sum.
     """
@@ -274,7 +277,7 @@ def reduce_mean(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: s
 
 
 def check_filled(what: str, x: TensorType, axes: Sequence[int]) -> None:
-    """Raise ShapeError if one of the axes has no elements and therefore no extreme."""
+    """Raise ShapeError, with the name `what` of the function, if one of these axes of x is empty and therefore has no maximum or minimum."""
     for axis in axes:
         if not x.shape[axis]:
             raise ShapeError(f"{what} at {user_line()}: axis {axis} of {x} is empty; pass a tensor with elements along this axis")
@@ -307,7 +310,7 @@ def reduce_all(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: st
 
 @rounded_once
 def reduce_variance(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
-    """Return the biased variance over `axes`, the mean of the squared differences from the mean."""
+    """Return the biased variance of x over `axes` (by default over all axes): the mean of the squared differences from the mean."""
     wide = cast(x, float64) if x.tensor_type.dtype.is_float else x  # in float32, rounding of the mean alone can exceed a small variance
     distance = subtract(wide, reduce_mean(wide, axes, keepdims=True))
     return cast(reduce_mean(square(distance), axes, keepdims, name=name), x.tensor_type.dtype)
@@ -315,7 +318,7 @@ def reduce_variance(x: Tensor, axes: Axes = None, keepdims: bool = False, *, nam
 
 @rounded_once
 def reduce_std(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
-    """Return the biased standard deviation over `axes`."""
+    """Return the biased standard deviation of x over `axes`, by default over all axes."""
     return sqrt(reduce_variance(x, axes, keepdims), name=name)
 
 
@@ -342,7 +345,7 @@ def square_sum(x: Tensor, *, name: str | None = None) -> Tensor:
 
 @rounded_once
 def logsumexp(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
-    """Return log(sum(exp(x))) over `axes` without overflow of exp; raise DtypeError unless x is floating point."""
+    """Return log(sum(exp(x))) over `axes` (by default over all axes) without overflow of exp; raise DtypeError unless x is floating point."""
     if not x.tensor_type.dtype.is_float:
         raise DtypeError(f"logsumexp: {x.tensor_type} must contain floating point numbers; cast it with cast(x, dtype)")
     chosen = _axes("logsumexp", x, axes)

@@ -19,9 +19,9 @@ Function = Callable[P, R]
 
 
 def rounding_once(cast: Callable[[Any, DType], Any]) -> Callable[[Function[P, R]], Function[P, R]]:
-    """Return a decorator that runs a function in float32 if all its floating point tensors have the same half precision type.
+    """Return a decorator for functions of tensors, which computes in float32 if all floating point arguments have the same half precision type.
 
-    Its results are rounded to this type.  `cast` converts tensors between element types.
+    The float32 results of the function are then rounded to this type.  `cast` converts tensors between element types.
     """
 
     def decorate(function: Function[P, R]) -> Function[P, R]:
@@ -48,7 +48,7 @@ rounded_once = rounding_once(cast)
 
 
 def _dtype(x: Any) -> DType | None:
-    """Return the element type of a floating point tensor, or None for other objects."""
+    """Return the element type of x if x is a floating point tensor, else None."""
     tensor_type = getattr(x, "tensor_type", None)
     return tensor_type.dtype if isinstance(tensor_type, TensorType) and tensor_type.dtype.is_float else None
 

@@ -49,7 +49,7 @@ class RowUpdate(Updated):
         return updated
 
     def split(self, inputs: tuple[T, ...]) -> tuple[tuple[T, ...], T, T, tuple[T, ...]]:
-        """Split the inputs into the table with its slots, the rows, the ids, and the scalars."""
+        """Return four parts of the inputs: the table with its slots, the rows, the ids, and the scalars."""
         n = self.count
         return inputs[:n], inputs[n], inputs[n + 1], inputs[n + 2 :]
 

@@ -12,7 +12,7 @@ from jobflow.ops.op import LETTERS, Sample, ViewOp, sample
 
 
 class Rows(ViewOp):
-    """Rows x[start:stop] in the layout of x. Ranks exchange rows that another rank needs."""
+    """The rows x[start:stop], in the layout of x. Ranks exchange rows, because a row of x may belong to another rank's shard of the result."""
 
     start: int
     stop: int

@@ -80,7 +80,7 @@ class RuntimeAssertion(Op):
         return wrong
 
     def bounds(self, x: Array) -> tuple[float | None, float | None]:
-        """Return (low, high), each replaced by None if no element of the type of x can violate it."""
+        """Return (`low`, `high`), with None in place of a bound that all numbers of the type of x satisfy."""
         if x.dtype.kind not in "iu":
             return self.low, self.high
         can = _span(x.dtype)
@@ -102,7 +102,7 @@ class RuntimeAssertion(Op):
         return next((bound for bound in (self.low, self.high) if bound is not None and (bound or not self.nonzero)), 1)
 
     def converted(self, xp: Xp, x: Array) -> Array:
-        """Convert x to the result. Legal values have already replaced the rejected elements. The base class returns x."""
+        """Convert x, in which legal values have replaced the rejected elements, to the result. The base class returns x."""
         return x
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
@@ -118,8 +118,8 @@ class RuntimeAssertion(Op):
     def note(self, xp: Xp, x: Array, y: Array, at: Array, value: Array) -> None:
         """Check x on the device and write the result to y, without synchronizing with the host.
 
-        If an element is rejected, sets at[0] to the flat index of the first one plus 1, and value[0] to this element. Otherwise sets at[0] to 0.
-        An empty x leaves `at` and `value` unchanged.
+        Set at[0] to 0 if all elements are accepted. Otherwise set at[0] to the flat index of the first rejected element plus 1, and value[0] to this
+        element. An empty x leaves `at` and `value` unchanged.
         """
         wrong = self.rejected(xp, x)
         if x.size:
@@ -129,7 +129,7 @@ class RuntimeAssertion(Op):
         y[...] = self.converted(xp, xp.where(wrong, x.dtype.type(self.legal), x))
 
     def failure(self, value: Any, flat: int, shape: tuple[int, ...]) -> JobflowError:
-        """Return the error for the rejected `value` at the flat index `flat` of a shard of `shape`."""
+        """Return the error for the element `value` that the assertion rejects; `flat` is its flat index in a shard of this `shape`."""
         inside = np.unravel_index(flat, shape) if shape else ()
         start = (0,) * len(shape) if self.box is None else self.box.start
         where = f" at {[int(i) + begin for i, begin in zip(inside, start, strict=True)]}" if shape else ""
@@ -223,24 +223,33 @@ class WeightAssertion(RuntimeAssertion):
 
 
 def weight_assertion(what: str, count: int) -> WeightAssertion:
-    """Return the assertion for sampling weights: rows of finite non-negative numbers with at least `count` positive ones."""
+    """Return the assertion that weights are finite and not negative, and that each row has at least `count` positive weights.
+
+    `what` is the name of the function for messages.
+    """
     return WeightAssertion(what, "weight", problem="is negative, infinite or NaN", count=count)
 
 
 def index_assertion(what: str, size: int) -> IndexAssertion:
-    """Return the assertion for indices of an axis of `size` elements; negative indices count from the end."""
+    """Return the assertion that indices are in range for an axis of `size` elements; negative indices count from the end.
+
+    `what` is the name of the function for messages.
+    """
     return IndexAssertion(what, "index", -size, size - 1, problem=f"is out of range for an axis of {size} elements", size=size)
 
 
 def class_assertion(what: str, count: int, ignored: int | None = None) -> RuntimeAssertion:
-    """Return the assertion for labels: indices of `count` classes, or the value `ignored`."""
+    """Return the assertion that integer labels are classes from 0 to count - 1, or equal `ignored` unless it is None.
+
+    `what` is the name of the function for messages.
+    """
     other = "" if ignored is None else f", nor is it the ignored {ignored}"
     problem = f"is outside [0, {count}), the range of the {count} classes{other}"
     return RuntimeAssertion(what, "label", 0, count - 1, ignored, problem=problem)
 
 
 def row_assertion(what: str, count: int) -> RuntimeAssertion:
-    """Return the assertion for row indices of a table of `count` rows."""
+    """Return the assertion that row indices are from 0 to count - 1; `what` is the name of the function for messages."""
     return RuntimeAssertion(what, "row", 0, count - 1, problem=f"is outside [0, {count}), the rows of the table")
 
 
@@ -260,18 +269,18 @@ def assert_bounds(
     nan: bool = False,
     noun: str = "value",
 ) -> Tensor:
-    """Return x with the runtime assertion low <= x <= high; a bound of None is not checked.
+    """Return x with the runtime assertion that low <= x <= high for all elements; a bound of None is not checked.
 
-    `nonzero` also rejects 0, and `nan` accepts NaN.
+    `nonzero` also rejects 0, and `nan` accepts NaN. In messages, `what` is the name of the function and `noun` the word for an element.
     """
     return check(RuntimeAssertion(what, noun, low, high, nonzero=nonzero, nan=nan), x)
 
 
 def exponent_assertion(what: str) -> RuntimeAssertion:
-    """Return the assertion for integer exponents of integers, which must not be negative."""
+    """Return the assertion that integer exponents of integers are not negative; `what` is the name of the function for messages."""
     return RuntimeAssertion(what, "exponent", low=0, problem="is negative: that power of an integer is not an integer; use floats")
 
 
 def divisor_assertion(what: str) -> RuntimeAssertion:
-    """Return the assertion for integer divisors, which must not be 0."""
+    """Return the assertion that integer divisors are not 0; `what` is the name of the function for messages."""
     return RuntimeAssertion(what, "divisor", nonzero=True, problem="must not be 0: division of integers by 0")

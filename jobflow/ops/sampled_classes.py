@@ -23,10 +23,10 @@ _DRAWS = np.dtype(np.float64)
 
 
 class SampleClasses(Op):
-    """Sampled classes of labels[n] and a run counter: outputs mapped[n] and sampled[count], with sampled[mapped[i]] = labels[i].
+    """Sample of `count` classes that contains the labels: outputs mapped[n] and sampled[count], with sampled[mapped[i]] = labels[i].
 
-    For each of the `parts` ranges of classes, `sampled` contains all labels in ascending order, followed by random other classes.
-    If a range has more labels than samples, its largest labels are omitted and mapped to -1.
+    The inputs are labels[n] and the run counter. For each of the `parts` ranges of classes, `sampled` contains the labels of this range in ascending
+    order, followed by random other classes. If a range has more labels than samples, its largest labels are omitted and mapped to -1.
     """
 
     precision = "any"
@@ -87,7 +87,7 @@ class SampleClasses(Op):
 
 
 class GatherLocalRows(Gather):
-    """Gather along axis 0 without communication: each rank requests only rows of its shard."""
+    """Gather along axis 0 without communication: the indices of each rank select only rows of its shard."""
 
     axis: int = 0
 
@@ -104,7 +104,10 @@ class GatherLocalRows(Gather):
 
 
 class AddLocalRows(Op):
-    """Sum of rows at their indices in a tensor of `size` rows; the adjoint of GatherLocalRows."""
+    """Sum of rows with equal indices: y[k] = sum of rows[i] over all i with ids[i] == k, for k < size; the adjoint of GatherLocalRows.
+
+    Ranks do not communicate: the indices of each rank are in its shard of y.
+    """
 
     size: int
     offset: int = 0
@@ -137,6 +140,9 @@ class AddLocalRows(Op):
 def sample_classes(
     labels: Tensor, counter: Tensor, classes: int, count: int, parts: int, key: str, seed: int, *, name: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the index of each label among the sampled classes, and the sampled classes; see `SampleClasses`."""
+    """Sample `count` of the `classes` classes, equally many from each of `parts` ranges, with preference for the classes in `labels`.
+
+    Returns the index of each label among the sampled classes (-1 for an omitted label), and the sampled classes; see `SampleClasses`.
+    """
     mapped, sampled = apply(SampleClasses(classes, count, parts, key, seed), labels, counter, name=name)
     return mapped, sampled

@@ -92,7 +92,7 @@ class Clip(Elementwise):
 
 
 class Inside(Clip):
-    """Clipping with a gradient of 0 also where x equals a bound."""
+    """Clipping as by Clip, but with a gradient of 0 also where x equals a bound."""
 
     def gradient(self, f: Any, x: Any, y: Any, dy: Any) -> Any:
         return f.where(x > self.minimum, f.where(x < self.maximum, dy, 0.0), 0.0)
@@ -104,7 +104,7 @@ class Inside(Clip):
 
 
 def _number(value: float | None, x: Any) -> float | None:
-    """Return the bound `value` in the element type of x. Bounds of integers are limited to the range of the type."""
+    """Return the bound `value` (None for no bound) for elements of x; bounds of integers are limited to the range of the type."""
     dtype = dtype_of(x.dtype)
     if value is None or not dtype.is_integer:
         return value
@@ -115,7 +115,7 @@ def _number(value: float | None, x: Any) -> float | None:
 class Cast(Elementwise):
     """Conversion of x to `dtype`, as NumPy converts on x86; linear if the result is floating point and x is not bool.
 
-    Without `through`, only linear conversions have a gradient.  Gradients of integers are float64.
+    With `through`, conversions that are not linear have a gradient too: the gradient of y.  Gradients of integers are float64.
     """
 
     precision = "any"
@@ -250,12 +250,12 @@ identity = unary_function(Identity)
 
 
 def detach(x: Tensor, *, name: str | None = None) -> Tensor:
-    """Return x without a gradient."""
+    """Return a tensor that equals x and through which x gets no gradient."""
     return call(Detach(), x, name=name)
 
 
 def scale(x: Tensor, factor: float, *, name: str | None = None) -> Tensor:
-    """Return factor * x."""
+    """Return factor * x; raise DtypeError if the element type of x cannot represent `factor`."""
     return call(Scale(representable("scale", x, factor)), x, name=name)
 
 
@@ -274,7 +274,10 @@ def clip(x: Tensor, minimum: float | None = None, maximum: float | None = None, 
 
 
 def bounds(what: str, x: Tensor, minimum: float | None, maximum: float | None) -> tuple[float | None, float | None]:
-    """Return `minimum` and `maximum` in the element type of x. Bounds of integers are limited to the range of the type."""
+    """Return `minimum` and `maximum` as numbers of the element type of x; raise DtypeError if the type cannot represent a bound.
+
+    Bounds of integers are limited to the range of the type. None remains None.
+    """
     smallest, largest = x.tensor_type.dtype.span
     if x.tensor_type.dtype.is_integer:
         minimum = smallest if minimum is not None and minimum < smallest else minimum

@@ -41,12 +41,15 @@ class Scan(Op):
         return Rule(f"{word}->{word}", linear=self.linear)
 
     def turned(self, x: Array) -> Array:
-        """Return a view of x with the scanned axis first, in the direction of the scan."""
+        """Return a view of x with the scanned axis and axis 0 exchanged, and reversed along axis 0 if the scan starts at the end."""
         front = x.swapaxes(0, self.axis)
         return front[::-1] if self.reverse else front
 
     def operands(self, x: Array, y: Array) -> tuple[Array, Array]:
-        """Return views of x and y of equal length: the source of the accumulation and its target."""
+        """Return a view of x, whose cumulative sums or products are the result, and the view of y that receives them.
+
+        Both have the same shape, and the scanned axis is axis 0.
+        """
         x, y = self.turned(x), self.turned(y)
         return (x[:-1], y[1:]) if self.exclusive else (x, y)
 
@@ -155,10 +158,16 @@ def _along(axis: int, ndim: int) -> str:
 
 
 def cumsum(x: Tensor, axis: int, reverse: bool = False, exclusive: bool = False, *, name: str | None = None) -> Tensor:
-    """Return cumulative sums of x along `axis`, from the end with `reverse`, and without element i in sum i with `exclusive`."""
+    """Return the cumulative sums y[..., i, ...] = sum of x[..., k, ...] over k <= i along `axis`.
+
+    The sums are over k >= i with `reverse`, and exclude k = i with `exclusive`.
+    """
     return call(CumSum(normal_axis("cumsum", axis, x.tensor_type.ndim), reverse, exclusive), x, name=name)
 
 
 def cumprod(x: Tensor, axis: int, reverse: bool = False, exclusive: bool = False, *, name: str | None = None) -> Tensor:
-    """Return cumulative products of x along `axis`, from the end with `reverse`, and without element i in product i with `exclusive`."""
+    """Return the cumulative products y[..., i, ...] = product of x[..., k, ...] over k <= i along `axis`.
+
+    The products are over k >= i with `reverse`, and exclude k = i with `exclusive`.
+    """
     return call(CumProd(normal_axis("cumprod", axis, x.tensor_type.ndim), reverse, exclusive), x, name=name)

@@ -21,7 +21,7 @@ from jobflow.ops.scalar import fill_like
 
 
 class Scatter(Op):
-    """Copy of x with y[..., ids[..., j, ...], ...] = v[..., j, ...] along `axis`; sizes along other axes are equal.
+    """Copy of x with y[..., ids[..., j, ...], ...] = v[..., j, ...] along `axis`; x, ids and v have equal sizes along other axes.
 
     If an index occurs several times, the last value is written.  The gradient of v assumes that no index repeats.
     """
@@ -85,18 +85,24 @@ def _check(what: str, axis: int, x: TensorType, ids: TensorType, v: TensorType) 
 
 
 def scatter(x: Tensor, axis: int, ids: Tensor, v: Tensor, *, name: str | None = None) -> Tensor:
-    """Return x with v written at the indices `ids` along `axis`; indices out of range are ignored."""
+    """Return a copy y of x with y[..., ids[..., j, ...], ...] = v[..., j, ...] along `axis`; indices out of range are ignored.
+
+    v has the shape of `ids`, whose other axes have the sizes of x. If an index occurs several times, the last value is written.
+    """
     return call(Scatter(normal_axis("scatter", axis, x.tensor_type.ndim)), x, ids, v, name=name)
 
 
 def scatter_add(x: Tensor, axis: int, ids: Tensor, v: Tensor, *, name: str | None = None) -> Tensor:
-    """Return x with v added at the indices `ids` along `axis`, once per occurrence; indices out of range are ignored."""
+    """Return x with v[..., j, ...] added to element [..., ids[..., j, ...], ...] along `axis`, once per occurrence of an index.
+
+    v has the shape of `ids`, whose other axes have the sizes of x. Indices out of range are ignored.
+    """
     at = normal_axis("scatter_add", axis, x.tensor_type.ndim)
     _check("scatter_add", at, x.tensor_type, ids.tensor_type, v.tensor_type)
     return add(x, call(DimScatterAdd(at, x.tensor_type.shape[at]), v, ids), name=name)
 
 
 def index_add(x: Tensor, axis: int, ids: Tensor, v: Tensor, *, name: str | None = None) -> Tensor:
-    """Return x with slice i of v added to slice ids[i] of x along `axis`; `ids` is a vector. Indices out of range are ignored."""
+    """Return x with slice i of v along `axis` added to slice ids[i] of x, for each i; `ids` is a vector. Indices out of range are ignored."""
     at = normal_axis("index_add", axis, x.tensor_type.ndim)
     return add(x, unsorted_segment_sum(v, ids, x.tensor_type.shape[at], at), name=name)

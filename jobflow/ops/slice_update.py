@@ -38,7 +38,7 @@ class Subscript(Slice):
 
 
 class SliceUpdate(Op):
-    """Copy of x with y[window] = v. A rank with a part of the window writes the slice `part` of v."""
+    """Copy of x with y[window] = v. On a rank whose shard contains only a part of the window, `part` selects this part of v."""
 
     precision = "any"
     in_place = OVER_FIRST
@@ -54,10 +54,10 @@ class SliceUpdate(Op):
         return x
 
     def rule(self, x: TensorType, v: TensorType) -> Rule:
-        """Return a rule that splits x and v equally along full axes.
+        """Return a rule that splits x and v equally along axes that the window covers completely.
 
-        If x is split along a sliced axis, v is replicated and every rank selects its shard.
-        This selection would be wrong along full axes if another mesh dimension splits both tensors.
+        If x is split along another axis, v is replicated and every rank selects the elements for its shard.
+        This selection would be wrong along completely covered axes if another mesh dimension splits both tensors.
         """
         full = self.window.full(x.shape)
         word = "".join(LETTERS[i] if ok else LETTERS[i].upper() for i, ok in enumerate(full)) or "1"
@@ -100,7 +100,10 @@ class SliceWrite(SliceUpdate):
 
 
 def subscript(x: Tensor, starts: Edges, stops: Edges, steps: Edges | None = None, *, name: str | None = None) -> Tensor:
-    """Return x[starts[0]:stops[0]:steps[0], ...] as Python slices, in the layouts of `Subscript`; missing trailing axes are full."""
+    """Return x[starts[0]:stops[0]:steps[0], ...] as in Python; axes without an entry in `starts` are selected completely.
+
+    If x is split along a sliced axis, the result is a partial sum, as in `Subscript`.
+    """
     window, backwards = window_of(x.tensor_type.shape, starts, stops, steps)
     whole = window.takes_all(x.tensor_type.shape)
     y = x if whole else call(Subscript(window.starts, window.stops, window.steps), x, name=None if backwards else name)
@@ -108,6 +111,6 @@ def subscript(x: Tensor, starts: Edges, stops: Edges, steps: Edges | None = None
 
 
 def slice_update(x: Tensor, v: Tensor, starts: Edges, stops: Edges, steps: Edges | None = None, *, name: str | None = None) -> Tensor:
-    """Return x with x[starts[0]:stops[0]:steps[0], ...] = v; v has the shape of that slice."""
+    """Return a copy of x in which v, a tensor with the shape of the slice, replaces x[starts[0]:stops[0]:steps[0], ...]."""
     window, backwards = window_of(x.tensor_type.shape, starts, stops, steps)
     return call(SliceUpdate(window), x, flip(v, backwards) if backwards else v, name=name)

@@ -17,7 +17,7 @@ from jobflow.ops.pointwise import call, sample_data
 
 
 def _marks(free: Sequence[bool]) -> str:
-    """Return a rule letter per axis; upper-case letters are axes that are not split (not `free`)."""
+    """Return a rule letter per axis: lower-case if free[i] is True, so that axis i may be split, else upper-case."""
     return "".join(LETTERS[i] if ok else LETTERS[i].upper() for i, ok in enumerate(free))
 
 
@@ -26,7 +26,7 @@ def _same(free: Sequence[bool], linear: tuple[tuple[int, ...], ...] = ((0,),)) -
 
 
 class Slice(ViewOp):
-    """Slice y[i, j, ...] = x[starts[0] + i steps[0], starts[1] + j steps[1], ...] up to `stops`; steps are positive."""
+    """Slice y[i, j, ...] = x[starts[0] + i steps[0], starts[1] + j steps[1], ...]; `stops` are exclusive ends, and steps are positive."""
 
     starts: tuple[int, ...]
     stops: tuple[int, ...]
@@ -52,9 +52,9 @@ class Slice(ViewOp):
         return all(self.full(shape))
 
     def met(self, x: Box, y: Box) -> tuple[Slice, Slice]:
-        """Intersect the slice with the box x of the tensor and the box y of the result.
+        """Return two slices that contain the same elements: of box x of the tensor, and of box y of the result.
 
-        Returns the slice of each box that contains the common elements.
+        These are the elements of the result in box y that are copies of elements in box x.
         """
         inside, outside = [], []
         for start, stop, step, (p, q), (u, v) in zip(self.starts, self.stops, self.steps, x.spans, y.spans, strict=True):
@@ -85,7 +85,7 @@ class Slice(ViewOp):
 
 
 class CopyInto(Op):
-    """Copy into zeros of `shape`: y[target] = x[source]. The op of a rank with a shard of the sliced tensor."""
+    """Copy into zeros of `shape`: y[target] = x[source], for a rank whose shard contains a part of the elements of a slice."""
 
     shape: tuple[int, ...]
     source: Slice
@@ -140,7 +140,7 @@ class SliceGrad(Op):
         return (call(self.window, ddx),)
 
     def span(self, axis: int) -> tuple[int, int] | None:
-        """Return (start, stop) of the window along `axis`; None if the window has steps, or is not full along the other axes."""
+        """Return (start, stop) of the window along `axis`; None if its step is not 1, or if the window is not complete along the other axes."""
         window = self.window
         others = all(full for i, full in enumerate(window.full(self.shape)) if i != axis)
         return (window.starts[axis], window.stops[axis]) if others and window.steps[axis] == 1 else None
@@ -274,7 +274,7 @@ def window_of(shape: Sequence[int], starts: Edges, stops: Edges, steps: Edges | 
 
 
 def slice_(x: Tensor, starts: Edges, stops: Edges, steps: Edges | None = None, *, name: str | None = None) -> Tensor:
-    """Return x[starts[0]:stops[0]:steps[0], ...] as Python slices; missing trailing axes are full."""
+    """Return x[starts[0]:stops[0]:steps[0], ...] as in Python; axes without an entry in `starts` are selected completely. Steps may be negative."""
     window, backwards = window_of(x.tensor_type.shape, starts, stops, steps)
     y = x if all(window.full(x.tensor_type.shape)) else call(window, x, name=name if not backwards else None)
     return call(Flip(backwards), y, name=name) if backwards else y

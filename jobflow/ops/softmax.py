@@ -168,7 +168,7 @@ class CausalSoftmax(Indexed):
 
 
 def softmax(x: Tensor, axis: int = -1, masked: bool = False, *, name: str | None = None) -> Tensor:
-    """Return the softmax of x along `axis`; with `masked`, a row of -inf becomes 0 instead of NaN."""
+    """Return the softmax of x along `axis`; if all elements along the axis are -inf, they become NaN, or 0 with `masked`."""
     return call(Softmax(normal_axis("softmax", axis, x.tensor_type.ndim), masked), x, name=name)
 
 
@@ -178,6 +178,9 @@ def log_softmax(x: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor
 
 
 def causal_softmax(x: Tensor, scale: float = 1.0, diagonal: int = 0, *, name: str | None = None) -> Tensor:
-    """Return the softmax of scale x along the last axis, over columns 0 to i + diagonal of row i."""
+    """Return the softmax of scale x along the last axis, over columns 0 to i + diagonal of row i; other columns are 0.
+
+    Rows and columns are the last two axes of x.
+    """
     normal_axis("causal_softmax", -2, x.tensor_type.ndim)
     return call(CausalSoftmax(scale, diagonal), x, name=name)

@@ -53,7 +53,7 @@ class Sort(Ordering):
 
 
 class TopK(Ordering):
-    """The k largest (smallest) elements along `axis`, the most extreme first, and their indices in x."""
+    """The k largest elements along `axis` (the smallest if `largest` is False), the most extreme first, and their indices in x."""
 
     k: int
     largest: bool = True
@@ -80,7 +80,7 @@ class TopK(Ordering):
 
 
 def order(xp: Xp, x: Array, axis: int, descending: bool) -> Array:
-    """Return the indices of a stable sort of x along `axis`."""
+    """Return the indices of a stable sort of x along `axis`, in ascending order unless `descending` is True."""
     if not descending:
         return xp.argsort(x, axis=axis, kind="stable")
     backwards = xp.flip(xp.argsort(xp.flip(x, axis), axis=axis, kind="stable"), axis)  # flipped twice, so that the sort is stable
@@ -94,6 +94,6 @@ def sort(x: Tensor, axis: int = -1, descending: bool = False, *, name: str | Non
 
 
 def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True, *, name: str | None = None) -> tuple[Tensor, Tensor]:
-    """Return the k largest (smallest) elements along `axis`, the most extreme first, and their int64 indices in x."""
+    """Return the k largest elements along `axis` (the smallest if `largest` is False), the most extreme first, and their int64 indices in x."""
     values, indices = apply(TopK(normal_axis("topk", axis, x.tensor_type.ndim), k, largest), x, name=name)
     return values, indices

@@ -36,7 +36,7 @@ class Source(Op):
 
 
 class External(Source):
-    """A value that the executor provides under the name `key`, without a kernel."""
+    """A tensor, named `key`, that the executor provides, such as an argument or a variable; the op has no kernel."""
 
     key: str
     external: ClassVar[bool] = True
@@ -61,11 +61,11 @@ class Input(External):
 
     @property
     def argument(self) -> str:
-        """The name of the job's argument."""
+        """The name of the job's argument, also for a microbatch of it."""
         return self.key if self.part is None else self.part[0]
 
     def rows(self, start: int, stop: int) -> Input:
-        """Return the input of a microbatch with the rows from `start` to `stop` of this argument."""
+        """Return the input for a microbatch: the rows from `start` to `stop` (exclusive) of this argument."""
         return replace(self, shape=(stop - start, *self.shape[1:]), key=f"{self.key}[{start}:{stop}]", part=(self.key, start, stop))
 
 
@@ -89,7 +89,7 @@ class Constant(Source):
 
 
 class Literal(Source):
-    """Tensor of an array in the program; `content` is the base 64 encoding of its bytes in C order."""
+    """Tensor with the elements of a constant array; `content` is the base 64 encoding of the array's bytes in C order."""
 
     content: str
     unshown: ClassVar[frozenset[str]] = frozenset({"shape", "dtype", "content"})
@@ -171,7 +171,7 @@ def constant(value: float | bool, shape: tuple[int, ...], dtype: DType, *, name:
 
 
 def arange(start: int, limit: int, delta: int = 1, *, dtype: DType = int64, name: str | None = None) -> Tensor:
-    """Return the vector start, start + delta, ... up to but not including `limit`."""
+    """Return the vector start, start + delta, ... up to but not including `limit`; the vector is empty if `limit` is not beyond `start`."""
     count = max(0, -(-(limit - start) // delta))
     result: Tensor = apply(Arange((count,), dtype, start, delta), name=name)
     return result

@@ -83,7 +83,10 @@ class Argwhere(Op):
 
 
 def _entered(table: Array, known: int, x: Array) -> tuple[Array, Array, int]:
-    """Insert new ids of x into a table of `known` ids in host memory. Return the codes of x, the table, and the new number of ids."""
+    """Insert the ids in x into the hash table of `OrdinalCodes`, in place; `known` is the number of ids in the table.
+
+    Returns the codes of x, the table, and the new number of ids.
+    """
     entries = table.reshape(-1, 2)
     values, first, inverse = np.unique(x, return_index=True, return_inverse=True)
     codes = np.zeros_like(values)
@@ -138,15 +141,15 @@ class OrdinalCodes(Op):
 
 
 def unique_with_counts(x: Tensor, dtype: DType = int32, *, name: str | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the unique elements of a vector, the index of each element of x among them, their counts, and their number.
+    """Return (y, idx, counts, number): the unique elements y of the vector x in order of first occurrence, with x[i] = y[idx[i]].
 
-    The outputs are padded with zeros to the length of x, except for the number, which has shape (1,).
+    y and counts are padded with zeros to the length of x.  number has shape (1,).  All outputs but y have the integer type `dtype`.
     """
     y, idx, count, number = apply(UniqueWithCounts(dtype), x, name=name)
     return y, idx, count, number
 
 
 def ordinal_codes(table: Tensor, size: Tensor, x: Tensor, *, name: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the codes of the ids in x, and the updated table and size; see `OrdinalCodes`."""
+    """Return the codes of the ids in x, and the updated hash table and number of ids; see `OrdinalCodes`."""
     codes, later, known = apply(OrdinalCodes(), table, size, x, name=name)
     return codes, later, known

@@ -41,7 +41,7 @@ class ConstantRate:
 class Updated(Op):
     """Base class of updates. The first `count` inputs are variables, and the outputs are their new values in the same order.
 
-    The next `like` inputs are tensors of the same shape; the remaining ones are scalars, arrays of one element.
+    The next `like` inputs are tensors with the shape and type of the first variable. The remaining inputs are arrays of one element.
     """
 
     pure: ClassVar[bool] = False
@@ -78,7 +78,7 @@ class Updated(Op):
         return [(number if one else element)(i, t.dtype) for i, (t, one) in enumerate(zip(types, self._scalars(types), strict=True))]
 
     def _scalars(self, types: Sequence[TensorType]) -> list[bool]:
-        """Return True for each input that is an array of one element: the inputs after the tensors, and the `single` ones."""
+        """Return one bool per input: True if it is an array of one element, because it is a variable in `single` or follows the tensors."""
         single, tensors = self.single, self.count + self.like
         return [i in single or i >= tensors for i in range(len(types))]
 
@@ -138,7 +138,7 @@ class Increment(Updated, Pointwise):
 
 
 class NewValues(Op):
-    """Results of the update `op` in separate memory, without a change of the variables."""
+    """The new values that the update `op` would write to its variables, as tensors in separate memory; the variables do not change."""
 
     op: Op
 
@@ -196,5 +196,5 @@ def learning_rate(schedule: Schedule, step: Tensor, dtype: DType = float32, *, n
 
 
 def rate_dtype(parameter: DType) -> DType:
-    """Return the type of the learning rate for a parameter: float64 for float64, else float32."""
+    """Return the element type of the learning rate for a parameter of type `parameter`: float64 for float64, else float32."""
     return float64 if parameter is float64 else float32

@@ -33,7 +33,7 @@ def vector_norm(x: Tensor, order: float = 2.0, axes: Sequence[int] | int | None 
 
 
 def root(x: Tensor, order: float = 2.0, *, name: str | None = None) -> Tensor:
-    """Return x^(1/order) with a gradient of 0 instead of infinity at 0, as needed for the distance of equal vectors."""
+    """Return x^(1/order) for x >= 0, with a gradient of 0 instead of infinity at 0; a distance of equal vectors needs this gradient."""
     zero, one = (constant(number, (), x.tensor_type.dtype) for number in (0.0, 1.0))
     nothing = equal(x, zero)
     safe = where(nothing, one, x)

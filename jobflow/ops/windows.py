@@ -33,7 +33,10 @@ def same_padding(size: int, kernel: int, stride: int = 1, dilation: int = 1, low
 
 
 def axis_values(what: str, name: str, value: int | Sequence[int], ndim: int) -> tuple[int, ...]:
-    """Return one positive int per spatial axis, from an int for all axes or a sequence; raise ShapeError for other values."""
+    """Return `value` as a tuple of `ndim` positive ints, one per spatial axis; an int applies to all axes.
+
+    Raises ShapeError for other values, with the names of the function (`what`) and of the argument (`name`).
+    """
     values = (int(value),) * ndim if isinstance(value, int | np.integer) else tuple(int(v) for v in value)
     if len(values) != ndim or any(v < 1 for v in values):
         raise ShapeError(f"{what}: {name} {value} must be one positive int, or one for each of the {ndim} spatial axes")
@@ -65,13 +68,13 @@ def explicit_padding(
         return tuple(same_padding(n, k, s, d, lower=word != "same_upper") for n, k, s, d in axes)
     pads = tuple((int(before), int(after)) for before, after in padding)
     if len(pads) != len(kernel) or any(min(pair) < 0 for pair in pads):
-        raise ShapeError(f"{what}: padding {padding} must be one (before, after) of non-negative ints for each of the {len(kernel)} spatial axes")
+        raise ShapeError(f"{what}: padding {padding} must be one pair (before, after) of ints >= 0 for each of the {len(kernel)} spatial axes")
     return pads
 
 
 @dataclass(frozen=True)
 class Tap:
-    """One element of a window: its index `at` in the kernel, and the input elements `source` of the outputs `target`."""
+    """One element of the kernel, with index `at`: for the outputs `target`, the tap reads the input elements `source`."""
 
     at: tuple[int, ...]
     source: tuple[slice, ...]
@@ -80,7 +83,7 @@ class Tap:
 
 @dataclass(frozen=True)
 class Window:
-    """A sliding window of kernel[a] taps per spatial axis a; `ceil` includes a last window that begins inside but ends outside."""
+    """A sliding window of kernel[a] taps per spatial axis a; `ceil` includes a last window that ends outside the padded input."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -89,9 +92,10 @@ class Window:
     ceil: bool = False
 
     def out_sizes(self, what: str, spatial: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the sizes of the output's spatial axes.
+        """Return the sizes of the output's spatial axes for an input with the sizes `spatial`; `what` is the description of the op in messages.
 
-        Raises ShapeError if the window is empty, larger than the padded input, or of another number of axes.
+        Raises ShapeError if the kernel is empty or larger than the padded input.  Also raises ShapeError unless kernel, strides, padding and
+        dilations have one entry per axis.
         """
         if not len(spatial) == len(self.kernel) == len(self.strides) == len(self.padding) == len(self.dilations):
             raise ShapeError(
@@ -115,7 +119,10 @@ class Window:
         return count - 1 if (count - 1) * stride >= size + before else count
 
     def reach(self, a: int, k: int, size: int, out: int) -> tuple[slice, slice] | None:
-        """Return the input slice that tap k of axis a reads, and the slice of its outputs; None if the tap is outside the input."""
+        """Return two slices for tap k of axis a: the input elements that the tap reads, and the outputs that read them.
+
+        `size` and `out` are the sizes of input and output along the axis. Returns None if the tap is outside the input for all outputs.
+        """
         stride, before = self.strides[a], self.padding[a][0]
         shift = k * self.dilations[a] - before
         first = max(0, -(shift // stride))
@@ -126,7 +133,10 @@ class Window:
         return slice(start, start + (stop - first - 1) * stride + 1, stride), slice(first, stop)
 
     def taps(self, spatial: Sequence[int], out: Sequence[int]) -> list[Tap]:
-        """Return the taps inside the input for at least one output, in row-major order of the kernel."""
+        """Return the taps that read an input element for at least one output, in row-major order of the kernel.
+
+        `spatial` and `out` are the spatial sizes of input and output.
+        """
         reaches = [[(k, self.reach(a, k, spatial[a], out[a])) for k in range(n)] for a, n in enumerate(self.kernel)]
         taps = []
         for combination in itertools.product(*reaches):

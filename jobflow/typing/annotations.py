@@ -21,9 +21,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Declared:
-    """The declaration of a placeholder: its array type and the user's line.
+    """The declaration of a placeholder: its array type, and the line of the user's program that declares it.
 
-    If `per_device`, `type` is the type of the largest array per device.
+    If `per_device`, the argument has one array per device, and `type` is the type of the largest array.
     """
 
     type: TensorType
@@ -37,7 +37,7 @@ class Declared:
 
 
 class Definition:
-    """Base class with the public attributes of a declared argument."""
+    """Base class of declarations of job arguments, with the public attributes `shape`, `dtype` and `is_dynamic`."""
 
     declared: Declared
 
@@ -53,7 +53,7 @@ class Definition:
 
     @property
     def is_dynamic(self) -> bool:
-        """True for arguments with arrays per device; these arrays may be smaller than declared."""
+        """True if the argument has one array per device; these arrays may be smaller than declared."""
         return self.declared.per_device
 
     def __getattr__(self, name: str) -> Any:
@@ -65,7 +65,7 @@ class Definition:
 
 
 class Placeholder(Definition, type):
-    """The metaclass of placeholders."""
+    """Metaclass of placeholders; a placeholder is a class, so that it can be an element of `typing.Tuple`."""
 
     def __repr__(cls) -> str:
         declared = cls.declared
@@ -113,7 +113,10 @@ class ListListNumpy:
 
 
 class Callback(Generic[T]):
-    """Annotation of a result `T`: a call of the job returns a function that takes a handler, which receives the value."""
+    """Annotation of a result of the form `T` for a handler: a call of the job returns a function.
+
+    The caller passes the handler to this function. The handler is called with the result.
+    """
 
 
 class Bundle(Generic[T]):
@@ -121,7 +124,10 @@ class Bundle(Generic[T]):
 
 
 class FixedTensorDef(Definition):
-    """Default value of a parameter that is one array of exactly `shape`; older name of `Numpy.Placeholder`."""
+    """Declaration of a parameter of a job, as its default value: one array of exactly `shape`.
+
+    Older name of `Numpy.Placeholder`.
+    """
 
     per_device = False
     nested = False
@@ -135,13 +141,19 @@ class FixedTensorDef(Definition):
 
 
 class MirroredTensorDef(FixedTensorDef):
-    """Default value of a parameter that is one array per device; older name of `ListNumpy.Placeholder`."""
+    """Declaration of a parameter of a job, as its default value: a list of one array per device.
+
+    Older name of `ListNumpy.Placeholder`.
+    """
 
     per_device = True
 
 
 class MirroredTensorListDef(MirroredTensorDef):
-    """Default value of a parameter that is a list of arrays per device; older name of `ListListNumpy.Placeholder`."""
+    """Declaration of a parameter of a job, as its default value: a list of shape[0] arrays per device.
+
+    Older name of `ListListNumpy.Placeholder`.
+    """
 
     nested = True
 

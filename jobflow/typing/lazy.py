@@ -1,4 +1,4 @@
-"""Lazy arguments of jobs: each rank reads only its shard."""
+"""Lazy arguments of jobs: arrays, for example in files, from which each rank reads only its shard."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Lazy(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """A string that identifies the content."""
+        """A string that identifies the content: arrays with equal fingerprints are equal."""
 
     @abstractmethod
     def part(self, slices: tuple[slice, ...]) -> Array:
-        """Return the elements of these slices, one per axis, with bounds inside the shape and steps of 1."""
+        """Read the elements of these slices, one slice per axis, with bounds inside the shape and steps of 1."""
 
     def __getitem__(self, key: slice | tuple[slice, ...]) -> Array:
         keys = key if isinstance(key, tuple) else (key,)
@@ -47,7 +47,7 @@ class Lazy(ABC):
 
 
 class Rows(Lazy):
-    """A range of rows of a lazy array."""
+    """A lazy array of the rows from `start` to `stop` (exclusive) of another lazy array."""
 
     def __init__(self, value: Lazy, start: int, stop: int) -> None:
         self.shape, self.dtype = (stop - start, *value.shape[1:]), value.dtype

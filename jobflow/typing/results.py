@@ -1,4 +1,4 @@
-"""Return annotations of jobs: a check of the body's result, and the structure in which results are returned to the caller."""
+"""Return annotations of jobs: a check of the body's result, and the nesting of tuples, lists and dicts in which a call returns it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Mode = Literal["nothing", "value", "callback", "future"]
 
 @dataclass(frozen=True)
 class HostResult:
-    """A result that is computed on the host: arrays of different shapes, up to `tensor_type`, which the job's feed returns under `name`.
+    """A result that is computed on the host, with arrays of different shapes; `tensor_type` has the maximum size of each axis.
 
-    `take` converts the arrays of all rows to the result of a call.  The result is an array, a list with one array per device, or, if `nested`, a list
-    with one list per device.
+    The job's feed returns one array per row under `name`, and `take` converts the list of these arrays to the result of a call.
+    This result is an array, a list with one array per device, or, if `nested`, a list with one list per device.
     """
 
     name: str
@@ -33,7 +33,7 @@ class HostResult:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The maximal shape."""
+        """The maximum shape: the maximum size of each axis."""
         return self.tensor_type.shape
 
     @property
@@ -82,7 +82,10 @@ class _Any:
 
 @dataclass(frozen=True)
 class Results:
-    """The result of a body: its tensors (`leaves`) in order, the requested form of each tensor, and `structure`, a nesting of leaf numbers."""
+    """The result of a job's body: its tensors (`leaves`), and the requested form of each tensor.
+
+    `structure` has the nesting of the result, with the index i in place of tensor leaves[i].
+    """
 
     mode: Mode
     leaves: tuple[Tensor, ...]
@@ -92,19 +95,22 @@ class Results:
     dynamic_axes: tuple[int | None, ...] = ()
 
     def build(self, arrays: Sequence[Any]) -> Any:
-        """Return the result of a call, with `arrays[i]` (an array, a list or a substitute) in place of leaf i; None in mode "nothing"."""
+        """Return the result of a call: `structure` with arrays[i] in place of tensor leaves[i], or None in mode "nothing"."""
         return _rebuilt(self.structure, arrays) if self.mode != "nothing" else None
 
 
 @dataclass(frozen=True)
 class Returned:
-    """A parsed return annotation; `tree` is None for ``-> None``."""
+    """A parsed return annotation of a job; `tree` is None for ``-> None``."""
 
     mode: Mode
     tree: Any
 
     def results(self, returned: Any, what: str) -> Results:
-        """Return the tensors in `returned`; raise JobError if it does not match the annotation.  `what` is the description of the job in messages."""
+        """Return the tensors in `returned`, the result of the job's body; raise JobError if it does not match the annotation.
+
+        `what` is the description of the job in messages.
+        """
         if self.mode == "future" and returned is None:
             return Results("nothing", (), (), None)
         if self.tree is None:
@@ -118,7 +124,10 @@ class Returned:
 
 
 def read_return(annotation: Any, missing: bool, what: str) -> Returned:
-    """Parse a return annotation; raise JobError if jobs do not accept it.  If the annotation is `missing`, calls return a future."""
+    """Parse the return annotation of a job; raise JobError if jobs do not accept it.
+
+    `missing` is True for a function without a return annotation; calls of this job return a future.
+    """
     if missing:
         return Returned("future", _Any("local"))
     if annotation is None or annotation is type(None):
@@ -158,7 +167,7 @@ def _named(annotation: Any) -> str:
 
 @dataclass(frozen=True)
 class _Reader:
-    """A recursive walk over a returned structure and its annotation that collects the tensors."""
+    """A recursive walk over the result of a job's body and its annotation, which collects the tensors in `leaves`."""
 
     what: str
     leaves: list[Tensor]
@@ -181,7 +190,7 @@ class _Reader:
         self._container(tuple, value, path)
         if len(value) != len(tree.arms):
             remedy = f"annotate it -> {_annotation(value)}"
-            raise JobError(f"{self.what}: {path} is a tuple of {len(value)}; the annotation has {len(tree.arms)}; {remedy}")
+            raise JobError(f"{self.what}: {path} is a tuple of length {len(value)}; the annotation has length {len(tree.arms)}; {remedy}")
         return tuple(self.read(arm, branch, f"{path}[{i}]") for i, (arm, branch) in enumerate(zip(tree.arms, value, strict=True)))
 
     def _any(self, tree: _Any, value: Any, path: str) -> Any:
@@ -216,7 +225,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _annotation(value: Any, kind: Kind = "numpy") -> str:
-    """Return an annotation that matches the returned value, as a string for messages."""
+    """Return an annotation that accepts `value`, the result of a job's body, as text for messages."""
     leaf = "tp.ListNumpy" if kind == "list" else "tp.Numpy"
     if isinstance(value, tuple):
         return f"tuple[{', '.join(_annotation(entry, kind) for entry in value)}]"

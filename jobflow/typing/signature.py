@@ -1,4 +1,4 @@
-"""The signature of a job, read once from the function's annotations, with binding of arguments and the structure of results."""
+"""The signature of a job function: its parameters and result, parsed once from the annotations, and the conversion of a call's arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Bound = tuple[str, Declared, Any]
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a job; `tree` is a declaration, or a tuple, list or dict of trees."""
+    """A parameter of a job; `tree` is a `Declared`, or a tuple, list or dict of such trees."""
 
     name: str
     tree: Any
@@ -60,16 +60,16 @@ class JobSignature:
         return cls(name, where, parameters, read_return(annotation, missing, f"job {name} ({where})"))
 
     def placeholders(self) -> list[tuple[str, Declared]]:
-        """Return the name and the declaration of each array argument, in order."""
+        """Return the name (``x``, or ``x[0]`` inside a tuple) and the declaration of each array argument, in order."""
         return [leaf for parameter in self.parameters for leaf in _leaves(parameter.name, parameter.tree)]
 
     def arguments(self, values: Sequence[Any]) -> list[Any]:
-        """Return the arguments of the job's body: one value per placeholder, in the nesting of the parameters."""
+        """Return the arguments of the job's body: `values`, one per placeholder, in the nesting of the parameters."""
         rest = iter(values)
         return [_nested(parameter.tree, rest) for parameter in self.parameters]
 
     def bind(self, args: Sequence[Any], devices: int = 1) -> list[Bound]:
-        """Check the arguments of a call and return them as a flat list.
+        """Check the arguments of a call, and return (name, declaration, value) for each array argument, in order.
 
         Arrays of another element type are converted to the declared type, or rejected if the signature is `exact`.  A per-device argument must have
         `devices` arrays.
@@ -87,7 +87,7 @@ class JobSignature:
         return bound
 
     def results(self, returned: Any) -> Results:
-        """Check the body's result against the return annotation; return its tensors and their nesting."""
+        """Return the tensors in the body's result `returned` and their nesting; raise JobError if they do not match the return annotation."""
         return self.returned.results(returned, f"job {self.name} ({self.where})")
 
     def _bind(self, path: str, tree: Any, value: Any, devices: int, bound: list[Bound]) -> None:
@@ -100,14 +100,14 @@ class JobSignature:
                 self._bind(f"{path}[{key!r}]", branch, value[key], devices, bound)
         else:
             if not isinstance(value, list | tuple):
-                raise self._error(path, f"is {_kind(value)}; the job declares a tuple of {len(tree)}", "Pass a tuple or a list.")
+                raise self._error(path, f"is {_kind(value)}; the job declares a tuple of length {len(tree)}", "Pass a tuple or a list.")
             if len(value) != len(tree):
                 raise self._error(path, f"has {len(value)} element{'s' * (len(value) != 1)}; the job declares {len(tree)}", "")
             for i, (branch, element) in enumerate(zip(tree, value, strict=True)):
                 self._bind(f"{path}[{i}]", branch, element, devices, bound)
 
     def _array(self, path: str, declared: Declared, value: Any) -> Any:
-        """Return `value` as one array of exactly the declared type; raise ArgumentError for other values."""
+        """Return the array `value`, converted to the declared element type; raise ArgumentError if it is not an array of the declared shape."""
         want = declared.type
         if not isinstance(value, np.ndarray | Lazy):
             raise self._error(path, f"is {_kind(value)}; the job declares {declared}", _instead_of_array(value))
@@ -116,24 +116,26 @@ class JobSignature:
         return self._converted(path, declared, value)
 
     def _per_device(self, path: str, declared: Declared, value: Any, devices: int) -> list[Any]:
-        """Return `value` as a list of one array per device; raise ArgumentError for other values."""
+        """Return `value`, a list or tuple of `devices` entries, as a list of converted entries; raise ArgumentError for other values."""
         if not isinstance(value, list | tuple):
             example = f", for example np.array_split({path}, {devices})" if isinstance(value, np.ndarray) else ""
             advice = f"Pass a list with one entry per device{example}."
             raise self._error(path, f"is {_kind(value)}; the job declares a list of one array per device, {declared}", advice)
         if len(value) != devices:
-            raise self._error(
-                path, f"has {len(value)} arrays; the job runs on {devices} device{'s' * (devices != 1)}", "Pass a list with one entry per device."
-            )
+            what = f"has {len(value)} array{'s' * (len(value) != 1)}; the job runs on {devices} device{'s' * (devices != 1)}"
+            raise self._error(path, what, "Pass a list with one entry per device.")
         if declared.nested:
             return [self._listed(f"{path}[{i}]", declared, own) for i, own in enumerate(value)]
         return [self._piece(f"{path}[{i}]", declared, piece) for i, piece in enumerate(value)]
 
     def _listed(self, path: str, declared: Declared, value: Any) -> list[Any]:
-        """Return the list of arrays of one device, each without its first axis; raise ArgumentError for other values."""
+        """Return the arrays of one device from `value`, a list of arrays of shape (1, ...), without this first axis.
+
+        Raises ArgumentError for other values.
+        """
         count, *sizes = declared.type.shape
         if not isinstance(value, list | tuple) or len(value) != count:
-            shown = f"has {len(value)} elements" if isinstance(value, list | tuple) else f"is {_kind(value)}"
+            shown = f"has {len(value)} element{'s' * (len(value) != 1)}" if isinstance(value, list | tuple) else f"is {_kind(value)}"
             raise self._error(path, f"{shown}; the job declares {declared}", f"Pass a list of {count} arrays of shape (1, ...).")
         one = replace(declared, type=declared.type.with_shape((1, *sizes)))
         pieces = [np.asarray(self._piece(f"{path}[{i}]", one, piece)) for i, piece in enumerate(value)]
@@ -154,7 +156,7 @@ class JobSignature:
     def _converted(self, path: str, declared: Declared, value: Any) -> Any:
         """Convert `value` to the declared element type; raise ArgumentError if a number would change, apart from rounding to floats.
 
-        Also raise ArgumentError for masked elements, and for lazy arrays, types without numbers and `exact` signatures that need a conversion.
+        Also raise ArgumentError if elements are masked.  Lazy arrays, and all arrays if the signature is `exact`, must have the declared type.
         """
         want = declared.type.dtype.numpy
         if hides_elements(value):
@@ -234,7 +236,9 @@ def _reshaping(path: str, value: Any, want: TensorType) -> str:
 def _parameter(function: Callable[..., Any], parameter: inspect.Parameter, what: str) -> Parameter:
     where = f'{what}: parameter "{parameter.name}"'
     if parameter.kind not in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
-        raise JobError(f"{where} is {parameter.kind.description}; jobs are called by position with a fixed number of arguments")
+        raise JobError(
+            f"{where} is {parameter.kind.description}; jobs are called by position with a fixed number of arguments; declare positional parameters"
+        )
     annotation = _evaluated(function, parameter.annotation, f"{where}: the annotation")
     if annotation is inspect.Parameter.empty:
         if parameter.default is inspect.Parameter.empty:
@@ -251,7 +255,10 @@ def _parameter(function: Callable[..., Any], parameter: inspect.Parameter, what:
 
 
 def _evaluated(function: Callable[..., Any], annotation: Any, what: str) -> Any:
-    """Return an annotation, evaluated if it is a string (`from __future__ import annotations`); raise JobError if the evaluation fails."""
+    """Return `annotation`; if it is a string (`from __future__ import annotations`), evaluate it in the scope of `function`.
+
+    Raises JobError if the evaluation fails; `what` is the description of the annotation in messages.
+    """
     if not isinstance(annotation, str):
         return annotation
     frame = inspect.currentframe()
@@ -265,7 +272,7 @@ def _evaluated(function: Callable[..., Any], annotation: Any, what: str) -> Any:
 
 
 def _located(annotation: str, function: Callable[..., Any]) -> CodeType:
-    """Compile the annotation, a string, at the line of the function, so that errors in declarations show this line."""
+    """Compile `annotation` as an expression at the first line of `function`, so that errors in declarations show this line."""
     place = inspect.unwrap(function).__code__
     tree = ast.parse(annotation, mode="eval")
     return compile(ast.increment_lineno(tree, place.co_firstlineno - 1), place.co_filename, "eval")

@@ -84,7 +84,9 @@ def test_nested_parameters_flatten_and_nest_again() -> None:
     assert [name for name, _, _ in bound] == ["pair[0]", "pair[1]", "z"]
     with pytest.raises(ArgumentError, match=r'argument "pair" has 1 element; the job declares 2'):
         signature.bind([(images,), labels])
-    with pytest.raises(ArgumentError, match=r'argument "pair" is float32\[4,1,2,2\]; the job declares a tuple of 2\. Pass a tuple or a list\.'):
+    with pytest.raises(
+        ArgumentError, match=r'argument "pair" is float32\[4,1,2,2\]; the job declares a tuple of length 2\. Pass a tuple or a list\.'
+    ):
         signature.bind([images, labels])
     with pytest.raises(ArgumentError, match=r'^job\(pair=\.\.\.\) at .* argument "pair\[1\]" is float32\[4,1,2,2\]; the job declares int32\[4\]'):
         signature.bind([(images, images), labels])
@@ -330,7 +332,7 @@ def test_no_annotation_gives_a_future_and_none_nothing() -> None:
         (tp.Numpy, np.zeros(3), "the result is a ndarray; it must be a tensor that the body computed"),
         (tp.Numpy, (tensor(),), "the result is a tuple; it must be a tensor"),
         (tuple[tp.Numpy, tp.Numpy], [tensor(), tensor()], "the result is a list; the annotation requires a tuple"),
-        (tuple[tp.Numpy, tp.Numpy], (tensor(),), "the result is a tuple of 1; the annotation has 2"),
+        (tuple[tp.Numpy, tp.Numpy], (tensor(),), "the result is a tuple of length 1; the annotation has length 2"),
         (list[tp.Numpy], [tensor(), 3], "the result[1] is a int; it must be a tensor"),
         (dict[str, tp.Numpy], {1: tensor()}, "the result has the key 1; the annotation requires keys of type str"),
         (dict[int, tp.Numpy], {True: tensor()}, "the result has the key True; the annotation requires keys of type int"),
