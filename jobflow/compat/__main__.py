@@ -15,7 +15,10 @@ USAGE = "usage: python -m jobflow.compat (script.py | -m module) [argument ...]"
 
 
 def main(words: Sequence[str]) -> None:
-    """Run a script, or the module after -m, as the main program; without a program, print the usage and exit."""
+    """Run the script `words[0]`, or the module `words[1]` after "-m", as the main program.
+
+    Without a program, or with -h or --help, print the usage and exit.
+    """
     if not words or words[0] in ("-h", "--help") or (words[0] == "-m" and len(words) < 2):
         print(f"{USAGE}\n\nRun a program written for OneFlow 0.2 to 0.4 without changes, including its imports of oneflow.")
         raise SystemExit(0 if words and words[0] != "-m" else 2)

@@ -102,7 +102,10 @@ class Face(ModuleType):
 
 
 class Finder:
-    """A finder and loader of `oneflow` and its submodules, without base classes, as in `core/lazy_imports.py`."""
+    """A finder and loader of the import system, for `oneflow`, `oneflow_onnx` and their submodules.
+
+    The class has no base class, because `importlib.abc` imports the archive modules.
+    """
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return the spec of an import of OneFlow, or None for other imports; raise ModuleNotFoundError for a module that jobflow lacks."""
@@ -117,7 +120,7 @@ class Finder:
         """Return None, so that the import system creates an ordinary module, which `exec_module` replaces."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Replace the module in `sys.modules`, where the import system looks up the result."""
+        """Replace the new module in `sys.modules` by the alias module; the import system returns that entry."""
         assert module.__spec__ is not None
         sys.modules[module.__spec__.name] = module.__spec__.loader_state
 
@@ -146,7 +149,7 @@ def _module(fullname: str) -> ModuleType | None:
 
 
 def _shell(fullname: str) -> ModuleType:
-    """Return an empty package, whose submodules are imported separately."""
+    """Return an empty package named `fullname`; its submodules are imported separately."""
     shell = ModuleType(fullname)
     shell.__path__ = []
     return shell

@@ -32,13 +32,13 @@ def getargspec(func: Callable[..., Any]) -> ArgSpec:
 
 
 def textsize(self: Any, text: str, font: Any = None, *arguments: Any, **options: Any) -> tuple[int, int]:
-    """Return width and height of a text drawn by `ImageDraw.text` at the origin."""
+    """Return the width and height in pixels of `text` drawn at the origin, as the removed `ImageDraw.textsize` did."""
     box = self.textbbox((0, 0), text, font, None, *arguments, **options)
     return int(box[2]), int(box[3])
 
 
 def getsize(self: Any, text: str, *arguments: Any, **options: Any) -> tuple[int, int]:
-    """Return width and height of a text in this font."""
+    """Return the width and height in pixels of `text` in this font, as the removed method `getsize` of fonts did."""
     box = self.getbbox(text, *arguments, **options)
     return int(box[2]), int(box[3])
 
@@ -58,7 +58,10 @@ def restore() -> None:
 
 
 def add(owner: Any, names: Mapping[str, Any]) -> None:
-    """Set the names that are missing in `owner`; `vars` is used because `getattr` of a deprecated name warns."""
+    """Set the attributes in `names` that `owner` lacks.
+
+    The check reads `vars(owner)`, because `getattr` of a deprecated name warns.
+    """
     for name, value in names.items():
         if name not in vars(owner):
             setattr(owner, name, value)

@@ -99,7 +99,7 @@ def reshape(a: Any, shape: Any = None, order: Any = "C", *, newshape: Any = None
 
 
 def add_methods(kind: type, methods: Mapping[str, Any]) -> None:
-    """Add missing methods to a class implemented in C, which `setattr` does not support."""
+    """Add the methods that the class `kind` lacks; `setattr` does not support `kind`, which is implemented in C."""
     (table,) = [each for each in gc.get_referents(vars(kind)) if isinstance(each, dict)]
     for name, method in methods.items():
         table.setdefault(name, method)
@@ -107,7 +107,10 @@ def add_methods(kind: type, methods: Mapping[str, Any]) -> None:
 
 
 def ragged(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `np.array` or `np.asarray` with support for rows of different lengths if no type is requested."""
+    """Wrap `make`, which is `np.array` or `np.asarray`, so that rows of different lengths become an array of objects.
+
+    A call that passes an element type raises ValueError for such rows, as in NumPy.
+    """
 
     @functools.wraps(make)
     def convert(value: Any, *arguments: Any, **options: Any) -> Any:
@@ -122,7 +125,7 @@ def ragged(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Result(np.ndarray[Any, Any]):
-    """A job result; with one element, it converts by `float`, `int` and "%f".
+    """An array that a job returned; with one element of any shape, `float`, `int` and "%f" convert it to a number.
 
     Examples are a mean loss of shape (1,), and a row of an array of shape (n, 1).
     """
@@ -140,7 +143,7 @@ class Result(np.ndarray[Any, Any]):
         return np.asarray(self).__reduce__()
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        """Return results of computations as `Result`, or as a scalar if NumPy returns a scalar."""
+        """Return the result of a NumPy function as a `Result`, or as a NumPy scalar if the result has no axes."""
         return array.view(Result) if array.ndim else np.asarray(array)[()]
 
 

@@ -23,7 +23,7 @@ FILE = "model.onnx"
 def export_onnx_model(
     job_func: Any, external_data: bool = False, opset: int | None = None, flow_weight_dir: str | None = None, onnx_model_path: str = "/tmp"
 ) -> str:
-    """Write a predict job to the folder `onnx_model_path` and return the file's path."""
+    """Write a predict job to an ONNX file in the folder `onnx_model_path`, and return the path of the file."""
     path = os.path.join(onnx_model_path, FILE)
     onnx_files.export(job_func, flow_weight_dir or "", path, opset=opset, external_data=external_data)
     return path
@@ -39,9 +39,11 @@ def convert_to_onnx_and_check(
     flow_weight_dir: str | None = None,
     onnx_model_path: str = "/tmp",
 ) -> None:
-    """Export a predict job; raise AssertionError unless ONNX's reference evaluator and the job compute equal results for random inputs.
+    """Export a predict job, and compare ONNX's reference evaluator with the job for random inputs from -10 to 10.
 
     `print_outlier` adds the differing elements to the error; `explicit_init` and `ort_optimize` have no effect.
+
+    Raises: AssertionError if results differ by more than rtol=1e-2 and atol=1e-5.
     """
     path = export_onnx_model(job_func, external_data, opset, flow_weight_dir, onnx_model_path)
     generator = np.random.default_rng()

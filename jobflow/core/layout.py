@@ -203,7 +203,7 @@ class ParallelConf(str):
 
     @classmethod
     def of(cls, placement: Placement) -> ParallelConf:
-        """Return the string of a placement."""
+        """Return the string of `placement`, with `placement` as an attribute."""
         conf = cls(placement)
         conf.placement = placement
         return conf
@@ -215,7 +215,7 @@ class ParallelConf(str):
 
 @cache
 def first_ranks(tag: str, count: int) -> Placement:
-    """Return a placement of the first `count` ranks with one mesh dimension."""
+    """Return the placement of ranks 0 to `count` - 1 on devices of kind `tag`, with one mesh dimension."""
     return Placement(tag, tuple(range(count)))
 
 
@@ -349,7 +349,10 @@ class Layout(metaclass=Interned):
 
 
 def _folded(parts: dict[tuple[int, ...], Array], dimension: int, sbp: Sbp) -> dict[tuple[int, ...], Array]:
-    """Combine shards, keyed by mesh coordinates, along a mesh dimension: reduce partial values, and take the first of equal copies."""
+    """Combine shards along a mesh dimension; the keys of `parts` are mesh coordinates.
+
+    Partial values are reduced, and the first of equal copies is taken.  Shards of a split dimension are returned unchanged.
+    """
     if isinstance(sbp, Split):
         return parts
     left: dict[tuple[int, ...], Array] = {}

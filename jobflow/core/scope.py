@@ -31,7 +31,7 @@ class Interpreter(Protocol):
 
 
 class Placer(Protocol):
-    """A registry of the available devices."""
+    """A converter of devices to placements, implemented by the session."""
 
     def place(self, tag: str, devices: Sequence[Any], hierarchy: tuple[int, ...] | None) -> Placement: ...
     def devices_per_machine(self) -> int: ...
@@ -244,7 +244,10 @@ def mirrored_view_enabled() -> bool:
 
 
 class namespace(_Entered):
-    """Context manager that prefixes "<name>-" to the names of variables and ops in the block."""
+    """Context manager that prefixes "<name>-" to the names of variables and ops in the block; nested blocks add several prefixes.
+
+    Raises: JobError if `name` is not a string, or is empty.
+    """
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str) or not name:

@@ -59,5 +59,5 @@ class TextTable:
 
 
 def _visible(text: str) -> str:
-    r"""Escape control characters, which a terminal would interpret, as \x1b."""
+    r"""Replace control characters, which a terminal would interpret, by escape sequences such as \x1b."""
     return _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)

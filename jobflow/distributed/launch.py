@@ -159,7 +159,10 @@ def common_environment(ranks: int) -> dict[str, str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the program as the requested ranks, and return the exit code."""
+    """Run the program on the ranks of this node until all have ended, and return the exit code.
+
+    A single rank without log files replaces this process instead.
+    """
     check(options)
     host = options.master_addr or loopback()
     size = options.nnodes * options.nproc_per_node
@@ -196,7 +199,10 @@ def loopback() -> str:
 
 
 def _place(options: argparse.Namespace, host: str, size: int, secret: bytes) -> tuple[int, socket.socket | None]:
-    """Return the port, and a listening socket if several ranks connect to this node; None in place of the socket otherwise."""
+    """Return the port at which ranks connect, and a socket that listens there.
+
+    The socket is None if no other rank connects to this node: for a single rank, and on nodes other than node 0.
+    """
     port = options.master_port or (PORT if options.nnodes > 1 else 0)
     if size == 1 or options.node_rank > 0:
         return port or PORT, None
@@ -205,7 +211,7 @@ def _place(options: argparse.Namespace, host: str, size: int, secret: bytes) -> 
 
 
 def _alone(words: list[str], environment: dict[str, str]) -> int:
-    """Replace this process by the only rank of the program."""
+    """Replace this process by the command `words` with this environment, for a job of one rank."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execvpe(words[0], words, environment)

@@ -36,7 +36,7 @@ class Splitter:
         return [part for line in lines for part in _parts(line)]
 
     def close(self) -> list[bytes]:
-        """Return the incomplete last line when the output has ended."""
+        """Return a list with the incomplete last line of the output, which has ended; [] if there is no such line."""
         rest, self._rest = self._rest, b""
         return _parts(rest) if rest else []
 
@@ -64,7 +64,10 @@ class Output:
         self._splitter = Splitter()
 
     def feed(self, data: bytes) -> int:
-        """Write the lines that `data` completes, or the incomplete last line if `data` is empty; return the number of lines on the stream."""
+        """Write the lines that `data` completes, or the incomplete last line if `data` is empty.
+
+        Return the number of lines written to the stream of this process, 0 without a stream.
+        """
         return self._write(self._splitter.feed(data) if data else self._splitter.close())
 
     def _write(self, lines: Sequence[bytes]) -> int:
@@ -81,7 +84,10 @@ class Output:
 
 
 class Screen:
-    """The outputs of all ranks.  The files are `logdir/rank_N/stdout` and `stderr`; with `redirect`, nothing is printed here."""
+    """The outputs of the ranks of this node.
+
+    With `logdir`, they are written to `logdir/rank_N/stdout` and `logdir/rank_N/stderr`.  With `redirect`, they are not printed in this process.
+    """
 
     def __init__(self, ranks: Sequence[int], logdir: Path | None, redirect: bool) -> None:
         self._files: list[BinaryIO] = []
@@ -101,7 +107,7 @@ class Screen:
         return self._files[-1]
 
     def feed(self, rank: int, name: str, data: bytes) -> None:
-        """Handle new `data` of an output; empty data means its end."""
+        """Write new `data` of the stream `name` ("stdout" or "stderr") of a rank; empty data ends the stream."""
         if self.outputs[rank, name].feed(data):
             self._last_shown = rank
 

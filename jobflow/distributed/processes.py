@@ -46,7 +46,10 @@ def ending(code: int) -> str:
 
 
 def finished(command: Sequence[str], limit: float, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command in a new session.  After `limit` seconds, end the session and raise TimeoutExpired."""
+    """Run a command in a new session, and return its exit code and output.
+
+    After `limit` seconds, end the session and raise TimeoutExpired.
+    """
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, start_new_session=True, text=True, errors="replace", **options)
     try:
@@ -62,7 +65,7 @@ def finished(command: Sequence[str], limit: float, **options: Any) -> subprocess
 
 
 class Processes:
-    """The processes of this node; `service` is the connection to the service if this node runs it."""
+    """The processes of the ranks on this node; `service` is the connection to the rendezvous service, None if another node runs it."""
 
     def __init__(self, screen: Screen, grace: float, service: socket.socket | None) -> None:
         self._screen, self._grace, self._service = screen, grace, service
@@ -208,7 +211,7 @@ class Processes:
                 os.killpg(process.pid, number)
 
     def _report(self) -> int:
-        """Report the rank that failed first, with its error at the end; return the exit code."""
+        """Print the reason of an early end, a signal or the rank that failed first with its error; return the exit code."""
         if self._service is not None:
             self._service.close()
         if self._stopped is not None:
@@ -231,7 +234,10 @@ def _positive(code: int) -> int:
 
 
 def end_service(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the service, which ends with the ranks; ranks of other nodes may need more time."""
+    """Wait at most FAREWELL seconds for the end of the rendezvous service.
+
+    The service may continue after that, because ranks of other nodes may need more time.
+    """
     with suppress(subprocess.TimeoutExpired):
         process.wait(FAREWELL)
     process.returncode = 0 if process.returncode is None else process.returncode

@@ -55,7 +55,7 @@ class JobBody:
         self._handles: dict[Value, JobTensor] = {}
 
     def handle(self, value: Value) -> JobTensor:
-        """Return the tensor of the job for a value; each value has exactly one."""
+        """Return the `JobTensor` of a value; repeated calls return the same object."""
         handle = self._handles.get(value)
         if handle is None:
             declared = (self.declared or {}).get(value.name, value.shape)
@@ -108,14 +108,17 @@ class JobBody:
         return self.tracer.trainable
 
     def summand_of_mean(self, value: Tensor, devices: int) -> Tensor:
-        """Return this device's summand of the mean of a local value over devices; devices without samples have weight 0."""
+        """Scale a local value so that the sum over devices is the mean over the devices that have samples.
+
+        A device without samples returns zeros.  If the numbers of samples are unknown, all `devices` count.
+        """
         if is_without_rows(self.tracer.inputs.values(), self.tracer.rows):
             return fill_like(value, 0.0)
         return scale(value, 1.0 / (sum(map(bool, self.tracer.rows)) or devices))
 
     @property
     def first_device(self) -> int:
-        """The position of the first device that has samples."""
+        """The index of the first device that has samples; 0 if no device is known to have samples."""
         return next((position for position, rows in enumerate(self.tracer.rows) if rows), 0)
 
     def unique_name(self, prefix: str) -> str:
@@ -139,7 +142,7 @@ class JobBody:
 
     @property
     def variables(self) -> Mapping[str, Variable]:
-        """The variables read so far."""
+        """The variables that the body has read so far, by name."""
         return self.tracer.variables
 
     @property
@@ -165,7 +168,7 @@ class JobBody:
 
     @contextmanager
     def updating(self, where: SourceLine) -> Iterator[None]:
-        """Record the nodes in the block as part of the update of variables."""
+        """Record the nodes in the block as part of the update of variables; `where` is their line in messages."""
         with self.tracer.updating(where), scope.using(interpreter=self):
             yield
 

@@ -39,7 +39,10 @@ class Compiled(ClientProgram):
         return 1
 
     def read(self, run: int, bound: Sequence[Bound], phase: str | None = None) -> tuple[list[Bound], dict[str, Any]]:
-        """Read the arguments that come from files, and the results of the host pipeline; `phase` as in `DataFeed.arrays`."""
+        """Read the arguments that come from files, and the results of the host pipeline, for run number `run`.
+
+        `bound` are the caller's arguments; `phase` has the meaning of `DataFeed.arrays`.  Raises the errors of `check`.
+        """
         if self.fed is None:
             return [], {}
         extra, host_results = self.fed.bound(run, bound, phase)

@@ -49,7 +49,7 @@ class DataFeed(ABC):
     counter: str | None = None
 
     def phase_of(self, name: str) -> str | None:
-        """Return the last phase that an array depends on, or None."""
+        """Return the last phase whose result the array `name` depends on; None if the array depends on no phase."""
         return self.phases[name][-1] if name in self.phases else None
 
     @abstractmethod
@@ -100,7 +100,10 @@ class Fed:
         return cls(feed, where, passes, rows, types)
 
     def bound(self, run: int, bound: Sequence[Bound], phase: str | None) -> tuple[list[Bound], dict[str, Any]]:
-        """Read the arguments and the results of the host pipeline for a run with the caller's arguments `bound`; `phase` as in `DataFeed.arrays`."""
+        """Return the arguments from files, and the results of the host pipeline, for run number `run`.
+
+        `bound` are the caller's arguments; `phase` has the meaning of `DataFeed.arrays`.
+        """
         spans = {name: span for name, span in self.rows.items() if self.feed.phase_of(name) == phase}
         arrays = self.feed.arrays(run, self.passes, spans, {name: value for name, _, value in bound}, phase)
         rows = {name: arrays.pop(name) for name in spans}

@@ -79,7 +79,7 @@ def _uneven(job: str, name: str) -> NoReturn:
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """The callback of the n-th gradient that the body watches."""
+    """The callback of a watched gradient, which calls `take`; `number` counts the gradients that the body watches."""
 
     number: int
     take: Callable[[Any], None]
@@ -172,7 +172,10 @@ class EagerJob(StagedJob):
         return compiled
 
     def _shape_of_call(self, session: Session, body: EagerBody, name: str) -> tuple[int, ...]:
-        """Return the shape that an argument from the body's feed has in this call."""
+        """Return the shape that the argument `name`, from the body's feed, has in this call; without a call, its declared shape.
+
+        Raises: JobError if the shapes on the devices differ.
+        """
         dynamic = body.feed.dynamic[name]
         if self.bound is None:
             return dynamic.type.shape

@@ -31,7 +31,7 @@ class ProgramTensors(Protocol):
         ...
 
     def changed(self, names: Iterable[str]) -> None:
-        """Record that these variables have new values."""
+        """Mark the tensors that are bound to these variables as out of date, because the variables have new values."""
         ...
 
     def part(self) -> None:

@@ -104,7 +104,7 @@ class FunctionConfig:
 
     @property
     def lazily(self) -> tuple[str, ...]:
-        """The names of variables for which a step updates only the rows that it read.  Raises: JobError for a malformed value."""
+        """The names of variables with sparse updates: a step updates only the rows that it read.  Raises: JobError for a malformed value."""
         match self.options.get("indexed_slices_optimizer_conf", {"include_op_names": {"op_name": ()}}):
             case {"include_op_names": {"op_name": list(names) | tuple(names)}} if all(isinstance(name, str) for name in names):
                 return tuple(names)
@@ -120,7 +120,7 @@ class FunctionConfig:
         return other
 
     def divide(self, count: int, where: SourceLine) -> None:
-        """Divide the batch into `count` microbatches, with the results of the whole batch; `where` is the line of the request."""
+        """Divide the batch of a run into `count` microbatches without a change of results; `where` is the line that requests it."""
         self.microbatches, self.lines["train.num_gradient_accumulation_steps"] = count, where
 
     def check(self) -> None:

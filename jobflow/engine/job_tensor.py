@@ -37,14 +37,14 @@ class Size(int):
 
     @classmethod
     def of(cls, declared: int, now: int) -> Size:
-        """Return the declared size with the size of the current call."""
+        """Return a `Size` with the declared size `declared` and the size `now` in the current call."""
         size = cls(declared)
         size.now = now
         return size
 
 
 def sizes(shape: Iterable[Any]) -> tuple[int, ...]:
-    """Return the sizes of a shape in the current call."""
+    """Return a shape as integers, with each `Size` replaced by its size in the current call."""
     return tuple(n.now if isinstance(n, Size) else int(n) for n in shape)
 
 

@@ -157,7 +157,7 @@ class Option:
 
 
 def ignored_options(owner: str) -> dict[str, Option]:
-    """Return the options of an owner that are accepted without an effect."""
+    """Return the options of `owner`, a key of `IGNORED` such as "config", that are accepted without an effect."""
     kinds = {"bool": (bool,), "int": (int,), "str": (str,), "any": ()}
     defaults = {"": None, "True": True, "False": False}
     options: dict[str, Option] = {}
@@ -177,9 +177,9 @@ def unknown(owner: str, full: str, name: str, legal: Iterable[str]) -> ConfigErr
 
 
 class Names:
-    """The options of a table as attributes; "a.b" is option b of section a.
+    """An object whose attributes are the options in `table`; the name "a.b" is option b of section a.
 
-    `attribute` returns the attribute for a full name.
+    `attribute` returns the value of the attribute for a full name such as "a.b".
     """
 
     def __init__(self, owner: str, table: Mapping[str, Option], attribute: Callable[[str], Any], section: str = "") -> None:
@@ -208,7 +208,7 @@ def option(initial: Any, *kinds: type, **more: Any) -> Any:
 
 @dataclass
 class Settings:
-    """Values set by `flow.config`; owned by the session, which sets `started` when they are in use."""
+    """Values set by `flow.config`; owned by the session, which sets `started` to True when its world starts."""
 
     #: None if neither the program nor JOBFLOW_DEVICES sets a number
     gpu_device_num: int | None = option(None, int, least=0)
@@ -239,7 +239,7 @@ class Settings:
 
 @dataclass
 class EnvSettings:
-    """Values set by `flow.env`; `started` after the ranks are connected."""
+    """Values set by `flow.env`; `started` is True after the ranks are connected."""
 
     #: "single": rank 0 runs the program; "multi": every rank does, the default unless mpiexec started them
     client: str = option(default_client, str, choices=("single", "multi"))
@@ -252,7 +252,7 @@ class EnvSettings:
 
 
 def _table(owner: str, settings: type) -> dict[str, Option]:
-    """Return the options of `owner`, which is `flow.config` or `flow.env`, by name."""
+    """Return the options of `owner`, "config" or "env", by name: the fields of the class `settings`, and the ignored options."""
     return {one.name: one.metadata["option"] for one in fields(settings) if one.metadata} | ignored_options(owner)
 
 
@@ -366,15 +366,16 @@ class EnvOptions(_Setters):
 
     @staticmethod
     def all_device_placement(device_type: str) -> placement:
-        """Return the placement on all ranks, for "cpu" or "cuda"."""
+        """Return the placement on all ranks; `device_type` is "cpu" or "cuda".  Raises: PlacementError for an unsupported type."""
         return placement.all(device_type)
 
     def machine(self, *val: Any) -> bool:
         """Record the machines of the program, the first of which runs the client.
 
-        The launcher, such as mpiexec, determines where ranks run.  Return False with a notice if the environment has started.
+        The arguments, or one list of them, are addresses or dicts with the key "addr".  The launcher, such as mpiexec, determines where ranks run.
+        Return False with a notice if the environment has started.
 
-        Raises: ConfigError if an address is missing or occurs twice.
+        Raises: ConfigError without machines, or if an address is missing or occurs twice.
         """
         listed = val[0] if len(val) == 1 and isinstance(val[0], list | tuple) else val
         machines = tuple({"addr": entry} if isinstance(entry, str) else dict(entry) if isinstance(entry, dict) else {} for entry in listed)

@@ -68,7 +68,7 @@ class placement:
 
     @staticmethod
     def all(type: str) -> placement:
-        """Return the placement on all ranks; `type` is "cpu" or "cuda"."""
+        """Return the placement on all ranks; `type` is "cpu" or "cuda".  Raises: PlacementError for an unsupported type."""
         return placement(type, range(world_size()))
 
     def __repr__(self) -> str:
@@ -109,7 +109,10 @@ def say(text: str) -> None:
 
 
 def on_host(what: str) -> None:
-    """Print a notice that the host replaces a missing GPU; raise PlacementError if there is a GPU."""
+    """Print a notice that tensors on cuda devices use host memory, because there is no GPU.
+
+    Raises: PlacementError if there is a GPU, which tensors and graphs cannot use yet.
+    """
     if cuda.available():
         raise PlacementError(
             f'{what}: tensors and graphs cannot use the GPU of this machine yet, only jobs can; use "cpu", or move the computation into a '

@@ -1,7 +1,7 @@
 """The session: registered jobs, variables, settings, and the world of ranks.
 
-A session starts on first use: a job call, a checkpoint, or access to variables. All registered jobs are then traced in the order of their
-declaration, and the ranks bind their plans, so that all variables exist and are initialised.
+A session starts on first use: a job call, a checkpoint, or access to variables. All registered jobs are traced in the order of their
+declaration. Then the ranks bind their plans, so that all variables exist and are initialised.
 
 Python threads may call jobs concurrently: code of the session holds `scope.lock`, so it runs in one thread at a time.
 """
@@ -94,18 +94,18 @@ class Session:
 
     @property
     def asked_devices(self) -> int | None:
-        """The configured number of devices on all machines; None if it is not configured."""
+        """The configured number of devices per machine, times the number of machines; None if no number of devices is configured."""
         each = self.settings.gpu_device_num or self.settings.cpu_device_num
         return None if each is None else each * self.settings.machine_num
 
     @property
     def multi(self) -> bool:
-        """True if every process is a client, which calls jobs."""
+        """True if the world has started in multi-client mode, in which every process calls jobs."""
         return self.world is not None and self.world.multi
 
     @property
     def here(self) -> tuple[int, ...] | None:
-        """The ranks of this client if there are several clients, which each slice arguments for their ranks; None otherwise."""
+        """The ranks of this process in multi-client mode, where each client slices the arguments for its own ranks; None otherwise."""
         return tuple(rank.index for rank in self.world.ranks) if self.world is not None and self.world.multi else None
 
     def device_count(self) -> int:
@@ -189,7 +189,7 @@ class Session:
             self._replaced = [key for key in self._compiled if (key[0].name == job.name and key[0] != job) or key in self._replaced]
 
     def start(self) -> World:
-        """Return the world, which the first call starts."""
+        """Return the world of ranks; the first call starts it."""
         with scope.lock():
             if self.world is None:
                 multi = environment().client == "multi"
@@ -250,7 +250,7 @@ class Session:
         compiled.bind(world, storage, self.target(), self.settings.cache_folder)
 
     def _compare_programs(self, world: World, job: Job, compiled: Compiled) -> None:
-        """Raise JobError if the clients traced different programs."""
+        """Raise JobError if the clients traced different programs of this job.  Collective over all clients."""
         lines = [f"kernels: {self.target()}", *"\n".join(map(physical_text, compiled.programs)).splitlines()]
         exchange = partial(ExchangeItems, about=f"the programs of job {job.name}")
         if difference := compare_programs(lines, range(world.size), lambda item: world.call(exchange(item))):
@@ -277,7 +277,7 @@ class Session:
                 )
 
     def _forget(self, job: Job) -> None:
-        """Release the programs of replaced jobs, and the least recently used programs of this job if there are too many."""
+        """Release the programs of replaced jobs, and the least recently used programs of `job` beyond the limit `compiled_shapes`."""
         assert self.world is not None
         mine = [key for key in self._compiled if key[0].name == job.name and key not in self._replaced]
         most = self.settings.compiled_shapes * max(self._compiled[key].programs_per_call for key in mine)
@@ -301,7 +301,7 @@ class Session:
             return job.run(self, args)
 
     def run(self, compiled: Compiled, bound: Sequence[Bound], host_results: Mapping[str, Any]) -> list[Any]:
-        """Run one step on all ranks; return its results and watched values.  The caller holds `scope.lock` since it looked up `compiled`."""
+        """Run a compiled job once; return its results, then its watched values.  The caller holds `scope.lock` since the lookup of `compiled`."""
         with held():
             values = self.run_phase(compiled, bound, host_results)
             self.runs[compiled.name] = self.runs.get(compiled.name, 0) + 1
@@ -405,7 +405,7 @@ class Session:
 
 
 def many_shapes(what: str, limit: int) -> str:
-    """Return the notice that programs for earlier argument shapes are dropped."""
+    """Return the notice that `what`, a job or graph, was called with more than `limit` argument shapes, so old programs are dropped."""
     return (
         f"{what} has been called with more than {limit} argument shapes: programs for the least recently used shapes are dropped, "
         f"and compiled again when they are needed; keep more with config.compiled_shapes(n)"

@@ -52,7 +52,7 @@ class PhaseArgument(DynamicArgument):
     advice: str
 
     def of(self, result: Any) -> Any:
-        """Return the argument, or a list with one array per device, from the result of the phase."""
+        """Convert the result of the phase to the argument: an array, or a list with one array per device."""
         return [self.convert(each) for each in result] if self.per_device else self.convert(result)
 
 
@@ -94,7 +94,10 @@ class StagedBody(JobBody):
         return self.dynamic_input(name, phase)
 
     def host_phase(self, what: str, value: Value) -> str:
-        """Return the name of an argument for the host: the array of `value`, which an earlier phase of the run computes."""
+        """Declare a phase that computes `value` for the host, and return the name of the argument with its array.
+
+        If the body has such a phase already, return the name of its argument.  `what` is the prefix of a new name.
+        """
         if known := next((name for name, phase in self.phases.items() if phase.value is value and phase.convert is np.asarray), None):
             return known
         name = self.unique_name(what)
@@ -146,7 +149,7 @@ class StagedProgram(Compiled):
         return next((name for name in self.phases if name not in known), None)
 
     def dynamic_shapes(self, extra: Sequence[Bound]) -> tuple[DynamicShapes, bool]:
-        """Return the shapes of the dynamic arguments, and True if all of them have the largest shape."""
+        """Return the shapes of the dynamic arguments in `extra`, and True if all of these shapes are the largest possible ones."""
         dynamic: dict[str, DynamicArgument] = {**({} if self.fed is None else self.fed.feed.dynamic), **self.phases}
         shapes = [
             (name, declared.per_device, tuple([x.shape for x in value]) if declared.per_device else value.shape)
@@ -158,7 +161,7 @@ class StagedProgram(Compiled):
 
 
 class StagedJob(Job):
-    """A job whose runs have phases if its body needs them."""
+    """A job whose runs have several phases if its body needs the shape or the values of a tensor on the host."""
 
     #: the dynamic arguments after the arguments of the signature, as in `StageShapes`
     dynamic: Sequence[tuple[str, bool, Any]] = ()
@@ -251,7 +254,7 @@ class StagedJob(Job):
 
 
 def _phase_of(trace: Trace, name: str) -> Trace:
-    """Return the part of a traced program that computes the argument of a phase, without updates of variables."""
+    """Return the part of a trace that computes the argument `name` of an earlier phase, without updates of variables."""
     program, _ = trace
     phases = program.phases
     earlier = list(phases)[: list(phases).index(name)]

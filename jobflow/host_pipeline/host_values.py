@@ -44,7 +44,7 @@ class HostValue:
 
     @cached_property
     def known(self) -> bool:
-        """True if the tensor can be computed before a run, without variables, readers and operations across devices."""
+        """True if the tensor can be computed before a run: it depends on no variable, reader or operation across devices."""
         return not any(self._waits(node) for node in self._nodes)
 
     def _waits(self, node: Node) -> bool:

@@ -62,16 +62,19 @@ class KnownRows(Stage):
         raise NotImplementedError
 
     def rows(self, run: int, arguments: Mapping[str, Any], part: MicrobatchRows) -> list[Array]:
-        """Return all rows of a microbatch of a run."""
+        """Return the arrays of all rows in the microbatch `part` of run number `run`."""
         raise NotImplementedError
 
     def of(self, place: Drawn, *values: Any) -> Array:
-        raise JobError(f"row {place.at} was requested before the arguments of the call were set")
+        raise JobError(f"row {place.at} depends on arguments of the job and was read before the call set them; call the job first")
 
 
 @dataclass(frozen=True, eq=False)
 class OfTensor(KnownRows):
-    """A stage with the subarrays, of `axes` axes, of a tensor of the job, or of the result `tensor` of an earlier phase of the run."""
+    """A stage that splits a tensor into subarrays with `axes` axes.
+
+    The tensor is a tensor of the job body, or the result named `tensor` of an earlier phase of the run.
+    """
 
     tensor: HostValue | str
     axes: int
@@ -101,7 +104,7 @@ def instances(arrays: Array | list[Array], axes: int) -> list[Array]:
 
 @dataclass(frozen=True, eq=False)
 class OfList(KnownRows):
-    """A stage with the arrays of an argument that is a list of arrays per device."""
+    """A stage with the arrays of the argument `name`, which has a list of arrays per device."""
 
     name: str
 
@@ -194,7 +197,10 @@ class JobBatches(DataFeed):
         return arrays
 
     def _plan(self, run: int, passes: int, requests: Mapping[str, tuple[Stage, Span]], pool: Pool) -> Iterator[Pending[dict[str, Any]]]:
-        """Submit the reads of consecutive runs, from `run` on."""
+        """Yield the pending arrays of consecutive runs, from run number `run` on, after their reads have been submitted to `pool`.
+
+        `requests` has the stage and the rows to read by name of an array.  A run has `passes` microbatches.
+        """
         sizes: dict[Source, int] = {}
         for name, (stage, span) in requests.items():
             rows = self.types[name].shape[0] if name in self.types else span[1]
@@ -240,7 +246,7 @@ class JobBatches(DataFeed):
 
 
 def known_rows(stage: Stage) -> Iterator[KnownRows]:
-    """Yield the inputs of a stage that are computed at the call of the job."""
+    """Yield the stages that are computed at the call of the job, among `stage` and its direct and indirect inputs."""
     if isinstance(stage, KnownRows):
         yield stage
     for before in stage.inputs:

@@ -57,7 +57,7 @@ class OnHost:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape in the current view, without the axes of the values."""
+        """The shape of the batch in the current view: in the mirrored view, of the batch of one device.  Axes of the values are not included."""
         return self.arranged or (self.rows // devices_of_view(),)
 
     @property
@@ -79,7 +79,7 @@ class OnHost:
         return st.Pixels(self.stage, self.colours == "BGR") if self.kind == "images" else self.stage
 
     def then(self, stage: st.Stage, **changed: Any) -> OnHost:
-        """Return the value that `stage` computes from this value."""
+        """Return a copy of this host value whose values `stage` computes; `changed` has new values of other fields."""
         return replace(self, source=stage, **changed)
 
 
@@ -106,7 +106,7 @@ def on_host(what: str, x: Any, *kinds: str) -> OnHost:
 
 
 def key_of(what: str, seed: int | None, name: str) -> philox.Key:
-    """Return the random key of the op `name`."""
+    """Return the random key of the op `name`: of the job's seed and the full name, or of `seed` alone if it is not None."""
     stream, own = philox.random_stream(body_of(what).seed, seed, scope.current().full_name(name))
     return philox.key_of(own, stream)
 
@@ -115,7 +115,7 @@ def key_of(what: str, seed: int | None, name: str) -> philox.Key:
 
 
 def feed_of(what: str) -> JobBatches:
-    """Return the data feed of the current job."""
+    """Return the data feed of the current job, created at the first call; raise JobError outside of a job."""
     body = body_of(what)
     body.feed = body.feed or JobBatches()
     assert isinstance(body.feed, JobBatches)
@@ -149,7 +149,7 @@ def as_dynamic(
 ) -> Any:
     """Return a tensor of the job with a dynamic shape, computed by `combine` from the rows of a stage.
 
-    In the mirrored view a device has a separate tensor, computed from its rows.
+    In the mirrored view, each device has a separate tensor, computed from the rows of the device.
     """
     label = _label(what, name, stage)
     argument = DynamicRowsOfStage(type, scope.current().view == "mirrored", stage, rows, devices_of_view(), combine)
@@ -178,7 +178,7 @@ def _padded(rows: list[Array], units: tuple[int, ...]) -> Array:
 def as_result(what: str, stage: st.Stage, rows: int, shape: tuple[int, ...], dtype: DType, name: str | None) -> Callable[..., HostResult]:
     """Return a constructor of job results from the output of a stage; `shape` is the maximum shape of an array.
 
-    A result selects its data from the rows of each device.
+    The argument `take` of the constructor computes the result of a device from the arrays of its rows.
     """
     label, devices = _label(what, name, stage), devices_of_view()
     feed_of(what).results[label] = (st.Within(stage, shape, dtype), rows)
@@ -198,7 +198,10 @@ def as_result(what: str, stage: st.Stage, rows: int, shape: tuple[int, ...], dty
 
 
 def rows_of(what: str, x: Any, like: OnHost, shape: tuple[int, ...], name: str) -> st.Stage:
-    """Return a stage with a row of `shape` for each sample of `like`, from a tensor of the job or a number."""
+    """Return a stage with an array of `shape` for each sample of `like`: a row of the tensor `x`, or the integer `x`.
+
+    Raises: ShapeError if `x` is neither an integer for the shape () nor a tensor with one row per sample.
+    """
     if isinstance(x, int | np.integer) and not shape:
         return Constants((np.array(x),) * like.rows)
     type = getattr(x, "tensor_type", None)
@@ -209,7 +212,7 @@ def rows_of(what: str, x: Any, like: OnHost, shape: tuple[int, ...], name: str) 
 
 
 def stage_of(what: str, x: Tensor, axes: int) -> st.Stage:
-    """Return a stage with the subarrays, of `axes` axes, of a tensor of the job.
+    """Return a stage that splits the tensor `x` of the job into subarrays with `axes` axes.
 
     The tensor is computed before the job runs, or in an earlier phase of the run.
     """

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
+from jobflow.core.errors import counted
 from jobflow.core.types import Array
 from jobflow.data.files import fault_of
 from jobflow.data.ofrecord import spans_of
@@ -32,7 +33,7 @@ DRAWN = 1024
 
 
 class Source(ABC):
-    """A source of the samples of a job."""
+    """A source of samples, which yields the positions of the samples of each batch."""
 
     @abstractmethod
     def batches(self, size: int) -> Iterator[list[Any]]:
@@ -125,7 +126,7 @@ class RecordFiles(Source):
                     records += 1
                     yield part, start, stop
             if not records:
-                raise fault(f"the {parts} files from {self.files[0].absolute()} on contain no record")
+                raise fault(f"there is no record in {counted(parts, 'file')} from {self.files[0].absolute()} on; pass files with records")
 
     def _shuffled(self) -> Iterator[tuple[tuple[int, int, int], ...]]:
         groups = zip(*[self._in_order()] * self.group, strict=False)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import DataError, JobflowError, did_you_mean
+from jobflow.core.errors import DataError, JobflowError, counted, did_you_mean
 from jobflow.core.extras import optional
 from jobflow.core.types import Array, DType
 from jobflow.data.conversion import converted
@@ -76,7 +76,7 @@ class Stage(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Part(Stage):
-    """A stage that selects a part of a sample by `take`."""
+    """A stage that returns `take(sample)`, a part of the sample."""
 
     sample: Stage
     take: Callable[[Any], Any]
@@ -99,7 +99,7 @@ class ReadRecord(Stage):
         try:
             return features_of(self.source.record(place))
         except (optional("google.protobuf.message", "ofrecord_reader").DecodeError, ValueError):
-            raise DataError("the record is damaged: its bytes are not an OFRecord message") from None
+            raise DataError("the record is damaged: its bytes are not an OFRecord message; write the file again") from None
 
 
 def feature_of(features: Mapping[str, Any], name: str) -> Any:
@@ -111,7 +111,10 @@ def feature_of(features: Mapping[str, Any], name: str) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Raw(Stage):
-    """A stage with the values of a numeric feature in one shape; bytes are int8. With `filled`, a shorter feature is padded with zeros."""
+    """A stage that returns the values of a numeric feature as an array of `shape` and `dtype`; bytes are read as int8.
+
+    Another number of values is an error; with `filled`, a smaller number is padded with zeros.
+    """
 
     record: Stage
     feature: str
@@ -122,7 +125,9 @@ class Raw(Stage):
     def of(self, place: Any, *values: Any) -> Array:
         values_of_feature, size = feature_of(values[0], self.feature), math.prod(self.shape)
         if values_of_feature.size != size and not (self.filled and values_of_feature.size < size):
-            raise DataError(f'feature "{self.feature}" has {values_of_feature.size} values, but its shape is {list(self.shape)}')
+            raise DataError(
+                f'feature "{self.feature}" has {counted(values_of_feature.size, "value")}, but its shape is {list(self.shape)}; pass another shape'
+            )
         if values_of_feature.dtype == np.uint8:
             numbers = values_of_feature.view(np.int8).astype(self.dtype.numpy)
         else:
@@ -132,7 +137,7 @@ class Raw(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Content(Stage):
-    """A stage with the bytes of a feature."""
+    """A stage that returns the bytes of a feature, such as an encoded image."""
 
     record: Stage
     feature: str
@@ -149,7 +154,7 @@ def size_of(image: Image) -> tuple[int, int]:
     if not isinstance(image, np.ndarray):
         return image.width, image.height
     if image.ndim != 3:
-        raise DataError(f"images must be [height, width, channels], not {list(image.shape)}")
+        raise DataError(f"an image must have shape [height, width, channels]; got {list(image.shape)}")
     return image.shape[1], image.shape[0]
 
 
@@ -214,9 +219,10 @@ class RandomlyCropped(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Sides:
-    """The target size of a resize: (width, height), or the length of the shorter or longer side.
+    """The target size of a resize: (width, height), or the length of one side, with an unchanged aspect ratio.
 
-    With one length the aspect ratio is preserved, and `least` and `most` bound the other side.
+    A length applies to the shorter side; then `most` is the maximum length of the longer side.  With `longer`, the length applies to the
+    longer side; then `least` is the minimum length of the shorter side.
     """
 
     target: tuple[int, int] | int
@@ -254,7 +260,7 @@ class Resized(Stage):
         if not isinstance(image, np.ndarray):
             return self._resized(image, size)
         if image.dtype not in (np.uint8, np.float32):
-            raise DataError(f"images to resize must be uint8 or float32, not {image.dtype}")
+            raise DataError(f"an image to resize must have type uint8 or float32; got {image.dtype}")
         planes = [self._resized(pillow().fromarray(np.ascontiguousarray(plane)), size) for plane in np.moveaxis(image, -1, 0)]
         return np.stack(planes, axis=-1)
 
@@ -269,7 +275,7 @@ class Resized(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Scale(Stage):
-    """A stage with the scale factors (width, height) of a resize as float32[2]; with `sizes` the new size as int32[2]."""
+    """A stage that returns the scale factors (width, height) of a resize as float32[2]; with `sizes`, the new size in pixels as int32[2]."""
 
     image: Stage
     sides: Sides
@@ -308,7 +314,10 @@ class Normalized(Stage):
     def of(self, place: Any, *values: Any) -> Array:
         channels = values[0].shape[-1]
         if any(len(each) not in (1, channels) for each in (self.mean, self.deviation)):
-            raise DataError(f"an image of {channels} channels requires as many means and deviations, not {len(self.mean)} and {len(self.deviation)}")
+            raise DataError(
+                f"an image of {counted(channels, 'channel')} requires as many means and deviations, not {len(self.mean)} and "
+                f"{len(self.deviation)}; pass one, or one per channel"
+            )
         return (values[0] - np.array(self.mean, np.float32)) / np.array(self.deviation, np.float32)
 
 
@@ -336,7 +345,10 @@ class Cropped(Stage):
         pixels: Array = values[0]
         free = [have - want for have, want in zip(pixels.shape, self.size, strict=False)]
         if min(free) < 0:
-            raise DataError(f"an image of {pixels.shape[1]} x {pixels.shape[0]} pixels is smaller than the crop of {self.size[1]} x {self.size[0]}")
+            raise DataError(
+                f"an image of {pixels.shape[1]} x {pixels.shape[0]} pixels is smaller than the crop of {self.size[1]} x {self.size[0]}; "
+                f"resize the image first, or pass a smaller crop"
+            )
         top, left = (int(n * share) for n, share in zip(free, self.at, strict=True))
         return pixels[top : top + self.size[0], left : left + self.size[1]]
 
@@ -366,7 +378,7 @@ class Padded(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Inside(Stage):
-    """A stage that converts an array to `dtype` and checks its number of axes, and that no axis exceeds `shape`."""
+    """A stage that converts an array to `dtype`; the array must have as many axes as `shape`, each at most as long."""
 
     array: Stage
     shape: tuple[int, ...]
@@ -383,7 +395,7 @@ class Inside(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Within(Stage):
-    """A stage that converts an array to `dtype` and checks its number of axes and maximum number of elements."""
+    """A stage that converts an array to `dtype`; the array must have as many axes as `shape`, and at most as many elements."""
 
     array: Stage
     shape: tuple[int, ...]
@@ -392,7 +404,7 @@ class Within(Stage):
     def of(self, place: Any, *values: Any) -> Array:
         array = np.asarray(values[0])
         if array.ndim != len(self.shape) or array.size > math.prod(self.shape):
-            raise DataError(f"an array {list(array.shape)} has more elements or other axes than the maximum {list(self.shape)}")
+            raise DataError(f"an array {list(array.shape)} has more elements or other axes than the maximum {list(self.shape)}; pass another shape")
         return np.array(array, self.dtype.numpy)
 
 
@@ -406,5 +418,5 @@ class Exactly(Stage):
     def of(self, place: Any, *values: Any) -> Array:
         array: Array = values[0]
         if array.shape != self.shape:
-            raise DataError(f"an array has shape {list(array.shape)}, but every sample must have shape {list(self.shape)}")
+            raise DataError(f"an array has shape {list(array.shape)}, but every sample must have shape {list(self.shape)}; make the shapes equal")
         return array

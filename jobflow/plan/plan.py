@@ -155,7 +155,7 @@ class Feed:
 
 @dataclass(frozen=True)
 class Plan:
-    """The program of one rank.  `body` computes; only `epilogue` writes variables."""
+    """The program of one rank: instructions of `body` compute, and only instructions of `epilogue` write variables."""
 
     job: str
     rank: int

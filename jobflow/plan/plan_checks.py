@@ -37,11 +37,11 @@ class _Memory:
         self.keys: list[int] = []
 
     def touching(self, start: int, stop: int) -> slice:
-        """Return the indices of the intervals that overlap [start, stop)."""
+        """Return the slice of the intervals that overlap the bytes from `start` up to `stop`."""
         return slice(bisect_right(self.stops, start), bisect_left(self.starts, stop))
 
     def take(self, start: int, stop: int, key: int) -> None:
-        """Record a write of the value `key` to [start, stop)."""
+        """Record that the value with number `key` has been written to the bytes from `start` up to `stop`."""
         if start >= stop:
             return
         at = self.touching(start, stop)

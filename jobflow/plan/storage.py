@@ -43,12 +43,12 @@ class RankMemory:
 
 
 def is_argument(buffer: str) -> bool:
-    """Return True for a buffer that is an argument in the caller's memory."""
+    """Return True for the name of a buffer that is an argument in the caller's memory."""
     return buffer.startswith(ARGUMENT)
 
 
 def is_common(buffer: str) -> bool:
-    """Return True for a buffer shared by ranks."""
+    """Return True for the name of a buffer that ranks share."""
     return buffer.startswith(COMMON)
 
 

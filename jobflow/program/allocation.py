@@ -99,7 +99,7 @@ def memory_of(program: Program, rank: int, ranks: int, processes: bool = False) 
 
 
 def _buffer_sizes(plan: Plan) -> dict[str, int]:
-    """Return the bytes of each buffer of variables."""
+    """Return the sizes in bytes of the buffers that contain variables, by name of the buffer."""
     sizes: dict[str, int] = {}
     for slot in plan.variables.values():
         sizes[slot.buffer] = max(sizes.get(slot.buffer, 0), aligned(slot.stop))
@@ -107,7 +107,7 @@ def _buffer_sizes(plan: Plan) -> dict[str, int]:
 
 
 def _padded(nbytes: int) -> int:
-    """Return the bytes of an aligned allocation of `nbytes`."""
+    """Return the number of bytes that an aligned allocation of `nbytes` bytes reserves."""
     return nbytes + ALIGNMENT
 
 

@@ -46,7 +46,7 @@ class ArgumentPart:
 
 
 def argument_parts(programs: Sequence[Physical]) -> tuple[tuple[ArgumentPart, ...], ...]:
-    """Return per rank the parts of the arguments that its program reads."""
+    """Return, for each rank, the parts of the arguments that its program reads."""
     return tuple(_parts(program, rank) for rank, program in enumerate(programs))
 
 
@@ -62,7 +62,10 @@ def _parts(physical: Physical, rank: int) -> tuple[ArgumentPart, ...]:
 
 
 def check_arguments(program: str, bounds: Iterable[ArgumentBounds], arguments: Mapping[str, Any]) -> None:
-    """Raise an error if an argument has a value out of bounds; parts of lazy arguments are checked when they are read."""
+    """Raise an error, of the class that a bound sets, if an argument has a value outside of its bound.
+
+    Parts of lazy arguments are checked when they are read.
+    """
     for bound in bounds:
         if bound.argument not in arguments:
             continue
@@ -79,7 +82,10 @@ def check_arguments(program: str, bounds: Iterable[ArgumentBounds], arguments: M
 
 
 def check_values(program: str, bound: ArgumentBounds, array: Array, device: str = "", first: int = 0) -> None:
-    """Raise an error if an array has a value out of bounds; `first` is the number of its first row in the argument."""
+    """Raise an error, of the class that `bound` sets, if `array` has a value outside of the bound.
+
+    `first` is the index in the argument of the array's first row; `device` is the text that names the device in the message.
+    """
     check = bound.check
     if check.passes(array):
         return

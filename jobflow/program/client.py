@@ -59,7 +59,7 @@ class ClientProgram:
         world.call(Bind(self.number, storage, target, cache_folder), [tables[id(program)] for program in self.programs])
 
     def release(self, world: World, variables: Sequence[str] = ()) -> None:
-        """Release the program and these variables on every rank."""
+        """Release the program, and the variables with these names, on every rank."""
         world.call(Unbind(self.number, tuple(variables)))
 
     # ---------------------------------------------------------------- running
@@ -108,7 +108,7 @@ class ClientProgram:
     # ---------------------------------------------------------------- outputs
 
     def shards(self, parts: Parts) -> list[dict[int, Array]]:
-        """Return per output its shards by rank."""
+        """Return, for each output, its shards by rank."""
         shards: list[dict[int, Array]] = [{} for _ in self.graph.outputs]
         for rank, fetches in enumerate(parts):
             for position, array in fetches:

@@ -148,7 +148,7 @@ class ExchangeItems:
 
 @dataclass(frozen=True)
 class Sent:
-    """The command that returns the traffic of the rank since its world began, by kind of communication."""
+    """The command that returns the number of communications and bytes that the rank has sent since its world began, by kind."""
 
     def __call__(self, rank: Rank, _: Any) -> dict[str, Traffic]:
         return rank.comm.sent()

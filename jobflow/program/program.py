@@ -80,7 +80,10 @@ class Program:
 
     @collection_paused()
     def bind(self, rank: Rank) -> BoundProgram:
-        """Allocate variables, plan the rank's part and prepare its calls.  Collective over the ranks of `rank.comm`."""
+        """Allocate variables, plan the rank's part and prepare its calls; return the program of this rank.
+
+        Collective over the ranks of `rank.comm`.
+        """
         state, graph = state_of(rank), self.physical.graph
         separate = private_copies(graph)
         _check_separate(state, separate, graph)

@@ -99,7 +99,7 @@ def compare_devices(job: str, programs: Sequence[Physical]) -> None:
 
 
 def _device_properties(program: Physical) -> dict[str, list[str]]:
-    """Return the properties of a program that must be equal on all devices."""
+    """Return the properties that must be equal on all devices: names of variables, types of results, and communicated tensors."""
     graph = program.graph
     sent = [f"{value.tensor_type} ({node.op.name}, {node.where})" for node in graph.nodes if isinstance(node.op, Reroute) for value in node.outputs]
     outputs = [f"{value.dtype}[{value.tensor_type.ndim} axes]" for value in graph.outputs]

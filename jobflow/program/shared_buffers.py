@@ -40,14 +40,14 @@ class BufferRange:
 
 @dataclass(frozen=True)
 class IoBuffers:
-    """The ranges of one job in the shared I/O buffers; the same on all ranks."""
+    """The ranges of the arguments and outputs of one job in the shared I/O buffers; the same on all ranks."""
 
     arguments: Mapping[str, BufferRange]
     outputs: tuple[BufferRange, ...]
     nbytes: int
 
     def feeds(self, physical: Physical, rank: int, memory: Array) -> dict[str, Array]:
-        """Return the rank's parts of the arguments, by key."""
+        """Return views in `memory` of the rank's parts of the arguments, by input key."""
         parts: dict[str, Array] = {}
         for value in physical.graph.inputs:
             op = value.node.op
@@ -58,13 +58,13 @@ class IoBuffers:
         return parts
 
     def results(self, physical: Physical, rank: int, memory: Array) -> dict[int, Array]:
-        """Return the rank's parts of the outputs, by position."""
+        """Return views in `memory` of the rank's parts of the outputs, by position of the output."""
         parts = [_part(output, value, physical, rank, memory) for output, value in zip(self.outputs, physical.graph.outputs, strict=True)]
         return {position: part for position, part in enumerate(parts) if part is not None}
 
 
 class ClientBuffers:
-    """The client's views of the shared I/O buffers of a job."""
+    """The client's views of a job's arguments and outputs in the shared I/O buffers."""
 
     def __init__(self, io_buffers: IoBuffers, memory: Array) -> None:
         self._arguments = [(name, argument.view(memory)) for name, argument in io_buffers.arguments.items()]
@@ -81,7 +81,7 @@ class ClientBuffers:
 
 
 def _part(whole: BufferRange, value: Value, physical: Physical, rank: int, memory: Array, rows: slice | EllipsisType = ...) -> Array | None:
-    """Return a view of the rank's part of a tensor, or None if the rank has no part."""
+    """Return a view in `memory` of the rank's part of a tensor, limited to `rows`; None if the rank has no part."""
     layout, view = physical.layouts[value], whole.view(memory)
     if rank not in layout.placement.ranks:
         return None

@@ -31,13 +31,16 @@ LARGER = 4
 
 
 class _PoolMemory(np.ndarray[Any, Any]):
-    """The bytes of one buffer, as a subclass: NumPy would replace an ordinary array as the base of a view by the array's owner."""
+    """The bytes of one buffer of the pool.
+
+    This is a subclass because NumPy would replace an ordinary array, as the base of a view, by the owner of its memory.
+    """
 
     __slots__ = ()
 
 
 class Lease(np.ndarray[Any, Any]):
-    """A buffer in use; its deletion frees the buffer."""
+    """An array over a buffer in use; its deletion returns the buffer to the free list."""
 
     __slots__ = ("size_class",)
     size_class: SizeClass
@@ -70,7 +73,7 @@ class SizeClass:
         return np.ndarray(shape, dtype, lease)
 
     def give(self, memory: Any) -> None:
-        """Add a buffer to the free list, unless the pool has reached its limit."""
+        """Add the buffer `memory` to the free list; drop it if the pool has reached its limit of free bytes."""
         if self.pool.held < self.pool.limit:
             self.pool.held += self.nbytes
             self.free.append(memory)

@@ -96,7 +96,10 @@ class Executor:
         self.depart = comm.barrier if comm.size > 1 and any(comm.exchange(_writes_common(plan))) else None
 
     def _must_meet(self, comm: Communicator) -> bool:
-        """Return True if a rank may still fail in its body while another rank writes variables; the result is the same on all ranks."""
+        """Return True if the ranks need a barrier between body and epilogue; the result is the same on all ranks.
+
+        Without the barrier, a rank might fail in its body after another rank has written variables.  Collective.
+        """
         if comm.size == 1 or not any(comm.exchange(bool(self.plan.epilogue))):
             return False
         all_ranks = tuple(range(comm.size))
@@ -204,10 +207,11 @@ class Executor:
         return result
 
     def _read_in_place(self, argument: ReboundArgument, array: Array) -> bool:
-        """Bind the calls to the memory of an argument.
+        """Bind the calls that read an argument to the memory of `array`, and return True.
 
-        Return False if the argument must be copied because it is not contiguous or aligned, or has another element type.  Also return False if
-        it overlaps other buffers of the rank, or requires a different number of calls.
+        Return False, with the calls bound to the argument's own memory, if `array` must be copied instead.  A copy is required if `array`
+        is not contiguous or aligned, or has another element type.  It is also required if `array` overlaps other buffers of the rank, or
+        would need a different number of calls.
         """
         start = array.__array_interface__["data"][0]
         plain = array.flags.c_contiguous and start % array.itemsize == 0 and array.dtype == argument.slot.type.dtype.numpy

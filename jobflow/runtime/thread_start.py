@@ -39,7 +39,7 @@ def check_space(operation: str, needed: int) -> None:
 
 
 def address_space() -> str:
-    """Return the message that memory or address space is used up, with advice."""
+    """Return the message that the address space is used up, or the memory if the address space has no limit, with advice."""
     if not has_limit():
         return "the system has no memory left for the process; end other programs, use smaller batches, or start fewer ranks and readers"
     limit = _limit(resource.RLIMIT_AS, 20, " MiB")
@@ -54,12 +54,15 @@ def has_limit() -> bool:
 
 
 def _stack() -> int:
-    """Return the bytes of address space of a thread's stack."""
+    """Return the bytes of address space that the stack of a new thread needs."""
     most, _ = resource.getrlimit(resource.RLIMIT_STACK)
     return threading.stack_size() or (STACK if most == resource.RLIM_INFINITY else most)
 
 
 def _limit(kind: int, shift: int = 0, unit: str = "") -> str:
-    """Describe a limit of this process, as in "limit 512 MiB" or "no limit"."""
+    """Return the limit of the resource `kind` as text, such as "limit 512 MiB" or "no limit".
+
+    The limit is shifted right by `shift` bits, and followed by `unit`.
+    """
     most, _ = resource.getrlimit(kind)
     return "no limit" if most == resource.RLIM_INFINITY else f"limit {most >> shift}{unit}"

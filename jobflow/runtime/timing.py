@@ -115,7 +115,7 @@ class TimedExecutor(Executor):
 
 
 def described(instruction: Instruction) -> TimedCall:
-    """Return the description of an instruction in a trace."""
+    """Return the timeline entry of an instruction: name, operation, category, user's line, and types of operands."""
     match instruction:
         case Compute(op, inputs, outputs, name, where):
             shapes = [str(slot.type) for slot in (*inputs, *outputs)]

@@ -164,7 +164,7 @@ class StoredShard:
 
     @property
     def info(self) -> safetensors.TensorInfo:
-        """The type and position of the data in the file."""
+        """The type and the byte offset of the data in the file; reading it raises CheckpointError if the shard ends after the data."""
         info = self.opened.header(self.file_path.name).infos[self.name]
         own = replace(info, shape=tuple(stop - start for start, stop in self.box), start=info.start + self.at)
         if self.at + own.nbytes > info.nbytes:
@@ -293,7 +293,7 @@ def load(path: str | os.PathLike[str] | RemotePath, types: Mapping[str, TensorTy
     if mark is not None:
         return _load(root, check, mark)
     if not root.is_dir():
-        raise CheckpointError(f"checkpoint {root}: there is no such directory")
+        raise CheckpointError(f"checkpoint {root}: there is no such directory; pass the path of a checkpoint")
     return _load_legacy(root, types or {})
 
 
@@ -369,7 +369,7 @@ def _load_legacy(root: AnyPath, types: Mapping[str, TensorType]) -> Checkpoint:
     try:
         names = sorted(entry.name for entry in root.iterdir() if (entry / "out").is_file())
     except FileNotFoundError:  # removed by another process
-        raise CheckpointError(f"checkpoint {root}: there is no such directory") from None
+        raise CheckpointError(f"checkpoint {root}: there is no such directory; pass the path of a checkpoint") from None
     if not names:
         raise CheckpointError(f"checkpoint {root}: the directory contains neither a {manifest.NAME} nor a directory per variable; pass another path")
     return Checkpoint(root, {name: LegacyTensor(name, root / name / "out", types.get(name)) for name in names}, {})

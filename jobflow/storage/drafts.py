@@ -74,7 +74,7 @@ def move(old: AnyPath, new: AnyPath) -> None:
 
 
 def unfinished_in(directory: AnyPath) -> list[str]:
-    """Return the names of running and abandoned drafts in a directory."""
+    """Return the names of the running and abandoned drafts in a directory of checkpoints."""
     if isinstance(directory, RemotePath):
         return remote_drafts.unfinished_in(directory)
     return [entry.name for entry in directory.iterdir() if entry.name.startswith(".") and ".saving." in entry.name]

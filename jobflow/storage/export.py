@@ -54,7 +54,7 @@ def to_safetensors(source: Checkpoint, path: str | os.PathLike[str], patterns: S
 
 
 def _write_safetensors(path: Path, source: Checkpoint, names: Sequence[str]) -> None:
-    """Write a file with one tensor in memory at a time; the header depends on the types only."""
+    """Write the tensors `names` to a file, with one tensor in memory at a time; the header depends on the types only."""
     types = {name: source.stored[name].type for name in names}
     empty = {name: np.broadcast_to(np.zeros((), type.dtype.numpy), type.shape) for name, type in types.items()}
     header, order = header_of(empty)
@@ -168,7 +168,7 @@ class NpzTensor(Stored):
         return array.astype(array.dtype.newbyteorder("="), copy=False)
 
     def mapped(self) -> Array:
-        """Return a memory map of an uncompressed array, without a check of its hash; read and check a compressed array."""
+        """Return a memory map of an uncompressed array, without a check of the zip file's checksum; read and check a compressed array."""
         return self.array.mapped()
 
 

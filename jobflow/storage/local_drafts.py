@@ -88,7 +88,7 @@ class Folder:
 
     @property
     def _between(self) -> Path:
-        """The temporary path of the replaced checkpoint if the file system cannot exchange names."""
+        """The temporary path to which the replaced checkpoint is moved if the file system cannot exchange names."""
         return self.folder.with_name(".replaced.".join(self.folder.name.rsplit(".saving.", 1)))
 
     def settle(self, files: Files) -> None:

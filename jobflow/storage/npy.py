@@ -66,7 +66,7 @@ class FileArray:
                 raise self.fault(f'{self.path}: array "{self.name}" is damaged: {error}') from error
 
     def mapped(self) -> Array:
-        """Return a memory map of an uncompressed array without a checksum; read a compressed array."""
+        """Return a memory map of an uncompressed array, without a check of the zip file's checksum; read and check a compressed array."""
         if self.is_packed or not self.nbytes:
             return self.read() if self.is_packed else np.empty(self.shape, self.dtype)
         with self._opened() as file:

@@ -102,7 +102,7 @@ class RemotePath:
     def ask(self, question: Callable[[Any, str], T]) -> T:
         """Call `question` with fsspec's file system and the name of this path there; return the result.
 
-        Raises: FileNotFoundError; StoreError for all other failures.
+        Raises: FileNotFoundError if the object does not exist; StoreError for all other failures.
         """
         try:
             system, path = optional("fsspec.core", self.url).url_to_fs(self.url)

@@ -117,7 +117,7 @@ def opened(path: AnyPath) -> Header:
         header = json_tree(text)
         infos = {name: _info(entry, 8 + len(text)) for name, entry in header.items() if name != "__metadata__"}
         if not all(isinstance(value, str) for value in header.get("__metadata__", {}).values()):
-            raise ValueError("its metadata contains values that are not strings")
+            raise ValueError("the metadata in its header contains values that are not strings")
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
     except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
@@ -142,7 +142,7 @@ def _beginning(path: AnyPath) -> tuple[int, bytes, bytes]:
 def _length(path: AnyPath, start: bytes, size: int) -> int:
     (length,) = struct.unpack("<Q", start)
     if length > size - 8:
-        raise ValueError(f"its header has {length} bytes, but the file has {size}")
+        raise ValueError(f"its header needs {length} bytes, but the file has {size} bytes")
     HEADER.check(length, f"{path}: its header", CheckpointError)
     return int(length)
 
@@ -167,7 +167,7 @@ def _info(entry: Mapping[str, Any], data_start: int) -> TensorInfo:
     start, stop = (whole(at, "an offset") for at in entry["data_offsets"])
     info = TensorInfo(shape_of(entry["shape"]), _numpy(_NUMPY[entry["dtype"]]), data_start + start)
     if info.nbytes != stop - start:
-        raise ValueError(f"offsets {entry['data_offsets']} do not fit {entry['dtype']}{entry['shape']}")
+        raise ValueError(f"the offsets {entry['data_offsets']} do not match the size of a tensor {entry['dtype']}{entry['shape']}")
     return info
 
 

@@ -136,7 +136,7 @@ class Series:
         drafts.clean(self.directory)
 
     def best(self) -> list[int]:
-        """Return the steps of checkpoints with the metric, best first; among equal values, newest first."""
+        """Return the steps of checkpoints that have the metric `best_metric`, best first; among equal values, newest first."""
         scores = {step: self._score(step) for step in self.steps()}
         return sorted((step for step in scores if not math.isnan(scores[step])), key=lambda step: (scores[step], -step))
 
@@ -227,7 +227,7 @@ def _problem(path: AnyPath) -> str | None:
     """Return the first problem of a checkpoint, or None; raise ReplacedError if it was replaced or removed during the read."""
     problem = _first_problem(path)
     if problem is not None and _is_gone(path):
-        raise ReplacedError(f"checkpoint {path} was removed during the read")
+        raise ReplacedError(f"checkpoint {path} was removed during the read; load another checkpoint")
     return problem
 
 

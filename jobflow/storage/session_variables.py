@@ -104,6 +104,7 @@ def get(path: str) -> dict[str, Stored] | Stored:
     """Return the tensors of a checkpoint by name, read on demand; for the folder of one legacy variable, return that tensor.
 
     Tensors without `meta` files have the types of the session's variables.
+    Raises: CheckpointError if there is no checkpoint in `path`, or if files are missing or inconsistent.
     """
     types = {name: variable.type for name, variable in current_session().variables.items()}
     with store.located("get"):
@@ -115,6 +116,7 @@ def restore(path: str) -> None:
     """Set the variables that a checkpoint contains, and the run counts of jobs, so that dropout continues its random sequence.
 
     A notice lists names that exist only in the checkpoint or only in the session.
-    Raises: CheckpointError if `path` is not a checkpoint, or contains no variable of the session.
+    Raises: CheckpointError if `path` is not a checkpoint or contains no variable of the session, or if a tensor is damaged or of another type.
+    After an error no variable has changed.
     """
     sessions.load(started_session(), path, strict="some")

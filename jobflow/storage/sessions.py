@@ -309,7 +309,10 @@ def _chosen(
     strict: bool | Literal["variables", "some"],
     here: str,
 ) -> dict[str, TensorType]:
-    """Return the types of the variables to load; raise CheckpointError if the checkpoint does not match them."""
+    """Return the types, by name, of the variables in `own` to load from the tensors in `there`; `here` begins messages.
+
+    Raises: CheckpointError if a pattern matches no variable, if names do not match as `strict` requires, or if types differ.
+    """
     variables, tensors = selected(names, own), selected(names, there)
     if (pattern := unmatched(names, own)) is not None:
         raise CheckpointError(f'{here}: no variable matches "{pattern}"{did_you_mean(pattern, own)}')
@@ -332,7 +335,7 @@ def _chosen(
 
 
 def _nothing_in_common(here: str, own: Iterable[str], there: Iterable[str]) -> str:
-    """Return the message for a checkpoint and a program without a common name."""
+    """Return the message that no variable in `own` has a value in the checkpoint, whose names are `there`."""
     sides = [_listed(list(names), 3) or "none" for names in (own, there)]
     return f"{here}: the checkpoint has no value for any variable, and nothing was changed; the variables are {sides[0]}, the saved values {sides[1]}"
 

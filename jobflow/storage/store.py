@@ -51,7 +51,7 @@ def save(
 
 @contextmanager
 def located(what: str) -> Iterator[None]:
-    """Append the name `what` and the user's line to the message of a CheckpointError or FileError of the block."""
+    """Append `what`, the user's function, and the user's line to the message of a CheckpointError or FileError of the block."""
     try:
         yield
     except (CheckpointError, FileError) as error:

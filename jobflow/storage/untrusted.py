@@ -108,7 +108,7 @@ Mark = tuple[int, int, int] | str
 
 
 def mark_of(status: os.stat_result) -> Mark:
-    """Return the identity of a file from its `os.stat` result."""
+    """Return a file's inode, size and modification time, which identify its content, from its `os.stat` result."""
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -153,7 +153,7 @@ def json_tree(text: bytes, depth: int = DEPTH) -> Any:
     """Parse a JSON text; raise ValueError for invalid JSON, for unpaired surrogates, and for nesting deeper than `depth`."""
     nesting = depth_of(text)
     if nesting > depth:
-        raise ValueError(f"it is nested {nesting:,} deep, more than the limit of {depth} levels")
+        raise ValueError(f"the JSON text has {nesting:,} nested levels, more than the limit of {depth}")
     tree = json.loads(text.decode("utf-8-sig"))
     if _SURROGATE.search(text):  # an unpaired surrogate can neither be printed nor name a file
         json.dumps(tree, ensure_ascii=False).encode()

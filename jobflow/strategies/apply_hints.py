@@ -41,7 +41,7 @@ def sizes(dimensions: Sequence[Strategy], ranks: int) -> tuple[int, ...]:
 
 
 def arranged(dimensions: Sequence[Strategy], placement: Placement) -> Placement:
-    """Arrange the ranks of the placement as a grid of the dimensions."""
+    """Return the placement with its ranks arranged as a grid, which has one dimension per strategy."""
     return Placement(placement.tag, placement.ranks, sizes(dimensions, placement.size))
 
 
@@ -150,7 +150,7 @@ class _HintWriter:
         return next((d for d, n in enumerate(self.places[0].mesh) if n > 1), 0)
 
     def cut(self, place: Placement) -> tuple[Sbp, ...]:
-        """Return the layout of arguments on `place` for their readers, one SBP per mesh dimension."""
+        """Return the layout in which readers on `place` receive arguments, one sbp per mesh dimension."""
         if place not in self.places:
             return (S(0),) * len(place.mesh)
         each = [hints.cuts_arguments and n > 1 for hints, n in zip(self.hints, place.mesh, strict=False)]
@@ -174,12 +174,12 @@ class _HintWriter:
         return tuple(hints.stored.get(variable.name, B) for hints in self.hints)
 
     def read_layout(self, name: str) -> tuple[Sbp, ...] | None:
-        """Return the layout of a variable for its readers, or None to leave the choice to layout inference."""
+        """Return the layout in which readers receive the variable `name`; None leaves the choice to layout inference."""
         each = [None if hints.read is None else hints.read.get(name, B) for hints in self.hints]
         return None if None in each else tuple(sbp for sbp in each if sbp is not None) or (B,)
 
     def read(self, value: Value) -> Value:
-        """Return the value that readers use instead of an argument or a variable."""
+        """Return the value that readers use instead of `value`: the argument or variable in another layout, or `value` itself."""
         op = value.node.op
         if isinstance(op, Identity) and isinstance(come := value.node.inputs[0].node.op, Input):
             return self.argument(value, come)
@@ -200,7 +200,10 @@ class _HintWriter:
     def shared_read(
         self, key: str, value: Value, storage: Placement, target: tuple[Sbp, ...], back: tuple[Sbp, ...] | None, region: int | None
     ) -> Value:
-        """Redistribute the value once, and share the result among its readers."""
+        """Return `value` redistributed to the layout `target`; all readers of the argument or variable `key` share the result.
+
+        `back` is the layout of its gradient, and `region` its rematerialization region, both None if not requested.
+        """
         if key not in self.redistributed_reads:
             with scope.using(placement=storage, view="consistent", stage=value.node.provenance.stage, region=region):
                 (self.redistributed_reads[key],) = self.tracer.apply(ToLayout(target, back), (value,), None)

@@ -76,7 +76,11 @@ class zero(Strategy):
         return Hints(stored, read={}, cuts_arguments=True, reduces_at_once=self.stage > 1, gathers_again=self.stage > 2)
 
     def axis(self, variable: Variable, n: int, taken: AbstractSet[int]) -> int | None:
-        """Return the axis along which a variable is stored split, or None if the variable is stored whole."""
+        """Return the axis along which a variable is split among `n` ranks in storage, or None if it is stored whole.
+
+        Axes in `taken`, which other dimensions split, and axes shorter than `n` are excluded.  Variables that are not trained, or have fewer than
+        `least` elements, are stored whole.
+        """
         if n == 1 or not variable.trainable or variable.type.size < self.least:
             return None
         return next((axis for axis, length in enumerate(variable.type.shape) if axis not in taken and length >= n), None)

@@ -223,7 +223,7 @@ class _Pairs:
         return any(isinstance(sbp, Split) for sbp in signature.inputs)
 
     def ends(self, node: Node, state: _State) -> bool:
-        """Return True for operations (such as losses) whose decomposition accepts the sharded input and whose output is small."""
+        """Return True if the op of the node, such as a loss, can be decomposed, and its outputs have fewer axes than its sharded inputs."""
         most = max(value.tensor_type.ndim for value in node.inputs if isinstance(state.values.get(value, B), Split))
         small = all(value.tensor_type.ndim < most for value in node.outputs if value in self.readers)
         return small and type(node.op).decompose is not Op.decompose

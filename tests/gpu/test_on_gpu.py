@@ -59,7 +59,7 @@ class TestDevice:
 
     def test_a_gpu_that_does_not_exist(self) -> None:
         count = cuda.available()
-        with pytest.raises(PlacementError, match=f"gpu {count} does not exist: this machine has {count} usable GPUs"):
+        with pytest.raises(PlacementError, match=f"gpu {count} does not exist: this machine has {count} usable GPU"):
             cuda.CudaDevice(count)
 
     @pytest.mark.parametrize("strides", on_device.STRIDES)

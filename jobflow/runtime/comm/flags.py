@@ -40,7 +40,7 @@ class FlagBarrier:
 
 
 class FlagChannel:
-    """One end of a channel between two ranks: each end has a count in its own cache line."""
+    """One end of a channel between two ranks: each end counts its operations in its own cache line, which the other end polls."""
 
     def __init__(self, control: Control, name: str, mine: memoryview, theirs: memoryview, peer: int) -> None:
         self._control = control
@@ -77,7 +77,10 @@ class FlagComparison:
         self.done = 0
 
     def compare(self, digest: int, what: What) -> bool:
-        """Return True if all ranks pass the same digest, 0 <= digest < 2**64."""
+        """Wait for the digests of all ranks, and return True if all are equal; 0 <= digest < 2**64.
+
+        `what` describes the next operation of this rank.
+        """
         self.done = count = self.done + 1
         odd = count & 1
         mine = self._mine[odd]

@@ -99,7 +99,7 @@ class Control:
         return None if id(error) == self._amid else error
 
     def say(self, word: str, text: str = "") -> None:
-        """Send a status word to every other rank, and return immediately."""
+        """Send the status word `word`, with `text`, to every other rank, and return immediately."""
         self.words[self.rank].append(word)
         self._broadcast(word, text)
 
@@ -134,12 +134,12 @@ class Control:
             self.words[rank].append(word)
 
     def _check_deadlock(self) -> None:
-        """Record the time if this rank is in a deadlock."""
+        """Record the time at which this rank is first detected in a deadlock."""
         if self.rank in self.waits and self._stuck_since == float("inf") and self.rank in stuck(self._missing()):
             self._stuck_since = time.monotonic()
 
     def _missing(self) -> dict[int, list[int]]:
-        """Return the ranks for which each waiting rank waits."""
+        """Return, for each waiting rank, the ranks for which it waits."""
         return {rank: waiting.missing(self.waits) for rank, waiting in self.waits.items()}
 
     def _report_deadlock(self) -> None:
@@ -175,7 +175,7 @@ class Control:
             raise AbortedError(self.reason)
 
     def left(self, rank: int, what: str) -> RankError:
-        """Return the error of this rank, which waits for a rank whose script has ended."""
+        """Return the error of this rank, which waits in the operation `what` for `rank`, whose script has ended."""
         return exited(rank, self.rank, what, self._other_waits(range(self.size)))
 
     def _other_waits(self, ranks: Sequence[int]) -> list[str]:
@@ -202,7 +202,10 @@ class Control:
     carry = wait
 
     def observe(self, waited: Waited | None) -> None:
-        """See `Communicator.observe`.  An attribute of the object hides the method during observation."""
+        """Report waits to `waited`, as in `Communicator.observe`.
+
+        Meanwhile, an attribute `wait` of the object hides the method.
+        """
         vars(self).pop("wait", None)
         if waited is None:
             return
@@ -246,7 +249,7 @@ class Control:
         self._check_deadlock()
 
     def here(self, what: str = "", needs: Sequence[WaitEdge] = ()) -> Waiting:
-        """Return a wait of this rank, with the points that it has reached."""
+        """Return a wait of this rank in the operation `what`, with the awaited points `needs` and the points that this rank has reached."""
         come = {counter.name: counter.done for counters in self.counters for counter in counters if counter.done}
         return Waiting(what, tuple(needs), come, self.current_error)
 
@@ -329,7 +332,7 @@ class MessageQueue:
         return bool(self._comm.Iprobe(rank, _COMMAND))
 
     def receive(self, rank: int, what: What, patient: bool = False) -> Any:
-        """Return the next item from `rank`."""
+        """Wait for the next item from `rank` and return it; `what` and `patient` have the meaning of `Control.wait`."""
         matched: list[Any] = []
 
         def arrived() -> bool:

@@ -133,7 +133,7 @@ class MpiCommunicator(Recorder):
         return here >= others and not self._calls
 
     def _count(self, kind: str) -> PlainCounter:
-        """Return the counter of this communicator for a kind of operation."""
+        """Return this communicator's counter of operations of one kind, created at the first call."""
         if kind not in self._counts:
             self._counts[kind] = PlainCounter(f"{self._name} {kind}")
             self._counters.append(self._counts[kind])

@@ -220,7 +220,7 @@ class NcclCommunicator(_DeviceCommunicator, Recorder):
         return [(self._nccl.groupStart, ()), *calls, (self._nccl.groupEnd, ())]
 
     def _typed(self, record: Record) -> tuple[int, int]:
-        """Return NCCL's constants of the element type and the reduction."""
+        """Return NCCL's constants for the element type and the reduction of a record; raise PlanError if NCCL lacks the type."""
         assert record.reduce is not None
         kind = str(record.source.dtype)
         names = {name: name.upper() for name in _REDUCED} | {"bool": "UINT8"}

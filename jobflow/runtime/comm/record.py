@@ -86,7 +86,7 @@ class BindingMessage(NamedTuple):
 
 
 def _unsealed() -> None:
-    raise PlanError("communication: an operation was called before seal() of its communicator")
+    raise PlanError("communication: an operation was called before seal() of its communicator; call seal() first")
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class Turns:
 
 
 class Operation:
-    """The calls of one operation, for each of the two staging buffers of its group."""
+    """The calls of one operation: two lists, which runs use alternately, one for each staging buffer of the group."""
 
     __slots__ = ("__weakref__", "_arrays", "_even", "_odd", "_turns", "tally")
 
@@ -311,8 +311,10 @@ class Recorder(Communicator):
             )
         needed = record.sizes(record.ranks.index(self.rank))
         if (source.size, target.size) != needed or source.dtype != target.dtype:
-            got = f"{source.dtype}[{source.size}] -> {target.dtype}[{target.size}]"
-            raise PlanError(f"rank {self.rank} bound {record.label}: its counts need [{needed[0]}] -> [{needed[1]}] of one type; got {got}")
+            got = f"{source.dtype}[{source.size}] and {target.dtype}[{target.size}]"
+            raise PlanError(
+                f"rank {self.rank} bound {record.label}: its counts need a source [{needed[0]}] and a target [{needed[1]}] of one type; got {got}"
+            )
         record.ranks = tuple(self.members[rank] for rank in ranks)
         self._records.append(record)
         return record
@@ -341,7 +343,7 @@ class Recorder(Communicator):
         self.barrier()  # no rank may free memory before its peers have their views
 
     def _begin_tally(self, record: Record) -> None:
-        """Start to count the runs of an operation."""
+        """Start to count the runs of the record's operation, and the bytes that this rank sends in them."""
         tally = record.operation.tally
         elements = handed(record.kind, record.counts, record.ranks.index(self._me), len(record.ranks))
         tally.kind, tally.nbytes = record.kind, elements * record.source.itemsize

@@ -79,9 +79,9 @@ class Memory(Protocol):
 
 @dataclass(frozen=True)
 class StagingNeed:
-    """The staging bytes of an operation.
+    """The bytes of staging memory that an operation needs.
 
-    They are for a small source in the buffers of its group, or for a source and a result that peers cannot read directly.
+    `small` is for a small source, in the two buffers of its group.  `source` and `result` are for arrays that peers cannot read directly.
 
     A transfer has its own buffer, from its start to the next start.
     """

@@ -21,7 +21,10 @@ MPI_SHARE, UCX_SHARE = 1100 << 10, 16 << 20
 
 
 def limit() -> int:
-    """Return the bytes that LIMIT allows; raise VariableError if LIMIT is not a number of at least 0."""
+    """Return the limit in bytes from the environment variable LIMIT, which is in MiB; `sys.maxsize` if it is not set or is infinite.
+
+    Raises: VariableError if LIMIT is not a number of at least 0.
+    """
     text = os.environ.get(LIMIT, "").strip()
     try:
         mib = float(text) if text else math.inf
@@ -47,7 +50,7 @@ def available() -> int:
 
 
 def free(reserved: int = 0) -> int:
-    """Return the bytes that new windows may have, if the existing windows of the job have `reserved` bytes."""
+    """Return the bytes available for new windows, if the existing windows of the job have `reserved` bytes."""
     return min(max(0, available() - SPARE), max(0, limit() - reserved))
 
 
@@ -73,6 +76,6 @@ def prepare_mpi(ranks: int) -> None:
 
 
 def shortage() -> str:
-    """Return the text about too little shared memory, with advice."""
+    """Return the message that there is too little shared memory, with its size, the limit if there is one, and advice."""
     limited = f", of which {LIMIT} allows {limit() / 2**20:.3g} MiB" if limit() < sys.maxsize else ""
     return f"too little shared memory: {FOLDER} has {size() / 2**20:.0f} MiB{limited}; {ADVICE}"

@@ -38,7 +38,10 @@ class SharedWindow:
         self._many = 64
 
     def view(self, rank: int, start: int, nbytes: int) -> Array:
-        """Return bytes of a rank's part as a tracked array; there is no other access to the memory."""
+        """Return `nbytes` bytes from `start` on of the part of `rank`, as an array that `in_use` counts.
+
+        The memory is accessed only through these arrays.
+        """
         array = np.frombuffer(memoryview(self._parts[rank])[start : start + nbytes], np.uint8)
         if len(self._views) >= self._many:
             self._views = [view for view in self._views if view() is not None]

@@ -34,7 +34,7 @@ class RankLock:
         self.release = self._lock.release
 
     def observe(self, waited: Waited | None) -> None:
-        """See `Communicator.observe`."""
+        """Report waits on this lock to `waited` from now on; None ends the reports."""
         plain = self._lock.acquire
 
         def timed(timeout: float = -1) -> bool:
@@ -130,7 +130,7 @@ class ThreadCount:
             raise self._state.error()
 
     def wake(self) -> None:
-        """Wake the waiting rank, so that it raises the error of the world."""
+        """Wake the rank that waits for this count, if there is one, so that it raises the error of the world."""
         with self._guard:
             waiting, self._waiting = self._waiting, None
             if waiting is not None:
@@ -157,7 +157,7 @@ class ThreadChannel:
 
 
 class WaitingRank(NamedTuple):
-    """A rank in a long wait."""
+    """A rank in a long wait: its operation, the ranks for which it waits, and its pending error."""
 
     what: str
     #: returns the ranks that have not arrived yet
@@ -235,7 +235,7 @@ class ThreadsState:
             return self._group_states.setdefault(ranks, GroupState(self, ranks))
 
     def error(self) -> JobflowError:
-        """Return the error that every waiting rank raises."""
+        """Return the error that every waiting rank raises: DivergedError if ranks diverged, otherwise AbortedError."""
         return DivergedError(self.reason or "", self._first) if self._diverged else AbortedError(self.reason)
 
     def wait_long(self, rank: int, rank_lock: RankLock, waiting: WaitingRank) -> None:
@@ -259,14 +259,14 @@ class ThreadsState:
                 del self._waits[rank]
 
     def _withdraw(self, rank: int, rank_lock: RankLock, waiting: WaitingRank) -> None:
-        """Cancel a wait."""
+        """Cancel the long wait of `rank`, whose lock remains held for its next wait."""
         waiting.wake()
         rank_lock.acquire()
         if self.reason is None:
             self.woken.discard(rank)
 
     def _long_waits(self) -> tuple[dict[int, WaitingRank], dict[int, Sequence[int]]]:
-        """Return the ranks in a long wait, and the ranks for which each of them waits."""
+        """Return the long waits by rank, and the ranks for which each waiting rank waits."""
         with self._guard:
             waits = dict(self._waits)
         return waits, {rank: waiting.missing() for rank, waiting in waits.items()}
@@ -282,7 +282,7 @@ class ThreadsState:
                 self._end(divergence.text, diverged=True, first=divergence.first)
 
     def _other_waits(self, rank: int) -> list[str]:
-        """Describe the waits of other ranks."""
+        """Return the descriptions of the long waits of ranks other than `rank`."""
         waits, missing = self._long_waits()
         return [waits_in(other, waits[other].what, missing[other], waits[other].error) for other in sorted(waits) if other != rank]
 

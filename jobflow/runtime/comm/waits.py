@@ -71,9 +71,10 @@ class StuckRank(NamedTuple):
 
 @dataclass(frozen=True)
 class Waiting:
-    """One wait of a rank.
+    """One wait of a rank in the operation `what`.
 
-    `what` is the operation, `needs` the points for which it waits, `come` the counters of this rank when the wait began, `error` its pending error.
+    `needs` are the awaited points of other ranks, and `come` the points that this rank had reached when the wait began.  `error` is its
+    pending error in one line, or "".
     """
 
     what: str
@@ -110,7 +111,7 @@ def stuck(missing: Mapping[int, Iterable[int]]) -> list[int]:
 
 
 def headline(what: What) -> str:
-    """Return the first line of the description of an operation."""
+    """Return the first line of `what`, the description of an operation."""
     return text_of(what).partition("\n")[0]
 
 
@@ -148,7 +149,10 @@ def _failed(rank: int, error: str) -> str:
 
 
 def wait_notice(rank: int, seconds: float, what: What, missing: Sequence[int], others: Iterable[str]) -> str:
-    """Return the notice of a rank after a long wait; `others` describe the waits of other ranks."""
+    """Return the notice that `rank` has waited `seconds` seconds in the operation `what` for the ranks `missing`.
+
+    `others` describe the waits of other ranks.
+    """
     waited = f"rank {rank} has waited {seconds:g} s in {headline(what)} for ranks {list(missing)}"
     return "; ".join([waited, *map(headline, others)])
 

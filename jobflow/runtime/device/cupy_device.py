@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.core.errors import PlacementError
+from jobflow.core.errors import PlacementError, counted
 from jobflow.core.types import Array, DType, Xp
 from jobflow.runtime.device.device import Scratch
 
@@ -58,7 +58,7 @@ class CudaDevice:
     def __init__(self, index: int) -> None:
         count = available()
         if not 0 <= index < count:
-            raise PlacementError(f"gpu {index} does not exist: this machine has {count} usable GPUs")
+            raise PlacementError(f"gpu {index} does not exist: this machine has {counted(count, 'usable GPU')}")
         self.index = index
         self._cupy = importlib.import_module("cupy")
         try:

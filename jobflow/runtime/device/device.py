@@ -26,10 +26,10 @@ class Device(Protocol):
         """Return a zeroed uint8 array, aligned to 64 bytes (256 on a GPU)."""
 
     def scratch(self, shape: tuple[int, ...], dtype: DType) -> Array:
-        """Return temporary memory for the calls of one instruction."""
+        """Return an uninitialised array in scratch memory, valid during the calls of one instruction."""
 
     def begin_instruction(self) -> None:
-        """Make all scratch memory available again."""
+        """Make all scratch memory available for the next instruction."""
 
     def activate(self) -> None:
         """Make this device (and its stream) the current one of the calling thread; a world does it once per rank."""
@@ -48,7 +48,7 @@ class Device(Protocol):
 
 
 class Scratch:
-    """A grow-only bump allocator: `take` as often as an instruction needs, then `rewind`.
+    """A bump allocator of temporary arrays, whose buffer only grows: call `take` for each array of an instruction, then `rewind`.
 
     Arrays from before a `rewind` remain valid memory but overlap later ones, which is correct for instructions that run one after another.
     """

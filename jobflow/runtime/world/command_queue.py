@@ -33,7 +33,7 @@ EMPTY: bytes = write([])[0]
 
 
 class Direction:
-    """The slot for messages from one rank to another, as a view of its writer or of its reader."""
+    """The slot for messages from one rank to another, as used by one of its ends: the writer or the reader."""
 
     def __init__(self, memory: Array) -> None:
         self._head = memoryview(memory[:ALIGNMENT].view(np.int64))
@@ -104,7 +104,10 @@ class CommandQueue:
         self.send({CLIENT: [EMPTY] if type(item) is list and not item else write(item)}, what)
 
     def receive(self, rank: int, what: str, patient: bool = False) -> Any:
-        """Return the next item from `rank`, from its slot or the message queue."""
+        """Wait for the next item from `rank`, in its slot or the message queue, and return it.
+
+        `what` and `patient` have the meaning of `Control.wait`.
+        """
         counter = self._received[rank]
         counter.done += 1
         if rank not in self._slots:

@@ -116,7 +116,7 @@ def _incomplete(environ: Mapping[str, str], names: Sequence[str]) -> str:
 
 
 def number(environ: Mapping[str, str], name: str, least: int, most: int | None = None) -> int:
-    """Return a variable as a number; raise VariableError if it is not a number in the range."""
+    """Return the variable `name` as an integer; raise VariableError unless it is one from `least` to `most` (None: no maximum)."""
     text = environ[name].strip()
     legal = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
     if not text.isascii() or not text.isdigit() or int(text) < least or (most is not None and int(text) > most):

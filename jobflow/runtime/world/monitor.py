@@ -251,7 +251,7 @@ class Interrupts:
         self._child, self.file = child, os.pidfd_open(child)
 
     def renew(self) -> None:
-        """Record the end of the child, and start another one."""
+        """Reap the ended child, record a SIGINT that ended it, and start another child."""
         self._end()
         self._start()
 
@@ -270,7 +270,7 @@ class Interrupts:
         return time.monotonic() < self._at + RECENT
 
     def close(self) -> None:
-        """End the child."""
+        """Kill the child process, if there is one."""
         if self._child is not None:
             os.kill(self._child, signal.SIGKILL)
             self._end()
@@ -394,7 +394,7 @@ _held: list[socket.socket] = []
 
 
 def say(text: str) -> None:
-    """Print a message; ignore a closed standard error."""
+    """Print a message on standard error; do nothing if that is closed."""
     with suppress(OSError):
         os.write(2, f"jobflow: {text}\n".encode())
 

@@ -137,7 +137,7 @@ class MpiProcess:
             rank.comm.close()
 
     def progress(self) -> int:
-        """Return the number of points that this rank has reached."""
+        """Return the number of points that this rank has reached, summed over all counters."""
         return sum(counter.done for counters in self.control.counters for counter in counters)
 
     def waiting(self) -> dict[int, str]:
@@ -202,9 +202,9 @@ def end_script(started: Launch) -> None:
 
 
 def _awaited(started: Launch) -> Awaited:
-    """Return a function for the time after the main thread.
+    """Return a function that the monitoring after the end of the main thread calls.
 
-    The function returns the ranks that wait for this one, or None if this rank is still active.
+    The function returns the waiting ranks with their operations; None if this rank has communicated since, or is running a job.
     """
     before = _processes[0].progress() if _processes else None
 

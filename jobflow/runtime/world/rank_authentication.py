@@ -49,7 +49,7 @@ def longest_wait() -> float:
 
 
 def lines_of(sock: socket.socket) -> Iterator[str]:
-    """Yield the received lines until the connection ends; raise OSError if it breaks or times out."""
+    """Yield the received lines until the connection ends; raise OSError if it breaks, times out, or sends too long a line."""
     received = b""
     while data := sock.recv(1 << 16):
         *lines, received = (received + data).split(b"\n")
@@ -99,7 +99,7 @@ def _foreign(master: str) -> JobError:
 
 
 def silent(master: str) -> JobError:
-    """Return the error for a listening program that does not answer."""
+    """Return the error that the program that listens at `master` does not answer."""
     waited = f"{SILENCES * ANSWER:g} s"
     return JobError(
         f"the program that listens at {master} has not answered for {waited} and is not jobflow; choose another MASTER_PORT for all ranks"

@@ -139,7 +139,7 @@ def start_service(listener: socket.socket, size: int, secret: bytes) -> tuple[su
 
 
 def about(started: Launch) -> dict[str, Any]:
-    """Return the description of a rank that the rank sends to the service."""
+    """Return the description of this rank that it sends to the service: rank, size, process, machine and terminal."""
     node, pid = node_name(), os.getpid()
     screen = f"{node} {os.getppid()}" if started.supervised else f"{node} {pid} own"
     return {"rank": started.rank, "size": started.size, "pid": pid, "node": node, "host": socket.gethostname(), "screen": screen}
@@ -244,7 +244,10 @@ class Membership:
         return lines
 
     def _take(self, message: dict[str, Any]) -> bool:
-        """Process a message; return False if it was the last one."""
+        """Process a message of the service: a new state, a refusal, or the end of the job.
+
+        Return True after a new state; otherwise return False, because no further message follows.
+        """
         if "refused" in message:
             self._set(_error=JobError(message["refused"]))
             return False
@@ -346,16 +349,16 @@ class Membership:
         return f"rank {self.started.rank} of {self.started.size} has waited {seconds:g} s for {target}"
 
     def _no_answer_text(self, seconds: float) -> str:
-        """Return the message about a service that does not answer."""
+        """Return the message that the service has not answered for `seconds` seconds, with the variables that start it."""
         return f"{self._waited(seconds, f'RANK=0 at {self.started.master}')} ({self._trouble}); start it with {self._start_variables(0)}"
 
     def _missing_text(self, seconds: float, missing: Sequence[int]) -> str:
-        """Return the message about ranks that have not connected."""
+        """Return the message that the ranks `missing` have not connected for `seconds` seconds, with the variables that start one."""
         them = "it" if len(missing) == 1 else "each"
         return f"{self._waited(seconds, listed(missing))}; start {them} with {self._start_variables(missing[0])}"
 
     def _timeout_text(self, waited: str) -> str:
-        """Return the error of a rank whose wait has reached the time limit."""
+        """Return the error of a rank whose wait, described by `waited`, has reached the time limit."""
         advice = f"if the other rank was started, its output states the reason; set {WAIT} to wait for more seconds"
         return f"{waited}. The time limit is reached; {advice}"
 
@@ -428,7 +431,10 @@ def _initialize(mpi: Any, started: Launch, ticket: int) -> None:
 
 
 def _present(started: Launch, ticket: int) -> int:
-    """Return the descriptor of a connection over which the service expects the MPI library of this rank."""
+    """Open a connection to the service for the MPI library of this rank, and return its file descriptor.
+
+    The service identifies the rank by `ticket`.  Raises: JobError if the service closes the connection.
+    """
     with connect(started.master, CONNECT) as sock:
         sock.sendall(f"cmd=initack pmiid={ticket}\n".encode())
         answer = b""

@@ -70,7 +70,7 @@ class Worker:
         self.thread = start_thread(self._serve, f"jobflow rank {rank.index}")
 
     def start(self, run: CommandRun | None) -> None:
-        """Execute a command in the thread; None ends the thread."""
+        """Execute the command of `run` in the thread; None ends the thread."""
         self._run = run
         self._wake.release()
 

@@ -65,7 +65,10 @@ def compare(ranks: Sequence[Versions], rank: int) -> None:
 
 
 def _differences(ranks: Sequence[Versions], minor: bool) -> str:
-    """List each version that differs, with its ranks and hosts; return "" if all are equal.  `minor` ignores patch versions."""
+    """Return one line per version that differs, with its ranks and hosts; "" if all versions are equal.
+
+    `minor` ignores the patch versions of NumPy and Python.
+    """
     lines: list[str] = []
     for name in ("jobflow", "numpy", "python"):
         shown = [str(rank[name]) for rank in ranks]

@@ -24,7 +24,7 @@ from jobflow.runtime.world.environment import check_process
 
 @dataclass(eq=False)
 class Rank:
-    """One rank, as the argument of commands."""
+    """One rank of a world, which is passed to commands."""
 
     index: int
     size: int
@@ -73,7 +73,7 @@ class World(Protocol):
 
 
 def each_argument(size: int, arguments: Sequence[Any] | None) -> Sequence[Any]:
-    """Return one argument per rank, None for each without `arguments`; raise ArgumentError for another number of arguments."""
+    """Return `arguments`, one per rank, or `size` times None if it is None; raise ArgumentError for another number of arguments."""
     if arguments is None:
         return (None,) * size
     if len(arguments) != size:

@@ -152,7 +152,10 @@ class Service:
             self._lost(member)
 
     def _expected(self, line: Connection, member: Member) -> bool:
-        """Return True if this connection of a rank may end before the rank.  In an orderly exit MPI's connection ends last."""
+        """Return True if the end of a rank's connection `line` belongs to an orderly exit, even though the rank still runs.
+
+        MPI's connection may end once MPI is finalized.  The other connection may end before it, once the rank has reported its end.
+        """
         return member.finalized if line is member.pmi else member.left and member.pmi in self._handlers
 
     def _from_parent(self, text: str) -> None:
@@ -291,7 +294,7 @@ class Service:
         self._send_state()
 
     def _send_state(self) -> None:
-        """Send the state to all connected ranks."""
+        """Send to all connected ranks the numbers of missing ranks, idle ranks and ranks that have left, and the nodes."""
         members = self.members
         complete = len(members) == self.size
         nodes = list(dict.fromkeys(members[rank].about.node for rank in sorted(members)))
@@ -306,7 +309,10 @@ class Service:
             self._send(member.line, text)
 
     def _lost(self, member: Member) -> None:
-        """Process the end of a rank's connection or process."""
+        """Process the end of a rank's connection or process.
+
+        The job fails unless the rank has reported its end and, if it had started MPI, finalized it.
+        """
         if member.gone:
             return
         self._forget(member)

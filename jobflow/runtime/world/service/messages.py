@@ -37,7 +37,7 @@ def fields(text: str, needed: Fields, optional: Fields | None = None) -> dict[st
 
 
 def within(value: int, least: int, most: int) -> int:
-    """Return the value; raise ValueError if it is out of range."""
+    """Return `value`; raise ValueError unless least <= value <= most."""
     if not least <= value <= most:
         raise ValueError(f"the value {value} is not between {least} and {most}")
     return value
@@ -79,7 +79,7 @@ class Connection:
         """Send a line without blocking; raise OSError if the connection has ended or the peer does not read."""
         self.unsent += (text if isinstance(text, str) else json.dumps(text)).encode() + b"\n"
         if len(self.unsent) > UNREAD:
-            raise OSError("the peer does not read")
+            raise OSError("the peer does not read from this connection")
         self.flush()
 
     def flush(self) -> None:

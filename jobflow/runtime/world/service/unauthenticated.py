@@ -90,5 +90,5 @@ class UnauthenticatedPeers:
 
     @property
     def next(self) -> list[float]:
-        """A list with the earliest deadline; empty if there are no connections."""
+        """The earliest deadline, in seconds of the monotonic clock, as a list; empty if there are no connections."""
         return [min(peer.until for peer in self._all.values())] if self._all else []
