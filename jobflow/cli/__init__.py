@@ -119,7 +119,10 @@ def _interrupted(error: BaseException, shown: bool) -> int:
 
 
 def _others(error: Exception, shown: bool) -> int:
-    """Print an error raised by user code, or an interrupt, and return the exit code; re-raise an error of jobflow."""
+    """Print an error raised by user code, or an interrupt, and return the exit code; re-raise an error of jobflow.
+
+    With `shown`, print the whole traceback of the error.
+    """
     if is_interrupt(error):
         return _interrupted(error, shown)
     text = _of_users(error)
@@ -158,7 +161,10 @@ FILES = {"config": "FILE", "file": "FILE", "job": "job"}
 
 
 def setting_as_file(options: argparse.Namespace, following: str) -> str:
-    """Return the message for a setting such as `optimizer.lr=0.1` that precedes the file and was read as the file, or ""."""
+    """Return the message for a setting such as `optimizer.lr=0.1` that precedes the file and was read as the file, or "".
+
+    `following` is the first unknown argument, usually the file itself.
+    """
     from jobflow.trainer.config.keys import setting_meant
 
     label, word = next(((label, vars(options)[name]) for name, label in FILES.items() if name in options), ("", ""))
@@ -167,7 +173,10 @@ def setting_as_file(options: argparse.Namespace, following: str) -> str:
 
 
 def setting_for(unknown: str, words: Sequence[str], exactly: bool) -> str:
-    """Suggest `; did you mean --set optimizer.lr=3?` for `--lr 3` and for `optimizer.lr=3` among `words`; "" without a matching key."""
+    """Suggest `; did you mean --set optimizer.lr=3?` for the unknown argument `--lr 3` or `optimizer.lr=3`; "" without a matching key.
+
+    `words` are all arguments. With `exactly`, only an equal key or synonym matches.
+    """
     from jobflow.trainer.config.keys import place_meant, setting_meant
 
     if not unknown.startswith("--"):
@@ -181,7 +190,7 @@ def setting_for(unknown: str, words: Sequence[str], exactly: bool) -> str:
 
 
 def parsers(top: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """Yield a parser and its subparsers."""
+    """Yield a parser and, recursively, its subparsers."""
     yield top
     for action in top._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -190,7 +199,7 @@ def parsers(top: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
 
 
 def _failed(error: BaseException, message: str, code: int, shown: bool) -> int:
-    """Print an error, with its traceback if requested, and return the exit code.
+    """Print `message`, or with `shown` the whole traceback of the error, and return the exit code.
 
     Only the first of several ranks prints. An error on one rank ends all ranks; after a wrong command line, each rank exits with the code.
     """

@@ -30,7 +30,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the stages, or write the page."""
+    """Print the compilation stages of a job, or write them as an HTML page."""
     from jobflow.engine.options import check_kernels
     from jobflow.engine.session import current_session
     from jobflow.tools.explain import explain, explain_page, load_job

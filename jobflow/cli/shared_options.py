@@ -10,7 +10,10 @@ at_least_one = whole(1)
 
 
 def add_job(parser: argparse.ArgumentParser, devices: int | None, for_what: str, *, configurations: bool = False) -> None:
-    """Add the arguments for a job, its devices and its strategy; with `configurations`, the job may be a configuration file."""
+    """Add the arguments for a job, its devices and its strategy; with `configurations`, the job may be a configuration file.
+
+    `for_what` is the help text of --devices, and `devices` is its default.
+    """
     job = 'path/to/file.py:job or module:job; in place of the name a call that returns a job: "gpt.py:make_train_job(Size())"'
     parser.add_argument("job", help=f"{job}{'; or the YAML file of a configuration' if configurations else ''}")
     default = "" if devices is None else f" (default {devices})"

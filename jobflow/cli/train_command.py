@@ -62,7 +62,7 @@ def seconds(text: str) -> float:
 
 
 def loaded_from(options: argparse.Namespace, output: str | None = None) -> Loaded:
-    """Load the configuration file with the overrides of the command line."""
+    """Load the configuration file with the settings and devices of the command line; `output` overrides the output directory."""
     from jobflow.trainer.config import load
 
     settings = list(options.settings)
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def watchers(loaded: Loaded, tracing: Tracing | None) -> list[Watcher]:
-    """Return the callbacks selected by the configuration's `logging`."""
+    """Return the callbacks that the configuration's `logging` selects; the report also shows the trace of `tracing`."""
     from jobflow.trainer.metrics import metric_files
     from jobflow.trainer.progress import Progress
     from jobflow.trainer.report import Report

@@ -47,7 +47,7 @@ def convert_to_onnx_and_check(
     """
     path = export_onnx_model(job_func, external_data, opset, flow_weight_dir, onnx_model_path)
     generator = np.random.default_rng()
-    arguments = {name: d.type for name, d in job_of(job_func).signature.placeholders()}
+    arguments = {name: d.type for name, d in job_of(job_func, "convert_to_onnx_and_check").signature.placeholders()}
     inputs = {name: generator.uniform(-10, 10, type.shape).astype(type.dtype.numpy) for name, type in arguments.items()}
     result = job_func(*inputs.values())
     result = result.get() if hasattr(result, "get") and not isinstance(result, dict) else result

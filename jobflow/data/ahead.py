@@ -107,7 +107,10 @@ def _end_children(call: Callable[[], T]) -> T:
 
 
 def _end_child(error: BaseException | None) -> NoReturn:
-    """End a forked child as the end of its script would, without the parent's exit handlers."""
+    """End a forked child process with the exit code of `error`, or 0 without an error.
+
+    Print an error other than SystemExit, and run none of the parent's exit handlers.
+    """
     code: Any = error.code if isinstance(error, SystemExit) else int(error is not None)
     if not isinstance(code, int | None):
         print(code, file=sys.stderr)

@@ -67,7 +67,10 @@ Stretch = tuple[int, int]
 
 @dataclass(frozen=True)
 class Ordered:
-    """Samples with their order; methods read `rows` of the batch that starts at `begin`."""
+    """Samples with an order, from which methods read rows of batches.
+
+    `begin` is the position of a batch, and `rows` is a range (start, stop) of rows in this batch.
+    """
 
     samples: Samples
     order: Order

@@ -37,6 +37,8 @@ class Batches:
     `threads` threads read `prefetch` batches ahead; prefetch=0 reads a batch when it is requested. `drop_last` omits the last samples of an epoch
     if they do not fill a batch. `fields` selects the fields and their order; the default is all fields. With `sharded` the arguments are lazy, and
     a rank reads only its rows; this is the default if every rank is a client.
+    Without `order`, the samples are in ascending order. Raises: ArgumentError for numbers out of range, an unknown field, or an order that does not
+    match the samples.
     """
 
     def __init__(
@@ -79,7 +81,10 @@ class Batches:
         return len(self.samples) // self.batch_size if self.drop_last else -(-len(self.samples) // self.batch_size)
 
     def start(self, position: Position | tuple[int, int] = BEGINNING, epochs: int | None = None) -> Reading[Batch]:
-        """Iterate over the batches from a position, for `epochs` epochs including the current one; with None, repeat epochs endlessly."""
+        """Return an iterator over the batches from a position (epoch, sample); close it, or use it in a `with` block.
+
+        `epochs` counts the epochs, including the current one; with None, epochs repeat endlessly. Raises: ArgumentError for a position out of range.
+        """
         at, samples = Position(*position), self.samples
         if isinstance(samples, Samples) and not (at.epoch >= 0 and 0 <= at.sample <= len(samples)):
             raise ArgumentError(f"Batches: {at} is out of range; an epoch has {counted(len(samples), 'sample')}")
@@ -118,7 +123,10 @@ class Batches:
 
 
 def order_of(samples: Samples | Stream, seed: int, shuffle: bool) -> Order | None:
-    """Return the order of the samples, or None for a stream, which has a fixed order; raise ArgumentError for a stream with `shuffle`."""
+    """Return the order of the samples, permuted by `seed` in each epoch with `shuffle`; None for a stream, which has a fixed order.
+
+    Raises: ArgumentError for a stream with `shuffle`.
+    """
     if not isinstance(samples, Stream):
         return Order(seed, len(samples), shuffle)
     if shuffle:

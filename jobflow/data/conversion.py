@@ -25,7 +25,7 @@ _BFLOAT16 = "bfloat16"
 def converted(values: Array, dtype: np.dtype[Any], place: Place, advice: str = ADVICE) -> Array:
     """Return `values` with another element type, in C order, or `values` itself if it has that type.
 
-    Raises: DataError that names the first element that the type cannot represent.
+    Raises: DataError for the first element that the type cannot represent; `place(index)` describes the element, and `advice` ends the message.
     """
     result, misfits = fitted(values, dtype)
     if misfits is not None:

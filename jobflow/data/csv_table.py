@@ -25,7 +25,7 @@ NEW_LINE, RETURN, QUOTE = 10, 13, 34
 
 
 def row_starts(content: Array, begin: int, delimiter: int) -> tuple[Array, int | None]:
-    """Return the row offsets from `begin` on with the end of the last row, and the offset of an unclosed quote.
+    """Return the offsets of the rows from `begin` on with the end of the last row, and the offset of an unclosed quote or None.
 
     Lines end with LF, CR LF or CR.  A line end within quotes does not end a row, and empty lines are skipped.
     """
@@ -54,7 +54,10 @@ def line_ends(content: Array, start: int, stop: int) -> Array:
 
 
 class Quotes:
-    """The quotes that open and close cells, alternately. In a cell that does not start with a quote, quotes are text."""
+    """A search for the quotes that open or close cells of a CSV file, block by block.
+
+    In a cell that does not start with a quote, quotes are text.
+    """
 
     def __init__(self, content: Array, begin: int, delimiter: int) -> None:
         self._content, self._begin, self._before = content, begin, np.array([delimiter, NEW_LINE, RETURN], np.uint8)
@@ -63,7 +66,7 @@ class Quotes:
         self.last = -1
 
     def counted(self, marks: Array) -> Array:
-        """Return the elements of `marks` that open or close cells."""
+        """Return the quotes that open or close cells; `marks` are the offsets of all quotes in the next block."""
         if not marks.size:
             return marks
         begins = np.isin(self._content[marks - 1], self._before) | (marks == self._begin)
@@ -131,7 +134,7 @@ class CsvTable(Table):
         if not isinstance(header, bool):
             raise ArgumentError(f"{WHAT}: header must be True or False, not {header!r}")
         if not self._path.exists():
-            raise fault(f"there is no file {self._path.absolute()}")
+            raise fault(f"there is no file {self._path.absolute()}; set path to an existing table")
         self._content, begin = text_of(self._path, fault)
         self._starts, unclosed = row_starts(self._content, begin, delimiter.encode()[-1])
         if unclosed is not None:
@@ -139,7 +142,11 @@ class CsvTable(Table):
             raise DataError(f"{self._place(unclosed)}: a quote opens a cell here and is not closed by the end of the file; {double}")
         rows = len(self._starts) - 1 - self._first
         if rows + self._first < 1:
-            raise DataError(f"{self}: the file is empty" if len(self._content) <= begin else f"{self}: the file has only empty lines")
+            raise DataError(
+                f"{self}: the file is empty; set path to a table with rows"
+                if len(self._content) <= begin
+                else f"{self}: the file has only empty lines; set path to a table with rows"
+            )
         self._line = self._parsed(0)
         if rows < 1:
             raise DataError(f"{self._where(0)} is the only line, and is read as column names; if it is a row, set header to false")
@@ -169,7 +176,10 @@ class CsvTable(Table):
         return values
 
     def _array(self, columns: Sequence[str], texts: list[str], dtype: np.dtype[Any], rows: Sequence[int]) -> Array:
-        """Return the values of cells in row-major order."""
+        """Convert the texts of cells, in row-major order, to an array of `dtype`; a category becomes its index.
+
+        Raises: DataError that names the first cell without a valid value.
+        """
         if columns[0] in self.categories:
             return self._categories_of(columns, texts, dtype, rows)
         result, odd = numbers_in(texts, dtype)
@@ -217,7 +227,7 @@ class CsvTable(Table):
         cells = [self._parsed(row) for row in rows]
         for row, texts in zip(rows, cells, strict=True):
             if len(texts) != len(self.columns):
-                raise DataError(f"{self._where(row)} has {len(texts)} columns, but the first line has {len(self.columns)}")
+                raise DataError(f"{self._where(row)} has {len(texts)} columns, but the first line has {len(self.columns)}; correct this line")
         return cells
 
     def _parsed(self, row: int) -> list[str]:

@@ -48,7 +48,7 @@ def files_at(path: AnyPath, pattern: str, fault: Fault) -> list[AnyPath]:
     Raises: the error of `fault` if the path does not exist or no file matches.
     """
     if not path.exists():
-        raise fault(f"there is no file or folder {path.absolute()}")
+        raise fault(f"there is no file or folder {path.absolute()}; set path to an existing one")
     if not path.is_dir():
         return [path]
     files = files_below(path, pattern)
@@ -104,4 +104,4 @@ def unpacked(path: AnyPath, fault: Fault) -> Array:
         with open_regular(path, fault) as packed, gzip.open(packed) as file:
             return np.frombuffer(read_at_most(file, MEMORY, f"{path}, unpacked", fault), np.uint8)
     except (EOFError, OSError, zlib.error) as error:
-        raise fault(f"{path} cannot be unpacked: {error}") from None
+        raise fault(f"{path} cannot be unpacked: {error}; replace the file") from None

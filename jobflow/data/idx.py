@@ -81,14 +81,14 @@ def elements(path: AnyPath) -> Array:
     The header is 0, 0, type, number of axes, then the sizes as big-endian int32. The elements follow.
     """
     if not path.is_file():
-        raise fault(f"there is no file {path.absolute()}")
+        raise fault(f"there is no file {path.absolute()}; correct path, images or labels")
     content = unpacked(path, fault) if path.suffix == ".gz" else mapped(path, fault)
     head = content[:4].tolist()
     if len(head) < 4 or head[:2] != [0, 0] or head[2] not in ELEMENTS or head[3] > AXES:
-        raise fault(f"{path} is not an IDX file: it starts with {bytes(content[:4])!r}")
+        raise fault(f"{path} is not an IDX file: it starts with {bytes(content[:4])!r}; replace the file")
     dtype, start = np.dtype(ELEMENTS[head[2]]), 4 + 4 * head[3]
     if len(content) < start:
-        raise fault(f"{path} ends at byte {len(content)}, within its header of {start} bytes")
+        raise fault(f"{path} ends at byte {len(content)}, within its header of {start} bytes; replace the file")
     shape = tuple(content[4:start].view(">i4").tolist())
     needed = math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or len(content) - start != needed:

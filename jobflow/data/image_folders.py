@@ -65,7 +65,7 @@ class ImageFolders(Samples):
         self._check(crop, mean, deviation)
         self._mean, self._deviation = _per_channel(mean or [0.0] * channels), _per_channel(deviation or [1.0] * channels)
         if not self._folder.is_dir():
-            raise fault(f"there is no folder {self._folder.absolute()}")
+            raise fault(f"there is no folder {self._folder.absolute()}; set path to a folder of images")
         self.classes = (_folders(self._folder) if classes is None else list(classes)) if labels else []
         if len(set(self.classes)) < len(self.classes):
             raise ArgumentError(f"{WHAT}: classes contains a folder twice: {', '.join(self.classes)}; list each folder once")
@@ -126,7 +126,10 @@ class ImageFolders(Samples):
         return upright(image, opened, self._pillow.Transpose) if self._orientation else image
 
     def _image(self, file: AnyPath, random_words: Array | None) -> Array:
-        """Return the cropped square of an image as float32[channels, size, size] in 0..1."""
+        """Return the cropped square of an image as float32[channels, size, size] in 0..1.
+
+        `random_words` determine a random crop and flip; with None, the square is in the centre and not mirrored.
+        """
         try:
             with open_regular(self._near(file), fault) as content, self._pillow.open(content, formats=FORMATS) as opened:
                 IMAGE.check(opened.width * opened.height, f"{file}", fault)
@@ -134,9 +137,9 @@ class ImageFolders(Samples):
         except DataError as error:
             raise error if str(file) in str(error) else fault(f"{file}: {error}") from None
         except self._pillow.UnidentifiedImageError:
-            raise fault(f"{file} cannot be read as an image: it has none of the formats {', '.join(FORMATS)}") from None
+            raise fault(f"{file} cannot be read as an image: it has none of the formats {', '.join(FORMATS)}; convert or remove the file") from None
         except Exception as error:  # a broken image can raise any exception in the decoder
-            raise fault(f"{file} cannot be read as an image: {error}") from error
+            raise fault(f"{file} cannot be read as an image: {error}; replace or remove the file") from error
         factor = self._resize / min(image.size)
         sides = [max(self._resize, round(side * factor)) for side in image.size]
         image = image.resize(sides, self._pillow.Resampling.BILINEAR)
@@ -175,8 +178,8 @@ def _folders(path: AnyPath) -> list[str]:
 
 def _images(folder: AnyPath, what: str) -> list[AnyPath]:
     if not folder.is_dir():
-        raise fault(f"there is no folder {folder.absolute()} for {what}")
+        raise fault(f"there is no folder {folder.absolute()} for {what}; correct classes")
     files = [file for file in files_below(folder) if file.suffix.lower() in ENDINGS]
     if not files:
-        raise fault(f"{folder.absolute()} contains no image for {what} ({', '.join(sorted(ENDINGS))})")
+        raise fault(f"{folder.absolute()} contains no image for {what}; add files with one of the suffixes {', '.join(sorted(ENDINGS))}")
     return files

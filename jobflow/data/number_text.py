@@ -27,7 +27,10 @@ DIGITS = 1000
 
 
 def numbers(texts: list[str], dtype: np.dtype[Any]) -> tuple[Array, list[int]]:
-    """Return texts as numbers of a type, and the positions of texts that require `number`; the array is arbitrary at these positions."""
+    """Convert texts to an array of `dtype`, and return the array with the positions of texts that need a slower conversion.
+
+    The caller converts the texts at these positions with `number`; until then the array is arbitrary there.
+    """
     joined = "".join(texts)
     plain = joined.isascii() and "_" not in joined
     if dtype.kind in "biu":

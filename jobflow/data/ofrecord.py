@@ -85,7 +85,8 @@ class OfRecord(Samples):
                     raise DataError(f'{self._place(number)}: there is no feature "{feature}"{did_you_mean(feature, record) or "."}')
                 values = record[feature]
                 if values.size != math.prod(shape):
-                    raise DataError(f'{self._place(number)}: feature "{feature}" has {values.size} values, but its shape is {list(shape)}')
+                    message = f'feature "{feature}" has {values.size} values, but its shape is {list(shape)}; correct features'
+                    raise DataError(f"{self._place(number)}: {message}")
                 if values.dtype != arrays[name].dtype:
                     values = converted(values, arrays[name].dtype, partial(self._value_place, number, name))
                 arrays[name][row] = values.reshape(shape)
@@ -109,7 +110,8 @@ class OfRecord(Samples):
             return features_of(content[start:stop].tobytes())
         except (optional("google.protobuf.message", WHAT).DecodeError, ValueError):
             raise DataError(
-                f"{self._place(number)} is damaged: the {counted(stop - start, 'byte')} from byte {start} on are not an OFRecord message"
+                f"{self._place(number)} is damaged: the {counted(stop - start, 'byte')} from byte {start} on are not an OFRecord message; "
+                f"replace the file"
             ) from None
 
     def _place(self, number: int) -> str:
@@ -126,10 +128,10 @@ def _files(path: AnyPath, prefix: str) -> list[AnyPath]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise fault(f"there is no file or folder {path.absolute()}")
+        raise fault(f"there is no file or folder {path.absolute()}; set path to an existing one")
     files = [file for file in entries_of(path) if file.name.startswith(prefix) and _has_records(file)]
     if not files:
-        raise fault(f'no file with records in {path.absolute()} has a name that starts with "{prefix}"')
+        raise fault(f'no file with records in {path.absolute()} has a name that starts with "{prefix}"; correct path or prefix')
     return sorted(files, key=lambda file: (int(number) if (number := file.name[len(prefix) :]).isdecimal() else -1, file.name))
 
 
@@ -145,7 +147,7 @@ def spans_of(file: AnyPath, content: Array, fault: Fault) -> Iterator[tuple[int,
     at, size = 0, len(content)
     while at < size:
         if size - at < HEAD:
-            raise fault(f"{file} is damaged: it ends within the length of the record at byte {at}")
+            raise fault(f"{file} is damaged: it ends within the length of the record at byte {at}; replace the file")
         length = int.from_bytes(content[at : at + HEAD].tobytes(), "little", signed=True)
         if not 0 <= length <= size - at - HEAD:
             raise fault(f"{file} is damaged: the record at byte {at} declares {length} bytes, but the file has only {size - at - HEAD} more bytes")

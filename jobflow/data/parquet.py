@@ -246,7 +246,7 @@ class Parquet(Table):
             MEMORY.check(size, place, fault)  # a few compressed bytes may expand to many numbers
             pieces.append(piece)
         if sum(map(len, pieces)) != group.rows:
-            raise fault(f"{place} is damaged: it has {sum(map(len, pieces))} of {counted(group.rows, 'row')}")
+            raise fault(f"{place} is damaged: it has {sum(map(len, pieces))} of {counted(group.rows, 'row')}; replace the file")
         return self._arrow.chunked_array(pieces).combine_chunks()
 
     def _pieces(self, group: Group, name: str, rows: int) -> Iterator[Any]:
@@ -317,9 +317,9 @@ def _groups(path: AnyPath, texts: list[str]) -> Iterator[Group]:
             opened = parquet.ParquetFile(source, read_dictionary=coded)
             counts = [opened.metadata.row_group(i).num_rows for i in range(opened.num_row_groups)]
         except Exception as error:  # a broken file can raise any exception in pyarrow
-            raise fault(f"{file} is not a complete Parquet file: {error}") from error
+            raise fault(f"{file} is not a complete Parquet file: {error}; replace the file") from error
         if min(counts, default=0) < 0:
-            raise fault(f"{file} is damaged: its row groups have {counts} rows")
+            raise fault(f"{file} is damaged: its row groups have {counts} rows; replace the file")
         for index, (row, rows) in enumerate(zip(accumulate(counts, initial=0), counts, strict=False)):
             if rows:
                 yield Group(file, opened, index, row, start + row, rows)

@@ -48,7 +48,12 @@ def python_source(function: str, arguments: dict[str, Any] | None = None, names:
 
 
 def samples_of(data: Any, names: Sequence[str] | None = None, what: str = "samples", again: Callable[[int], Any] | None = None) -> Samples | Stream:
-    """Return a Python object as samples; `again` recreates the object for an epoch if the object can be iterated only once."""
+    """Convert a dict of arrays, a sequence of samples, or an iterable, which becomes a stream; return samples and streams unchanged.
+
+    `names` sets the fields of samples that are tuples or single arrays. `again(epoch)` returns the iterable for an epoch. `what` names the samples in
+    messages.
+    Raises: DataError for an object of another type, or without samples.
+    """
     if isinstance(data, Samples | Stream):
         return data
     if isinstance(data, Mapping):
@@ -147,7 +152,7 @@ def _named(sample: Any, names: Sequence[str] | None, what: str) -> Mapping[str, 
     if names is None:
         raise DataError(f"{what} is a {type(sample).__name__}; return dicts by field, or set names for its {len(entries)} entries")
     if len(entries) != len(names):
-        raise DataError(f"{what} has {len(entries)} entries, but names are {list(names)}")
+        raise DataError(f"{what} has {len(entries)} entries, but names are {list(names)}; pass one name per entry")
     return dict(zip(names, entries, strict=True))
 
 

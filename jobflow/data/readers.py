@@ -62,10 +62,10 @@ def _arrays(path: AnyPath) -> dict[str, Array]:
     if path.is_dir():
         files = [file for file in entries_of(path) if file.suffix == ".npy"]
         if not files:
-            raise _fault(f"there is no .npy file in {path.absolute()}")
+            raise _fault(f"there is no .npy file in {path.absolute()}; set path to a folder with .npy files")
         return {file.stem: in_file(file, _fault).mapped() for file in files}
     if not path.exists():
-        raise _fault(f"there is no file or folder {path.absolute()}")
+        raise _fault(f"there is no file or folder {path.absolute()}; set path to an existing one")
     arrays = in_archive(path, _fault) if path.suffix == ".npz" else [in_file(path, _fault)]
     return {array.name: array.mapped() for array in arrays}
 
@@ -116,7 +116,10 @@ def open_reader(name: str, facts: Mapping[str, Any] | None = None, **arguments: 
 
 
 def _learned(fact: Any, argument: Any) -> Any:
-    """Return the part of a fact that replaces `argument`: the whole fact for None, entries for a list of names, and None otherwise."""
+    """Return the value that replaces `argument` of a reader, or None if the argument stays as passed.
+
+    The whole `fact` replaces None. For a list of names in a mapping `fact`, the mapping of only these names replaces the list.
+    """
     if argument is None:
         return fact
     if isinstance(fact, Mapping) and isinstance(argument, list) and all(name in fact for name in argument):

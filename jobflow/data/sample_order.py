@@ -32,7 +32,10 @@ NAME = "order of samples"
 
 @dataclass(frozen=True)
 class Order:
-    """The order of `samples` samples in an epoch: 0, 1, 2 ..., or a permutation with `shuffle`."""
+    """The order of `samples` samples in an epoch: 0, 1, 2 ..., or with `shuffle` a permutation for each seed and epoch.
+
+    Raises: ArgumentError if `samples` is negative.
+    """
 
     seed: int
     samples: int
@@ -45,7 +48,8 @@ class Order:
     def indices(self, epoch: int, start: int, stop: int) -> Array:
         """Return the sample numbers at positions start to stop (exclusive) of an epoch as int64[stop - start]."""
         if not 0 <= start <= stop <= self.samples:
-            raise ArgumentError(f"Order: range {start} to {stop} exceeds the {self.samples} samples of an epoch")
+            legal = f"pass 0 <= start <= stop <= {self.samples}"
+            raise ArgumentError(f"Order: range {start} to {stop} exceeds the {self.samples} samples of an epoch; {legal}")
         return self.at(epoch, np.arange(start, stop))
 
     def at(self, epoch: int, places: Array) -> Array:

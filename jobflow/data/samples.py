@@ -97,13 +97,13 @@ class Samples(ABC):
 
     @abstractmethod
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
-        """Return rows for the fields `names` by sample numbers in the file; the caller may modify the arrays."""
+        """Return the fields `names` of the samples with these numbers in the file, stacked along axis 0; the caller may modify the arrays."""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Arguments of the reader that are properties of these samples, such as a vocabulary; other samples must be read with them.
+        """Reader arguments with properties of these samples, such as a vocabulary; readers of other samples should use the same values.
 
-        Checkpoints store them as JSON, and `open_reader(..., facts=)` accepts them.
+        Checkpoints store the facts as JSON, and `open_reader(..., facts=)` accepts them.
         """
         return {}
 
@@ -144,7 +144,10 @@ class Stream(ABC):
 
 @dataclass(frozen=True)
 class Keep:
-    """The selection of a split: every `every`-th of `count` samples, from sample 0 on, is for validation, all other samples are for training."""
+    """The selection of a split: "all", "train" or "validation" of `count` samples.
+
+    Every `every`-th sample, from sample 0 on, is for validation. All other samples are for training.
+    """
 
     split: Split
     count: int
@@ -178,6 +181,7 @@ class Columns(Samples):
     """Samples from the rows of arrays in memory or in mapped files, whose elements `scale` multiplies and `dtypes` converts.
 
     `sources` names the file of a field in messages; the default is `what`.
+    Raises: DataError for arrays of different lengths, or with elements other than numbers; ArgumentError for an unknown field or element type.
     """
 
     def __init__(
@@ -240,7 +244,7 @@ class Columns(Samples):
 
 
 class Subset(Samples):
-    """A selection of other samples by number."""
+    """The samples with the given numbers of other samples, in the order of these numbers."""
 
     def __init__(self, samples: Samples, numbers: Sequence[int] | Array) -> None:
         self._samples, self._numbers, self.what = samples, np.asarray(numbers, np.int64), f"a subset of {samples}"

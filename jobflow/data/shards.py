@@ -64,7 +64,7 @@ class Ready:
 
 
 class Shards:
-    """The reads of one batch and its requested rows."""
+    """The pending and completed reads of one batch, and the rows requested from the batch."""
 
     def __init__(self, window: Window, begin: Position, size: int, fields: Sequence[str]) -> None:
         self.window, self.begin, self.size, self.fields = window, begin, size, fields
@@ -82,7 +82,7 @@ class Shards:
             self._coming.update({(rows, name): future for name in missing})
 
     def take(self, rows: Stretch, name: str) -> Array:
-        """Return rows of a field, read now unless they are prefetched."""
+        """Return rows of a field, which are read now unless they are prefetched; later batches prefetch the same rows."""
         with self.window.lock:
             known = (rows, name) in self._coming
             self.requested.setdefault(rows, set()).add(name)
@@ -100,7 +100,10 @@ class Shards:
         return arrays[name]
 
     def _read(self, rows: Stretch, names: Collection[str]) -> dict[str, Array]:
-        """Read rows of fields; each row of a whole sample is read only once, so that its fields are consistent."""
+        """Read the fields `names` of rows.
+
+        If `samples.whole` is True, read each row only once and with all fields, because user code may return different samples at each read.
+        """
         data = self.window.data
         if not data.samples.whole:
             return data.read(self.begin, rows, names)

@@ -69,18 +69,21 @@ class Table(Samples):
 
     @abstractmethod
     def column(self, name: str) -> tuple[tuple[int, ...], Any]:
-        """Return the shape and NumPy type of a cell of a number column."""
+        """Return the shape and the NumPy element type of one cell in the number column `name`."""
 
     def check_category(self, name: str) -> None:
         """Raise ArgumentError if a column cannot contain categories."""
 
     @abstractmethod
     def texts(self, columns: Sequence[str]) -> Iterator[tuple[str, Iterable[str]]]:
-        """Yield (column, texts) pairs that together cover all rows."""
+        """Yield (column, texts of some rows); the texts of each column in `columns` together cover all rows."""
 
     @abstractmethod
     def values(self, numbers: Array, columns: Collection[str]) -> Values:
-        """Return a function for the values of columns in the rows `numbers`; category columns yield indices."""
+        """Return a function (columns, dtype) -> array of the cells of these columns in the rows `numbers`.
+
+        Cells of category columns become indices. The argument `columns` lists all columns that callers may pass to the function.
+        """
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -133,7 +136,10 @@ class Table(Samples):
                 raise ArgumentError(f'{self}: missing: column "{name}" contains categories; set empty: index to give empty cells an index')
 
     def _coding(self, empty: Outside, unknown: Outside) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
-        """Return the index of each text by category column, and for `unknown` "index" the index of all other texts by column."""
+        """Return {category column: {text: index}}, and {category column: index of all unknown texts}.
+
+        The second mapping is empty unless `unknown` is "index". Raises: ArgumentError for another value than "error" or "index".
+        """
         for what, choice in (("empty", empty), ("unknown", unknown)):
             if choice not in ("error", "index"):
                 raise ArgumentError(f'{self}: {what} must be "error" or "index", not {choice!r}')
@@ -160,7 +166,7 @@ class Table(Samples):
         return Field(shapes[0] if alone else (len(shapes),), element)
 
     def filling(self, column: str, dtype: np.dtype[Any]) -> Array | None:
-        """Return the replacement of missing numbers of a column; None without a replacement that `dtype` can represent."""
+        """Return the number that replaces missing numbers of a column; None if there is no replacement, or if `dtype` cannot represent it."""
         value = self.missing.get(column) if isinstance(self.missing, Mapping) else self.missing
         if value is None:
             return None

@@ -105,7 +105,7 @@ def _bytes(path: str | None, pattern: str) -> tuple[list[Array], Vocabulary]:
     contents = [content_of(file, fault) for file in files]
     parts = [content[len(UTF8_MARK) :] if content[: len(UTF8_MARK)].tobytes() == UTF8_MARK else content for content in contents]
     if not any(map(len, parts)):
-        raise fault(f"there is no text in {path}")
+        raise fault(f"there is no text in {path}; set path to a file with text")
     return parts, Bytes()
 
 
@@ -117,7 +117,7 @@ def _characters(path: str | None, pattern: str, vocabulary: str | None) -> tuple
     if vocabulary is None:
         alphabet: set[int] = set().union(*(np.unique(points(text)).tolist() for text in texts.values()))
         if not alphabet:
-            raise fault(f"there is no text in {', '.join(texts)}")
+            raise fault(f"there is no text in {', '.join(texts)}; set path to a file with text")
         vocabulary = "".join(map(chr, sorted(alphabet)))
     known = Characters(vocabulary)
     kind = np.min_scalar_type(known.size - 1)

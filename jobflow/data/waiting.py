@@ -40,7 +40,7 @@ class Coming(Future[T]):
 
 @contextmanager
 def notice_if_long(what: Callable[[], str]) -> Iterator[None]:
-    """Print a notice if the block takes longer than `PATIENCE` seconds; the block is a read for a waiting caller."""
+    """Print a notice with the data `what()` if the block takes longer than `PATIENCE` seconds; the block reads data for a waiting caller."""
     over, thread = threading.Event(), threading.get_ident()
 
     def report() -> None:
@@ -102,7 +102,7 @@ def one_by_one(numbers: Iterable[T], place: Callable[[T], str]) -> Iterator[tupl
 
 
 def numbered(numbers: Iterable[Any], most: int = 5) -> str:
-    """List sample numbers for messages."""
+    """List sample numbers for messages: at most `most` numbers, then the count of the others."""
     listed = list(numbers)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return f"sample{'s' if len(listed) > 1 else ''} {', '.join(map(str, listed[:most]))}{more}"
@@ -115,7 +115,10 @@ def _tell(what: Callable[[], str], thread: int | None) -> None:
 
 
 def _standing(thread: int | None) -> list[str]:
-    """Return the position of the read; if the thread has not started or waits, return the positions of other reads."""
+    """Describe the sample that `thread` reads, and the user's line that it executes, in a list of one text.
+
+    If the thread has not started or executes neither, return one text for each thread that reads.
+    """
     position = _stands(thread)
     return [position] if position else [text for other in list(_reading) if (text := _stands(other))]
 

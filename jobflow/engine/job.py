@@ -16,7 +16,7 @@ import jobflow.core.scope as scope
 from jobflow.compiler.compile import distribute, logical
 from jobflow.compiler.front.batch_cut import cut_batch, explained
 from jobflow.compiler.front.trace import Tracer
-from jobflow.core.errors import JobError, SourceLine
+from jobflow.core.errors import NOWHERE, JobError, SourceLine, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.notices import notice
 from jobflow.core.types import TensorType, float32
@@ -380,9 +380,11 @@ def _arrays(declared: Declared, value: Any) -> list[Any]:
     return list(value) if declared.per_device else [value]
 
 
-def job_of(declared: Any) -> Job:
-    """Return the job of a decorated function; raise JobError for another object."""
+def job_of(declared: Any, operation: str = "job_of") -> Job:
+    """Return the job of a decorated function; raise JobError, with the `operation` that needs a job, for another object."""
     job = getattr(declared, "job", None)
     if not isinstance(job, Job):
-        raise JobError(f"job function: {declared!r} is not a job; decorate the function with global_function")
+        line = user_line()
+        where = operation if line == NOWHERE else f"{operation} at {line}"
+        raise JobError(f"{where}: {declared!r} is not a job; decorate the function with global_function")
     return job

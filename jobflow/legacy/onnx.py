@@ -55,7 +55,7 @@ def export(
         raise ArgumentError(f"{what}: opset {opset} is not supported; pass at most {OPSET}")
     if opset is not None and opset < OPSET:
         notice(f"{what}: the file uses opset {OPSET}, of 2022, instead of opset {opset}")
-    job, session = job_of(job_func), started_session()
+    job, session = job_of(job_func, "onnx.export"), started_session()
     if job.trainable:
         raise JobError(f"{what}: job {job.name} ({job.where}) is a train job; export a predict job that has the same variables")
     model = _model(onnx, job, session, model_save_dir, continue_on_error)

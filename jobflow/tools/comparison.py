@@ -96,7 +96,10 @@ class Report:
 
 
 def allowed(whole: Array, nudged: Array) -> float:
-    """Return the tolerance of a tensor, from its values and from its values with changed last bits (`nudged`)."""
+    """Return the tolerance of a tensor from its values (`whole`) and its values after a change of the last bits of all inputs (`nudged`).
+
+    Types other than floats have the tolerance 0 if the two arrays are equal, else infinity.
+    """
     if whole.dtype.kind not in "fV":
         return 0.0 if np.array_equal(whole, nudged) else float("inf")
     one, other = whole.astype(float), nudged.astype(float)
@@ -148,9 +151,9 @@ def by_microbatch(tensors: Mapping[str, Seen]) -> dict[str, list[Seen]]:
 
 
 def together(each: Sequence[Seen], theirs: Seen) -> Seen | None:
-    """Combine the tensors of microbatches: concatenate them, add them, or return the first if all are equal.
+    """Combine the tensors of microbatches for a comparison with `theirs`: concatenate them, add them, or return the first if all are equal.
 
-    Return None if a tensor is not assembled, or if the shapes do not fit.
+    Return None if a tensor is not assembled, or if no combination has the shape of `theirs`.
     """
     arrays = [one.whole for one in each if one.whole is not None]
     if not arrays or theirs.whole is None or len(arrays) < len(each):
@@ -179,7 +182,7 @@ def compare(tensor: Seen, whole: Array) -> tuple[float, str]:
 
 
 def judged(tensor: Seen, tensors: Mapping[str, Seen], limit: float) -> str:
-    """State the cause of a difference, which is the operation of the tensor or its inputs; return "" if the operation cannot be computed again."""
+    """State whether the operation of a tensor or its inputs cause a difference beyond `limit`; return "" if the operation cannot be repeated."""
     assert tensor.value is not None, "a variable has no op"
     node = tensor.value.node
     inputs = [tensors[v.name].whole if v.name in tensors else None for v in node.inputs]

@@ -44,18 +44,18 @@ def load_job(target: str) -> Job:
     """Return the job that "path/to/file.py:name" or "module:name" names.
 
     In place of a name, a call such as "examples/gpt.py:make_train_job(Size())" is evaluated with the names of the module.
-    Raises: ConfigError for a missing file or module; JobError for a missing job.
+    Raises: ConfigError if `target` has no name, or if the file or module is missing; JobError if the name is missing or not a job.
     """
     where, _, name = target.partition(":")
     if not name:
         raise ConfigError(f'"{target}" does not name a job; write path/to/file.py:job or module:job')
     module = _load(where)
     if "(" in name:
-        return job_of(eval(name, vars(module)))
+        return job_of(eval(name, vars(module)), target)
     if not hasattr(module, name):
         jobs = [key for key, value in vars(module).items() if isinstance(getattr(value, "job", None), Job)]
         raise JobError(f"{where} has no job {name}{did_you_mean_or(name, jobs, 'it has: ' + (', '.join(jobs) or 'none'))}")
-    return job_of(getattr(module, name))
+    return job_of(getattr(module, name), target)
 
 
 def _load(where: str) -> ModuleType:
@@ -94,7 +94,10 @@ class Explained:
         return self._program(True).rank_program(rank, self.devices)
 
     def plan(self, rank: int, share: bool = True) -> Plan:
-        """Return the program of a rank with addresses; with `share`, ranks share memory."""
+        """Return the program of a rank with buffer addresses.
+
+        With `share`, ranks may share variables and read arguments from the client's buffers.
+        """
         return self._program(share).plan(rank, self.devices)
 
     def _program(self, share: bool) -> Program:
@@ -210,13 +213,16 @@ def boxing_rows(physical: Physical) -> list[Change]:
 
 
 def _readers(node: Node, readers: Mapping[Value, Sequence[Node]]) -> str:
-    """Return the names of the operations that read the redistributed tensor, or "result" without readers."""
+    """Return the distinct names of the operations that read the redistributed tensor, separated by commas; "result" without readers."""
     words = [reader.op.word() for value in node.outputs for reader in readers[value]]
     return ", ".join(dict.fromkeys(words)) or "result"
 
 
 def kernel_tables(plan: Plan, target: Target, ordered: Ordered, why: str | None = None) -> str:
-    """Return tables of the instructions and implementations, the applied patterns, recomputed values, and fusion refusals."""
+    """Return tables of the instructions and implementations, the applied patterns, recomputed values, and fusion refusals.
+
+    `why` is a remark for the title, such as the reason for slower kernels.
+    """
     computing = [instruction for instruction in plan.instructions if isinstance(instruction, Compute)]
     slots = [slot for instruction in computing for slot in (*instruction.inputs, *instruction.outputs)]
     addresses = {buffer: (number + 1) << 40 for number, buffer in enumerate(dict.fromkeys(slot.buffer for slot in slots))}
@@ -237,7 +243,7 @@ def kernel_tables(plan: Plan, target: Target, ordered: Ordered, why: str | None 
 
 
 def _row(instruction: Compute, target: Target, addresses: Mapping[str, int]) -> tuple[str, str, str, str]:
-    """Return the instruction, its operation, its implementation, and the reasons against faster implementations."""
+    """Return a table row: the instruction, its operation, its implementation, and the reasons why faster implementations were refused."""
     inputs, outputs = (
         [registry.at(slot.type, slot.strides, addresses[slot.buffer] + slot.offset) for slot in slots]
         for slots in (instruction.inputs, instruction.outputs)

@@ -226,7 +226,7 @@ class Proof:
                 self._counts(step, f"variable {name}", worst, allowed(theirs, moved[name]), where)
 
     def _counts(self, step: int, name: str, worst: float, limit: float, where: str) -> bool:
-        """Record a comparison; return True for the first difference beyond its tolerance."""
+        """Record that `name` differs by `worst` at `where`; return True for the first difference beyond its tolerance `limit`."""
         self.report.compared += 1
         if worst <= limit:
             part = worst / limit if 0 < limit < float("inf") else 0.0
@@ -238,7 +238,10 @@ class Proof:
         return True
 
     def _plain(self, steps: int, arrays: Mapping[str, Array], seed: int, values: Arrays, after: list[tuple[Arrays, Arrays]]) -> None:
-        """Run the same steps without fetching, each from the variables of the one-device run, and compare results and variables."""
+        """Run the same steps without fetching, and compare results and variables.
+
+        The first step starts from the variables `values`. Each later step starts from the one-device variables of the preceding step in `after`.
+        """
         for step in range(steps):
             random = np.random.default_rng((seed, step))
             arguments = made_arguments(self.one, arrays, random, step)
@@ -256,7 +259,7 @@ class Proof:
 
 
 def nudged(array: Array, random: np.random.Generator) -> Array:
-    """Return the array with every float changed by about half a unit in its last place; integers do not change."""
+    """Return the array with every float changed by one or two units in its last place; other types and zeros do not change."""
     if array.dtype.kind not in "fV":
         return array
     change: Array = array.astype(float) * (1 + epsilon(array.dtype) * random.choice([-1.0, 1.0], array.shape))
@@ -264,7 +267,11 @@ def nudged(array: Array, random: np.random.Generator) -> Array:
 
 
 def made_arguments(one: Runner, arrays: Mapping[str, Array], random: np.random.Generator, step: int) -> Arrays:
-    """Return the arguments of a step: those in `arrays`, and random values for other arguments, with integers inside the bounds of the job."""
+    """Return the arguments of a step: arrays from `arrays`, and random values for all other arguments.
+
+    An array with an additional first axis has one entry per step. Random integers are inside the bounds that the job checks.
+    Raises: ArgumentError for an array of another shape.
+    """
     ranges: dict[str, tuple[int, int]] = {}
     for limit in one.compiled.bounds:
         low, high = ranges.get(limit.argument, (0, 1 << 30))
@@ -297,9 +304,10 @@ def verify(
     inputs: Mapping[str, Array] | None = None,
     session: Session | None = None,
 ) -> Report:
-    """Compare the job on one device with the job on N devices, and return the report.
+    """Compare a job on one device with the same job on `devices` devices, and return the report.
 
-    `session` has a world of N ranks and is closed afterwards; None creates a session with one thread per rank.
+    Each of the `steps` steps has the arguments in `inputs`, and random values from `seed` for all others. `strategy` replaces the job's own strategy.
+    `session` has a world of `devices` ranks and is closed afterwards; None creates a session with one thread per rank.
     """
     target = named(strategy) if strategy is not None else job.strategy
     alone, crowd = OneDevice(), session or Session()
@@ -317,7 +325,7 @@ def verify(
 
 
 def command(job: Job, devices: int, strategy: str | None, steps: int, seed: int, inputs: Mapping[str, Array] | None) -> int:
-    """Run `jobflow verify`: print the report and return the exit code."""
+    """Run `jobflow verify`: print the report, and return the exit code 0 if the results agree, else 1."""
     started = launched()
     if started is not None and started.size != devices:
         raise ConfigError(f"--devices {devices}: {started.launcher} started {started.size} ranks; omit {started.launcher}, or start {devices} ranks")
@@ -327,7 +335,7 @@ def command(job: Job, devices: int, strategy: str | None, steps: int, seed: int,
 
 
 def named_job(target: str) -> Job:
-    """Return the job of a file or module; raise JobError if the name is not a job."""
+    """Return the job that `target` names; raise JobError if `target` does not name a declared job."""
     job = load_job(target)
     if job.signature is None:
         raise JobError(f"{target} is not a job; pass path/to/file.py:job or module:job")

@@ -44,7 +44,10 @@ WIDTH, HEIGHT, DOTS = 5.0, 3.1, 160
 
 
 def curves_png(history: History, path: Path, title: str, steps_per_epoch: int = 0) -> Path | None:
-    """Write the charts of a history to a PNG file and return its path, or None if there are no curves or writing fails."""
+    """Write the charts of a history to a PNG file and return its path, or None if there are no curves or writing fails.
+
+    A positive `steps_per_epoch` is named in the labels of the x axes.
+    """
     pictures = list(history.pictures())
     if not pictures:
         return None
@@ -63,7 +66,10 @@ def curves_png(history: History, path: Path, title: str, steps_per_epoch: int = 
 
 @contextmanager
 def _figure(width: float, height: float) -> Iterator[Figure]:
-    """Yield a figure of this size in inches; inside the block, matplotlib has temporary settings."""
+    """Yield a matplotlib figure of `width` x `height` inches.
+
+    Inside the block, texts of charts are literal: matplotlib interprets no `$...$` formulas and no TeX.
+    """
     optional("matplotlib", "a chart")
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -74,9 +80,9 @@ def _figure(width: float, height: float) -> Iterator[Figure]:
 
 
 def draw_curves(axes: Axes, name: str, curves: Sequence[Curve], last: int = 0, steps_per_epoch: int = 0) -> None:
-    """Draw the curves of one quantity, with an x axis up to at least step `last`.
+    """Draw the curves of the metric `name`, with an x axis up to at least step `last`.
 
-    Long training curves are thin lines with a bold moving mean. Short curves have a marker at each point.
+    A training curve of at least 30 points is a thin line with a bold moving mean. A curve of few points has a marker at each point.
     """
     points = [curve.line.arrays(POINTS) for curve in curves]
     for i, (curve, (x, y)) in enumerate(zip(curves, points, strict=True)):
@@ -99,7 +105,10 @@ def draw_curves(axes: Axes, name: str, curves: Sequence[Curve], last: int = 0, s
 
 
 def scale_values(axes: Axes, name: str, values: Sequence[Numbers]) -> None:
-    """Select the scale of the y axis: logarithmic for losses of a wide range, percent for fractions, from zero for rates."""
+    """Select the scale of the y axis from the name and the values of a metric.
+
+    Losses of a wide range have a logarithmic scale, and fractions have a percent scale. The axes of learning rate and speed start at zero.
+    """
     from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 
     low, high = min(float(v.min()) for v in values), max(float(v.max()) for v in values)
@@ -134,7 +143,7 @@ def draw_times(axes: Axes, seconds: Numbers, bins: int = 32) -> None:
 
 
 def dress(axes: Axes, below: str) -> None:
-    """Add a light grid and the label of the x axis."""
+    """Add a light grid, and the text `below` as the label of the x axis."""
     axes.set_xlabel(below, fontsize=9, color=INK)
     axes.grid(True, color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)

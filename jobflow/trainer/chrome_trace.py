@@ -102,7 +102,7 @@ class Traced:
 
     @property
     def counted(self) -> list[Slice]:
-        """The slices that are part of steps."""
+        """The slices inside training steps, without slices of other jobs."""
         return [item for item in self.slices if item.counted]
 
     def parts(self) -> dict[int, dict[str, float]]:
@@ -162,7 +162,10 @@ class Tracing:
         return self._begun > 0
 
     def before(self, step: int) -> None:
-        """Start recording if `step`, the number of the next step, is the first step to record."""
+        """Start the recording at the first call whose `step` has reached the first step to record.
+
+        `step` is the number of the next step.
+        """
         world = self._session().world
         if step >= self._first and not self._begun and self.traced is None and world is not None:
             world.call(Begin())
@@ -198,9 +201,9 @@ def write(path: Path, timelines: Sequence[Timeline], first: int, steps: int) -> 
 
 
 def slices_of(recorded: Timeline, first: int, steps: int) -> Iterator[Slice]:
-    """Yield slices for a rank's runs, op calls and waits, in the time of rank 0's clock.
+    """Yield slices for the runs, op calls and waits of one rank, in the time of rank 0's clock.
 
-    The runs of a job are steps if their number is `steps`.
+    The runs of a job with exactly `steps` runs are training steps; the first one has the number `first`.
     """
     waits = recorded.waits + recorded.offset
     for job, plans in recorded.runs.items():

@@ -22,16 +22,20 @@ from jobflow.trainer.watching import EvaluationReport
 
 
 def batches_of(jobs: Jobs, samples: Samples | Stream, fields: Iterable[str] | None = None) -> Batches:
-    """Return the batches of an evaluation of these samples.
+    """Return the evaluation batches of these samples, in the order of the samples.
 
-    The result caches the ranges of rows that each rank reads, so repeated evaluations should reuse the result.
+    `fields` names the fields to read; the default is all fields that the model uses. The result caches the ranges of rows that each rank reads, so
+    repeated evaluations should reuse the result.
     """
     data, read = jobs.config.data, jobs.network.taken(jobs.fields) if fields is None else fields
     return Batches(samples, None, data.evaluation_batch_size, False, data.prefetch, fields=list(read))
 
 
 def measure(jobs: Jobs, batches: Batches, place: str, step: int = 0, epoch: int = 0) -> EvaluationReport:
-    """Evaluate the model on one pass over the batches; the report names metrics "<place>/<metric>"."""
+    """Evaluate the model in one pass over the batches, and return a report with metrics named "<place>/<metric>".
+
+    `step` and `epoch` are only recorded in the report.
+    """
     began, means = time.perf_counter(), Means()
     jobs.over(batches, jobs.evaluation, lambda rows, outputs: means.add(outputs, rows, jobs.pieces(rows)))
     metrics = {f"{place}/{name}": value for name, value in means.values().items()}
@@ -81,6 +85,6 @@ def trained(loaded: Loaded, checkpoint: str | Path | None) -> Iterator[tuple[Job
 
 
 def restore(jobs: Jobs, path: AnyPath, job: Job) -> None:
-    """Compile a job, and load its variables from the checkpoint `path`."""
+    """Compile a job, and load the session's variables from the checkpoint `path`."""
     jobs.session.compiled(job, job.declared_shapes(jobs.session))
     sessions.load(jobs.session, path, strict="variables", what="--checkpoint")

@@ -139,7 +139,7 @@ def operations_of(program: Physical) -> float:
 
 
 def environment(ranks: int | None = None) -> dict[str, str]:
-    """Return versions and hardware that can influence a result."""
+    """Return versions, hardware and the command line that can influence a result, as texts by name; with `ranks`, also their number and launcher."""
     facts = {
         "jobflow": __version__,
         "Python": f"{platform.python_version()} ({platform.python_implementation()})",

@@ -25,8 +25,8 @@ from jobflow.tools.verify import Runner
 def first_not_finite(session: Session, job: Job, batch: Batch, run: int) -> str:
     """Describe the first non-finite tensor of run number `run` of a job on this batch, with its source line.
 
-    If the repeated run has only finite values, return a sentence about this.
-    The variables must have their values from before that run.
+    If all values of the repeated run are finite, the returned sentence says so.
+    The variables must still have the values from before that run.
     """
     runner = Runner(session, job)
     values = runner.watched(batch.arguments, run)
@@ -38,7 +38,7 @@ def first_not_finite(session: Session, job: Job, batch: Batch, run: int) -> str:
 
 
 def _in_batch(one: Seen, op: Input, runner: Runner, batch: Batch) -> str:
-    """Describe the first non-finite element of an argument, its sample, and the rank that read the sample."""
+    """Describe the argument tensor `one`, its first non-finite element, the sample of the element, and the rank that read the sample."""
     declared = dict(runner.job.signature.placeholders())[op.argument].per_device
     starts = [start for start, _ in cut(batch.size, runner.ranks)] if declared else [0] * runner.ranks
     for rank, parts in enumerate(runner.fetched.parts):

@@ -31,7 +31,7 @@ _OTHER = frozenset({"step", "epoch", "seconds"})
 
 @dataclass
 class Line:
-    """The values of one quantity, and their steps."""
+    """The values of one quantity by step, without infinite and NaN values."""
 
     steps: array[int] = field(default_factory=lambda: array("q"))
     values: array[float] = field(default_factory=lambda: array("d"))

@@ -62,7 +62,7 @@ Fields = Mapping[str, TensorType]
 
 @dataclass
 class Jobs:
-    """The jobs of a configuration in a separate session, declared on demand for samples with these fields."""
+    """The jobs of a configuration in a separate session, declared on demand for samples with the fields `fields`."""
 
     loaded: Loaded
     session: Session
@@ -96,9 +96,10 @@ class Jobs:
         return self.config.strategy.view == "mirrored" and rows >= self.ranks
 
     def train(self, rows: int) -> Job:
-        """Return the job for one step over `rows` samples; its results are the loss and all metrics, per row or per part of the batch.
+        """Return the job for one training step over `rows` samples.
 
-        The result HALTED counts the non-finite gradient elements of an earlier step; variables have not changed since that step.
+        The results are the loss and all metrics, as one value per row or as means over parts of the batch. The result HALTED counts the non-finite
+        gradient elements of an earlier step; variables have not changed since that step.
         """
         return self._job(TRAIN, rows, self.network.taken(self.fields))
 
@@ -120,7 +121,10 @@ class Jobs:
         return self.session.call(job, tuple(self.arguments(job, batch)))
 
     def over(self, batches: Batches, job: Callable[[int], Job], use: Callable[[int, dict[str, Array]], None]) -> None:
-        """Run one pass over the samples; call `use` with the number of samples and the outputs of every batch."""
+        """Run `job(size)` once on each batch of one pass over `batches`, where `size` is the number of samples in the batch.
+
+        After each batch, call `use` with this size and the outputs of the job.
+        """
         with batches.start(epochs=1) as reading:
             for batch in reading:
                 with batch.told():
@@ -291,7 +295,10 @@ class Means:
 
 
 def summed(array: Array, rows: int, pieces: Sequence[int]) -> float:
-    """Return the sum over the rows of a batch, from one value per row, per piece, or for the whole batch."""
+    """Return the sum of an output over the `rows` rows of a batch.
+
+    The array has one value per row, one mean per piece of the batch, or a mean over the whole batch. `pieces` are the row counts of the pieces.
+    """
     wide = np.asarray(array, np.float64).reshape(-1)
     if wide.size == rows:
         return float(wide.sum())

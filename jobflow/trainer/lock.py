@@ -40,7 +40,7 @@ PATIENCE = 5.0
 
 @dataclass(frozen=True)
 class Held:
-    """The content of a lock: its process and its start time."""
+    """The content of a lock file: the process that holds the lock, the time of acquisition, and a unique token."""
 
     owner: Owner
     since: str
@@ -93,7 +93,10 @@ class Lock(ABC):
                 self._remove(self.path)
 
     def check(self, now: float) -> None:
-        """Raise ConfigError if another training holds the lock; `now` is the time of the file system or the store."""
+        """Raise ConfigError if another training holds the lock; ignore an abandoned lock with a notice.
+
+        `now` is the current time of the file system or the store.
+        """
         for path in self._others():
             with suppress(FileNotFoundError):
                 self._check(path, Held.read(path), now - path.lstat().st_mtime)
@@ -114,7 +117,10 @@ class Lock(ABC):
         return Held.read(self.path).token == self._mine.token
 
     def _live(self) -> None:
-        """Update the time of the lock, which other machines check, until its release; write the lock again if it was removed."""
+        """Update the time of the lock file every BEAT seconds until the release, so that other machines detect a running training.
+
+        If the file was removed, write it again.
+        """
         while not self._over.wait(BEAT):
             with suppress(OSError):
                 if self._is_removed():
@@ -130,7 +136,7 @@ class Lock(ABC):
         return False
 
     def _take_again(self) -> None:
-        """Rewrite a lock that was removed, and its folder if necessary."""
+        """Write a removed lock file again, and create its folder if necessary; if another training holds the lock now, print a notice."""
         notice(f"{self.path} was removed during training; it is created again")
         if isinstance(self.path, Path):
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -66,7 +66,10 @@ def train(
 
 
 def make_directory(key: str, origin: object, path: AnyPath) -> None:
-    """Create a directory and check that it is writable; raise ConfigError before the first step if not."""
+    """Create a local directory, and check that the local or remote directory is writable; raise ConfigError if not.
+
+    `key` and `origin` name the configuration value in the message.
+    """
     try:
         if isinstance(path, RemotePath):
             drafts.check_writable(path)
@@ -79,7 +82,7 @@ def make_directory(key: str, origin: object, path: AnyPath) -> None:
 
 
 def without_failure(change: Callable[[], None], path: AnyPath) -> None:
-    """Call `change`, which checks or acquires a lock; raise ConfigError if the file system refuses access."""
+    """Call `change`, which checks or acquires the lock at `path`; raise ConfigError if the call raises OSError."""
     try:
         change()
     except OSError as error:
@@ -93,7 +96,7 @@ def distinct(folders: Sequence[Path]) -> list[Path]:
 
 
 class Before(NamedTuple):
-    """The state before a step, and its batch."""
+    """The state of a run before a step, and the batch of that step."""
 
     progress: Progress
     #: number of runs of the train job
@@ -267,7 +270,10 @@ class Loop:
         return time.perf_counter()
 
     def _account(self, batch: Batch, values: dict[str, float], seconds: float, waited: float) -> None:
-        """Update the progress after a step, and report the step to the callbacks."""
+        """Update the progress after a step, and report the step to the callbacks.
+
+        `values` are the means of loss and metrics. `seconds` is the duration of the step, and `waited` is the part of it spent waiting for the batch.
+        """
         progress, before = self.progress, self.progress.step
         progress.step += 1
         progress.epoch, progress.sample = batch.position_after
@@ -302,7 +308,7 @@ class Loop:
         return self.session.writes_files
 
     def _due(self, interval: Evaluation | Checkpoint) -> bool:
-        """Return True if an interval of this section, every_steps or every_epochs, ends with the current step."""
+        """Return True if every_steps or every_epochs of the section `interval` is due after the current step; False before the first step."""
         progress = self.progress
         by_steps = interval.every_steps is not None and progress.step % interval.every_steps == 0
         by_epochs = interval.every_epochs is not None and progress.sample == 0 and progress.epoch % interval.every_epochs == 0
@@ -371,7 +377,10 @@ class Loop:
     # ---------------------------------------------------------------- saving
 
     def _save(self) -> None:
-        """Save the state after this step, unless this was done before; asynchronously if checkpoint.asynchronous is set and the run continues."""
+        """Save the state after this step, unless this state is already saved.
+
+        The save is asynchronous if checkpoint.asynchronous is set and the run continues.
+        """
         step = self.progress.step
         if self._saved_step == step:
             return
@@ -389,7 +398,7 @@ class Loop:
             self._settle()
 
     def _settle(self) -> None:
-        """Wait for the pending checkpoint."""
+        """Wait for the pending checkpoint and report it to the callbacks; do nothing without a pending checkpoint."""
         if self._saving is None:
             return
         step, saving, began = self._saving
@@ -406,7 +415,7 @@ class Loop:
 
     @contextmanager
     def _may_fail(self, step: int) -> Iterator[None]:
-        """Report a failed checkpoint and continue; raise the error if the final checkpoint failed."""
+        """Report an error of saving step `step` as a notice and continue; raise the error if this is the last step of the run."""
         try:
             yield
         except sessions.AfterSavingError as error:

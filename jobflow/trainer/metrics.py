@@ -126,7 +126,7 @@ class Records(Watcher, ABC):
 
     @abstractmethod
     def create(self) -> None:
-        """Create a new file."""
+        """Create a file without records in place of a removed file."""
 
     def step(self, run: RunInfo, report: StepReport) -> None:
         if report.step % self._every == 0 or report.step in (1, run.steps):

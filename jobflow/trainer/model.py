@@ -33,13 +33,16 @@ __all__ = ["Callback", "CheckpointConfig", "DataModule", "Model", "NumpyDataModu
 
 
 class DataModule(Module):
-    """A source of batches: `forward(step_idx, optimizer_idx)` runs in the body of the job and returns a tuple of tensors."""
+    """A source of batches for the body of a job: `forward(step_idx, optimizer_idx)` returns a tuple of tensors.
+
+    `step_idx` is always 0, because the job is not traced again for each step.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
 
     def forward(self, step_idx: int = 0, optimizer_idx: int = 0) -> Any:
-        """Return a batch: a tuple of tensors."""
+        """Return a batch as a tuple of tensors; subclasses must define this method."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def __call__(self, *arguments: Any) -> Any:
@@ -65,11 +68,11 @@ class TrainingConfig:
         self.data: DataModule | None = None
 
     def config_execution(self, exe_cfg: ExecutionConfig) -> None:
-        """Set the configuration of the jobs."""
+        """Set the configuration of the jobs; the default is `ExecutionConfig()`."""
         self.exe_cfg = exe_cfg
 
     def config_data(self, data: DataModule) -> None:
-        """Set the source of batches."""
+        """Set the source of batches; raise ArgumentError unless `data` is a DataModule."""
         if not isinstance(data, DataModule):
             raise ArgumentError(
                 f"{type(self).__name__}.config_data at {user_line()}: data is {data!r}; pass a model.DataModule or a model.NumpyDataModule"
@@ -78,19 +81,22 @@ class TrainingConfig:
 
 
 class ValidationConfig(TrainingConfig):
-    """The configuration of validation, which runs one step after every `step_interval` training steps."""
+    """The data and jobs of validation, which runs one step after every `step_interval` training steps, by default 10."""
 
     def __init__(self) -> None:
         super().__init__()
         self.step_interval = 10
 
     def config_step_interval(self, step_interval: int = 1) -> None:
-        """Set the number of training steps per validation step."""
+        """Set the number of training steps per validation step; raise ArgumentError unless `step_interval` is an int of at least 1."""
         self.step_interval = _interval("ValidationConfig.config_step_interval", step_interval)
 
 
 class CheckpointConfig:
-    """The checkpoint that `fit` loads first, and the interval at which it saves to `<dirpath>-<step>`."""
+    """The checkpoint that `fit` loads first, and the interval at which `fit` saves checkpoints named `<dirpath>-<step>`.
+
+    By default `fit` neither loads nor saves.
+    """
 
     def __init__(self) -> None:
         self.load_dirpath: str | None = None
@@ -102,7 +108,10 @@ class CheckpointConfig:
         self.load_dirpath = dirpath
 
     def config_save(self, dirpath: str, step_interval: int = 1) -> None:
-        """Set the path prefix of saved checkpoints, and the number of steps between two checkpoints."""
+        """Set the path prefix of saved checkpoints, and the number of steps between two checkpoints.
+
+        Raises: ArgumentError unless `step_interval` is an int of at least 1.
+        """
         self.save_dirpath, self.save_interval = dirpath, _interval("CheckpointConfig.config_save", step_interval)
 
 
@@ -113,7 +122,10 @@ def _interval(what: str, value: int) -> int:
 
 
 class Callback:
-    """A receiver of the results of each step, as arrays nested like the step's results."""
+    """A receiver of the results of each step; subclasses override its methods, which do nothing.
+
+    The results are nested like the return value of the step, with arrays in place of tensors.
+    """
 
     def on_training_step_end(self, outputs: Any, step_idx: int, optimizer_idx: int) -> None:
         """Handle the results of a training step of one optimizer."""
@@ -129,7 +141,7 @@ class Model(Module):
         super().__init__()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the model's outputs."""
+        """Compute the model's outputs from arguments that the subclass chooses; subclasses must define this method."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def training_step(self, batch: Any, optimizer_idx: int = 0) -> Any:
@@ -137,7 +149,7 @@ class Model(Module):
         raise NotImplementedError(f"{type(self).__name__} has no training_step")
 
     def validation_step(self, batch: Any) -> Any:
-        """Return the results for a validation batch."""
+        """Return any results for a validation batch; callbacks receive the results as arrays."""
         raise NotImplementedError(f"{type(self).__name__} has no validation_step")
 
     def configure_optimizers(self) -> Any:
@@ -192,16 +204,19 @@ class Model(Module):
         return optimizers
 
     def load_checkpoint(self, dirpath: str) -> None:
-        """Set the variables of all jobs from a checkpoint, including train steps and optimizer slots."""
+        """Set the variables of all jobs from the checkpoint `dirpath`, including train steps and optimizer slots."""
         stored.restore(dirpath)
 
     def save_checkpoint(self, dirpath: str) -> None:
-        """Save the variables of all jobs."""
+        """Save the variables of all jobs as the checkpoint `dirpath`."""
         stored.save(dirpath)
 
 
 def _steps(model: Model, config: TrainingConfig, optimizers: Iterable[Any]) -> tuple[Callable[[int], Any], ...]:
-    """Return a function per optimizer, or per None for validation, that runs a step and returns its results."""
+    """Return one function per entry of `optimizers`; each function takes a step number, runs the step, and returns its results.
+
+    An entry None stands for a validation step. Raises: JobError if `config` has no data.
+    """
     what = f"{type(model).__name__}.fit at {user_line()}"
     if config.data is None:
         raise JobError(f"{what}: the {type(config).__name__} has no data; call its config_data(...) first")

@@ -220,7 +220,10 @@ def _line_of(code: CodeType) -> SourceLine:
 
 
 def _measured(module: Module, loss: str, **batch: Any) -> Mapping[str, Any]:
-    """Return the dict of outputs of a module, or the loss of its scores against the labels."""
+    """Apply a module to a batch, and return its dict of outputs.
+
+    If the module returns a tensor of scores, the dict has the loss named `loss` against the labels, or only the scores without labels.
+    """
     fields = {name: _scaled(x) if name != LABELS else x for name, x in batch.items()}
     named = _by_name(module, batch)
     labels = None if named is not None and LABELS in named else fields.pop(LABELS, None)
@@ -241,13 +244,16 @@ def _scaled(x: Any) -> Any:
 
 
 def _by_name(module: Module, fields: Container[str]) -> dict[str, bool] | None:
-    """Return the parameters of `forward`, True for required ones; None without parameters, or if a required one is not a field."""
+    """Return {parameter name: True if it is required} for the module's `forward`.
+
+    Return None if `forward` has no named parameters, or if a required parameter is not in `fields`.
+    """
     named = _parameters(module)
     return named if named and all(n in fields for n, needed in named.items() if needed) else None
 
 
 def _parameters(module: Module) -> dict[str, bool]:
-    """Return the named parameters of `forward`, True for required ones."""
+    """Return {parameter name: True if it is required} for the module's `forward`, without `*args` and `**kwargs`."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {n: p.default is p.empty for n, p in inspect.signature(module.forward).parameters.items() if p.kind in kinds}
 
@@ -301,9 +307,10 @@ def _listed(loaded: Loaded) -> Network:
 
 
 def layered(network: Network, fields: Mapping[str, TensorType]) -> Network:
-    """Bind a list of layers or a module to samples with these fields: `labels` are the labels, and the first other field is the input.
+    """Bind a list of layers or a module to samples with these fields; return other networks unchanged.
 
-    A module whose `forward` has parameters named after fields takes those fields.
+    The field "labels" contains the labels, and the first other field is the input. A module whose `forward` has parameters named after fields takes
+    those fields.
     """
     if not fields or (network.what != LISTED and network.module is None):
         return network

@@ -16,7 +16,10 @@ FIRST_SCALE = 2.0**15
 
 
 def schedule_from(options: schema.Optimizer, steps: int) -> of.Schedule:
-    """Return the learning rate by step; `steps` is the length of the training, for schedules without a length."""
+    """Return the learning rate schedule of these options, with its warm-up.
+
+    `steps` is the length of the training, at which a cosine or linear or polynomial schedule ends by default.
+    """
     lr, plan = options.lr, options.schedule
     rising = warmup.linear(options.warmup_steps, 1 / options.warmup_steps) if options.warmup_steps else None
     match plan:

@@ -111,7 +111,7 @@ def check_fields(jobs: Jobs, samples: Samples | Stream, trained: Any, source: st
 
 
 def labels_of(jobs: Jobs, fields: Iterable[str]) -> list[str]:
-    """Return the fields that only training needs, such as the labels."""
+    """Return the names in `fields` that a prediction does not read, such as the labels."""
     network = jobs.network
     return [name for name in fields if (name not in network.needed if network.needed else name == LABELS)]
 
@@ -128,7 +128,7 @@ def classes_of(jobs: Jobs, facts: Mapping[str, Any]) -> list[str]:
 
 
 def with_probabilities(jobs: Jobs, outputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Replace the scores by their softmax; raise ConfigError if the outputs have no class scores."""
+    """Return the outputs with the softmax of the scores in place of the scores; raise ConfigError if the outputs have no class scores."""
     scores = outputs.get("scores")
     if scores is None or scores.ndim != 2 or scores.shape[1] < 2 or jobs.config.model.loss == "mean_squared_error":
         outputs_text = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
@@ -138,7 +138,10 @@ def with_probabilities(jobs: Jobs, outputs: Mapping[str, Array]) -> dict[str, Ar
 
 
 def reader_for(config: TrainConfig, source: AnyPath) -> str:
-    """Return the name of the reader for a file or folder; raise ArgumentError if the path is missing or no reader fits."""
+    """Return the name of the reader for the file or folder `source`, by its suffix, else the reader of the training data.
+
+    Raises: ArgumentError if the path is missing, or if its suffix is unknown and the reader of the training data has no argument `path`.
+    """
     if not source.exists():
         raise ArgumentError(f"--input {source}: there is no such file; pass an existing file or folder, or one of {', '.join(PLACES)}")
     trained = config.data.train.reader
@@ -153,7 +156,10 @@ def reader_for(config: TrainConfig, source: AnyPath) -> str:
 
 
 def arguments_for(name: str, source: AnyPath, training: Mapping[str, Any], needed: tuple[str, ...]) -> dict[str, Any]:
-    """Return a reader's arguments for an input file: the training arguments except arguments for labels and data splits."""
+    """Return the arguments of the reader `name` for the input `source`.
+
+    `training` are the arguments of the training reader. The result omits arguments for labels, data splits and random flips.
+    """
     legal = inspect.signature(READERS[name]).parameters
     arguments = {
         key: value for key, value in training.items() if key in legal and key not in ("split", "validation_every", "classes", "labels", "flip")
@@ -251,7 +257,7 @@ def generate(
 
 
 def _scores(network: Network, outputs: Mapping[str, Array]) -> Array:
-    """Return the scores of the tokens; raise ConfigError if the model returns none."""
+    """Return the output "scores", the scores of the next tokens; raise ConfigError if the model returns no such output."""
     if "scores" not in outputs:
         raise ConfigError(f'{network.named} returned {", ".join(outputs)}; return a dict with "scores" to generate text')
     return outputs["scores"]

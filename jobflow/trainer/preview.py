@@ -113,7 +113,7 @@ def dimensions(strategy: Any, ranks: int) -> Iterator[str]:
 
 
 def extras(strategy: Any) -> Iterator[str]:
-    """Yield descriptions of the strategy's other options."""
+    """Yield descriptions of the strategy's options outside of the mesh, such as ZeRO, accumulation and precision."""
     sharded = {1: "optimizer state is", 2: "gradients and optimizer state are", 3: "parameters, gradients and optimizer state are"}
     if strategy.zero:
         yield f"{sharded[strategy.zero]} sharded (ZeRO {strategy.zero})"
@@ -172,7 +172,7 @@ def plan_table(figures: Figures) -> TextTable:
 
 
 def alike(figures: Figures, key: Any) -> Iterator[tuple[str, Any]]:
-    """Yield ranges of consecutive ranks with equal figures, such as "0-3", and these figures."""
+    """Yield (range, figures) for each group of consecutive ranks with equal `key(figures)`; the range is a text such as "0-3" or "4"."""
     first = 0
     for i, figure in enumerate(figures.ranks):
         if i + 1 == len(figures.ranks) or key(figures.ranks[i + 1]) != key(figure):

@@ -117,7 +117,7 @@ def report_page(
 
 
 def _message(history: History, error: BaseException | None) -> str:
-    """Describe the end of a run; "" without a message."""
+    """Return the message of the run's outcome; without an outcome, describe `error`, or return "" if it is None."""
     if history.outcome is not None:
         return history.outcome.message
     return "" if error is None else f"{type(error).__name__}: {error}"

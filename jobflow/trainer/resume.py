@@ -89,7 +89,7 @@ class Progress:
 
 
 def plainly(tree: Any) -> Any:
-    """Convert a tree to JSON types."""
+    """Convert a tree to JSON types; values of other types become strings."""
     return json.loads(json.dumps(tree, default=str))
 
 
@@ -153,7 +153,7 @@ def _unequal(key: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def chosen(series: Series, option: str, advice: str = NEVER) -> AnyPath | None:
-    """Return the checkpoint to resume from; None for a new run. Only rank 0 calls it.
+    """Return the checkpoint to resume from; None for a new run. Only rank 0 may call this function.
 
     "auto" selects the newest valid checkpoint, with a notice about damaged checkpoints. "never" renames the existing checkpoints. Another value is
     the path of a checkpoint, or of a directory whose newest valid checkpoint is selected.
@@ -301,7 +301,10 @@ def read(session: Session, path: AnyPath, loaded: Loaded, program: Fingerprint |
 
 
 def _load(session: Session, path: AnyPath, same: bool) -> dict[str, Any]:
-    """Load variables from the checkpoint; unless its precision is the `same`, the loss scale restarts at its initial value."""
+    """Load variables from the checkpoint `path`, and return its extra entries.
+
+    If `same` is False, the precision differs from the checkpoint's; the loss scale then restarts at its initial value.
+    """
     try:
         return _loaded(session, path, same)
     except ReplacedError:

@@ -220,7 +220,10 @@ class Agreement:
     _last: tuple[int, float] | None = field(default=None)
 
     def ask(self, step: int, done: bool = True) -> Request | None:
-        """Exchange messages and return the combined request after `step` steps; return None on all ranks between exchanges."""
+        """Exchange messages after `step` steps and return the combined request; return None on all ranks between exchanges.
+
+        `done` is False while a checkpoint of this rank is being written.
+        """
         if step < self._next:
             return None
         again = self._period(step)

@@ -91,6 +91,8 @@ def test_jobs_that_cannot_be_exported_raise(fresh: None, tmp_path: Path) -> None
     def sampled(x: Matrix) -> tp.Numpy:
         return flow.random.bernoulli(x, name="coins")
 
+    with pytest.raises(JobError, match=r"onnx.export at test_onnx.py:\d+: 3 is not a job; decorate the function with global_function"):
+        flow.onnx.export(3, "", file)
     with pytest.raises(JobError, match="is a train job; export a predict job"):
         flow.onnx.export(training, "", file)
     with pytest.raises(JobError, match=r"sort at test_onnx.py:\d+: ONNX has no equivalent"):

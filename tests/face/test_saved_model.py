@@ -112,6 +112,8 @@ def test_jobs_that_cannot_be_saved_raise(fresh: None, tmp_path: Path) -> None:
     builder = flow.saved_model.ModelBuilder(str(tmp_path))
     with pytest.raises(JobError, match="the model has no job"):
         builder.Save()
+    with pytest.raises(JobError, match=r"ModelBuilder.AddFunction at test_saved_model.py:\d+: 3 is not a job; decorate the function"):
+        builder.AddFunction(3)
     builder.AddFunction(training)
     with pytest.raises(JobError, match="is a train job; save a predict job that has the same variables"):
         builder.Save()

@@ -115,7 +115,7 @@ class ModelBuilder:
 
     def AddFunction(self, func: Any) -> GraphBuilder:
         """Add a predict job and return its builder; raise ArgumentError if the model already contains the job."""
-        job = job_of(func)
+        job = job_of(func, "ModelBuilder.AddFunction")
         if job.name in self.graphs:
             raise ArgumentError(f"ModelBuilder.AddFunction at {user_line()}: job {job.name} is already part of the model; add it once")
         graph = GraphBuilder(job.name, self)

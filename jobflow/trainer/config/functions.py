@@ -25,7 +25,7 @@ FILES = ("path", "paths", "file", "files", "folder", "directory", "root")
 def check(tree: Tree, problems: Problems, folder: str) -> Callable[..., Any] | None:
     """Report problems with functions and files; return the builder, or None without a valid builder.
 
-    The `folder` of the configuration becomes importable.
+    The `folder` of the configuration and the current folder become importable.
     """
     for path in (os.path.abspath(folder or "."), os.getcwd()):
         if path not in sys.path:
@@ -137,7 +137,7 @@ class _Checks:
             return None
 
     def arguments(self, model: type[BaseModel], path: str, function: str, owner: str, besides: str = "") -> None:
-        """Check the map at a path, without the key `besides`, against the parameters of a function.
+        """Check the map at a path, without the key `besides`, against the parameters in `model`; `function` names the function in messages.
 
         If the map is missing, problems are reported at the path `owner`.
         """
@@ -161,7 +161,7 @@ def _not_a_builder(function: Callable[..., Any], makes: bool) -> str:
 
 
 def makes_module(function: Callable[..., Any]) -> bool:
-    """Return True if a builder is a module class, or a function annotated to return a module.
+    """Return True if `function` is a module class, or is annotated to return a module.
 
     The parameters of such a builder are not fields of a batch.
     """

@@ -19,17 +19,20 @@ Model = type[BaseModel]
 
 
 def fields_of(model: Model) -> dict[str, FieldInfo]:
-    """Return the keys of a section and their fields."""
+    """Return {key: pydantic field} for the keys of the section `model`."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def notes_of(field: FieldInfo) -> Notes:
-    """Return the schema's notes about a key."""
+    """Return the schema's notes about the key with this field, or empty notes if the schema has none."""
     return next((note for note in field.metadata if isinstance(note, Notes)), Notes((), ""))
 
 
 def kinds_of(annotation: Any) -> list[Any]:
-    """Return the members of a union annotation; for another annotation, a list with this annotation."""
+    """Return the members of a union annotation, or a list with only `annotation` if it is not a union.
+
+    Wrappers `Annotated` are removed.
+    """
     if get_origin(annotation) is Annotated:
         return kinds_of(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
@@ -58,7 +61,10 @@ def tag_of(section: Model) -> str | None:
 
 
 def kinds_at(path: Path, value: Any, root: Any = TrainConfig) -> list[Any]:
-    """Return the types allowed at a path of a value.  If `name:` selects a section, return only its type."""
+    """Return the types allowed at `path` inside `value`, whose own type is `root`.
+
+    If the key `name` in `value` selects one of several sections, return only the selected section.
+    """
     kinds = [root]
     for step in path:
         value = child(value, step)
@@ -68,7 +74,7 @@ def kinds_at(path: Path, value: Any, root: Any = TrainConfig) -> list[Any]:
 
 
 def sections_at(path: Path, value: Any, root: Any = TrainConfig) -> list[Model]:
-    """Return the sections among the types allowed at a path."""
+    """Return the section types among the types that are allowed at `path` inside `value`, whose own type is `root`."""
     return list(filter(is_section, kinds_at(path, value, root)))
 
 
@@ -88,7 +94,10 @@ SECTIONS = tuple(_sections((), TrainConfig))
 
 @cache
 def sections_with() -> Mapping[str, Mapping[tuple[Path, str | None], None]]:
-    """Return a mapping from each key to its sections: (path, tag), where the tag is None unless `name:` selects the section."""
+    """Return {key: {(path, tag): None}}, which lists the sections that contain each key.
+
+    `tag` is the value of `name` that selects the section, or None if the section is not selected by name.
+    """
     result: dict[str, dict[tuple[Path, str | None], None]] = {}
     for path, section in SECTIONS:
         for key in fields_of(section):
@@ -103,7 +112,10 @@ def synonyms() -> Mapping[str, str]:
 
 
 def default_at(path: Path, value: Any) -> Any:
-    """Return the schema's default at a path, or None without a default."""
+    """Return the schema's default at `path`, or None without a default.
+
+    `value` is the whole configuration, in which the key `name` may select a section.
+    """
     for section in sections_at(path[:-1], value):
         field = section.model_fields.get(path[-1])
         default = PydanticUndefined if field is None else field.get_default(call_default_factory=True)
@@ -113,7 +125,10 @@ def default_at(path: Path, value: Any) -> Any:
 
 
 def suggestion(key: str, path: Path, legal: Sequence[str], present: Iterable[str]) -> tuple[str, Path]:
-    """Return advice about an unknown key, starting with "; ", and the relative path of the key that was probably intended."""
+    """Return advice about the unknown `key` of the section at `path`, and the path of the key that was probably intended.
+
+    The advice starts with "; ", or is "" without a suggestion. The returned path is relative to the section, or () if no single key was intended.
+    """
     general = tuple("N" if step.isdecimal() else step for step in path)
     own = sections_with().get(key, {})
     inside = [name for name in present if ((*general, name), None) in own]
@@ -174,16 +189,20 @@ def setting_meant(word: str) -> str:
 
 
 def place_meant(name: str, exactly: bool) -> str:
-    """Return `name` if it is a path such as `optimizer.lr`, else the path of the matching key, or "" without a match."""
+    """Return `name` if it is a path such as `optimizer.lr`, else the path of the matching key, or "" without a match.
+
+    With `exactly`, only an equal key or synonym matches.
+    """
     section, point, _ = name.partition(".")
     is_path = section in fields_of(TrainConfig) and (bool(point) or not exactly)
     return name if is_path else place_of(name, exactly)
 
 
 def place_of(word: str, exactly: bool) -> str:
-    """Return the path of the key that matches a word, exactly or as the closest match, or "".
+    """Return the path of the key that matches `word`, or "" without a match.
 
-    If several paths match, return the path nearest to the top of the file.
+    With `exactly`, only an equal key or synonym matches; otherwise the closest key does. If the key has several paths, return the path nearest to
+    the top of the file.
     """
     plain = word.replace("-", "_")
     known = [name for name, places in sections_with().items() if any("layers" not in place for place, _ in places)]

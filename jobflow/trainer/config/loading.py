@@ -65,7 +65,10 @@ def load(path: str | os.PathLike[str], settings: Sequence[str] = (), *, look_out
 
 
 def with_derived(tree: Tree, file: str) -> Tree:
-    """Add the keys whose values derive from other keys, unless a file or setting contains them."""
+    """Add the keys whose values derive from other keys, unless a file or setting contains them.
+
+    The default of the key `name` is the name of `file` without its suffix.
+    """
     noted = {dotted((*section, key)): notes_of(field).derived for section, model in SECTIONS for key, field in fields_of(model).items()}
     derived: dict[str, Any] = {path: value for path, value in noted.items() if value}
     derived["name"] = os.path.splitext(os.path.basename(file))[0]
@@ -125,7 +128,7 @@ class Files:
         return self.trees[real]
 
     def nothing(self, file: Origin, at: Origin, message: str, legal: str = "", path: Path = ("extends",)) -> Tree:
-        """Report a problem; return an empty tree as the replacement of a file."""
+        """Report a problem with a file, and return an empty tree in place of the file's tree."""
         self.unread = True
         self.problems.add(at, path, message, legal)
         return Tree({}, {(): Mark(file)})
@@ -147,7 +150,10 @@ class Files:
         return self.nothing(begin, tree.mark(()).at, message, "it begins such as: model: ..., data: ..., optimizer: ..., training: ...", ())
 
     def base(self, named: Any, at: Origin, file: str, chain: tuple[str, ...]) -> Tree:
-        """Return the tree of a base file."""
+        """Return the tree of the base file `named`, whose path is relative to the folder of `file`.
+
+        An invalid value of `extends` is reported as a problem and yields an empty tree.
+        """
         if not isinstance(named, str) or not named:
             return self.nothing(at, at, "extends takes the name of a file, or a list of them, such as: extends: base.yaml")
         if "${" in named:
@@ -166,12 +172,12 @@ def _unreadable(file: str, error: Exception) -> str:
 
 
 def origin_of(setting: str) -> Origin:
-    """Return the source position of a setting."""
+    """Return the origin of a setting, which prints as `--set a.b=VALUE`."""
     return Origin(f"--set {setting}")
 
 
 def with_settings(tree: Tree, settings: Sequence[str], problems: Problems) -> Tree:
-    """Apply settings `a.b=VALUE` to the tree in order."""
+    """Return the tree with the settings `a.b=VALUE` applied in order; report invalid settings as problems and skip them."""
     for setting in settings:
         at = origin_of(setting)
         name, sign, text = setting.partition("=")

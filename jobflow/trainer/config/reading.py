@@ -48,7 +48,7 @@ class _Loader(yaml.SafeLoader):
     depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Compose a node; raise RecursionError beyond DEPTH, independent of Python's own limit."""
+        """Compose a node; raise RecursionError if nodes are nested more than DEPTH deep, independent of Python's own limit."""
         self.depth += 1
         if self.depth > DEPTH:
             raise RecursionError

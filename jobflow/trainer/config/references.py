@@ -113,7 +113,7 @@ class _References:
         return result
 
     def near(self, target: Path) -> str:
-        """Return a suggestion for a reference to a missing key."""
+        """Return advice for a reference to a missing key, starting with "; "; "" if no key is similar."""
         text, owner = dotted(target), self.tree.find(target[:-1])
         if text in os.environ:
             return f"; write ${{env:{text}}} for the environment variable"

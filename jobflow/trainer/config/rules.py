@@ -19,7 +19,7 @@ Wrong = Iterator[tuple[str, str, str]]
 
 
 class _Unknown(Exception):
-    """An invalid value, to which a rule cannot be applied."""
+    """The exception for a rule that reads an invalid value; `check` then skips the rule."""
 
 
 def check(tree: Tree, problems: Problems) -> None:

@@ -145,14 +145,14 @@ def child(value: Any, step: str) -> Any:
 
 
 def walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield the value and all values inside it with their paths."""
+    """Yield (path, value) for the value and for all values inside it; `path` is the path of the outermost value."""
     yield path, value
     for step, inner in enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ():
         yield from walk(inner, (*path, str(step)))
 
 
 def replaced(value: Any, path: Path, inner: Any) -> Any:
-    """Return the value with `inner` at a path; create missing maps along the path."""
+    """Return a copy of `value` with `inner` at `path`; create missing maps along the path."""
     if not path:
         return inner
     if isinstance(value, list):
@@ -197,14 +197,14 @@ class Tree:
         return self.mark(path).key or self.mark(path).at
 
     def having(self, path: Path, value: Any, mark: Mark) -> Tree:
-        """Return the tree with a value at a path; new maps along the path share the value's position."""
+        """Return a copy of the tree with `value` at `path` and with the source position `mark`; new maps along the path share this position."""
         created = {outer: Mark(mark.at, mark.at) for outer in prefixes(path) if self.find(outer) is MISSING}
         return Tree(replaced(self.plain, path, value), {**self.marks, **created, path: mark})
 
     def under(self, above: Tree, removed: dict[Path, Origin]) -> Tree:
-        """Merge another tree over this one: maps key by key, lists replaced, keys with null removed.
+        """Return this tree overridden by `above`: maps are merged key by key, and lists are replaced.
 
-        Removed keys are added to `removed`, with the position of the null.
+        A null in `above` removes a key of this tree. The path of each removed key and the position of its null are added to `removed`.
         """
 
         def merged(base: dict[str, Any], over: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -112,7 +112,7 @@ class Validation:
         return value if isinstance(value, dict) else {}
 
     def tags(self, path: Path) -> list[str]:
-        """Return the names that select a section at a path."""
+        """Return the values of the key `name` that select a section at a path."""
         return [tag for kind in self.kinds(path) if is_section(kind) and (tag := tag_of(kind))]
 
     def unknown(self, path: Path) -> Path | None:
@@ -161,7 +161,7 @@ class Validation:
         self.problems.add(self.tree.key_place(path), path, message, legal)
 
     def wrong(self, path: Path, errors: Sequence[ErrorDetails]) -> None:
-        """Report an invalid value with its legal types."""
+        """Report the invalid value at `path` with its legal types or names; all `errors` concern this value."""
         at, full, first, key = self.tree.place(path), dotted(path), errors[0], path[-1] if path else ""
         if first["type"] == "union_tag_not_found":
             self.nameless(path)
@@ -263,7 +263,7 @@ def shown(value: Any) -> str:
 
 
 def short(text: str) -> str:
-    """Shorten a long text in the middle."""
+    """Shorten a text of more than 80 characters in the middle."""
     return text if len(text) <= 80 else f"{text[:50]} ... {text[-20:]}"
 
 

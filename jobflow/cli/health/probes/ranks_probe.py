@@ -22,7 +22,7 @@ SIZE, TIMES = 8 << 20, 10
 
 
 def find_mpi() -> Any:
-    """Start MPI, and return the module mpi4py.MPI."""
+    """Start MPI, and return the module mpi4py.MPI; under `jobflow launch`, start MPI as a rank of the launcher."""
     if sys.argv[2:] != ["launched"]:
         return importlib.import_module("mpi4py.MPI")
     world = importlib.import_module("jobflow.runtime.world.mpi")
@@ -30,7 +30,7 @@ def find_mpi() -> Any:
 
 
 def best(what: Any, comm: Any) -> float:
-    """Return the shortest time of several calls of `what`, in seconds; all ranks call it together."""
+    """Return the shortest time of several calls of `what`, in seconds; all ranks of `comm` must call this function together."""
     times = float("inf")
     for _ in range(TIMES):
         comm.Barrier()
