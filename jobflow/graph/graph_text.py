@@ -1,4 +1,4 @@
-"""Graphs as text: one line per node, followed by the user's line.  Tests of passes compare this text."""
+"""Graphs as text: one line per node, which ends in a comment with the user's line.  Tests of compiler passes compare this text."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def _line(node: Node, describe: Callable[[Value], str]) -> str:
 
 
 def bare(line: str) -> str:
-    """Return a line of a program text without the comment with the user's line."""
+    """Return a line of a program text without its end, the comment with the user's line."""
     return line.partition("  # ")[0].strip()
 
 
 def first_difference(one: Sequence[str], other: Sequence[str]) -> tuple[str, str]:
-    """Return the first pair of lines in which two program texts differ, apart from user lines.
+    """Return the first pair of lines in which two different program texts differ, apart from user lines.
 
-    If only user lines differ, return the first pair with different user lines.
+    If only user lines differ, return the first pair with different user lines.  A text that ends early continues with "nothing more".
     """
     pairs = [(a.strip(), b.strip()) for a, b in zip_longest(one, other, fillvalue="nothing more") if a.strip() != b.strip()]
     return next((pair for pair in pairs if bare(pair[0]) != bare(pair[1])), pairs[0])

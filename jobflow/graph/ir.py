@@ -25,7 +25,7 @@ Output: TypeAlias = tuple[TensorType, str, bool]
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Value(Typed):
-    """One tensor of a program: output `index` of `node`; compared by identity.
+    """One tensor of a program: output `index` of `node`.  Values are compared by identity.
 
     `local` is True in the mirrored view: `tensor_type` is the type on one rank, and there is no logical tensor.
     """
@@ -46,7 +46,7 @@ class Value(Typed):
 def is_dynamic(value: Value) -> bool:
     """Return True if the shape of the value may differ between ranks.
 
-    In the mirrored view, this is the case for values that depend on an argument, except through a `StaticShape`.
+    This is the case for a value of the mirrored view that depends on an argument of the program, except through a `StaticShape`.
     """
     visited, rest = set(), [value]
     while rest:
@@ -60,7 +60,7 @@ def is_dynamic(value: Value) -> bool:
 
 
 def batch_axis(value: Value) -> int | None:
-    """Return the batch axis of a value, derived from axis 0 of the arguments, or None if the value has no batch axis."""
+    """Return the axis along which a value is split if the arguments are split along axis 0; None if the value is then not split."""
     axes: dict[Value, int | None] = {}
     waiting = [value.node]
     while waiting:
@@ -86,7 +86,7 @@ def _batch_axes(node: Node, inputs: Sequence[int | None]) -> Sequence[int | None
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A reference to an input or an output of a node, by the node's name."""
+    """A reference to the input or, if `output` is True, the output `index` of the node with the name `node`."""
 
     node: str
     index: int
@@ -95,7 +95,10 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Origin of a node in the user's program; nodes added by passes inherit it from the nodes that they serve."""
+    """The origin of a node in the user's program: source line, phase, pipeline stage and microbatch.
+
+    A node that a pass adds has the origin of the node for which the pass adds it.
+    """
 
     #: the user's line, for errors about the node
     where: SourceLine = NOWHERE
@@ -113,7 +116,10 @@ class Provenance:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:
-    """One application of an operation on a placement; compared by identity.  The constructor also creates the outputs."""
+    """One application of the operation `op` to the values `inputs`, on the ranks of `placement`.  Nodes are compared by identity.
+
+    The constructor creates the values `outputs`; `makes` lists their types, names and views.
+    """
 
     op: Op
     inputs: tuple[Value, ...]
@@ -143,7 +149,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Variable:
-    """A named tensor that persists between runs, declared by `get_variable`, by an optimizer, or for the training step."""
+    """A named tensor that persists between runs, such as a parameter, an optimizer slot, or the number of training steps."""
 
     name: str
     type: TensorType
@@ -168,7 +174,7 @@ class Variable:
 class Graph:
     """A traced program.
 
-    `nodes` are in topological order.  `updates` maps each variable to its value at the end of the run.
+    `nodes` are in topological order.  `reads` and `updates` map the name of a variable to its value at the start and at the end of the run.
     """
 
     name: str
@@ -209,7 +215,7 @@ class Physical:
 def nodes_behind(last: Node, ends: Container[Value] = ()) -> list[Node]:
     """Return `last` and the nodes that it depends on, in topological order.
 
-    The search stops at the values `ends`, without their producers.
+    The search does not continue from a value in `ends` to the producer of that value.
     """
     order: dict[Node, None] = {}
     waiting = [(last, False)]

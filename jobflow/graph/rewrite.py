@@ -25,7 +25,7 @@ Take = Callable[[Node, tuple[Value, ...]], Sequence[Value]]
 
 
 def outputs_of(node: Node) -> tuple[Output, ...]:
-    """Return the outputs of a node in the form of the constructor of `Node`."""
+    """Return type, name and view of each output of a node, in the format of the argument `makes` of `Node`."""
     return tuple([(value.tensor_type, value.name, value.local) for value in node.outputs])
 
 
@@ -67,7 +67,10 @@ class Rewriter:
         self.now: dict[Value, Value] = {}
 
     def take(self, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
-        """Return the replacements of the node's outputs; `inputs` are the replacements of its inputs."""
+        """Return the replacements of the node's outputs; `inputs` are the replacements of its inputs.
+
+        By default, the new graph has the same node with these inputs.
+        """
         return self.keep(node, inputs)
 
     def keep(self, node: Node, inputs: tuple[Value, ...], **changes: Any) -> tuple[Value, ...]:
@@ -118,7 +121,7 @@ def with_values(graph: Graph, nodes: Sequence[Node], now: Mapping[Value, Value])
 
 
 def needed_nodes(roots: Iterable[Any]) -> set[Node]:
-    """Return all nodes that a root depends on, including the producers of the roots."""
+    """Return the producers of the values `roots`, and all nodes that these producers depend on."""
     alive: set[Node] = set()
     stack = [value.node for value in roots]
     while stack:
@@ -130,7 +133,7 @@ def needed_nodes(roots: Iterable[Any]) -> set[Node]:
 
 
 def consumers(graph: Graph) -> dict[Value, list[Node]]:
-    """Return the nodes that read each value, in program order."""
+    """Map each value of the graph to the nodes that read the value, in program order."""
     readers: dict[Value, list[Node]] = {value: [] for value in graph.values()}
     for node in graph.nodes:
         for value in dict.fromkeys(node.inputs):

@@ -1,4 +1,4 @@
-"""The interface between the compiler and strategies of parallelism."""
+"""Protocols that strategies of parallelism implement for the compiler."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Strategy(Distribution, Protocol):
 
     @property
     def schedule(self) -> str | None:
-        """The pipeline schedule by name; None without a pipeline."""
+        """The name of the pipeline schedule; None without a pipeline."""
         ...
 
     def placement(self, ranks: Placement) -> Placement:

@@ -79,7 +79,7 @@ class Traced:
         return f"{self.kind} {self.name}"
 
     def graph(self, outputs: Sequence[Value] = ()) -> Graph:
-        """Return the graph of the program with these outputs, without training and microbatches."""
+        """Return the program as a `Graph` with the outputs `outputs`; the graph has no training, microbatches or strategy."""
         return Graph(
             self.name,
             self.placement,

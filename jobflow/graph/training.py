@@ -39,7 +39,7 @@ def updated(
     slots: Slots,
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Value]:
-    """Apply each variable's update `op_of(name)`; return the new values by variable and slot name.
+    """Apply the update op_of(name) to each variable; return the new values of variables and slots, by name.
 
     `rate_of` computes the learning rate once per element type.  `names` maps slots to their names in the calling API.
     """
@@ -79,7 +79,7 @@ class Halting:
 
 
 class Optimizer(Protocol):
-    """A rule that computes new values of variables from gradients by ordinary operations."""
+    """A rule that computes new values of variables from gradients; its operations are recorded in the program."""
 
     def selects(self, names: Sequence[str]) -> Sequence[str]:
         """Return the names of the trainable variables that this optimizer updates."""
@@ -91,7 +91,7 @@ class Optimizer(Protocol):
 
     @property
     def loss_scale(self) -> float:
-        """The factor of the loss gradient; the gradients of the parameters are divided by it."""
+        """The factor by which the loss gradient is multiplied, and the gradients of the parameters are divided."""
         ...
 
     @property
@@ -111,9 +111,9 @@ class Training:
 
 @dataclass(frozen=True)
 class Microbatches:
-    """The division of a batch into `count` balanced microbatches, which pass through the job's body one after another.
+    """The division of a batch into `count` microbatches of nearly equal length, for which the job's body runs one after another.
 
-    `rows` is the length of the batch; in the mirrored view, the length on each rank.
+    `rows` is the length of the batch along its first axis; in the mirrored view, the length on each rank.
     """
 
     count: int
@@ -127,7 +127,7 @@ class Microbatches:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """The rows [start, stop) of every microbatch."""
+        """The range [start, stop) of each microbatch along the first axis of the batch."""
         return cut(self.rows, self.count)
 
     @property
@@ -148,8 +148,9 @@ class ArgumentBounds:
 
 @dataclass(frozen=True)
 class Watch:
-    """A tensor whose value is passed to the callback `take` after every run; with `gradient`, the gradient of the summed losses is passed.
+    """A tensor whose value is passed to the callback `take` after every run.
 
+    If `gradient` is True, the callback receives the gradient of the summed losses for this tensor instead.
     `take` receives the whole array, or a list with one array per device for a mirrored tensor.
     """
 

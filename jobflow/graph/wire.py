@@ -1,4 +1,4 @@
-"""Graphs as flat tables, which pickle without recursion."""
+"""Conversion of graphs to tables of nodes, which pickle without recursion, and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Wire = tuple[Any, ...]
 
 
 def graph_to_wire(graph: Graph) -> Wire:
-    """Return the graph as a table of nodes in order, with values replaced by numbers."""
+    """Return the graph as a tuple of its fields; nodes refer to values by number, counted over all outputs in program order."""
     number = {value: i for i, value in enumerate(graph.values())}
     nodes = [
         (
@@ -38,7 +38,7 @@ def graph_to_wire(graph: Graph) -> Wire:
 
 
 def graph_from_wire(wire: Wire) -> Graph:
-    """Return the graph of a table from `graph_to_wire`."""
+    """Return the graph that `graph_to_wire` converted to `wire`."""
     name, placement, rows, inputs, outputs, variables, reads, updates, lengths = wire
     nodes: list[Node] = []
     values: list[Value] = []

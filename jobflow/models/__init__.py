@@ -3,7 +3,8 @@
     model: {builder: "jobflow.models:lenet", arguments: {classes: 10}}
 
 A builder accepts the fields by name and returns {"loss": [n], metric: [n] ...}, one number per sample.  Without the target fields, which
-predict jobs lack, it returns {"scores": ...}.  A builder does not depend on the batch size or, with two documented exceptions, on devices.
+predict jobs lack, it returns {"scores": ...}.  A builder does not depend on the batch size.  Only `wide_deep`, and `mlp` with `split`, split
+variables over devices.
 """
 
 from jobflow.models.convolutional import lenet as lenet

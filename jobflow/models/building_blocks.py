@@ -35,17 +35,20 @@ def pictures(images: Tensor, what: str) -> Tensor:
 
 
 def numbers(x: Tensor) -> Tensor:
-    """Return x as float32; integer pixels are scaled from 0..255 to 0..1."""
+    """Return x as float32; integers are scaled from 0..255 to 0..1, and floats are unchanged."""
     return cast(x, float32) if x.tensor_type.dtype.is_float else math.multiply(cast(x, float32), 1 / 255)
 
 
 def rows(x: Tensor) -> Tensor:
-    """Flatten all axes after the first: [n, features]."""
+    """Return x [n, ...] as a matrix [n, features], with all axes after the first flattened."""
     return reshape(x, [x.tensor_type.shape[0], -1])
 
 
 def classified(scores: Tensor, labels: Tensor | None) -> Outputs:
-    """Return loss and accuracy of each sample, or without labels the scores."""
+    """Return loss [n] and accuracy [n] for scores [n, classes] and labels [n]; without labels, return the scores.
+
+    The loss is the softmax cross entropy in nats.  The accuracy of a sample is 1 or 0.
+    """
     if labels is None:
         return {"scores": scores}
     labels = cast(labels, int32)

@@ -25,7 +25,7 @@ def lenet(
 ) -> Outputs:
     """Build LeNet: 5x5 convolutions and 2x2 pooling, a hidden layer with dropout, and a classifier.
 
-    Images may have any size and number of channels.
+    Images are [n, height, width] or [n, channels, height, width].  `filters` has the number of filters of each convolution.
     """
     x = pictures(images, "lenet")
     for index, n in enumerate(filters, 1):
@@ -40,7 +40,10 @@ def _normalised(x: Tensor, name: str) -> Tensor:
 
 
 def _residual(x: Tensor, filters: int, strides: int, name: str) -> Tensor:
-    """Return relu(x + two 3x3 convolutions of x); the shortcut is a 1x1 convolution if the shape changes."""
+    """Return relu(shortcut + y), where y is x after two 3x3 convolutions with batch normalization.
+
+    The shortcut is x, or a normalized 1x1 convolution of x if the shape changes.
+    """
     y = nn.relu(_normalised(_conv(x, filters, 3, f"{name}-conv1", strides, bias=False), f"{name}-norm1"))
     y = _normalised(_conv(y, filters, 3, f"{name}-conv2", bias=False), f"{name}-norm2")
     if strides > 1 or x.tensor_type.shape[1] != filters:
@@ -49,9 +52,10 @@ def _residual(x: Tensor, filters: int, strides: int, name: str) -> Tensor:
 
 
 def resnet(images: Tensor, labels: Tensor | None = None, *, classes: int = 10, blocks: Sequence[int] = (1, 1, 1), width: int = 16) -> Outputs:
-    """Build a residual network (He et al., 2016, section 4.2) with stages of `blocks` residual blocks.
+    """Build a residual network (He et al., 2016, section 4.2) for images [n, height, width] or [n, channels, height, width].
 
-    Every stage after the first halves the image and doubles the filters.
+    `blocks` has the number of residual blocks of each stage.  The first stage has `width` filters; every later stage halves the image and doubles
+    the filters.
     """
     x = nn.relu(_normalised(_conv(pictures(images, "resnet"), width, 3, "stem", bias=False), "stem-norm"))
     for stage, count in enumerate(blocks, 1):

@@ -24,8 +24,10 @@ def tokens_after(
 ) -> Iterator[int]:
     """Yield `count` tokens that continue `prompt`; the model reads the last `length` tokens.
 
+    `scores_of` maps tokens int32 [1, length] to the scores of their next tokens, [1, length, words].
     A temperature of 0 selects the best token, the first one in ties; a `top_k` of 0 samples from all tokens.
     The window is padded on the right to `length`, so the job is traced once; a causal model does not read the padding.
+    Raises: ArgumentError for an empty prompt, or for a number below its minimum.
     """
     _check(prompt, count, length, temperature, top_k)
     window, random = list(prompt[-length:]), np.random.default_rng(seed)
@@ -38,7 +40,11 @@ def tokens_after(
 
 
 def sampled(scores: Array, temperature: float, top_k: int, share: float) -> int:
-    """Return the first token whose cumulative probability exceeds `share`, in [0, 1); for temperature 0, the token with the highest score."""
+    """Return the first token whose cumulative probability exceeds the number `share` in [0, 1).
+
+    The probabilities are softmax(scores / temperature) over the `top_k` best tokens, or over all tokens for 0.  For temperature 0, return the token
+    with the highest score.
+    """
     if temperature == 0:
         return int(scores.argmax())
     wide = scores.astype(np.float64) / temperature

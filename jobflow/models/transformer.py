@@ -30,16 +30,16 @@ class _Shape:
 
 
 def _dense(x: Tensor, units: int, name: str, share: float = 1.0, activation: layers.Activation | None = None) -> Tensor:
-    """Return a dense layer initialised to preserve the standard deviation of its inputs, times `share`."""
+    """Apply a dense layer with `units` outputs to x; initially, it multiplies the standard deviation by `share`."""
     first = random_normal_initializer(stddev=share / sqrt(x.tensor_type.shape[-1]))
     return layers.dense(x, units, activation=activation, kernel_initializer=first, name=name)
 
 
 def _attention(x: Tensor, shape: _Shape, name: str) -> Tensor:
-    """Return causal attention, softmax(q k^T / sqrt(d)) v per head; x is [n * positions, width].
+    """Return causal attention, softmax(q k^T / sqrt(d)) v per head; x and the result are [n * positions, width].
 
-    The columns of qkv are query, key and value of the first head, then query, key and value of the second head, and so on.  Heads can therefore be
-    split over devices.
+    One layer computes all queries, keys and values.  Its columns are query, key and value of the first head, then of the second head, and so on.
+    Heads can therefore be split over devices.
     """
     width = x.tensor_type.shape[1]
     each = width // shape.heads

@@ -1,4 +1,4 @@
-"""Wide & Deep (Cheng et al., 2016) over row ids of tables that are split over the devices."""
+"""Wide & Deep (Cheng et al., 2016) over row numbers of tables that are split over the devices."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def wide_deep(
     """Build a binary classifier whose score, the log odds of class 1, is sum(wide[crosses]) + deep(embedding[bins], numbers).
 
     The variable `wide` [cross_rows, 1] is stored split by rows, and `embedding` [bin_rows, width] by columns, so a device stores a shard of both.
-    Communication transfers rows of a batch, never a table.  For n samples, row ids are integers [n, ids], numbers are floats
-    [n, numbers], and labels are 0 or 1.
+    Communication transfers rows of a batch, never a table.  For n samples, `crosses` and `bins` are integer row numbers [n, ids], `numbers` are
+    floats [n, numbers], and `labels` [n] are 0 or 1.  `hidden` has the widths of the deep layers.
     """
     wide = get_variable("wide", (cross_rows, 1), initializer=zeros_initializer(), distribute=distribute.split(0))
     table = get_variable("embedding", (bin_rows, width), initializer=random_normal_initializer(stddev=0.05), distribute=distribute.split(1))

@@ -119,7 +119,7 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
 
 
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
-    """Return the recommended gain of an activation, a factor on 1 / sqrt(fan) (He et al. 2015).
+    """Return the recommended gain for weights before an activation; their standard deviation is gain / sqrt(fan) (He et al. 2015).
 
     `param` is the negative slope of leaky_relu, 0.01 by default.  Raises: ArgumentError for an unknown activation.
     """
@@ -217,7 +217,7 @@ def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float 
 
 
 def _values(tensor: Tensor, shape: tuple[int, ...], kind: type[RandomUniform] | type[RandomNormal], generator: Any) -> Array:
-    """Return random numbers of the whole logical tensor, equal on all ranks."""
+    """Return random numbers with the shape `shape` and the distribution `kind`; for a global tensor, they are equal on all ranks."""
     inputs = generator_of(generator, tensor.layout)
     return source(kind(shape, float64, DRAW, inputs.seed), None, inputs).array
 

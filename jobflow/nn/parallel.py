@@ -37,7 +37,10 @@ class _Bucket:
         self.memory = np.zeros(size, parameters[0].tensor_type.dtype.numpy) if as_view else None
 
     def average(self, here: EagerState, used: set[int], step: int) -> None:
-        """Replace each gradient that at least one rank computed by the mean over all ranks; a rank without this gradient contributes zeros."""
+        """Replace each gradient that at least one rank computed by the mean over all ranks; a rank without this gradient contributes zeros.
+
+        `used` has the ids of the parameters with a gradient on this rank.  `step` is the number of the reduction, which the ranks compare.
+        """
         flags = np.array([id(p) in used for p in self.parameters], self.parameters[0].tensor_type.dtype.numpy)
         flat = np.concatenate([*(_gradient(p).reshape(-1) for p in self.parameters), flags])
         total = reduced(here, flat, SUM, "the gradients of DistributedDataParallel", step)
@@ -121,7 +124,10 @@ class _Reducer:
     # ---------------------------------------------------------------- forward
 
     def before_forward(self, synchronize: bool) -> None:
-        """Let the next backward pass average gradients if `synchronize`, and discard the state of a failed pass."""
+        """Enable the reduction of gradients in the next backward pass if `synchronize`, and discard the state of a failed pass.
+
+        Raises: JobError while a program with gradients is traced.
+        """
         here = state()
         if here.building is not None and here.building.differentiates and here.grad_enabled:
             raise JobError(
@@ -147,7 +153,7 @@ class _Reducer:
     # ---------------------------------------------------------------- backward
 
     def _arrived(self, p: Tensor) -> None:
-        """Record the gradient of a parameter, and average the buckets that were complete before it."""
+        """Record that the backward pass computed the gradient of p, and average the buckets that were complete before."""
         self.used.add(id(p))
         if self.enabled:
             here = state()
@@ -194,7 +200,7 @@ class _Reducer:
 
 
 def _tensors(x: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested containers."""
+    """Yield the tensors in nested dicts, lists and tuples."""
     if isinstance(x, Tensor):
         yield x
     elif isinstance(x, dict | list | tuple):
@@ -203,7 +209,7 @@ def _tensors(x: Any) -> Iterator[Tensor]:
 
 
 def _depends(outputs: Iterable[Tensor], parameters: dict[int, Any]) -> bool:
-    """Return True if the gradient of some output reaches a parameter."""
+    """Return True if the backward pass from the outputs reaches one of the parameters."""
     visited: set[TapeNode] = set()
     ahead = [edge_of(x) for x in outputs]
     while ahead:
@@ -218,8 +224,9 @@ def _depends(outputs: Iterable[Tensor], parameters: dict[int, Any]) -> bool:
 
 
 class DistributedDataParallel(Module):
-    """A wrapper of a module that averages its gradients over all ranks; `bucket_size` parameters are reduced together.
+    """A wrapper of a module whose backward pass averages the gradients of the parameters over all ranks.
 
+    Gradients of `bucket_size` parameters are averaged together.
     Rank 0 broadcasts its parameters and buffers at construction, and its buffers before every forward pass in training. The gradient of a
     parameter that no rank used does not change. A rank that did not use a parameter contributes zeros to the mean. Unused parameters are always
     detected, so `find_unused_parameters` and `static_graph` have no effect. With `gradient_as_bucket_view` the gradients of a bucket are views of

@@ -17,21 +17,21 @@ from jobflow.tensors.state import building_now
 
 
 def _unit(what: str, **factors: float) -> None:
-    """Raise ConfigError if a factor is outside of [0, 1]."""
+    """Raise ConfigError if one of the `factors` is outside of [0, 1]; the message begins with `what`."""
     for name, factor in factors.items():
         if not 0 <= factor <= 1:
             raise ConfigError(f"{what}: {name} must be in [0, 1], not {factor}")
 
 
 def _steps(what: str, **counts: int) -> None:
-    """Raise ConfigError if a number of steps is below 1."""
+    """Raise ConfigError if one of the numbers of steps `counts` is below 1; the message names the schedule `what`."""
     for name, count in counts.items():
         if not count >= 1:
             raise ConfigError(f"lr_scheduler.{what} at {user_line()}: {name} must be at least 1, not {count}")
 
 
 class LRScheduler:
-    """Base class of schedules for the groups of `optimizer`.
+    """Base class of schedules, which set the learning rates of the groups of `optimizer`.
 
     The constructor increments `last_epoch` and sets the rates.  From then on, `last_epoch` is the number of steps.
     """
@@ -55,15 +55,15 @@ class LRScheduler:
         raise JobError(f"{type(self).__name__} at {user_line()}: the schedule has no method `rate`; define rate(base, t) in the subclass")
 
     def rates(self) -> list[float]:
-        """Return the current rates of all groups."""
+        """Return the rate of each group after `last_epoch` steps."""
         return self.rates_after(self.last_epoch)
 
     def rates_after(self, t: int) -> list[float]:
-        """Return the rates of all groups after t steps."""
+        """Return the rate of each group after t steps, by the formula of the schedule."""
         return [self.rate(base, t) for base in self.base_lrs]
 
     def step(self) -> None:
-        """Advance by one step and set the rates of the optimizer."""
+        """Increment `last_epoch`, and set the rate of each group of the optimizer to the result of `rates`."""
         recorder = building_now()
         if recorder is not None and recorder.differentiates:
             recorder.repeat(self, type(self).step is LRScheduler.step)
@@ -76,25 +76,25 @@ class LRScheduler:
             group["lr"] = rate
 
     def get_lr(self) -> list[float]:
-        """Return the current rates of all groups, computed by the schedule."""
+        """Return the rate of each group after `last_epoch` steps, computed again by the formula of the schedule."""
         return self.rates()
 
     def get_last_lr(self) -> list[float]:
-        """Return the rates of all groups that the last step set."""
+        """Return the current rate of each group of the optimizer, as the last `step` set it."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as a dict for `load_state_dict`."""
+        """Return the attributes of the schedule as a dict for `load_state_dict`, without the optimizer and without functions."""
         return {name: value for name, value in vars(self).items() if name not in self.UNSAVED and not callable(value)}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restore the state of a saved schedule and set the rates."""
+        """Restore the attributes from `saved`, a result of `state_dict`, and set the rates of the optimizer."""
         vars(self).update(saved)
         self._set(self.rates())
 
 
 class LambdaLR(LRScheduler):
-    """The initial rate times f(t) after t steps, with one function f for all groups or one function per group."""
+    """The initial rate times f(t) after t steps; `lr_lambda` is f, or a list with one function f for each group."""
 
     UNSAVED = ("optimizer", "lambdas")
 
@@ -163,7 +163,10 @@ class ConstantLR(LRScheduler):
 
 
 class LinearLR(LRScheduler):
-    """The initial rate times a factor that changes linearly from `start_factor` to `end_factor` in `total_iters` steps."""
+    """The initial rate times a factor that changes linearly from `start_factor` to `end_factor` in `total_iters` steps.
+
+    After these steps, the factor remains `end_factor`.
+    """
 
     def __init__(
         self, optimizer: Optimizer, start_factor: float = 1.0 / 3, end_factor: float = 1.0, total_iters: int = 5, last_epoch: int = -1
@@ -198,9 +201,9 @@ class PolynomialLR(LRScheduler):
 
 
 class CosineDecayLR(LRScheduler):
-    """Cosine decay: base * ((1 - alpha) * (1 + cos(pi * t / n)) / 2 + alpha) after t steps, with the initial rate `base`.
+    """Cosine decay from the initial rate `base` to base * alpha, which remains after `decay_steps` steps.
 
-    n is `decay_steps`; after n steps, the rate remains base * alpha.
+    The rate after t steps is base * ((1 - alpha) * (1 + cos(pi * t / decay_steps)) / 2 + alpha).
     """
 
     def __init__(self, optimizer: Optimizer, decay_steps: int, alpha: float = 0.0, last_epoch: int = -1) -> None:
@@ -213,9 +216,9 @@ class CosineDecayLR(LRScheduler):
 
 
 class CosineAnnealingLR(LRScheduler):
-    """Cosine annealing without restarts (Loshchilov and Hutter 2017).
+    """Cosine annealing without restarts (Loshchilov and Hutter 2017) from the initial rate `base` to `eta_min` after `T_max` steps.
 
-    The rate is eta_min + (base - eta_min) * (1 + cos(pi * t / T_max)) / 2 after t steps, with the initial rate `base`.
+    The rate is eta_min + (base - eta_min) * (1 + cos(pi * t / T_max)) / 2 after t steps.  After more than `T_max` steps, the rate rises again.
     """
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
@@ -228,7 +231,11 @@ class CosineAnnealingLR(LRScheduler):
 
 
 class WarmUpLR(LRScheduler):
-    """A warm-up from the initial rate times `warmup_factor`; after `warmup_iters` steps, another schedule or the constant initial rate."""
+    """A warm-up, followed by another schedule, or by the constant initial rate if an optimizer is passed.
+
+    The warm-up has `warmup_iters` steps.  With `warmup_method="constant"`, the rate is the initial rate times `warmup_factor`.  With "linear",
+    the rate begins there and changes linearly to the rate that follows the warm-up.
+    """
 
     UNSAVED = ("optimizer", "inner")
 
@@ -260,7 +267,11 @@ class WarmUpLR(LRScheduler):
 
 
 class ReduceLROnPlateau:
-    """A schedule that multiplies the rate by `factor` if the metric passed to `step` has not improved for more than `patience` steps."""
+    """A schedule that multiplies the rate by `factor` if the metric passed to `step` has not improved for more than `patience` steps.
+
+    An improvement is a decrease for mode "min", or an increase for "max", by more than `threshold`.  With `threshold_mode="rel"`, `threshold` is
+    a fraction of the best metric.  After a reduction, `cooldown` steps are not counted.  Rates are not reduced below `min_lr`, nor by `eps` or less.
+    """
 
     def __init__(
         self,
@@ -277,7 +288,7 @@ class ReduceLROnPlateau:
         if factor >= 1.0 or mode not in ("min", "max") or threshold_mode not in ("rel", "abs"):
             raise ConfigError(
                 f'lr_scheduler.ReduceLROnPlateau at {user_line()}: factor must be below 1, mode "min" or "max", threshold_mode "rel" or "abs", '
-                f"not {factor}, {mode!r}, {threshold_mode!r}"
+                f"not factor={factor}, mode={mode!r}, threshold_mode={threshold_mode!r}"
             )
         self.optimizer = optimizer
         self.mode, self.factor, self.patience, self.threshold, self.threshold_mode = mode, factor, patience, threshold, threshold_mode
@@ -286,7 +297,7 @@ class ReduceLROnPlateau:
         self.bad_steps = self.cooling = 0
 
     def step(self, metric: float) -> None:
-        """Record the metric of a step, and reduce the rates after more than `patience` steps without improvement."""
+        """Compare the metric of a step with the best metric, and reduce the rates after more than `patience` steps without improvement."""
         value = float(metric)
         if self._better(value):
             self.best, self.bad_steps = value, 0
@@ -301,7 +312,7 @@ class ReduceLROnPlateau:
             self.cooling, self.bad_steps = self.cooldown, 0
 
     def get_last_lr(self) -> list[float]:
-        """Return the current rates of all groups."""
+        """Return the current rate of each group of the optimizer."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def _better(self, value: float) -> bool:
@@ -312,9 +323,9 @@ class ReduceLROnPlateau:
         return sign * value < sign * self.best - margin
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as a dict for `load_state_dict`."""
+        """Return the attributes of the schedule as a dict for `load_state_dict`, without the optimizer."""
         return {name: value for name, value in vars(self).items() if name != "optimizer"}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restore the state of a saved schedule."""
+        """Restore the attributes from `saved`, a result of `state_dict`; the rates of the optimizer do not change."""
         vars(self).update(saved)

@@ -34,7 +34,7 @@ SLOT_NAMES = {"momentum": "momentum_buf", "mean_square": "square_avg", "mean_gra
 
 
 def _is(legal: Callable[[Any], bool], value: Any) -> bool:
-    """Return True if `legal` accepts the value; values without an order are invalid."""
+    """Return True if legal(value) is true; a TypeError of `legal`, as for a string instead of a number, counts as False."""
     try:
         return bool(legal(value))
     except TypeError:
@@ -45,7 +45,8 @@ class Optimizer:
     """Base class of optimizers, which update parameters from their gradients.
 
     `params` are tensors, or dicts {"params": tensors, option: value}, one per group.  `defaults` are options for groups that do not set them.
-    Raises: ConfigError for an unknown option, a value out of range, or a tensor that is not a leaf.
+    Raises: ConfigError for an unknown option, a value out of range, or a tensor that is not a leaf or occurs twice.  `params` that are empty,
+    a single tensor or a set are errors, too.
     """
 
     #: validity checks by option
@@ -57,7 +58,7 @@ class Optimizer:
         self.param_groups: list[Group] = []
         self.state: dict[Tensor, dict[str, Any]] = {}
         if isinstance(params, Tensor):
-            raise ConfigError(f"{self._word} at {user_line()}: params must be a list of tensors, not one {params.tensor_type}; pass [parameter]")
+            raise ConfigError(f"{self._word} at {user_line()}: params must be a list, not a single tensor {params.tensor_type}; pass [parameter]")
         if not isinstance(params, Iterable):
             raise ConfigError(
                 f"{self._word} at {user_line()}: params must be a list of tensors, not {type(params).__name__}; pass module.parameters()"
@@ -112,7 +113,11 @@ class Optimizer:
             zero_gradient(p, set_to_none)
 
     def clip_grad(self, error_if_nonfinite: bool = False) -> None:
-        """Clip the gradient norm of every group that sets `clip_grad_max_norm`; graphs clip automatically."""
+        """Clip the gradients of every group with the option `clip_grad_max_norm` to this norm, in place.
+
+        Call this method between `backward()` and `step()`; an `nn.Graph` clips without this call.
+        Raises: ArgumentError for a norm that is NaN or infinite, if `error_if_nonfinite`.
+        """
         for group in self.param_groups:
             most, kind = group["clip_grad_max_norm"], group["clip_grad_norm_type"]
             if most is not None:
@@ -146,7 +151,7 @@ class Optimizer:
         return loss
 
     def _slots(self, p: Tensor, slots: Mapping[str, float]) -> dict[str, Any]:
-        """Return the state of a parameter, created at its first step."""
+        """Return the state of parameter p by name; create missing tensors with the initial values `slots`."""
         mine = self.state.setdefault(p, {"step": 0})
         for name, initial in slots.items():
             if name not in mine:
@@ -173,15 +178,19 @@ class Optimizer:
     # ---------------------------------------------------------------- saving
 
     def state_dict(self) -> dict[str, Any]:
-        """Return {"state": {parameter number: its state}, "param_groups": options, with parameter numbers as params}."""
+        """Return {"state": {parameter number: {name: value}}, "param_groups": [options of each group]}.
+
+        Parameters are numbered in the order of the groups.  The entry "params" of a group has the numbers of its parameters.
+        """
         numbers = {p: i for i, p in enumerate(self._parameters())}
         groups = [{**group, "params": [numbers[p] for p in group["params"]]} for group in self.param_groups]
         return {"state": {numbers[p]: dict(state) for p, state in self.state.items()}, "param_groups": groups}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restore the result of `state_dict`; tensors are redistributed to the layouts of the parameters.
+        """Restore the state from `saved`, a result of `state_dict`; tensors are redistributed to the layouts of the parameters.
 
-        Raises: CheckpointError if groups or shapes differ.
+        Raises: CheckpointError if the number of groups or of their parameters differs, or the shape of a tensor.  A local tensor cannot be loaded
+        for a global parameter, nor a global tensor for a local parameter.
         """
         refuse_tracing(f"{self._word}.load_state_dict", "state cannot be loaded", "load the state before")
         what = f"{self._word}.load_state_dict at {user_line()}"
@@ -216,13 +225,13 @@ def _check_order(params: Any, what: str) -> None:
 
 
 class Scalars:
-    """A cache of numbers, such as the learning rate, as tensors, shared by parameters of the same layout."""
+    """A cache of numbers, such as the learning rate, as tensors of one element; parameters with the same layout use the same tensor."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[float, DType, Layout | None], Tensor] = {}
 
     def of(self, p: Tensor, value: float, dtype: DType) -> Tensor:
-        """Return `value` as a tensor of one element, broadcast on the placement of a parameter."""
+        """Return `value` as a tensor [1] of type `dtype`: broadcast on the placement of parameter p, or local if p is local."""
         number = self._known.get((value, dtype, p.layout))
         if number is None:
             array = np.array([value], dtype.numpy)
@@ -233,12 +242,18 @@ class Scalars:
 
 
 def _loaded(saved: Any, p: Tensor, what: str) -> Any:
-    """Return a saved tensor in the layout of the parameter, and other values unchanged; raise CheckpointError for tensors that do not match."""
+    """Return a copy of the tensor `saved` in the layout of parameter p, or `saved` itself if it is not a tensor.
+
+    Raises: CheckpointError if the shapes differ, or if one tensor is local and the other global.
+    """
     if not isinstance(saved, Tensor):
         return saved
     if saved.tensor_type.shape != p.tensor_type.shape or (saved.layout is None) != (p.layout is None):
         kinds = ["local" if x.layout is None else str(x.layout) for x in (saved, p)]
-        raise CheckpointError(f"{what}: a saved {saved.tensor_type} {kinds[0]} does not fit a parameter {p.tensor_type} {kinds[1]}")
+        raise CheckpointError(
+            f"{what}: the saved tensor {saved.tensor_type} ({kinds[0]}) does not match the parameter {p.tensor_type} ({kinds[1]}); "
+            f"load the state of an optimizer with the same parameters"
+        )
     if saved.layout is None or p.layout is None:
         return Tensor(saved.tensor_type, None, saved.array.copy())
     return Tensor(

@@ -32,7 +32,7 @@ Class = TypeVar("Class", bound="type[_WithOptions]")
 
 @dataclass_transform(eq_default=False)
 def _options(cls: Class) -> Class:
-    """Turn the fields of a class into options of an optimizer: arguments of the constructor, and defaults of groups."""
+    """Make the annotated fields of an optimizer class arguments of its constructor, and default options of its groups."""
     cls._names = take_fields(cls)
     cls.LEGAL = {name: _LEGAL[name] for name in cls._names if name in _LEGAL}
     return cls
@@ -99,7 +99,10 @@ class AdamW(Adam):
 
 @_options
 class LAMB(_WithOptions):
-    """LAMB (You et al. 2020): Adam with steps scaled per parameter by the norm of the logical parameter, in any layout."""
+    """LAMB (You et al. 2020): an Adam step, scaled for each parameter by norm(parameter) / norm(step).
+
+    The norms are computed over the logical tensors, so the result does not depend on layouts.
+    """
 
     lr: float = 0.001
     betas: tuple[float, float] = (0.9, 0.999)
@@ -120,7 +123,10 @@ class LAMB(_WithOptions):
 
 @_options
 class RMSprop(_WithOptions):
-    """RMSprop: gradients divided by the root of a running mean of squares, optionally centered or with momentum."""
+    """RMSprop: gradients divided by the root of a running mean of their squares.
+
+    With `centered`, the square of the running mean gradient is subtracted under the root.  With `momentum`, the steps are accumulated.
+    """
 
     lr: float = 0.001
     alpha: float = 0.99
@@ -149,7 +155,7 @@ class Adagrad(_WithOptions):
 
 @_options
 class Adadelta(_WithOptions):
-    """Adadelta (Zeiler 2012): gradients scaled by the ratio of running means of updates and gradients."""
+    """Adadelta (Zeiler 2012): gradients times the root mean square of earlier updates, divided by the root mean square of gradients."""
 
     lr: float = 1.0
     rho: float = 0.9

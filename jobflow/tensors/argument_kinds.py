@@ -1,4 +1,4 @@
-"""Kinds of arguments other than tensors, read from annotations: whole numbers, sequences of numbers, strings, element types.
+"""Checks of arguments other than tensors by their annotations: whole numbers, sequences of numbers, strings, element types.
 
 kind_of("int | Sequence[int] | None").fits([1, 2])      True
 kind_of("int | Sequence[int] | None").words             "a whole number, a sequence of whole numbers or None"
@@ -20,7 +20,7 @@ from jobflow.core.types import DType, dtype_of
 
 @dataclass(frozen=True)
 class Kind:
-    """The values that a parameter accepts, and their description in errors."""
+    """A predicate `fits` for the values that a parameter accepts, and their description `words` for messages."""
 
     fits: Callable[[Any], bool]
     words: str
@@ -39,7 +39,7 @@ def _real(value: Any) -> bool:
 
 
 def _element_type(value: Any) -> bool:
-    """Return True for an element type of jobflow or NumPy; None is rejected, although NumPy reads it as float64."""
+    """Return True if `value` denotes an element type in jobflow or NumPy; return False for None, which NumPy reads as float64."""
     try:
         return isinstance(value, DType) or (value is not None and not isinstance(value, np.generic) and dtype_of(value) is not None)
     except (KeyError, TypeError, ValueError):
@@ -66,7 +66,7 @@ _ALIASES = {
 
 @cache
 def kind_of(annotation: str) -> Kind | None:
-    """Return the kind that an annotation describes; None for annotations that are not checked."""
+    """Return the `Kind` for an annotation; None if values of this annotation are not checked."""
     each = [_one(part.strip()) for part in _alternatives(_ALIASES.get(annotation, annotation))]
     known = [kind for kind in each if kind is not None]
     if len(known) < len(each):
@@ -96,7 +96,7 @@ def _one(text: str) -> Kind | None:
 
 
 def _alternatives(annotation: str) -> Iterator[str]:
-    """Split the annotation at bars outside of brackets."""
+    """Yield the alternatives of a union annotation: the text between bars outside of brackets."""
     depth, part = 0, ""
     for character in annotation:
         depth += (character == "[") - (character == "]")

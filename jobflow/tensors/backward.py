@@ -41,8 +41,9 @@ def backward(
     only: Sequence[TensorBase] | None = None,
     into: Sequence[TensorBase] | None = None,
 ) -> Any:
-    """Add the gradients of `roots` to the leaves, or only to the tensors of `into`; with `only`, return the gradients of the tensors in `only`.
+    """Compute the gradients of `roots`, and add them to the `grad` of the leaves, or of the tensors `into` only.
 
+    With `only`, return the gradients of the tensors `only` instead.  `gradients_of_roots` has None for a root of one element with gradient 1.0.
     `keep` retains the graph for another pass.  `create` records the gradient operations, for gradients of gradients.
     """
     here = state()
@@ -95,7 +96,7 @@ def _interpreter() -> Any:
 
 
 class Sweep(Generic[T]):
-    """One backward pass over the recorded operations, with its pending gradients."""
+    """One backward pass over the recorded operations, with the gradients that are not yet propagated."""
 
     def __init__(self, here: EagerState, keep: bool, only: Sequence[T] | None) -> None:
         self.here = here
@@ -135,7 +136,7 @@ class Sweep(Generic[T]):
         ]
 
     def count(self, edges: Sequence[Edge]) -> None:
-        """Count, per leaf, the expected contributions to its gradient: `edges` to the leaf, and edges from all nodes that `edges` reach."""
+        """Count the gradients that each leaf will receive: one per edge to the leaf, from the roots or from a node that the roots reach."""
         visited: set[TapeNode] = set()
         ahead = list(edges)
         while ahead:
@@ -147,9 +148,9 @@ class Sweep(Generic[T]):
                 ahead.extend(edge[0].edges)
 
     def pass_on(self, edge: Edge, gradient: T | None, own: bool = False) -> None:
-        """Add a gradient to an output of a node or to a leaf; None counts as a contribution to a leaf, but adds nothing.
+        """Add a gradient to the output of a node or to the leaf that `edge` denotes.
 
-        `own` means that no other tensor uses the memory of the gradient.
+        None adds nothing, but a leaf counts it as received.  `own` means that no other tensor uses the memory of the gradient.
         """
         if isinstance(edge, TensorBase):
             self.readers[edge] -= 1
@@ -190,7 +191,10 @@ class Sweep(Generic[T]):
             self.pass_on(edge, result, alone)
 
     def fill_zeros(self) -> None:
-        """Store zeros for tensors whose gradient is zero by formula; a None returned by a user's function stays None."""
+        """Store zeros as the gradient of tensors whose gradient is zero by formula.
+
+        A None that the gradient function of a user returns does not count as zero.
+        """
         places = set()
         for edge in _behind(self.zero):
             if not isinstance(edge, TensorBase):
@@ -207,13 +211,13 @@ class Sweep(Generic[T]):
                 self.requested[_gradient_key(x)] = self.zeros(x)
 
     def zeros(self, x: Any) -> T:
-        """Return zeros in the layout of x."""
+        """Return zeros with the type and layout of x."""
         return zeros(x)
 
     def results(self, node: TapeNode, backward: Callable[..., Gradients], gradients: list[T | None]) -> Gradients:
-        """Return the gradients of a node's inputs.
+        """Return the gradients of a node's inputs, computed by `backward` from `gradients`, the gradients of its outputs.
 
-        With anomaly detection, errors name the line of the forward operation, and NaN in a gradient raises JobError.
+        With anomaly detection, errors name the line of the forward operation.  NaN in a gradient raises JobError, unless `check_nan` is False.
         """
         if not anomalies.enabled:
             return backward(node.saved_tensors(_interpreter().records), gradients)
@@ -231,7 +235,10 @@ class Sweep(Generic[T]):
         return results
 
     def shown(self, node: TapeNode, index: int, gradient: T) -> T:
-        """Run the hooks of output `index` of a node, store the resulting gradient if `retain_grad` or `only` requests it, and return the gradient."""
+        """Run the hooks of output `index` of a node on its gradient, and return the result.
+
+        The result is also stored if `retain_grad` of the output, or `only`, requests this gradient.
+        """
         gradient = self.hooked(node.hooks.get(index), gradient)
         key = id(node), index
         if self.only is not None and key in self.only:
@@ -243,7 +250,7 @@ class Sweep(Generic[T]):
 
     @property
     def hook_interpreter(self) -> Any:
-        """The interpreter of operations in hooks; None runs the operations eagerly."""
+        """The interpreter of operations that hooks call; None, because these operations run eagerly."""
         return None
 
     def hooked(self, hooks: dict[int, Hook] | None, gradient: T) -> T:
@@ -256,7 +263,10 @@ class Sweep(Generic[T]):
         return gradient
 
     def leaf(self, x: Any) -> None:
-        """Run the hooks of a leaf on its complete gradient; add the result to `grad`, or, with `only`, store it for the leaves in `only`."""
+        """Run the hooks of a leaf on its complete gradient, and add the result to its `grad`.
+
+        With `only`, the result is stored for the leaves in `only`, and dropped for other leaves.
+        """
         gradient = self.hooked(x.hooks, self.sums.pop(x))
         del self.readers[x]
         if self.only is None:
@@ -265,7 +275,11 @@ class Sweep(Generic[T]):
             self.requested[id(x)] = gradient
 
     def accumulate(self, x: T, gradient: T, own: bool = False) -> None:
-        """Add to `x._gradient`: in place, or in a new tensor if the sum is recorded or x is not a leaf, as in PyTorch."""
+        """Add `gradient` to the `grad` of x, in the layout of the existing `grad`, or else in the layout of x.
+
+        The sum is a new tensor if it is recorded or x is not a leaf, as in PyTorch; otherwise the addition is in place.
+        `own` means that no other tensor uses the memory of the gradient.
+        """
         known = x._gradient
         target = x if known is None else known
         if target.layout is not None and gradient.layout != target.layout:
@@ -282,7 +296,10 @@ class Sweep(Generic[T]):
 
 
 def like(gradient: TensorBase, replacement: Any, what: str) -> Any:
-    """Return a hook's replacement for a gradient; raise an error unless it has the gradient's type, and is local or global like the gradient."""
+    """Return `replacement`, the result of a hook for `gradient`.
+
+    Raises: ArgumentError unless it is a tensor; ShapeError if its type differs, or if one of the tensors is local and the other global.
+    """
     if not isinstance(replacement, TensorBase):
         raise ArgumentError(f"{_here()}: {what} must be a tensor {gradient.tensor_type}, or None for no change; got {type(replacement).__name__}")
     if replacement.tensor_type != gradient.tensor_type or (replacement.layout is None) != (gradient.layout is None):
@@ -299,7 +316,7 @@ def _line_of(node: TapeNode) -> str:
 
 
 def _has_nan(here: EagerState, x: TensorBase) -> bool:
-    """Return True if a gradient has NaN on any rank of its placement; the result is equal on all these ranks."""
+    """Return True if the gradient x has NaN on any rank of its placement; all these ranks return the same."""
     local_answer = bool(np.isnan(x.array.astype(np.float64) if x.array.dtype.kind == "V" else x.array).any())
     if x.layout is None or x.layout.placement.size == 1:
         return local_answer
@@ -314,7 +331,7 @@ def zeros(x: TensorBase) -> Any:
 
 
 def _behind(edges: Sequence[Edge]) -> Iterator[tuple[TapeNode, int] | TensorBase]:
-    """Iterate over these edges and all edges between them and the leaves, without repetition."""
+    """Iterate over `edges` and all edges that lead from them towards the leaves, each edge once."""
     visited: set[Any] = set()
     ahead = list(edges)
     while ahead:
@@ -328,7 +345,7 @@ def _behind(edges: Sequence[Edge]) -> Iterator[tuple[TapeNode, int] | TensorBase
 
 
 def _may_keep(hooks: dict[int, Hook] | None) -> bool:
-    """Return True if a hook may have stored the gradient or replaced it by another tensor; a `ReadyCallback` can do neither."""
+    """Return True if one of the `hooks` may have stored or replaced the gradient, that is, if it is not a `ReadyCallback`."""
     return bool(hooks) and not all(isinstance(hook, ReadyCallback) for hook in (hooks or {}).values())
 
 
@@ -357,13 +374,16 @@ def _retains(x: TensorBase) -> bool:
 
 
 def in_layout_of(here: EagerState, gradient: T, like: Any) -> T:
-    """Return the gradient in the layout of `like`."""
+    """Return a global gradient in the layout of the global tensor `like`."""
     assert like.layout is not None
     return redistributed_gradient(here, gradient, like.layout)
 
 
 def redistributed_gradient(here: EagerState, gradient: T, layout: Layout) -> T:
-    """Return a gradient in another layout; record the redistribution if gradients of gradients are recorded."""
+    """Return a global gradient in another layout.
+
+    The redistribution is recorded for gradients of gradients if the gradient requires gradients and recording is enabled.
+    """
     if gradient.layout == layout:
         return gradient
     assert gradient.layout is not None
@@ -394,5 +414,8 @@ class RedistributeGradient:
 
 
 def gradient_layout(layout: Any) -> Any:
-    """Return the layout with B in place of P, which is the layout of the gradient of a partial tensor."""
+    """Return the layout of the gradient of a tensor with this layout: B in place of P.
+
+    Every rank needs the whole gradient of a sum over ranks.
+    """
     return replace(layout, sbp=tuple(B if isinstance(sbp, Partial) else sbp for sbp in layout.sbp))

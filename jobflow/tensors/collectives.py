@@ -17,23 +17,26 @@ REDUCTIONS = {"sum": SUM, "max": MAX, "min": MIN}
 
 
 def everywhere(here: EagerState, sbp: Sbp) -> Layout:
-    """Return the layout on all ranks with this sbp."""
+    """Return the layout of a tensor on all ranks as a mesh of one dimension, with this sbp."""
     return Layout(Placement("cpu", tuple(range(here.rank.size))), (sbp,))
 
 
 def on(rank: int) -> Layout:
-    """Return the layout of a tensor that is whole on one rank."""
+    """Return the layout of a tensor that only `rank` stores."""
     return Layout(Placement("cpu", (rank,)), (B,))
 
 
 def reduced(here: EagerState, array: Array, reduce: Reduction, what: str, provenance: int = 0) -> Array:
-    """Return the sum (or max, min) of the arrays of all ranks, on all ranks; raise DivergedError if `provenance` differs."""
+    """Return the elementwise sum, maximum or minimum (`reduce`) of the arrays of all ranks, on all ranks.
+
+    Raises: DivergedError on all ranks if `provenance` differs.
+    """
     layouts = everywhere(here, Partial(reduce)), everywhere(here, B)
     return convert_array(here, np.asarray(array, order="C"), type_of(array), *layouts, what, provenance)
 
 
 def scattered(here: EagerState, array: Array, reduce: Reduction, what: str) -> Array:
-    """Return this rank's part, along axis 0, of the sum (or max, min) of the arrays of all ranks."""
+    """Return this rank's piece of the elementwise sum, maximum or minimum (`reduce`) of all ranks' arrays, split along axis 0."""
     return convert_array(here, np.asarray(array, order="C"), type_of(array), everywhere(here, Partial(reduce)), everywhere(here, S(0)), what)
 
 
@@ -64,7 +67,10 @@ def spread(here: EagerState, array: Array, source: int, what: str) -> Array:
 
 
 def carried(here: EagerState, array: Array | None, type: TensorType, source: int, target: int, what: str) -> Array:
-    """Return the array of rank `source` on rank `target`, and an empty array on other ranks; both ranks must call this."""
+    """Return the array of rank `source` on rank `target`, and an empty array of type `type` on other ranks.
+
+    Both ranks must call this function; `array` is None on ranks other than `source`.
+    """
     piece = np.asarray(array, order="C") if array is not None else np.empty((0,) * type.ndim, type.dtype.numpy)
     return convert_array(here, piece, type, on(source), on(target), what)
 

@@ -1,7 +1,7 @@
 """Eager redistribution: changes of layout as plans that contain only communication and copies.
 
-The ranks of both placements participate, as a group with its own communicator.  A plan is compiled and bound once per type and pair of
-layouts, and cached for the group.  Before ranks communicate, they compare digests of the operation (`Communicator.agree`).
+The ranks of both placements participate, as a group with its own communicator.  A plan is compiled and bound to memory once per type and pair
+of layouts, and cached for the group.  Before ranks communicate, they compare digests of the operation (`Communicator.compare_digests`).
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ CONVERSION = "convert"
 
 
 def empty(type: TensorType) -> Array:
-    """Return the empty piece of a rank outside the placement."""
+    """Return an empty array for a rank outside of the placement, with the element type and number of axes of `type`."""
     return np.empty((0,) * type.ndim, type.dtype.numpy)
 
 
 @dataclass
 class Conversion:
-    """A change of layout, prepared for one rank of the group."""
+    """A change of layout, prepared for this rank; the call maps this rank's piece in the old layout to its piece in the new layout."""
 
     run: Callable[[Array], Array | None]
     communicates: bool
@@ -60,7 +60,7 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Planned:
-    """A change of layout as a plan with its own memory."""
+    """The execution of a change of layout by a plan with its own memory."""
 
     executor: Executor
     #: True if this rank has a piece of the source
@@ -73,7 +73,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Part:
-    """A change of layout without communication: a copy of this rank's piece of the source, or of a part of the piece."""
+    """The execution of a change of layout without communication: a copy of this rank's piece of the source, or of a part of the piece."""
 
     #: the part, in bytes of the source
     slot: Slot
@@ -83,7 +83,7 @@ class Part:
 
 
 def convert(here: EagerState, x: TensorBase, target: Layout, what: str) -> Array:
-    """Return this rank's piece of a global tensor in another layout; all ranks of both placements must call this.
+    """Return this rank's piece of the global tensor x in the layout `target`; all ranks of both placements must call this function.
 
     `what` names the operation in messages.
     """
@@ -92,7 +92,10 @@ def convert(here: EagerState, x: TensorBase, target: Layout, what: str) -> Array
 
 
 def convert_array(here: EagerState, array: Array, type: TensorType, source: Layout, target: Layout, what: str, provenance: int = 0) -> Array:
-    """Return this rank's piece in the layout `target`; `array` is its piece in the layout `source`.  See `convert`."""
+    """Return this rank's piece of a tensor in the layout `target`; `array` is this rank's piece in the layout `source`.
+
+    All ranks of both placements must call this function.  `what` names the operation in messages.
+    """
     if source == target:
         return array
     ranks = tuple(sorted({*source.placement.ranks, *target.placement.ranks}))
@@ -120,9 +123,9 @@ def _converted(
 
 
 def agree(here: EagerState, comm: Communicator, digest: int, what: Callable[[], str]) -> None:
-    """Compare the next operation of all ranks of a communicator; raise DivergedError on all ranks if the operations differ.
+    """Compare the next operation of all ranks of a communicator, described by `digest`; raise DivergedError on all ranks if the digests differ.
 
-    The caller holds `scope.lock` until the operation ends.
+    `what` returns the description for the message.  The caller holds `scope.lock` until the operation ends.
     """
     here.rank.check_process()
     try:
@@ -133,7 +136,7 @@ def agree(here: EagerState, comm: Communicator, digest: int, what: Callable[[], 
 
 
 def in_thread(caller: str) -> str:
-    """Return the suffix of a message for a call from another Python thread than the rank's main thread."""
+    """Return the end of a message for an operation that the Python thread `caller` calls; "" for the main thread of the rank."""
     return f" in Python thread {caller!r}" if caller else ""
 
 
@@ -146,7 +149,10 @@ def meeting(here: EagerState, comm: Communicator, digest: int, what: Callable[[]
 
 
 def _digest(here: EagerState, type: TensorType, source: Layout, target: Layout, provenance: int) -> int:
-    """Return a digest of the change, of the provenance of the tensor, and of the earlier operations on its ranks."""
+    """Return a digest of a change of layout and of the provenance of the tensor.
+
+    The digest includes the earlier operations on the placement if the ranks remain the same.
+    """
     before = here.collective_log(source.placement).number if source.placement.ranks == target.placement.ranks else 0
     return mixed(before, provenance, zlib.crc32(f"{type} {source} {target}".encode()))
 
@@ -160,13 +166,16 @@ def _described(here: EagerState, what: str, type: TensorType, source: Layout, ta
 
 
 def done(here: EagerState, placement: Placement) -> str:
-    """Return the suffix of a message that lists the last operations on a placement."""
+    """Return the end of a message, a list of the last operations on a placement; "" before the first operation."""
     last = here.collective_log(placement).last
     return "".join(["\n    after", *(f"\n      {text}" for text in last)]) if last else ""
 
 
 def bound(here: EagerState, comm: Communicator, ranks: tuple[int, ...], type: TensorType, source: Layout, target: Layout) -> Conversion:
-    """Return the conversion: a plan bound to memory, or a copy of a part if no data move.  All ranks of the group must call this."""
+    """Return the conversion from the layout `source` to `target`, prepared for this rank; all ranks of the group must call this function.
+
+    The conversion runs a plan bound to memory, or only copies a part of the piece if no data move between ranks.
+    """
     index, group = ranks.index(here.rank.index), RankGroup((source.placement, target.placement))
     at = [group.layout(source), group.layout(target)]
     ready = Program(physical(type, *at), StorageChoice(copies=True), CPU).bind(Rank(index, len(ranks), here.device, comm))
@@ -176,7 +185,7 @@ def bound(here: EagerState, comm: Communicator, ranks: tuple[int, ...], type: Te
 
 
 def _part(plan: Plan) -> Part | None:
-    """Return the conversion as a copy of a part of the piece.
+    """Return the conversion that `plan` describes as a copy of a part of this rank's piece.
 
     The result is None if data move between ranks or are computed, or if this rank lacks a piece of the source or result.
     """
@@ -201,7 +210,7 @@ def physical(type: TensorType, source: Layout, target: Layout) -> Physical:
 
 
 def gathered(here: EagerState, x: TensorBase, what: str) -> Array:
-    """Return the logical value on every rank; all ranks must call this."""
+    """Return a copy of the whole logical array of the global tensor x on every rank; all ranks must call this function."""
     with scope.lock():
         return _gathered(here, x, what)
 

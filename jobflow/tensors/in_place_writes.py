@@ -1,4 +1,4 @@
-"""In-place writes and gradients: new nodes for updated tensors and their views, and the errors for lost values.
+"""In-place writes and their gradients: the tape nodes of overwritten tensors and their views.
 
 After x = x.add_(y), the node of x is the node of the sum; earlier nodes still refer to the old value.  A view represents a part of its base.
 A write through a view also gives its base a new node, "the base with that part replaced".  After a write to its memory, a view is derived
@@ -38,7 +38,10 @@ def may_write(here: EagerState, x: TensorBase, what: str) -> None:
 
 
 def add_into(here: EagerState, x: TensorBase, value: TensorBase, what: str) -> None:
-    """Add `value`, of the same layout, into the memory of x.  Raises: JobError if the types differ, or as `check_memory` does."""
+    """Add the elements of `value` to x in place; both tensors have the same layout.
+
+    Raises: JobError if the types differ, or if x cannot be overwritten, as `check_memory` does.
+    """
     if x.tensor_type != value.tensor_type:
         raise JobError(
             f"{what} at {user_line()}: the gradient {value.tensor_type} cannot be added to grad, which is {x.tensor_type}; set grad = None first"
@@ -49,7 +52,7 @@ def add_into(here: EagerState, x: TensorBase, value: TensorBase, what: str) -> N
 
 
 def zero_gradient(x: TensorBase, set_to_none: bool) -> None:
-    """Drop the gradient of x, or write zeros into its memory."""
+    """Set the gradient of x to None if `set_to_none`, or else fill its memory with zeros."""
     recorder = building_now()
     if recorder is not None and recorder.differentiates:
         recorder.zero_gradient(x, set_to_none)
@@ -64,7 +67,7 @@ def zero_gradient(x: TensorBase, set_to_none: bool) -> None:
 
 
 def written(here: EagerState, x: TensorBase, value: TensorBase, what: str) -> None:
-    """Register a write of `value` to the memory of x: update the nodes of x and of its bases."""
+    """Update the versions and the tape nodes of x and of its bases after `value` was written to the memory of x."""
     chain = [x]
     while chain[-1].base is not None:
         follow(chain[-1])
@@ -85,13 +88,16 @@ def written(here: EagerState, x: TensorBase, value: TensorBase, what: str) -> No
 
 
 def passed_on(saved: Sequence[TensorBase], gradients: Gradients) -> Gradients:
-    """Return the gradients of the outputs unchanged, as the gradients of the inputs."""
+    """Return the gradients of the outputs as the gradients of the inputs: the gradient function of a copy."""
     return gradients
 
 
 @dataclass(frozen=True, slots=True)
 class _PartGradient:
-    """The gradient function of a write through the view `op`: the gradients of the base and of the written value."""
+    """The gradient function of a write through a view, which the view operation `op` derives from its base.
+
+    The results are the gradients of the base before the write and of the written value.
+    """
 
     op: ViewOp
 

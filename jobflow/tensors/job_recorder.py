@@ -46,7 +46,7 @@ _WAITING = object()
 
 @dataclass(frozen=True)
 class Called:
-    """A call of a module in the body of a job: the namespace of its operations, and the names of its tensors and submodules."""
+    """A call of the module `word` in the body of a job: the namespace of its operations, and the names of its tensors and submodules."""
 
     word: str
     namespace: tuple[str, ...]
@@ -57,9 +57,9 @@ class Called:
 
 
 class JobRecorder(ProgramRecorder[TensorBase]):
-    """The recorder of tensor functions and modules in the body of a job, stored in `EagerState.building` in place of a graph.
+    """The recorder of tensor functions and modules in the body of a job; `EagerState.building` refers to it while they run.
 
-    The recorder is also the interpreter, so that operations on these tensors are recorded, too.
+    The recorder is also the interpreter, so operations that the functions call are recorded, too.
     """
 
     running, short, lays = "the body of a job", "the job", False
@@ -90,7 +90,10 @@ class JobRecorder(ProgramRecorder[TensorBase]):
     # ---------------------------------------------------------------- ops
 
     def apply(self, op: Op, inputs: Sequence[Any], name: str | None = None) -> tuple[TensorBase, ...]:
-        """Record an operation that a tensor function calls, and return its outputs."""
+        """Record the operation `op` of a tensor function, and return its outputs.
+
+        Outside modules, `name` becomes the name of the function's last operation unless the call of the function sets one.
+        """
         if self.module is None:
             self.name = self.name or name
         return self.run(op, inputs) if inputs else (self.source(op, None, None),)
@@ -117,7 +120,11 @@ class JobRecorder(ProgramRecorder[TensorBase]):
         return super().known(x)
 
     def _recorded(self, op: Op, inputs: list[Any]) -> tuple[TensorBase, ...]:
-        """Record an operation immediately; if a name is set, defer it until the next operation or the end of the function."""
+        """Record an operation, and return its outputs.
+
+        If the function has a name, the operation is deferred until the next operation or the end of the function.  Only the last operation gets
+        the name.
+        """
         if self.name is None:
             return tuple([TensorBase.new(each.tensor_type, None, None, each) for each in self.body.apply(op, inputs, None)])
         self.record(None)
@@ -151,11 +158,11 @@ class JobRecorder(ProgramRecorder[TensorBase]):
         return self._draw(), self.body.seed, TensorBase.new(counter.tensor_type, None, None, counter)
 
     def _draw(self) -> str:
-        """Return a key for a random operation, unique within the job."""
+        """Return a name for a random operation, unique within the job, on which its random numbers depend."""
         return self.body.unique_name("draw")
 
     def called(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-        """Run a module's forward; a submodule's name becomes the namespace of its operations."""
+        """Run `forward` of a module, and return its result; for a submodule, its name is appended to the namespace of the operations."""
         path = "" if self.module is None else self.module.paths.get(id(module), "")
         if self.module is None or not path:
             return forward(*args, **options)
@@ -207,9 +214,9 @@ class JobRecorder(ProgramRecorder[TensorBase]):
         self.body.assign(next(name for name, tensor in self.body.tensors.items() if tensor is x), self._of_all_devices(value.traced))
 
     def _of_all_devices(self, value: Any) -> Any:
-        """Combine the values that the devices of the mirrored view computed for a buffer.
+        """Combine the values that the devices of the mirrored view computed for a buffer; return other values unchanged.
 
-        Floating point values are averaged over the devices with samples.  Integers are read from the first device.
+        Floating point values are averaged over the devices with samples.  Other values are read from the first of these devices.
         """
         if not is_local(value):
             return value
@@ -235,7 +242,7 @@ class JobRecorder(ProgramRecorder[TensorBase]):
     # ---------------------------------------------------------------- unsupported in jobs
 
     def change(self, x: TensorBase, target: Layout, back: Sequence[Sbp] | None) -> TensorBase:
-        """Record a redistribution inside modules; raise JobError elsewhere, because jobs set layouts by other functions."""
+        """Record a redistribution of x in a module's forward; elsewhere raise JobError, because jobs set layouts by other functions."""
         if self.module is not None:
             with scope.using(placement=target.placement):
                 return self.run(ToLayout(target.sbp, None if back is None else tuple(back)), [x])[0]
@@ -247,7 +254,7 @@ class JobRecorder(ProgramRecorder[TensorBase]):
 
     def backward(self, loss: TensorBase, gradient: TensorBase | None = None) -> None:
         """Raise JobError, because the optimizer of a job computes the gradients."""
-        raise JobError(f"backward at {user_line()}: {loss.tensor_type} is a tensor of a job; call an optimizer's minimize instead")
+        raise JobError(f"backward at {user_line()}: the loss {loss.tensor_type} is a tensor of a job; call minimize(loss) of an optimizer instead")
 
     def update(self, op: Op, inputs: Sequence[TensorBase]) -> None:
         if self.module is None:
@@ -263,7 +270,7 @@ class JobRecorder(ProgramRecorder[TensorBase]):
 
 
 def is_body(interpreter: Any) -> bool:
-    """Return True for the interpreter of the body of a job."""
+    """Return True if the interpreter is the body of a job."""
     return isinstance(interpreter, JobBody)
 
 

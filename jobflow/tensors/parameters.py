@@ -1,4 +1,4 @@
-"""The parameters of a function: the tensor parameters, and the accepted kinds of arguments for other parameters, read from annotations."""
+"""Signatures of functions, read from annotations: the parameters that accept tensors, and the values that other parameters accept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobflow.tensors.argument_kinds import Kind, kind_of
 
 
 class Roles:
-    """The roles of the parameters of a function: tensors, sequences of tensors, operands, and others.
+    """The parameters of `function` by role: tensors, sequences of tensors, operands (tensors or numbers), and others.
 
     Roles are computed at the first call of the function, because computing them for all functions would slow down the import.
     """
@@ -84,7 +84,7 @@ class Roles:
 
     @cached_property
     def must(self) -> dict[str, bool]:
-        """One flag per parameter name: True if the parameter accepts tensors (or None, or a sequence of tensors) but no numbers."""
+        """A dict from parameter names to flags: True if the parameter accepts tensors (or None, or a sequence of tensors) but no numbers."""
         return {name: role not in ("", "operand") for name, role in self.by_name.items()}
 
     @cached_property
@@ -94,13 +94,13 @@ class Roles:
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:
-        """Kinds by parameter name, for the non-tensor parameters whose annotation can be checked."""
+        """A dict from parameter names to kinds, for the parameters whose annotation `kind_of` can check."""
         parameters = [each for each in self.signature.parameters.values() if each.kind is not each.VAR_POSITIONAL]
         by_name = {each.name: kind_of("str | None" if each.name == "name" else str(each.annotation)) for each in parameters}  # `name` may be None
         return {name: kind for name, kind in by_name.items() if kind is not None}
 
     def check_kinds(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Raise ArgumentError for an argument that does not have the kind of its parameter in `kinds`."""
+        """Raise ArgumentError for an argument that the kind of its parameter does not accept; parameters without a kind are not checked."""
         kinds = self.kinds
         for name, argument in (*zip(self.places, arguments, strict=False), *named.items()):
             if name in kinds and not kinds[name].fits(argument):
@@ -109,7 +109,7 @@ class Roles:
 
     @cached_property
     def name(self) -> tuple[int, str | None]:
-        """The position and the default of the parameter `name`; the number of parameters and None if the function has no such parameter."""
+        """The position and the default of the parameter called `name`; without such a parameter, the number of parameters and None."""
         parameters = self.signature.parameters
         return (self.places.index("name"), parameters["name"].default) if "name" in parameters else (len(parameters), None)
 
@@ -126,7 +126,10 @@ class Roles:
             raise TypeError(f"{self.what}() {error}") from None
 
     def named_arguments(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Iterate over the name and value of every argument; sequences that may contain tensors are split into elements."""
+        """Iterate over the name and value of every argument.
+
+        A list or tuple that may contain tensors is replaced by its elements, with names such as "tensors[0]".
+        """
         names = (*self.places, *[self.rest] * (len(arguments) - len(self.places)))
         for name, value in (*zip(names, arguments, strict=False), *named.items()):
             if isinstance(value, list | tuple) and self.by_name.get(name, "") in ("", "tensors"):
@@ -135,7 +138,7 @@ class Roles:
                 yield name, value
 
     def wrong(self, name: str, value: Any, numbers_only: bool) -> bool:
-        """Return True if the parameter `name` does not allow this non-tensor value; with `numbers_only`, an operand must be a number."""
+        """Return True if the parameter `name` does not accept `value`, which is not a tensor; with `numbers_only`, an operand must be a number."""
         word, _, element = name.partition("[")
         role = self.by_name.get(word, "")
         if element:
@@ -186,7 +189,7 @@ def _array(x: Any) -> str:
 
 
 def described(x: Any) -> str:
-    """Return a short description of an argument."""
+    """Return the value, shortened to 60 characters, and the type of an argument as text; for a NumPy array, only element type and shape."""
     if isinstance(x, np.ndarray):
         return _array(x)
     text = repr(x)

@@ -41,7 +41,10 @@ def symbolic_array(x: TensorBase) -> Array:
 
 
 def symbolic_strides(op: Op, x: TensorBase) -> tuple[int, ...] | None:
-    """Return the strides of the output of a view operation, which are equal on all ranks; None if the output is not a view."""
+    """Return the strides, in bytes, of the output of a view operation on x; None if the output is not a view.
+
+    The strides are equal on all ranks.
+    """
     if not isinstance(op, ViewOp):
         return symbolic_array(x).strides if isinstance(op, Detach) else None
     try:
@@ -87,7 +90,7 @@ class ProgramRecorder(ABC, Generic[T]):
 
     @abstractmethod
     def _applied(self, op: Op, known: Sequence[T]) -> tuple[Sequence[Any], Sequence[Layout | None]]:
-        """Record an operation; return its values and the layouts of its output tensors."""
+        """Record an operation on the traced tensors `known`; return its output values and their layouts."""
 
     def _record(self, op: Op, values: Sequence[Any], placement: Placement | None) -> tuple[Any, ...]:
         with scope.using(placement=placement, interpreter=self.tracer):
@@ -103,26 +106,26 @@ class ProgramRecorder(ABC, Generic[T]):
         return outputs
 
     def update(self, op: Op, inputs: Sequence[T]) -> None:
-        """Record an operation that overwrites some of its inputs."""
+        """Record an operation that overwrites some of its inputs, as its `alias` lists them."""
         values, _ = self._applied(op, [self.known(x) for x in inputs])
         for output, index in op.alias.items():
             self.write(inputs[index], TensorBase.new(values[output].tensor_type, inputs[index].layout, None, traced=values[output]))
 
     @abstractmethod
     def source(self, op: Op, layout: Layout | None, generator: Generator | None) -> T:
-        """Record an operation without inputs, or a random operation that samples new numbers in every run, and return its output."""
+        """Record an operation without inputs, or a random operation of `generator`, and return its output; every run samples new random numbers."""
 
     @abstractmethod
     def draw_for(self, x: T) -> tuple[str, int, T]:
-        """Return the key, seed and counter of the next random operation, with the placement of x."""
+        """Return the key, the seed and the counter, a traced tensor, of the next random operation on the placement of x."""
 
     @abstractmethod
     def change(self, x: T, target: Layout, back: Sequence[Any] | None) -> T:
-        """Record a redistribution; its gradient is first redistributed to `back`, if set."""
+        """Record a redistribution of x to `target`, and return the result; the gradient is first redistributed to the sbp `back`, if set."""
 
     @abstractmethod
     def to_local(self, x: T) -> T:
-        """Raise JobError, because traced tensors have no pieces yet."""
+        """Raise JobError, because a traced tensor has no piece on this rank during tracing."""
 
     # ---------------------------------------------------------------- tensors with values, and views
 
@@ -208,4 +211,4 @@ class ProgramRecorder(ABC, Generic[T]):
 
     @abstractmethod
     def called(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-        """Run a module's forward with the settings of the module."""
+        """Run `forward` of a module with the recorder's settings for the module, and return its result."""

@@ -43,7 +43,10 @@ T = TypeVar("T", bound=TensorBase)
 
 
 def redistribute(here: EagerState, x: T, target: Layout, back: Sequence[Sbp] | None = None) -> T:
-    """Return a global tensor in another layout; its gradient is first redistributed to `back` on the new placement, if set."""
+    """Return the global tensor x in the layout `target`.
+
+    If `back` is set, the gradient is first redistributed to this sbp on the new placement, and then to the layout of x.
+    """
     if x.traced is not None or here.building is not None:
         return recorder(here, "to_global").change(x, target, back)
     check_current(x)
@@ -61,7 +64,7 @@ def redistribute(here: EagerState, x: T, target: Layout, back: Sequence[Sbp] | N
 
 
 def as_read(here: EagerState, op: Op, x: T) -> T:
-    """Return x in the layout in which `op` reads it, so that several operations share one redistribution."""
+    """Return x in the layout in which `op` reads it; several operations can then share one redistribution."""
     if x.traced is not None or x.layout is None:
         return x
     input_layouts = prepared(here, op, (x,)).input_layouts
@@ -69,9 +72,10 @@ def as_read(here: EagerState, op: Op, x: T) -> T:
 
 
 def local_to_global(here: EagerState, x: T, target: Layout, *, check: bool = True, copy: bool = False) -> T:
-    """Return the global tensor whose pieces are the local tensors of the ranks.
+    """Return the global tensor in the layout `target` whose pieces are the local tensors x of the ranks.
 
-    `check` compares the types of all pieces; otherwise all ranks must pass the type of x.  `copy` copies the elements of x.
+    With `check`, the ranks compare the types of their tensors; without it, x must have the same type on all ranks.
+    The piece is a copy of x if `copy` is True; otherwise it may share the memory of x.
     """
     with scope.lock():
         return _local_to_global(here, x, target, check, copy)
@@ -141,7 +145,7 @@ def _types(here: EagerState, type: TensorType) -> list[TensorType]:
 
 
 def _assumed_type(x: TensorBase, target: Layout) -> TensorType:
-    """Return the type of the global tensor, assuming that all pieces have the type of x."""
+    """Return the type of the global tensor in the layout `target`, assuming that the local tensors of all ranks have the type of x."""
     shape = list(x.tensor_type.shape)
     for sbp, n in zip(target.sbp, target.placement.mesh, strict=True):
         if isinstance(sbp, Split):
@@ -150,7 +154,7 @@ def _assumed_type(x: TensorBase, target: Layout) -> TensorType:
 
 
 def _first_copy(here: EagerState, array: np.ndarray, type: TensorType, target: Layout) -> np.ndarray:
-    """Return the piece of the first rank along every B of the mesh; the values of the other ranks are ignored."""
+    """Return the piece of the first rank along every mesh dimension with sbp B; the values of the other ranks are ignored."""
     for dimension, sbp in enumerate(target.sbp):
         if not isinstance(sbp, Broadcast):
             continue

@@ -3,8 +3,8 @@
     run(op, *tensors)   infer -> choose a signature -> redistribute inputs -> compute -> record for backward
 
 The parts that do not depend on values (types, signature, the operation on this rank's pieces) are prepared once per operation, input types
-and layouts.  `compiler.choose` selects the layouts as for a node of a job, from the current layouts alone.  While `nn.Graph.build` runs,
-operations are recorded in the graph instead.
+and layouts.  `compiler.choose` selects the layouts as for a node of a job, but considers only this operation.  While a program is traced,
+operations are recorded in the program instead.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_PREPARED = 8192
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An operation that was prepared for inputs of given types and layouts."""
+    """An operation prepared for one combination of input types and layouts: output types, layouts and kernels."""
 
     #: the operation on this rank's pieces; None on a rank outside the placement
     op: Op | None
@@ -74,7 +74,10 @@ class Prepared:
 
 
 def run(op: Op, *inputs: T) -> T:
-    """Run an operation and return its output; for an operation with several outputs, use `run_several`."""
+    """Run an operation, or record it while a program is traced, and return its output.
+
+    For an operation with several outputs, use `run_several`.
+    """
     now = scope.current()
     here: EagerState = now.root.eager or state()
     if now.interpreter is not None and not isinstance(now.interpreter, Running):
@@ -97,14 +100,14 @@ def run_several(op: Op, *inputs: T) -> tuple[T, ...]:
 
 
 def recorder(here: EagerState, what: str) -> Any:
-    """Return the current recorder; raise JobError in the body of a job function, whose tensors are of another class."""
+    """Return the recorder of the program being traced; without one, in the body of a job, raise JobError, because `what` needs eager tensors."""
     if here.building is None:
         raise JobError(f"{what} at {user_line()}: eager tensors cannot be used in the body of a job function; pass arrays to the job as arguments")
     return here.building
 
 
 def perform(here: EagerState, op: Op, inputs: Sequence[TensorBase], records: bool) -> tuple[TensorBase, ...]:
-    """Run an operation, record it for backward if requested, and return the outputs."""
+    """Run an operation eagerly, and return its outputs; record it for backward if `records` is True and an input requires gradients."""
     plan = prepared(here, op, inputs)
     if plan.decomposed:
         with scope.using(interpreter=Running(here, plan.placement, records)):
@@ -124,7 +127,7 @@ def perform(here: EagerState, op: Op, inputs: Sequence[TensorBase], records: boo
 
 
 def _needs_redistribution(plan: Prepared, x: TensorBase) -> bool:
-    """Return True if a view of a global tensor needs other elements than its base on some rank; all ranks return the same."""
+    """Return True if computing a view of the global tensor x redistributes or sums its elements; all ranks return the same."""
     before, after = x.layout, plan.layouts[0]
     assert before is not None and after is not None
     summed = any(isinstance(b, Partial) and not isinstance(a, Partial) for a, b in zip(before.sbp, after.sbp, strict=True))
@@ -145,9 +148,9 @@ def prepared(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared
 
 
 def with_line(error: JobflowError, op: Op | None = None, function: str = "") -> JobflowError:
-    """Return the error with the user's line in its message.
+    """Return an error like `error` with the user's line in its message.
 
-    The line follows the name of the function that it calls.  If that name is unknown, `function` or the operation's name replaces it.
+    The message begins with the name of the function that this line calls, or else with `function` or the name of the operation.
     """
     text, at = str(error), f" at {user_line()}:"
     word, colon, rest = text.partition(":")
@@ -214,7 +217,10 @@ def target() -> Target:
 
 
 def common_placement(op: Op, inputs: Sequence[TensorBase]) -> Placement | None:
-    """Return the placement of the inputs, None for local tensors; raise PlacementError if placements differ."""
+    """Return the placement of the inputs, or None if all inputs are local.
+
+    Raises: PlacementError if placements differ, or for local and global tensors together.
+    """
     first = inputs[0].layout
     for x in inputs[1:]:
         if (x.layout is None) != (first is None):
@@ -231,7 +237,7 @@ def _listed(inputs: Sequence[TensorBase]) -> str:
 
 
 def execute(here: EagerState, plan: Prepared, op: Op, inputs: Sequence[TensorBase]) -> tuple[TensorBase, ...]:
-    """Redistribute the inputs, and compute this rank's pieces of the outputs."""
+    """Redistribute the inputs as `plan` requires, and return the outputs, computed on this rank's pieces."""
     if plan.placement is None:
         return _pieces(here, plan, inputs, isinstance(op, ViewOp), True)
     for x in inputs:
@@ -252,9 +258,9 @@ def execute(here: EagerState, plan: Prepared, op: Op, inputs: Sequence[TensorBas
 
 
 def _pieces(here: EagerState, plan: Prepared, inputs: Sequence[TensorBase], looks: bool, shares: bool) -> tuple[TensorBase, ...]:
-    """Redistribute the inputs if necessary, and return this rank's pieces of the outputs.
+    """Redistribute the inputs if necessary, and return the outputs with this rank's pieces.
 
-    `looks` requests a view if possible.  `shares` makes the view use the storage of the input.
+    `looks` requests a view of the input if possible.  `shares` makes the output use the storage of the input.
     """
     if plan.redistributes:
         arrays = [x.array if want is None else convert(here, x, want, "an input") for x, want in zip(inputs, plan.input_layouts, strict=True)]
@@ -285,7 +291,10 @@ def _pieces(here: EagerState, plan: Prepared, inputs: Sequence[TensorBase], look
 
 
 def run_assertion(here: EagerState, plan: Prepared, op: RuntimeAssertion, arrays: Sequence[Array]) -> list[Array]:
-    """Run a runtime assertion; ranks with different elements exchange failures, so that all ranks raise the first failure."""
+    """Run a runtime assertion on this rank's pieces, and return its results.
+
+    If the pieces of the ranks differ, the ranks exchange failures, so that all ranks raise the first failure.
+    """
     refused: FailedAssertion | None = None
     results: list[Array] = []
     try:
@@ -303,7 +312,7 @@ def run_assertion(here: EagerState, plan: Prepared, op: RuntimeAssertion, arrays
 
 
 def view_of(op: ViewOp, arrays: Sequence[Array]) -> Array | None:
-    """Return the result of a view operation, or None if strides cannot express it."""
+    """Return the result of a view operation as a view of its input, or None if strides cannot express the result."""
     try:
         return op.view(*arrays)
     except ValueError:
@@ -311,7 +320,7 @@ def view_of(op: ViewOp, arrays: Sequence[Array]) -> Array | None:
 
 
 def compute(here: EagerState, op: Op, arrays: Sequence[Array], types: Sequence[TensorType]) -> list[Array]:
-    """Run an operation's kernels on this rank, and return the new arrays."""
+    """Run an operation on arrays of this rank, and return the results as new arrays of the given types."""
     outputs = [POOL.allocator(type)() for type in types]
     EagerCalls(op, partial(registry.bind, op, CPU)).run(here.own.device, arrays, outputs)
     return outputs
@@ -397,7 +406,10 @@ def _source_piece(here: EagerState, op: Op, type: TensorType, layout: Layout, ar
 
 
 def addend(array: Array, layout: Layout, rank: int) -> Array:
-    """Return this rank's piece of a tensor with the value `array`; along a P, all ranks but the first get the identity of the reduction."""
+    """Return `array` as this rank's piece of a tensor whose layout has P.
+
+    Along a P, the first rank has the value, and the other ranks get the identity of the reduction, such as 0 for a sum.
+    """
     at = layout.placement.coordinates(rank)
     for sbp, where in zip(layout.sbp, at, strict=True):
         if isinstance(sbp, Partial) and where > 0:
@@ -409,7 +421,7 @@ def addend(array: Array, layout: Layout, rank: int) -> Array:
 
 
 class Running:
-    """The interpreter of operations that Python code calls on tensors, in a gradient, a decomposition, or a function of jobs."""
+    """The interpreter of operations while Python code calls them on eager tensors: in a gradient, a decomposition, or a function of jobs."""
 
     takes_tensors = True
 
@@ -421,7 +433,7 @@ class Running:
         self.chains = not records
 
     def apply_chain(self, chain: Chain, inputs: Sequence[Any]) -> tuple[TensorBase, ...]:
-        """Run a chain as one operation on local tensors, or as separate operations on global tensors."""
+        """Run a chain of operations, and return its outputs: as one operation on local tensors, as separate operations on global tensors."""
         if inputs[0].layout is None:
             return perform(self.here, chain, inputs, self.records)
         values: Any = chain.decompose(*inputs)

@@ -59,7 +59,10 @@ class Binding:
 
 
 def adopt_layout(here: EagerState, x: TensorBase, lies: Layout, what: str) -> bool:
-    """Redistribute a global tensor in place to `lies`, the layout of its variable; return True if the layout changed (never for a local tensor)."""
+    """Redistribute the global tensor x in place to the layout `lies` of its variable, and return True if the layout changed.
+
+    A local tensor is unchanged.  `what` names the operation in messages.
+    """
     if x.layout is None or x.layout == lies:
         return False
     before = x.layout if x.storage is None else x.storage.before or x.layout
@@ -70,7 +73,7 @@ def adopt_layout(here: EagerState, x: TensorBase, lies: Layout, what: str) -> bo
 
 
 class SessionTensors:
-    """The bindings of one session."""
+    """The bindings of tensors to the variables of one session."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -119,7 +122,7 @@ class SessionTensors:
             )
 
     def _of_first(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the arrays of rank 0 if the values differ between clients, otherwise the arrays of this client."""
+        """Return the arrays by name; if they differ between clients, return the arrays of rank 0."""
         if not self.session.multi or len(set(self._exchanged(_digests(arrays), "parameters"))) == 1:
             return arrays
         values = dict(arrays) if self._world.ranks[0].index == 0 else None
@@ -135,14 +138,14 @@ class SessionTensors:
         self._names[id(x)] = variable.name
 
     def _redistribute(self, variable: Variable, x: TensorBase) -> None:
-        """Redistribute a global tensor to the layout of its variable, and assign its values to the variable."""
+        """Redistribute the global tensor x to the layout of its variable, and write this rank's piece to the variable."""
         here = state()
         adopt_layout(here, x, Layout(variable.placement, variable.sbp), f"variable {variable.name}")
         if here.rank.index in variable.placement.ranks:
             self._state(here.rank.index).write(variable.name, x.array)
 
     def _resident_memory(self, variable: Variable, x: TensorBase) -> ResidentMemory | None:
-        """Return the memory of a variable for its tensor; None if this rank has no piece."""
+        """Return the memory that x uses from now on, in which this rank stores its variable; None if this rank has no piece."""
         world, name, lies = self._world, variable.name, variable.placement.ranks
         if world.multi:
             rank = world.ranks[0].index
@@ -164,9 +167,9 @@ class SessionTensors:
     # ---------------------------------------------------------------- synchronisation
 
     def settle(self) -> None:
-        """Copy values that the program wrote to tensors into their variables.
+        """Copy the values that the user's program wrote to tensors into their variables, before a job reads the variables.
 
-        Raises: JobError if the type or layout of such a tensor changed, or if clients wrote different values.
+        Raises: JobError if the type or layout of a written tensor changed since it was bound, or if clients wrote different values.
         """
         moved = [binding for binding in self.bindings.values() if binding.moved]
         if not moved:
@@ -188,7 +191,7 @@ class SessionTensors:
         self._meet(len(whole) < len(moved))
 
     def _check_alike(self, names: Sequence[str], whole: Mapping[str, Array]) -> None:
-        """Raise JobError on all clients if they wrote to different tensors, or different values to a local tensor."""
+        """Raise JobError on all clients if they wrote to different tensors, or wrote different values to a local tensor."""
         if not self.session.multi:
             return
         exchanged = self._exchanged((tuple(names), _digests(whole)), "writes to parameters")
@@ -213,7 +216,7 @@ class SessionTensors:
                     binding.resident.invalidate()
 
     def part(self) -> None:
-        """Move all tensors to their own memory at the end of the session; they keep their values."""
+        """Move tensors whose memory is remote or shared between ranks to a writable copy, at the end of the session."""
         for binding in self.bindings.values():
             if isinstance(binding.resident, RemoteMemory):
                 binding.resident.refresh()
@@ -228,7 +231,7 @@ class SessionTensors:
         return self.session.world
 
     def _state(self, rank: int) -> State:
-        """Return the variables of a rank of this process."""
+        """Return the variables that `rank`, a rank of this process, stores."""
         return state_of(next(each for each in self._world.ranks if each.index == rank))
 
     def _exchanged(self, item: Any, about: str) -> list[Any]:

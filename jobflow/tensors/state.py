@@ -41,7 +41,7 @@ class Generator:
     draws: int = 0
 
     def next(self) -> int:
-        """Return the counter of the next random operation."""
+        """Return the counter of the next random operation, and increment it."""
         with _draw_lock:
             self.draws += 1
             return self.draws - 1
@@ -49,7 +49,7 @@ class Generator:
 
 @dataclass
 class CollectiveLog:
-    """A digest of all operations on a placement, and descriptions of the last operations, to detect and explain diverged ranks."""
+    """A digest of all operations on a placement, to detect diverged ranks, and descriptions of the last operations, for the message."""
 
     number: int = 0
     last: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
@@ -68,7 +68,7 @@ def mixed(*values: int) -> int:
 
 
 class Own(threading.local):
-    """The state of one Python thread of a rank."""
+    """The part of `EagerState` that belongs to one Python thread."""
 
     def __init__(self) -> None:
         #: one per thread, because its scratch memory serves one operation at a time
@@ -83,9 +83,9 @@ class Own(threading.local):
 
 
 class EagerState:
-    """The eager state of a rank.
+    """The state of eager execution on one rank.
 
-    Attributes that threads share are used with `scope.lock` held.  Other attributes belong to one thread (`own`), or only gain entries.
+    Attributes that several threads change are used with `scope.lock` held.  Other attributes belong to one thread (`own`), or only gain entries.
     """
 
     def __init__(self, rank: Rank) -> None:
@@ -119,7 +119,7 @@ class EagerState:
         return _rank()
 
     def part(self, world: World) -> None:
-        """Clear the caches of the ranks of a world that ends; the next use starts another world."""
+        """Clear the caches if this rank belongs to a world that ends; the next operation starts another world."""
         if any(rank is self.rank for rank in world.ranks):
             del self.rank
             for prepared in (self.prepared, self.conversions, self.composing, self._collective_logs):
@@ -149,7 +149,7 @@ class EagerState:
         return log
 
     def forget(self, ranks: Sequence[int]) -> None:
-        """Reset the divergence check of these ranks after a DivergedError."""
+        """Clear the logs of operations on these ranks after a DivergedError, so that their next operations can be compared again."""
         for placed, log in self._collective_logs.items():
             if set(placed) <= set(ranks):
                 log.number = 0
@@ -197,12 +197,15 @@ def building_now() -> Any:
 
 
 def running() -> str:
-    """Return the name of the tracing in progress: nn.Graph.build, flow.compile, or the body of a job."""
+    """Return the name of the tracing in progress for messages: "nn.Graph.build", "flow.compile" or "the body of a job"."""
     return building_now().running
 
 
 def refuse_tracing(what: str, problem: str, advice: str) -> None:
-    """Raise JobError if a program is being traced, because runs of the program would not repeat an effect on Python objects."""
+    """Raise JobError if a program is being traced, because its runs would not repeat the effect of `what` on Python objects.
+
+    The message has the form "<what> at <line>: <problem> while <tracing> runs; <advice>".
+    """
     building = building_now()
     if building is not None and scope.current().interpreter is not None:
         raise JobError(f"{what} at {user_line()}: {problem} while {building.running} runs; {advice}")

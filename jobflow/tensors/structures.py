@@ -12,7 +12,10 @@ from jobflow.tensors.tensor import TensorBase
 
 
 def leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Iterate over the tensors in nested lists, tuples and dicts, each with a name; skip None, and raise JobError for other objects."""
+    """Iterate over the tensors in nested lists, tuples and dicts, with names such as "input.0.key" that begin with `name`.
+
+    None is skipped.  Raises: JobError for any other object.
+    """
     if isinstance(x, TensorBase):
         yield name, x
     elif isinstance(x, list | tuple):
@@ -29,7 +32,7 @@ def leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def form(x: Any) -> Any:
-    """Return the structure of x as a comparable object, with True for every tensor and False for any other leaf, such as None."""
+    """Return a key for the structure of x, equal for equal nesting; a leaf is True for a tensor and False otherwise."""
     if isinstance(x, list | tuple):
         return type(x).__name__, tuple(map(form, x))
     if isinstance(x, dict):
@@ -43,7 +46,7 @@ def filled(x: Any, tensors: Iterator[Any]) -> Any:
 
 
 def replaced(x: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Return x with `change` applied to every object of the class `kind`."""
+    """Return x with every object of the class `kind` replaced by change(object), also in nested lists, tuples and dicts."""
     if isinstance(x, kind):
         return change(x)
     if isinstance(x, tuple) and hasattr(x, "_fields"):

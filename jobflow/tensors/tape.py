@@ -78,7 +78,7 @@ class TapeNode:
     def saved_tensors(self, linked: bool = False) -> list[TensorBase | None]:
         """Return the saved tensors; reading such a tensor raises an error if its memory was overwritten after it was saved.
 
-        `linked` gives saved inputs and outputs their position in the graph, for gradients of gradients.
+        With `linked`, the saved inputs and outputs have the nodes of the original tensors, for gradients of gradients.
         """
         tensors = [None if saved is None else self.restored(*saved) for saved in self.saved]
         ends: list[Edge] = [*self.edges, *((self, i) for i in range(self.outputs))]
@@ -87,11 +87,11 @@ class TapeNode:
         return tensors
 
     def restored(self, type: TensorType, layout: Any, value: Any, storage: Storage, version: int) -> TensorBase:
-        """Return a saved tensor; reading the tensor raises an error if its memory was overwritten."""
+        """Return a saved tensor with the array `value`; reading the tensor raises an error if its storage no longer has `version`."""
         return TensorBase.new(type, layout, value) if storage.version == version else _StaleTensor(self.name, type, layout, value, storage, version)
 
     def retaining(self, index: int) -> Any:
-        """Return the tensor of an output whose gradient is retained (`retain_grad`), or None."""
+        """Return the tensor of output `index` if `retain_grad` was called for it and it still exists, else None."""
         reference = self.retained.get(index)
         return None if reference is None else reference()
 
@@ -101,7 +101,7 @@ class TapeNode:
 
 
 def _at(x: TensorBase, end: Edge) -> TensorBase:
-    """Return a saved tensor with the position `end` in the graph of gradients."""
+    """Return a saved tensor with `end` as the destination of its gradient; if `end` is a leaf, return the leaf."""
     if isinstance(end, TensorBase):
         return end
     if end is not None and x.tensor_type.dtype.is_float:
@@ -126,7 +126,7 @@ class _StaleTensor(TensorBase):
 
 
 def edge_of(x: TensorBase) -> Edge:
-    """Return the destination of the gradient of x: the output of a node, a leaf, or None."""
+    """Return the destination of the gradient of x: (node, index of the output), the leaf x, or None if x requires no gradient."""
     if x.base is not None:
         follow(x)
     if x.node is not None:
@@ -135,7 +135,7 @@ def edge_of(x: TensorBase) -> Edge:
 
 
 def follow(view: TensorBase) -> bool:
-    """Update the node of a view whose base was written to, and return True if the view requires gradients."""
+    """Return True if a view requires gradients, after recording the view again if its base was written to."""
     assert view.base is not None
     base, op = view.base
     if base.base is not None:
@@ -191,14 +191,17 @@ class OpGradient:
 def record(
     name: str, inputs: Sequence[TensorBase], outputs: Sequence[TensorBase], backward: Callable[..., Gradients], saved: Sequence[TensorBase] = ()
 ) -> None:
-    """Record a computation as the source of its outputs; floating point outputs require gradients from now on."""
+    """Record the gradient function `backward` of a computation; its floating point outputs require gradients from now on.
+
+    `saved` are the tensors that `backward` reads.
+    """
     note(TapeNode(name, tuple(map(edge_of, inputs)), len(outputs), backward, saved), outputs)
 
 
 def record_op(
     op: Op, placement: Placement | None, known: dict[tuple[bool, ...], OpGradient], inputs: Sequence[TensorBase], outputs: Sequence[TensorBase]
 ) -> None:
-    """Record an operation; `known` caches its gradient programs by the inputs that need gradients."""
+    """Record an operation; `known` caches gradient programs, by one flag per input: True if the input requires gradients."""
     edges = tuple([edge_of(x) for x in inputs])
     gradient = op_gradient(op, placement, known, inputs, outputs, edges)
     note(TapeNode(op.word(), edges, len(outputs), gradient, read_by(gradient.program, inputs, outputs)), outputs)
@@ -212,9 +215,9 @@ def op_gradient(
     outputs: Sequence[TensorBase],
     edges: Sequence[Edge],
 ) -> OpGradient:
-    """Return the gradient of an operation for the inputs that have an edge.
+    """Return the gradient function of an operation for the inputs that require gradients, whose edges are not None.
 
-    An operation without a gradient has no program.  An operation with several outputs has none either, because some outputs may lack gradients.
+    The function has no program if the operation has no gradient.  It has none either for several outputs, because some outputs may lack gradients.
     """
     needed = tuple([edge is not None for edge in edges])
     gradient = known.get(needed)
@@ -225,7 +228,7 @@ def op_gradient(
 
 
 def read_by(program: Derivative | None, inputs: Sequence[TensorBase], outputs: Sequence[TensorBase]) -> Sequence[Any]:
-    """Return the inputs and outputs of an operation, with None for those that its gradient program does not read."""
+    """Return the inputs and outputs of an operation, with None in place of tensors that the gradient program does not read."""
     values = (*inputs, *outputs)
     return values if program is None else [x if i in program.reads else None for i, x in enumerate(values)]
 
@@ -245,7 +248,7 @@ def note(node: TapeNode, outputs: Sequence[TensorBase | None]) -> None:
 
 
 def stand_at(x: TensorBase, node: TapeNode, index: int) -> None:
-    """Make x an output of `node`; `retain_grad` follows a tensor that was overwritten, as in PyTorch."""
+    """Make output `index` of `node` the source of x, which requires gradients from now on; a `retain_grad` of x remains in force, as in PyTorch."""
     if x.node is not None and x.node.retained and x.node.retaining(x.index) is x:
         node.retained[index] = x.node.retained.pop(x.index)
     x._needs_gradient, x.node, x.index = True, node, index

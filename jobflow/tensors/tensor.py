@@ -44,7 +44,7 @@ class Size(tuple[int, ...]):
 
 
 class ResidentMemory:
-    """The memory that a program assigned to tensors.
+    """The memory of a variable or output of a compiled program, which tensors use for their elements.
 
     Only programs write to memory that several ranks share (`ranks`; empty for memory of this rank).  The arrays of tensors
     in shared memory are read-only.  Before a write to one of these tensors, all of them move to a copy that belongs to this rank (`evict`).  The
@@ -86,7 +86,7 @@ class ResidentMemory:
             x.array = np.ndarray(x.array.shape, x.array.dtype, bytes_, offset, x.array.strides)
 
     def _tensors_in(self, at: Array) -> Iterator[tuple[TensorBase, int]]:
-        """Iterate over the tensors with elements in this memory, and their offsets in it."""
+        """Iterate over the tensors with elements in the array `at`, and their offsets in it, in bytes."""
         for x in list(self.tensors.values()):
             offset = x.array.ctypes.data - at.ctypes.data
             if 0 <= offset < max(at.nbytes, 1):
@@ -96,7 +96,7 @@ class ResidentMemory:
 class RemoteMemory(ResidentMemory):
     """Memory that this thread cannot address, on a GPU or in pieces on other threads; `fetch` returns its elements.
 
-    `array` has the elements of the last fetch.  When these elements are out of date, the tensors have no array until one tensor is read.
+    `array` has the elements of the last fetch.  When these elements are out of date, the tensors have no array until one of the tensors is read.
     """
 
     __slots__ = ("fetch", "fetched", "stale")
@@ -226,7 +226,7 @@ class TensorBase:
 
     @property
     def shape(self) -> Size:
-        """The logical shape."""
+        """The shape of the logical tensor."""
         return Size(self.tensor_type.shape)
 
     @property
@@ -262,7 +262,7 @@ class TensorBase:
 
     @property
     def is_leaf(self) -> bool:
-        """True if `backward` adds the gradient to `grad`, instead of passing it on to other tensors."""
+        """True if no recorded operation computed the tensor, so that `backward` adds its gradient to `grad`."""
         return self.node is None
 
     @property
@@ -277,17 +277,17 @@ class TensorBase:
 
     @property
     def memory(self) -> Storage:
-        """The storage, which views share."""
+        """The storage, which the tensor and its views share; created at the first access."""
         if self.storage is None:
             self.storage = Storage()
         return self.storage
 
     def wrote(self) -> None:
-        """Count a write to the memory of the tensor."""
+        """Increment the number of writes to the memory of the tensor."""
         self.memory.version += 1
 
     def shares(self, view: TensorBase) -> None:
-        """Make `view` use the storage of this tensor, with its count of writes."""
+        """Make `view` use the storage of this tensor, with the same number of writes."""
         view.storage, view._copied_from, view.strides = self.memory, self._copied_from, self.strides
         if view.storage.resident is not None:
             view.storage.resident.tensors[id(view)] = view
@@ -308,7 +308,10 @@ def attach_memory(x: TensorBase, resident: ResidentMemory) -> None:
 
 
 def lasting_array(x: TensorBase) -> Array:
-    """Return the array of x after moving x out of transient memory, so that a NumPy view keeps its elements."""
+    """Return the array of x, after moving tensors out of memory that the next run of their program overwrites.
+
+    A NumPy view of the array therefore retains its elements.
+    """
     resident = None if x.storage is None else x.storage.resident
     if resident is not None and resident.transient:
         resident._move(resident.array, resident.array.copy())
@@ -316,7 +319,7 @@ def lasting_array(x: TensorBase) -> Array:
 
 
 def move_memory(x: TensorBase, resident: ResidentMemory) -> None:
-    """Make x use this memory for its elements; other views of the old memory of x keep the old memory."""
+    """Make x use the memory `resident` for its elements; views of x that use its old memory are unchanged."""
     if not has_array(x) or resident.array.ctypes.data != x.array.ctypes.data:
         before = x.memory.before
         x.storage = None
@@ -325,7 +328,7 @@ def move_memory(x: TensorBase, resident: ResidentMemory) -> None:
 
 
 def shows(x: TensorBase, view: TensorBase) -> None:
-    """Make `view` use the memory of x without sharing the count of writes."""
+    """Make `view` use the memory of x, with a number of writes that is independent of x."""
     view._copied_from, view.strides = x._copied_from, x.strides
     if x.storage is not None and x.storage.resident is not None:
         view.memory.resident = x.storage.resident
@@ -333,7 +336,7 @@ def shows(x: TensorBase, view: TensorBase) -> None:
 
 
 def check_current(x: TensorBase) -> None:
-    """Raise JobError for a copied part of a global tensor that was overwritten after the copy."""
+    """Raise JobError if x is a copied part of a global tensor, and the global tensor was overwritten after the copy."""
     if x._copied_from is not None and x._copied_from[0].version != x._copied_from[1]:
         raise JobError(
             f"reading a tensor at {user_line()}: {x.tensor_type} is a copied part of a global tensor, because its elements moved between ranks; the "

@@ -17,7 +17,7 @@ def over(change: Callable[[Tensor], Any], structure: Any) -> Any:
 
 
 def to_global(structure: Any, placement: public_placement | None = None, sbp: Any = None, *, check_meta: bool = True) -> Any:
-    """Return the structure with every tensor redistributed by `Tensor.to_global`.
+    """Return the structure with every tensor redistributed by `Tensor.to_global`.  All ranks must call this function.
 
     `sbp` may be a function (structure, tensor) -> sbp.
     """
@@ -30,5 +30,8 @@ def to_global(structure: Any, placement: public_placement | None = None, sbp: An
 
 
 def to_local(structure: Any, *, copy: bool = False) -> Any:
-    """Return the structure with every global tensor replaced by this rank's piece; the pieces share memory unless `copy`."""
+    """Return the structure with every global tensor replaced by this rank's piece, a local tensor.
+
+    A piece shares the memory of the global tensor unless `copy` is True.
+    """
     return over(lambda x: x if x.layout is None else moving.to_local(x, copy=copy), structure)

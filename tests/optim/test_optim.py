@@ -91,7 +91,7 @@ def test_training_resumes_from_a_state(rank: int) -> None:
         values, saved = np.array(numpy(p)), optimizer.state_dict()
     np.testing.assert_allclose(values, whole[-1], rtol=1e-9)
     other = optim.Adam([tensor(np.zeros((2, 2)), rank, layouts[0])])
-    with pytest.raises(CheckpointError, match="does not fit a parameter"):
+    with pytest.raises(CheckpointError, match="does not match the parameter"):
         other.load_state_dict(saved)
 
 
@@ -213,7 +213,7 @@ def test_warm_up_before_functions_of_the_step() -> None:
 def test_arguments_of_the_wrong_kind_raise() -> None:
     weight = flow.nn.Parameter(flow.zeros(2))
     for params, options, message in (
-        (weight, {"lr": 0.1}, r"test_optim.py:\d+: params must be a list of tensors, not one float32\[2\]"),
+        (weight, {"lr": 0.1}, r"test_optim.py:\d+: params must be a list, not a single tensor float32\[2\]"),
         ([weight], {"lr": "a"}, r"test_optim.py:\d+: lr must be a number of at least 0, not 'a'"),
         ([weight], {"lr": None}, r"test_optim.py:\d+: lr must be a number of at least 0, not None"),
     ):

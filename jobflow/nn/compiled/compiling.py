@@ -42,7 +42,7 @@ class Cache:
         self.eager = ""
 
     def find(self, key: Any, call: Call) -> tuple[Entry | None, str]:
-        """Return the plan for a call and "", or None and the reason why no plan is valid; the first call has the reason ""."""
+        """Return a valid plan for a call and "", or None and the reason for another trace; the reason is "" for the first call."""
         entries = self.entries.get(key)
         if entries is None:
             return None, "" if not self.entries else self._other(call)
@@ -59,7 +59,7 @@ class Cache:
         return None, reason
 
     def _other(self, call: Call) -> str:
-        """Describe how a call differs from the newest traced call."""
+        """Return the reason for another trace: a description of how `call` differs from the newest traced call."""
         newest = next(reversed(self.entries.values()))[-1]
         metas = newest.replay.built.inputs
         for meta, name, x in zip(metas, call.names, call.tensors, strict=False):
@@ -72,7 +72,7 @@ class Cache:
         return "the plain arguments or the gradient mode differ"
 
     def add(self, key: Any, entry: Entry, name: str) -> None:
-        """Cache a plan, and drop the oldest plans beyond the limit `compiled_shapes`."""
+        """Store a plan for calls with `key`, and drop the oldest plans beyond the number `compiled_shapes` of the session."""
         entries = self.entries.pop(key, [])
         self.entries[key] = [*entries, entry]
         most = current_session().settings.compiled_shapes
@@ -106,7 +106,7 @@ class CompiledFunction:
 
     @property
     def traces(self) -> list[str]:
-        """The reasons of the traces on this rank, one line per trace."""
+        """The reason of each trace on this rank, such as "first call with such arguments" or a changed value."""
         return list(self.cache.reasons)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
@@ -126,7 +126,10 @@ class CompiledFunction:
             return self._traced(cache, key, call, reason)
 
     def _traced(self, cache: Cache, key: Any, call: Call, reason: str) -> Any:
-        """Trace the function, and run the plan; if tracing fails, run the function eagerly."""
+        """Trace the function for `call`, run the plan, and return its result.
+
+        The function runs eagerly instead if tracing fails, or after too many traces for the same reason.
+        """
         if reason:
             cache.causes[reason.partition(" was ")[0]] += 1
             shaped = " was " in reason and reason.startswith(tuple(call.names))
@@ -160,7 +163,10 @@ class CompiledFunction:
         return result
 
     def _eagerly(self, cache: Cache, call: Call, reason: str, for_good: bool, error: Exception | None = None) -> Any:
-        """Run the function eagerly, with a notice of the reason; raise Untraceable with `fullgraph`."""
+        """Run the function eagerly for `call`, print a notice with the reason, and return the result; raise Untraceable with `fullgraph`.
+
+        After `for_good` or an error of the trace, all later calls run eagerly, too.
+        """
         if self.fullgraph:
             raise Untraceable(f"flow.compile at {self.where}, fullgraph=True: {self.name} cannot be compiled into one plan: {reason}")
         result = self.function(*call.args, **call.options)
@@ -201,7 +207,7 @@ def compile(
     options: dict[str, Any] | None = None,
     disable: bool = False,
 ) -> Any:
-    """Compile a function or module: the first call is traced, later calls replay the plan.
+    """Return a compiled function or module: the first call traces `model`, and later calls replay the plan.
 
     The function may contain a whole training step with `backward()`, clipping, `optimizer.step()` and a schedule.  With `fullgraph`, code that
     cannot be traced is an error; otherwise a function with such code runs eagerly.  With `disable`, `compile` returns `model` itself.  `dynamic`,
@@ -234,7 +240,7 @@ _OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _check_options(where: SourceLine, **values: Any) -> None:
-    """Raise ArgumentError for values of options that PyTorch rejects, too."""
+    """Raise ArgumentError for a value that PyTorch's `compile` rejects, too; `values` are options by name."""
     for name, value in values.items():
         is_valid, description = _OPTIONS[name]
         if not is_valid(value):
@@ -260,7 +266,7 @@ def sharing(module: Module, where: SourceLine, fullgraph: bool) -> Module:
 
 
 class _Uncompiled:
-    """The eager call of a module."""
+    """A callable that calls a module eagerly, for the compiled function of the module."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -270,7 +276,7 @@ class _Uncompiled:
 
 
 class _Sharing:
-    """Methods that `compile` adds to the class of a module."""
+    """Base class of the modules that `compile` returns; their calls run the compiled function."""
 
     _plan: CompiledFunction
 
@@ -279,7 +285,7 @@ class _Sharing:
 
     @property
     def traces(self) -> list[str]:
-        """The reasons of the traces on this rank, one line per trace."""
+        """The reason of each trace on this rank, as in `CompiledFunction.traces`."""
         return self._plan.traces
 
     def explain(self, stages: Sequence[str] = ("physical",)) -> str:

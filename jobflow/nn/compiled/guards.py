@@ -98,7 +98,7 @@ class Guards:
 
     @contextmanager
     def observing(self) -> Iterator[None]:
-        """Observe which code runs inside the `with` block."""
+        """Observe, with a profiling function, which code runs inside the `with` block."""
         before: Any = sys.getprofile()
         if before is not None and not callable(before):  # cProfile: an object that enables itself
             before.disable()
@@ -113,7 +113,7 @@ class Guards:
                 before.enable()
 
     def suspend(self) -> bool:
-        """Stop observing, for code of jobflow that calls no user code; return True if this thread was observed."""
+        """Stop observing this thread, before code of jobflow that calls no user code; return True if this thread was observed."""
         observed = self._callback is not None and sys.getprofile() is self._callback
         if observed:
             sys.setprofile(None)
@@ -125,7 +125,7 @@ class Guards:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Ignore code inside the `with` block, because replays run the same code."""
+        """Do not observe code that runs inside the `with` block."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -176,7 +176,7 @@ class Guards:
             self._refuse(f"the function calls {code.co_qualname}, a closure that was created elsewhere, with variables that cannot be compared")
 
     def _serves_program(self, frame: Any) -> bool:
-        """Return True if a frame, or its first caller outside of libraries, is user code rather than code of jobflow."""
+        """Return True if `frame` runs user code, or code of a library that user code calls; False if code of jobflow calls the library."""
         while frame is not None and is_library(str(frame.f_globals.get("__name__", ""))):
             if frame.f_code.co_filename in self._ours or _is_package(frame) or is_jobflow(str(frame.f_globals.get("__name__", ""))):
                 return False
@@ -197,7 +197,7 @@ class Guards:
                 self.descend(names[name], name, None, name)
 
     def _called(self, function: Any, frame: Any) -> None:
-        """Raise Untraceable if user code calls a C function with effects, or with a result that depends on more than the arguments."""
+        """Raise Untraceable if user code calls a C function that has effects, or whose result does not depend on its arguments alone."""
         if frame.f_code not in self.executed or not self._serves_program(frame):
             return
         owner = getattr(function, "__self__", None)
@@ -212,38 +212,41 @@ class Guards:
             self._refuse(f"the function calls {type(owner).__name__}.{name}(), whose result or effect is not repeated")
 
     def refuse_iterators(self) -> None:
-        """Raise Untraceable before the function reads an iterator, because a trace that fails later cannot return the elements."""
+        """Raise Untraceable if the function is about to read an iterator, because a failed trace cannot return its elements."""
         for watched, key, what in self.iterators:
             if self.reads(watched, key):
                 self._refuse(f"the function reads {what.replace(chr(0), '')}, whose elements a replay does not repeat")
 
     def _refuse(self, reason: str) -> None:
-        """Record why the function cannot be replayed, and raise Untraceable before an effect that cannot be undone."""
+        """Store `reason` with the user's line, and raise Untraceable; call this before an effect that cannot be undone."""
         self.reasons.append(f"{reason}, at {user_line()}")
         raise Untraceable(self.reasons[-1])
 
     # ---------------------------------------------------------------- reaching values
 
     def add(self, value: Any, path: str) -> None:
-        """Record all values that are reachable from `value`, to detect later changes."""
+        """Add all values that are reachable from `value` to the snapshot; `path` names `value` in messages."""
         with self.paused():
             self.descend(value, path)
 
     def add_argument(self, value: Any, path: str) -> None:
-        """Record the content of a container argument, to detect changes by the function."""
+        """Add the content of the list or dict `value`, an argument of the call, so that changes by the function are detected."""
         self.arguments.append(Watched(value, _kind_of(value), path))
 
     def path_of(self, x: Tensor) -> str | None:
-        """Return the path of a tensor that was reached before the function ran, else None."""
+        """Return the path of the tensor x if the snapshot contains it, else None."""
         path = self.paths.get(id(x))
         return None if path is None else path.replace("\0", "")
 
     def tensors_read(self, names: frozenset[str]) -> list[Tensor]:
-        """Return all tensors that were reached before the function ran, if executed code reads one of these attributes."""
+        """Return all tensors of the snapshot if executed code reads one of the attributes `names`, else an empty list."""
         return [self.visited[i] for i in self.paths] if self.dynamic or not names.isdisjoint(self.names) else []
 
     def descend(self, value: Any, path: str, holder: Watched | None = None, key: Any = None) -> None:
-        """Visit a value and all values that are reachable from it."""
+        """Add a value and all values that are reachable from it to the snapshot.
+
+        `path` names the value in messages.  `holder` and `key` are the container and the key under which the value was found.
+        """
         waiting: list[tuple[Any, str, Watched | None, Any]] = [(value, path, holder, key)]
         while waiting:
             value, path, holder, key = waiting.pop()
@@ -253,7 +256,7 @@ class Guards:
             waiting.extend(reversed(list(self._visit(value, path, holder, key))))
 
     def _visit(self, value: Any, path: str, holder: Watched | None, key: Any) -> Iterator[tuple[Any, str, Watched | None, Any]]:
-        """Yield the values directly reachable from a value."""
+        """Add one value to the snapshot, and yield the values that are directly reachable from it, with path, container and key."""
         kind = type(value)
         if isinstance(value, Tensor):
             self.paths.setdefault(id(value), path)
@@ -289,7 +292,7 @@ class Guards:
             yield from self._object(value, path, holder, key)
 
     def _attributes(self, value: Any, path: str) -> Iterator[tuple[Any, str, Watched | None, Any]]:
-        """Yield the attributes that user code adds to a tensor, function or container."""
+        """Yield the entries of the `__dict__` of a tensor, function or container, with path, container and key."""
         attributes = getattr(value, "__dict__", None)
         if attributes is not None:
             yield from self._items(Watched(attributes, "dict", path, value))
@@ -379,7 +382,7 @@ class Guards:
     # ---------------------------------------------------------------- after the trace
 
     def reads(self, watched: Watched | None, key: Any) -> bool:
-        """Return True if executed code may read the item `key` of a container."""
+        """Return True if executed code may read the item `key` of the container `watched`; code that computes names may read all items."""
         if watched is None or self.dynamic or not isinstance(key, str):
             return True
         if watched.kind == "dict" and isinstance(watched.owner, Optimizer | Module) and is_library(type(watched.owner).__module__):
@@ -416,7 +419,10 @@ class Guards:
                 namespace[name] = before
 
     def effects(self) -> list[tuple[Watched, Any, Any]]:
-        """Return the changes of the function: containers, keys and new values; `MISSING` for a removed item."""
+        """Return the changes of containers by the function: container, key and new value.
+
+        The new value is `MISSING` for a removed item.  For a list or set, key and new value are None.
+        """
         changes: list[tuple[Watched, Any, Any]] = []
         for watched in (*self.watched.values(), *self.arguments):
             keys, values = watched.now()
@@ -433,7 +439,7 @@ class Guards:
         return changes
 
     def _changed_globals(self) -> Iterator[tuple[dict[str, Any], str, Any, Any]]:
-        """Yield namespace, name, old value and new value of the globals that the function assigned."""
+        """Yield namespace, name, old value and new value of each global name that the function assigned."""
         for namespace, names in self.globals.values():
             for name, before in names.items():
                 now = namespace.get(name, MISSING)
@@ -441,12 +447,12 @@ class Guards:
                     yield namespace, name, before, now
 
     def finish(self, ignored: Callable[[Watched, Any], bool]) -> Snapshot:
-        """Return the snapshot to compare before every replay; `ignored` is True for items that are inputs of every run."""
+        """Return the snapshot for the comparison before every replay; items for which ignored(container, key) is True are not compared."""
         return Snapshot(self, ignored)
 
 
 def _is_package(frame: Any) -> bool:
-    """Return True for a frame of jobflow, and False for frozen modules of the standard library, such as os."""
+    """Return True if a frame runs code of jobflow; frozen modules of the standard library, such as os, do not count."""
     return is_ours(frame) and not frame.f_code.co_filename.startswith("<frozen ")
 
 
@@ -455,6 +461,6 @@ def _kind_of(value: Any) -> str:
 
 
 def _numpy_key(state: Any) -> Any:
-    """Return a state of NumPy's global generator in a comparable form."""
+    """Return a state of NumPy's global random generator as a tuple that can be compared with ==."""
     name, keys, *rest = state
     return name, keys.tobytes(), *rest

@@ -13,7 +13,7 @@ from jobflow.tensors.state import EagerState, Generator
 
 @dataclass
 class HostNumber:
-    """A number that Python code changes between runs, such as a learning rate; every run reads the number anew."""
+    """A number that Python code changes between runs, such as a learning rate; `read` returns its value before every run."""
 
     key: str
     array: Array
@@ -27,7 +27,7 @@ class HostNumber:
 
 @dataclass
 class SessionGenerator:
-    """The current generator of local or of global tensors; `manual_seed` replaces the generator."""
+    """A reference to the rank's current random generator of local or global tensors, because `manual_seed` replaces the generator."""
 
     here: EagerState
     local: bool

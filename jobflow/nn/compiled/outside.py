@@ -1,7 +1,8 @@
 """Backward plans of compiled functions whose results are differentiated by code outside of the function.
 
 The backward pass from the function's outputs to the tensors that it read is traced together with the function.  The trace is then cut.
-Values that cross the cut are outputs of the first plan and inputs of the second.  The second plan is compiled at the first `backward()`.
+Values that cross the cut are outputs of the forward plan and inputs of the backward plan.  The backward plan is compiled at the first
+`backward()`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Outside:
 
 
 class OutsideSweep(TracedSweep):
-    """A backward pass that stops at tensors from outside of the function."""
+    """A recorded backward pass that stores gradients of leaves, instead of adding them to `grad`."""
 
     def leaf(self, x: Tensor) -> None:
         gradient = self.sums.pop(x)
@@ -60,12 +61,15 @@ class OutsideSweep(TracedSweep):
 
 
 def is_open(x: Tensor) -> bool:
-    """Return True if a later backward pass can differentiate a traced tensor."""
+    """Return True if the traced tensor x requires gradients and its autograd node still has its saved values."""
     return x._needs_gradient and x.node is not None and x.node.backward is not None
 
 
 def trace_outside(recorder: StepRecorder, outputs: Sequence[Tensor]) -> Outside | None:
-    """Record the backward pass from the outputs that require gradients; return None if no output requires a gradient."""
+    """Record the backward pass from the outputs of a compiled function to the tensors that the function read.
+
+    Return None if no output requires gradients.
+    """
     chosen = [i for i, x in enumerate(outputs) if is_open(recorder.known(x))]
     if not chosen:
         return None
@@ -99,7 +103,7 @@ def _in_layout(recorder: StepRecorder, gradient: Tensor, x: Tensor) -> Tensor:
 
 
 class Cut:
-    """The values that the first plan passes to the second plan."""
+    """The values that the forward plan passes to the backward plan."""
 
     def __init__(self, outside: Outside) -> None:
         self.outside = outside
@@ -110,7 +114,10 @@ class Cut:
         self.inputs = [value for value in outside.cut if isinstance(value.node.op, Input)]
 
     def program(self, tracer: Tracer, recorder: StepRecorder, metas: Sequence[Meta], alone: Layout) -> tuple[list[Value], list[Meta]]:
-        """Record the second plan, and return its outputs and inputs; `metas` are the types and layouts of the saved values."""
+        """Record the backward plan with `tracer`; return its outputs, the gradients, and the name, type and layout of its inputs.
+
+        `metas` are the types and layouts of the saved values.  `alone` is the layout of local tensors.
+        """
         now: dict[Value, Value] = {}
         inputs: list[Meta] = []
         for value in self.outside.seeds:
@@ -137,12 +144,12 @@ class Cut:
         return tracer.input(key, value.tensor_type, layout=layout)
 
     def variables(self) -> list[str]:
-        """Return the names of the variables that the second plan reads."""
+        """Return the names of the variables that the backward plan reads."""
         return [value.node.op.key for value in self.outside.cut if isinstance(value.node.op, ReadVariable)]
 
 
 class LaterBackward:
-    """The gradient function of one call of a compiled function."""
+    """The gradient function of one call of a compiled function, which runs the backward plan."""
 
     def __init__(
         self, here: EagerState, name: str, outside: Outside, saved: Mapping[int, Array], read: Sequence[Tensor], run: Callable[..., list[Tensor]]
@@ -168,13 +175,13 @@ class LaterBackward:
 
 
 def attach(later: LaterBackward, outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
-    """Attach the second plan to the outputs, as their gradient function."""
+    """Make `later` the gradient function of the outputs that require gradients, with respect to `leaves`."""
     chosen = [outputs[i] for i in later.outside.outputs]
     note(TapeNode(f"compiled {later.name}", tuple(map(edge_of, leaves)), len(chosen), later), chosen)
 
 
 def seed(here: EagerState, layout: Layout | None, gradient: Tensor | None, output: Meta) -> Tensor:
-    """Return the gradient of an output in the layout that the second plan reads; None becomes zeros."""
+    """Return the gradient of an output in the layout that the backward plan reads; for None, return zeros of the output's type."""
     if gradient is None:
         piece = output.type.shape if layout is None else _piece(here, layout, output)
         return Tensor(output.type, layout, np.zeros(piece, output.type.dtype.numpy))

@@ -48,19 +48,19 @@ STANDARD = frozenset(
 
 
 def is_standard(code: types.CodeType) -> bool:
-    """Return True for code of the standard library."""
+    """Return True for code of the standard library, by the path of its file."""
     return "/lib/python" in code.co_filename and "site-packages" not in code.co_filename
 
 
 def slots_of(kind: type) -> Sequence[str]:
-    """Return the slots that a class itself declares."""
+    """Return the `__slots__` of a class, without those of its base classes."""
     slots = kind.__dict__.get("__slots__", ())
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 @functools.cache
 def is_library(module: str) -> bool:
-    """Return True for modules of jobflow, NumPy and the standard library, but not for a user module with the same name."""
+    """Return True if `module` is a module of jobflow, NumPy or the standard library; return False for a user module with the same name."""
     root = module.partition(".")[0]
     if root not in sys.stdlib_module_names or root == "__main__":
         return root in ("jobflow", "numpy", "builtins")
@@ -69,15 +69,15 @@ def is_library(module: str) -> bool:
 
 
 def is_jobflow(module: str) -> bool:
-    """Return True for modules of jobflow."""
+    """Return True if `module` is the name of a module of jobflow."""
     return module.partition(".")[0] == "jobflow"
 
 
 def is_own(kind: type) -> bool:
-    """Return True for classes of jobflow."""
+    """Return True if the class `kind` is defined in jobflow."""
     return kind.__module__.partition(".")[0] == "jobflow"
 
 
 def is_constant(kind: type) -> bool:
-    """Return True for library types whose objects do not change, or are read by jobflow at every run."""
+    """Return True for a library type whose objects either do not change, or are read again at every run."""
     return is_own(kind) or (kind.__module__ in _CONSTANT and kind not in _VARIABLE)

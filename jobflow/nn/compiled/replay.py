@@ -18,7 +18,7 @@ from jobflow.tensors.tensor import ResidentMemory, attach_memory
 
 
 class GradientSlot:
-    """The memory in which a compiled function stores the `grad` of a tensor."""
+    """The memory in which plans store the `grad` of one tensor."""
 
     def __init__(self, array: Array, buffer: Array, offset: int, type: TensorType, layout: Any, transient: bool = False) -> None:
         self.array, self.buffer, self.offset = array, buffer, offset
@@ -28,7 +28,7 @@ class GradientSlot:
         self.resident = ResidentMemory(array, buffer, offset, transient=transient)
 
     def enter(self, x: Tensor) -> None:
-        """Move the current `grad` of x into this memory."""
+        """Copy the `grad` of x to this memory, and make the `grad` use it; do nothing if `grad` is None or already uses this memory."""
         known = x._gradient
         if known is not None and known.array is not self.array:
             self.release()
@@ -36,7 +36,7 @@ class GradientSlot:
             attach_memory(known, self.resident)
 
     def release(self) -> None:
-        """Move the tensors that share this memory to a copy of it, so that runs do not overwrite their elements."""
+        """Move tensors that use this memory to a copy, so that the next run does not overwrite their elements."""
         if len(self.resident.tensors):
             self.resident._move(self.array, self.array.copy())
             self.resident = ResidentMemory(self.array, self.buffer, self.offset, transient=self.transient)
@@ -83,7 +83,7 @@ class Replay(Bound):
         return self.memory.gradients[name]
 
     def run(self, tensors: Sequence[Tensor], added: Mapping[str, Tensor], created: Mapping[int, Tensor]) -> list[Tensor]:
-        """Run once, and return the outputs.
+        """Run the plan once on the arguments `tensors`, and return the outputs.
 
         The plan adds to the `grad` of the tensors `added`, and creates the `grad` of the tensors `created`.
         """

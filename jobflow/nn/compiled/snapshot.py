@@ -27,7 +27,7 @@ class Untraceable(JobError):
 
 
 class Watched:
-    """The content of a container before the function ran."""
+    """A container and its content before the function ran; `kind` selects how the content is read."""
 
     __slots__ = ("keys", "kind", "owner", "path", "target", "values")
 
@@ -36,11 +36,11 @@ class Watched:
         self.take()
 
     def take(self) -> None:
-        """Take a snapshot of the content."""
+        """Store the current keys and values of the container as the snapshot."""
         self.keys, self.values = self.now()
 
     def now(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Return the current keys and values of the container."""
+        """Return the current keys and values of the container; a list has no keys, and a set has only keys."""
         target = self.target
         if self.kind == "cell":
             try:
@@ -57,7 +57,7 @@ class Watched:
         return tuple(target), tuple(target.values())
 
     def restore(self) -> None:
-        """Restore the content of the snapshot."""
+        """Restore the container to its keys and values in the snapshot."""
         target = self.target
         if self.kind == "cell":
             if self.values:
@@ -83,7 +83,7 @@ class Watched:
                     _set_name(self, name, value)
 
     def name(self, key: Any) -> str:
-        """Return the path of an item in Python's syntax."""
+        """Return a Python expression for the item `key`, such as `config['size']`, for messages."""
         if self.kind == "cell":
             return self.path
         if self.kind in ("list", "set") or (self.kind == "dict" and self.owner is None):
@@ -138,7 +138,7 @@ class Snapshot:
         return self.guards.reads(watched, key) and not self.ignored(watched, key)
 
     def changed(self) -> str:
-        """Describe the first difference from the trace, as a path with both values; return "" if there is none."""
+        """Return the path, the old and the new value of the first difference from the trace, as text; "" if there is none."""
         for namespace, names, values in self.globals:
             for i, name in enumerate(names):
                 now = namespace.get(name, MISSING)
@@ -192,7 +192,7 @@ class Snapshot:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Return True for equal values of the same immutable type."""
+    """Return True if a and b are the same object, or equal values of one immutable type."""
     if a is b:
         return True
     if type(a) is not type(b):

@@ -37,18 +37,18 @@ from jobflow.tensors.tape import Edge, follow, note, op_gradient, read_by
 
 
 class Observer(Protocol):
-    """Interface of `Guards` for the recorder."""
+    """The part of the interface of `Guards` that the recorder calls."""
 
     def add(self, value: Any, path: str) -> None:
-        """Record all values that are reachable from `value`, to detect later changes."""
+        """Add all values that are reachable from `value` to the snapshot; `path` names `value` in messages."""
         ...
 
     def path_of(self, x: Tensor) -> str | None:
-        """Return the path of a tensor that was reached before the function ran, else None."""
+        """Return the path of the tensor x if the snapshot contains it, else None."""
         ...
 
     def suspend(self) -> bool:
-        """Stop observing; return True if code was observed."""
+        """Stop observing this thread; return True if it was observed."""
         ...
 
     def resume(self) -> None:
@@ -175,13 +175,13 @@ class StepRecorder(Building):
         return output
 
     def filled(self, x: Tensor, value: float) -> Tensor:
-        """Return a constant with the type and layout of x."""
+        """Return a traced tensor with the type and layout of x and all elements equal to `value`."""
         layout = None if x.layout is None else Layout(x.layout.placement, (B,) * len(x.layout.sbp))
         output = self.source(Constant(x.tensor_type.shape, x.tensor_type.dtype, value), layout, None)
         return output if x.layout is None else self.change(output, x.layout, None)
 
     def again(self, x: Tensor) -> Tensor:
-        """Return another tensor with the traced value of x."""
+        """Return a copy of the traced tensor for x; both have the same value in the program."""
         now = self.known(x)
         output = Tensor(now.tensor_type, now.layout, None, traced=now.traced)
         return output
@@ -200,7 +200,10 @@ class StepRecorder(Building):
             now._needs_gradient = before[0] and before[1] is None
 
     def write(self, x: Tensor, output: Tensor) -> None:
-        """Record an assignment of `output` to x; if x is a view, record an assignment to its base, too."""
+        """Record an assignment of `output` to x, and to the bases of x if x is a view.
+
+        Raises: Untraceable if x is a view that was created outside of the compiled function.
+        """
         root = x
         while root.base is not None:
             root = root.base[0]
@@ -218,7 +221,7 @@ class StepRecorder(Building):
         super().write(x, output)
 
     def update(self, op: Op, inputs: Sequence[Tensor]) -> None:
-        """Record an operation that overwrites some of its inputs."""
+        """Record an operation that overwrites some of its inputs, as its `alias` lists them."""
         values, _ = self._applied(op, [self.known(x) for x in inputs])
         for number, index in op.alias.items():
             x = inputs[index]
@@ -247,7 +250,7 @@ class StepRecorder(Building):
         return output
 
     def _unique(self, name: str) -> str:
-        """Return a name that no tensor of the compiled function has."""
+        """Return `name`, with a number appended if a tensor of the compiled function already has this name."""
         if not self._used:
             self._used.update(self.names.values(), self.known_tensors, self.tensors)
         unique, number = name, 1
@@ -258,15 +261,15 @@ class StepRecorder(Building):
         return unique
 
     def relocate(self, name: str, group: str) -> None:
-        """Assign a variable to a group, whose variables share one buffer and one update."""
+        """Assign the variable `name` to a group; the variables of a group share one buffer, so one operation can update them all."""
         self.tracer.variables[name] = replace(self.tracer.variables[name], group=group, trainable=True)
 
     def constant(self, x: Tensor) -> None:
-        """Register a tensor that the function creates in every call, always with the same elements."""
+        """Register x, a tensor that the function creates with the same elements in every call, so that the plan can read x as a variable."""
         self._constants[id(x)] = x
 
     def _read_gradient(self, x: Tensor, owner: Tensor) -> Tensor:
-        """Return a read of the variable of `owner.grad`, as the traced counterpart of the old gradient x."""
+        """Return the traced counterpart of x, the `grad` of `owner` before the call: a read of the variable for this gradient."""
         name = self.gradient_variable(owner)
         output = Tensor(x.tensor_type, x.layout, None, traced=self.tracer.reads[name])
         self._variables[id(x)] = name
@@ -274,7 +277,7 @@ class StepRecorder(Building):
         return output
 
     def gradient_variable(self, owner: Tensor) -> str:
-        """Return the name of the variable that stores the gradients of a tensor."""
+        """Return the name of the variable for the `grad` of `owner`; create the variable at the first call."""
         name = next((name for name, x in self.held.items() if x is owner), None)
         if name is None:
             name = f"{self._variables.get(id(owner)) or self.names.get(id(owner)) or f'tensor{len(self.held)}'}.grad"
@@ -290,14 +293,14 @@ class StepRecorder(Building):
             self.tracer.assign(self._variables[id(x)], value.traced)
 
     def stand_in(self, x: Tensor, key: str) -> None:
-        """Make the elements of an argument an input of every run."""
+        """Create the traced counterpart of the argument x: the input `key` of the program."""
         value = self.tracer.input(key, x.tensor_type, layout=x.layout or self.alone)
         output = Tensor(x.tensor_type, x.layout, None, traced=value)
         output._needs_gradient = x._needs_gradient if x.base is None else follow(x)
         self._standing[id(x)] = output
 
     def standing(self, x: Tensor) -> Tensor | None:
-        """Return the traced counterpart of a tensor, or None before its first use."""
+        """Return the traced counterpart of x, or None before the first use of x."""
         return self._standing.get(id(x))
 
     # ---------------------------------------------------------------- random numbers
@@ -315,16 +318,16 @@ class StepRecorder(Building):
         raise AssertionError("the tape differentiates")
 
     def backward_pass(self, create: bool) -> Differentiating:
-        """Return the interpreter of a backward pass."""
+        """Return the interpreter of a backward pass; with `create`, its operations are also recorded for gradients of gradients."""
         return Differentiating(self, create)
 
     def hold_gradient(self, x: Tensor) -> None:
-        """Record that the function changes the `grad` of x."""
+        """Note that the function replaces the `grad` of x, and store the old `grad`."""
         self.gradients.setdefault(id(x), (x, x._gradient))
         self._changed.add(id(x))
 
     def gradient_of(self, x: Tensor) -> Tensor | None:
-        """Return the `grad` of x, and record that the function reads the old gradient if it has not changed the gradient before."""
+        """Return the `grad` of x; before the function replaces it, note that the function reads the old `grad`."""
         _, before = self.gradients.setdefault(id(x), (x, x._gradient))
         if id(x) not in self._changed:
             self.gradients_read.add(id(x))
@@ -333,7 +336,7 @@ class StepRecorder(Building):
         return x._gradient
 
     def zero_gradient(self, x: Tensor, set_to_none: bool) -> None:
-        """Record `zero_grad` of one tensor."""
+        """Set the `grad` of x to None if `set_to_none`, or else record that it is filled with zeros."""
         if set_to_none:
             self.hold_gradient(x)
             x._gradient = None
@@ -344,7 +347,7 @@ class StepRecorder(Building):
 
     @contextmanager
     def differentiating(self, records: bool) -> Iterator[None]:
-        """Record derivatives of operations inside the `with` block."""
+        """Record operations that gradient functions call inside the `with` block, and with `records` also their gradients."""
         before, self.here.grad_enabled = self.here.grad_enabled, records
         try:
             with scope.using(interpreter=Differentiating(self, records)):
@@ -354,12 +357,12 @@ class StepRecorder(Building):
 
     @contextmanager
     def in_backward(self) -> Iterator[None]:
-        """Record operations inside the `with` block as the backward pass that the user's line requests."""
+        """Mark the nodes that are recorded inside the `with` block as the backward pass, with the user's line of the request."""
         with self.tracer.phased("backward", user_line()):
             yield
 
     def in_gradient_of(self, node: Node | None) -> AbstractContextManager[Any]:
-        """Return a context that records operations with the name, line and placement of an operation's gradient."""
+        """Return a context manager that marks new nodes as part of the gradient of `node`; it does nothing for None."""
         return nullcontext() if node is None else self._in_gradient_of(node)
 
     @contextmanager
@@ -372,7 +375,7 @@ class StepRecorder(Building):
 
     @contextmanager
     def stepping(self, optimizer: Any) -> Iterator[None]:
-        """Record the step of an optimizer inside the `with` block."""
+        """Mark the nodes that are recorded inside the `with` block as a step of the optimizer."""
         if self.observer is not None:
             self.observer.add(optimizer, f"the optimizer {type(optimizer).__name__}")
         self.stepped.append((optimizer, []))
@@ -386,7 +389,7 @@ class StepRecorder(Building):
 
     @contextmanager
     def slots_of(self, optimizer: Any, p: Tensor) -> Iterator[None]:
-        """Create the state of a parameter eagerly inside the `with` block; a failed trace removes the state."""
+        """Create the optimizer state of parameter p eagerly inside the `with` block; a failed trace removes the new state."""
         mine = optimizer.state.get(p)
         names = None if mine is None else set(mine)
         with self.suspended():
@@ -402,7 +405,7 @@ class StepRecorder(Building):
         self.undo.append(restore)
 
     def step(self, op: OptimizerUpdate, group: dict[str, Any], p: Tensor, mine: dict[str, Any], slots: Sequence[Tensor], gradient: Tensor) -> None:
-        """Record the update of one parameter."""
+        """Record the update of parameter p by `op`; `mine` is the optimizer state of p, and `slots` its tensors in the order of `op.slots`."""
         dtype = rate_dtype(p.tensor_type.dtype)
         scalars = [self._number(("lr", id(group), self.schedule_steps), dtype, p, float(group["lr"]), lambda: float(group["lr"]))]
         if op.reads_step:
@@ -424,7 +427,10 @@ class StepRecorder(Building):
         self.stepped[-1][1].append((p, mine))
 
     def _number(self, key: Any, dtype: DType, p: Tensor, now: float, read: Callable[[], float], mine: dict[str, Any] | None = None) -> Tensor:
-        """Return a host number as a tensor on the placement of a parameter, an input of every run."""
+        """Return a traced tensor [1] on the placement of p for a number with the value `now`; read() returns its value before every run.
+
+        Numbers with equal keys share a tensor.  `mine` is the optimizer state that must have the same number.
+        """
         where = self.alone if p.layout is None else Layout(p.layout.placement, (B,) * len(p.layout.sbp))
         key = (*key, dtype, where)
         if key not in self._numbers:
@@ -439,7 +445,7 @@ class StepRecorder(Building):
         return self._numbers[key]
 
     def repeat(self, schedule: Any, plain: bool) -> None:
-        """Register a learning rate schedule that every replay steps, too; raise Untraceable unless it is `plain`."""
+        """Register a learning rate schedule, whose `step` every replay calls; raise Untraceable unless `plain`, if the schedule overrides `step`."""
         if not plain:
             raise Untraceable(
                 f"{type(schedule).__name__} at {user_line()}: a schedule that overrides step() cannot be replayed; call step() "
@@ -467,7 +473,7 @@ class StepRecorder(Building):
 
 
 def storage_variable(name: str, like: Tensor, alone: Layout, group: str) -> Variable:
-    """Return a variable of zeros with the type and layout of a tensor, which is not trainable."""
+    """Return a variable of zeros with the type and layout of the tensor `like`; the variable is not trainable."""
     layout = like.layout or alone
     return Variable(
         name,
@@ -481,5 +487,5 @@ def storage_variable(name: str, like: Tensor, alone: Layout, group: str) -> Vari
 
 
 def op_names(op: OptimizerUpdate) -> list[str]:
-    """Return the names of the slots of an update."""
+    """Return the names of the slots of an optimizer update, in order."""
     return [slot.name for slot in op.slots]

@@ -1,4 +1,4 @@
-"""The autograd tape of a traced function, with nodes that save traced values and a recorded backward pass."""
+"""The autograd tape of a traced function: nodes that save traced tensors, and a backward pass whose operations are recorded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Differentiating:
-    """The interpreter of a recorded backward pass."""
+    """The interpreter of a recorded backward pass, which records the operations of gradient functions."""
 
     takes_tensors = True
     #: gradients are recorded operation by operation
@@ -57,7 +57,7 @@ class TracedNode(TapeNode):
 
 
 class Changed(Tensor):
-    """A saved tensor that an in-place operation overwrote later."""
+    """A saved tensor that an in-place operation has overwritten; reading its value raises JobError."""
 
     __slots__ = ()
 
@@ -74,7 +74,7 @@ class Changed(Tensor):
 
 
 class TracedSweep(Sweep[Tensor]):
-    """A recorded backward pass.  Only hooks run user code."""
+    """A backward pass whose operations are recorded.  Python code is observed only while hooks run, because only hooks are user code."""
 
     observed = False
 

@@ -43,7 +43,7 @@ _OF_FACTS = frozenset({"requires_grad", "is_leaf", "shape", "size", "dim", "ndim
 
 
 def _memory_order(x: Tensor) -> tuple[int, ...] | None:
-    """Return the strides of an argument; None if its elements are contiguous in row-major order."""
+    """Return the strides of an argument in bytes; None for a contiguous local tensor, and for a global tensor that is not a view."""
     if x.layout is not None:
         return x.strides
     array = x.array
@@ -51,7 +51,7 @@ def _memory_order(x: Tensor) -> tuple[int, ...] | None:
 
 
 class Call:
-    """The arguments of one call, as tensors and a key of all other values."""
+    """The arguments of one call: the tensors in order, and a key of structure, tensor types and other values, by which plans are cached."""
 
     __slots__ = ("args", "containers", "key", "names", "objects", "options", "tensors")
 
@@ -82,13 +82,13 @@ class Call:
         return type(x), id(x)
 
     def _first(self, x: Tensor) -> int:
-        """Return the index of the first argument that shares memory with x."""
+        """Return the position, among the tensors of the call so far, of the first tensor that shares memory with x; it may be x."""
         return next(i for i, other in enumerate(self.tensors) if other is x or (x.storage is not None and other.storage is x.storage))
 
 
 @dataclass
 class Trace:
-    """A record of one run of the function, arranged for replays."""
+    """The result of a trace: the outputs, effects and gradients that every replay must reproduce."""
 
     recorder: StepRecorder
     guards: Guards
@@ -106,7 +106,7 @@ class Trace:
 
 
 class Tracing:
-    """One trace of a function, for one call."""
+    """One trace of a function, for the arguments of one call."""
 
     def __init__(self, here: EagerState, name: str, where: SourceLine, function: Callable[..., Any], call: Call, memory: CompiledMemory) -> None:
         self.here, self.function, self.call, self.memory = here, function, call, memory
@@ -119,9 +119,9 @@ class Tracing:
         self.recorder = StepRecorder(here, self.tracer, names, {}, known_tensors=memory.tensors, observer=self.guards)
 
     def run(self) -> Trace:
-        """Run the function once, and return the trace.
+        """Run the function once while its operations are recorded, and return the trace.
 
-        If the function cannot be replayed, undo its effects and raise Untraceable.
+        If the function fails or cannot be replayed, undo its effects and raise the error.
         """
         call, guards, recorder = self.call, self.guards, self.recorder
         guards.add(self.function, self.tracer.name)
@@ -148,7 +148,7 @@ class Tracing:
             raise
 
     def undo(self) -> None:
-        """Undo the effects of the function on Python objects."""
+        """Restore the Python objects that the function changed, including gradients, step counts, schedules and the gradient mode."""
         self.here.grad_enabled, self.here.default_dtype = self.modes
         for x, before in self.recorder.gradients.values():
             x._gradient = before
@@ -169,7 +169,7 @@ class Tracing:
     def _finished(self, result: Any) -> Trace:
         recorder, guards = self.recorder, self.guards
         if _modes(self.here) != self.modes:
-            raise Untraceable(f"{self.tracer.name} changes the gradient mode or the default element type, which a replay does not repeat")
+            raise Untraceable(f"{self.tracer.name} changes the gradient mode or the default element type; change it before the call instead")
         if reason := guards.refused():
             raise Untraceable(f"{self.tracer.name}: {reason}")
         outputs: dict[int, Tensor] = {}
@@ -190,7 +190,7 @@ class Tracing:
         return x
 
     def _check_result(self, x: Any) -> None:
-        """Raise Untraceable for a result that a replay cannot create."""
+        """Raise Untraceable if the result x of the function contains an object that a replay cannot return."""
         if isinstance(x, list | tuple):
             for each in x:
                 self._check_result(each)
@@ -204,7 +204,10 @@ class Tracing:
         return next((i for i, other in enumerate(self.call.tensors) if other is x), None)
 
     def _effect(self, watched: Watched, key: Any, value: Any, outputs: dict[int, Tensor]) -> tuple[Watched, Any, int | None, Any] | None:
-        """Return a change of a container in the form for replays, or None for a rate that a schedule sets; raise Untraceable for other changes."""
+        """Return the change of an item as (container, key, number of the output or None, constant), in the form of `Trace.effects`.
+
+        Return None for a learning rate that a schedule sets.  Raises: Untraceable for a change that replays cannot repeat.
+        """
         if self.is_rate(watched, key) and self.recorder.schedule_steps:
             return None
         path = watched.name(key).replace("\0", "")
@@ -218,7 +221,7 @@ class Tracing:
         return watched, key, None, value
 
     def is_rate(self, watched: Watched, key: Any) -> bool:
-        """Return True for the learning rate of a group, which plans read before every run, unless the function reads it too."""
+        """Return True for the learning rate of a parameter group, which plans read before every run; False if the function reads `param_groups`."""
         if key not in ("lr", "initial_lr") or "param_groups" in self.guards.names:
             return False
         return any(watched.target is group for optimizer, _ in self._optimizers() for group in optimizer.param_groups)
@@ -228,7 +231,10 @@ class Tracing:
         yield from ((schedule.optimizer, None) for schedule in self.guards.schedules)
 
     def _written(self, outputs: dict[int, Tensor]) -> list[tuple[int, int]]:
-        """Return pairs (argument, output) for overwritten arguments; raise Untraceable for shared memory, or a value that requires gradients."""
+        """Return (position of the argument, number of the output) for each argument that the function overwrites.
+
+        Raises: Untraceable if an overwritten tensor shares memory with another tensor, or receives a value that requires gradients.
+        """
         recorder, written = self.recorder, []
         met = {**{id(x): x for x in self.call.tensors}, **{id(x): x for x in recorder.tensors.values()}}
         showing: dict[int, list[Tensor]] = {}
@@ -254,14 +260,17 @@ class Tracing:
         return written
 
     def _gradient(self, x: Tensor, before: Tensor | None, outputs: dict[int, Tensor]) -> tuple[Tensor | int, int | None] | None:
-        """Restore the old `grad` of a tensor until the plan has run.  Return the tensor and the output for its new `grad`, or None if unchanged."""
+        """Restore `before`, the `grad` of x before the call, until the plan has run.
+
+        Return x, or its position among the arguments, and the number of the output with its new `grad`.  Return None if `grad` is unchanged.
+        """
         now, x._gradient = x._gradient, before
         if x.traced is not None or now is before:
             return None
         position = self._position(x)
         who = x if position is None else position
         if position is None and self.guards.path_of(x) is None and id(x) not in {id(t) for t in self.recorder.tensors.values()}:
-            raise Untraceable(f"{self.tracer.name} computes the gradient of a tensor {x.tensor_type} that a replay cannot identify")
+            raise Untraceable(f"{self.tracer.name} computes the gradient of an unknown tensor {x.tensor_type}; pass the tensor as an argument")
         if now is None:
             return who, None
         if now.traced is None:
@@ -276,7 +285,7 @@ class Tracing:
 
 
 class Entry:
-    """A plan for calls like the traced call, valid as long as the values that the trace used are unchanged."""
+    """A plan of a compiled function and the conditions under which a call can replay it."""
 
     def __init__(self, tracing: Tracing, trace: Trace) -> None:
         recorder = trace.recorder
@@ -306,7 +315,7 @@ class Entry:
     # ---------------------------------------------------------------- validity
 
     def changed(self, call: Call) -> str:
-        """Return the reason why the plan is not valid for a call, or "" if it is."""
+        """Return the reason why a call cannot replay the plan, or "" if it can."""
         if any(id(x) in self.bound for x in call.tensors):
             return "an argument is a tensor that the function also reads elsewhere"
         if [x._gradient is None for x in self.readers] != self.had_gradient:
@@ -325,7 +334,7 @@ class Entry:
         return self.snapshot.changed()
 
     def stale(self) -> str:
-        """Describe how a tensor has changed in type or layout since the trace; return "" if all tensors are unchanged."""
+        """Describe the first tensor whose type, layout, requires_grad or hooks changed since the trace; return "" if there is none."""
         if list(map(_facts, self.compared)) == self.facts:
             return ""
         x, before = next((x, before) for x, before in zip(self.compared, self.facts, strict=True) if _facts(x) != before)
@@ -336,9 +345,9 @@ class Entry:
     # ---------------------------------------------------------------- running
 
     def run(self, call: Call, first: bool) -> Any:
-        """Run the plan for a call, and apply the effects on Python objects.
+        """Run the plan for a call, apply the effects of the function on Python objects, and return its result.
 
-        In the first run, tracing has already stepped schedules and counters.
+        `first` is True directly after the trace, which has already stepped schedules and counters.
         """
         trace, recorder = self.trace, self.trace.recorder
         before = [] if first else [(each, dict(vars(each)), [group["lr"] for group in each.optimizer.param_groups]) for each in recorder.schedules]
@@ -371,7 +380,7 @@ class Entry:
         return self._result(call, outputs)
 
     def _attach(self, tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """Attach autograd nodes to the outputs that require gradients."""
+        """Attach autograd nodes to outputs that require gradients; a node has no saved values if the function differentiated the output."""
         if self.backward is not None:
             self.backward.attach(tensors, outputs)
         for i in self.differentiated:
@@ -397,7 +406,7 @@ def _spent(*_: Any) -> Any:
 
 
 class BackwardPlan:
-    """The second plan of a function whose result is differentiated outside, compiled at the first backward pass."""
+    """The plan for the gradients of a compiled function whose results are differentiated by its caller; compiled at the first `backward()`."""
 
     def __init__(self, tracing: Tracing, outside: Outside, entry: Entry) -> None:
         self.tracing, self.outside, self.entry = tracing, outside, entry
@@ -410,7 +419,7 @@ class BackwardPlan:
         self.read = [recorder.tensors[name] for name in self.cut.variables() if name in recorder.tensors]
 
     def attach(self, tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """Record one call on the autograd tape."""
+        """Record one call of the compiled function on the autograd tape, with the values that this plan needs."""
         saved = {id(value): outputs[self.count + i].array for i, value in enumerate(self.cut.saved)}
         read = list(self.read)
         for value in self.cut.inputs:
@@ -426,7 +435,10 @@ class BackwardPlan:
         attach(later, outputs, [tensors[x] if isinstance(x, int) else x for x in self.leaves])
 
     def run(self, saved: Mapping[int, Array], gradients: Sequence[Tensor | None]) -> list[Tensor]:
-        """Return the gradients of the leaves."""
+        """Run this plan for one call, and return the gradients of the leaves.
+
+        `saved` has the arrays of the call by id of a value.  `gradients` are the gradients of the outputs.
+        """
         with scope.lock(), scope.using(interpreter=None):
             plan = self.plan = self.plan or self._compiled()
             here, inputs = self.tracing.here, []
@@ -454,7 +466,7 @@ class BackwardPlan:
 
 
 def set_item(watched: Watched, key: Any, value: Any) -> None:
-    """Apply a recorded assignment of an item or attribute."""
+    """Assign `value` to the item or attribute `key` of a container."""
     if watched.kind == "cell":
         watched.target.cell_contents = value
     elif watched.kind == "slots":
@@ -467,7 +479,7 @@ def set_item(watched: Watched, key: Any, value: Any) -> None:
 
 @collection_paused()
 def compiled(tracing: Tracing, trace: Trace) -> Replay:
-    """Return the bound plan of a trace."""
+    """Compile the program of a trace, and return its plan, bound to the tensors that it reads and writes."""
     recorder, here = trace.recorder, tracing.here
     saved = [] if trace.outside is None else Cut(trace.outside).saved
     values: list[Value] = [*[recorder.known(x).traced for x in trace.outputs], *saved]

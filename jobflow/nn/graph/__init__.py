@@ -1,4 +1,4 @@
-"""Programs of tensors and modules that are compiled like jobs."""
+"""The class `nn.Graph`: programs of tensors and modules that are traced and compiled like jobs."""
 
 from jobflow.nn.amp import GradScaler, StaticGradScaler
 from jobflow.nn.graph.graph import Graph

@@ -43,7 +43,7 @@ class Draw:
 
 @dataclass
 class Building(ProgramRecorder[Tensor]):
-    """The interpreter of one trace of `build`."""
+    """The recorder of one trace of `nn.Graph.build`."""
 
     #: name of the running function in messages, and a short form
     running: ClassVar[str] = "nn.Graph.build"
@@ -76,7 +76,7 @@ class Building(ProgramRecorder[Tensor]):
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Trace all operations inside the block, including gradients."""
+        """Record all operations inside the `with` block, with gradients enabled; afterwards, random generators have their previous counters."""
         before, self.here.building = self.here.building, self
         grad_enabled, self.here.grad_enabled = self.here.grad_enabled, True
         draws = [(generator, generator.draws) for generator in (self.here.global_generator, self.here.local_generator)]
@@ -121,7 +121,7 @@ class Building(ProgramRecorder[Tensor]):
         return "draw", self._generator(x.layout).seed, self.draw(x.layout, self._generator(x.layout))
 
     def draw(self, layout: Layout | None, generator: Generator) -> Tensor:
-        """Return the counter of the next random operation of `generator`, an input of every run."""
+        """Return the counter of the next random operation of `generator` as a traced tensor int64[1], an input of every run."""
         lies = self.alone if layout is None else Layout(layout.placement, (B,) * len(layout.sbp))
         key, type = f"#draw{len(self.draws)}", TensorType((1,), int64)
         value = self.tracer.input(key, type, layout=lies)
@@ -129,14 +129,17 @@ class Building(ProgramRecorder[Tensor]):
         return Tensor(type, None if layout is None else lies, None, traced=value)
 
     def _replayed(self, generator: Generator) -> Generator:
-        """Return the generator that every run advances in place of `generator`."""
+        """Return the generator whose counter every run advances when the program samples from `generator`."""
         return generator
 
     def _generator(self, layout: Layout | None) -> Generator:
         return self.here.local_generator if layout is None else self.here.global_generator
 
     def change(self, x: Tensor, target: Layout, back: Sequence[Sbp] | None) -> Tensor:
-        """Redistribute a global tensor; its gradient is redistributed to `back` if that is passed."""
+        """Record a redistribution of the global tensor x; its gradient is first redistributed to the sbp `back`, if set.
+
+        Raises: JobError if x is local.
+        """
         x = self.known(x)
         if x.layout is None:
             raise JobError(
@@ -147,7 +150,7 @@ class Building(ProgramRecorder[Tensor]):
         return self._outputs(self._record(op, [x.traced], target.placement), (target,), [x])[0]
 
     def to_local(self, x: Tensor) -> Tensor:
-        """Raise JobError, because `build` has no access to the local pieces of a global tensor."""
+        """Raise JobError, because the pieces of a traced tensor have no values."""
         raise JobError(
             f"to_local at {user_line()}: pieces of a tensor have no values in {self.running}; return the tensor "
             f"{x.tensor_type} from {self.short}, and call to_local() on it"
@@ -182,7 +185,10 @@ class Building(ProgramRecorder[Tensor]):
         return result
 
     def lying(self, x: Tensor) -> Layout | None:
-        """Return the layout of a tensor before any redistribution by a strategy."""
+        """Return the layout of x, or None if x is local.
+
+        If a strategy distributes the program, return the layout of x before an earlier graph redistributed x.
+        """
         before = x.storage.before if self.spreads and x.storage is not None else None
         return before or x.layout
 
@@ -190,7 +196,10 @@ class Building(ProgramRecorder[Tensor]):
         return f"{word}{sum(name.startswith(word) for name in {*self.tensors, *self.known_tensors})}"
 
     def _gathered(self, value: Value, lies: Layout, stored: tuple[Sbp, ...], zero: Zero) -> Value:
-        """Return the whole value of a sharded variable, gathered for reading."""
+        """Return a sharded variable, read in the layout `lies` of its tensor; `stored` is its sharded layout.
+
+        At ZeRO stage 3, the backward pass gathers the variable again instead of saving it.
+        """
         region = None
         if zero.stage > 2:
             region = self.tracer.new_region()
@@ -221,7 +230,7 @@ class Building(ProgramRecorder[Tensor]):
         self.where = self.where or user_line()
 
     def called(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-        """Call a module's forward with the graph's settings for that module."""
+        """Run `forward` of a module with the settings of the graph for this module, and return its result."""
         module_settings = self.settings.get(id(module))
         if module_settings is None or id(module) in self._modules:
             return forward(*args, **options)
@@ -241,7 +250,10 @@ class Building(ProgramRecorder[Tensor]):
             self._modules.pop()
 
     def _moved(self, x: Any, placement: Placement) -> Any:
-        """Return x with its tensors on the placement of a stage; the layout is unchanged if the number of mesh dimensions is equal."""
+        """Return x with its global tensors on the placement of a pipeline stage.
+
+        Their sbp is unchanged, except B for P.  If the number of mesh dimensions differs, the sbp is B on all of them.
+        """
         if isinstance(x, list | tuple):
             return type(x)(self._moved(one, placement) for one in x)
         if not isinstance(x, Tensor) or x.layout is None or x.layout.placement == placement:
@@ -254,7 +266,10 @@ class Building(ProgramRecorder[Tensor]):
 
 
 def _split(variable: Variable, zero: Zero) -> tuple[Sbp, ...]:
-    """Return the layout in which a variable is stored, split along one more replicated mesh dimension if the variable is large enough."""
+    """Return the sbp with which `zero` stores a variable.
+
+    One replicated mesh dimension becomes a split if the variable is large enough.
+    """
     split_axes = {sbp.axis for sbp in variable.sbp if isinstance(sbp, Split)}
     for dimension, (sbp, n) in enumerate(zip(variable.sbp, variable.placement.mesh, strict=True)):
         axis = zero.axis(variable, n, split_axes) if isinstance(sbp, Broadcast) else None

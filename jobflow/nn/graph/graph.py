@@ -58,7 +58,7 @@ _MISSING = "call super().__init__() in __init__ before any attribute is assigned
 
 
 class Body(NamedTuple):
-    """One trace of `build`."""
+    """One trace of `build`: the program, its recorder, its optimizers and its result."""
 
     program: Traced
     building: Building
@@ -69,7 +69,10 @@ class Body(NamedTuple):
 
 
 def check_constants(name: str, whole: Body, part: Body) -> None:
-    """Raise JobError if `build` creates different tensors for a microbatch than for the whole batch, because these tensors become constants."""
+    """Raise JobError if `build` creates a tensor with different elements for a microbatch than for the whole batch.
+
+    The program stores such a tensor as a constant, so its results would differ.
+    """
     created, expected = part.building.tensors, whole.building.tensors
     for key in {**expected, **created}:
         if expected.get(key) is created.get(key) or _same_values(expected.get(key), created.get(key)):
@@ -118,7 +121,10 @@ class Graph:
         self._created_at = user_line()
 
     def build(self, *args: Any) -> Any:
-        """Return the outputs of the program for its inputs, traced tensors without data. Subclasses must define this method."""
+        """Return the outputs of the program for its inputs; subclasses must define this method.
+
+        Inputs are traced tensors without data.  Outputs are tensors or None, also in nested lists, tuples and dicts.
+        """
         raise JobError(
             f"{self.name} at {user_line()}: the graph does not define its program; define build(self, ...) in the class {type(self).__name__}"
         )
@@ -162,14 +168,17 @@ class Graph:
         self._added.append(Added(optim, lr_sch, user_line()))
 
     def set_grad_scaler(self, scaler: Scaler) -> None:
-        """Multiply losses by the scale of `scaler`, and divide the gradients by the same scale. Raises: JobError for another object."""
+        """Multiply the losses by the scale of `scaler`, and divide the gradients by this scale, so that small float16 gradients do not become zero.
+
+        Raises: JobError unless `scaler` is an `amp.GradScaler` or `amp.StaticGradScaler`.
+        """
         if not hasattr(scaler, "dynamic"):
             raise JobError(f"{self.name}.set_grad_scaler at {user_line()}: scaler must be an amp.GradScaler or amp.StaticGradScaler; got {scaler!r}")
         self._scaler = scaler
 
     @property
     def is_compiled(self) -> bool:
-        """True after the first call."""
+        """True after the first call of the graph."""
         return self._bound is not None
 
     # ---------------------------------------------------------------- running
@@ -186,7 +195,7 @@ class Graph:
             return bound(tensors)
 
     def _keep(self, key: tuple[Any, ...], bound: Bound) -> None:
-        """Cache a program, and drop the least recently used programs beyond the limit `compiled_shapes`."""
+        """Cache the program `bound` under `key`, and drop the least recently used programs beyond the number `compiled_shapes` of the session."""
         self._bounds[key] = bound
         self._bound = bound
         most = current_session().settings.compiled_shapes
@@ -225,7 +234,7 @@ class Graph:
         return Built(self.name, graph, metas, arguments, first.returned, building.tensors, building.draws, steps.rates, schedules, local)
 
     def _traced(self, here: EagerState, metas: tuple[Meta, ...], arguments: Arguments, cut: Microbatches | None, size: int) -> Body:
-        """Trace `build`, for microbatches of `size` rows if the batch is divided."""
+        """Trace `build` for inputs like `metas`; if `cut` divides the batch into microbatches, trace it for one microbatch of `size` rows."""
         config = self.config
         tracer = Tracer(self.name, together(here, metas), self._created_at, bool(self._added), kind="graph")
         known = self._memory.tensors
@@ -248,7 +257,7 @@ class Graph:
         return Body(program, building, steps, returned, [x.traced for x in outputs])
 
     def _spread(self, here: EagerState, building: Building, metas: tuple[Meta, ...]) -> Distribution | None:
-        """Return the distribution of the program by the configured strategy; None without a strategy."""
+        """Return the distribution of the program by the strategy of `config.strategy`; None without a strategy."""
         config = self.config
         if config.parallel is None:
             return None
@@ -274,7 +283,7 @@ class Graph:
                 )
 
     def _microbatches(self, metas: tuple[Meta, ...]) -> Microbatches | None:
-        """Return the division of the batch into microbatches by `cut_batch`; None for a single microbatch."""
+        """Return the division of the batch into microbatches, as the configuration or its strategy requests; None for a single microbatch."""
         config = self.config
         k = config.steps if config.steps > 1 or config.parallel is None else config.parallel.microbatches or 1
         if k == 1 or not self._added:
@@ -286,16 +295,16 @@ class Graph:
         if not self._added:
             return None
         if not building.losses:
-            raise JobError(f"{self.name}: an optimizer was added at {self._added[0].where}, but build does not call backward() of a loss")
+            raise JobError(f"{self.name}: an optimizer was added at {self._added[0].where}, but build computes no gradients; call loss.backward()")
         assert building.where is not None, "a loss was marked somewhere"
         return Training(tuple(building.losses), (steps,), building.where)
 
     # ---------------------------------------------------------------- saving
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of modules, optimizers and step counter.
+        """Return the state of modules, optimizers and step counter, for `load_state_dict`.
 
-        The name of a module attribute is the key of the module's state_dict. The keys "<parameter>-<slot>" have optimizer state, and
+        The state of a module has the name of the graph's attribute as its key. The keys "<parameter>-<slot>" have optimizer state, and
         "System-Train-TrainStep" the number of steps. With an `lr_sch`, "System-Train-LearningRate" has the state_dicts of the schedules.
         """
         variables = self._loaded
@@ -312,12 +321,12 @@ class Graph:
         return [one.schedule for one in self._added if one.schedule is not None]
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Load a result of `state_dict`. Call this method before the first call of the graph.
+        """Load `state_dict`, a result of the method `state_dict`. Call this method before the first call of the graph.
 
         With strict=False, modules and tensors that only the state or only the graph has are ignored.
-        Unknown tensors of the state are reported at the first call.
+        Otherwise, the first call of the graph raises CheckpointError for unknown tensors of the state.
 
-        Raises: JobError after the first call; CheckpointError for a state that does not fit, without any change.
+        Raises: JobError after the first call; CheckpointError if names or shapes differ, and the graph is then unchanged.
         """
         what = f"{self.name}.load_state_dict at {user_line()}"
         if self._bound is not None:
@@ -341,7 +350,7 @@ class Graph:
         self._loads_all = strict
 
     def _rates(self, what: str, state_dict: Mapping[str, Any], strict: bool) -> list[tuple[Any, Mapping[str, Any]]]:
-        """Return the schedules with the states to load; raise CheckpointError for another number of schedules if `strict`.
+        """Return (schedule, state to load) for each learning rate schedule; raise CheckpointError if `strict` and the numbers of schedules differ.
 
         Without saved schedules, all schedules resume at the saved number of steps.
         """
@@ -373,7 +382,7 @@ class Graph:
         only_user_py_stack: bool = True,
         op_repr_with_py_stack: bool = False,
     ) -> None:
-        """Print the graph when it is compiled.
+        """Set the amount of text about the program that is printed when the graph is compiled.
 
         Level 0 prints its repr, a higher level every instruction with layouts and source lines, and -1 nothing. `ranks` is a rank or a list of ranks
         that print, -1 for all ranks, None for rank 0. The other options have no effect.
@@ -413,7 +422,7 @@ class JobAttributeError(JobError, AttributeError):
 
 
 def _stand_in(tracer: Tracer, building: Building, meta: Meta, cut: Microbatches | None, size: int) -> Tensor:
-    """Return the traced tensor of an input; a batch input has the number of rows of one microbatch."""
+    """Return the traced tensor for the input `meta`; if `cut` divides this input, the tensor has the rows of one microbatch."""
     type = meta.type
     if cut is not None and meta.name in cut.arguments:
         rows = size if len(cut.sizes) > 1 else type.shape[0] // cut.count
@@ -422,7 +431,7 @@ def _stand_in(tracer: Tracer, building: Building, meta: Meta, cut: Microbatches 
 
 
 def together(here: EagerState, metas: tuple[Meta, ...]) -> Placement:
-    """Return the initial placement of a trace: the placement of the first global input, or else this rank."""
+    """Return the default placement for a trace: the placement of the first global input, or else this rank alone."""
     return next((meta.layout.placement for meta in metas if meta.layout), Placement("cpu", (here.rank.index,)))
 
 

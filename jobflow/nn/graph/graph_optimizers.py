@@ -1,4 +1,4 @@
-"""Optimizers of a graph in the form that the compiler expects."""
+"""Adapters between the optimizers of `jobflow.optim` and the compiler, for graphs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Rate:
 
 @dataclass
 class Steps:
-    """The optimizers of a graph as one optimizer, which updates each parameter by the rule of its group."""
+    """All optimizers of a graph as one optimizer for the compiler, which updates each parameter by the rule of its group."""
 
     added: Sequence[Added]
     #: variable name by id of the parameter
@@ -88,7 +88,10 @@ class Steps:
 
 
 def clipped(parameters: Sequence[Parameter], group: Group) -> Sequence[Parameter]:
-    """Return the parameters with clipped gradients, if the group has the option `clip_grad_max_norm`."""
+    """Return the parameters, with gradients clipped to the norm `clip_grad_max_norm` if the group sets this option.
+
+    Raises: ConfigError if `clip_grad_norm_type` is not 2 or inf.
+    """
     most, kind = group.get("clip_grad_max_norm"), group.get("clip_grad_norm_type")
     if most is None:
         return parameters

@@ -23,7 +23,7 @@ from jobflow.ops.source import Input, ReadVariable
 
 @dataclass(frozen=True)
 class Spread:
-    """A strategy for a program whose tensors have the placement `ranks`."""
+    """A strategy and the placement `ranks` of the tensors in the program that it distributes."""
 
     strategy: Strategy
     ranks: Placement
@@ -61,7 +61,7 @@ class _Arranging:
         return replace(variable, placement=self.grid, sbp=(B,) * len(self.grid.mesh))
 
     def take(self, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
-        """Return the outputs of the node that replaces `node`, on the device mesh where possible."""
+        """Record the replacement of `node`, on the device mesh where possible, and return its outputs."""
         if isinstance(node.op, ReadVariable):
             return self.tracer.again(node, inputs, placement=self.program.variables[node.op.key].placement)
         if node.placement != self.ranks:
@@ -79,7 +79,7 @@ class _Arranging:
 def spread(
     strategy: Strategy, what: str, where: SourceLine, ranks: int, lies: Iterable[tuple[str, Layout | None]], redistributed: Mapping[str, Layout]
 ) -> Spread:
-    """Return the strategy, set at source line `where`, for tensors with the layouts `lies`.
+    """Return the strategy with the placement of the tensors, whose names and layouts are `lies`; the user set the strategy at `where`.
 
     Raises: JobError for several placements, or local tensors on several ranks; ConfigError for a strategy that only supports jobs.
     """

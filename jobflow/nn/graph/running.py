@@ -61,7 +61,7 @@ class Arguments(NamedTuple):
     options: dict[str, Any]
 
     def leaves(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors with their names."""
+        """Yield name and tensor for each tensor of the call, such as "input0", "input1.0" or a keyword."""
         for name, x in (*((f"input{i}", x) for i, x in enumerate(self.args)), *self.options.items()):
             yield from leaves(x, name)
 
@@ -71,7 +71,7 @@ class Arguments(NamedTuple):
 
 @dataclass(frozen=True)
 class Built:
-    """A traced graph, and the values that it reads from the host at every run."""
+    """A traced graph, and the random counters, learning rates and schedules that the host updates at every run."""
 
     name: str
     graph: Graph
@@ -89,7 +89,7 @@ class Built:
 
 @dataclass
 class Memory:
-    """State shared by the programs of one graph, one for each combination of input shapes."""
+    """State shared by all programs of one graph; a graph has one program for each combination of input shapes."""
 
     #: the ranks of the programs, and this rank within them if it is one of them
     ranks: tuple[int, ...] | None = None
@@ -102,7 +102,7 @@ class Memory:
 
 
 class Bound:
-    """A compiled graph bound to memory and tensors of this rank, ready to run."""
+    """A graph compiled for one combination of input shapes, and bound to memory and tensors of this rank."""
 
     def __init__(self, here: EagerState, built: Built, loaded: Mapping[str, Tensor], memory: Memory) -> None:
         self.here = here
@@ -152,7 +152,7 @@ class Bound:
     # ---------------------------------------------------------------- memory
 
     def _check_memory(self) -> None:
-        """Raise JobError unless the program can share memory with the programs for other shapes."""
+        """Raise JobError if the program has other ranks, or another tensor for a variable, than the graph's programs for other shapes."""
         memory, tensors = self.memory, self.built.tensors
         memory.ranks = memory.ranks or self.group.ranks
         other = next((name for name, x in tensors.items() if memory.tensors.setdefault(name, x) is not x), None)
@@ -179,7 +179,7 @@ class Bound:
         self.comm = comm if bound.plan.schedule or bound.executor.depart is not None else None
 
     def _follow(self, loaded: Mapping[str, Tensor]) -> None:
-        """Redistribute the tensors on a rank outside of the graph, which may store pieces of loaded variables."""
+        """Redistribute the tensors of the graph on a rank outside of the graph, because this rank may store pieces that the graph needs."""
         for variable in self.physical.graph.variables.values():
             x = self.built.tensors.get(variable.name)
             if x is not None:
@@ -198,7 +198,7 @@ class Bound:
             )
 
     def _adopt(self, state: State, comm: Communicator) -> list[Variable]:
-        """Attach variables to the memory of their tensors if all ranks can use this memory; return the other new variables."""
+        """Attach new variables to the memory of their tensors where all ranks can use this memory; return the other new variables."""
         index = self.group.ranks.index(self.here.rank.index)
         fresh: list[Variable] = []
         usable: dict[str, ResidentMemory] = {}
@@ -255,14 +255,14 @@ class Bound:
             )
 
     def _redistribute(self, x: Tensor, variable: Variable) -> bool:
-        """Change the layout of a tensor to the layout of its variable; return True if the layout changed."""
+        """Redistribute the tensor x in place to the layout of its variable; return True if the layout changed."""
         layout = self.group.world_layout(Layout(variable.placement, variable.sbp))
         return adopt_layout(self.here, x, layout, f"{self.built.name}: {variable.name}")
 
     def _pieces(self, loaded: Mapping[str, Tensor]) -> dict[str, Array]:
-        """Return this rank's pieces of the loaded values of variables that no tensor of the user represents.
+        """Return this rank's pieces of loaded values, by variable, for the variables that have no tensor in the user's program.
 
-        This method is collective over all ranks of the world, because any rank may store loaded values.
+        All ranks of the world must call this method, because any rank may store loaded values.
         """
         variables = self.physical.graph.variables
         names = [name for name in variables if name in loaded and name not in self.built.tensors and name not in self.memory.loaded]
@@ -282,7 +282,7 @@ class Bound:
         return convert_array(self.here, saved.array, saved.tensor_type, saved.layout, self.world(variable), f"{self.built.name}: {variable.name}")
 
     def world(self, variable: Variable) -> Layout:
-        """Return the layout of a variable with global rank numbers."""
+        """Return the layout of a variable with the rank numbers of the world, instead of numbers within the graph."""
         return self.group.world_layout(variable.layout)
 
     def _share(self, state: State, name: str, x: Tensor) -> None:
@@ -303,7 +303,7 @@ class Bound:
     # ---------------------------------------------------------------- running
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
-        """Run once on tensors of the shapes that the program is compiled for."""
+        """Run the program once on `tensors`, step the learning rate schedules, and return the result in the structure that `build` returned."""
         self.check_session()
         with scope.lock(), held():  # every run uses the same memory
             for rate in self.built.rates:
@@ -314,7 +314,7 @@ class Bound:
             return filled(self.built.result, (self._output(meta, arrays.get(i), provenance + i) for i, meta in enumerate(self.outputs)))
 
     def check_session(self) -> None:
-        """Raise JobError if the session of the program's ranks has ended."""
+        """Raise JobError if the program communicates and the session in which it was compiled has ended."""
         if self.comm is not None and self.rank is not self.here.rank:
             raise JobError(
                 f"{self.built.name} at {user_line()}: clear_default_session closed the session in which the graph was compiled; "
@@ -343,7 +343,10 @@ class Bound:
         return provenance, outputs
 
     def _compare_runs(self, tensors: Sequence[Tensor], moved: Sequence[tuple[Binding, ResidentMemory]]) -> int:
-        """Compare this run with the other ranks, and return the provenance of the run."""
+        """Return the provenance of this run; `moved` are the bindings whose tensors left the memory of their variables.
+
+        If ranks communicate in the run, or share memory that was overwritten, raise DivergedError unless all ranks run the same operations.
+        """
         values = [crc32(array.tobytes()) for array in self.constant.values()]
         changes = [self.built.tensors[name]._provenance for name in self.changing]
         provenance = mixed(self.digest, *(x._provenance for x in tensors), *values, *changes)
@@ -363,9 +366,9 @@ class Bound:
         return provenance
 
     def _copy_back(self, moved: Sequence[tuple[Binding, ResidentMemory]]) -> None:
-        """Copy tensors whose memory the user's program replaced back into the memory of their variables.
+        """Copy the elements of tensors that left the memory of their variables back to this memory.
 
-        The first rank writes shared memory.  The ranks have already compared the set of these tensors.
+        The first rank writes shared memory.  The ranks have already compared the names of these variables.
         """
         first = self.here.rank.index == self.group.ranks[0]
         for binding, resident in moved:
@@ -383,7 +386,7 @@ class Bound:
 
     @property
     def peers(self) -> Communicator:
-        """The communicator of the graph's ranks."""
+        """The communicator between the ranks of the graph."""
         assert self.memory.rank is not None
         return self.memory.rank.comm
 
@@ -425,11 +428,11 @@ class Bound:
         return lines
 
     def text(self) -> str:
-        """Return the program with layouts and the user's lines."""
+        """Return the program as text, one line per node with layouts and the user's line."""
         return "\n".join(self.lines[1:])
 
     def variable(self, name: str) -> Tensor:
-        """Return a copy of a variable of the graph."""
+        """Return a tensor with a copy of the value of a variable; a rank that does not store the variable gets an empty piece."""
         variable = self.physical.graph.variables[name]
         state = None if self.memory.rank is None else state_of(self.memory.rank)
         array = empty(variable.type) if state is None or name not in state.slots else state.read(name)

@@ -58,7 +58,7 @@ class GraphConfig:
         self.steps, self.lines["steps"] = value, user_line()
 
     def enable_zero(self, mode: bool = True, *, stage: int = 2, shard_min_size: int = 1024, shard_restore_level: int = 1) -> None:
-        """Shard optimizer state (stage 1), gradients (2) and parameters (3) over the ranks.
+        """Shard optimizer state (stage 1), gradients (2) and parameters (3) over the ranks; mode=False disables sharding.
 
         Parameters with fewer than `shard_min_size` elements are not sharded. `shard_restore_level` has no effect: shards are gathered at each
         read.  Raises: ConfigError for another stage.
@@ -92,12 +92,12 @@ class GraphConfig:
 
 
 def _described(**settings: Any) -> str:
-    """Return the configured options as text, such as "stage_id=1, placement=..."."""
+    """Return the settings that are not None as text, such as "stage_id=1, placement=..."."""
     return ", ".join(f"{name}={value}" for name, value in settings.items() if value is not None)
 
 
 class GraphModule:
-    """The settings of one module of a graph."""
+    """The settings of one module of a graph, such as its pipeline stage."""
 
     _FIELDS = ("stage_id", "placement", "activation_checkpointing", "module")
 
@@ -153,7 +153,7 @@ class ProxyModule:
 
     @property
     def config(self) -> GraphModule:
-        """The settings of the module; `to(GraphModule)` under the name of older releases."""
+        """The settings of the module, the same as to(GraphModule); a name of older releases."""
         return self.to(GraphModule)
 
     def __call__(self, *args: Any, **options: Any) -> Any:

@@ -31,7 +31,8 @@ class MultiheadAttention(Module):
     """Multi-head attention with `num_heads` heads of embed_dim / num_heads features each (Vaswani et al. 2017).
 
     A linear map is applied to the joined outputs of the heads. Tensors are [length, batch, features], or [batch, length, features] with
-    `batch_first`. Raises: ArgumentError unless `num_heads` divides `embed_dim`.
+    `batch_first`, or [length, features]. `kdim` and `vdim` are the features of key and value, by default `embed_dim`.
+    Raises: ArgumentError unless `num_heads` divides `embed_dim`.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class MultiheadAttention(Module):
     ) -> None:
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
-            raise ArgumentError(f"MultiheadAttention at {user_line()}: embed_dim {embed_dim} cannot be divided into {num_heads} heads")
+            raise ArgumentError(f"MultiheadAttention at {user_line()}: embed_dim {embed_dim} must be a multiple of num_heads {num_heads}")
         self.embed_dim, self.num_heads, self.dropout, self.batch_first = embed_dim, num_heads, dropout, batch_first
         self.head_dim = embed_dim // num_heads
         self.kdim, self.vdim = (embed_dim if size is None else size for size in (kdim, vdim))
@@ -71,7 +72,7 @@ class MultiheadAttention(Module):
                 init.zeros_(bias)
 
     def _mapped(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        """Return the queries, keys and values of all heads, computed by the linear input maps."""
+        """Return linear maps of query, key and value, [batch, length, embed_dim]; the heads are not yet split."""
         if self.one_table and query is key and key is value:
             together = linear(query, self.in_proj_weight, self.in_proj_bias)
             return [F.thirds(together, i, 2) for i in range(3)]
@@ -104,11 +105,11 @@ class MultiheadAttention(Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output, and the attention weights if `need_weights`, else None.
+        """Return the output, with the shape of `query` and `embed_dim` features, and the attention weights if `need_weights`, else None.
 
         `key_padding_mask` is [batch, keys], `attn_mask` is [queries, keys] or [batch * heads, queries, keys]. True hides a key; numbers are added to
         the scores. With `is_causal`, query i attends to keys up to i, unless `attn_mask` is passed. A query without visible keys has zero weights.
-        `average_attn_weights` averages the returned weights over the heads.
+        Weights are [batch, queries, keys], averaged over the heads, or [batch, heads, queries, keys] with average_attn_weights=False.
         """
         if key_padding_mask is not None and query.ndim == 2:
             key_padding_mask = unsqueeze(key_padding_mask, 0)
@@ -127,9 +128,10 @@ _ACTIVATIONS: dict[str, Callable[..., Tensor]] = {"relu": relu, "gelu": gelu}
 
 
 class TransformerEncoderLayer(Module):
-    """A transformer encoder layer: self-attention, then two linear maps per position, each with a residual connection.
+    """A transformer encoder layer: self-attention with `nhead` heads, then two linear maps per position, each with a residual connection.
 
-    A LayerNorm follows each residual connection, or precedes self-attention and linear maps with `norm_first`.
+    The linear maps have `dim_feedforward` features between them. A LayerNorm follows each residual connection, or precedes self-attention and
+    linear maps with `norm_first`.
     """
 
     def __init__(

@@ -19,7 +19,10 @@ Hook = Callable[..., Any]
 
 
 class HookedCall:
-    """A call of a module with backward hooks `before`(module, grad_output) and `after`(module, grad_input, grad_output)."""
+    """One call of a module with backward hooks.
+
+    Hooks in `before` are called as hook(module, grad_output), and hooks in `after` as hook(module, grad_input, grad_output).
+    """
 
     def __init__(self, module: Module, before: Sequence[Hook], after: Sequence[Hook]) -> None:
         self.module = module
@@ -32,14 +35,14 @@ class HookedCall:
         self.of_outputs: tuple[Tensor | None, ...] | None = None
 
     def enter(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the arguments of forward, with an autograd node that passes their gradients to the hooks."""
+        """Return the arguments `inputs` as outputs of an autograd node, whose gradient function calls the hooks `after`."""
         self.inputs, self.entered = len(inputs), _with_gradients(inputs)
         return tuple(self._passed(inputs, self.entered, self._to_inputs))
 
     def leave(self, output: Any) -> Any:
-        """Return the outputs of the module, with an autograd node that passes their gradients to the hooks.
+        """Return the outputs of the module as outputs of an autograd node, whose gradient function calls the hooks `before`.
 
-        Raises: JobError for an output that is neither a tensor nor None.
+        Raises: JobError for an output that is neither a tensor nor None, nor a tuple or list of these.
         """
         several = isinstance(output, tuple | list)
         outputs: Sequence[Any] = output if several else [output]
@@ -52,7 +55,10 @@ class HookedCall:
         return type(output)(passed) if several else passed[0]
 
     def _passed(self, tensors: Sequence[Any], chosen: Sequence[int], backward: Callable[..., Gradients]) -> list[Any]:
-        """Return the tensors, with the selected ones replaced by outputs of one autograd node in the same memory."""
+        """Return `tensors`, where the tensors at the positions `chosen` are outputs of one autograd node and share the old memory.
+
+        `backward` is the gradient function of the node.
+        """
         passed = list(tensors)
         if chosen:
             for i in chosen:
@@ -84,7 +90,10 @@ class HookedCall:
             return hook(self.module, *gradients)
 
     def _changed(self, before: tuple[Tensor | None, ...], gradients: Any, kind: str) -> tuple[Tensor | None, ...]:
-        """Return the gradients that a hook returned, or `before` if the hook returned None."""
+        """Return `gradients`, the result of a hook, as a tuple; for None, return `before`, the gradients that the hook received.
+
+        Raises: ArgumentError for another number of gradients, or for a tensor in place of None; ShapeError for another type.
+        """
         if gradients is None:
             return before
         listed = tuple(gradients) if isinstance(gradients, tuple | list) else (gradients,)

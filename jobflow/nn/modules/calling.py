@@ -1,7 +1,7 @@
 """Calls of modules in the bodies of jobs, such as `model(x)` with a tensor of the job.
 
-In `forward`, the conventions of tensors apply: shapes `()`, bool, methods, indices. The results of `forward` become tensors of the job.
-Parameters and buffers are variables of the session, named as in `state_dict()` with the namespaces of the call as a prefix.
+In `forward`, tensors have the methods, the indexing, the scalar shape `()` and the bool type of eager tensors. The results of `forward` become
+tensors of the job. Parameters and buffers are variables of the session, named as in `state_dict()` with the namespaces of the call as a prefix.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def called_in_body(body: JobBody, module: Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Call a module in the body of a job."""
+    """Call a module in the body of a job, and return its outputs as tensors of the job."""
     _check_hooks(module)
     now, word, recorder = scope.current(), type(module).__name__, recorder_of(body)
     body.modes[id(module)] = partial(mode_of, list(module.modules()))
@@ -52,7 +52,10 @@ def _check_hooks(module: Module) -> None:
 
 
 def mode_of(modules: Sequence[Module]) -> tuple[Any, ...]:
-    """Return the training modes of modules and the identities of their parameters, buffers and submodules; see `Compiled.modes`."""
+    """Return the state of modules on which a trace depends, as a tuple that can be compared.
+
+    The tuple has the training modes, the identities of parameters, buffers and submodules, and `requires_grad` of the parameters.
+    """
     state: list[Any] = []
     for each in modules:
         own = vars(each)

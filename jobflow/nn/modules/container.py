@@ -15,7 +15,7 @@ __all__ = ["ModuleDict", "ModuleList", "ParameterDict", "ParameterList", "Sequen
 
 
 def _at(what: str, index: Any, size: int) -> int:
-    """Return the index as a nonnegative number; raise IndexError if it is out of range."""
+    """Return the position of the element `index`, which may be negative; raise IndexError if it is out of range."""
     if not -size <= int(index) < size:
         raise IndexError(f"{what} at {user_line()}: index {index} is out of range for {size} elements")
     return int(index) % size
@@ -65,15 +65,15 @@ class _Keyed(_Parts):
         del self._parts[key]
 
     def keys(self) -> Iterable[str]:
-        """Return the keys."""
+        """Return the keys in the order of insertion."""
         return self._parts.keys()
 
     def values(self) -> Iterable[Any]:
-        """Return the modules or parameters."""
+        """Return the modules or parameters in the order of insertion."""
         return self._parts.values()
 
     def items(self) -> Iterable[tuple[str, Any]]:
-        """Return pairs of key and module or parameter."""
+        """Return pairs (key, module or parameter) in the order of insertion."""
         return self._parts.items()
 
     def pop(self, key: str) -> Any:
@@ -149,7 +149,7 @@ class Sequential(_ListedModules):
 
 
 class ModuleList(_ListedModules):
-    """A list of modules."""
+    """A list of modules, which are submodules with the names "0", "1" and so on; it has no forward method."""
 
     def __init__(self, modules: Iterable[Module] | None = None) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class ModuleList(_ListedModules):
 
 
 class ModuleDict(_Keyed):
-    """A dict of modules."""
+    """A dict of modules, which are submodules with their keys as names; it has no forward method."""
 
     def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] | None = None) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class ModuleDict(_Keyed):
         self.add_module(key, module)
 
     def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
-        """Set modules by key."""
+        """Assign each module to its key; `modules` is a mapping, or yields pairs (key, module)."""
         for key, module in modules.items() if isinstance(modules, Mapping) else modules:
             self[key] = module
 
@@ -227,7 +227,7 @@ class ParameterDict(_Keyed):
         self.register_parameter(key, _parameter("ParameterDict", parameter))
 
     def update(self, parameters: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:
-        """Set parameters by key."""
+        """Assign each parameter to its key; `parameters` is a mapping, or yields pairs (key, parameter)."""
         for key, parameter in parameters.items() if isinstance(parameters, Mapping) else parameters:
             self[key] = parameter
 

@@ -22,7 +22,7 @@ _MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "
 
 
 class _Conv(WithOptions, shared=True):
-    """Base class of convolutions, with weight, bias and options of one number per spatial axis."""
+    """Base class of convolutions, with weight and bias; kernel_size, stride and padding are one number, or one number per spatial axis."""
 
     spatial: ClassVar[int]
     transposed: ClassVar[bool] = False
@@ -34,7 +34,10 @@ class _Conv(WithOptions, shared=True):
     padding: str | Sizes = 0
 
     def _make(self, bias: bool, device: Any, dtype: Any) -> None:
-        """Check the options and create the parameters."""
+        """Check the options and create the parameters.
+
+        Raises: ConfigError for an unknown `padding_mode`; ArgumentError unless `groups` divides both numbers of channels.
+        """
         super().__post_init__()
         what, channels, groups = type(self).__name__, (self.in_channels, self.out_channels), self.groups
         one_of(what, "padding_mode", self.padding_mode, self.modes)
@@ -123,12 +126,12 @@ class _Transposed(_Conv, shared=True):
 
 
 class ConvTranspose1d(_Transposed, spatial=1, function=F.conv_transpose1d):
-    """The transpose of Conv1d; weights are [in, out / groups, k]."""
+    """Transposed convolution of [n, in, l], the gradient of Conv1d for its input, with weights [in, out / groups, k]."""
 
 
 class ConvTranspose2d(_Transposed, spatial=2, function=F.conv_transpose2d):
-    """The transpose of Conv2d; weights are [in, out / groups, kh, kw]."""
+    """Transposed convolution of [n, in, h, w], the gradient of Conv2d for its input, with weights [in, out / groups, kh, kw]."""
 
 
 class ConvTranspose3d(_Transposed, spatial=3, function=F.conv_transpose3d):
-    """The transpose of Conv3d; weights are [in, out / groups, kd, kh, kw]."""
+    """Transposed convolution of [n, in, d, h, w], the gradient of Conv3d for its input, with weights [in, out / groups, kd, kh, kw]."""

@@ -84,7 +84,7 @@ class Bilinear(Module):
 
 
 def _zero_row(table: Tensor, row: int) -> None:
-    """Set one row to zero, on the ranks that store the row."""
+    """Set the row `row` of a table to zero, on the ranks that store this row."""
     first = 0
     if table.layout is not None:
         rank = state().rank.index
@@ -142,7 +142,7 @@ class Embedding(Module):
 class Dropout(WithOptions, function=F.dropout):
     """Dropout in training: each element is set to 0 with probability p, and the other elements are divided by 1 - p.
 
-    The mask is the same in every layout.  Raises: ArgumentError for p outside [0, 1].
+    In evaluation mode, the input is unchanged. The mask is the same in every layout.  Raises: ArgumentError for p outside [0, 1].
     """
 
     p: float = 0.5
@@ -170,7 +170,7 @@ class Dropout3d(Dropout, function=F.dropout3d): ...
 
 
 class Flatten(OfOne, function=flatten):
-    """A module that merges the axes from `start_dim` to `end_dim`, both included."""
+    """A module that merges the axes from `start_dim` to `end_dim`, both included; by default, all axes after the first."""
 
     start_dim: int = 1
     end_dim: int = -1
@@ -198,7 +198,7 @@ class Unflatten(Module):
 
 
 class CosineSimilarity(WithOptions, function=F.cosine_similarity):
-    """The cosine of the angle between two tensors along `dim`, with norms of at least `eps`."""
+    """The cosine of the angle between x1 and x2 along the axis `dim`; a norm below `eps` is replaced by `eps`."""
 
     dim: int = 1
     eps: float = 1e-8
@@ -208,7 +208,7 @@ class CosineSimilarity(WithOptions, function=F.cosine_similarity):
 
 
 class PairwiseDistance(Module):
-    """The p-norm of x1 - x2 + eps along the last axis."""
+    """The distance of x1 and x2 along the last axis: the p-norm of x1 - x2 + eps."""
 
     def __init__(self, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ __all__ = [
 
 
 class _Loss(WithOptions):
-    """A module that computes function(*tensors, **options)."""
+    """Base class of losses, which compute function(*tensors, **options) with attributes as options."""
 
     #: options that are tensors and move with the module
     tensors: ClassVar[tuple[str, ...]] = ()

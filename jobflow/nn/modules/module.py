@@ -74,7 +74,7 @@ class Module:
         return self._call(*inputs, **named) if plan is None else plan(*inputs, **named)
 
     def _call(self, *inputs: Any, **named: Any) -> Any:
-        """Return the output of `forward`, after running the hooks."""
+        """Run `forward` and the hooks of the module, and return the output."""
         own, building, now = vars(self), building_now(), scope.current()
         if building is None and isinstance(now.interpreter, JobBody):
             return called_in_body(now.interpreter, self, inputs, named)
@@ -110,7 +110,7 @@ class Module:
         in_place(self, fullgraph, disable)
 
     def _hooked_call(self, building: Any) -> HookedCall | None:
-        """Return the state of this call for backward hooks, or None without backward hooks."""
+        """Return the state of this call for the backward hooks, None without such hooks; raise JobError for hooks while a program is traced."""
         before, after = self.__dict__["_back_before"], self.__dict__["_back_after"]
         if not before and not after:
             return None
@@ -187,7 +187,10 @@ class Module:
         return sorted({*super().__dir__(), *(name for kind in _KINDS for name in vars(self).get(kind, ()))})
 
     def _place(self, kind: str, name: str) -> dict[str, Any]:
-        """Return the dict of the parameters, buffers or modules, as `kind` selects, after removing `name` from the other dicts."""
+        """Return the dict of parameters, buffers or modules, as `kind` selects, for the registration of `name`.
+
+        The name is removed from the other dicts.  Raises: ModuleError for an invalid name, or an attribute of the class.
+        """
         own = vars(self)
         if kind not in own:
             raise self._unready(f"{name!r} is assigned")
@@ -252,7 +255,7 @@ class Module:
     # ---------------------------------------------------------------- parts
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
-        """Yield names and direct submodules, each once."""
+        """Yield (name, module) for each direct submodule; a module with several names is yielded once."""
         visited = set()
         for name, module in self._modules.items():
             if module is not None and module not in visited:
@@ -260,11 +263,14 @@ class Module:
                 yield name, module
 
     def children(self) -> Iterator[Module]:
-        """Yield direct submodules."""
+        """Yield each direct submodule once."""
         return (module for _, module in self.named_children())
 
     def named_modules(self, memo: set[Module] | None = None, prefix: str = "", remove_duplicate: bool = True) -> Iterator[tuple[str, Module]]:
-        """Yield this module and all submodules with their full names."""
+        """Yield (full name, module) for this module and all submodules; full names begin with `prefix`.
+
+        Modules in `memo` are omitted. A module with several names is yielded once, unless remove_duplicate=False.
+        """
         memo = set() if memo is None else memo
         if self in memo:
             return
@@ -276,7 +282,7 @@ class Module:
                 yield from module.named_modules(memo, f"{prefix}.{name}" if prefix else name, remove_duplicate)
 
     def modules(self) -> Iterator[Module]:
-        """Yield this module and all submodules."""
+        """Yield this module and all submodules, each once."""
         return (module for _, module in self.named_modules())
 
     def _named(self, kind: str, prefix: str, recurse: bool, once: bool) -> Named:
@@ -288,7 +294,7 @@ class Module:
                     yield f"{path}.{name}" if path else name, part
 
     def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, Parameter]]:
-        """Yield full names and parameters, each once; without `recurse` only the parameters of this module itself."""
+        """Yield (full name, parameter), each parameter once unless remove_duplicate=False; without `recurse`, only for this module itself."""
         return self._named("_parameters", prefix, recurse, remove_duplicate)
 
     def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
@@ -296,7 +302,7 @@ class Module:
         return (part for _, part in self.named_parameters(recurse=recurse))
 
     def named_buffers(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """Yield full names and buffers, each once; without `recurse` only the buffers of this module itself."""
+        """Yield (full name, buffer), each buffer once unless remove_duplicate=False; without `recurse`, only for this module itself."""
         return self._named("_buffers", prefix, recurse, remove_duplicate)
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
@@ -342,7 +348,7 @@ class Module:
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Remove the gradients of all parameters, or set them to zero for `set_to_none=False`."""
+        """Set the gradients of all parameters to None, or fill them with zeros for set_to_none=False."""
         for parameter in self.parameters():
             zero_gradient(parameter, set_to_none)
 
@@ -448,7 +454,7 @@ class Module:
     def state_dict(self, destination: dict[str, Tensor] | None = None, prefix: str = "", keep_vars: bool = False) -> dict[str, Tensor]:
         """Return parameters and persistent buffers by full name, as tensors in the same memory and layout.
 
-        With `keep_vars` the values are the parameters and buffers themselves.
+        With `keep_vars` the values are the parameters and buffers themselves. Names begin with `prefix`; the result is `destination` if it is passed.
         """
         state = OrderedDict() if destination is None else destination
         for name, part in saving.named(self, prefix):
@@ -456,9 +462,9 @@ class Module:
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> saving.Differences:
-        """Copy the values of a `state_dict` into this module; global tensors may have other layouts. All ranks must call this method.
+        """Copy the values of a `state_dict` into this module, and return the missing and the unexpected names. All ranks must call this method.
 
-        Returns missing and unexpected names, which are errors if `strict`.
+        Global tensors of the state may have other layouts. With `strict`, missing and unexpected names are errors.
 
         Raises: CheckpointError with all mismatches, or if no name matches; the module is then unchanged.
         """

@@ -15,7 +15,7 @@ from jobflow.functional.tensor_class import Tensor
 
 
 def replace(x: Tensor, source: Tensor) -> None:
-    """Replace the data of x by the data of `source`; other tensors in the old memory are unchanged."""
+    """Give x the type, layout and memory of `source`; other tensors in the old memory are unchanged."""
     if source is x:
         return
     x.tensor_type, x.layout, x.array, x._device = source.tensor_type, source.layout, source.array, source._device
@@ -23,7 +23,7 @@ def replace(x: Tensor, source: Tensor) -> None:
 
 
 def redistributed(what: str, name: str, x: Tensor, placement: Any, sbp: Any) -> Tensor:
-    """Redistribute a tensor; a tensor without axes, which cannot be split, is replicated."""
+    """Return a redistributed copy of x, the tensor `name` of a module; a tensor without axes, which cannot be split, is replicated."""
     if x.ndim == 0 and sbp is not None:
         each = list(sbp) if isinstance(sbp, list | tuple) else [sbp]
         sbp = [B if isinstance(one, Split) else one for one in each]
@@ -39,7 +39,10 @@ def piece(name: str, x: Tensor) -> Tensor:
 
 
 def target(what: str, arguments: Sequence[Any], options: dict[str, Any]) -> tuple[Any, DType | None]:
-    """Return the device and the floating point type among the arguments of `to`; None for a missing argument."""
+    """Return the device and the floating point type among the arguments of `to`; None for a missing argument.
+
+    Raises: JobError for `placement` or `sbp`; DtypeError for a type that is not floating point.
+    """
     if "placement" in options or "sbp" in options:
         raise JobError(f"{what} at {user_line()}: to() cannot move a module to a placement; use to_global(placement, sbp)")
     options.pop("copy", None)

@@ -21,7 +21,7 @@ __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "InstanceNo
 
 
 class _BatchStatistics(WithOptions, shared=True):
-    """Base class of BatchNorm and InstanceNorm, with weight, bias and running statistics."""
+    """Base class of BatchNorm and InstanceNorm: weight and bias if `affine`, and running statistics if `track_running_stats`."""
 
     ndims: ClassVar[tuple[int, ...]]
     num_features: int
@@ -60,7 +60,10 @@ class _BatchNorm(_BatchStatistics):
         return F.batch_norm(input, mean, var, self.weight, self.bias, own, momentum, self.eps)
 
     def _count(self) -> float:
-        """Increment the number of batches in training, and return the weight of this batch in the running statistics."""
+        """Increment the number of batches in training, and return the weight of this batch in the running statistics.
+
+        Raises: ArgumentError for momentum=None in a graph or a job.
+        """
         if self.num_batches_tracked is None or not self.training:
             return self.momentum or 0.0
         if self.momentum is None and F.building():

@@ -12,7 +12,7 @@ from jobflow.nn.modules.module import Module
 
 
 class WithSettings(Module):
-    """A module with class attributes set in the class statement: `class Conv2d(_Convolution, spatial=2)`.
+    """Base class of modules whose class statement sets class attributes, as in `class Conv2d(_Convolution, spatial=2)`.
 
     A class without a docstring takes the docstring of its `function`.
     """
@@ -48,7 +48,7 @@ class WithOptions(WithSettings):
         super().__init__()
 
     def _options(self) -> dict[str, Any]:
-        """Return the keyword arguments of the function."""
+        """Return the options of the module as keyword arguments of `function`."""
         return {name: getattr(self, name) for name in self._names}
 
     def extra_repr(self) -> str:

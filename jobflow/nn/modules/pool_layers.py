@@ -35,15 +35,15 @@ class _MaxPool(_Windows, shared=True):
 
 
 class MaxPool1d(_MaxPool, function=F.max_pool1d):
-    """The maximum of each window of [n, c, l]."""
+    """The maximum of each window of [n, c, l]; the stride is `kernel_size` by default."""
 
 
 class MaxPool2d(_MaxPool, function=F.max_pool2d):
-    """The maximum of each window of [n, c, h, w]."""
+    """The maximum of each window of [n, c, h, w]; the stride is `kernel_size` by default."""
 
 
 class MaxPool3d(_MaxPool, function=F.max_pool3d):
-    """The maximum of each window of [n, c, d, h, w]."""
+    """The maximum of each window of [n, c, d, h, w]; the stride is `kernel_size` by default."""
 
 
 class AvgPool1d(_Windows, function=F.avg_pool1d):
@@ -60,7 +60,7 @@ class AvgPool2d(AvgPool1d, function=F.avg_pool2d):
 
 
 class AvgPool3d(AvgPool2d, function=F.avg_pool3d):
-    """The mean of each window of [n, c, d, h, w]."""
+    """The mean of each window of [n, c, d, h, w]; `divisor_override` replaces the number of elements as the divisor."""
 
 
 class _Adaptive(OfOne, shared=True):
@@ -72,27 +72,27 @@ class AdaptiveAvgPool1d(_Adaptive, function=F.adaptive_avg_pool1d):
 
 
 class AdaptiveAvgPool2d(_Adaptive, function=F.adaptive_avg_pool2d):
-    """The means of windows that cover the image; None keeps the size of an axis."""
+    """The means of windows that cover the last two axes; `output_size` has the numbers of windows, None for the size of the axis."""
 
 
 class AdaptiveAvgPool3d(_Adaptive, function=F.adaptive_avg_pool3d):
-    """The means of windows that cover the volume; None keeps the size of an axis."""
+    """The means of windows that cover the last three axes; `output_size` has the numbers of windows, None for the size of the axis."""
 
 
 class AdaptiveMaxPool1d(_Adaptive, function=F.adaptive_max_pool1d):
-    """The maxima of windows that cover the last axis."""
+    """The maxima of `output_size` windows that cover the last axis."""
 
 
 class AdaptiveMaxPool2d(_Adaptive, function=F.adaptive_max_pool2d):
-    """The maxima of windows that cover the image."""
+    """The maxima of windows that cover the last two axes; `output_size` has the numbers of windows, None for the size of the axis."""
 
 
 class AdaptiveMaxPool3d(_Adaptive, function=F.adaptive_max_pool3d):
-    """The maxima of windows that cover the volume."""
+    """The maxima of windows that cover the last three axes; `output_size` has the numbers of windows, None for the size of the axis."""
 
 
 class Upsample(OfOne, function=shapes.interpolate):
-    """Images resized to `size` or by `scale_factor`; see nn.functional.interpolate."""
+    """Images [n, c, ...] resized to `size`, or by `scale_factor`, with the interpolation `mode`; see nn.functional.interpolate."""
 
     size: Sizes | None = None
     scale_factor: float | Sequence[float] | None = None
@@ -101,14 +101,14 @@ class Upsample(OfOne, function=shapes.interpolate):
 
 
 class UpsamplingNearest2d(Upsample):
-    """Images resized by nearest-neighbour interpolation."""
+    """Images [n, c, h, w] resized to `size` or by `scale_factor`, with nearest-neighbour interpolation."""
 
     def __init__(self, size: Sizes | None = None, scale_factor: float | Sequence[float] | None = None) -> None:
         super().__init__(size, scale_factor, "nearest")
 
 
 class UpsamplingBilinear2d(Upsample):
-    """Images resized by bilinear interpolation with aligned corners."""
+    """Images [n, c, h, w] resized to `size` or by `scale_factor`, with bilinear interpolation that preserves the corner pixels."""
 
     def __init__(self, size: Sizes | None = None, scale_factor: float | Sequence[float] | None = None) -> None:
         super().__init__(size, scale_factor, "bilinear", True)
@@ -130,7 +130,7 @@ class PixelUnshuffle(OfOne, function=shapes.pixel_unshuffle):
 
 
 class _Border(WithSettings):
-    """Padding of the last axes, by one width, or by widths (before, after) of the last axis, then of the axis before it."""
+    """Base class of padding: `padding` is one width for all sides, or widths (before, after) for the last axis, then for the axis before it."""
 
     spatial: ClassVar[int]
     mode: ClassVar[str] = "constant"
@@ -161,11 +161,11 @@ class ConstantPad1d(_ConstantBorder, spatial=1):
 
 
 class ConstantPad2d(_ConstantBorder, spatial=2):
-    """Padding of images with `value`."""
+    """Padding of the last two axes with `value`."""
 
 
 class ConstantPad3d(_ConstantBorder, spatial=3):
-    """Padding of volumes with `value`."""
+    """Padding of the last three axes with `value`."""
 
 
 class ZeroPad1d(_Border, spatial=1):
@@ -173,7 +173,7 @@ class ZeroPad1d(_Border, spatial=1):
 
 
 class ZeroPad2d(_Border, spatial=2):
-    """Padding of images with zeros."""
+    """Padding of the last two axes with zeros."""
 
 
 class ReflectionPad1d(_Border, spatial=1, mode="reflect"):
@@ -181,7 +181,7 @@ class ReflectionPad1d(_Border, spatial=1, mode="reflect"):
 
 
 class ReflectionPad2d(_Border, spatial=2, mode="reflect"):
-    """Padding of images with mirrored elements, without repetition of the edge."""
+    """Padding of the last two axes with mirrored elements, without repetition of the edge."""
 
 
 class ReplicationPad1d(_Border, spatial=1, mode="replicate"):
@@ -189,4 +189,4 @@ class ReplicationPad1d(_Border, spatial=1, mode="replicate"):
 
 
 class ReplicationPad2d(_Border, spatial=2, mode="replicate"):
-    """Padding of images by repetition of the edge."""
+    """Padding of the last two axes by repetition of the edge."""

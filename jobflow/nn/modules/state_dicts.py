@@ -26,7 +26,7 @@ class _Keys(NamedTuple):
 
 
 class Differences(_Keys):
-    """Names that are missing in a state, and names in the state that are not in the module."""
+    """The result of `load_state_dict`: names that the state lacks (`missing_keys`), and names that the module lacks (`unexpected_keys`)."""
 
     def __repr__(self) -> str:
         return super().__repr__() if self.missing_keys or self.unexpected_keys else "<All keys matched successfully>"
@@ -47,7 +47,7 @@ def named(module: Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def plain(x: Tensor) -> Tensor:
-    """Return a tensor in the memory of x, without gradients."""
+    """Return a tensor that shares the memory of x and requires no gradients."""
     result = Tensor(x.tensor_type, x.layout, x.array)
     result._device = x._device
     x.shares(result)
@@ -55,7 +55,7 @@ def plain(x: Tensor) -> Tensor:
 
 
 def load(module: Module, saved_state: Mapping[str, Any], strict: bool) -> Differences:
-    """Load a state as `Module.load_state_dict` does."""
+    """Implement `Module.load_state_dict` for `module`."""
     refuse_tracing("load_state_dict", "parameters cannot be loaded", "load them before")
     differences = compared(module, saved_state, strict)
     here = state()
@@ -105,7 +105,7 @@ def difference(name: str, x: Tensor, value: Any) -> str:
 
 
 def take(here: EagerState, x: Tensor, value: Any) -> None:
-    """Copy `value` into the memory of x."""
+    """Copy the elements of `value`, cast and redistributed to the type and layout of x, into the memory of x."""
     if isinstance(value, np.ndarray):
         value = from_numpy(value) if x.layout is None else cut("load_state_dict", np.asarray(value, order="C"), x.layout)
     value = cast(value, x.tensor_type.dtype)

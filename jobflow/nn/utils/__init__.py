@@ -18,7 +18,7 @@ from jobflow.tensors.state import gradients, state
 
 
 def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:
-    """Return all elements of the parameters as one vector, in order."""
+    """Return all elements of the parameters as one tensor with a single axis, in order."""
     return cat([reshape(p, (-1,)) for p in parameters], 0)
 
 

@@ -28,10 +28,10 @@ KINDS: dict[str, Any] = {
 def default_collate(samples: Sequence[Any]) -> Any:
     """Return a batch of samples.
 
-    Arrays, tensors and numbers are stacked, tuples and dicts are batched entry by entry, and strings are returned as a list.  Python numbers
-    become bool, int64 or float32; arrays are converted to their common type.
-    Raises: ArgumentError for an empty batch, for samples of different structure or unsupported type, and for values that the common type cannot
-    represent.
+    Arrays, tensors and numbers are stacked along a new first axis, and strings are returned as a list.  Tuples, lists and dicts are batched entry by
+    entry.  Python numbers become bool, int64 or float32; arrays are converted to their common type.
+    Raises: ArgumentError for an empty batch, samples of different structure, or a type or value that a batch cannot have.  Arrays of different
+    shapes raise ShapeError.
     """
     what = f"default_collate at {user_line()}"
     if _kind(samples) not in ("entries", "numbers") or not hasattr(samples, "__len__") or getattr(samples, "ndim", 1) == 0:
@@ -64,7 +64,7 @@ def _kind(sample: Any) -> str:
 
 
 def _collated(samples: list[Any], entry: str) -> Any:
-    """Return the batch of the entries of samples that `entry` names, as in `["x"][0]`."""
+    """Return the batch of `samples`, which are the entries `entry` of the loader's samples, such as `["x"][0]`."""
     first, kind = samples[0], _kind(samples[0])
     for row, sample in enumerate(samples):
         if not _kind(sample) or isinstance(sample, np.ma.MaskedArray):
@@ -88,7 +88,7 @@ def _collated(samples: list[Any], entry: str) -> Any:
 
 
 def _check_same(samples: Sequence[Any], entry: str, noun: str, property: Callable[[Any], Any]) -> None:
-    """Raise ArgumentError for the first sample that has other fields, or another number of entries, than sample 0."""
+    """Raise ArgumentError for the first sample whose `property` differs from sample 0; `noun` names the property in the message."""
     for row, sample in enumerate(samples):
         own, expected = property(sample), property(samples[0])
         if own != expected:
@@ -131,7 +131,10 @@ def _stacked(samples: Sequence[Any], entry: str) -> Array:
 
 
 def _common(types: Sequence[Any]) -> np.dtype[Any]:
-    """Return the element type of a batch from element types and Python numbers, independent of their order."""
+    """Return the common element type of NumPy types and Python numbers, independent of their order.
+
+    Raises: ArgumentError for integer types without a common integer type.
+    """
     typed = list({each for each in types if isinstance(each, np.dtype)})
     kinds = {type(each) for each in types} & {bool, int, float}
     dtype: np.dtype[Any] = np.result_type(*typed) if typed else bool_.numpy
@@ -143,7 +146,10 @@ def _common(types: Sequence[Any]) -> np.dtype[Any]:
 
 
 def _converted(array: Array, dtype: np.dtype[Any], row: int, entry: str) -> Array:
-    """Convert an entry of the sample at `row` to the element type of the batch."""
+    """Convert `array` to the element type `dtype` of the batch; raise ArgumentError for a value that the type cannot represent.
+
+    `array` is the entry `entry` of the sample at position `row` of the batch.
+    """
     what = f"sample {row} of the batch{entry}"
     try:
         if array.dtype.kind == "O" and isinstance(array[()], int):
@@ -167,7 +173,7 @@ def as_tensor(array: Array) -> Tensor:
 
 
 def as_tensors(sample: Any) -> Any:
-    """Return a single sample with its arrays as tensors."""
+    """Return a sample with all NumPy arrays, also in nested dicts, lists and tuples, replaced by local tensors in the same memory."""
     if isinstance(sample, np.ndarray):
         return as_tensor(sample)
     if isinstance(sample, Mapping):

@@ -15,7 +15,7 @@ Sample = TypeVar("Sample", covariant=True)
 
 
 class Dataset(Generic[Sample]):
-    """A dataset with samples by index.  Subclasses define `__getitem__` and `__len__`; plain sequences are datasets, too."""
+    """A dataset with samples by index.  Subclasses define `__getitem__` and `__len__`; functions for datasets accept plain sequences, too."""
 
     def __getitem__(self, index: int) -> Sample:
         raise NotImplementedError(f"{type(self).__name__} has no __getitem__")
@@ -32,7 +32,7 @@ class IterableDataset(Dataset[Sample]):
 
 
 class TensorDataset(Dataset[tuple[Tensor, ...]]):
-    """A dataset of rows of tensors; sample i is the tuple of the i-th rows.
+    """A dataset of rows of tensors; sample i is the tuple of row i of each tensor.
 
     Raises: ArgumentError without tensors, for a tensor without axes, or for different numbers of rows.
     """
@@ -53,7 +53,7 @@ class TensorDataset(Dataset[tuple[Tensor, ...]]):
 
 
 class ConcatDataset(Dataset[Any]):
-    """The concatenation of datasets."""
+    """A dataset of the samples of all `datasets`, in order."""
 
     def __init__(self, datasets: Sequence[Any]) -> None:
         self.datasets = list(datasets)
@@ -71,7 +71,7 @@ class ConcatDataset(Dataset[Any]):
 
 
 class Subset(Dataset[Any]):
-    """The samples of a dataset at `indices`."""
+    """A dataset whose sample i is dataset[indices[i]]."""
 
     def __init__(self, dataset: Any, indices: Sequence[int]) -> None:
         self.dataset = dataset
@@ -85,8 +85,9 @@ class Subset(Dataset[Any]):
 
 
 def random_split(dataset: Any, lengths: Sequence[int], seed: int = 0) -> list[Subset]:
-    """Split a dataset into subsets of these lengths, in an order that depends only on `seed`.
+    """Return disjoint subsets of a dataset with the sizes `lengths`.
 
+    The samples are in a random order, which depends only on `seed` and the size of the dataset.
     Raises: ArgumentError unless the lengths add up to the size of the dataset.
     """
     if sum(lengths) != len(dataset):

@@ -23,8 +23,8 @@ class DataLoader:
 
     `sampler` or `shuffle` order the samples, `batch_sampler` groups them into batches, `batch_size=None` returns single samples.  `collate_fn`
     makes a batch of a list of samples, by default `default_collate`.  `drop_last` drops an incomplete last batch.
-    `num_workers` threads prefetch up to `prefetch_factor` batches each; 0 reads in the calling thread.  An error in a worker is raised at the
-    batch that the worker read.
+    `num_workers` threads prefetch up to `prefetch_factor` batches each; with 0, the calling thread reads the batches.  The iteration raises an error
+    of a worker in place of the batch that the worker read.
     Raises: ArgumentError for arguments that contradict each other or are out of range, and for an object that is not a dataset.
     """
 

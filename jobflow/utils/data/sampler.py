@@ -22,7 +22,7 @@ Index = TypeVar("Index", covariant=True)
 
 
 def batched(items: Iterable[Item], size: int, drop_last: bool) -> Iterator[list[Item]]:
-    """Yield the items in lists of `size`; a shorter last list is dropped if `drop_last`."""
+    """Yield lists of `size` successive items; drop a shorter last list if `drop_last`."""
     left = iter(items)
     while (batch := list(islice(left, size))) and not (drop_last and len(batch) < size):
         yield batch
@@ -36,7 +36,7 @@ class Sampler(Generic[Index]):
 
 
 class SequentialSampler(Sampler[int]):
-    """A sampler of the indices 0, 1, 2 ... in order."""
+    """A sampler of the indices 0, 1 ... len(data_source) - 1, in order."""
 
     def __init__(self, data_source: Sized) -> None:
         self.data_source = data_source
@@ -69,7 +69,7 @@ class _Shuffled(Sampler[int]):
 
 
 class RandomSampler(_Shuffled):
-    """A sampler of all indices, in a new random order in every epoch."""
+    """A sampler of all indices of `data_source`, in a new random order in every epoch."""
 
     def __init__(self, data_source: Sized, seed: int | None = None) -> None:
         super().__init__(seed)
@@ -83,7 +83,7 @@ class RandomSampler(_Shuffled):
 
 
 class SubsetRandomSampler(_Shuffled):
-    """A sampler of the indices `indices`, in a new random order in every epoch."""
+    """A sampler of the elements of `indices`, in a new random order in every epoch."""
 
     def __init__(self, indices: Sequence[int], seed: int | None = None) -> None:
         super().__init__(seed)
@@ -115,8 +115,9 @@ class BatchSampler(Sampler[list[int]]):
 class DistributedSampler(Sampler[int]):
     """A sampler of this rank's share of the indices; the shares of all ranks have equal size.
 
-    With n = num_replicas, the share has the positions rank, rank + n, rank + 2n ... in the order.  The order is padded from its beginning, or
-    truncated with `drop_last`.  With `shuffle`, the order is random and depends on `set_epoch`.
+    With n = num_replicas, the share has the positions rank, rank + n, rank + 2n ... in the order.  By default, n is the number of ranks of the
+    program, and `rank` is this rank.  If n does not divide the number of indices, the order is extended by its first indices, or truncated with
+    `drop_last`.  With `shuffle`, the order is random and depends on `seed` and on the epoch passed to `set_epoch`.
     Raises: ArgumentError for a `rank` out of range.
     """
 
@@ -134,7 +135,7 @@ class DistributedSampler(Sampler[int]):
         self.total_size = self.num_samples * self.num_replicas
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that determines the next order."""
+        """Set the epoch, on which the random order of the next iterations depends."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:

@@ -37,7 +37,7 @@ WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "truth": (lambda self, x: x if x.sum() > 0 else -x, "is not known while the body of a job runs"),
     "a piece": (lambda self, x: x.to_local(), "to_local"),
     "its argument": (lambda self, x: x.add_(1), "overwrites its argument"),
-    "backward": (lambda self, x: self.fc(x).sum().backward(), "call an optimizer's minimize instead"),
+    "backward": (lambda self, x: self.fc(x).sum().backward(), "call minimize(loss) of an optimizer instead"),
 }
 
 
