@@ -347,7 +347,7 @@ def test_parameters_as_a_vector() -> None:
         (lambda: nn.LayerNorm(3)(ones(2, 4)), ShapeError, r"normalized_shape \[3\]"),
         (lambda: nn.GroupNorm(2, 5), ArgumentError, "5 cannot be divided into 2"),
         (lambda: nn.MaxPool2d(2, padding=2)(ones(1, 1, 4, 4)), ShapeError, "at most half"),
-        (lambda: nn.MultiheadAttention(6, 4), ArgumentError, "4 heads"),
+        (lambda: nn.MultiheadAttention(6, 4), ArgumentError, "6 must be a multiple of num_heads 4"),
         (lambda: F.pad(ones(2, 3), (3, 0), "reflect"), ShapeError, "reflect"),
         (lambda: F.mse_loss(ones(2, 3), ones(2, 4)), ShapeError, r"input float32\[2,3\] and target float32\[2,4\]"),
         (lambda: F.scaled_dot_product_attention(ones(2, 3), ones(2, 4), ones(2, 4)), ShapeError, "query.*key.*value"),
