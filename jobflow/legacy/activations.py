@@ -29,7 +29,7 @@ mish = alias(nn.mish)
 
 
 def _rows(word: str, function: Callable[..., Any]) -> Callable[..., Tensor]:
-    """Return `function` as the job function `word`: logits must have at least 2 axes, and `axis` defaults to the last axis."""
+    """Return the job function `word` for the softmax function `function` of logits with at least 2 axes; an `axis` of None means the last axis."""
 
     def call(logits: Tensor, axis: int | None) -> Tensor:
         return function(logits, _softmax_axis(word, logits, axis))
@@ -40,7 +40,7 @@ def _rows(word: str, function: Callable[..., Any]) -> Callable[..., Tensor]:
 
 def _softmax_axis(what: str, x: Tensor, axis: int | None) -> int:
     if x.tensor_type.ndim < 2:
-        raise ShapeError(f"{what} at {user_line()}: {x.tensor_type} must have at least 2 axes")
+        raise ShapeError(f"{what} at {user_line()}: the input {x.tensor_type} must have at least 2 axes")
     return normal_axis(f"{what} at {user_line()}", -1 if axis is None else axis, x.tensor_type.ndim)
 
 
@@ -49,13 +49,19 @@ logsoftmax = _rows("logsoftmax", nn.log_softmax)
 
 
 def softmax_grad(y: Tensor, dy: Tensor, axis: int | None = None, name: str | None = None) -> Tensor:
-    """Return the gradient of softmax: y (dy - sum of y dy along `axis`)."""
+    """Return y (dy - sum of y dy along `axis`), the gradient of the input of softmax.
+
+    y is the result of softmax, and dy the gradient of y. An `axis` of None means the last axis.
+    """
     place = _softmax_axis("softmax_grad", y, axis)
     return ew.multiply(y, ew.subtract(dy, math.reduce_sum(ew.multiply(y, dy), place, True)))
 
 
 def bias_add(value: Tensor, bias: Tensor, data_format: str | None = None, name: str | None = None) -> Tensor:
-    """Add a bias along axis 1, or along the last axis for a channels-last `data_format` such as "NHWC"."""
+    """Add the vector `bias` to `value` along axis 1, or along the last axis for a channels-last `data_format` such as "NHWC".
+
+    Raises: ShapeError if `value` has fewer than 2 axes or `bias` is not a vector; ArgumentError for another `data_format`.
+    """
     last = data_format is not None and data_format.startswith("N") and data_format.endswith("C") and len(data_format) > 2
     if data_format is not None and not last and not data_format.startswith("NC"):
         raise ArgumentError(f"bias_add at {user_line()}: data_format must start with NC, or start with N and end with C, not {data_format!r}")
@@ -65,7 +71,7 @@ def bias_add(value: Tensor, bias: Tensor, data_format: str | None = None, name: 
 
 
 def fused_bias_add_gelu(value: Tensor, bias: Tensor, data_format: str | None = None, name: str | None = None) -> Tensor:
-    """Return gelu(value + bias), with the bias along the axis of `bias_add`."""
+    """Return gelu(bias_add(value, bias, data_format))."""
     return math.gelu(bias_add(value, bias, data_format))
 
 
@@ -78,12 +84,12 @@ def _fused_bias_add_dropout(
     seed: int | None = None,
     name: str | None = None,
 ) -> Tensor:
-    """Return dropout(value + bias), with the bias along the axis of `bias_add`."""
+    """Return dropout(bias_add(value, bias, data_format), rate, noise_shape, seed)."""
     return dropout(bias_add(value, bias, data_format), rate, noise_shape, seed, name)
 
 
 def fused_self_attention_query_mul_key_and_value(x: Tensor, head_size: int, alpha: float = 1.0, name: str | None = None) -> tuple[Tensor, Tensor]:
-    """Return alpha query key^T [b, heads, s, s] and value [b, heads, s, head_size].
+    """Return alpha query key^T of shape [b, heads, s, s], and value of shape [b, heads, s, head_size].
 
     x [s, b, heads * 3 * head_size] contains the query, key and value of each head, for sequence length s and batch size b.
     """

@@ -162,13 +162,13 @@ def _tensor(what: str, x: Any) -> Any:
 
 
 def name_scope(name: str) -> scope.namespace:
-    """Return `scope.namespace(name)`; a deprecated alias."""
+    """Return the context manager `scope.namespace(name)`. The name `name_scope` is deprecated."""
     notice("name_scope is deprecated; use scope.namespace")
     return scope.namespace(name)
 
 
 def fixed_placement(device_tag: str, machine_device_ids: str | Sequence[str], hierarchy: Sequence[int] | None = None) -> scope.placement:
-    """Return `scope.placement(...)`; a deprecated alias."""
+    """Return the context manager `scope.placement(device_tag, machine_device_ids, hierarchy)`. The name `fixed_placement` is deprecated."""
     notice("fixed_placement and device_prior_placement are deprecated; use scope.placement")
     return scope.placement(device_tag, machine_device_ids, hierarchy)
 

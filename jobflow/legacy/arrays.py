@@ -51,7 +51,7 @@ def _axis(what: str, axis: int, ndim: int) -> int:
 
 
 def _dtype(what: str, dtype: Any) -> DType:
-    """Return the element type for any NumPy spelling of it; raise ArgumentError for other values."""
+    """Return the element type for `dtype`, an element type or an argument of np.dtype; raise ArgumentError for other values."""
     try:
         return dtype_of(dtype if dtype is not None else "?none")  # np.dtype(None) would be float64
     except (KeyError, TypeError, ValueError):
@@ -116,17 +116,20 @@ def zeros_like(like: Tensor, dtype: DType | None = None, name: Name = None) -> T
 
 
 def ones(shape: Sequence[int], dtype: DType | None = None, name: Name = None) -> Tensor:
-    """Return a tensor of ones; `dtype` is required."""
+    """Return a tensor of ones with the shape `shape`; `dtype` is required."""
     return constant(1, dtype, shape)
 
 
 def zeros(shape: Sequence[int], dtype: DType | None = None, name: Name = None) -> Tensor:
-    """Return a tensor of zeros; `dtype` is required."""
+    """Return a tensor of zeros with the shape `shape`; `dtype` is required."""
     return constant(0, dtype, shape)
 
 
 def range(start: int, limit: int | None = None, delta: int = 1, dtype: DType | None = None, name: str = "range") -> Tensor:
-    """Return start, start + delta, ... below `limit` as int64 by default; range(n) starts at 0. An empty range raises ArgumentError."""
+    """Return the vector start, start + delta, ... of numbers below `limit`; the default type is int64. range(n) is range(0, n).
+
+    Raises: ArgumentError if the range is empty or `delta` is not positive.
+    """
     first, stop = (0, start) if limit is None else (start, limit)
     _ints("range", "start, limit and delta", (first, stop, delta))
     if delta <= 0 or stop <= first:
@@ -227,7 +230,7 @@ def concat(
 ) -> Tensor:
     """Concatenate tensors along `axis`; a single tensor is returned unchanged.
 
-    `max_dim_size` bounds the size of the result along `axis`. `values` is an alias of `inputs`.
+    `max_dim_size` is an upper bound of the result's size along `axis`, for inputs of dynamic size. `values` is an alias of `inputs`.
     """
     parts = inputs if inputs is not None else values
     if not isinstance(parts, list | tuple) or not parts:

@@ -1,8 +1,8 @@
 """Convolution and pooling in the conventions of the job API.
 
-Padding "SAME" adds an odd element before the image ("SAME_LOWER"), in `compat_conv2d` after the image ("SAME_UPPER").
-Explicit padding is a list with one entry per axis of `data_format`, an int for both sides or (before, after).
-The entries for batch and channels must be zero. Channels-last images are transposed internally.
+If padding "SAME" requires an odd number of elements, the extra element precedes the image ("SAME_LOWER"). In `compat_conv2d` the extra element
+follows the image ("SAME_UPPER"). Explicit padding is a list with one entry per axis of `data_format`. An entry is an int for both sides, or a pair
+(before, after). The entries for batch and channels must be zero. Channels-last images are transposed internally.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def channels_last(what: str, data_format: str, ndim: int) -> bool:
 
 
 def to_first(x: Tensor, last: bool, name: str | None = None) -> Tensor:
-    """Transpose images or weights from channels last to channels first if `last`."""
+    """Return x, transposed from channels last to channels first if `last`; x contains images or weights."""
     n = x.tensor_type.ndim
     return sh.transpose(x, (0, n - 1, *range(1, n - 1)), name=name) if last else x
 
 
 def to_last(x: Tensor, last: bool, name: str | None = None) -> Tensor:
-    """Transpose images from channels first to channels last if `last`."""
+    """Return the images x, transposed from channels first to channels last if `last`."""
     n = x.tensor_type.ndim
     return sh.transpose(x, (0, *range(2, n), 1), name=name) if last else x
 
@@ -63,7 +63,9 @@ def pads(what: str, padding: Padding, ndim: int, last: bool) -> str | list[tuple
             raise ArgumentError(f'{what} at {user_line()}: padding "{padding}" is not one of {", ".join(legal)}{did_you_mean(word, legal)}')
         return word.lower()
     if not isinstance(padding, list | tuple) or len(padding) != ndim + 2:
-        raise ArgumentError(f"{what} at {user_line()}: padding {padding!r} must be a word or a list with an entry for each of the {ndim + 2} axes")
+        raise ArgumentError(
+            f'{what} at {user_line()}: padding {padding!r} must be a string such as "SAME", or a list with an entry for each of the {ndim + 2} axes'
+        )
     pairs = [_pair(what, entry) for entry in padding]
     still = (pairs[0], pairs[-1] if last else pairs[1])
     if any(pair != (0, 0) for pair in still):
@@ -74,7 +76,7 @@ def pads(what: str, padding: Padding, ndim: int, last: bool) -> str | list[tuple
 def _pair(what: str, entry: int | Sequence[int]) -> tuple[int, int]:
     both = (entry, entry) if isinstance(entry, int) else tuple(entry)
     if len(both) != 2 or any(not isinstance(n, int) or n < 0 for n in both):
-        raise ArgumentError(f"{what} at {user_line()}: padding entry {entry!r} must be an int or (before, after), from 0 on")
+        raise ArgumentError(f"{what} at {user_line()}: padding entry {entry!r} must be a non-negative int for both sides, or (before, after)")
     return both[0], both[1]
 
 
@@ -119,7 +121,10 @@ compat_conv2d = variant(_conv, "compat_conv2d", "compat_conv2d", _COMPAT, data_f
 
 
 def _transposed_sizes(sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], padding: str | Sequence[tuple[int, int]]) -> list[range]:
-    """Return the sizes of images whose convolution results in `sizes`, per axis; `kernel` lists the spans of a dilated kernel."""
+    """Return, per spatial axis, the range of image sizes for which a convolution results in `sizes`.
+
+    `kernel` lists the sizes of the dilated kernel.
+    """
     ranges = []
     for axis, (size, span, stride) in enumerate(zip(sizes, kernel, strides, strict=True)):
         around = 0 if isinstance(padding, str) else sum(padding[axis])
@@ -140,9 +145,10 @@ def conv2d_transpose(
     filters: Tensor | None = None,
     dilations: Sizes | None = None,
 ) -> Tensor:
-    """Return the transposed convolution of `value` [n,i,h,w] with filter [i,o,kh,kw]; for NHWC [n,h,w,i] with [i,kh,kw,o].
+    """Return the transposed convolution of `value` [n,i,h,w] with `filter` [i,o,kh,kw]; for NHWC of [n,h,w,i] with [i,kh,kw,o].
 
-    The result is the image of `output_shape` whose gradient under conv2d is `value`. "SAME" adds an odd padding element after the image.
+    The result is the gradient of the input of conv2d for the output gradient `value`, and has the shape `output_shape`.
+    "SAME" adds an odd padding element after the image.
     The filter determines the channels. Another number of channels in `output_shape`, as in OneFlow before 0.3.4, causes a notice.
     `input` and `filters` are aliases of `value` and `filter`.
     """
@@ -197,10 +203,14 @@ def torch_conv2d_transpose(
     filters: Tensor | None = None,
     dilations: Sizes | None = None,
 ) -> Tensor:
-    """Return the transposed convolution with the output size of PyTorch.
+    """Return the transposed convolution of `value` [n,i,h,w] with `filter` [i,o,kh,kw], with the output size of PyTorch.
 
-    The size per spatial axis is (n - 1) stride - padding_needed + dilation (k - 1) + 1 + output_padding, for input size n and filter size k.
-    The larger half of an odd `padding_needed` follows the image.
+    For an input size s and a filter size k along a spatial axis, the output size is as follows:
+
+        (s - 1) stride - padding_needed + dilation (k - 1) + 1 + output_padding
+
+    `padding_needed` is the padding of both sides together. If it is odd, the larger half follows the image.
+    For NHWC the shapes are [n,h,w,i] and [i,kh,kw,o]. `input` and `filters` are aliases of `value` and `filter`.
     """
     what = "torch_conv2d_transpose"
     x, w = _either(what, "value", value, "input", input), _either(what, "filter", filter, "filters", filters)
@@ -220,7 +230,7 @@ def transposed(
     groups: int,
     name: str | None,
 ) -> Tensor:
-    """Return the transposed convolution of x as `torch_conv2d_transpose`, over `ndim` spatial axes, with filter w [i, o / groups, *kernel]."""
+    """Return the transposed convolution of x with the filter w [i, o / groups, *kernel] over `ndim` spatial axes; see `torch_conv2d_transpose`."""
     if x.tensor_type.ndim != ndim + 2 or w.tensor_type.ndim != ndim + 2:
         raise ShapeError(f"{what} at {user_line()}: value {x.tensor_type} and filter {w.tensor_type} must have {ndim + 2} axes each")
     last = channels_last(what, data_format, ndim)
@@ -228,7 +238,8 @@ def transposed(
     needed, behind = ([0] * ndim if arguments is None else [int(n) for n in arguments] for arguments in (padding_needed, output_padding))
     if len(needed) != ndim or len(behind) != ndim or min(*needed, *behind) < 0:
         raise ArgumentError(
-            f"{what} at {user_line()}: padding_needed {padding_needed!r} and output_padding {output_padding!r} must have {ndim} entries, from 0 on"
+            f"{what} at {user_line()}: padding_needed {padding_needed!r} and output_padding {output_padding!r} must have {ndim} non-negative "
+            f"entries each"
         )
     steps, apart = axis_values(what, "strides", strides or 1, ndim), axis_values(what, "dilations", dilations or 1, ndim)
     spatial = [
@@ -250,9 +261,10 @@ def transposed(
 
 
 def _either(what: str, one: str, a: Tensor | None, other: str, b: Tensor | None) -> Tensor:
-    """Return the argument that is passed as either `one` or `other`; raise ArgumentError unless exactly one of the names is used."""
+    """Return a or b, the arguments named `one` and `other`; raise ArgumentError unless exactly one of them is passed."""
     if (a is None) == (b is None):
-        raise ArgumentError(f"{what} at {user_line()}: pass either {one} or {other}")
+        both = "neither" if a is None else "both"
+        raise ArgumentError(f"{what} at {user_line()}: pass exactly one of {one} and {other}, not {both}")
     return a if a is not None else b  # type: ignore[return-value]
 
 

@@ -85,7 +85,7 @@ def _spreads_optimizers(config: FunctionConfig) -> bool:
 
 
 def _replacing(config: FunctionConfig) -> Callable[[JobBody], Replacing] | None:
-    """Return the factory of quantization-aware replacements for a job body, or None if the configuration does not enable them."""
+    """Return a function that creates the quantization-aware rewrite of a job body, or None if the configuration does not enable it."""
     if not config.options.get("enable_quantization_aware_training"):
         return None
     from jobflow.legacy.extras.quantization_aware import Quantization

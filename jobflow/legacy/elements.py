@@ -32,7 +32,11 @@ _F: Any = functional
 
 
 def _rows(what: str, shape: Sequence[int], indices: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
-    """Return the coordinates `indices` as indices int64[n] into the k flattened first axes of `shape`, the size of these axes, and the other axes."""
+    """Return (flat indices int64[n], number of entries, shape of an entry) for the coordinates `indices` in a tensor of `shape`.
+
+    The last axis of `indices` contains k coordinates, which select an entry: an element, or a slice over the axes from k on.
+    A flat index is the row-major number of an entry. Raises: DtypeError unless indices are integers; ShapeError for a wrong k.
+    """
     t = indices.tensor_type
     depth = t.shape[-1] if t.ndim else 0
     if not t.dtype.is_integer:
@@ -52,28 +56,31 @@ def _rows(what: str, shape: Sequence[int], indices: Tensor) -> tuple[Tensor, int
 
 
 def gather_nd(params: Tensor, indices: Tensor, name: Name = None) -> Tensor:
-    """Return the elements or slices of params at the coordinates `indices`; a coordinate out of range raises an error in the run."""
+    """Return the elements or slices of params at the coordinates on the last axis of `indices`.
+
+    A coordinate out of range raises an error in the run.
+    """
     rows, count, rest = _rows("gather_nd", params.tensor_type.shape, indices)
     result = ix.gather(sh.reshape(params, (count, *rest)), rows, 0)
     return sh.reshape(result, (*indices.tensor_type.shape[:-1], *rest))
 
 
 def scatter_nd(indices: Tensor, updates: Tensor, shape: Sequence[int], name: Name = None) -> Tensor:
-    """Return zeros of `shape` with `updates` added at the coordinates `indices`."""
+    """Return a tensor of `shape` with `updates` added at the coordinates on the last axis of `indices`, and zeros elsewhere."""
     whole = positive_shape("scatter_nd", "shape", shape)
     rows, count, rest = _rows("scatter_nd", whole, indices)
     return sh.reshape(ix.unsorted_segment_sum(_updates("scatter_nd", indices, updates, rest), rows, count), whole)
 
 
 def tensor_scatter_nd_add(params: Tensor, indices: Tensor, updates: Tensor, name: Name = None) -> Tensor:
-    """Return params with `updates` added at the coordinates `indices`."""
+    """Return params with `updates` added at the coordinates on the last axis of `indices`; all updates with equal coordinates are added."""
     rows, count, rest = _rows("tensor_scatter_nd_add", params.tensor_type.shape, indices)
     added = ix.unsorted_segment_sum(_updates("tensor_scatter_nd_add", indices, updates, rest), rows, count)
     return ew.add(params, sh.reshape(added, params.tensor_type.shape))
 
 
 def tensor_scatter_nd_update(params: Tensor, indices: Tensor, updates: Tensor, name: Name = None) -> Tensor:
-    """Return params with `updates` at the coordinates `indices`; if several updates have equal coordinates, one of them is used."""
+    """Return params with `updates` at the coordinates on the last axis of `indices`; one of several updates with equal coordinates is used."""
     rows, count, rest = _rows("tensor_scatter_nd_update", params.tensor_type.shape, indices)
     arguments = _updates("tensor_scatter_nd_update", indices, updates, rest)
     size = numbers.prod(rest)
@@ -83,7 +90,10 @@ def tensor_scatter_nd_update(params: Tensor, indices: Tensor, updates: Tensor, n
 
 
 def _updates(what: str, indices: Tensor, updates: Tensor, rest: tuple[int, ...]) -> Tensor:
-    """Return `updates` as one row per coordinate; raise ShapeError if its shape does not match."""
+    """Return `updates` with one row per coordinate tuple in `indices`.
+
+    Raises: ShapeError unless the shape of `updates` consists of the axes of `indices` except the last, and of `rest`.
+    """
     lead = indices.tensor_type.shape[:-1]
     if updates.tensor_type.shape != (*lead, *rest):
         raise ShapeError(
@@ -98,7 +108,7 @@ def slice_update(x: Tensor, update: Tensor, slice_tup_list: Sequence[Any], name:
 
 
 def logical_slice(x: Tensor, slice_tup_list: Sequence[Any], name: Name = None) -> Tensor:
-    """Return x[start:stop:step] of the logical tensor, in any layout; steps must be positive."""
+    """Return x[start:stop:step] of the logical tensor, in any layout, for a list of one (start, stop, step) per axis; steps must be positive."""
     starts, stops, steps = spans("logical_slice", x, slice_tup_list)
     if any(step is not None and step < 1 for step in steps):
         raise ArgumentError(f"logical_slice at {user_line()}: the steps of {slice_tup_list} must be positive")
@@ -141,12 +151,12 @@ diag = alias(_F.diag, "input", diagonal=0)
 
 
 def combined_margin_loss(x: Tensor, label: Tensor, m1: float = 1, m2: float = 0, m3: float = 0, name: Name = None) -> Tensor:
-    """Apply angular margins to class cosines x [n, classes]: the entry cos(angle) of the label becomes cos(m1 angle + m2) - m3."""
+    """Apply an angular margin to the cosines x [n, classes]: the entry x[i, label[i]] = cos(angle) becomes cos(m1 angle + m2) - m3."""
     return margins(x, label, m1, m2, m3, name)[0]
 
 
 def margins(x: Tensor, label: Tensor, m1: float, m2: float, m3: float, name: Name = None) -> tuple[Tensor, Tensor]:
-    """Return the result of `combined_margin_loss` and the angle of each label."""
+    """Return the result of `combined_margin_loss`, and the angles arccos(x[i, label[i]])."""
     if x.tensor_type.ndim != 2 or not label.tensor_type.dtype.is_integer or label.tensor_type.size != x.tensor_type.shape[0]:
         raise ShapeError(
             f"combined_margin_loss at {user_line()}: x must be [n, classes] and label n integers, not {x.tensor_type} and {label.tensor_type}"
@@ -169,9 +179,9 @@ def upsample_2d(
     interpolation: str = "nearest",
     name: Name = "Upsample2D",
 ) -> Tensor:
-    """Enlarge images by the factors `size` = (height, width), with "nearest" or "bilinear" interpolation.
+    """Enlarge 4-D images by the factors `size` = (height, width), or by one factor for both, with "nearest" or "bilinear" interpolation.
 
-    A string as the third argument is the data format, as in OneFlow 0.2.
+    `align_corners` requires "bilinear". A string as the third argument is the data format, as in OneFlow 0.2.
     """
     if isinstance(align_corners, str):  # upsample_2d(x, size, data_format, interpolation)
         interpolation = data_format if data_format in ("nearest", "bilinear") else interpolation

@@ -25,9 +25,10 @@ from jobflow.ops.runtime_assertions import RuntimeAssertion, assert_bounds
 
 
 def unique_with_counts(x: Tensor, out_idx: DType = int32, name: str | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return (distinct elements, index of each element among them, counts, number of distinct elements) of a vector.
+    """Return (distinct elements, indices, counts, number) for the vector x; the number of distinct elements has shape (1,).
 
-    The distinct elements are in the order of first occurrence. The distinct elements and the counts have the length of x, padded with zeros.
+    `indices` contains the position of each element of x among the distinct elements, which are in the order of first occurrence.
+    The distinct elements and the counts have the length of x, padded with zeros. The type of the last three results is `out_idx`.
     """
     if not isinstance(out_idx, DType) or not out_idx.is_integer:
         raise DtypeError(f"unique_with_counts at {user_line()}: out_idx must be an integer type such as jobflow.int32, not {out_idx!r}")
@@ -55,15 +56,15 @@ globals().update(all_of(__name__, globals(), __name__, traced))
 
 
 def argwhere(condition: Tensor, dtype: DType | None = None, name: str | None = None) -> Tensor:
-    """Return the coordinates of nonzero elements in order, one row per element.
+    """Return the coordinates of the nonzero elements of `condition` in order, as a tensor [n, axes] with a dynamic n.
 
-    The number of rows is dynamic. The default dtype is int32.
+    The default dtype is int32.
     """
     return _dynamic_rows("argwhere", condition, dtype, name, 0)
 
 
 def nonzero(a: Tensor, name: str | None = None) -> Tensor:
-    """Return the transposed result of argwhere: one column per nonzero element."""
+    """Return the coordinates of the nonzero elements of `a` as int32 [axes, n], the transposed result of argwhere, with a dynamic n."""
     return _dynamic_rows("nonzero", a, None, name, 1)
 
 
@@ -76,7 +77,7 @@ def where(condition: Tensor, x: Operand | None = None, y: Operand | None = None,
 
 
 def places_and_count(x: Tensor, dtype: DType) -> tuple[Tensor, Tensor]:
-    """Return the result of argwhere padded with -1, and the number of nonzero elements, shape (1,)."""
+    """Return the result of argwhere(x, dtype), padded with -1 to [elements of x, axes], and the number of nonzero elements, shape (1,)."""
     return _places("argwhere", x, dtype, None), math.reduce_sum(ew.cast(math.not_equal(x, 0), dtype))
 
 
@@ -91,13 +92,17 @@ def _places(what: str, x: Tensor, dtype: DType | None, name: str | None) -> Tens
     kind = int32 if dtype is None else dtype
     if not isinstance(kind, DType) or not kind.is_integer or not x.tensor_type.ndim:
         raise DtypeError(
-            f"{what} at {user_line()}: {x.tensor_type} must have axes, and dtype must be an integer type such as jobflow.int32, not {kind!r}"
+            f"{what} at {user_line()}: {x.tensor_type} must have at least one axis, and dtype must be an integer type such as jobflow.int32, "
+            f"not {kind!r}"
         )
     return call(un.Argwhere(kind), x, name=name)
 
 
 def sync_dynamic_resize(inputs: Tensor, size: Tensor, name: str | None = None) -> Tensor:
-    """Return the first `size` rows of `inputs`; `size` is a tensor of one integer."""
+    """Return the first `size` rows of `inputs`; `size` is a tensor of one integer.
+
+    A size that is negative or larger than the number of rows raises an error in the run.
+    """
     what = "sync_dynamic_resize"
     if size.tensor_type.size != 1 or not size.tensor_type.dtype.is_integer or not inputs.tensor_type.ndim:
         raise ArgumentError(
@@ -112,7 +117,11 @@ def sync_dynamic_resize(inputs: Tensor, size: Tensor, name: str | None = None) -
 
 
 def distributed_partial_fc_sample(weight: Tensor, label: Tensor, num_sample: int, name: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample classes as `sampled_classes` does, with random numbers from the job's seed and the name."""
+    """Sample `num_sample` classes of `weight` [classes, ...], split over the devices: all labels, and other classes at random in every run.
+
+    Return the labels as indices into the sampled classes, the sampled classes, and their weights. The random numbers depend on the job's seed and
+    the name. Raises: ArgumentError in a run with more distinct labels on a device than the device samples, num_sample / devices.
+    """
     return sampled_classes(weight, label, num_sample, None, name)
 
 
@@ -139,7 +148,7 @@ def sampled_classes(weight: Tensor, label: Tensor, num_sample: int, seed: int | 
 
 
 def categorical_ordinal_encode(table: Tensor, size: Tensor, input_tensor: Tensor, hash_precomputed: bool = True, name: str | None = None) -> Tensor:
-    """Number ids 1, 2, 3 ... in the order of their first occurrence in this run or an earlier run.
+    """Return a number 1, 2, 3 ... for each id in `input_tensor`, in the order of first occurrence in this run and earlier runs.
 
     The variables `table` [2 capacity] and `size` [1], initially zeros, store the ids. The ids are hashes: `hash_precomputed` must be True.
 

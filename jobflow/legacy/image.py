@@ -55,7 +55,7 @@ def decode(images_bytes_buffer: OnHost, dtype: DType = uint8, color_space: str =
 
 
 def _check_pixels(what: str, element: DType, dtype: DType) -> None:
-    """Raise ArgumentError if pixels of type `element` are uint8 and overflow in `dtype`."""
+    """Raise ArgumentError if `element` is uint8 and `dtype` cannot represent all pixel values from 0 to 255."""
     if element is uint8 and not np.can_cast(np.uint8, dtype.numpy):
         raise ArgumentError(f"{what} at {user_line()}: dtype {dtype.name} cannot represent pixels from 0 to 255")
 
@@ -68,7 +68,11 @@ def random_crop(
     random_aspect_ratio: Sequence[float] | None = None,
     name: str = "ImageRandomCrop",
 ) -> OnHost:
-    """Crop each image to a rectangle of random area and aspect ratio."""
+    """Crop each image to a rectangle of random area and aspect ratio, within the ranges `random_area` and `random_aspect_ratio`.
+
+    Areas are fractions of the image, by default from 0.08 to 1. Aspect ratios are width / height, by default from 3/4 to 4/3.
+    If none of `num_attempts` rectangles fits into the image, the crop is the largest rectangle with a permitted aspect ratio.
+    """
     images = on_host("image.random_crop", input_blob, "images", "arrays")
     return randomly_cropped("image.random_crop", images, num_attempts, seed, random_area, random_aspect_ratio, name)
 
@@ -150,7 +154,11 @@ def target_resize(
     interpolation_type: str = "auto",
     name: str | None = None,
 ) -> tuple[OnHost, Any, Any]:
-    """Return (images, new_size, scale) of `Resize` with `keep_aspect_ratio`."""
+    """Resize images so that the side `resize_side`, "shorter" or "longer", has the length `target_size`; return (images, new_size, scale).
+
+    `new_size` int32 [batch, 2] is (width, height), and `scale` float32 [batch, 2] contains the factors of width and height.
+    `min_size` and `max_size` bound the other side.
+    """
     result, scale, size = Resize(images, target_size, min_size, max_size, True, resize_side, interpolation_type=interpolation_type, name=name)
     return result, size, scale
 
@@ -169,7 +177,7 @@ def CropMirrorNormalize(
     output_dtype: DType = float32,
     name: str | None = None,
 ) -> Any:
-    """Crop each image to crop_h x crop_w, mirror it where `mirror_blob` is not 0, and return (x - mean) / std by channel.
+    """Crop images to crop_h x crop_w, mirror each image where `mirror_blob` is not 0, and return (pixel - mean) / std by channel.
 
     A crop of 0 means the whole image; images of different sizes need a crop. `crop_pos_y` and `crop_pos_x` are the fractions of
     the removed pixels that precede the crop. The result is [batch, channels, height, width], or for `output_layout` "NHWC"
@@ -189,7 +197,9 @@ def CropMirrorNormalize(
     if isinstance(x, OnHost):
         images = on_host(what, x, "images", "arrays")
         if min(crop_h, crop_w) < 1:
-            raise ArgumentError(f"{what} at {user_line()}: images of different sizes require crop_h and crop_w")
+            raise ArgumentError(
+                f"{what} at {user_line()}: images of different sizes require crop_h and crop_w of at least 1, not {crop_h} and {crop_w}"
+            )
         counts(what, crop_h=crop_h, crop_w=crop_w)
         stage = st.Cropped(images.pixels(), (crop_h, crop_w), (crop_pos_y, crop_pos_x))
         x = as_tensor(what, stage, images.rows, (crop_h, crop_w, images.channels), images.element, None)
@@ -208,9 +218,9 @@ def CropMirrorNormalize(
 
 
 def _cropped(what: str, x: Tensor, size: Sequence[int], at: Sequence[float]) -> Tensor:
-    """Return images cropped to height and width `size`, at the relative position `at`; a size of 0 keeps the whole axis.
+    """Return the images x cropped to height and width `size`, where 0 means the whole axis.
 
-    Raises: ShapeError if the images are smaller than `size`.
+    `at` contains the fractions of the removed rows and columns that precede the crop. Raises: ShapeError if the images are smaller than `size`.
     """
     target = [want or have for want, have in zip(size, x.tensor_type.shape[1:3], strict=True)]
     if target == list(x.tensor_type.shape[1:3]):
@@ -222,7 +232,7 @@ def _cropped(what: str, x: Tensor, size: Sequence[int], at: Sequence[float]) -> 
 
 
 def _normalized(what: str, x: Tensor, mean: Sequence[float], std: Sequence[float], axis: int = -1) -> Tensor:
-    """Return (x - mean) / std along `axis`; mean and std contain one number, or one per channel."""
+    """Return (x - mean) / std, where `axis` of x contains the channels; mean and std contain one number, or one number per channel."""
     mean, std = _by_each(what, mean, std, x.tensor_type.shape[axis])
     behind = (1,) * (x.tensor_type.ndim - 1 - axis) if axis >= 0 else ()
     shifted = math.subtract(x, _by_channel(mean, x.tensor_type.dtype, behind)) if any(mean) else x
@@ -260,14 +270,14 @@ def flip(image: Any, flip_code: Any, name: str | None = None) -> Any:
 
 
 def _flipped(image: Any, codes: Any, axis: int, name: str | None = None) -> Any:
-    """Reverse images along `axis` where their code is not 0."""
+    """Reverse each image along `axis` if its code is not 0; `codes` is an int for all images, or a tensor with one int per image."""
     if isinstance(codes, int | np.integer):
         return arrays.reverse(image, axis, name=name) if codes else image
     return arrays.where(arrays.reshape(codes, (-1, 1, 1, 1)), arrays.reverse(image, axis), image, name=name)
 
 
 def normalize(image: Any, std: Sequence[float], mean: Sequence[float], name: str | None = None) -> Any:
-    """Return (x - mean) / std by channel as float32."""
+    """Return (image - mean) / std as float32; `std` and `mean` contain one number, or one number per channel."""
     if not isinstance(image, OnHost):
         return _normalized("image.normalize", arrays.cast(image, float32), mean, std)
     images = on_host("image.normalize", image, "images", "arrays")

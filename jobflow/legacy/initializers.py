@@ -78,7 +78,10 @@ class Truncated(Normal):
 
 
 def fans(shape: Sequence[int], data_format: str) -> tuple[int, int]:
-    """Return (fan_in, fan_out) of a weight of `shape`; data_format "" means a matrix."""
+    """Return (fan_in, fan_out) of a weight of `shape`: prod(shape[1:]) and shape[0] times the number of kernel positions.
+
+    A `data_format` of "" means one position.
+    """
     fan_in = math.prod(shape[1:])
     if len(shape) <= 2 or not data_format:
         positions = 1
@@ -103,7 +106,7 @@ def _spread(distribution: str, std: float) -> Initializer:
 
 @dataclass(frozen=True)
 class VarianceScaling:
-    """An initializer with mean zero and variance scale / fan."""
+    """An initializer with mean zero and variance scale / fan; `mode` names the fan, and `distribution` the distribution."""
 
     scale: float
     mode: str
@@ -172,14 +175,17 @@ def truncated_normal_initializer(mean: float = 0.0, stddev: float = 1.0) -> Init
 
 
 def truncated_normal(stddev: float = 1.0) -> Initializer:
-    """Return `truncated_normal_initializer` with mean zero."""
+    """Return an initializer with the distribution N(0, stddev^2) truncated at 2 stddev; its standard deviation is 0.88 stddev."""
     return Truncated(0.0, stddev)
 
 
 def variance_scaling_initializer(
     scale: float = 1.0, mode: str = "fan_in", distribution: str = "truncated_normal", data_format: str = ""
 ) -> Initializer:
-    """Return an initializer with mean zero and variance scale / fan; `mode` selects "fan_in", "fan_out" or "fan_avg"."""
+    """Return an initializer with mean zero and variance scale / fan; `mode` selects "fan_in", "fan_out" or "fan_avg".
+
+    `distribution` is "truncated_normal", "random_normal" or "random_uniform". Raises: ArgumentError for a `scale` that is negative or not finite.
+    """
     what = "variance_scaling_initializer"
     _check_finite(what, scale=scale)
     if scale < 0:
@@ -224,6 +230,7 @@ def kaiming_initializer(
 ) -> Initializer:
     """Return an initializer with mean zero and standard deviation gain / sqrt(fan) for a weight of `shape`.
 
+    `mode` selects "fan_in", "fan_out" or "fan_avg". `distribution` is "random_normal" or "random_uniform".
     The gain is 5/3 for tanh, sqrt(2) for relu, sqrt(2 / (1 + negative_slope^2)) for leaky_relu and 3/4 for selu.
     It is 1 for linear, sigmoid and convolutions.
     """

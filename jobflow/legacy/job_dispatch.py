@@ -34,7 +34,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def by_arguments(job: Function, ours: Any = (), theirs: Any = (), needs_dtype: bool = False) -> Function:
-    """Dispatch between the job function and the tensor function of the same name.
+    """Return a function that calls either the job function `job` or the tensor function of the same name, depending on the arguments.
 
     A second argument of a type in `ours` selects the job function, and of a type in `theirs` the tensor function. If the job function
     `needs_dtype`, a call without `dtype` selects the tensor function. A keyword that only one function accepts selects this function.
@@ -169,8 +169,8 @@ def _in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> 
 def of_jobs(function: Function, word: str, others: Mapping[str, str] = MappingProxyType({})) -> Function:
     """Return the function with a check that its tensors belong to the job being traced, or to no job.
 
-    Tensors outside of jobs are computed eagerly, or traced by nn.Graph.build. A function that needs a job, for variables or random
-    numbers, names its equivalent for tensors in `others`.
+    Tensors outside of jobs are computed eagerly, or traced by nn.Graph.build. `others` maps each function that needs a job, for variables or
+    random numbers, to the name of its equivalent for tensors.
     """
     if not tensors_of(function):
         return of_kinds(function, word)
@@ -218,7 +218,10 @@ def _check_in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any
 
 
 def _elsewhere(function: Callable[..., Any], roles: Roles, instead: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Call the function with tensors outside of jobs; raise JobError or DtypeError for other arguments."""
+    """Call `function` with tensors outside of jobs.
+
+    Raises: DtypeError for an operand of another type; JobError without tensors, for a tensor of a job, and if `instead` names an equivalent.
+    """
     passed = list(roles.named_arguments(arguments, named))
     tensors = [value for _, value in passed if is_tensor(value) and not isinstance(value, TensorOperators)]
     for name, value in passed:

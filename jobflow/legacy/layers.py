@@ -90,7 +90,7 @@ def _check_distribute(what: str, name: str, target: Distribute) -> None:
 
 
 def namespace(name: str) -> AbstractContextManager[scope.Scope]:
-    """Prefix names in the block with `name` and a hyphen."""
+    """Return a context manager that prefixes names in its block with `name` and a hyphen."""
     return scope.using(namespace=(*scope.current().namespace, name))
 
 
@@ -151,13 +151,14 @@ def _conv(
 def _weight_shape(ndim: int, name: str, inputs: Tensor, filters: int, kernel_size: Sizes, data_format: str, groups: int) -> tuple[int, ...]:
     """Return the shape (filters, channels / groups, *kernel), or (filters, *kernel, channels) for channels last.
 
-    Raises: ShapeError or ArgumentError if the inputs, the kernel or the groups do not fit.
+    Raises: ShapeError for wrong axes or kernel sizes, and if `groups` does not divide channels and filters; ArgumentError for groups with
+    channels last.
     """
     where = f'conv{ndim}d at {user_line()} (layer "{name}")'
     last = channels_last(where, data_format, ndim)
     kernel = (kernel_size,) * ndim if isinstance(kernel_size, int) else tuple(kernel_size)
     if inputs.tensor_type.ndim != ndim + 2:
-        raise ShapeError(f"{where}: inputs {inputs.tensor_type} must have {ndim + 2} axes, {data_format}")
+        raise ShapeError(f"{where}: inputs {inputs.tensor_type} must have {ndim + 2} axes in the order {data_format}")
     if len(kernel) != ndim:
         raise ShapeError(f"{where}: kernel_size {kernel_size} must be an int or a list of {ndim} ints")
     channels = inputs.tensor_type.shape[-1 if last else 1]
@@ -226,7 +227,7 @@ def batch_normalization(
 
 
 def _channel_vector(name: str, x: Tensor, axis: int, initializer: Initializer, regularizer: Regularizer | None, trainable: bool) -> Tensor:
-    """Return a variable with one element per index of `axis` of x."""
+    """Return a new variable `name` with one element per index of `axis` of x."""
     return _parameter(name, (x.tensor_type.shape[axis],), x, initializer, regularizer, trainable)
 
 
@@ -247,7 +248,7 @@ def batch_normalization_relu(
     training: bool = True,
     name: str = "BatchNorm",
 ) -> Tensor:
-    """Return relu(batch_normalization(inputs))."""
+    """Return relu(batch_normalization(inputs, ...)) with the same parameters."""
     return activations.relu(batch_normalization(**locals()))
 
 
@@ -273,7 +274,7 @@ def batch_normalization_add_relu(
     moving_mean_name: str | None = None,
     moving_variance_name: str | None = None,
 ) -> Tensor:
-    """Return relu(batch_normalization(inputs) + addend)."""
+    """Return relu(batch_normalization(inputs, ...) + addend), or without an addend relu(batch_normalization(inputs, ...))."""
     y = batch_normalization(**{parameter: arguments for parameter, arguments in locals().items() if parameter != "addend"})
     return activations.relu(y if addend is None else ew.add(y, addend))
 
@@ -288,9 +289,9 @@ def layer_norm(
     epsilon: float = 1e-5,
     name: str = "LayerNorm",
 ) -> Tensor:
-    """Return gamma (inputs - mean) / sqrt(variance + epsilon) + beta over the axes from begin_norm_axis on.
+    """Return gamma (inputs - mean) / sqrt(variance + epsilon) + beta, with mean and variance over the axes from `begin_norm_axis` on.
 
-    The shape of gamma and beta consists of the axes from begin_params_axis on.
+    gamma, if `scale`, and beta, if `center`, are variables with the sizes of the axes from `begin_params_axis` on.
     """
     own = name or layer_name(current_job("layer_norm"), "LayerNorm")
     begin = normal_axis(f'layer_norm at {user_line()} (layer "{own}")', begin_params_axis, inputs.tensor_type.ndim)
@@ -302,9 +303,9 @@ def layer_norm(
 
 
 def layer_norm_grad(dy: Tensor, x: Tensor, mean: Tensor, inv_variance: Tensor, begin_norm_axis: int = 1, name: str = "LayerNormGrad") -> Tensor:
-    """Return the gradient with respect to x of (x - mean) inv_variance, over the axes from begin_norm_axis on.
+    """Return the gradient of x in y = (x - mean) inv_variance, for the gradient dy of y.
 
-    `inv_variance` is 1 / sqrt(variance + epsilon).
+    `mean` and `inv_variance` = 1 / sqrt(variance + epsilon) are statistics of x over the axes from `begin_norm_axis` on.
     """
     begin = normal_axis(f"layer_norm_grad at {user_line()}", begin_norm_axis, x.tensor_type.ndim)
     rows = x.tensor_type.shape[:begin]
@@ -316,7 +317,7 @@ def layer_norm_grad(dy: Tensor, x: Tensor, mean: Tensor, inv_variance: Tensor, b
     ):
         raise ShapeError(
             f"layer_norm_grad at {user_line()}: dy {dy.tensor_type} must have the type of x {x.tensor_type}, and mean {mean.tensor_type} and "
-            f"inv_variance {inv_variance.tensor_type} one number per row"
+            f"inv_variance {inv_variance.tensor_type} one number per index of the axes before begin_norm_axis {begin_norm_axis}"
         )
     ones = constant(1, x.tensor_type.dtype, x.tensor_type.shape[begin:])
     return apply(norm.LayerNormGrad(begin), dy, x, ones, sh.reshape(mean, rows), sh.reshape(inv_variance, rows))[0]
@@ -325,7 +326,7 @@ def layer_norm_grad(dy: Tensor, x: Tensor, mean: Tensor, inv_variance: Tensor, b
 def layer_norm_param_grad(
     dy: Tensor, norm: Tensor, gamma: Tensor, begin_params_axis: int = -1, name: str = "LayerNormParamGrad"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of gamma norm + beta with respect to norm, beta and gamma.
+    """Return the gradients of norm, beta and gamma in y = gamma norm + beta, for the gradient dy of y.
 
     The shape of gamma and beta consists of the axes from begin_params_axis on.
     """
@@ -342,7 +343,10 @@ def layer_norm_param_grad(
 def categorical_ordinal_encoder(
     input_tensor: Tensor, capacity: int, hash_precomputed: bool = True, name: str = "CategoricalOrdinalEncoder"
 ) -> Tensor:
-    """Number int64 or int32 ids 1, 2, 3 ... in the order of their first occurrence, up to `capacity`."""
+    """Return a number 1, 2, 3 ... for each id in `input_tensor`, int32 or int64, in the order of first occurrence in this run and earlier runs.
+
+    `hash_precomputed` must be True. A run with more than `capacity` distinct ids raises ArgumentError.
+    """
     own = name or layer_name(current_job("categorical_ordinal_encoder"), "CategoricalOrdinalEncoder")
     counts("categorical_ordinal_encoder", capacity=capacity)
     if input_tensor.tensor_type.dtype not in (int32, int64):

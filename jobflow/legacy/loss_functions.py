@@ -30,7 +30,10 @@ _F: Any = functional
 
 
 def class_labels(what: str, labels: Tensor, scores: TensorType) -> Tensor:
-    """Return integer labels in the shape of `scores` without the last axis; a last axis of size 1 is removed from labels."""
+    """Return integer labels in the shape of `scores` without the last axis; a last axis of size 1 is removed from labels.
+
+    Raises: DtypeError for labels that are not integers; ShapeError for another shape.
+    """
     shape, target = labels.tensor_type.shape, scores.shape[:-1]
     if not labels.tensor_type.dtype.is_integer:
         raise DtypeError(
@@ -54,11 +57,11 @@ def _same(what: str, **operands: Tensor | None) -> None:
     types = {word: t.tensor_type for word, t in operands.items() if t is not None}
     if len(set(types.values())) > 1:
         listed = ", ".join(f"{word} {t}" for word, t in types.items())
-        raise ShapeError(f"{what} at {user_line()}: {listed} must have equal shapes and element types")
+        raise ShapeError(f"{what} at {user_line()}: the types of {listed} differ; pass tensors of equal shape and element type")
 
 
 def sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
-    """Return -log softmax(logits)[label] of shape (N,) for labels (N,) or (N, 1)."""
+    """Return -log softmax(logits)[label] of shape [...], for logits [..., classes] and integer labels [...] or [..., 1]."""
     if distribute_of(logits) is split(logits.tensor_type.ndim - 1):
         return distributed_sparse_softmax_cross_entropy_with_logits(labels, logits, name)
     target = class_labels("sparse_softmax_cross_entropy_with_logits", labels, logits.tensor_type)
@@ -68,7 +71,7 @@ def sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, nam
 def distributed_sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
     """Return the sparse softmax cross entropy with the classes split over the devices, which exchange a maximum and a sum per sample.
 
-    Logits keep a layout that the program set: on a mesh, ["S(0)", "S(1)"] also splits the samples.
+    A layout of logits that the program has set is preserved. On a mesh, ["S(0)", "S(1)"] also splits the samples.
     """
     target = class_labels("distributed_sparse_softmax_cross_entropy_with_logits", labels, logits.tensor_type)
     by_classes = logits if asked_of(logits) else with_distribute(logits, split(logits.tensor_type.ndim - 1))
@@ -76,9 +79,9 @@ def distributed_sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits:
 
 
 def softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
-    """Return -sum of labels log softmax(logits) over the classes; labels have the type of logits.
+    """Return -sum of labels log softmax(logits) over the last axis, the classes; labels have the type of logits.
 
-    The gradient is softmax(logits) - labels.
+    The gradient is softmax(logits) - labels, so the labels of a sample must sum to 1.
     """
     _same("softmax_cross_entropy_with_logits", labels=labels, logits=logits)
     return _filled(ls.softmax_cross_entropy(logits, labels, sums_to_one=True, name=name))
@@ -94,13 +97,13 @@ def sigmoid_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str 
 
 
 def sparse_cross_entropy(labels: Tensor, prediction: Tensor, name: str | None = None) -> Tensor:
-    """Return -log max(prediction[label], 1e-20) of shape (N,) for probabilities and labels (N,) or (N, 1)."""
+    """Return -log max(prediction[label], 1e-20) of shape [...], for probabilities [..., classes] and integer labels [...] or [..., 1]."""
     target = class_labels("sparse_cross_entropy", labels, prediction.tensor_type)
     return _filled(ls.sparse_cross_entropy(prediction, target, name=name))
 
 
 def _reduced(what: str, loss: Tensor, reduction: str, name: str | None) -> Tensor:
-    """Return the elements of `loss`, or their mean or sum with shape (1,)."""
+    """Return `loss` unchanged for the reduction "none", or its "mean" or "sum" with shape (1,)."""
     result = reduced(what, loss, reduction)
     return result if reduction == "none" else sh.reshape(result, (1,), name=name)
 
@@ -112,7 +115,10 @@ def _named(reduction: str, name: str | None) -> str | None:
 
 @rounded_once
 def BCELoss(input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", name: str | None = None) -> Tensor:
-    """Return the binary cross entropy -weight (t log x + (1 - t) log(1 - x)), x = input, t = target; logarithms are at least -100."""
+    """Return the binary cross entropy -weight (t log x + (1 - t) log(1 - x)) of x = input and t = target; logarithms are at least -100.
+
+    `reduction` is "none", "mean" or "sum". A `weight` of None means 1.
+    """
     _same("BCELoss", input=input, target=target, weight=weight)
     return _weighted("BCELoss", ls.binary_cross_entropy(input, target), weight, reduction, name)
 
@@ -126,7 +132,10 @@ def BCEWithLogitsLoss(
     reduction: str = "mean",
     name: str | None = None,
 ) -> Tensor:
-    """Return the binary cross entropy weight ((1 - t) x + (1 + (pos_weight - 1) t) log(1 + e^-x)), x = input, t = target."""
+    """Return the binary cross entropy weight ((1 - t) x + (1 + (pos_weight - 1) t) log(1 + e^-x)), x = input, t = target.
+
+    `reduction` is "none", "mean" or "sum". A weight of None means 1.
+    """
     _same("BCEWithLogitsLoss", input=input, target=target, weight=weight)
     largest = ew.clip(ew.negate(input), 0.0, None)
     tail = ew.add(largest, ew.log1p(ew.exp(ew.negate(ew.absolute(input)))))  # log(1 + e^-x) without overflow
@@ -143,7 +152,10 @@ def _weighted(what: str, loss: Tensor, weight: Tensor | None, reduction: str, na
 
 @rounded_once
 def KLDivLoss(input: Tensor, target: Tensor, log_target: bool = False, reduction: str = "mean", name: str | None = None) -> Tensor:
-    """Return the Kullback-Leibler divergence t (log t - x), x = input, t = target, or 0 where t <= 0; with `log_target` e^t (t - x)."""
+    """Return the Kullback-Leibler divergence t (log t - x), x = input, t = target, or 0 where t <= 0; with `log_target` e^t (t - x).
+
+    `reduction` is "none", "mean" or "sum".
+    """
     _same("KLDivLoss", input=input, target=target)
     own = _named(reduction, name)
     if log_target:
@@ -158,14 +170,14 @@ def KLDivLoss(input: Tensor, target: Tensor, log_target: bool = False, reduction
 
 @rounded_once
 def L1Loss(input: Tensor, target: Tensor, reduction: str = "mean", name: str | None = None) -> Tensor:
-    """Return the absolute error |target - input|."""
+    """Return the absolute error |target - input|, elementwise for the reduction "none", or its mean or sum."""
     _same("L1Loss", input=input, target=target)
     return _reduced("L1Loss", ew.absolute(ew.subtract(target, input), name=_named(reduction, name)), reduction, name)
 
 
 @rounded_once
 def MSELoss(input: Tensor, target: Tensor, reduction: str = "mean", name: str | None = None) -> Tensor:
-    """Return the squared error (target - input)^2."""
+    """Return the squared error (target - input)^2, elementwise for the reduction "none", or its mean or sum."""
     _same("MSELoss", input=input, target=target)
     return _reduced("MSELoss", ew.squared_difference(target, input, name=_named(reduction, name)), reduction, name)
 
@@ -174,7 +186,10 @@ def MSELoss(input: Tensor, target: Tensor, reduction: str = "mean", name: str | 
 def MarginRankingLoss(
     input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean", name: str | None = None
 ) -> Tensor:
-    """Return the margin ranking loss max(0, margin - target (input1 - input2))."""
+    """Return the margin ranking loss max(0, margin - target (input1 - input2)); `target` contains 1 or -1.
+
+    `reduction` is "none", "mean" or "sum".
+    """
     _same("MarginRankingLoss", input1=input1, input2=input2)
     distance = math.subtract(margin, ew.multiply(target, ew.subtract(input1, input2)))
     return _reduced("MarginRankingLoss", ew.clip(distance, 0.0, None, name=_named(reduction, name)), reduction, name)
@@ -192,7 +207,10 @@ def TripletMarginLoss(
     reduction: str = "mean",
     name: str | None = None,
 ) -> Tensor:
-    """Return max(0, d(anchor, positive) - d(anchor, negative) + margin), where d(x, y) is the p-norm of x - y + eps over axis 1."""
+    """Return max(0, d(anchor, positive) - d(anchor, negative) + margin), where d(x, y) is the p-norm of x - y + eps over axis 1.
+
+    `reduction` is "none", "mean" or "sum". `swap` must be False.
+    """
     if swap:
         raise JobError(f"TripletMarginLoss at {user_line()}: swap=True is not supported; omit it")
     _same("TripletMarginLoss", anchor=anchor, positive=positive, negative=negative)
@@ -228,8 +246,9 @@ def ctc_loss(
 ) -> Tensor:
     """Return the connectionist temporal classification loss of log_probs [frames, n, classes], the output of log-softmax.
 
-    `targets` are the labels, as [n, labels] with padding, or concatenated for all samples. "mean" divides each loss by its number of labels, at
-    least 1, before averaging. With `zero_infinity` a sample with too few frames for its labels has loss 0 instead of inf.
+    `targets` are the labels, as [n, labels] with padding, or concatenated for all samples. `input_lengths` and `target_lengths` [n] are the numbers
+    of frames and labels of each sample. "mean" divides each loss by its number of labels, at least 1, before averaging. With `zero_infinity` a
+    sample with too few frames for its labels has loss 0 instead of inf.
     """
     arguments = _ctc_inputs(log_probs, targets, input_lengths, target_lengths, blank)
     own = _named(reduction, name)

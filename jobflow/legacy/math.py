@@ -144,7 +144,8 @@ def add_n(inputs: Sequence[Tensor], name: str | None = None) -> Tensor:
     terms = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     if not terms or any(t.tensor_type != terms[0].tensor_type for t in terms):
         raise ShapeError(
-            f"add_n at {user_line()}: {', '.join(str(t.tensor_type) for t in terms) or 'no tensors'}; pass one or more tensors of equal type"
+            f"add_n at {user_line()}: the inputs are {', '.join(str(t.tensor_type) for t in terms) or 'no tensors'}; "
+            "pass one or more tensors of equal type"
         )
     return reduce(ew.add, terms)
 
@@ -207,7 +208,10 @@ clip = clip_by_scalar = clamp = clip_by_value
 
 
 def axes_of(what: str, axis: Axes, ndim: int) -> tuple[int, ...]:
-    """Return the axes to reduce in ascending order; None means all axes. Raises ArgumentError for other values."""
+    """Return `axis`, an int or a list of ints, as non-negative axes in ascending order; None means all `ndim` axes.
+
+    Raises: ArgumentError for other values.
+    """
     if axis is None:
         return tuple(range(ndim))
     arguments = (axis,) if isinstance(axis, Integral) or not isinstance(axis, Iterable) else tuple(axis)
@@ -221,7 +225,7 @@ def _reduction(
 ) -> Callable[..., Tensor]:
     """Return a reduction with the shapes of the job API, in which a result without axes has shape (1,).
 
-    Without axes to reduce, the result is x, or `single(x)`. An `extreme` (maximum or minimum) raises an error for no elements.
+    Without axes to reduce, the result is x, or `single(x)`. With `extreme`, for maximum and minimum, a reduction of no elements raises an error.
     """
 
     def call(x: Tensor, axis: Axes, keepdims: bool) -> Tensor:
@@ -290,7 +294,7 @@ def argmax(input: Tensor, axis: int | str = -1, name: str | None = None) -> Tens
 
 
 def l2_normalize(input: Tensor, axis: int | None = None, epsilon: float = 1e-12, name: str | None = None) -> Tensor:
-    """Divide the input by its Euclidean norm over `axis`: x / sqrt(max(sum of x^2, epsilon)), x = input."""
+    """Divide the input by its Euclidean norm over `axis`, which is required: x / sqrt(max(sum of x^2, epsilon)), x = input."""
     if not isinstance(axis, int):
         raise ArgumentError(f"l2_normalize at {user_line()}: axis must be an int, not {axis!r}")
     return nm.l2_normalize(input, normal_axis(f"l2_normalize at {user_line()}", axis, input.tensor_type.ndim), epsilon)
@@ -300,9 +304,9 @@ def l2_normalize(input: Tensor, axis: int | None = None, epsilon: float = 1e-12,
 
 
 def unsorted_segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int, axis: int = 0, name: str | None = None) -> Tensor:
-    """Sum the slices of `data` with equal segment_ids, along the axes from `axis` on that data and segment_ids share.
+    """Sum the slices of `data` with equal segment_ids; the axes of segment_ids are axes of data, from `axis` on.
 
-    An axis of size `num_segments` replaces these axes. Ids out of range are ignored.
+    In the result, one axis of size `num_segments` replaces these axes. Ids out of range are ignored.
     """
     counts("unsorted_segment_sum", num_segments=num_segments)
     return ix.unsorted_segment_sum(data, segment_ids, num_segments, axis)
@@ -315,7 +319,10 @@ def unsorted_segment_sum_like(data: Tensor, segment_ids: Tensor, like: Tensor, a
 
 
 def unsorted_batch_segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int, name: str | None = None) -> Tensor:
-    """Return unsorted_segment_sum along the last axis of segment_ids; the preceding axes are batch axes of data."""
+    """Sum the entries of `data` with equal segment_ids along the last axis of segment_ids, into `num_segments` segments.
+
+    The preceding axes of segment_ids are batch axes of data.
+    """
     counts("unsorted_batch_segment_sum", num_segments=num_segments)
     return ix.batch_segment_sum(data, segment_ids, num_segments)
 
@@ -336,7 +343,7 @@ def broadcast_to_compatible_with(x: Tensor, compatible: Sequence[Tensor], name: 
         shape = np.broadcast_shapes(x.tensor_type.shape, *(t.tensor_type.shape for t in compatible))
     except ValueError:
         listed = ", ".join(str(t.tensor_type) for t in (x, *compatible))
-        raise ShapeError(f"broadcast_to_compatible_with at {user_line()}: {listed} have no common broadcast shape") from None
+        raise ShapeError(f"broadcast_to_compatible_with at {user_line()}: there is no common broadcast shape of {listed}") from None
     return bc.broadcast_to(x, shape)
 
 
@@ -362,7 +369,7 @@ count_not_finite = alias(loss_scale.count_not_finite)
 
 
 def multi_count_not_finite(x: Sequence[Tensor] | None = None, name: str | None = None) -> Tensor:
-    """Return the sum of count_not_finite over a list of tensors."""
+    """Return the number of infinite and NaN elements in all tensors of the list x, as int64 of shape (1,)."""
     if not isinstance(x, list | tuple) or not x:
         raise ArgumentError(f"multi_count_not_finite at {user_line()}: x must be a non-empty list of tensors, not {x!r}")
     return count_not_finite(x[0]) if len(x) == 1 else add_n([count_not_finite(each) for each in x])

@@ -34,7 +34,10 @@ def moments(x: Tensor, axes: Sequence[int], keepdims: bool = False, name: str | 
 
 
 def along_axis(what: str, x: Tensor, axis: int, **parameters: Tensor) -> dict[str, Tensor]:
-    """Reshape each vector in `parameters` to broadcast along `axis` of x; other parameters are unchanged."""
+    """Reshape each vector in `parameters` to broadcast along `axis` of x; other parameters are unchanged.
+
+    Raises: ShapeError if a vector and the axis differ in size.
+    """
     place = normal_axis(f"{what} at {user_line()}", axis, x.tensor_type.ndim)
     shape = tuple(n if i == place else 1 for i, n in enumerate(x.tensor_type.shape))
     fitted = {}
@@ -55,7 +58,10 @@ def batch_normalization(
     axis: int = 1,
     name: str | None = None,
 ) -> Tensor:
-    """Return (x - mean) / sqrt(variance + variance_epsilon) * scale + offset, with parameter vectors along `axis`."""
+    """Return (x - mean) / sqrt(variance + variance_epsilon) * scale + offset.
+
+    `mean`, `variance`, `offset` and `scale` are vectors along `axis`. A `scale` of None means 1, and an `offset` of None means 0.
+    """
     arguments = {"mean": mean, "variance": variance, "offset": offset, "scale": scale}
     fitted = along_axis("batch_normalization", x, axis, **{word: p for word, p in arguments.items() if p is not None})
     factor = ew.rsqrt(ew.shift(fitted["variance"], variance_epsilon))
@@ -79,9 +85,10 @@ def normalized(
     moving: bool,
     name: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return gamma (x - mean) / sqrt(variance + epsilon) + beta, and the statistics in use.
+    """Return gamma (x - mean) / sqrt(variance + epsilon) + beta, and the mean and variance that this formula uses.
 
-    With `moving`, the statistics of the batch are in use, and update the variables `mean` and `variance`. Otherwise `mean` and `variance` are in use.
+    With `moving`, the formula uses the mean and variance of the batch, which also update the variables `mean` and `variance`. Otherwise it uses
+    these variables.
     """
     if not moving:
         return bn.batch_norm_infer(x, gamma, beta, mean, variance, axis=axis, epsilon=epsilon, name=name), mean, variance
@@ -120,9 +127,9 @@ def layer_norm(
     epsilon: float = 1e-5,
     name: str | None = None,
 ) -> Tensor:
-    """Return gamma (inputs - mean) / sqrt(variance + epsilon) + beta over the axes from begin_norm_axis on.
+    """Return gamma (inputs - mean) / sqrt(variance + epsilon) + beta, with mean and variance over the axes from `begin_norm_axis` on.
 
-    The shape of gamma and beta consists of the axes from begin_params_axis on.
+    gamma and beta have the sizes of the axes from `begin_params_axis` on. A gamma of None means 1, and a beta of None means 0.
     """
     what, t = "layer_norm", inputs.tensor_type
     begin, params = (normal_axis(f"{what} at {user_line()}", axis, t.ndim) for axis in (begin_norm_axis, begin_params_axis))
@@ -154,7 +161,7 @@ def _channels_first(what: str, x: Tensor, ndim: int | None) -> None:
 def GroupNorm(x: Tensor, num_groups: int = 32, eps: float = 1e-5, affine: bool = True, name: str | None = None) -> Tensor:
     """Normalise x [n, c, ...] to mean 0 and variance 1 in each of `num_groups` groups of channels.
 
-    If affine, return gamma x + beta per channel of the normalised x.
+    If `affine`, multiply the result by gamma and add beta, which are variables with one element per channel.
     """
     _channels_first("GroupNorm", x, None)
     counts("GroupNorm", num_groups=num_groups)

@@ -48,7 +48,7 @@ class Nodes:
         self._count = 0
 
     def add(self, kind: str, *inputs: str, outputs: int = 1, domain: str = "", **attributes: Any) -> Any:
-        """Add a node and return the name of its output, or a tuple of names for several outputs."""
+        """Add a node of the ONNX operator `kind`, and return the name of its output, or a tuple of names for several outputs."""
         names = [self._name(kind) for _ in range(outputs)]
         self.nodes.append(self._helper.make_node(kind, list(inputs), names, domain=domain, **attributes))
         return names[0] if outputs == 1 else tuple(names)
@@ -62,7 +62,7 @@ class Nodes:
         return self.constants[key].name
 
     def whole(self, *numbers: int) -> str:
-        """Add an int64 vector of sizes or axes and return its name."""
+        """Add the constant int64 vector `numbers`, of sizes or axes, and return its name."""
         return self.constant(np.array(numbers, np.int64))
 
     def _name(self, kind: str) -> str:
@@ -86,7 +86,7 @@ class Nodes:
 
 
 def by_formula(nodes: Nodes, op: Any, inputs: Sequence[str], types: Sequence[TensorType], outputs: Sequence[TensorType]) -> list[str] | None:
-    """Translate an op by its expression and return the names of its outputs, or None if it has no expression."""
+    """Add nodes that compute the expression of an op, and return the names of its outputs, or None if the op has no expression."""
     items = op.expression(*types)
     if items is None:
         return None
@@ -101,7 +101,7 @@ def by_formula(nodes: Nodes, op: Any, inputs: Sequence[str], types: Sequence[Ten
 
 
 def _read(nodes: Nodes, space: IndexSpace, operand: int, x: str, type: TensorType) -> str:
-    """Translate `IndexSpace.read`, the view of an operand over the index space, and return its name."""
+    """Add nodes that arrange the operand x over the index space, as `IndexSpace.read` does, and return the name of the result."""
     places = space.operands[operand]
     remaining = sorted((axis for axis, place in enumerate(places) if place is not None), key=lambda axis: places[axis] or 0)
     ones = [axis for axis, place in enumerate(places) if place is None]
@@ -111,7 +111,7 @@ def _read(nodes: Nodes, space: IndexSpace, operand: int, x: str, type: TensorTyp
 
 
 def _write(nodes: Nodes, space: IndexSpace, operand: int, value: str, type: TensorType) -> str:
-    """Translate `IndexSpace.write`, the inverse of `read` for an output, and return its name."""
+    """Add nodes that arrange `value` as an output of `type`, the inverse of `_read`, and return the name of the result."""
     order = [place for place in space.operands[operand] if place is not None]
     sizes = [n if i in order else 1 for i, n in enumerate(space.sizes)]
     whole = nodes.add("Expand", value, nodes.whole(*space.collapsed(sizes)))
@@ -120,7 +120,7 @@ def _write(nodes: Nodes, space: IndexSpace, operand: int, value: str, type: Tens
 
 
 def expressed(nodes: Nodes, outputs: Sequence[Expression], inputs: Sequence[str], shape: Sequence[int], what: str) -> list[str]:
-    """Translate expressions and return their names; `inputs` broadcast to the index space of `shape`."""
+    """Add nodes that compute the expressions `outputs`, and return the names of the results; `inputs` broadcast to `shape`, the index space."""
     known: dict[Expression, str] = {}
     for x in in_order(outputs):
         known[x] = _primitive(nodes, x, [known[y] for y in x.arguments], inputs, shape, what)
@@ -175,7 +175,7 @@ def _primitive(nodes: Nodes, x: Expression, arguments: Sequence[str], inputs: Se
         case "column_sum":
             rows = nodes.reshaped(add("Expand", *arguments, nodes.whole(*shape)), (-1, shape[-1]))
             return str(add("ReduceSum", rows, nodes.whole(0), keepdims=0))
-    raise JobError(f"{what}: ONNX has no {x.primitive}")
+    raise JobError(f"{what}: ONNX has no operator for the primitive {x.primitive}")
 
 
 # Ops by class ----------------------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ STRUCTURAL = {word: row for words, row in _ROWS.items() for word in words.split(
 
 
 def translated(nodes: Nodes, node: Node, inputs: Sequence[str]) -> list[str]:
-    """Translate a node of a program and return the names of its outputs; raise JobError if ONNX has no equivalent."""
+    """Add nodes for a `node` of a program, and return the names of their outputs; raise JobError if ONNX has no equivalent."""
     op: Op = node.op
     types, outputs = [value.tensor_type for value in node.inputs], [value.tensor_type for value in node.outputs]
     row = STRUCTURAL.get(type(op).__name__)
@@ -283,5 +283,5 @@ def translated(nodes: Nodes, node: Node, inputs: Sequence[str]) -> list[str]:
         return row(nodes, op, inputs, types, outputs)
     translation = None if isinstance(op, Source) else by_formula(nodes, op, inputs, types, outputs) if hasattr(op, "expression") else None
     if translation is None:
-        raise JobError(f"{op.word()} at {node.where}: ONNX has no equivalent; compute it without this op")
+        raise JobError(f"{op.word()} at {node.where}: ONNX has no equivalent; compute the result without this op")
     return translation

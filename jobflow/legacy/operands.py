@@ -66,14 +66,17 @@ def spans(what: str, x: Tensor, entries: Sequence[Any]) -> tuple[list[int | None
     """Return starts, stops and steps of a list of (start, stop, step), whose entries may be None; raise ArgumentError for a wrong or empty slice."""
     shape = x.tensor_type.shape
     if not isinstance(entries, list | tuple) or len(entries) > len(shape):
-        raise ArgumentError(f"{what} at {user_line()}: slice_tup_list must be a list of at most {len(shape)} (start, stop, step)")
+        raise ArgumentError(f"{what} at {user_line()}: slice_tup_list must be a list of at most {len(shape)} (start, stop, step), not {entries!r}")
     result = [_stepped(what, x, i, entry) for i, entry in enumerate(entries)]
     starts, stops, steps = ([span[k] for span in result] for k in (0, 1, 2))
     return starts, stops, steps
 
 
 def _stepped(what: str, x: Tensor, axis: int, entry: Any) -> tuple[int | None, int | None, int | None]:
-    """Return a checked (start, stop, step); it may be empty only if a run can have fewer elements than declared."""
+    """Return the (start, stop, step) `entry`; raise ArgumentError if it has another form, is out of range, or selects no elements.
+
+    If x has a dynamic size, only the form is checked.
+    """
     n, where = x.tensor_type.shape[axis], f"{what} at {user_line()}: {entry!r} on axis {axis} of {x.tensor_type}"
     if not isinstance(entry, list | tuple) or len(entry) != 3 or entry[2] == 0:
         raise ArgumentError(f"{where}: must be (start, stop, step) with a step that is not 0")
@@ -88,7 +91,7 @@ def _stepped(what: str, x: Tensor, axis: int, entry: Any) -> tuple[int | None, i
 
 
 def may_be_empty(x: Tensor) -> bool:
-    """Return True if a tensor can be smaller in a run than its declared shape."""
+    """Return True if x has a dynamic size, which can be smaller in a run than its declared shape."""
     return bool(getattr(getattr(x, "traced", x), "is_dynamic", False))
 
 
@@ -101,7 +104,7 @@ def counts(what: str, **arguments: Any) -> None:
 
 
 def positive_shape(what: str, name: str, arguments: Any) -> tuple[int, ...]:
-    """Return the shape as a tuple; raise ArgumentError unless it is a list of positive ints."""
+    """Return the shape `arguments` as a tuple; raise ArgumentError unless it is a list or tuple of positive ints."""
     if not isinstance(arguments, list | tuple) or not all(isinstance(n, int | np.integer) and n > 0 for n in arguments):
         raise ArgumentError(f"{what} at {user_line()}: {name} must be a list of positive ints, not {arguments!r}")
     return sizes(arguments)

@@ -25,7 +25,7 @@ from jobflow.ops.runtime_assertions import assert_bounds
 
 
 def _uniform(what: str, shape: tuple[int, ...], dtype: DType, seed: int | None, name: str) -> Tensor:
-    """Return samples of U[0, 1), new in every run; `name` is the name of the op that uses them."""
+    """Return samples of U[0, 1), new in every run; `name` is the name of the op that uses the samples."""
     job = current_job(what)
     key, own = random_stream(job.seed, seed, scope.current().full_name(name))
     return apply(RandomUniform(shape, dtype, key, seed=own), job.run_counter())
@@ -45,7 +45,7 @@ coin_flip = CoinFlip
 
 
 def bernoulli(x: Tensor, seed: int | None = None, dtype: DType | None = None, name: str = "Bernoulli") -> Tensor:
-    """Return 1 with probability x, and 0 otherwise, elementwise; the default dtype is the type of x."""
+    """Return 1 with probability x, and 0 otherwise, elementwise and new in every run; the default dtype is the type of x."""
     samples = _uniform("bernoulli", x.tensor_type.shape, x.tensor_type.dtype, seed, name)
     return ew.cast(ew.less(samples, assert_bounds(x, "bernoulli", low=0.0, high=1.0, noun="probability")), dtype or x.tensor_type.dtype, name=name)
 
@@ -105,7 +105,7 @@ def fused_scale_tril_softmax_dropout(
 
 
 def random_mask_like(like: Tensor, rate: float, seed: int | None = None, noise_shape: Sequence[int] | None = None, name: str | None = None) -> Tensor:
-    """Return an int8 mask in the shape of `like`: 0 with probability `rate`, and 1 otherwise."""
+    """Return an int8 mask of the shape of `like`, new in every run: 0 with probability `rate`, and 1 otherwise."""
     if not isinstance(rate, Real) or not 0 <= rate < 1:
         raise ArgumentError(f"random_mask_like at {user_line()}: rate must be in [0, 1), not {rate!r}")
     if noise_shape is not None:

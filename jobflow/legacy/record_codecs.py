@@ -47,7 +47,7 @@ class ImageResizePreprocessor:
 
 @dataclass(frozen=True)
 class ImageCodec:
-    """A codec for a JPEG or PNG file in a feature."""
+    """A codec for a JPEG or PNG file in a feature; `image_preprocessors` are applied to the decoded image."""
 
     image_preprocessors: Sequence[ImagePreprocessor | ImageResizePreprocessor] | None = None
 
@@ -57,7 +57,7 @@ class ImageCodec:
 
 @dataclass(frozen=True)
 class NormByChannelPreprocessor:
-    """A preprocessor (x - mean) / std by channel; a `data_format` other than "channels_last" moves the channels first."""
+    """A preprocessor that computes (pixel - mean) / std by channel; a `data_format` other than "channels_last" moves the channels first."""
 
     mean_values: Sequence[float]
     std_values: Sequence[float] = (1.0, 1.0, 1.0)
@@ -101,7 +101,10 @@ def decode_ofrecord(
     buffer_size: int = 1024,
     name: str | None = None,
 ) -> tuple[Tensor, ...]:
-    """Return the features `blobs` of a batch of records; further arguments are passed to `ofrecord_reader`."""
+    """Return one tensor for each feature description in `blobs`, from a batch of records in `ofrecord_dir`.
+
+    The other arguments are passed to `ofrecord_reader`: `shuffle` as random_shuffle, and `buffer_size` as shuffle_buffer_size.
+    """
     _check_each("decode_ofrecord", "blobs", blobs, BlobConf)
     if not isinstance(blobs, list | tuple):
         raise ArgumentError(f"decode_ofrecord at {user_line()}: blobs must be a list of BlobConf, not {blobs!r}")

@@ -65,8 +65,9 @@ def ofrecord_reader(
 ) -> OnHost:
     """Read records of part files repeatedly, `batch_size` per run; in the mirrored view, per device.
 
-    Batches continue across the ends of epochs. `random_shuffle` samples from a buffer of records. With `shuffle_after_epoch` the order of the files
-    changes from the second epoch on.
+    The `data_part_num` files are named `<part_name_prefix><number>`, with numbers from 0 padded with zeros to `part_name_suffix_length` digits.
+    Batches continue across the ends of epochs. `random_shuffle` samples from a buffer of `shuffle_buffer_size` records. With `shuffle_after_epoch`
+    the order of the files changes from the second epoch on.
     """
     what = "ofrecord_reader"
     seed = body_of(what).seed
@@ -88,7 +89,7 @@ def ofrecord_loader(
     shuffle_buffer_size: int = 1024,
     name: str | None = None,
 ) -> OnHost:
-    """Return `ofrecord_reader(...)`; a deprecated alias."""
+    """Return `ofrecord_reader(...)` with `shuffle` as random_shuffle. The name `ofrecord_loader` is deprecated."""
     return ofrecord_reader(ofrecord_dir, batch_size, data_part_num, part_name_prefix, part_name_suffix_length, shuffle, shuffle_buffer_size)
 
 
@@ -108,7 +109,10 @@ def ofrecord_image_classification_reader(
     num_decode_threads_per_machine: int | None = None,
     name: str | None = None,
 ) -> tuple[OnHost, Any]:
-    """Return the images and int32 labels of records; see `ofrecord_reader`."""
+    """Return the images in the feature `image_feature_name`, and the int32 labels in `label_feature_name`, of a batch of records.
+
+    The parameters up to `shuffle_after_epoch` are described in `ofrecord_reader`. The parameters about threads have no effect.
+    """
     order = random_shuffle, shuffle_buffer_size, shuffle_after_epoch
     record = ofrecord_reader(ofrecord_dir, batch_size, data_part_num, part_name_prefix, part_name_suffix_length, *order)
     label = OFRecordRawDecoder(record, label_feature_name, (), int32, name=None if name is None else f"{name}-label")
@@ -138,7 +142,7 @@ def OFRecordRawDecoder(
 
 
 def OFRecordBytesDecoder(input_blob: OnHost, blob_name: str, name: str | None = None) -> OnHost:
-    """Return the bytes of the feature `blob_name`."""
+    """Return the bytes of the feature `blob_name` of each record."""
     record = on_host("OFRecordBytesDecoder", input_blob, "records")
     return OnHost(st.Content(record.stage, blob_name), record.rows, "bytes")
 
@@ -151,7 +155,7 @@ def decoded(what: str, content: st.Stage, rows: int, color_space: str) -> OnHost
 
 
 def OFRecordImageDecoder(input_blob: OnHost, blob_name: str, color_space: str = "BGR", name: str | None = None) -> OnHost:
-    """Decode the feature `blob_name`, a JPEG or PNG file, to images."""
+    """Decode the feature `blob_name` of each record, a JPEG or PNG file, to an image in `color_space`: "BGR", "RGB" or "GRAY"."""
     record = on_host("OFRecordImageDecoder", input_blob, "records")
     return decoded("OFRecordImageDecoder", st.Content(record.stage, blob_name), record.rows, color_space)
 
@@ -166,7 +170,7 @@ def OFRecordImageDecoderRandomCrop(
     random_aspect_ratio: Sequence[float] = RATIO,
     name: str = "OFRecordImageDecoderRandomCrop",
 ) -> OnHost:
-    """Decode the images of a feature, and crop each to a rectangle of random area and aspect ratio."""
+    """Decode the image in the feature `blob_name` of each record, and crop it at random as `image.random_crop` does."""
     images = OFRecordImageDecoder(input_blob, blob_name, color_space)
     return randomly_cropped("OFRecordImageDecoderRandomCrop", images, num_attempts, seed, random_area, random_aspect_ratio, name)
 
@@ -174,7 +178,10 @@ def OFRecordImageDecoderRandomCrop(
 def randomly_cropped(
     what: str, images: OnHost, attempts: int, seed: int | None, area: Sequence[float] | None, ratio: Sequence[float] | None, name: str
 ) -> OnHost:
-    """Crop each image to a rectangle with area and aspect ratio sampled from the ranges `area` and `ratio`."""
+    """Crop each image to a rectangle with area and aspect ratio sampled from the ranges `area` and `ratio`; see `image.random_crop`.
+
+    Raises: ArgumentError unless each range is (smallest, largest) with positive numbers, and an area is at most 1.
+    """
     area, ratio = AREA if area is None else area, RATIO if ratio is None else ratio
     for word, arguments in (("random_area", area), ("random_aspect_ratio", ratio)):
         if len(arguments) != 2:
@@ -202,7 +209,10 @@ def image_decoder_random_crop_resize(
     max_num_pixels: int | None = None,
     name: str | None = None,
 ) -> Any:
-    """Decode images, crop each at random, and resize it: RGB uint8 [batch, target_height, target_width, 3]."""
+    """Decode encoded images, crop each as `image.random_crop` does, and resize it: RGB uint8 [batch, target_height, target_width, 3].
+
+    `num_workers`, `warmup_size` and `max_num_pixels` have no effect.
+    """
     what = "image_decoder_random_crop_resize"
     content = on_host(what, input_blob, "bytes")
     images = decoded(what, content.stage, content.rows, "RGB")

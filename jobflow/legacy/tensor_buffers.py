@@ -73,7 +73,7 @@ def _fits(what: str, x: OnHost, dtype: DType) -> None:
 
 
 def tensor_buffer_to_tensor(x: OnHost, dtype: DType, instance_shape: Sequence[int], name: str | None = None) -> Any:
-    """Return the arrays, of shape `instance_shape`, as a tensor [*shape of the buffer, *instance_shape]."""
+    """Return the arrays of the tensor buffer x, which have shape `instance_shape`, as a tensor [*shape of x, *instance_shape]."""
     what = "tensor_buffer_to_tensor"
     shape, arguments = positive_shape(what, "instance_shape", instance_shape), on_host(what, x, *ARRAYS)
     _fits(what, arguments, dtype)
@@ -88,7 +88,10 @@ def tensor_buffer_to_tensor(x: OnHost, dtype: DType, instance_shape: Sequence[in
 def tensor_buffer_to_list_of_tensors(
     x: OnHost, out_shape: Sequence[int], out_dtype: DType, dynamic_out: bool = False, name: str | None = None
 ) -> list[Any]:
-    """Return each array as a tensor of `out_shape`; with `dynamic_out` the tensor has the shape of the array, at most `out_shape`."""
+    """Return each array of the tensor buffer x as a tensor of `out_shape`.
+
+    With `dynamic_out` each tensor has the shape of its array, which is at most `out_shape`.
+    """
     what = "tensor_buffer_to_list_of_tensors"
     shape, arguments = positive_shape(what, "out_shape", out_shape), on_host(what, x, *ARRAYS)
     _fits(what, arguments, out_dtype)
@@ -103,7 +106,7 @@ def tensor_buffer_to_list_of_tensors(
 
 
 def tensor_list_to_tensor_buffer(input: HostArgument, name: str | None = None) -> OnHost:
-    """Return a tensor buffer with the arrays of a tensor list, without the first axis of each array."""
+    """Return a tensor buffer with the arrays [1, ...] of the tensor list `input`, without their first axis."""
     what = "tensor_list_to_tensor_buffer"
     if not isinstance(input, HostArgument):
         raise ArgumentError(f"{what} at {user_line()}: input must be an argument declared as tp.ListListNumpy.Placeholder, not {input!r:.60}")
@@ -113,7 +116,10 @@ def tensor_list_to_tensor_buffer(input: HostArgument, name: str | None = None) -
 
 
 def tensor_buffer_to_tensor_list(input: OnHost, shape: Sequence[int], dtype: DType, name: str | None = None) -> HostResult:
-    """Return a list of arrays (1, ...) per device as a result of the job; `shape` is the maximum shape of an array."""
+    """Return the arrays of a tensor buffer as a result of the job: one list of arrays [1, ...] per device.
+
+    `shape` is the maximum shape of an array of the buffer.
+    """
     what = "tensor_buffer_to_tensor_list"
     most, arguments = positive_shape(what, "shape", shape), on_host(what, input, *ARRAYS)
     _fits(what, arguments, dtype)

@@ -28,7 +28,7 @@ def _of(steps: Sequence[Any]) -> Tensor:
 
 
 def _groups(what: str, x: Tensor, word: str, count: int) -> list[tuple[Any, ...]]:
-    """Return the steps of x in groups of `count` consecutive steps."""
+    """Return the time steps of x in groups of `count` consecutive steps; raise ShapeError unless `count` divides their number."""
     counts(what, **{word: count})
     steps = every_step(x)
     if len(steps) % count:
@@ -41,7 +41,7 @@ def unpack(input: Tensor, unpack_num: int, name: str | None = None) -> Tensor:
     counts("unpack", unpack_num=unpack_num)
     t = input.tensor_type
     if not t.ndim or t.shape[0] % unpack_num:
-        raise ShapeError(f"unpack at {user_line()}: the rows of input {t} must be divisible by unpack_num {unpack_num}")
+        raise ShapeError(f"unpack at {user_line()}: the size of axis 0 of input {t} must be divisible by unpack_num {unpack_num}")
     rows = t.shape[0] // unpack_num
     spans = [[i * rows, (i + 1) * rows] for i in range(unpack_num)]
     return _of([slice_(each, [start], [stop]) for each in every_step(input) for start, stop in spans])
@@ -53,13 +53,13 @@ def pack(input: Tensor, pack_num: int, name: str | None = None) -> Tensor:
 
 
 def repeat(input: Tensor, repeat_num: int, name: str | None = None) -> Tensor:
-    """Repeat the input at each of `repeat_num` time steps."""
+    """Return a tensor with `repeat_num` equal time steps for the input, or for each time step of the input."""
     counts("repeat", repeat_num=repeat_num)
     return _of([each for each in every_step(input) for _ in range(repeat_num)])
 
 
 def acc(one: Tensor, max_acc_num: int, name: str | None = None) -> Tensor:
-    """Return the sum over `max_acc_num` consecutive time steps."""
+    """Return the sum over each group of `max_acc_num` consecutive time steps."""
     return _of([reduce(add, group) for group in _groups("acc", one, "max_acc_num", max_acc_num)])
 
 

@@ -10,5 +10,5 @@ _NUMBERS = count()
 
 
 def unique_str(prefix: str) -> str:
-    """Return `prefix` with a number, which is unique in this process."""
+    """Return `prefix` followed by a number that is unique in this process."""
     return f"{prefix}{next(_NUMBERS)}"

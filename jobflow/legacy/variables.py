@@ -103,7 +103,7 @@ def get_variable(
 
 
 def _in_stage(job: StagedBody, read: Tensor) -> Tensor:
-    """Return the value of a variable in the current stage of `experimental.scope.config`."""
+    """Return `read`, the value of a variable, or the stale value of `ssp_variable_proxy` in a pipeline stage with several buffers."""
     count, key = scope.current().buffered, variable_of(read)
     return ssp_variable_proxy(read, count)[1] if count > 1 and key is not None and job.variables[key].trainable else read
 
@@ -149,7 +149,7 @@ def _storage(full: str, type: TensorType, each: ParallelDistribution | Distribut
 
 
 def _check_storage(job: StagedBody, known: Variable, target: ParallelDistribution | Distribute | None) -> None:
-    """Raise SbpError if this job requests the variable in two layouts."""
+    """Raise SbpError if `target`, unless None, is another layout than the layout of the variable `known` in this job."""
     if target is None:
         return
     what = f"get_variable({known.name!r})"

@@ -26,7 +26,7 @@ Watcher = Callable[[Any], Any] | str | None
 
 
 def watch(blob_watched: Tensor, handler_or_prompt: Watcher = None) -> None:
-    """Call `handler_or_prompt` with the value after every run.
+    """Call `handler_or_prompt` with the value of `blob_watched` after every run.
 
     A function receives the whole array if its argument is annotated `tp.Numpy`, and a list of one array per device for `tp.ListNumpy`. Without
     annotation it receives an object with the methods `numpy()` and `numpy_list()`. If `handler_or_prompt` is a string, the string is printed,
@@ -36,9 +36,10 @@ def watch(blob_watched: Tensor, handler_or_prompt: Watcher = None) -> None:
 
 
 def watch_diff(blob_watched: Tensor, handler_or_prompt: Watcher = None) -> None:
-    """Call `handler_or_prompt` with the gradient of the sum of all loss elements, times the loss scale, after every run of a train job.
+    """Call `handler_or_prompt` with the gradient of the loss with respect to `blob_watched` after every run of a train job.
 
-    The gradient is not yet divided by the number of elements, regularized or clipped. A tensor without a gradient causes no call.
+    This loss is the sum of all loss elements, times the loss scale. The gradient is not yet divided by the number of elements, regularized or
+    clipped. A tensor without a gradient causes no call.
     """
     _watch("watch_diff", blob_watched, handler_or_prompt, gradient=True)
 
@@ -52,7 +53,10 @@ def _watch(what: str, value: Any, watcher: Watcher, *, gradient: bool) -> None:
 
 
 def _reader(what: str, function: Callable[[Any], Any]) -> Callable[[Delivered], None]:
-    """Return a callback that passes a value to `function` in the form of its annotation; raise JobError for another signature."""
+    """Return a callback that passes a value to `function` in the form that the annotation of its argument selects.
+
+    Raises: JobError unless `function` accepts one argument, annotated tp.Numpy, tp.ListNumpy or not at all.
+    """
     signature = inspect.signature(function, eval_str=True)
     try:
         (name,) = signature.bind(None).arguments

@@ -29,7 +29,7 @@ def soft(x: Any, axis: int = -1) -> Any:
 
 
 def test_softmax_needs_two_axes(run: Any) -> None:
-    with pytest.raises(ShapeError, match=r"softmax at test_nn\.py:\d+: float64\[3\]"):
+    with pytest.raises(ShapeError, match=r"softmax at test_nn\.py:\d+: the input float64\[3\]"):
         run(lambda t: nn.softmax(t), np.zeros(3))
 
 
@@ -203,7 +203,7 @@ def test_conv2d_transpose_checks_the_output_shape(run: Any) -> None:
     for shape, text in (((2, 2, 9, 20), "20 elements along w; .* result in 9 to 10"), ((1, 2, 9, 9), "a batch of 1, but value .* has 2")):
         with pytest.raises(ValueError, match=f"conv2d_transpose at .*{text}"):
             run(lambda y, w, s=shape: nn.conv2d_transpose(y, w, s, 2), y, w)
-    with pytest.raises(ArgumentError, match="value or input"):
+    with pytest.raises(ArgumentError, match="exactly one of value and input, not both"):
         run(lambda y, w: nn.conv2d_transpose(y, w, (2, 2, 9, 9), 2, input=y), y, w)
     assert run(lambda y, w: nn.conv2d_transpose(y, w, (2, 5, 9, 9), 2), y, w).shape == (2, 2, 9, 9)
 
@@ -243,7 +243,7 @@ def test_pools_of_one_axis_raise(pool: Any, run: Any) -> None:
         ((1, "SAME", "NHCW"), "NCHW or NHWC"),
         ((1, [1, 0, 0, 0]), "batch and channels"),
         ((1, [1, 1]), "each of the 4 axes"),
-        ((1, [0, 0, -1, 0]), "from 0 on"),
+        ((1, [0, 0, -1, 0]), "non-negative int"),
     ],
 )
 def test_invalid_arguments_of_convolutions_raise(arguments: Any, message: str, run: Any) -> None:

@@ -133,7 +133,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "an input": (lambda x: op("gather").Input("indexes", [x]), 'no input .indexes.; did you mean "indices"'),
     "an attribute": (lambda x: op("gather").Attr("axes", 1), 'no attribute .axes.; did you mean "axis"'),
     "an output": (lambda x: op("gather").Output("y"), "no output 'y' .it has out"),
-    "what is missing": (lambda x: op("gather").Input("in", [x]).Build(), "input 'indices', attribute 'axis', an output must be set"),
+    "what is missing": (lambda x: op("gather").Input("in", [x]).Build(), "requires input 'indices', attribute 'axis', an output; set each"),
     "an input twice": (lambda x: op("relu").Input("in", [x]).Input("in", [x]), "set twice"),
     "two tensors": (lambda x: op("relu").Input("in", [x, x]), "a list of one tensor, not of 2"),
     "no list": (lambda x: op("relu").Input("in", x), "a list of tensors"),

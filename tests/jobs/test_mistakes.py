@@ -57,7 +57,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "matrices for images": (
         lambda x: flow.layers.conv2d(x, 3, 3, name="c"),
         ValueError,
-        rf'conv2d at {HERE} \(layer "c"\): inputs float32\[4,6\] must have 4 axes, NCHW',
+        rf'conv2d at {HERE} \(layer "c"\): inputs float32\[4,6\] must have 4 axes in the order NCHW',
     ),
 }
 

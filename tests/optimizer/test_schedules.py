@@ -117,11 +117,11 @@ def test_schedules_pickle_print_and_serve_as_attributes_of_ops() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: opt.PiecewiseConstantScheduler([5], [1.0]), "1 boundaries require 2 values, not 1"),
+        (lambda: opt.PiecewiseConstantScheduler([5], [1.0]), "boundaries has length 1, so values must have length 2, not 1"),
         (lambda: opt.PiecewiseConstantScheduler([5, 5], [1.0, 2, 3]), "boundaries must be strictly increasing, not [5, 5]"),
         (lambda: opt.PiecewiseConstantScheduler([], 0.1), "values must be a list of numbers, not 0.1"),
         (lambda: opt.PiecewiseConstantScheduler([], ["a"]), "values must be a list of numbers, not ['a']"),
-        (lambda: opt.PiecewiseScalingScheduler(0.1, [5], [1, 2]), "1 boundaries require as many scales, not 2"),
+        (lambda: opt.PiecewiseScalingScheduler(0.1, [5], [1, 2]), "boundaries has length 1, so scale must have the same length, not 2"),
         (lambda: opt.PiecewiseScalingScheduler("0.1", [5], [1]), "base_lr must be a number, not '0.1'"),
         (lambda: opt.CosineScheduler(0.1, 0), "steps must be a positive number, not 0"),
         (lambda: opt.CosineScheduler(None, 3), "base_lr must be a number, not None"),

@@ -60,7 +60,7 @@ def distribute_add(xs: Sequence[Tensor], name: str | None = None) -> Tensor:
 
 
 def distribute_map(xs: Tensor, f: Callable[[Tensor], Tensor], axis: int = 0) -> Tensor:
-    """Apply f to each shard of xs along `axis` on its device, and concatenate the results."""
+    """Apply f to each shard of the tensor `xs` on the shard's device, and concatenate the results; split and concatenate along `axis`."""
     if not callable(f):
         raise ArgumentError(f"distribute_map at {user_line()}: f must be a function of a tensor, not {f!r}")
     whole = _devices("distribute_map")

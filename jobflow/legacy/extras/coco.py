@@ -49,7 +49,7 @@ class CocoImage:
     annotated: bool = False
 
     def content(self) -> Array:
-        """Return the bytes of the file as uint8."""
+        """Return the bytes of the image file as a uint8 array; raise DataError if the file does not exist."""
         if not self.file.is_file():
             raise fault(f"no such file: {self.file.absolute()}")
         return np.frombuffer(content(self.file, MEMORY, fault), np.uint8)
@@ -59,11 +59,11 @@ class CocoImage:
         return np.array((self.height, self.width), np.int32)
 
     def boxes(self) -> Array:
-        """Return the boxes as float32[objects, 4]."""
+        """Return the boxes (left, top, right, bottom) as float32[objects, 4]."""
         return np.array([thing.box for thing in self.objects], np.float32).reshape(-1, 4)
 
     def labels(self) -> Array:
-        """Return the categories as int32[objects]."""
+        """Return the category numbers of the objects, from 1 on, as int32[objects]."""
         return np.array([thing.label for thing in self.objects], np.int32)
 
     def points(self) -> Array:
@@ -72,7 +72,7 @@ class CocoImage:
         return np.concatenate(result) if result else np.empty((0, 2), np.float32)
 
     def points_of(self) -> Array:
-        """Return the indices (point, polygon, object) of each point as int32[points, 3]."""
+        """Return three indices for each point as int32[points, 3]: the point in its polygon, the polygon in its object, and the object."""
         result = [
             (point, number, which)
             for which, thing in enumerate(self.objects)
@@ -93,7 +93,10 @@ class CocoFile:
 
     @cached_property
     def images(self) -> list[CocoImage]:
-        """The images with their objects, sorted by id; if `annotated`, only images with annotations."""
+        """The images with their objects, sorted by id; if `annotated`, only images with a box that is wider and higher than one pixel.
+
+        Raises: DataError for a missing or malformed file, and if no image remains.
+        """
         path = path_of(self.file)
         if not path.is_file():
             raise fault(f"no such file: {path.absolute()}")
@@ -154,9 +157,9 @@ def _listed(tree: Any, name: str) -> list[Any]:
 
 
 def _numbers(arguments: Any, what: str, count: int | None = None) -> list[float]:
-    """Return a list of `count` numbers, or without `count` the x, y pairs of at least three points.
+    """Return the list `arguments` of `count` numbers, or of at least three pairs of numbers if `count` is None.
 
-    Raises: ValueError for another object, or for absolute values of 1e9 or more.
+    Raises: ValueError for another object, and for absolute values of 1e9 or more.
     """
     fits = isinstance(arguments, list) and (len(arguments) == count if count else len(arguments) >= 6 and len(arguments) % 2 == 0)
     if not fits or not all(isinstance(n, int | float) and abs(n) < 1e9 for n in arguments):

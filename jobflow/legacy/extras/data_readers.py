@@ -149,7 +149,7 @@ def megatron_gpt_mmap_data_loader(
 
     `split_sizes` divides the documents into splits, and `split_index` selects one. With `start_from_saved_progress` the variable
     `<name>-iteration` counts batches, and reading resumes at its loaded value. Otherwise reading restarts, unless the program loads a checkpoint
-    in jobflow's format, which contains the numbers of runs.
+    in jobflow's format, which contains the numbers of runs. `parallel_distribution` sets the layout of the result.
     """
     what = "megatron_gpt_mmap_data_loader"
     counts(what, seq_length=seq_length, num_samples=num_samples, batch_size=batch_size)

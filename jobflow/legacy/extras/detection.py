@@ -27,7 +27,7 @@ __all__ = [
 
 
 def _sizes(what: str, sizes: Any, like: OnHost) -> tuple[st.Stage, int]:
-    """Return the host pipeline stage of the image sizes, and the index of the width in a size."""
+    """Return the host pipeline stage of the image sizes `sizes`, and the index of the width in a size: 0 or 1."""
     stage = rows_of(what, sizes, like, (2,), "image_size")
     result = fed_by(what, sizes)
     return stage, 1 if isinstance(result, st.Part) and isinstance(result.sample, ob.CocoSample) else 0
@@ -57,17 +57,20 @@ def object_bbox_flip(bbox: OnHost, image_size: Any, flip_code: Any, name: str | 
 
 
 def object_bbox_scale(bbox: OnHost, scale: Any, name: str | None = None) -> OnHost:
-    """Scale the boxes of resized images; `scale` is [batch, 2], with factors of width and height."""
+    """Multiply boxes by the factors (width, height) of their image; `scale` is [batch, 2]."""
     return _scaled("object_bbox_scale", bbox, scale, 4)
 
 
 def object_segmentation_polygon_flip(poly: OnHost, image_size: Any, flip_code: Any, name: str | None = None) -> OnHost:
-    """Mirror the points (x, y) of polygons where `flip_code` is not 0: x becomes width - x."""
+    """Mirror the points (x, y) of polygons where `flip_code` is not 0: x becomes width - x.
+
+    `flip_code` is an int or a tensor with one int per image.
+    """
     return _flipped("object_segmentation_polygon_flip", poly, image_size, flip_code, ob.FlippedPoints)
 
 
 def object_segmentation_polygon_scale(poly: OnHost, scale: Any, name: str | None = None) -> OnHost:
-    """Scale the points of polygons in resized images; see `object_bbox_scale`."""
+    """Multiply the points (x, y) of polygons by the factors (width, height) of their image; `scale` is [batch, 2]."""
     return _scaled("object_segmentation_polygon_scale", poly, scale, 2)
 
 

@@ -1,9 +1,12 @@
 r"""Megatron's token files: concatenated documents in `<prefix>.bin` and their index in `<prefix>.idx`.
 
-    idx   "MMIDIDX\0\0"  uint64 1  uint8 kind  uint64 n  uint64 m  |  int32[n] lengths  int64[n] byte offsets  int64[m] of documents
+    idx   "MMIDIDX\0\0"  uint64 1  uint8 kind  uint64 n  uint64 m  |  int32[n] lengths  int64[n] byte offsets  int64[m] ignored
+
+`kind` is the code of the token type, and n is the number of documents. Lengths are numbers of tokens.
 
 For the sequence length s, sample k consists of s + 1 tokens from position k s on, in the concatenated documents of all epochs. The documents of
-all full epochs are shuffled together, and the documents of the last epoch separately. Samples are shuffled in the same way, up to `num_samples`.
+all epochs are shuffled together. If fewer than 80 % of the last epoch's samples are used, its documents are shuffled separately. Samples are
+shuffled in the same groups.
 """
 
 from __future__ import annotations
@@ -32,7 +35,10 @@ LAST = 0.8
 
 @dataclass(frozen=True, eq=False)
 class TokenFiles:
-    """The token and index files of a prefix; `split` (sizes, index) selects a part of the documents."""
+    """The token and index files with the path prefix `prefix`; `split` = (sizes, index) selects a part of the documents.
+
+    A sample consists of `length` + 1 tokens; the data repeats after `samples` samples.
+    """
 
     prefix: str
     length: int
@@ -49,7 +55,7 @@ class TokenFiles:
 
     @cached_property
     def _index(self) -> tuple[str, Array, Array]:
-        """The token type, the document lengths and the document offsets."""
+        """The token type, the document lengths in tokens, and the document offsets in bytes."""
         path = self._file(".idx")
         content = mapped(path, fault)
         head = content[:HEAD].tobytes()
@@ -78,7 +84,7 @@ class TokenFiles:
 
     @property
     def _documents(self) -> tuple[int, int]:
-        """The range (start, stop) of documents of the split."""
+        """The range (start, stop) of the documents that `split` selects."""
         sizes, which = self.split
         total, count = sum(sizes), len(self._index[1])
         stops = [0]
@@ -90,12 +96,15 @@ class TokenFiles:
 
     @cached_property
     def _plan(self) -> tuple[Array, Array, int, int]:
-        """The documents of all epochs, their end offsets in tokens, the number of samples of full epochs, and the number of all samples."""
+        """The shuffled documents of all epochs, their end positions in tokens, and two numbers of samples.
+
+        The first number covers the epochs that are shuffled together, and the second all epochs.
+        """
         first, behind = self._documents
         count, lengths = behind - first, self._index[1]
         each = int(lengths[first:behind].sum(dtype=np.int64)) if count > 0 else 0
         if each < self.length + 1:
-            raise fault(f"{self.prefix}: documents {first} to {behind} have {each} tokens, but a sample requires {self.length + 1}")
+            raise fault(f"{self.prefix}: the documents [{first}, {behind}) of the split have {each} tokens, but a sample requires {self.length + 1}")
         epochs = -(-(self.samples * self.length + 1) // each)
         within = (epochs - 1) * each
         last = self.samples - max(within - 1, 0) // self.length
@@ -138,7 +147,7 @@ class TokenFiles:
 
 
 def as_tokens(tokens: Array, kind: np.dtype[np.generic]) -> Array:
-    """Convert tokens to the type `kind`; raise DataError if a token is out of its range."""
+    """Convert tokens to the type `kind`; raise DataError if a token is out of the range of `kind`."""
     result = tokens.astype(kind)
     if not np.array_equal(result, tokens):
         raise DataError(f"{WHAT}: token {tokens[result != tokens][0]} is out of the range of {kind}")

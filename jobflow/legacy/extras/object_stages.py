@@ -28,7 +28,7 @@ FARTHEST = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class ReadExample(Stage):
-    """A stage that reads an example of a OneRec file as tensors by name."""
+    """A stage that reads an example of a OneRec file as a dict from feature names to tensors."""
 
     source: RecordFiles
 
@@ -40,7 +40,7 @@ class ReadExample(Stage):
         try:
             return onerec.features_of(self.source.record(place))
         except UnicodeDecodeError:
-            raise DataError("it is damaged: the name of a feature is not valid UTF-8") from None
+            raise DataError("the example is damaged: the name of a feature is not valid UTF-8") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class ExampleTensor(Stage):
     def of(self, place: Any, *values: Any) -> Array:
         result = feature_of(values[0], self.feature)
         if result is None or result.dtype != self.dtype.numpy:
-            raise DataError(f'feature "{self.feature}" is {"texts or bytes" if result is None else result.dtype}, not {self.dtype.name}')
+            raise DataError(f'feature "{self.feature}" contains {"strings or bytes" if result is None else result.dtype}, not {self.dtype.name}')
         return result
 
 
@@ -93,7 +93,7 @@ class Tokens(Stage):
 
 
 def pairs(array: Any, what: str, columns: int) -> Array:
-    """Return the array; raise DataError unless its shape is [n, columns]."""
+    """Return `array` as a NumPy array; raise DataError unless the shape is [n, columns]."""
     result = np.asarray(array)
     if result.ndim != 2 or result.shape[1] != columns:
         raise DataError(f"{what} must be an array [n, {columns}], not {list(result.shape)}")
@@ -191,7 +191,10 @@ def painted(corners: Array, height: int, width: int) -> Array:
 
 
 def _boundary(corners: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield the points of each edge in order: one per y of a steep edge, and one per x of another edge."""
+    """Yield arrays (x, y) of the integer points of each polygon edge.
+
+    A steep edge has one point per y, and another edge one point per x.
+    """
     for (x, y), (x_end, y_end) in zip(corners.tolist(), np.roll(corners, -1, 0).tolist(), strict=True):
         wide, high = abs(x_end - x), abs(y_end - y)
         back = x > x_end if wide >= high else y > y_end

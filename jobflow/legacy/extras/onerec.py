@@ -3,8 +3,9 @@
     frame     "^ONEREC$"  int32 0  int32 n  check  |  n bytes, and zeros up to a multiple of 8  |  check
     example   Example {features: [Feature {name, tensor: Tensor {shape: [int32], data: one of LISTS}}]}        a list is {values: [...]}
 
-Numbers are little-endian. Checksums are XXH64 of the preceding 16 bytes and of the n bytes, in canonical big-endian form. A FlatBuffers table
-starts with the distance back to its table of fields. That table contains the offset of each field, or 0 for a missing field.
+Numbers are little-endian. The first `check` is the XXH64 checksum of the preceding 16 bytes, and the second of the n bytes. Checksums are in
+canonical big-endian form. A FlatBuffers table starts with the distance back to its table of fields. That table contains the offset of each
+field, or 0 for a missing field.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ LISTS = ("int8", "int16", "int32", "int64", "float32", "float64")
 
 
 def frames_of(file: AnyPath, content: Array, fault: Fault, verify: bool = True) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of the example in each frame; raise an error for a damaged frame, and with `verify` for a wrong checksum."""
+    """Yield the byte positions (start, stop) of the example in each frame of `content`.
+
+    Raises the error of `fault` for a damaged frame, and with `verify` also for a wrong checksum.
+    """
     at, size = 0, len(content)
     xxh64 = optional("xxhash", WHAT).xxh64_digest if verify else None
     while at < size:
@@ -72,38 +76,41 @@ class Table:
     def _numbers(self, at: int, count: int, kind: str) -> Array:
         size = np.dtype(kind).itemsize * count
         if not 0 <= at <= len(self.content) - size:
-            raise DataError(f"it is damaged: {count} numbers from byte {at} on exceed its {len(self.content)} bytes")
+            raise DataError(f"the example is damaged: {count} numbers from byte {at} on exceed its {len(self.content)} bytes")
         return np.frombuffer(self.content, kind, count, at)
 
     def _there(self, at: int) -> Table:
-        """Return the table or vector at the offset stored at position `at`."""
+        """Return the table or vector whose distance from position `at` is stored at `at`."""
         return replace(self, at=at + self._number(at))
 
     def field(self, number: int) -> int:
-        """Return the position of field `number`, or 0 if the field is missing."""
+        """Return the byte position of field `number`, or 0 if the field is missing."""
         fields = self.at - self._number(self.at, "<i4")
         entry = 4 + 2 * number
         offset = self._number(fields + entry, "<u2") if entry < self._number(fields, "<u2") else 0
         return self.at + offset if offset else 0
 
     def table(self, number: int) -> Table:
-        """Return the table or vector in field `number`; raise DataError if it is missing."""
+        """Return the table or vector that field `number` refers to; raise DataError if the field is missing."""
         at = self.field(number)
         if not at:
-            raise DataError(f"it is damaged: the table at byte {self.at} has no field {number}")
+            raise DataError(f"the example is damaged: the table at byte {self.at} has no field {number}")
         return self._there(at)
 
     def values(self, kind: str) -> Array:
-        """Return the elements of this vector as an array of type `kind`."""
+        """Return the elements of this vector as an array of the NumPy type `kind`."""
         return self._numbers(self.at + 4, self._number(self.at), kind)
 
     def tables(self) -> Iterator[Table]:
-        """Yield the tables in this vector."""
+        """Yield the tables that are the elements of this vector."""
         return (self._there(self.at + 4 + 4 * i) for i in range(len(self.values("<u4"))))
 
 
 def features_of(example: bytes) -> dict[str, Array]:
-    """Return the tensors of an example by name, with None for strings and bytes; raise DataError for a damaged example."""
+    """Return the tensors of the encoded `example` by feature name, or None for a feature of strings or bytes.
+
+    Raises: DataError if the example is damaged.
+    """
     result: dict[str, Any] = {}
     for feature in Table.root(example).table(0).tables():
         name, tensor = feature.table(0).values("u1").tobytes().decode(), feature.table(1)

@@ -70,7 +70,10 @@ _BY_DEFAULT: Mapping[type, str] = {
 
 
 def unfitting(name: str, value: Any, default: Any) -> str:
-    """Describe the valid values of the attribute `name` if `value` is invalid; return "" otherwise."""
+    """Describe the valid values of the attribute `name` if `value` is invalid; return "" otherwise.
+
+    The type of `default`, or for another default the name, determines the valid values.
+    """
     kind = _BY_DEFAULT.get(type(default)) or _BY_NAME.get(name, "")
     if not kind or (value is None and default is None):
         return ""

@@ -1,8 +1,8 @@
-"""Wrappers of job functions whose parameters have other names in the operation type.
+"""Wrappers of job functions with the input and attribute names of an operation type.
 
     named_as(image.decode, "in=images_bytes_buffer", "data_type=dtype")
 
-has the input `in` and the attributes `data_type` and `color_space`, with the defaults of the function.
+This wrapper has the input `in`, and the attributes `data_type` and `color_space` with the defaults of the function.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 
 def named_as(function: Callable[..., Any], inputs: str = "", renamed: str = "", unread: str = "") -> Callable[..., Any]:
-    """Return the function under the names of an operation type; `inputs` and `renamed` attributes are "name=parameter".
+    """Return a wrapper of `function` whose parameters are the inputs and attributes of an operation type.
 
-    Other parameters are attributes of the same name. Attributes in `unread` have no effect, except that `has_<name>` enables the attribute
-    <name>, which is ignored otherwise. A seed of -1 means no seed.
+    `inputs` and `renamed` contain words "name=parameter", for inputs and for attributes. Every other parameter is an attribute of the same name.
+    Attributes in `unread` have no effect, except `has_<name>`: unless it is true, the attribute <name> is ignored. A seed of -1 means no seed.
     """
     parameters = inspect.signature(function).parameters
     accepted = {name: parameter or name for name, _, parameter in (each.partition("=") for each in inputs.split())}

@@ -83,7 +83,7 @@ def _reduction(function: Row) -> Row:
 
 
 def _number(like: Tensor, floating: float, integer: int) -> float:
-    """Return `floating` if `like` is floating point, and `integer` otherwise."""
+    """Return `floating` if the element type of `like` is floating point, and `integer` otherwise."""
     return floating if like.tensor_type.dtype.is_float else integer
 
 
@@ -109,7 +109,10 @@ def _split_like(in_: Any, *like: Any, axis: int) -> list[Any]:
 
 
 def _each_axis(**lists: Any) -> list[Any]:
-    """Return a tuple per axis with the entries of all `lists`, integers or None; raise ArgumentError for other entries or unequal lengths."""
+    """Return one tuple per axis with the entries of all `lists`, which are integers or None.
+
+    Raises: ArgumentError for other entries, and for lists of unequal length.
+    """
     listed = all(isinstance(each, list | tuple) and all(n is None or isinstance(n, Integral) for n in each) for each in lists.values())
     if not listed or len({len(each) for each in lists.values()}) > 1:
         words = ", ".join(f"{word} {each!r}" for word, each in lists.items())

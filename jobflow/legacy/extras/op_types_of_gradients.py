@@ -2,7 +2,7 @@
 
     flow.user_op_builder("g").Op("elu_grad").Input("x", [x]).Input("dy", [dy]).Output("dx").Attr("alpha", 1.0)
 
-Most are derived from the entry of the operation, which is traced for the inputs and differentiated. Unused nodes of the trace are removed
+Most entries are derived from the entry of the operation, which is traced for the inputs and differentiated. Unused nodes of the trace are removed
 before the program runs.
 """
 
@@ -58,7 +58,10 @@ WALKED = {
 
 
 def _gradients(what: str, operation: Callable[[], Any], dy: Tensor, targets: Sequence[Any]) -> list[Tensor]:
-    """Return the gradients of `targets` for the gradient `dy` of the first output of a traced operation; zeros if it is independent of them."""
+    """Trace `operation()`, and return the gradients of `targets` for the gradient `dy` of its first output.
+
+    The gradient of a target that does not affect the output is zeros. Raises: ShapeError unless `dy` has the type of the output.
+    """
     body: Any = current_job(what)
     recorded, body.replacing = body.replacing, None  # differentiate without quantization
     try:
@@ -85,7 +88,7 @@ def _row(word: str) -> Row:
 
 
 def _walked(key: str, rule: str) -> Row:
-    """Return the entry of a gradient, derived from the operation as `rule` in WALKED describes."""
+    """Return the entry `key` of WALKED as a function, which traces an operation and differentiates it as `rule` describes."""
     word, _, rest = rule.partition(": ")
     accepted, _, names = rest.partition(" | ")
     what, forward, tokens = key.partition(" ")[0], _row(word), accepted.split()
@@ -159,8 +162,8 @@ def _images(what: str, ndim: int, data_format: str, **attributes: Tensor) -> Non
     ):
         types = ", ".join(f"{word} {x.tensor_type}" for word, x in attributes.items())
         raise ArgumentError(
-            f"{what} at {user_line()}: num_spatial_dims {ndim!r} must be 1, 2 or 3, the tensors must have 2 more axes, {types}, and data_format "
-            f'must be "channels_first" or "channels_last", not {data_format!r}'
+            f"{what} at {user_line()}: num_spatial_dims {ndim!r} must be 1, 2 or 3, each tensor must have 2 more axes ({types}), and data_format "
+            f'{data_format!r} must be "channels_first" or "channels_last"'
         )
 
 
@@ -171,7 +174,10 @@ def _conv_bias_grad(dy: Any, *, num_spatial_dims: int, data_format: str = "chann
 
 
 def _frame(what: str, padding: Any) -> tuple[tuple[int, int], ...]:
-    """Return (before, after) per axis of images for the padding (left, right, top, bottom); raise ArgumentError for another form."""
+    """Return the padding (left, right, top, bottom) of images [n, c, h, w] as one pair (before, after) per axis.
+
+    Raises: ArgumentError unless `padding` is a list of four non-negative ints.
+    """
     if not isinstance(padding, list | tuple) or len(padding) != 4 or any(not isinstance(n, int) or n < 0 for n in padding):
         raise ArgumentError(f"{what} at {user_line()}: padding {padding!r} must be a list of four non-negative ints: left, right, top and bottom")
     left, right, top, bottom = padding
@@ -228,8 +234,8 @@ def _margin_grad(dy: Any, label: Any, theta: Any, *, m1: float = 1.0, m2: float 
         or not label.tensor_type.dtype.is_integer
     ):
         raise ShapeError(
-            f"combined_margin_loss_grad at {user_line()}: dy must be [n, classes], with n integers as labels and n angles of its element type, not "
-            f"{dy.tensor_type}, {label.tensor_type} and {theta.tensor_type}"
+            f"combined_margin_loss_grad at {user_line()}: dy {dy.tensor_type} must be [n, classes], label {label.tensor_type} n integers, and "
+            f"theta {theta.tensor_type} n angles of the element type of dy"
         )
     return combined_margin_grad(arrays.reshape(theta, n), arrays.reshape(label, n), dy, float(m1), float(m2))
 

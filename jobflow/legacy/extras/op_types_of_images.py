@@ -14,7 +14,10 @@ Row = Callable[..., Any]
 
 
 def _sides(before: Sequence[int], after: Sequence[int], data_format: str) -> list[Any]:
-    """Return one pair (before, after) per axis, with (0, 0) for batch and channels; raise ArgumentError for lists of unequal lengths."""
+    """Return one padding pair (before, after) per axis, with (0, 0) for batch and channels.
+
+    Raises: ArgumentError if the lists `before` and `after` differ in length.
+    """
     if len(before) != len(after):
         raise ArgumentError(
             f"padding at {user_line()}: padding_before {list(before)} and padding_after {list(after)} must have one entry per spatial axis"
@@ -25,7 +28,7 @@ def _sides(before: Sequence[int], after: Sequence[int], data_format: str) -> lis
 
 
 def _format(data_format: str, ndim: int) -> str:
-    """Return the data format of job functions, for example "NCHW" for "channels_first"."""
+    """Return the name of `data_format` in job functions, for example "NCHW" for "channels_first" and 2 spatial axes; keep other names."""
     if data_format not in ("channels_first", "channels_last"):
         return data_format
     axes = "DHW"[3 - ndim :]
@@ -59,7 +62,10 @@ def _conv(ndim: int) -> Row:
 
 
 def _fits(what: str, weight: Any, ndim: int, axis: int, groups: int, data_format: str, filters: int | None, kernel_size: Any) -> None:
-    """Raise ShapeError unless the weight, with the filters along `axis`, has the shape that the attributes imply."""
+    """Raise ShapeError unless `weight` has `ndim` spatial axes of the sizes `kernel_size`, and `filters` / `groups` entries along `axis`.
+
+    A `filters` or `kernel_size` of None is not compared.
+    """
     shape = weight.tensor_type.shape
     kernel = shape[1:-1] if data_format == "channels_last" else shape[2:]
     fits = len(shape) == ndim + 2 and filters in (None, shape[axis] * groups) and (kernel_size is None or tuple(kernel_size) == kernel)

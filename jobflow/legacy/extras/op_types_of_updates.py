@@ -3,8 +3,8 @@
     flow.user_op_builder("step").Op("momentum_update").Input("model", [w]).Input("model_diff", [g]).Input("learning_rate", [rate])
         .Input("momentum", [v]).Attr("beta", 0.9).Build().InferAndTryRun()
 
-`model` and the slots are values of variables. The gradient is scale * (scale_by_tensor) * model_diff + l1 sign(model) + l2 model. With a nonzero
-`skip_if` no variable changes.
+`model` and the slots are values of variables. The gradient is scale * scale_by_tensor * model_diff + l1 sign(model) + l2 model, where
+`scale_by_tensor` is an optional input. With a nonzero `skip_if` no variable changes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from jobflow.ops.update import NewValues, rate_dtype
 
 
 def _values(what: str, arguments: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return the values by name of variable; raise ArgumentError for a computed tensor, and JobError on several devices in the mirrored view."""
+    """Return the tensors `arguments`, values of variables, by the names of their variables.
+
+    Raises: ArgumentError for a computed tensor; JobError in the mirrored view with several devices.
+    """
     if scope.current().view == "mirrored" and current_job(what).placement.size > 1:
         raise JobError(f"{what} at {user_line()}: updates are not supported in the mirrored view; call it in the consistent view")
     names = [variable_of(x) for x in arguments]
@@ -38,7 +41,7 @@ def _values(what: str, arguments: Sequence[Tensor]) -> dict[str, Tensor]:
 
 
 def _rate(what: str, w: Tensor, learning_rate: Tensor | None, number: float) -> Tensor:
-    """Return the learning rate as a tensor (1,) in the element type of the update; `number` replaces a missing tensor."""
+    """Return `learning_rate`, or `number` if it is None, with shape (1,) and the element type of the rate in updates of w."""
     dtype = rate_dtype(w.tensor_type.dtype)
     if learning_rate is None:
         return arrays.constant(number, dtype, (1,))
@@ -46,14 +49,14 @@ def _rate(what: str, w: Tensor, learning_rate: Tensor | None, number: float) -> 
 
 
 def _one(what: str, name: str, x: Tensor) -> Tensor:
-    """Return a tensor of one element with shape (1,); raise ArgumentError for another size."""
+    """Return the one-element tensor x with shape (1,); raise ArgumentError for another number of elements."""
     if x.tensor_type.size != 1:
         raise ArgumentError(f"{what} at {user_line()}: {name} {x.tensor_type} must have one element")
     return arrays.reshape(x, (1,))
 
 
 def _write(what: str, op: Any, remaining: Sequence[Tensor], along: Sequence[Tensor], rate: Tensor, skip_if: Tensor | None) -> tuple[()]:
-    """Assign to the variables `remaining` the results of `op`, unless `skip_if` is nonzero."""
+    """Assign the results of `op` to the variables `remaining` at the end of the run; with a nonzero `skip_if` the variables keep their values."""
     job, values = current_job(what), _values(what, remaining)
     step = [arrays.constant(0, int64, (1,))] if (op.op if isinstance(op, RowUpdate) else op).reads_step else []
     with job.updating(user_line()):
@@ -68,7 +71,7 @@ def _write(what: str, op: Any, remaining: Sequence[Tensor], along: Sequence[Tens
 
 
 def _gradient(what: str, w: Tensor, g: Tensor, by: Tensor | None, scale: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> Tensor:
-    """Return the gradient scale * by * g + l1 sign(w) + l2 w."""
+    """Return scale * by * g + l1 sign(w) + l2 w; `by` has one element, or is None for the factor 1."""
     g = math.multiply(g, scale) if scale != 1 else g
     g = g if by is None else math.multiply(g, _one(what, "scale_by_tensor", by))
     g = math.add(g, math.multiply(math.sign(w), l1)) if l1 else g
@@ -85,7 +88,10 @@ _OF_GRADIENTS = {"scale": 1.0, "l1": 0.0, "l2": 0.0}
 def _update(
     word: str, remaining: str, op_of: Callable[..., OptimizerUpdate], own: Mapping[str, Any], spare: str = ""
 ) -> dict[str, Callable[..., Any]]:
-    """Return the entry of an update of `model`, the slots `remaining` and the optional slots `spare`; `op_of` receives the attributes."""
+    """Return the entry of the update type `word`, which writes `model` and its slots.
+
+    `remaining` lists the required slots, and `spare` the optional slots. `op_of` creates the op from the attributes, which include `own`.
+    """
     slots = remaining.split()
     along = _ROWS if word.startswith("indexed_slices") else _WHOLE
     may = [*spare.split(), *(_MAY if along is _WHOLE else _MAY[:1])]
@@ -96,7 +102,7 @@ def _update(
         w, op = named["model"], op_of(**{"weight_decay": 0.0, **own, **attributes})
         variables = [w, *[named[slot] for slot in slots], *[named[slot] for slot in spare.split() if named[slot] is not None]]
         if len(variables) != op.count:
-            raise ArgumentError(f"{word} at {user_line()}: an update with {attributes} requires {op.count} variables, not {len(variables)}")
+            raise ArgumentError(f"{word} at {user_line()}: with {attributes}, model and slots must be {op.count} variables, not {len(variables)}")
         rate = _rate(word, w, named["learning_rate"], learning_rate_val)
         if along is _ROWS:
             return _write(word, RowUpdate(op, lazy=True), variables, [named[each] for each in _ROWS], rate, None)
@@ -127,7 +133,10 @@ def _assign(ref: Any, value: Any, *, name: str | None = None) -> tuple[()]:
 def _schedule_loss_scale(
     count_not_finite: Any, loss_scale: Any, good_step_counter: Any, *, increment_period: int = 2000, multiplier: float = 2.0, name: str | None = None
 ) -> tuple[()]:
-    """Multiply `loss_scale` by `multiplier` after `increment_period` consecutive finite steps; divide it after a non-finite step."""
+    """Multiply `loss_scale` by `multiplier` after `increment_period` consecutive finite steps; divide it by `multiplier` after another step.
+
+    A step is finite if `count_not_finite` is 0.
+    """
     what = "dynamic_loss_scale_schedule"
     job, values = current_job(what), _values(what, [loss_scale, good_step_counter])
     with job.updating(user_line()):

@@ -88,7 +88,7 @@ def _resized_in_proportion(
 
 
 def _seeded(reader: Callable[..., Any], renamed: str = "") -> Callable[..., Any]:
-    """Return the entry of a reader whose attribute `seed` replaces the job's seed for the order of its records."""
+    """Return `reader` as an entry with an additional attribute `seed`, which replaces the job's seed for the order of the records."""
 
     def read(*inputs: Any, seed: int | None = None, **options: Any) -> Any:
         body = body_of(reader.__name__)

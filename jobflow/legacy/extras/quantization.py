@@ -36,8 +36,9 @@ def _check(what: str, input: Tensor, bit: int, scheme: str, formula: str) -> Non
         raise DtypeError(f"{what} at {user_line()}: input {input.tensor_type} must be floating point; cast it with cast(x, jobflow.float32)")
     if not 2 <= bit <= 24 or (formula, scheme) not in (("google", "symmetric"), ("google", "affine"), ("cambricon", "symmetric")):
         raise ArgumentError(
-            f'{what} at {user_line()}: {bit} bits, {formula!r}, {scheme!r} are not supported; pass 2 to 24 bits, and the formula "google" (scheme '
-            f'"symmetric" or "affine") or "cambricon" ("symmetric")'
+            f"{what} at {user_line()}: the combination of quantization_bit {bit}, quantization_formula {formula!r} and quantization_scheme "
+            f"{scheme!r} is not supported; "
+            f'pass 2 to 24 bits, and the formula "google" (scheme "symmetric" or "affine") or "cambricon" ("symmetric")'
         )
 
 
@@ -60,7 +61,10 @@ def min_max_observer(
     per_layer_quantization: bool = True,
     name: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the scale and the zero point, each of shape (1,), or without `per_layer_quantization` with one element per index of axis 0."""
+    """Return the scale and the zero point for the minimum and maximum of `input`, each of shape (1,).
+
+    Without `per_layer_quantization` both have one element per index of axis 0 of `input`.
+    """
     _check("min_max_observer", input, quantization_bit, quantization_scheme, quantization_formula)
     t = input.tensor_type
     rows = sh.reshape(input, (1 if per_layer_quantization else t.shape[0], -1 if t.size else 0))
@@ -77,10 +81,11 @@ def moving_average_min_max_observer(
     momentum: float = 0.95,
     name: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the scale and the zero point for the moving averages of minimum and maximum, which every run of a train job updates.
+    """Return the scale and the zero point, each of shape (1,), for moving averages of the minimum and maximum of `input`.
 
-    The averages are the variables `<name>-moving_max` and `<name>-moving_min`; the first run replaces their initial value 0.
-    `<name>-current_train_step` counts the runs. A run of a predict job raises an error if the averages were neither updated nor loaded.
+    Every run of a train job updates the averages, which are the variables `<name>-moving_max` and `<name>-moving_min`.
+    The first run replaces their initial value 0. `<name>-current_train_step` counts the runs.
+    A run of a predict job raises an error if the averages were neither updated nor loaded.
     """
     _check("moving_average_min_max_observer", input, quantization_bit, quantization_scheme, quantization_formula)
     job = current_job("moving_average_min_max_observer")
@@ -106,7 +111,9 @@ def observed(
     training: bool,
     until: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the scale and the zero point for moving averages in the variables `top` and `bottom`; training updates them in the first `until` runs.
+    """Return the scale and the zero point for the moving averages in `top` (maximum) and `bottom` (minimum), which are variables.
+
+    If `training`, each of the first `until` runs updates the averages, or every run if `until` is None; `step` counts the runs.
 
     Raises: ArgumentError in a run without training, if the averages were neither updated nor loaded.
     """
@@ -127,7 +134,7 @@ def observed(
 
 
 def _require_averages(top: Tensor, bottom: Tensor, step: Tensor) -> Tensor:
-    """Return `top`; raise an error in a run before any training or loading of averages."""
+    """Return `top`; raise an error in a run in which `top`, `bottom` and `step` are 0, because no run has updated the averages."""
     job: Any = current_job("moving_average_min_max_observer")
     names = ", ".join(repr(variable_of(x)) for x in (top, bottom, step))
     problem = f"is too small: {names} are 0; run a train job with the same layers first, or load its variables"
@@ -145,16 +152,16 @@ def fake_quantization(
     quantization_formula: str = "google",
     name: str | None = None,
 ) -> Tensor:
-    """Round the input to values of `quantization_bit` bits; the gradient of the input is the gradient of the output.
+    """Return `input` rounded to the values that `quantization_bit` bits represent with the scale and the zero point.
 
-    The scale and the zero point have one element, or one element per index of axis 0 of the input.
+    The gradient of the input is the gradient of the output. `scale` and `zero_point` have one element, or one element per index of axis 0
+    of the input.
     """
     _check("fake_quantization", input, quantization_bit, quantization_scheme, quantization_formula)
     if scale.tensor_type.size not in (1, input.tensor_type.shape[0]) or zero_point.tensor_type.size != scale.tensor_type.size:
         raise ArgumentError(
             f"fake_quantization at {user_line()}: scale {scale.tensor_type} and zero_point {zero_point.tensor_type} must have one element, "
-            f"or one per row of "
-            f"input {input.tensor_type}"
+            f"or one element per index of axis 0 of input {input.tensor_type}"
         )
     column = (scale.tensor_type.size, *[1] * (input.tensor_type.ndim - 1))
     scale, zero = sh.reshape(scale, column), sh.reshape(zero_point, column)

@@ -5,8 +5,8 @@ Products and convolutions use 8-bit values of their inputs (`quantization.fake_q
     variables       the scale and the zero point are computed from the minimum and maximum, with `per_channel_weight_quantization` per index of axis 0
     other inputs    the scale and the zero point are computed from moving averages, in the variables `<weight>-quantization_0-moving_max` and
                     `<weight>-quantization_0-moving_min`. `<weight>` is the first weight that multiplies the input, or `fake`. The number
-                    counts the inputs of this weight in the order of the body. Therefore a predict job with the same layers shares the variables of
-                    the train job
+                    after `quantization_` counts the inputs that multiply this weight, in the order of the body. Therefore a predict job with the
+                    same layers shares the variables of the train job
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from jobflow.ops.scalar import shift
 
 
 class Quantization:
-    """A rewrite of the inputs of products and convolutions to 8-bit values, which are computed once per tensor."""
+    """A callable that replaces the inputs of products and convolutions by their 8-bit values, computed once per tensor."""
 
     def __init__(self, config: FunctionConfig, job: JobBody) -> None:
         self.job, self.root = job, scope.current().root

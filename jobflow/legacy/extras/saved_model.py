@@ -73,12 +73,12 @@ class GraphBuilder:
         return self.signatures.setdefault(signature_name, SignatureBuilder(signature_name, self))
 
     def Input(self, input_name: str, lbn: str) -> GraphBuilder:
-        """Add an input to the signature "default", and return this builder."""
+        """Map the input `input_name` of the signature "default" to the argument `lbn` of the job, and return this builder."""
         self._one().Input(input_name, lbn)
         return self
 
     def Output(self, output_name: str, lbn: str) -> GraphBuilder:
-        """Add an output to the signature "default", and return this builder."""
+        """Map the output `output_name` of the signature "default" to the tensor `lbn` of the job, and return this builder."""
         self._one().Output(output_name, lbn)
         return self
 
@@ -125,7 +125,7 @@ class ModelBuilder:
     Job = AddFunction
 
     def Save(self, save_model_before_graph_complete: bool = True) -> None:
-        """Write the jobs and their variables.
+        """Write the jobs, and the variables that they read, to `<save_path>/<version>`; `save_model_before_graph_complete` has no effect.
 
         Raises: CheckpointError if the version exists; JobError if there is no job, or if a job or signature cannot be saved.
         """

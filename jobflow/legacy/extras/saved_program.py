@@ -82,7 +82,10 @@ def of_job(job: Job, session: Session, outputs: Names) -> dict[str, Any]:
 
 
 def record(body: StagedBody, program: Mapping[str, Any], arguments: Mapping[str, Tensor], outputs: Mapping[str, int]) -> dict[str, Tensor]:
-    """Trace a saved program with `arguments` into the body of a job, and return its outputs by name."""
+    """Trace the saved `program` into `body`, and return its values with the numbers `outputs` by output name.
+
+    `arguments` are the tensors of the program's inputs by name.
+    """
     values: list[Tensor] = []
     for entry in program["nodes"]:
         op = _read(entry["op"])
@@ -118,7 +121,7 @@ def _variable(body: StagedBody, op: ReadVariable) -> Tensor:
 
 @cache
 def _classes() -> dict[str, type]:
-    """Return the classes that files may contain, ops and layouts, by name."""
+    """Return the classes of ops and layouts by name; files may contain instances of these classes."""
     for module in pkgutil.iter_modules(jobflow.ops.__path__):
         importlib.import_module(f"jobflow.ops.{module.name}")
     every, result = [Op], {name: each for name, each in vars(layouts).items() if isinstance(each, type) and each.__module__ == layouts.__name__}
@@ -130,7 +133,10 @@ def _classes() -> dict[str, type]:
 
 
 def _written(value: Any) -> Any:
-    """Return an attribute as JSON: a number, string or None unchanged, and other values as a pair of type name and content."""
+    """Return an attribute as JSON: an int, bool, string or None unchanged, and another value as a pair of type name and content.
+
+    Raises: JobError for a value of an unsupported type.
+    """
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -148,7 +154,7 @@ def _written(value: Any) -> Any:
 
 
 def _read(tree: Any) -> Any:
-    """Parse the output of `_written`; raise CheckpointError for other content."""
+    """Return the attribute that `_written` encoded as `tree`; raise CheckpointError for an unknown class or attribute name."""
     if not isinstance(tree, list):
         return tree
     word: str = tree[0] if len(tree) == 2 else ""

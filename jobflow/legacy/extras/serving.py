@@ -87,7 +87,9 @@ class InferenceSession:
         graph_name: str | None = None,
         signature_name: str | None = None,
     ) -> None:
-        """Load the jobs of a model, or only `graph_name`, and optionally select `signature_name` for them.
+        """Load all jobs of the model in `saved_model_dir`, or only `graph_name`; select `signature_name` for them if it is not None.
+
+        `saved_model_meta_file_basename` has no effect.
 
         Raises: CheckpointError if the version does not exist or has another format; ArgumentError for an unknown name; JobError after `launch`.
         """
@@ -113,17 +115,17 @@ class InferenceSession:
         self._variables.append(str(folder / VARIABLES))
 
     def set_checkpoint_path(self, checkpoint_path: str) -> None:
-        """Replace the variables saved with the model by the variables of the checkpoint, before `launch`."""
+        """Let `launch` load variables from the checkpoint, in place of variables with the same names that are saved with the model."""
         self._variables.append(checkpoint_path)
 
     def set_job_signature(self, job_name: str, signature_name: str) -> None:
-        """Select the signature for calls of a job; raise ArgumentError if the job or signature is unknown."""
+        """Select the signature `signature_name` for calls of the job `job_name`; raise ArgumentError for an unknown job or signature."""
         what = f"InferenceSession.set_job_signature at {user_line()}"
         signatures = self._graphs[_known(what, "job", job_name, self._graphs)]["signatures"]
         self._signatures[job_name] = _known(what, "signature", signature_name, signatures)
 
     def set_job_batch_size(self, job_name: str, batch_size: int) -> None:
-        """Set the size of axis 0 of a job's arguments; raise JobError after `launch`."""
+        """Set the size of axis 0 of all arguments of a job; raise ArgumentError for an unknown job, and JobError after `launch`."""
         what = f"InferenceSession.set_job_batch_size at {user_line()}"
         self._not_launched(what)
         self._batches[_known(what, "job", job_name, self._graphs)] = batch_size
@@ -176,7 +178,10 @@ class InferenceSession:
         return own if chosen is None else graph["signatures"][chosen]
 
     def run(self, job_name: str, **inputs: Any) -> Outputs:
-        """Call a job with arrays by the input names of its signature, and return its outputs."""
+        """Call the job `job_name` with arrays by the input names of its signature, and return the results by output name.
+
+        Raises: JobError before `launch`; ArgumentError for an unknown job or input, and for a missing input.
+        """
         what = f"InferenceSession.run at {user_line()}"
         if self._jobs is None:
             raise JobError(f"{what}: call launch() first")
@@ -203,19 +208,22 @@ class InferenceSession:
     # ---------------------------------------------------------------- inspection
 
     def list_jobs(self) -> list[str]:
-        """Return the names of the jobs."""
+        """Return the names of the loaded jobs."""
         return list(self._graphs)
 
     def list_inputs(self) -> list[str]:
-        """Return the names of the inputs of all jobs."""
+        """Return the input names of all loaded jobs, according to their selected signatures."""
         return [name for job in self._graphs for name in self._signature(job)["inputs"]]
 
     def list_outputs(self) -> list[str]:
-        """Return the names of the outputs of all jobs."""
+        """Return the output names of all loaded jobs, according to their selected signatures."""
         return [name for job in self._graphs for name in self._signature(job)["outputs"]]
 
     def input_info(self, input_name: str, job_name: str | None = None) -> dict[str, Any]:
-        """Return shape and NumPy type of an input."""
+        """Return {"shape": ..., "dtype": ...} of an input, with a NumPy type; a `job_name` of None means the first loaded job.
+
+        Raises: ArgumentError for an unknown job or input.
+        """
         what = f"InferenceSession.input_info at {user_line()}"
         job = self._one(what, job_name)
         argument = self._signature(job)["inputs"][_known(what, "input", input_name, self._signature(job)["inputs"])]
@@ -223,7 +231,10 @@ class InferenceSession:
         return {"shape": type.shape, "dtype": type.dtype.numpy.type}
 
     def output_info(self, output_name: str, job_name: str | None = None) -> dict[str, Any]:
-        """Return shape and NumPy type of an output; requires `launch`."""
+        """Return {"shape": ..., "dtype": ...} of an output, with a NumPy type; a `job_name` of None means the first loaded job.
+
+        Raises: JobError before `launch`; ArgumentError for an unknown job or output.
+        """
         what = f"InferenceSession.output_info at {user_line()}"
         job = self._one(what, job_name)
         if self._jobs is None:

@@ -65,7 +65,7 @@ class Events:
         self.flush()
 
     def add(self, **content: Any) -> None:
-        """Write an event with the current time."""
+        """Write an event with the current time and the fields `content`."""
         self._file.write(_tensorboard(".proto.event_pb2").Event(wall_time=time.time(), **content).SerializeToString())
 
     def flush(self) -> None:
@@ -88,21 +88,21 @@ def flush_summary_writer(name: str | None = None) -> None:
 
 
 def scalar(value: Tensor, step: Step, tag: Tag, name: str | None = None) -> None:
-    """Write a scalar event; `value` has one element."""
+    """Write the element of `value` as a scalar event after each run; raise ArgumentError unless `value` has one element."""
     if value.tensor_type.size != 1:
         raise ArgumentError(f"summary.scalar at {user_line()}: value must have one element, but is {value.tensor_type}")
     _summarize("summary.scalar", lambda tag, value: _tensorboard(".summary").scalar(tag, float(value.item())), value, step, tag)
 
 
 def histogram(value: Tensor, step: Step, tag: Tag, name: str | None = None) -> None:
-    """Write a histogram of the elements of `value`; non-finite elements raise ArgumentError in the run."""
+    """Write a histogram of the elements of `value` after each run; a non-finite element raises ArgumentError in the run."""
     _summarize("summary.histogram", _spread, value, step, tag)
 
 
 def image(value: Tensor, step: Step = None, tag: Tag = None, name: str | None = None) -> None:
-    """Write images [n, height, width, channels] with 1, 3 or 4 channels, as uint8 or floats from 0 to 1.
+    """Write images [n, height, width, channels] with 1, 3 or 4 channels, as uint8 or floats from 0 to 1, after each run.
 
-    Several images are named `tag`/0, `tag`/1, ...
+    Several images have the tags `tag`/0, `tag`/1, ... The default tag is "image", and the default step 0.
     """
     if value.tensor_type.ndim != 4 or value.tensor_type.shape[3] not in (1, 3, 4):
         raise ArgumentError(
@@ -112,12 +112,15 @@ def image(value: Tensor, step: Step = None, tag: Tag = None, name: str | None = 
 
 
 def pb(value: Tensor, step: Step = None, name: str | None = None) -> None:
-    """Write a message of `text` or `hparams`, passed as bytes: np.frombuffer(str(message).encode(), np.int8)."""
+    """Write a message of `text` or `hparams` after each run; `value` contains its bytes, np.frombuffer(str(message).encode(), np.int8)."""
     _summarize("summary.pb", lambda tag, value: _message(value), value, step, "")
 
 
 def _summarize(what: str, result: Callable[[str, Array], Any], value: Tensor, step: Step, tag: Tag) -> None:
-    """Write an event, built by `result` from the tag and the tensor's data, after each run."""
+    """Write an event after each run; `result` builds the event from the tag and the data of `value`.
+
+    Raises: ArgumentError unless `step` is an int, a tensor or None, and `tag` a string or a tensor.
+    """
     if not isinstance(step, int | np.integer | Tensor | None) or not isinstance(tag, str | Tensor):
         raise ArgumentError(f"{what} at {user_line()}: step must be an int and tag a string, or tensors, not {step!r}, {tag!r}")
     _after(what, partial(_write, result), value, step, tag)
@@ -193,7 +196,7 @@ globals().update(all_of(__name__, globals(), __name__, of_jobs))
 
 
 def text(text: str | Sequence[str], tag: str | None = None) -> Any:
-    """Return a message with a string or a list of strings, for `pb`."""
+    """Return a TensorBoard Summary message with a string or a list of strings, for `pb`; the default tag is "text"."""
     lines: list[Any] = list(text) if isinstance(text, list | tuple) else [text]
     if not lines or not all(isinstance(line, str) for line in (*lines, tag or "")):
         raise ArgumentError(f"summary.text at {user_line()}: text must be a string or a list of strings, and tag a string, not {text!r}, {tag!r}")
@@ -218,7 +221,7 @@ class RealRange:
             )
 
     def describe(self, info: Any) -> None:
-        """Write the range into the message of a hyperparameter."""
+        """Set the type and the interval of this range in `info`, the TensorBoard message of a hyperparameter."""
         info.type = _kinds()[float]
         info.domain_interval.min_value, info.domain_interval.max_value = self.min_value, self.max_value
 
@@ -229,7 +232,7 @@ class IntegerRange(RealRange):
 
 @dataclass(frozen=True, eq=False)
 class ValueSet:
-    """A set of strings, numbers or booleans of one type."""
+    """A set of permitted values: strings, numbers or booleans of one type, which `dtype` may state."""
 
     values: Sequence[Any]
     dtype: type | None = None
@@ -244,7 +247,7 @@ class ValueSet:
             )
 
     def describe(self, info: Any) -> None:
-        """Write the set into the message of a hyperparameter."""
+        """Set the type and the values of this set in `info`, the TensorBoard message of a hyperparameter."""
         info.type = _kinds()[type(self.values[0])]
         info.domain_discrete.extend(list(self.values))
 
@@ -272,9 +275,9 @@ def _kinds() -> dict[type, int]:
 
 
 def hparams(hparams: Mapping[Hparam | Metric | str, Any]) -> Any:
-    """Return a TensorBoard Summary message with hyperparameters and metrics; `pb` writes the message.
+    """Return a TensorBoard Summary message with hyperparameters and metrics, for `pb`.
 
-    `hparams` is `{Hparam(...) or a name: value, Metric(...): value}`.
+    `hparams` maps hyperparameters (Hparam objects or names) and Metric objects to their values.
     """
     if not isinstance(hparams, Mapping):
         raise ArgumentError(f"summary.hparams at {user_line()}: hparams must be a dict of values by name, not {hparams!r}")
@@ -337,7 +340,12 @@ def _write_projector(
     x: Array | None = None,
     label: Array | None = None,
 ) -> None:
-    """Write the files of a projector: points, labels, images and their configuration."""
+    """Write points, labels and images to the folder `<logdir>/<tag>_<step>`, and add the folder to the projector's configuration.
+
+    The rows of `value` are points, each with an entry of `label` and an image in x. The default tag is `kind`.
+
+    Raises: JobError before `create_<kind>_projector()`; ArgumentError unless `label` and x have one entry per point.
+    """
     what = f"summary.Projector.write_{kind}_projector at {user_line()}"
     if kind not in self._begun:
         raise JobError(f"{what}: call create_{kind}_projector() first")

@@ -61,7 +61,10 @@ class env:
 
     @staticmethod
     def node_size() -> int:
-        """Return ONEFLOW_TEST_WORLD_SIZE, else the number of addresses in ONEFLOW_TEST_NODE_LIST, else ONEFLOW_TEST_NODE_NUM, 1 by default."""
+        """Return the number of machines: ONEFLOW_TEST_WORLD_SIZE, or the length of ONEFLOW_TEST_NODE_LIST, or ONEFLOW_TEST_NODE_NUM.
+
+        The first of these environment variables that is set determines the number, which is 1 by default.
+        """
         if env.has_world_size():
             return env.world_size()
         return len(env.node_list()) if env.has_node_list() else int(os.environ.get("ONEFLOW_TEST_NODE_NUM", 1))
@@ -122,7 +125,7 @@ def skip_unless_2n4d() -> Callable[[Test], Test]:
 
 
 def num_nodes_required(num_nodes: int) -> Callable[[Test], Test]:
-    """Set the number of machines that `register_test_cases` requires for the test."""
+    """Return a decorator that sets the number of machines of a test, which `register_test_cases` passes to its filter."""
 
     def mark(test: Test) -> Test:
         test.num_nodes_required = num_nodes  # type: ignore[attr-defined]
@@ -145,13 +148,19 @@ def register_test_cases(
     base_class: type[unittest.TestCase] = unittest.TestCase,
     test_case_mixin: type[Any] = _ClearDefaultSession,
 ) -> None:
-    """Add to `scope` a test case per module `test_*.py` in `directory`, with its functions `test_...` for the selected numbers of machines."""
+    """Add to `scope` a test case for each module `test_*.py` in `directory`, with the functions `test_...` that the filter accepts.
+
+    `filter_by_num_nodes` receives the number of machines of a test, 1 by default.
+    """
     for name, cases in _tests_of(directory, filter_by_num_nodes, os.path.realpath(scope.get("__file__", ""))):
         scope[name] = type(name, (test_case_mixin, base_class), {case.__name__: case for case in cases})
 
 
 def _tests_of(directory: str, target: Callable[[int], bool], caller: str) -> Sequence[tuple[str, list[Callable[..., Any]]]]:
-    """Return (module name, tests for the selected numbers of machines) pairs, sorted by name, without the module `caller`."""
+    """Return pairs (module name, test functions) of the modules `test_*.py` in `directory`, sorted by name, without the module `caller`.
+
+    `target` selects the test functions by their number of machines.
+    """
     result = []
     for file in sorted(os.listdir(directory)):
         path = os.path.join(directory, file)

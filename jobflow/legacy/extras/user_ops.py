@@ -83,7 +83,7 @@ def op_type(word: str) -> OpType:
 
 
 def _own_classes() -> dict[str, type[Op]]:
-    """Return the user-defined operation classes by name."""
+    """Return the concrete operation classes that are defined outside of jobflow, by type name."""
     result, waiting = {}, [Op]
     while waiting:
         for each in waiting.pop().__subclasses__():
@@ -111,7 +111,7 @@ def _published() -> Mapping[str, OpType]:
 
 
 def _of_class(word: str, kind: type[Op]) -> OpType:
-    """Return the schema of a user-defined operation class."""
+    """Return the schema of the user-defined operation class `kind`, with the type name `word`."""
     formula: Any = getattr(kind, "formula", None)
     arguments = list(inspect.signature(formula if formula is not None else kind.infer).parameters.values())
     several = any(each.kind is each.VAR_POSITIONAL for each in arguments)
@@ -134,7 +134,7 @@ class UserOp:
     _made: dict[str, list[Tensor]] | None = None
 
     def InferAndTryRun(self) -> UserOp:
-        """Trace the operation and return this object; raise the operation's errors about its inputs."""
+        """Trace the operation into the body of the job, and return this object; an error of the operation names the user's line."""
         try:
             return self._run(current_job(f"user_op_builder({self.name!r})"))
         except JobflowError as error:
@@ -173,17 +173,17 @@ class UserOp:
         return results
 
     def RemoteBlobDict(self) -> dict[str, list[Tensor]]:
-        """Return the tensors of each output by name; requires `InferAndTryRun`."""
+        """Return the list of tensors of each output by name; raise JobError before `InferAndTryRun`."""
         if self._made is None:
             raise JobError(f"user_op_builder({self.name!r}) at {user_line()}: call InferAndTryRun() first")
         return {word: self._made[word] for word in self.outputs}
 
     def RemoteBlobList(self) -> list[Tensor]:
-        """Return the tensors of all outputs, in the order of the `Output` calls."""
+        """Return the tensors of all outputs, in the order of the `Output` calls; raise JobError before `InferAndTryRun`."""
         return [y for several in self.RemoteBlobDict().values() for y in several]
 
     def SoleOutputBlob(self) -> Tensor:
-        """Return the only output; raise ArgumentError if there are several."""
+        """Return the only output tensor; raise ArgumentError unless there is exactly one."""
         result = self.RemoteBlobList()
         if len(result) != 1:
             raise ArgumentError(f"{self.type.word} at {user_line()}: SoleOutputBlob() requires one output, not {len(result)}; call RemoteBlobList()")
@@ -207,7 +207,7 @@ class UserOpBuilder:
     _attributes: dict[str, Any] = field(default_factory=dict)
 
     def Op(self, op_type_name: str) -> UserOpBuilder:
-        """Set the operation type and return this builder."""
+        """Set the operation type `op_type_name` and return this builder; raise ArgumentError for an unknown type."""
         self._type = op_type(op_type_name)
         return self
 
@@ -236,7 +236,7 @@ class UserOpBuilder:
         return self
 
     def Output(self, output_name: str, num: int = 1) -> UserOpBuilder:
-        """Request an output of `num` tensors, and return this builder."""
+        """Request the output `output_name` of `num` tensors, and return this builder."""
         known = self._known()
         legal = [output_name] if known.outputs is None else [word.rstrip("*") for word in known.outputs]
         self._legal("output", output_name, legal, self._outputs)
@@ -244,7 +244,7 @@ class UserOpBuilder:
         return self
 
     def Attr(self, attr_name: str, attr_value: Any, attr_type_name: str | None = None) -> UserOpBuilder:
-        """Set an attribute, and return this builder; `attr_type_name` has no effect."""
+        """Set the attribute `attr_name` to `attr_value`, and return this builder; `attr_type_name` has no effect."""
         known = self._known()
         self._legal("attribute", attr_name, list(known.attributes), self._attributes)
         kind = unfitting(attr_name, attr_value, known.attributes.get(attr_name)) if known.outputs is not None else ""
@@ -262,12 +262,15 @@ class UserOpBuilder:
         absent += [f"attribute {word!r}" for word, default in known.attributes.items() if default is NEEDED and word not in self._attributes]
         absent += [] if self._outputs or known.outputs == () else ["an output"]
         if absent:
-            raise ArgumentError(f"{known.word} at {user_line()}: {', '.join(absent)} must be set before Build()")
+            raise ArgumentError(f"{known.word} at {user_line()}: Build() requires {', '.join(absent)}; set each of them first")
         return UserOp(self.op_name, known, self._inputs, self._outputs, self._attributes, self.consistent)
 
 
 def user_op_builder(op_name: str) -> UserOpBuilder:
-    """Return a builder of an operation in the current view: .Op(type).Input(...).Output(...).Attr(...).Build().InferAndTryRun()."""
+    """Return a builder of the operation `op_name` in the current view.
+
+    user_op_builder(op_name).Op(type).Input(...).Output(...).Attr(...).Build().InferAndTryRun()
+    """
     return UserOpBuilder(op_name)
 
 
@@ -277,7 +280,7 @@ def consistent_user_op_builder(op_name: str) -> UserOpBuilder:
 
 
 class UserOpModule:
-    """A module of an operation, which needs no preparation."""
+    """The module of an operation, as in OneFlow; `InitOpKernel` does nothing."""
 
     def InitOpKernel(self) -> None:
         """Do nothing: kernels need no preparation."""
@@ -293,7 +296,10 @@ class UserOpModuleBuilder:
     user_op_module: UserOpModule = field(default_factory=UserOpModule)
 
     def InputSize(self, input_name: str, num: int = 1) -> UserOpModuleBuilder:
-        """Check the number of tensors of an input, and return this builder; raise ArgumentError for an unknown input or a wrong number."""
+        """Check that the input `input_name` accepts `num` tensors, and return this builder.
+
+        Raises: ArgumentError for an unknown input or a wrong number.
+        """
         legal = op_type(self.word).inputs
         if legal is not None and input_name not in legal:
             raise ArgumentError(f"{self.word} at {user_line()}: the operation has no input {input_name!r}{did_you_mean(input_name, legal)}")
@@ -304,11 +310,11 @@ class UserOpModuleBuilder:
     Input = InputSize
 
     def Output(self, output_name: str, num: int = 1) -> UserOpModuleBuilder:
-        """Request an output of `num` tensors from all operations."""
+        """Request the output `output_name` of `num` tensors from all operations, and return this builder."""
         return self._with(UserOpBuilder.Output, output_name, num)
 
     def Attr(self, attr_name: str, attr_value: Any, attr_type_name: str | None = None) -> UserOpModuleBuilder:
-        """Set an attribute of all operations; `attr_type_name` has no effect."""
+        """Set an attribute of all operations, and return this builder; `attr_type_name` has no effect."""
         return self._with(UserOpBuilder.Attr, attr_name, attr_value)
 
     def _with(self, *call: Any) -> UserOpModuleBuilder:
@@ -321,7 +327,7 @@ class UserOpModuleBuilder:
         return self
 
     def OpName(self, op_name: str) -> UserOpBuilder:
-        """Return a builder of the operation `op_name`, which still requires its inputs."""
+        """Return a builder of the operation `op_name` with the outputs and attributes of this builder; its inputs must still be set."""
         builder = UserOpBuilder(op_name, self.consistent).Op(self.word)
         for method, *arguments in self._common:
             method(builder, *arguments)
@@ -329,7 +335,11 @@ class UserOpModuleBuilder:
 
 
 def user_op_module_builder(op_type_name: str) -> UserOpModuleBuilder:
-    """Return a builder of operations of one type: .InputSize(name, n).Output(name).Attr(...); then .OpName(name).Input(...).Build()."""
+    """Return a builder of several operations of the type `op_type_name`.
+
+    module = user_op_module_builder(op_type_name).InputSize(name, n).Output(name).Attr(...)
+    operation = module.OpName(op_name).Input(...).Build()
+    """
     op_type(op_type_name)
     return UserOpModuleBuilder(op_type_name)
 
@@ -343,7 +353,7 @@ def consistent_user_op_module_builder(op_type_name: str) -> UserOpModuleBuilder:
 class builtin_op(UserOpModuleBuilder):
     """A builder of a function of tensors outside of jobs: .Input(name, n).Output(name).Attr(...).Build().
 
-    The function returns the list of outputs and accepts further attributes.
+    The function accepts tensors, and attributes by keyword, and returns the list of outputs.
     """
 
     def __init__(self, op_type_name: str, op_name: str | None = None) -> None:
@@ -352,7 +362,7 @@ class builtin_op(UserOpModuleBuilder):
         self.op_name = op_name
 
     def Build(self) -> Callable[..., list[Tensor]]:
-        """Return a function of the input tensors and further attributes, which returns the list of outputs."""
+        """Return a function of the input tensors, and of attributes by keyword, which returns the list of outputs."""
 
         def run(*tensors: Tensor, **attributes: Any) -> list[Tensor]:
             first: Any = tensors[0] if tensors else None

@@ -48,7 +48,10 @@ class GlobalNorm:
 
 @dataclass(frozen=True)
 class GroupNorm:
-    """Clipping of each gradient g to g min(1, most / (n + EPSILON)), as in PyTorch; n is the norm of all gradients of a parameter group."""
+    """Clipping of each gradient g to g min(1, most / (n + EPSILON)), as in PyTorch; n is the norm of all gradients of a parameter group.
+
+    The norm is the Euclidean norm, or for an infinite `kind` the largest absolute value.
+    """
 
     most: float
     kind: float = 2.0
@@ -58,8 +61,9 @@ class GroupNorm:
 
 
 def by_norm(parameters: Sequence[Parameter], factor_of: Callable[[Tensor], Tensor], kind: float = 2.0) -> list[Parameter]:
-    """Multiply the gradients by a factor computed from their norm: the Euclidean norm, or for an infinite `kind` the largest absolute value.
+    """Return the parameters with gradients multiplied by `factor_of(norm)`.
 
+    The norm of all gradients is the Euclidean norm, or for an infinite `kind` the largest absolute value.
     Gradients with several addends are summed once, before squaring, because the update reads the sum as well.
     """
     if not parameters:

@@ -36,7 +36,7 @@ _OTHERS = ("learning_rate_decay", "warmup_conf", "clip_conf", "weight_decay_conf
 
 @dataclass(frozen=True)
 class WarmupToPrimary:
-    """A warm-up to the primary rate, independent of the initial rate of the schedule."""
+    """A warm-up with the base rate `primary` instead of the initial rate of the schedule."""
 
     warmup: Warmup
     primary: float
@@ -100,7 +100,7 @@ def _weight_decay(what: str, arguments: Any) -> dict[str, Any]:
 
 
 def _built(what: str, arguments: Any, kinds: Mapping[str, Kind]) -> Any:
-    """Return the object described by the dict `arguments`, or None if `arguments` is None."""
+    """Return the object that the dict `arguments` describes, with a constructor in `kinds`, or None if `arguments` is None."""
     if arguments is None:
         return None
     _, make, fields = _chosen(what, arguments, kinds)
@@ -128,4 +128,4 @@ def _check(what: str, arguments: Any, legal: Collection[str], needed: Collection
             raise ConfigError(f'{what}: unknown key "{name}"{did_you_mean(str(name), legal)}')
     missing = [name for name in needed if name not in arguments]
     if missing:
-        raise ConfigError(f"{what}: {', '.join(missing)} must be set")
+        raise ConfigError(f"{what}: set {' and '.join(missing)}")

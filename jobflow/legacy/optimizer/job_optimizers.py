@@ -69,7 +69,7 @@ class Minimizer(ABC):
 
     @abstractmethod
     def for_job(self, job: TrainJob) -> Self:
-        """Return this optimizer with the names of its variables in `job`; raise JobError if the job has no such variable."""
+        """Return this optimizer with its `variables` resolved to names in `job`; raise JobError for a name that `job` does not have."""
 
     def _check(self, what: str, job: TrainJob) -> None:
         if self.train_step_lbn is not None:
@@ -153,7 +153,7 @@ class Single(Minimizer, Options):
         return [name for name in names if name in chosen]
 
     def update(self, parameters: Sequence[Parameter], step: Value, slots: Slots) -> dict[str, Value]:
-        """Return new values by names of variables and slots."""
+        """Return the new values of the variables in `parameters` and of their slots, by name."""
         if not parameters:
             return {}
         if self.grad_clipping is not None:
@@ -202,7 +202,7 @@ class Decaying(Single, Decay):
         return patterns
 
     def decay_of(self, variable: str) -> float:
-        """Return the weight decay of a variable; patterns may match any substring of its name."""
+        """Return `weight_decay` if the patterns select the variable, and 0 otherwise; a pattern may match any substring of the name."""
         includes, excludes = self.weight_decay_includes, self.weight_decay_excludes
         decays = _found(includes, variable) if includes is not None else not _found(excludes, variable)
         return (self.weight_decay or 0.0) if decays else 0.0
@@ -310,7 +310,7 @@ class LARS(Decaying, LocalRates):
 
 @dataclass(frozen=True)
 class LAMB(Decaying, Moments):
-    """Adam with updates scaled to |w| per variable.  Slots: m, v, and the scalars beta1_t, beta2_t."""
+    """Adam with the update of each variable w scaled to the norm |w|.  Slots: m, v, and the scalars beta1_t, beta2_t."""
 
     epsilon: float = 1e-06
 
@@ -365,7 +365,7 @@ class CombinedOptimizer(Minimizer):
         return list(names)
 
     def update(self, parameters: Sequence[Parameter], step: Value, slots: Slots) -> dict[str, Value]:
-        """Return new values by names of variables and slots."""
+        """Return the new values of the variables in `parameters` and of their slots, by name."""
         new: dict[str, Value] = {}
         step = self._step(step)
         for child in self.optimizers:
@@ -379,7 +379,7 @@ Kind = tuple[Callable[..., Any], dict[str, str]]
 
 
 def kind(make: Callable[..., Any], options: str = "") -> Kind:
-    """Return a constructor with its option names; `options` are field names, or option=field."""
+    """Return the constructor `make` and a dict from option names to field names; `options` contains words "field" or "option=field"."""
     pairs = (word.partition("=") for word in options.split())
     return make, {option: field or option for option, _, field in pairs}
 

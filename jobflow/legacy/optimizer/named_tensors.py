@@ -28,7 +28,7 @@ def name_of(value: Any) -> str:
 
 
 def check(what: str, name: str, dtypes: Iterable[DType], nodes: Iterable[Any]) -> Value:
-    """Return the tensor `name` of the nodes; raise JobError unless it exists and has one element and one of the types."""
+    """Return the output of `nodes` with the logical_blob_name `name`; raise JobError unless it exists, with one element of a type in `dtypes`."""
     names = {name_of(value): value for node in nodes for value in node.outputs}
     if not isinstance(name, str) or name not in names:
         near = did_you_mean_or(str(name), names, "pass the logical_blob_name of a tensor")
@@ -41,7 +41,7 @@ def check(what: str, name: str, dtypes: Iterable[DType], nodes: Iterable[Any]) -
 
 
 def read(what: str, name: str, dtype: DType) -> Tensor:
-    """Return the tensor `name` of the job being traced as shape (1,) of `dtype`; raise JobError if it differs per micro-batch."""
+    """Return the tensor `name` of the job being traced, with shape (1,) and type `dtype`; raise JobError if the tensor differs per micro-batch."""
     tracer: Any = scope.current().interpreter
     result: Any = next((value for node in tracer.nodes for value in node.outputs if name_of(value) == name), None)
     if result is None:

@@ -35,7 +35,7 @@ def out_of_range(name: str, value: Any) -> str:
 
 
 def check_fields(of: Any, what: str) -> None:
-    """Raise ConfigError if a float or bool field of a dataclass has a wrong type or is out of range."""
+    """Raise ConfigError if a float or bool field of the dataclass `of` has a wrong type or is out of range."""
     for each in fields(of):
         value, kind = getattr(of, each.name), str(each.type)
         words = ""

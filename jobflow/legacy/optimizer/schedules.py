@@ -81,7 +81,8 @@ class PiecewiseConstantScheduler(_Checked):
     def __post_init__(self) -> None:
         _store(self, boundaries=_rising(self, self.boundaries), values=_numbers(self, "values", self.values))
         if len(self.values) != len(self.boundaries) + 1:
-            raise _wrong(self, f"{len(self.boundaries)} boundaries require {len(self.boundaries) + 1} values, not {len(self.values)}")
+            length = len(self.boundaries)
+            raise _wrong(self, f"boundaries has length {length}, so values must have length {length + 1}, not {len(self.values)}")
         super().__post_init__()
 
     @property
@@ -107,7 +108,7 @@ class PiecewiseScalingScheduler(_Checked):
         scales = (self.scale,) * len(boundaries) if isinstance(self.scale, Real) else self.scale
         _store(self, boundaries=boundaries, scale=_numbers(self, "scale", scales))
         if len(self.boundaries) != len(self._scales) - 1:
-            raise _wrong(self, f"{len(self.boundaries)} boundaries require as many scales, not {len(self._scales) - 1}")
+            raise _wrong(self, f"boundaries has length {len(self.boundaries)}, so scale must have the same length, not {len(self._scales) - 1}")
 
     @property
     def _scales(self) -> tuple[float, ...]:
@@ -217,11 +218,11 @@ class CustomScheduler:
             raise _wrong(self, f"lbn must be the logical_blob_name of a tensor, not {self.lbn!r}")
 
     def check(self, what: str, nodes: Iterable[Any]) -> None:
-        """Raise JobError unless the nodes of a job compute the tensor, with one float32 or float64 element."""
+        """Raise JobError unless `nodes` compute the tensor `lbn`, with one float32 or float64 element."""
         named_tensors.check(f"{what}: CustomScheduler({self.lbn!r})", self.lbn, (float32, float64), nodes)
 
     def tensor(self, dtype: DType) -> Tensor:
-        """Return the rate as a tensor of the job being traced."""
+        """Return the rate as a tensor of shape (1,) and type `dtype` in the job being traced."""
         return named_tensors.read(f"CustomScheduler({self.lbn!r})", self.lbn, dtype)
 
     def rate(self, step: int) -> float:

@@ -49,7 +49,10 @@ def get_interface_blob_value(op_name: str) -> Array:
 
 
 def set_interface_blob_value(op_name: str, ndarray: Any) -> None:
-    """Set the variable `op_name` to the array `ndarray`."""
+    """Set the variable `op_name` of the session to the array `ndarray`.
+
+    Raises: CheckpointError if there is no such variable, or if its shape or element type differs.
+    """
     load_variables({op_name: ndarray}, ignore_mismatch=False)
 
 

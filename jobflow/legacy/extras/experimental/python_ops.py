@@ -59,13 +59,16 @@ class PythonKernel(Op):
     def grad(self, *tensors: Any) -> Grads:
         *inputs, y, dy = tensors
         if len(inputs) != 1 or self.function != "forward":
-            raise JobError(f"{self.file}: {self.function} with {len(inputs)} inputs has no gradient; define the operation as a class")
+            raise JobError(
+                f"{self.file}: a gradient requires the function forward with one input, not {self.function} with {len(inputs)}; "
+                "define the operation as a class"
+            )
         return (None if dy is None else call(PythonKernel(self.file, "backward"), y, dy),)
 
 
 @functools.cache
 def loaded(file: str) -> ModuleType:
-    """Import the Python file `file` as a module, once; raise ArgumentError if it does not exist."""
+    """Import the Python file `file` as a module, once; raise ArgumentError if there is no such file."""
     description = importlib.util.spec_from_file_location(Path(file).stem, file)
     if description is None or description.loader is None or not Path(file).exists():
         raise ArgumentError(f"custom_op_module at {user_line()}: no such file: {file}")
@@ -97,7 +100,7 @@ class custom_op_module:
         return self
 
     def cpp_def(self) -> custom_op_module:
-        """Return the plugin: the shapes of the kernel's results replace definitions in C++."""
+        """Do nothing and return the plugin: shapes are inferred from the Python kernel instead of a definition in C++."""
         return self
 
     def cpp_kernel(self) -> custom_op_module:
@@ -107,13 +110,16 @@ class custom_op_module:
     gpu_kernel = cpp_kernel
 
     def py_kernel(self) -> custom_op_module:
-        """Register the operations `<name>_forward`, `<name>_backward` and `<name>_grad`, and return the plugin."""
+        """Register the operations `<name>_forward` and `<name>_backward`, where <name> is `op_module_name`, and return the plugin.
+
+        `<name>_grad` is an alias of `<name>_backward`.
+        """
         for word, function in (("forward", "forward"), ("backward", "backward"), ("grad", "backward")):
             user_ops.OWN_FUNCTIONS[f"{self.op_module_name}_{word}"] = _applied(self._file("py_kernel"), function)
         return self
 
     def build_load(self) -> custom_op_module:
-        """Return the plugin: no compilation is needed."""
+        """Do nothing and return the plugin, because it needs no compilation."""
         return self
 
 
