@@ -19,6 +19,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ops.index": ("segment_loops",),
     "ops.pool": ("pooling_loops",),
     "ops.random_tensors": ("random_loops",),
+    "ops.recurrent": ("recurrent_loops",),
     "ops.row_update": ("table_update_loops",),
     "ops.scan": ("scan_loops",),
     "ops.slices": ("reversed_copies",),

@@ -61,9 +61,9 @@ def print_product(form: ProductForm) -> str:
 
 def product_functions(form: ProductForm, name: str) -> list[VectorFunction]:
     """Return the function of this name, which takes the address of an argument block, and its callees."""
-    functions = [_driver(form, name), _print_transposition(form)]
+    functions = [_driver(form, name), print_transposition(form)]
     for vectors, whole in _widths(form):
-        functions += [_panel(form, vectors, whole), *(_tile(form, rows, vectors, whole) for rows in form.rows)]
+        functions += [_panel(form, vectors, whole), *(print_tile(form, rows, vectors, whole) for rows in form.rows)]
     return functions
 
 
@@ -84,7 +84,7 @@ def _named(vectors: int, whole: bool) -> str:
     return f"{vectors}.whole" if whole else f"{vectors}"
 
 
-def _tile(form: ProductForm, rows: int, vectors: int, whole: bool) -> VectorFunction:
+def print_tile(form: Vectors, rows: int, vectors: int, whole: bool) -> VectorFunction:
     """Print the function that computes a tile of y, `rows` rows by `vectors` vectors, as sums over the depth of one panel.
 
     The last vector is masked unless `whole` is True.
@@ -202,7 +202,7 @@ def _rows(at: VectorFunction, form: ProductForm, width: str, panel: str, step: s
     at.label("rows.0")
 
 
-def _print_transposition(form: ProductForm) -> VectorFunction:
+def print_transposition(form: Vectors) -> VectorFunction:
     """Print the function that transposes contiguous columns of b to rows of a panel, by butterfly shuffles of a square of vectors."""
     at = VectorFunction(form, f"internal void @turn(ptr %b, i64 %along, i64 %columns, {form.mask} %mask, ptr %to, i64 %step)")
     lanes = form.lanes

@@ -1,0 +1,298 @@
+"""Recurrences over time and their gradients as compiled loops: the tier "llvm" of CPUs.
+
+`recurrent_text` prints the loops from the formula of one step.  A formula names its operands: "x:2" is block 2 of the operand x, "sums:2" the sum
+for this block, and "runs" the condition that a sample has the step.  The states `h` and `c` and their gradients are updated in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.dataclass import dataclass
+from jobflow.core.types import Array, DType, bool_, dtype_of, int64
+from jobflow.expressions import language as f
+from jobflow.expressions.language import Expression
+from jobflow.kernels.argument_block import address, argument_block
+from jobflow.kernels.decompositions import lowered
+from jobflow.kernels.llvm.machine_code import Function, Printed, compiler
+from jobflow.kernels.llvm.recurrent_text import StepForm, print_recurrence
+from jobflow.kernels.registry import implements
+from jobflow.ops.op import Binder, Call
+from jobflow.ops.recurrent import Gru, GruGrad, Lstm, LstmGrad, Recurrence, RecurrenceGrad, Rnn, RnnGrad
+
+#: fewest elements of the hidden states of all steps; for fewer, compiling costs more than runs save
+FEWEST = 1 << 10
+#: results of a formula by name, in the order in which they are written
+Results = dict[str, Expression]
+
+
+class _Elements:
+    """The operands that a formula reads, as expressions."""
+
+    def __init__(self, dtype: DType) -> None:
+        self.dtype = dtype
+        self.names: list[str] = []
+
+    def __call__(self, name: str) -> Expression:
+        if name not in self.names:
+            self.names.append(name)
+        return f.element(self.names.index(name), bool_ if name.startswith("runs") else self.dtype)
+
+    def blocks(self, name: str, count: int) -> list[Expression]:
+        return [self(f"{name}:{k}") for k in range(count)]
+
+
+def _blocks(name: str, *values: Expression) -> Results:
+    return {f"{name}:{k}": value for k, value in enumerate(values)}
+
+
+def _zero(x: Expression) -> Expression:
+    return f.constant(0.0, x.dtype)
+
+
+# ----------------------------------------------------------------------------------------------- formulas of a step
+
+
+def _lstm(op: Lstm, e: _Elements) -> Results:
+    i, f_, u, o = (a + b for a, b in zip(e.blocks("sums", 4), e.blocks("x", 4), strict=True))
+    i, f_, u, o = f.sigmoid(i), f.sigmoid(f_), f.tanh(u), f.sigmoid(o)
+    c = f_ * e("c") + i * u
+    return _blocks("gates", i, f_, u, o) | _states(op, e, {"h": o * f.tanh(c), "c": c})
+
+
+def _gru(op: Gru, e: _Elements) -> Results:
+    (p, q, m), (r, z, n) = e.blocks("sums", 3), e.blocks("x", 3)
+    if op.biased:
+        p, q, m = (a + b for a, b in zip((p, q, m), e.blocks("bias", 3), strict=True))
+    r, z = f.sigmoid(r + p), f.sigmoid(z + q)
+    n = f.tanh(n + r * m)
+    return _blocks("gates", r, z, n, m) | _states(op, e, {"h": n + z * (e("h") - n)})
+
+
+def _rnn(op: Rnn, e: _Elements) -> Results:
+    total = e("sums") + e("x")
+    return _states(op, e, {"h": f.maximum(total, 0.0) if op.relu else f.tanh(total)})
+
+
+def _states(op: Recurrence, e: _Elements, new: Results) -> Results:
+    """Return the results for the new states: y, the states in place, and their values at all steps."""
+    y = new["h"]
+    if op.masked:
+        runs = e("runs")
+        y = f.where(runs, y, 0.0)
+        new = {name: f.where(runs, value, e(name)) for name, value in new.items()}
+    results = {"y": y, **new}
+    if op.masked:
+        results["states"] = new["h"]
+    if "c" in new:
+        results["cells"] = new["c"]
+    return results
+
+
+def _lstm_grad(op: LstmGrad, e: _Elements) -> Results:
+    dh, kept = _state_gradient(op, e)
+    i, f_, u, o = e.blocks("gates", 4)
+    s = f.tanh(e("cells"))
+    dc = e("dc0") + dh * o * (1.0 - s * s)
+    gates = (dc * u * i * (1.0 - i), dc * e("past") * f_ * (1.0 - f_), dc * i * (1.0 - u * u), dh * s * o * (1.0 - o))
+    dc_past = dc * f_
+    if op.masked:
+        dc_past = f.where(e("runs"), dc_past, e("dc0"))
+    return _blocks("dx", *_where_it_runs(op, e, *gates)) | {"dc0": dc_past} | kept(None)
+
+
+def _gru_grad(op: GruGrad, e: _Elements) -> Results:
+    dh, kept = _state_gradient(op, e)
+    r, z, n, m = e.blocks("gates", 4)
+    past = e("past")
+    if op.masked and op.reverse and op.starts:
+        past = f.where(e("runs:1"), past, e("h0"))
+    dn = dh * (1.0 - z) * (1.0 - n * n)
+    dz, dr = dh * (past - n) * z * (1.0 - z), dn * m * r * (1.0 - r)
+    dr, dz, dn, dm = _where_it_runs(op, e, dr, dz, dn, dn * r)
+    return _blocks("dx", dr, dz, dn) | _blocks("dg", dr, dz, dm) | kept(dh * z)
+
+
+def _rnn_grad(op: RnnGrad, e: _Elements) -> Results:
+    dh, kept = _state_gradient(op, e)
+    y = e("y")
+    (d,) = _where_it_runs(op, e, f.where(y > 0.0, dh, 0.0) if op.relu else dh * (1.0 - y * y))
+    return {"dx": d} | kept(None)
+
+
+def _state_gradient(op: RecurrenceGrad, e: _Elements) -> tuple[Expression, Callable[[Expression | None], Results]]:
+    """Return the gradient of a step's h, and a function of the part of the gradient of h' that is no product."""
+    dh = e("sums")
+    if _keeps(op):
+        dh = dh + e("kept")
+    total = dh + e("dy") if "dy" in op.of else dh
+
+    def kept(rest: Expression | None) -> Results:
+        if not _keeps(op):
+            return {}
+        rest = _zero(dh) if rest is None else rest
+        return {"kept": f.where(e("runs"), rest, dh) if op.masked else rest}
+
+    return total, kept
+
+
+def _keeps(op: RecurrenceGrad) -> bool:
+    return op.masked or isinstance(op, GruGrad)
+
+
+def _where_it_runs(op: RecurrenceGrad, e: _Elements, *values: Expression) -> list[Expression]:
+    return [f.where(e("runs"), value, 0.0) for value in values] if op.masked else list(values)
+
+
+FORMULAS: dict[type, Callable[[Any, _Elements], Results]] = {
+    Lstm: _lstm,
+    Gru: _gru,
+    Rnn: _rnn,
+    LstmGrad: _lstm_grad,
+    GruGrad: _gru_grad,
+    RnnGrad: _rnn_grad,
+}
+
+
+# ----------------------------------------------------------------------------------------------- functions
+
+
+@dataclass(frozen=True)
+class Step:
+    """A compiled recurrence: its form, and the names of its operands."""
+
+    form: StepForm
+    operands: tuple[str, ...]
+    function: Function
+
+
+@cache
+def _compiled(op: Recurrence | RecurrenceGrad, dtype: DType) -> Step:
+    e = _Elements(dtype)
+    results = FORMULAS[type(op)](op, e)
+    operands: list[str] = []
+
+    def place(name: str) -> tuple[int, int]:
+        base, _, block = name.partition(":")
+        if base == "runs":  # block 1 is the previous step
+            return -2, int(block or 0) * (1 if op.reverse else -1)
+        if base == "sums":
+            return -1, int(block or 0)
+        if base not in operands:
+            operands.append(base)
+        return operands.index(base), int(block or 0)
+
+    reads, writes = [place(name) for name in e.names], [place(name) for name in results]
+    width = compiler().vector_bytes
+    many = width in (16, 64)  # AArch64 and AVX-512 have 32 registers
+    forward = isinstance(op, Recurrence)
+    vectors = op.blocks if forward and op.blocks > 1 else 4 if many else 3
+    rows = (6, 4, 2, 1) if many else (4, 2, 1) if vectors < 4 else (2, 1)
+    outputs, _ = lowered(list(results.values()), compiler().primitives)
+    units = 1 if forward and op.blocks > 1 else vectors
+    form = StepForm(dtype, width // dtype.itemsize, rows, vectors, units, forward, len(operands), tuple(reads), tuple(writes), tuple(outputs))
+    function, _ = compiler().printed(f"recurrence {op!r} {dtype.name} {form.lanes} {rows}", lambda: Printed(print_recurrence(form)))
+    return Step(form, tuple(operands), function)
+
+
+# ----------------------------------------------------------------------------------------------- arguments
+
+
+def _refused(op: Recurrence | RecurrenceGrad, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+    at = op.named([*inputs, *outputs])
+    floats = [a for name, a in at.items() if name != "lengths"]
+    if {a.dtype for a in floats} != {at["w"].dtype} or at["w"].dtype.name not in ("float32", "float64"):
+        return "the element types are not all float32 or all float64"
+    if any(not a.size for a in at.values()) or outputs[0].size < FEWEST:
+        return f"{outputs[0].size} elements; loops are compiled for at least {FEWEST}"
+    if any(a.strides[-1] != a.itemsize or not a.flags.aligned for a in floats) or any(a.strides[-2] != a.shape[-1] * a.itemsize for a in _rows(at)):
+        return "the hidden units of all samples are not contiguous"
+    return None if compiler().has_fma else "this machine has no fused multiply-adds"
+
+
+def _rows(at: dict[str, Array]) -> list[Array]:
+    return [a for name, a in at.items() if a.ndim > 1 and name != "w"]
+
+
+@implements(Recurrence, tier="llvm", rank=10, refuses=_refused)
+def recurrence(op: Recurrence, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    at: dict[str, Array] = op.named([*inputs, *outputs])
+    y = at["y"]
+    if op.masked:
+        at["states"] = device.scratch(y.shape, dtype_of(y.dtype))
+    if isinstance(op, Gru) and op.biased:
+        at["bias"] = np.broadcast_to(at["bias"], (y.shape[1], at["w"].shape[0]))
+    calls = [_set(at[name], at.get(f"{name}0")) for name in ("h", "c") if name in at]
+    return [*calls, *_run(op, op.times(len(y)), at, device, at.get("h0"), at["states" if op.masked else "y"], not op.starts)]
+
+
+@implements(RecurrenceGrad, tier="llvm", rank=10, refuses=_refused)
+def recurrence_gradient(op: RecurrenceGrad, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    at: dict[str, Array] = op.named([*inputs, *outputs])
+    w, dx, calls = at["w"], at["dx"], []
+    shape, dtype = (dx.shape[1], w.shape[1]), dtype_of(w.dtype)
+    if op.states == 2:
+        at["dc0"] = at["dc0"] if "dc0" in at else device.scratch(shape, dtype)
+        calls.append(_set(at["dc0"], at.get("dc")))
+    if _keeps(op):
+        at["kept"] = device.scratch(shape, dtype)
+        calls.append(_set(at["kept"], None))
+    times, recurrent = op.times(len(dx))[::-1], at.get("dg", dx)
+    calls += _run(op, times, at, device, at.get("dh"), recurrent, True)
+    if op.starts:
+        calls.append((np.matmul, (recurrent[times[-1]], w, at["dh0"])))
+        calls += [(np.add, (at["dh0"], at["kept"], at["dh0"]))] if _keeps(op) else []
+    return calls
+
+
+def _set(array: Array, value: Array | None) -> Call:
+    return (array.fill, (0,)) if value is None else (np.copyto, (array, value))
+
+
+def _run(
+    op: Recurrence | RecurrenceGrad, times: range, at: dict[str, Array], device: Binder, start: Array | None, factors: Array, of_sums: bool
+) -> list[Call]:
+    """Return the calls of the compiled loop over `times`.
+
+    `factors` are the results of the steps that the product of the next step reads.  `start` is the factor of the first step, or, if `of_sums`, its
+    sums; None stands for zeros.
+    """
+    w, dtype = at["w"], dtype_of(at["w"].dtype)
+    step, n, hidden, depth = _compiled(op, dtype), factors.shape[1], w.shape[1], factors.shape[2]
+    form, order = step.form, slice(None, None, times.step)
+    width = form.vectors * form.lanes
+    unit = form.units * form.lanes
+    packed = device.scratch((-(-hidden // unit) * depth + form.lanes, width), dtype)
+    sums = device.scratch((n, width), dtype)
+    unit_step = 0 if start is None else unit * w.itemsize
+    if start is None:
+        start = np.broadcast_to(np.zeros(width, w.dtype), (n, width))
+    lengths, calls = at.get("lengths", np.zeros(1, np.int64)), []
+    if lengths.dtype != np.int64 or not lengths.flags.c_contiguous:
+        copy = device.scratch(lengths.shape, int64)
+        calls, lengths = [(np.copyto, (copy, lengths))], copy
+    factors = factors[order]
+    arrays: list[Array] = [w, packed, sums, start, factors, lengths]
+    words = [*map(address, arrays), len(times), n, hidden, depth, w.strides[0], start.strides[0], factors.strides[1], factors.strides[0]]
+    words += [int(of_sums), unit_step, times[0], times.step]
+    indices = [*range(len(arrays))]
+    for name in step.operands:
+        view, last = _walk(name, at, order)
+        indices += [len(words), len(words) + 1]
+        arrays += [view, last]
+        words += [address(view), address(last), view.strides[0] if view.ndim == 3 else 0, view.strides[-2], hidden * w.itemsize]
+    return [*calls, (step.function, (argument_block(words, arrays, indices),))]
+
+
+def _walk(name: str, at: dict[str, Array], order: slice) -> tuple[Array, Array]:
+    """Return an operand in the order of the steps, and its rows at the last step."""
+    if name == "past":  # the states before each step, of which the last is the initial state
+        states, start = (at["cells"], "c0") if "cells" in at else (at["y"], "h0")
+        first = at.get(start, np.zeros(states.shape[1:], states.dtype))
+        return (states[order][1:], first) if len(states) > 1 else (first, first)
+    view = at[name]
+    return (view[order], view[order][-1]) if view.ndim == 3 else (view, view)
