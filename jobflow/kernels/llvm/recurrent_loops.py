@@ -1,7 +1,7 @@
 """Recurrences over time and their gradients as compiled loops: the tier "llvm" of CPUs.
 
-`recurrent_text` prints the loops from the formula of one step.  A formula names its operands: "x:2" is block 2 of the operand x, "sums:2" the sum
-for this block, and "runs" the condition that a sample has the step.  The states `h` and `c` and their gradients are updated in place.
+`recurrent_text` prints the loops from the formula of one step.  A formula names its operands: "x:2" is block 2 of x, and "sums:2" the sum for this
+block.  "runs" is the condition that a sample has the step.  The states `h` and `c` and their gradients are updated in place.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _states(op: Recurrence, e: _Elements, new: Results) -> Results:
 
 
 def _lstm_grad(op: LstmGrad, e: _Elements) -> Results:
-    dh, kept = _state_gradient(op, e)
+    dh, carry = _state_gradient(op, e)
     i, f_, u, o = e.blocks("gates", 4)
     s = f.tanh(e("cells"))
     dc = e("dc0") + dh * o * (1.0 - s * s)
@@ -102,11 +102,11 @@ def _lstm_grad(op: LstmGrad, e: _Elements) -> Results:
     dc_past = dc * f_
     if op.masked:
         dc_past = f.where(e("runs"), dc_past, e("dc0"))
-    return _blocks("dx", *_where_it_runs(op, e, *gates)) | {"dc0": dc_past} | kept(None)
+    return _blocks("dx", *_where_it_runs(op, e, *gates)) | {"dc0": dc_past} | carry(None)
 
 
 def _gru_grad(op: GruGrad, e: _Elements) -> Results:
-    dh, kept = _state_gradient(op, e)
+    dh, carry = _state_gradient(op, e)
     r, z, n, m = e.blocks("gates", 4)
     past = e("past")
     if op.masked and op.reverse and op.starts:
@@ -114,33 +114,33 @@ def _gru_grad(op: GruGrad, e: _Elements) -> Results:
     dn = dh * (1.0 - z) * (1.0 - n * n)
     dz, dr = dh * (past - n) * z * (1.0 - z), dn * m * r * (1.0 - r)
     dr, dz, dn, dm = _where_it_runs(op, e, dr, dz, dn, dn * r)
-    return _blocks("dx", dr, dz, dn) | _blocks("dg", dr, dz, dm) | kept(dh * z)
+    return _blocks("dx", dr, dz, dn) | _blocks("dg", dr, dz, dm) | carry(dh * z)
 
 
 def _rnn_grad(op: RnnGrad, e: _Elements) -> Results:
-    dh, kept = _state_gradient(op, e)
+    dh, carry = _state_gradient(op, e)
     y = e("y")
     (d,) = _where_it_runs(op, e, f.where(y > 0.0, dh, 0.0) if op.relu else dh * (1.0 - y * y))
-    return {"dx": d} | kept(None)
+    return {"dx": d} | carry(None)
 
 
 def _state_gradient(op: RecurrenceGrad, e: _Elements) -> tuple[Expression, Callable[[Expression | None], Results]]:
     """Return the gradient of a step's h, and a function of the part of the gradient of h' that is no product."""
     dh = e("sums")
-    if _keeps(op):
-        dh = dh + e("kept")
+    if _carries(op):
+        dh = dh + e("carry")
     total = dh + e("dy") if "dy" in op.of else dh
 
-    def kept(rest: Expression | None) -> Results:
-        if not _keeps(op):
+    def carry(rest: Expression | None) -> Results:
+        if not _carries(op):
             return {}
         rest = _zero(dh) if rest is None else rest
-        return {"kept": f.where(e("runs"), rest, dh) if op.masked else rest}
+        return {"carry": f.where(e("runs"), rest, dh) if op.masked else rest}
 
-    return total, kept
+    return total, carry
 
 
-def _keeps(op: RecurrenceGrad) -> bool:
+def _carries(op: RecurrenceGrad) -> bool:
     return op.masked or isinstance(op, GruGrad)
 
 
@@ -162,7 +162,7 @@ FORMULAS: dict[type, Callable[[Any, _Elements], Results]] = {
 
 
 @dataclass(frozen=True)
-class Step:
+class CompiledRecurrence:
     """A compiled recurrence: its form, and the names of its operands."""
 
     form: StepForm
@@ -171,12 +171,12 @@ class Step:
 
 
 @cache
-def _compiled(op: Recurrence | RecurrenceGrad, dtype: DType) -> Step:
+def _compiled(op: Recurrence | RecurrenceGrad, dtype: DType) -> CompiledRecurrence:
     e = _Elements(dtype)
     results = FORMULAS[type(op)](op, e)
     operands: list[str] = []
 
-    def place(name: str) -> tuple[int, int]:
+    def located(name: str) -> tuple[int, int]:
         base, _, block = name.partition(":")
         if base == "runs":  # block 1 is the previous step
             return -2, int(block or 0) * (1 if op.reverse else -1)
@@ -186,7 +186,7 @@ def _compiled(op: Recurrence | RecurrenceGrad, dtype: DType) -> Step:
             operands.append(base)
         return operands.index(base), int(block or 0)
 
-    reads, writes = [place(name) for name in e.names], [place(name) for name in results]
+    reads, writes = [located(name) for name in e.names], [located(name) for name in results]
     width = compiler().vector_bytes
     many = width in (16, 64)  # AArch64 and AVX-512 have 32 registers
     forward = isinstance(op, Recurrence)
@@ -196,7 +196,7 @@ def _compiled(op: Recurrence | RecurrenceGrad, dtype: DType) -> Step:
     units = 1 if forward and op.blocks > 1 else vectors
     form = StepForm(dtype, width // dtype.itemsize, rows, vectors, units, forward, len(operands), tuple(reads), tuple(writes), tuple(outputs))
     function, _ = compiler().printed(f"recurrence {op!r} {dtype.name} {form.lanes} {rows}", lambda: Printed(print_recurrence(form)))
-    return Step(form, tuple(operands), function)
+    return CompiledRecurrence(form, tuple(operands), function)
 
 
 # ----------------------------------------------------------------------------------------------- arguments
@@ -238,14 +238,14 @@ def recurrence_gradient(op: RecurrenceGrad, device: Binder, inputs: Sequence[Arr
     if op.states == 2:
         at["dc0"] = at["dc0"] if "dc0" in at else device.scratch(shape, dtype)
         calls.append(_set(at["dc0"], at.get("dc")))
-    if _keeps(op):
-        at["kept"] = device.scratch(shape, dtype)
-        calls.append(_set(at["kept"], None))
+    if _carries(op):
+        at["carry"] = device.scratch(shape, dtype)
+        calls.append(_set(at["carry"], None))
     times, recurrent = op.times(len(dx))[::-1], at.get("dg", dx)
     calls += _run(op, times, at, device, at.get("dh"), recurrent, True)
     if op.starts:
         calls.append((np.matmul, (recurrent[times[-1]], w, at["dh0"])))
-        calls += [(np.add, (at["dh0"], at["kept"], at["dh0"]))] if _keeps(op) else []
+        calls += [(np.add, (at["dh0"], at["carry"], at["dh0"]))] if _carries(op) else []
     return calls
 
 

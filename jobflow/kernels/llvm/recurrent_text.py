@@ -6,8 +6,8 @@
             sums = h' w^T (or d w in a gradient)          tiles of some rows, in blocks of DEPTH; sums are in the first-level cache
             for each vector of hidden units, each row:    the formula of a step, from the sums and operands to the results
 
-The product of a step reads the state that the previous step wrote; in a gradient, it reads the gradients of the next step's gates.  A formula is an
-expression with an element for each of its operands (`StepForm`), printed once for whole vectors and once for the last hidden units of a row.
+The product of a step reads the state that the previous step wrote.  In a gradient, it reads the gradients of the next step's gates.  A formula is
+an expression with an element for each of its operands (`StepForm`).  It is printed once for whole vectors, and once for the last hidden units.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ OPERAND = ("address", "last", "step", "down", "block")
 class StepForm(Vectors):
     """The form of a recurrence.
 
-    A panel has `vectors` vectors of sums: one of each gate, or `units` vectors of hidden units.  The weight is [depth, hidden], or [gates, hidden,
-    depth] with `transposed`.  The formula reads element 0, 1, ... for `reads`, which are pairs of an operand and a block of hidden units; `writes`
-    are the targets of its results.  Operand -1 is the sums, and operand -2 the condition that the sample of a row has the step that follows the
-    current one by the number of the block.
+    A panel has `vectors` vectors of sums: one of each gate, or `units` vectors of hidden units.  The weight is [depth, hidden], or with `transposed`
+    [gates, hidden, depth].  The formula reads element 0, 1, ... for `reads`, which are pairs of an operand and a block of hidden units.  `writes`
+    are the targets of its results.  Operand -1 is the sums.  Operand -2 is the condition that a sample has a step; its block is the distance of
+    this step from the current one.
     """
 
     rows: tuple[int, ...]
@@ -203,7 +203,10 @@ def _pack(at: VectorFunction, form: StepForm, panel: str) -> None:
 
 
 def _products(at: VectorFunction, form: StepForm, factor: str, down: str) -> None:
-    """Print the product of all rows with one panel, in blocks of the sum: as many tiles with the most rows as fit, and so on down to one row."""
+    """Print the product of all rows with one panel, in blocks of the sum.
+
+    The rows are divided into as many tiles with the most rows as fit, and so on down to one row.
+    """
     line = form.vectors * form.aligned
     with at.repeated("d", "%depth", DEPTH, a=(factor, DEPTH * form.size), b=("%p.panel", DEPTH * line)):
         depth = at.least(at.value("sub i64 %depth, %d"), DEPTH)
