@@ -25,5 +25,5 @@ def not_negative(text: str) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number of at least 0")
     return number

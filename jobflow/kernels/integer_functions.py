@@ -56,7 +56,7 @@ def random_word(number: Expression, stream: Expression, first: int, second: int,
 
 
 def random_words(lane: Expression, stream: Expression, keys: Sequence[Expression | int], plane: Expression | int) -> list[Expression]:
-    """Return the four random words of a lane; words of 64 bits are split into halves, so that products of two halves fit."""
+    """Return the four random 32-bit words of a lane; `lane` and `stream` are split into halves of 32 bits, so that products fit into 64 bits."""
     even = [_low(lane), _low(stream)]
     odd = [_low(f.right_shift(lane, 32)), _low(f.bitwise_or(f.left_shift(f.right_shift(stream, 32), 8), plane))]
     for _ in range(philox.ROUNDS):

@@ -117,7 +117,7 @@ def _check_trusted(descriptor: int, name: str) -> None:
     """Raise PermissionError if another user could have written the file or folder."""
     status = os.fstat(descriptor)
     if status.st_uid != os.geteuid():
-        raise PermissionError(f"{name} belongs to user {status.st_uid}, not to {os.geteuid()}; remove it or choose another cache folder")
+        raise PermissionError(f"{name} belongs to user {status.st_uid}, not to user {os.geteuid()}; remove it or choose another cache folder")
     if status.st_mode & 0o022:
         raise PermissionError(f"{name} is writable by other users (mode {status.st_mode & 0o777:o}); run chmod go-w {name}")
 

@@ -99,7 +99,7 @@ class Region(Op):
         return self.space
 
     def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
-        """Substitute the members' expressions into each other; return None if a member has no expression.
+        """Return the expressions of the outputs, with the members' expressions substituted; None if a member has no expression.
 
         Casts between members remain, so rounding is unchanged.
         """

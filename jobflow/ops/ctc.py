@@ -1,4 +1,4 @@
-"""Connectionist temporal classification: the loss of label sequences that are shorter than the sequence of frames.
+"""Connectionist temporal classification: the loss of label sequences that are not longer than the sequence of frames.
 
 A. Graves, S. Fernandez, F. Gomez, J. Schmidhuber: Connectionist temporal classification, ICML 2006.  With l' = blank, l1, blank, l2 ... blank:
 
@@ -71,7 +71,7 @@ class CtcLoss(Op):
 
 
 class CtcPaths(CtcLoss):
-    """Forward variables alpha[n, t, s] of the CTC recursion, with the inputs of CtcLoss: logarithms of path probabilities.
+    """Forward variables alpha[n, t, s] of the CTC recursion: logarithms of path probabilities. The inputs are the same as in CtcLoss.
 
     alpha is -inf if no path reaches state s at frame t, and after the last frame of a sample.
     """

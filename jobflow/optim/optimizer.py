@@ -88,7 +88,8 @@ class Optimizer:
         known = {id(p) for other in self.param_groups for p in other["params"]}
         for p in params:
             if not isinstance(p, Tensor) or not p.is_leaf:
-                raise ConfigError(f"{what}: params must contain leaf tensors, for example module.parameters(), not {type(p).__name__}")
+                actual = "a tensor that is not a leaf" if isinstance(p, Tensor) else type(p).__name__
+                raise ConfigError(f"{what}: params must contain leaf tensors; got {actual}; pass module.parameters(), for example")
             if id(p) in known:
                 raise ConfigError(f"{what}: params contains a {p.tensor_type} parameter twice; pass it once")
             known.add(id(p))

@@ -21,7 +21,7 @@ Draft = Folder | Objects
 def begin(target: AnyPath, replace: bool, files: Files) -> Draft:
     """Return a new draft of the checkpoint `target`.
 
-    Raises: CheckpointError if `target` exists and must not be replaced; OSError if the file system or store fails.
+    Raises: CheckpointError if `target` exists and must not be replaced, or cannot be read; OSError if the file system or store fails.
     """
     if replace and (reason := reading.unreadable(target)):
         raise CheckpointError(

@@ -1,8 +1,8 @@
 """The training loop: steps, evaluations and checkpoints until the last step or a request to stop.
 
-After each step the loop calls the callbacks, and all ranks exchange requests to stop. A due evaluation follows, and early stopping uses its
-metric. Then a due or final checkpoint of the complete state after the step is saved. A resumed run continues with the same samples,
-random numbers, learning rates and decisions as an uninterrupted run. The schedule depends on steps and epochs alone.
+After each step the loop calls the callbacks. The ranks exchange requests to stop periodically, not after every step. A due evaluation follows,
+and early stopping uses its metric. Then the loop saves the complete state if a checkpoint is due or the run ends. A resumed run continues with
+the same samples, random numbers, learning rates and decisions as an uninterrupted run. The schedule depends on steps and epochs alone.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def traffic_table(figures: Figures) -> TextTable | None:
 
 
 def plan_table(figures: Figures) -> TextTable:
-    """Return a table of the number of computing and communicating instructions per rank."""
+    """Return a table of the numbers of computing and communicating instructions per rank."""
     rows = [[ranks, f.computing, f.communicating] for ranks, f in alike(figures, lambda f: (f.computing, f.communicating))]
     return TextTable(["rank", "computing instructions", "communications"], rows, right=(1, 2))
 

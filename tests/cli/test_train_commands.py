@@ -94,5 +94,5 @@ def test_invalid_times_raise(text: str) -> None:
 def test_temperatures() -> None:
     assert not_negative("0") == 0 and not_negative("0.8") == 0.8
     for text in ("-1", "warm", "inf", "nan"):
-        with pytest.raises(argparse.ArgumentTypeError, match="is not a number of at least 0"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a finite number of at least 0"):
             not_negative(text)

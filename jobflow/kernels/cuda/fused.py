@@ -142,7 +142,10 @@ def launches(
 
 
 def _element_strides(access: OperandAccess, strides: Sequence[int]) -> list[int]:
-    """Return the strides of an operand in elements, along the axes that are parameters of its kernel."""
+    """Return the strides of an operand in elements, along the axes whose strides are parameters of its kernel.
+
+    The stride along the lookup axis of a table is omitted.
+    """
     if access.inner == "number":
         return []
     size = 1 if access.counted else access.dtype.itemsize

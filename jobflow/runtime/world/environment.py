@@ -29,7 +29,7 @@ CHECKPOINTS = "JOBFLOW_CHECKPOINTS"
 
 
 def usable_cores() -> set[int]:
-    """Return the numbers of the processors on which this process may run."""
+    """Return the indices of the CPU cores on which this process may run."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
