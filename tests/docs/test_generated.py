@@ -1,4 +1,4 @@
-"""Generated parts of README and docs - drawings of layouts, stages of a job - equal the output of scripts/refresh_docs."""
+"""Generated pages, drawings of layouts and stages of a job equal the output of the scripts that write them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from pathlib import Path
 
 import drawings
 import numpy as np
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_pages_are_up_to_date() -> None:
-    done = subprocess.run([sys.executable, "scripts/refresh_docs", "--check"], cwd=ROOT, check=False)
-    assert done.returncode == 0, "run scripts/refresh_docs"
+@pytest.mark.parametrize("script", ["docs", "differences"])
+def test_pages_are_up_to_date(script: str) -> None:
+    done = subprocess.run([sys.executable, f"scripts/refresh_{script}", "--check"], cwd=ROOT, check=False)
+    assert done.returncode == 0, f"run scripts/refresh_{script}"
 
 
 def test_the_drawn_addends_make_the_tensor() -> None:
