@@ -20,85 +20,20 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jobflow.core.errors import DtypeError, ShapeError
-from jobflow.core.layout import Rule
-from jobflow.core.types import Array, Tensor, TensorType, Xp, int64, type_of
-from jobflow.expressions.on_arrays import exponent_limit
+from jobflow.core.types import Tensor, TensorType, int64, type_of
 from jobflow.ops import elementwise as ew
 from jobflow.ops.axes import expand_dims
+from jobflow.ops.derivative import through
 from jobflow.ops.matmul import RowsMatMul, axis_sum, matmul
-from jobflow.ops.op import Grads, Op, Sample, apply, sample
+from jobflow.ops.op import Grads, Sample, apply, sample
+from jobflow.ops.over_time import STATES, ArraySpace, OverTime, Read, TensorSpace, split_name
 from jobflow.ops.pointwise import FLOATS, check_dtypes, sample_data
 from jobflow.ops.reduce import reduce_sum
 from jobflow.ops.slices import slice_
 from jobflow.ops.source import arange
 
-#: operand -> its axes in a layout rule; only samples are split
-_AXES = {
-    "x": "TnG",
-    "w": "GH",
-    "bias": "G",
-    "h0": "nH",
-    "c0": "nH",
-    "lengths": "n",
-    "y": "TnH",
-    "h": "nH",
-    "c": "nH",
-    "gates": "TnG",
-    "cells": "TnH",
-    "dy": "TnH",
-    "dh": "nH",
-    "dc": "nH",
-    "dx": "TnG",
-    "dg": "TnG",
-    "dh0": "nH",
-    "dc0": "nH",
-}
-_STATES = ("h", "c")
 
-
-class _OverTime(Op):
-    """Base class of recurrences and their gradients, whose operands have names."""
-
-    abstract = True
-    reverse: bool = False
-    #: True if the inputs include initial states
-    starts: bool = False
-    #: True if the inputs include lengths
-    masked: bool = False
-
-    #: blocks of w, and number of states
-    blocks: ClassVar[int]
-    states: ClassVar[int] = 1
-
-    def inputs(self) -> tuple[str, ...]:
-        """Return the names of the inputs."""
-        raise NotImplementedError
-
-    def results(self) -> tuple[str, ...]:
-        """Return the names of the outputs."""
-        raise NotImplementedError
-
-    def named(self, tensors: Sequence[Any]) -> dict[str, Any]:
-        """Return inputs and outputs by name."""
-        return dict(zip((*self.inputs(), *self.results()), tensors, strict=False))
-
-    def rule(self, *types: TensorType) -> Rule:
-        inputs = self.inputs()
-        linear = tuple(i for i, name in enumerate(inputs) if name in ("dy", "dh", "dc"))
-        words = (",".join(_AXES[name] for name in names) for names in (inputs, self.results()))
-        return Rule("->".join(words), linear=(linear,) if linear else ())
-
-    def times(self, count: int) -> range:
-        """Return the time steps in the order of the recurrence."""
-        return range(count - 1, -1, -1) if self.reverse else range(count)
-
-    def before(self, t: int, values: Array, start: Array) -> Array:
-        """Return the values at the previous step: those of `start` at the first step."""
-        p = t + 1 if self.reverse else t - 1
-        return values[p] if 0 <= p < len(values) else start
-
-
-class Recurrence(_OverTime):
+class Recurrence(OverTime):
     """Base class of recurrences: inputs x[t,n,G] and w[G,H], outputs y[t,n,H], the final states [n,H], and values for the gradient."""
 
     abstract = True
@@ -106,7 +41,7 @@ class Recurrence(_OverTime):
     saved: ClassVar[dict[str, int]] = {}
 
     def inputs(self) -> tuple[str, ...]:
-        starts = [f"{state}0" for state in _STATES[: self.states]] if self.starts else []
+        starts = [f"{state}0" for state in STATES[: self.states]] if self.starts else []
         return ("x", "w", *self.more(), *starts, *(("lengths",) if self.masked else ()))
 
     def more(self) -> tuple[str, ...]:
@@ -114,7 +49,7 @@ class Recurrence(_OverTime):
         return ()
 
     def results(self) -> tuple[str, ...]:
-        return ("y", *_STATES[: self.states], *self.saved)
+        return ("y", *STATES[: self.states], *self.saved)
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         word, at = self.word(), self.named(types)
@@ -132,51 +67,58 @@ class Recurrence(_OverTime):
         states = [x.with_shape((n, hidden))] * self.states
         return (x.with_shape((steps, n, hidden)), *states, *(x.with_shape((steps, n, count * hidden)) for count in self.saved.values()))
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        at = self.named(arrays)
-        y, nothing = at["y"], xp.zeros(at["h"].shape, at["y"].dtype)
-        states = [at.get(f"{state}0", nothing) for state in _STATES[: self.states]]
-        product = xp.empty((y.shape[1], at["w"].shape[0]), y.dtype)
-        for t in self.times(len(y)):
-            xp.matmul(states[0], at["w"].T, out=product)
-            new = self.step(xp, t, at, product, *states)
-            if self.masked:
-                runs = (t < at["lengths"])[:, None]
-                new = [xp.where(runs, after, before) for after, before in zip(new, states, strict=True)]
-                xp.copyto(y[t], 0, where=~runs)
-                if "cells" in at:
-                    at["cells"][t] = new[1]
-            states = new
-        for name, value in zip(_STATES, states, strict=False):
-            at[name][...] = value
+    def loop(self, space: ArraySpace | TensorSpace) -> None:
+        states: dict[str, Any] = {name: space.start(f"{name}0") for name in STATES[: self.states]}
+        for t in self.times(space.steps):
+            results = self.formula(space.f, self._reader(space, t, states))
+            states = {name: results.pop(name) for name in states}
+            space.write(t, results)
+        space.finish(states)
 
-    def step(self, xp: Xp, t: int, at: dict[str, Any], product: Array, *states: Array) -> list[Array]:
-        """Write the outputs of one step; return the new states.  `product` is h' w^T."""
-        raise NotImplementedError
+    def _reader(self, space: Any, t: int, states: dict[str, Any]) -> Read:
+        """Return the function that reads the operands of step t."""
+        sums = space.product(states["h"], True)
+
+        def read(name: str) -> Any:
+            operand, block = split_name(name)
+            if operand == "sums":
+                return space.part(sums, block)
+            return states[name] if name in states else space.runs(t) if name == "runs" else space.read(name, t)
+
+        return read
+
+    def new_states(self, f: Any, e: Read, **states: Any) -> dict[str, Any]:
+        """Return the results for the new states of a step."""
+        y = states["h"]
+        if self.masked:
+            runs = e("runs")
+            y, states = f.where(runs, y, 0.0), {name: f.where(runs, value, e(name)) for name, value in states.items()}
+        return {"y": y, **states} | ({"cells": states["c"]} if "c" in states else {})
 
     def gradient(self, of: tuple[str, ...]) -> RecurrenceGrad:
         """Return the gradient op for gradients of the outputs `of`."""
         raise NotImplementedError
 
     def grad(self, *tensors: Any) -> Grads:
-        at, count = self.named(tensors), len(self.inputs())
-        gradients = {
-            f"d{name}": tensor for name, tensor in zip(self.results(), tensors[count + len(self.results()) :], strict=True) if tensor is not None
-        }
+        at, inputs, names = self.named(tensors), self.inputs(), self.results()
+        outputs = tensors[len(inputs) + len(names) :]
+        gradients = {f"d{name}": tensor for name, tensor in zip(names, outputs, strict=True) if tensor is not None}
+        if any(f"d{name}" in gradients for name in self.saved):  # in second derivatives
+            return through(self.composed, tensors[: len(inputs)], outputs)
         op = self.gradient(tuple(gradients))
-        outputs = apply(op, *(gradients[name] if name in gradients else at[name] for name in op.inputs()))
-        results = dict(zip(op.results(), outputs if isinstance(outputs, tuple) else (outputs,), strict=True))
+        computed = apply(op, *(gradients[name] if name in gradients else at[name] for name in op.inputs()))
+        results = dict(zip(op.results(), computed if isinstance(computed, tuple) else (computed,), strict=True))
         recurrent = results.get("dg", results["dx"])
         weights = {"dw": self._weight_gradient(at, recurrent), "dbias": axis_sum(recurrent, 2) if "bias" in at else None}
-        return tuple((results | weights).get(f"d{name}") for name in self.inputs())
+        return tuple((results | weights).get(f"d{name}") for name in inputs)
 
     def _weight_gradient(self, at: dict[str, Tensor], d: Tensor) -> Tensor:
-        """Return the gradient of w, sum over steps of d^T h'; d are the gradients of w h' at all steps."""
+        """Return the gradient of w, the sum over steps of d^T h'; d are the gradients of w h' at all steps."""
         steps, total = d.tensor_type.shape[0], None
         if steps > 1:
-            now, past = ((0,), (1,)) if self.reverse else ((1,), (0,))
-            end = steps - 1
-            total = apply(RowsMatMul(), *(slice_(v, at_, (at_[0] + end,)) for v, at_ in ((d, now), (at["y"], past))))
+            now, past = (0, 1) if self.reverse else (1, 0)
+            factors = (slice_(v, (start,), (start + steps - 1,)) for v, start in ((d, now), (at["y"], past)))
+            total = apply(RowsMatMul(), *factors)
         if self.starts:
             first = matmul(self._first(at, d), at["h0"], transpose_a=True)
             total = first if total is None else ew.add(total, first)
@@ -186,28 +128,31 @@ class Recurrence(_OverTime):
         """Return d at the first step of each sample."""
         steps = d.tensor_type.shape[0]
         if not (self.reverse and self.masked):
-            return reduce_sum(slice_(d, (steps - 1 if self.reverse else 0,), (steps if self.reverse else 1,)), (0,))
-        last = ew.subtract(ew.cast(at["lengths"], int64), ew.fill_like(ew.cast(at["lengths"], int64), 1))
+            first = steps - 1 if self.reverse else 0
+            return reduce_sum(slice_(d, (first,), (first + 1,)), (0,))
+        lengths = ew.cast(at["lengths"], int64)
+        last = ew.subtract(lengths, ew.fill_like(lengths, 1))
         chosen = expand_dims(ew.equal(expand_dims(arange(0, steps), 1), last), 2)
         return reduce_sum(ew.where(chosen, d, ew.fill_like(d, 0.0)), (0,))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        for reverse, starts, masked in ((False, False, False), (True, True, False), (False, True, True), (True, False, True)):
-            op = cls(reverse, starts, masked)
+        op = cls(True, True, True)
+        yield sample(op, *op.sample_inputs(2, 3, 2))
+        for op in (cls(), cls(False, True, True), cls(True, False, True)):
             yield sample(op, *op.sample_inputs(4, 5, 3), differentiable=())
-        op = cls(True)
-        yield sample(op, *op.sample_inputs(3, 9, 35), differentiable=(), note=" of several vectors")
-        yield sample(op, *op.sample_inputs(1, 2, 4), differentiable=(), note=" one step")
+        yield sample(cls(True), *op.sample_inputs(3, 9, 35)[: len(cls(True).inputs())], differentiable=(), note=" of several vectors")
+        yield sample(cls(), *cls().sample_inputs(1, 2, 4), differentiable=(), note=" one step")
 
     def sample_inputs(self, steps: int, n: int, hidden: int) -> list[Any]:
+        """Return arrays for the inputs."""
         width = self.blocks * hidden
         shapes = {"x": (steps, n, width), "w": (width, hidden), "bias": (width,), "h0": (n, hidden), "c0": (n, hidden)}
         lengths = np.array([steps, max(steps - 1, 1), 1, steps, 2, *[1] * n])[:n]
         return [lengths if name == "lengths" else sample_data(i + 1, *shapes[name]) * 0.7 for i, name in enumerate(self.inputs())]
 
 
-class RecurrenceGrad(_OverTime):
+class RecurrenceGrad(OverTime):
     """Base class of gradients: from gradients of y and the final states to those of x and the initial states.
 
     `of` names the output gradients among the inputs; the others are zero.
@@ -215,15 +160,16 @@ class RecurrenceGrad(_OverTime):
 
     abstract = True
     of: tuple[str, ...] = ("dy",)
-    #: inputs saved by the forward op, and the initial states that the gradient reads
+    #: outputs of the recurrence that the gradient reads; its values before each step, and its initial state
     reads: ClassVar[tuple[str, ...]]
-    reads_starts: ClassVar[tuple[str, ...]] = ()
+    past: ClassVar[tuple[str, str] | None] = None
 
     def inputs(self) -> tuple[str, ...]:
-        return ("w", *self.reads, *(self.reads_starts if self.starts else ()), *(("lengths",) if self.masked else ()), *self.of)
+        starts = (self.past[1],) if self.starts and self.past is not None else ()
+        return ("w", *self.reads, *starts, *(("lengths",) if self.masked else ()), *self.of)
 
     def results(self) -> tuple[str, ...]:
-        return ("dx", *(f"d{state}0" for state in _STATES[: self.states] if self.starts))
+        return ("dx", *(f"d{state}0" for state in STATES[: self.states] if self.starts))
 
     def infer(self, *types: TensorType) -> TensorType | tuple[TensorType, ...]:
         at = self.named(types)
@@ -231,37 +177,50 @@ class RecurrenceGrad(_OverTime):
         shapes = {"dx": (steps, n, w.shape[0]), "dg": (steps, n, w.shape[0])}
         return tuple(w.with_shape(shapes.get(name, (n, w.shape[1]))) for name in self.results())
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        at = self.named(arrays)
-        dx, w, n = at["dx"], at["w"], at["dx"].shape[1]
-        at["nothing"] = xp.zeros((n, w.shape[1]), dx.dtype)
-        grads = [at[f"d{state}"] if f"d{state}" in at else at["nothing"] for state in _STATES[: self.states]]
-        for t in reversed(self.times(len(dx))):
-            dh = grads[0] + at["dy"][t] if "dy" in at else grads[0]
-            recurrent, rest, *others = self.step(xp, t, at, dh, *grads[1:])
-            runs = (t < at["lengths"])[:, None] if self.masked else None
-            if runs is not None:
-                for name in ("dx", "dg"):
-                    if name in at:
-                        xp.copyto(at[name][t], 0, where=~runs)
-            new = recurrent @ w
-            if rest is not None:
-                new += rest
-            now = [new, *others]
-            grads = now if runs is None else [xp.where(runs, after, before) for after, before in zip(now, grads, strict=True)]
-        for state, value in zip(_STATES[: self.states], grads, strict=True):
-            if self.starts:
-                at[f"d{state}0"][...] = value
+    def loop(self, space: ArraySpace | TensorSpace) -> None:
+        factor = "dg" if "dg" in self.results() else "dx"
+        grads: dict[str, Any] = {f"d{state}": space.start(f"d{state}") for state in STATES[: self.states]}
+        for t in reversed(self.times(space.steps)):
+            results = self.formula(space.f, self._reader(space, t, grads))
+            grads = {name: results.pop(name, None) for name in grads}
+            rest = results.pop("rest", None)
+            space.write(t, results)
+            dh = space.product(space.row(factor, t), False)
+            grads["dh"] = dh if rest is None else dh + rest
+        space.finish({f"{name}0": value for name, value in grads.items()})
 
-    def step(self, xp: Xp, t: int, at: dict[str, Any], dh: Array, *others: Array) -> list[Any]:
-        """Write the results of one step.
+    def _reader(self, space: Any, t: int, grads: dict[str, Any]) -> Read:
+        """Return the function that reads the operands of step t."""
 
-        Return the gradient of w h', the rest of the gradient of h' or None, and the gradients of further states.
-        """
-        raise NotImplementedError
+        def read(name: str) -> Any:
+            if name in grads:
+                return grads[name]
+            if name in ("runs", "runs:1"):
+                return space.runs(self.previous(t) if name == "runs:1" else t)
+            if name != "past":
+                return space.start(name) if name == "h0" else space.read(name, t)
+            assert self.past is not None
+            values, start = self.past
+            return space.read(values, self.previous(t)) if 0 <= self.previous(t) < space.steps else space.start(start)
+
+        return read
+
+    def dh(self, e: Read) -> Any:
+        """Return the gradient of h at a step."""
+        return e("dh") + e("dy") if "dy" in self.of else e("dh")
+
+    def answer(self, f: Any, e: Read, rest: Any = None, **blocks: Sequence[Any]) -> dict[str, Any]:
+        """Return the results of a step: blocks of gradients, and `rest`, the part of the gradient of h' that is no product."""
+        if self.masked:
+            runs = e("runs")
+            blocks = {name: [f.where(runs, value, 0.0) for value in values] for name, values in blocks.items()}
+            rest = f.where(runs, 0.0 if rest is None else rest, e("dh"))
+        results = {f"{name}:{k}": value for name, values in blocks.items() for k, value in enumerate(values)}
+        return results if rest is None else results | {"rest": rest}
 
     def grad(self, *tensors: Any) -> Grads:
-        return Op.grad(self, *tensors)
+        inputs, outputs = len(self.inputs()), len(self.results())
+        return through(self.composed, tensors[:inputs], tensors[inputs + outputs :])
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -272,30 +231,16 @@ class RecurrenceGrad(_OverTime):
             arrays = [np.zeros(type.shape, each.arrays[0].dtype) for type in outputs]
             op.kernel(np, *each.arrays, *arrays)
             at = op.named([*each.arrays, *arrays])
-            of = (("dy",), ("dy", "dh"), ("dh",), ("dy", *(f"d{state}" for state in _STATES[: cls.states])))[k % 4]
+            of = (("dy", *(f"d{state}" for state in STATES[: cls.states])), ("dy",), ("dy", "dh"), ("dh",))[k % 4]
             gradient = op.gradient(of)
             gradients = {name: sample_data(7 + i, *at[name[1:]].shape) for i, name in enumerate(of)}
-            yield sample(gradient, *((at | gradients)[name] for name in gradient.inputs()), differentiable=(), note=each.note)
+            arrays = [(at | gradients)[name] for name in gradient.inputs()]
+            yield sample(gradient, *arrays, differentiable=each.differentiable, note=each.note)
 
     @classmethod
     def forward(cls) -> type[Recurrence]:
         """Return the forward op."""
         raise NotImplementedError
-
-
-def _parts(values: Array, count: int) -> list[Array]:
-    """Return the blocks of the last axis."""
-    size = values.shape[-1] // count
-    return [values[..., k * size : (k + 1) * size] for k in range(count)]
-
-
-def _to_sigmoid(xp: Xp, x: Array) -> None:
-    """Replace x by its sigmoid."""
-    xp.negative(x, out=x)
-    xp.minimum(x, exponent_limit(x.dtype), out=x)
-    xp.exp(x, out=x)
-    xp.add(x, 1, out=x)
-    xp.reciprocal(x, out=x)
 
 
 class Rnn(Recurrence):
@@ -304,11 +249,9 @@ class Rnn(Recurrence):
     relu: bool = False
     blocks = 1
 
-    def step(self, xp: Xp, t: int, at: dict[str, Any], product: Array, *states: Array) -> list[Array]:
-        y = at["y"][t]
-        product += at["x"][t]
-        xp.maximum(product, 0, out=y) if self.relu else xp.tanh(product, out=y)
-        return [y]
+    def formula(self, f: Any, e: Read) -> dict[str, Any]:
+        total = e("sums") + e("x")
+        return self.new_states(f, e, h=f.maximum(total, 0.0) if self.relu else f.tanh(total))
 
     def gradient(self, of: tuple[str, ...]) -> RecurrenceGrad:
         return RnnGrad(self.reverse, self.starts, self.masked, of, self.relu)
@@ -327,10 +270,9 @@ class RnnGrad(RecurrenceGrad):
     blocks = 1
     reads = ("y",)
 
-    def step(self, xp: Xp, t: int, at: dict[str, Any], dh: Array, *others: Array) -> list[Any]:
-        y, dx = at["y"][t], at["dx"][t]
-        xp.multiply(dh, y > 0 if self.relu else 1 - y * y, out=dx)
-        return [dx, None]
+    def formula(self, f: Any, e: Read) -> dict[str, Any]:
+        dh, y = self.dh(e), e("y")
+        return self.answer(f, e, dx=[f.where(y > 0.0, dh, 0.0) if self.relu else dh * (1.0 - y * y)])
 
     @classmethod
     def forward(cls) -> type[Recurrence]:
@@ -344,18 +286,11 @@ class Lstm(Recurrence):
     saved: ClassVar[dict[str, int]] = {"gates": 4, "cells": 1}
     in_place: ClassVar[dict[int, tuple[int, ...]]] = {3: (0,)}
 
-    def step(self, xp: Xp, t: int, at: dict[str, Any], product: Array, *states: Array) -> list[Array]:
-        y, gates, cells = at["y"][t], at["gates"][t], at["cells"][t]
-        xp.add(at["x"][t], product, out=gates)
-        i, f, u, o = _parts(gates, 4)
-        _to_sigmoid(xp, gates[:, : 2 * y.shape[1]])
-        xp.tanh(u, out=u)
-        _to_sigmoid(xp, o)
-        xp.multiply(f, states[1], out=cells)
-        cells += i * u
-        xp.tanh(cells, out=y)
-        y *= o
-        return [y, cells]
+    def formula(self, f: Any, e: Read) -> dict[str, Any]:
+        i, q, u, o = (e(f"sums:{k}") + e(f"x:{k}") for k in range(4))
+        i, q, u, o = f.sigmoid(i), f.sigmoid(q), f.tanh(u), f.sigmoid(o)
+        c = q * e("c") + i * u
+        return {"gates:0": i, "gates:1": q, "gates:2": u, "gates:3": o, **self.new_states(f, e, h=o * f.tanh(c), c=c)}
 
     def gradient(self, of: tuple[str, ...]) -> RecurrenceGrad:
         return LstmGrad(self.reverse, self.starts, self.masked, of)
@@ -366,18 +301,14 @@ class LstmGrad(RecurrenceGrad):
 
     blocks, states = 4, 2
     reads = ("gates", "cells")
-    reads_starts = ("c0",)
+    past = ("cells", "c0")
 
-    def step(self, xp: Xp, t: int, at: dict[str, Any], dh: Array, *others: Array) -> list[Any]:
-        dx, (i, f, u, o) = at["dx"][t], _parts(at["gates"][t], 4)
-        past, s = self.before(t, at["cells"], at.get("c0", at["nothing"])), xp.tanh(at["cells"][t])
-        di, df, du, do = _parts(dx, 4)
-        dc = others[0] + dh * o * (1 - s * s)
-        xp.multiply(dc * u * i, 1 - i, out=di)
-        xp.multiply(dc * past * f, 1 - f, out=df)
-        xp.multiply(dc * i, 1 - u * u, out=du)
-        xp.multiply(dh * s * o, 1 - o, out=do)
-        return [dx, None, dc * f]
+    def formula(self, f: Any, e: Read) -> dict[str, Any]:
+        dh, (i, q, u, o), s = self.dh(e), (e(f"gates:{k}") for k in range(4)), f.tanh(e("cells"))
+        dc = e("dc") + dh * o * (1.0 - s * s)
+        gates = [dc * u * i * (1.0 - i), dc * e("past") * q * (1.0 - q), dc * i * (1.0 - u * u), dh * s * o * (1.0 - o)]
+        past = f.where(e("runs"), dc * q, e("dc")) if self.masked else dc * q
+        return self.answer(f, e, dx=gates) | {"dc": past}
 
     @classmethod
     def forward(cls) -> type[Recurrence]:
@@ -394,22 +325,11 @@ class Gru(Recurrence):
     def more(self) -> tuple[str, ...]:
         return ("bias",) if self.biased else ()
 
-    def step(self, xp: Xp, t: int, at: dict[str, Any], product: Array, *states: Array) -> list[Array]:
-        y, gates, hidden = at["y"][t], at["gates"][t], states[0].shape[1]
-        if self.biased:
-            product += at["bias"]
-        _, _, n, m = _parts(gates, 4)
-        doors = gates[:, : 2 * hidden]
-        xp.add(at["x"][t][:, : 2 * hidden], product[:, : 2 * hidden], out=doors)
-        _to_sigmoid(xp, doors)
-        m[...] = product[:, 2 * hidden :]
-        xp.multiply(doors[:, :hidden], m, out=n)
-        n += at["x"][t][:, 2 * hidden :]
-        xp.tanh(n, out=n)
-        xp.subtract(states[0], n, out=y)
-        y *= doors[:, hidden:]
-        y += n
-        return [y]
+    def formula(self, f: Any, e: Read) -> dict[str, Any]:
+        p, q, m = (e(f"sums:{k}") + e(f"bias:{k}") if self.biased else e(f"sums:{k}") for k in range(3))
+        r, z = f.sigmoid(e("x:0") + p), f.sigmoid(e("x:1") + q)
+        n = f.tanh(e("x:2") + r * m)
+        return {"gates:0": r, "gates:1": z, "gates:2": n, "gates:3": m, **self.new_states(f, e, h=n + z * (e("h") - n))}
 
     def gradient(self, of: tuple[str, ...]) -> RecurrenceGrad:
         return GruGrad(self.reverse, self.starts, self.masked, of)
@@ -418,7 +338,7 @@ class Gru(Recurrence):
     def samples(cls) -> Iterator[Sample]:
         yield from super().samples()
         for op in (cls(biased=True), cls(True, True, True, True)):
-            yield sample(op, *op.sample_inputs(3, 4, 5), differentiable=(), note=" biased")
+            yield sample(op, *op.sample_inputs(3, 4, 2), differentiable=(), note=" biased")
 
 
 class GruGrad(RecurrenceGrad):
@@ -426,26 +346,19 @@ class GruGrad(RecurrenceGrad):
 
     blocks = 3
     reads = ("gates", "y")
-    reads_starts = ("h0",)
+    past = ("y", "h0")
 
     def results(self) -> tuple[str, ...]:
         dx, *starts = super().results()
         return dx, "dg", *starts
 
-    def step(self, xp: Xp, t: int, at: dict[str, Any], dh: Array, *others: Array) -> list[Any]:
-        dx, dg, (r, z, n, m) = at["dx"][t], at["dg"][t], _parts(at["gates"][t], 4)
-        dr, dz, dn = _parts(dx, 3)
-        start = at.get("h0", at["nothing"])
-        past = self.before(t, at["y"], start)
+    def formula(self, f: Any, e: Read) -> dict[str, Any]:
+        dh, (r, z, n, m), past = self.dh(e), (e(f"gates:{k}") for k in range(4)), e("past")
         if self.masked and self.reverse and self.starts:
-            past = xp.where((t + 1 < at["lengths"])[:, None], past, start)
-        xp.multiply(dh * (1 - z), 1 - n * n, out=dn)
-        xp.multiply(dh * (past - n) * z, 1 - z, out=dz)
-        xp.multiply(dn * m * r, 1 - r, out=dr)
-        hidden = z.shape[1]
-        dg[:, : 2 * hidden] = dx[:, : 2 * hidden]
-        xp.multiply(dn, r, out=dg[:, 2 * hidden :])
-        return [dg, dh * z]
+            past = f.where(e("runs:1"), past, e("h0"))
+        dn = dh * (1.0 - z) * (1.0 - n * n)
+        dz, dr = dh * (past - n) * z * (1.0 - z), dn * m * r * (1.0 - r)
+        return self.answer(f, e, dh * z, dx=[dr, dz, dn], dg=[dr, dz, dn * r])
 
     @classmethod
     def forward(cls) -> type[Recurrence]:

@@ -12,6 +12,15 @@ from conformance_format import FUNCTIONS, METRICS, SCHEDULE_STEPS, weights
 import jobflow as flow
 
 
+def tensors_of(result: Any) -> Iterator[Any]:
+    """Return the tensors of a result, in order; tuples may be nested."""
+    if isinstance(result, Tensor):
+        yield result
+    elif isinstance(result, list | tuple):
+        for part in result:
+            yield from tensors_of(part)
+
+
 class Modules(Cases):
     """Checks of one module: names of its state, outputs, gradients of inputs and parameters, buffers after."""
 
@@ -35,7 +44,7 @@ class Modules(Cases):
         listed = [*differences(case["out"], out, self.data, case["drawn"]), *self.buffer_differences(module, case)]
         yield self.compared(category, name, case, listed)
         if not listed and "parameters" in case:
-            outs = [out] if isinstance(out, Tensor) else [y for y in out if isinstance(y, Tensor)]
+            outs = list(tensors_of(out))
             parameters = dict(module.named_parameters())
             yield from self.derivatives(name, case, outs, [*decode.leaves, *(parameters[word] for word in case["parameters"])])
 

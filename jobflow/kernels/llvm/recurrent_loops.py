@@ -6,7 +6,7 @@ block.  "runs" is the condition that a sample has the step.  The states `h` and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -22,140 +22,27 @@ from jobflow.kernels.llvm.machine_code import Function, Printed, compiler
 from jobflow.kernels.llvm.recurrent_text import StepForm, print_recurrence
 from jobflow.kernels.registry import implements
 from jobflow.ops.op import Binder, Call
-from jobflow.ops.recurrent import Gru, GruGrad, Lstm, LstmGrad, Recurrence, RecurrenceGrad, Rnn, RnnGrad
+from jobflow.ops.recurrent import Gru, GruGrad, Recurrence, RecurrenceGrad
 
 #: fewest elements of the hidden states of all steps; for fewer, compiling costs more than runs save
 FEWEST = 1 << 10
-#: results of a formula by name, in the order in which they are written
-Results = dict[str, Expression]
 
 
 class _Elements:
     """The operands that a formula reads, as expressions."""
 
-    def __init__(self, dtype: DType) -> None:
+    def __init__(self, dtype: DType, carries: bool) -> None:
         self.dtype = dtype
+        #: True if a part of the gradient of h' is no product
+        self.carries = carries
         self.names: list[str] = []
 
     def __call__(self, name: str) -> Expression:
+        if name == "dh":
+            return self("sums") + self("carry") if self.carries else self("sums")
         if name not in self.names:
             self.names.append(name)
         return f.element(self.names.index(name), bool_ if name.startswith("runs") else self.dtype)
-
-    def blocks(self, name: str, count: int) -> list[Expression]:
-        return [self(f"{name}:{k}") for k in range(count)]
-
-
-def _blocks(name: str, *values: Expression) -> Results:
-    return {f"{name}:{k}": value for k, value in enumerate(values)}
-
-
-def _zero(x: Expression) -> Expression:
-    return f.constant(0.0, x.dtype)
-
-
-# ----------------------------------------------------------------------------------------------- formulas of a step
-
-
-def _lstm(op: Lstm, e: _Elements) -> Results:
-    i, f_, u, o = (a + b for a, b in zip(e.blocks("sums", 4), e.blocks("x", 4), strict=True))
-    i, f_, u, o = f.sigmoid(i), f.sigmoid(f_), f.tanh(u), f.sigmoid(o)
-    c = f_ * e("c") + i * u
-    return _blocks("gates", i, f_, u, o) | _states(op, e, {"h": o * f.tanh(c), "c": c})
-
-
-def _gru(op: Gru, e: _Elements) -> Results:
-    (p, q, m), (r, z, n) = e.blocks("sums", 3), e.blocks("x", 3)
-    if op.biased:
-        p, q, m = (a + b for a, b in zip((p, q, m), e.blocks("bias", 3), strict=True))
-    r, z = f.sigmoid(r + p), f.sigmoid(z + q)
-    n = f.tanh(n + r * m)
-    return _blocks("gates", r, z, n, m) | _states(op, e, {"h": n + z * (e("h") - n)})
-
-
-def _rnn(op: Rnn, e: _Elements) -> Results:
-    total = e("sums") + e("x")
-    return _states(op, e, {"h": f.maximum(total, 0.0) if op.relu else f.tanh(total)})
-
-
-def _states(op: Recurrence, e: _Elements, new: Results) -> Results:
-    """Return the results for the new states: y, the states in place, and their values at all steps."""
-    y = new["h"]
-    if op.masked:
-        runs = e("runs")
-        y = f.where(runs, y, 0.0)
-        new = {name: f.where(runs, value, e(name)) for name, value in new.items()}
-    results = {"y": y, **new}
-    if op.masked:
-        results["states"] = new["h"]
-    if "c" in new:
-        results["cells"] = new["c"]
-    return results
-
-
-def _lstm_grad(op: LstmGrad, e: _Elements) -> Results:
-    dh, carry = _state_gradient(op, e)
-    i, f_, u, o = e.blocks("gates", 4)
-    s = f.tanh(e("cells"))
-    dc = e("dc0") + dh * o * (1.0 - s * s)
-    gates = (dc * u * i * (1.0 - i), dc * e("past") * f_ * (1.0 - f_), dc * i * (1.0 - u * u), dh * s * o * (1.0 - o))
-    dc_past = dc * f_
-    if op.masked:
-        dc_past = f.where(e("runs"), dc_past, e("dc0"))
-    return _blocks("dx", *_where_it_runs(op, e, *gates)) | {"dc0": dc_past} | carry(None)
-
-
-def _gru_grad(op: GruGrad, e: _Elements) -> Results:
-    dh, carry = _state_gradient(op, e)
-    r, z, n, m = e.blocks("gates", 4)
-    past = e("past")
-    if op.masked and op.reverse and op.starts:
-        past = f.where(e("runs:1"), past, e("h0"))
-    dn = dh * (1.0 - z) * (1.0 - n * n)
-    dz, dr = dh * (past - n) * z * (1.0 - z), dn * m * r * (1.0 - r)
-    dr, dz, dn, dm = _where_it_runs(op, e, dr, dz, dn, dn * r)
-    return _blocks("dx", dr, dz, dn) | _blocks("dg", dr, dz, dm) | carry(dh * z)
-
-
-def _rnn_grad(op: RnnGrad, e: _Elements) -> Results:
-    dh, carry = _state_gradient(op, e)
-    y = e("y")
-    (d,) = _where_it_runs(op, e, f.where(y > 0.0, dh, 0.0) if op.relu else dh * (1.0 - y * y))
-    return {"dx": d} | carry(None)
-
-
-def _state_gradient(op: RecurrenceGrad, e: _Elements) -> tuple[Expression, Callable[[Expression | None], Results]]:
-    """Return the gradient of a step's h, and a function of the part of the gradient of h' that is no product."""
-    dh = e("sums")
-    if _carries(op):
-        dh = dh + e("carry")
-    total = dh + e("dy") if "dy" in op.of else dh
-
-    def carry(rest: Expression | None) -> Results:
-        if not _carries(op):
-            return {}
-        rest = _zero(dh) if rest is None else rest
-        return {"carry": f.where(e("runs"), rest, dh) if op.masked else rest}
-
-    return total, carry
-
-
-def _carries(op: RecurrenceGrad) -> bool:
-    return op.masked or isinstance(op, GruGrad)
-
-
-def _where_it_runs(op: RecurrenceGrad, e: _Elements, *values: Expression) -> list[Expression]:
-    return [f.where(e("runs"), value, 0.0) for value in values] if op.masked else list(values)
-
-
-FORMULAS: dict[type, Callable[[Any, _Elements], Results]] = {
-    Lstm: _lstm,
-    Gru: _gru,
-    Rnn: _rnn,
-    LstmGrad: _lstm_grad,
-    GruGrad: _gru_grad,
-    RnnGrad: _rnn_grad,
-}
 
 
 # ----------------------------------------------------------------------------------------------- functions
@@ -172,8 +59,12 @@ class CompiledRecurrence:
 
 @cache
 def _compiled(op: Recurrence | RecurrenceGrad, dtype: DType) -> CompiledRecurrence:
-    e = _Elements(dtype)
-    results = FORMULAS[type(op)](op, e)
+    e = _Elements(dtype, _carries(op))
+    results = op.formula(f, e)
+    if "rest" in results:
+        results["carry"] = results.pop("rest")
+    if "h" in results and op.masked:
+        results["states"] = results["h"]
     operands: list[str] = []
 
     def located(name: str) -> tuple[int, int]:
@@ -230,14 +121,19 @@ def recurrence(op: Recurrence, device: Binder, inputs: Sequence[Array], outputs:
     return [*calls, *_run(op, op.times(len(y)), at, device, at.get("h0"), at["states" if op.masked else "y"], not op.starts)]
 
 
+def _carries(op: Recurrence | RecurrenceGrad) -> bool:
+    return op.masked or isinstance(op, GruGrad)
+
+
 @implements(RecurrenceGrad, tier="llvm", rank=10, refuses=_refused)
 def recurrence_gradient(op: RecurrenceGrad, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     at: dict[str, Array] = op.named([*inputs, *outputs])
     w, dx, calls = at["w"], at["dx"], []
     shape, dtype = (dx.shape[1], w.shape[1]), dtype_of(w.dtype)
     if op.states == 2:
-        at["dc0"] = at["dc0"] if "dc0" in at else device.scratch(shape, dtype)
-        calls.append(_set(at["dc0"], at.get("dc")))
+        cells = at["dc0"] if "dc0" in at else device.scratch(shape, dtype)
+        calls.append(_set(cells, at.get("dc")))
+        at["dc"] = cells
     if _carries(op):
         at["carry"] = device.scratch(shape, dtype)
         calls.append(_set(at["carry"], None))
@@ -281,17 +177,18 @@ def _run(
     words += [int(of_sums), unit_step, times[0], times.step]
     indices = [*range(len(arrays))]
     for name in step.operands:
-        view, last = _walk(name, at, order)
+        view, last = _walk(op, name, at, order)
         indices += [len(words), len(words) + 1]
         arrays += [view, last]
         words += [address(view), address(last), view.strides[0] if view.ndim == 3 else 0, view.strides[-2], hidden * w.itemsize]
     return [*calls, (step.function, (argument_block(words, arrays, indices),))]
 
 
-def _walk(name: str, at: dict[str, Array], order: slice) -> tuple[Array, Array]:
+def _walk(op: Any, name: str, at: dict[str, Array], order: slice) -> tuple[Array, Array]:
     """Return an operand in the order of the steps, and its rows at the last step."""
     if name == "past":  # the states before each step, of which the last is the initial state
-        states, start = (at["cells"], "c0") if "cells" in at else (at["y"], "h0")
+        values, start = op.past
+        states = at[values]
         first = at.get(start, np.zeros(states.shape[1:], states.dtype))
         return (states[order][1:], first) if len(states) > 1 else (first, first)
     view = at[name]
