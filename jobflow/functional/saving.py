@@ -1,5 +1,7 @@
 """Functions `flow.save` and `flow.load` for nested dicts, lists, tuples, numbers, strings and tensors, stored as a checkpoint directory.
 
+`load` also reads files of `torch.save` and safetensors (`foreign_files`).
+
 The manifest stores the structure as a JSON tree.  Safetensors files store the tensors under their paths in the tree, such as
 "model.linear.weight".  Pickle is not used, so untrusted files cannot execute code.
 """
@@ -19,8 +21,9 @@ from jobflow.core.errors import ArgumentError, CheckpointError, FileError, JobEr
 from jobflow.core.layout import B, Layout, Placement
 from jobflow.core.types import Array, DType, TensorType, dtype_named, type_of
 from jobflow.engine.placements import placement as public_placement
+from jobflow.functional import foreign_files, values
 from jobflow.functional import global_tensors as moving
-from jobflow.functional import values
+from jobflow.functional.devices import marked
 from jobflow.functional.typed import Tensor
 from jobflow.storage import store
 from jobflow.storage.remote import AnyPath, path_of
@@ -58,24 +61,31 @@ def save(obj: Any, path: Path, global_dst_rank: int | None = None) -> None:
         raise CheckpointError(failure)
 
 
-def load(path: Path, global_src_rank: int | None = None, map_location: Any = None) -> Any:
-    """Return the structure that `save` wrote to the directory `path`.
+def load(
+    path: Path, global_src_rank: int | None = None, map_location: Any = None, *, weights_only: bool | None = None, mmap: bool | None = None
+) -> Any:
+    """Return the structure that `save` wrote to the directory `path`, or the content of a file of `torch.save` or of safetensors.
 
+    Code in a file never runs, whatever `weights_only` is.  `map_location` is a device, or a dict from saved to new devices; the
+    default is the CPU, and a function is accepted without being called.  `mmap` has no effect.
     With `global_src_rank`, all ranks must call `load`; this rank reads the files, and the tensors are global tensors on this rank.  A placement
     as `map_location` broadcasts them to its ranks.  Without `global_src_rank`, every rank reads the files, and the tensors are local.
-    Raises: CheckpointError, on all ranks, if data are missing or damaged; ArgumentError for an unknown rank, or another `map_location`.
+    Raises: CheckpointError, on all ranks, for damaged data or a file that contains code; ArgumentError for other arguments.
     """
     what = f"load at {user_line()}"
-    if map_location is not None and not isinstance(map_location, public_placement | str):
-        raise ArgumentError(f"{what}: map_location must be a placement, or the name of a device; got {map_location!r}")
+    if global_src_rank is not None and not isinstance(global_src_rank, int | np.integer) and map_location is None:
+        global_src_rank, map_location = None, global_src_rank  # PyTorch's second argument is map_location
+    devices = foreign_files.DeviceMap(what, None if isinstance(map_location, public_placement) else map_location)
     here, location = state(), path_of(path)
     if global_src_rank is None:
         try:
+            if foreign_files.is_foreign(location):
+                return foreign_files.read(location, devices)
             checkpoint = store.load(location)
             arrays = {name: checkpoint[name] for name in checkpoint}
         except (CheckpointError, FileError) as error:
             raise type(error)(f"{error} ({what})") from None
-        return decoded(_tree_of(checkpoint, what), lambda name: Tensor.new(type_of(arrays[name]), None, arrays[name]))
+        return decoded(_tree_of(checkpoint, what), lambda name: marked(Tensor.new(type_of(arrays[name]), None, arrays[name]), devices.target("cpu")))
     _check_rank(here, what, global_src_rank)
     return _from_one(here, location, what, global_src_rank, map_location)
 
@@ -86,13 +96,17 @@ def _from_one(here: EagerState, path: AnyPath, what: str, source: int, where: An
     A placement as `where` broadcasts the tensors to its ranks.  Raises: CheckpointError, on all ranks, if reading fails.
     """
     arrays: dict[str, Array] = {}
-    message: tuple[Any, Any, CheckpointError | None] = (None, None, None)
+    message: tuple[Any, Any, ArgumentError | CheckpointError | None] = (None, None, None)
     if here.rank.index == source:
         try:
-            checkpoint = store.load(path)
-            arrays = {name: checkpoint[name] for name in checkpoint}
-            message = _tree_of(checkpoint, what), {name: type_of(array) for name, array in arrays.items()}, None
-        except CheckpointError as error:
+            if foreign_files.is_foreign(path):
+                tree = Tree(what, arrays).encoded(foreign_files.read(path, foreign_files.DeviceMap(what, None)))
+            else:
+                checkpoint = store.load(path)
+                arrays = {name: checkpoint[name] for name in checkpoint}
+                tree = _tree_of(checkpoint, what)
+            message = tree, {name: type_of(array) for name, array in arrays.items()}, None
+        except (ArgumentError, CheckpointError) as error:
             message = None, None, error
         except OSError as error:
             message = None, None, CheckpointError(f"{what}: {error}")

@@ -1,0 +1,191 @@
+"""Files of other libraries as structures of tensors: `torch.save` and safetensors."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from jobflow.core.errors import ArgumentError, CheckpointError, PlacementError
+from jobflow.core.types import Array, DType, dtype_of, type_of
+from jobflow.functional.devices import checked_device, device, marked
+from jobflow.functional.typed import Tensor
+from jobflow.runtime.collection import collection_paused
+from jobflow.storage import safetensors, torch_files
+from jobflow.storage.remote import AnyPath, RemotePath
+from jobflow.storage.torch_pickle import OPERATIONS, Device, Sizes, StorageRef, TensorRef
+from jobflow.storage.untrusted import open_regular
+from jobflow.tensors.tensor import Size
+
+#: maximum nesting depth; the conversion stays far below the recursion limit of Python
+_DEPTH = 100
+_PLAIN = (str, bytes, int, float, bool, type(None), slice, DType)
+
+
+class DeviceMap:
+    """The devices of loaded tensors, from the argument `map_location`.
+
+    A device is the target of all tensors; a dict maps the names of saved devices.  Other tensors are on the CPU, also those of a function.
+    """
+
+    def __init__(self, what: str, targets: Any) -> None:
+        self.what = what
+        self._map: dict[str, device | None] = {}
+        self._default: device | None = None
+        if isinstance(targets, Mapping):
+            self._map = {str(checked_device(what, source)): self._device(target) for source, target in targets.items()}
+        elif not callable(targets) or isinstance(targets, device):
+            self._default = self._device(targets)
+
+    def _device(self, target: Any) -> device | None:
+        try:
+            return checked_device(self.what, target)
+        except PlacementError:
+            raise ArgumentError(
+                f"{self.what}: map_location must be a placement, a device, the name of a device, or a dict from devices to devices; got {target!r}"
+            ) from None
+
+    def target(self, saved: str) -> device | None:
+        """Return the device for a tensor that was saved from the device `saved`; None is the CPU."""
+        try:
+            return self._map.get(str(device(saved)), self._default) if self._map else self._default
+        except PlacementError:  # a device of another library
+            return self._default
+
+
+def is_foreign(path: AnyPath) -> bool:
+    """Return True for a file, and False for the directory of a checkpoint, and for a path where nothing exists."""
+    return path.exists() and not path.is_dir()
+
+
+def read(path: AnyPath, devices: DeviceMap) -> Any:
+    """Return the content of a file of `torch.save` or safetensors.
+
+    Raises: CheckpointError for damaged files, and for objects that are not tensors, numbers, text or containers.
+    """
+    if path.suffix == ".safetensors" or _start(path)[8:9] == b"{":
+        return _tensors(path, devices)
+    with collection_paused():  # millions of objects are created, and none is released
+        return _Builder(torch_files.read(path), str(path), devices).whole()
+
+
+def _start(path: AnyPath) -> bytes:
+    if isinstance(path, RemotePath):
+        return path.span(0, 9)
+    with open_regular(path, CheckpointError) as file:
+        return file.read(9)
+
+
+def _tensors(path: AnyPath, devices: DeviceMap) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file by name."""
+    infos = safetensors.read_header(path)
+    for name, info in infos.items():
+        try:
+            dtype_of(info.dtype.newbyteorder("="))
+        except KeyError:
+            raise CheckpointError(
+                f"{path}: tensor {name!r} has the element type {info.dtype.name}, which jobflow lacks; convert the tensor before saving"
+            ) from None
+    return {name: _tensor(safetensors.read_tensor(path, info), devices.target("cpu")) for name, info in infos.items()}
+
+
+def _tensor(array: Array, where: device | None) -> Tensor:
+    return marked(Tensor.new(type_of(array), None, array), where)
+
+
+class _Extent(NamedTuple):
+    """The number of levels of containers in an object, and the number of objects that a walk through it meets."""
+
+    levels: int
+    items: int
+
+
+#: the entry of an object that was not converted before
+_NEW = (None, _Extent(0, 0))
+
+
+class _Builder:
+    """Converter of the object of a file of `torch.save` to tensors and containers of Python.
+
+    Objects that occur several times are converted once.  Tensors of one storage share memory, as in PyTorch.
+    """
+
+    def __init__(self, file: torch_files.TorchFile, name: str, devices: DeviceMap) -> None:
+        self.file = file
+        self.name = name
+        self.devices = devices
+        #: result and extent by the identity of the original; None while its items are converted
+        self.results: dict[int, tuple[Any, _Extent] | None] = {}
+        self.first: dict[str, Tensor] = {}
+
+    def whole(self) -> Any:
+        return self.built(self.file.tree, 1)[0]
+
+    def built(self, item: Any, level: int) -> tuple[Any, _Extent]:
+        """Return the object for `item` at nesting depth `level`, and its extent; raise CheckpointError for deep nesting."""
+        if type(item) in _PLAIN:
+            return item, _Extent(0, 1 + (len(item) >> 6 if isinstance(item, str | bytes) else 0))
+        known = self.results.get(id(item), _NEW)
+        if known is None:
+            raise CheckpointError(f"{self.name} contains a container that contains itself; save tensors, numbers, text and containers of them")
+        if known is _NEW:
+            self.check(level)
+            self.results[id(item)] = None
+            known = self.results[id(item)] = self.converted(item, level)
+            OPERATIONS.check(known[1].items, f"{self.name}: a container of shared items", CheckpointError)
+        self.check(level + known[1].levels)
+        return known
+
+    def check(self, depth: int) -> None:
+        if depth > _DEPTH:
+            raise CheckpointError(f"{self.name} contains containers nested more than {_DEPTH} deep; save a flat dict, such as state_dict()")
+
+    def converted(self, item: Any, level: int) -> tuple[Any, _Extent]:
+        kind = type(item)
+        if kind in (dict, OrderedDict, Counter):
+            values, extent = self.items(item.values(), level)
+            result: Any = kind()
+            for key, value in zip(item, values, strict=True):
+                result[key] = value
+            return result, extent
+        if kind in (list, tuple):
+            values, extent = self.items(item, level)
+            return kind(values), extent
+        return self.single(item), _Extent(1, len(item) + 1 if isinstance(item, set | frozenset) else 1)
+
+    def items(self, items: Iterable[Any], level: int) -> tuple[list[Any], _Extent]:
+        """Return the objects for the items of a container at nesting depth `level`, and the extent of the container."""
+        values, levels, count = [], 0, 1
+        for item in items:
+            value, extent = self.built(item, level + 1)
+            values.append(value)
+            levels, count = max(levels, extent.levels), count + extent.items
+        return values, _Extent(levels + 1, count)
+
+    def single(self, item: Any) -> Any:
+        """Return the object for an item without objects inside that need a conversion."""
+        match item:
+            case set() | frozenset():
+                return item
+            case TensorRef():
+                return self.tensor(item)
+            case Sizes():
+                return Size(item)
+            case Device():
+                return self.device(item)
+        noun = "a storage; save tensors" if isinstance(item, StorageRef) else "a class; save tensors, numbers, text and containers of them"
+        raise CheckpointError(f"{self.name} contains {noun}")
+
+    def tensor(self, item: TensorRef) -> Tensor:
+        x = _tensor(self.file.array(item), self.devices.target(item.storage.location))
+        x._needs_gradient = item.requires_grad
+        first = self.first.setdefault(item.storage.key, x)
+        if first is not x:
+            first.shares(x)
+        return x
+
+    def device(self, item: Device) -> device:
+        try:
+            return device(item.name)
+        except PlacementError:
+            raise CheckpointError(f"{self.name} contains the device {item.name!r}, which jobflow lacks; remove it before saving") from None
