@@ -18,11 +18,12 @@ from jobflow.runtime import interrupts as _interrupts
 
 _interrupts.install()  # before other imports, which take longer
 
+from jobflow.compat.torch_paths import PATHS as _PATHS  # noqa: E402
 from jobflow.core.lazy_imports import attach as _attach  # noqa: E402
 from jobflow.core.version import __version__ as __version__  # noqa: E402
 from jobflow.runtime.world import launched as _launch  # noqa: E402
 
-__getattr__, __dir__, __all__ = _attach(__name__, __file__, {"layout": "jobflow.core.layout", "session": "jobflow.engine.session"})
+__getattr__, __dir__, __all__ = _attach(__name__, __file__, {"layout": "jobflow.core.layout", "session": "jobflow.engine.session", **_PATHS})
 
 # A process of a launch with several processes must not exit, or fail, alone.
 if _launch.launched() is not None:

@@ -4,6 +4,7 @@ from math import inf as inf
 from math import nan as nan
 from math import pi as pi
 
+from jobflow import compiler as compiler
 from jobflow import data as data
 from jobflow import distributed as distributed
 from jobflow import functional as functional
@@ -16,6 +17,7 @@ from jobflow import utils as utils
 from jobflow.core import errors as errors
 from jobflow.core import filters as filters
 from jobflow.core import scope as scope
+from jobflow.core import version as version
 from jobflow.core.errors import AbortedError as AbortedError
 from jobflow.core.errors import ArgumentError as ArgumentError
 from jobflow.core.errors import CheckpointError as CheckpointError
@@ -65,8 +67,13 @@ from jobflow.engine.session import config as config
 from jobflow.engine.session import env as env
 from jobflow.engine.session import sync_default_session as sync_default_session
 from jobflow.functional import autograd as autograd
+from jobflow.functional import backends as backends
 from jobflow.functional import comm as comm
 from jobflow.functional import cuda as cuda
+from jobflow.functional import hub as hub
+from jobflow.functional import jit as jit
+from jobflow.functional import mps as mps
+from jobflow.functional import multiprocessing as multiprocessing
 from jobflow.functional.saving import load as load
 from jobflow.functional.saving import save as save
 from jobflow.legacy import deprecated as deprecated

@@ -58,12 +58,15 @@ def attach(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a package.
 
-    `modules` maps names of this package to modules of other packages.  `convert` returns the public value from the name and the imported object.
+    `modules` maps paths below this package, such as "layout" or "nn.modules.linear", to modules.  `convert` returns the public value from the
+    name and the imported object.
     """
     targets, public = read(package, Path(file).with_suffix(".pyi"))
     inside = Path(file).parent
 
     def find(name: str) -> Any:
+        if name in modules:
+            return importlib.import_module(f"{package}.{name}")
         if name not in targets:
             # the import system looks up a module before it imports it
             hints = () if name.startswith("_") or inside.joinpath(f"{name}.py").exists() else targets
@@ -79,6 +82,23 @@ def attach(
     _Aliases.names[package] = targets.keys()
     _Aliases.modules |= {f"{package}.{name}": target for name, target in modules.items()}
     return find, lambda: sorted({*targets, *public}), public
+
+
+def add_aliases(module: str, public: str) -> None:
+    """Make the aliases below `public` attributes of `module`, whose public path is `public`; they are imported at their first use.
+
+    A module that is not a package becomes one without files.
+    """
+    inside = vars(sys.modules[module])
+
+    def find(name: str) -> Any:
+        below = f"{public}.{name}"
+        if below not in _Aliases.modules:
+            raise no_attribute(name, f"module {public!r} has no attribute {name!r}", () if name.startswith("_") else inside)
+        return importlib.import_module(below)
+
+    inside.setdefault("__path__", [])
+    inside["__getattr__"] = find
 
 
 class _Aliases:

@@ -33,4 +33,5 @@ from jobflow.functional.sampling import *
 from jobflow.functional.selecting import *
 from jobflow.functional.shapes import *
 from jobflow.functional.sorting import *
+from jobflow.functional.switches import *
 from jobflow.functional.unary_functions import *

@@ -17,6 +17,7 @@ from jobflow.functional.devices import checked_device, marked
 from jobflow.functional.dispatch import method
 from jobflow.functional.global_tensors import layout_of
 from jobflow.functional.promotion import Number, cast, check_numbers, convert_fill, number_dtype, number_kind
+from jobflow.functional.switches import check_format, checked_bool, strided
 from jobflow.functional.typed import Tensor
 from jobflow.ops.axes import ExpandDims
 from jobflow.ops.compare import Equal
@@ -38,7 +39,7 @@ __all__ = [
 class FactoryOptions:
     """The keyword arguments of a factory function: element type, device, layout and `requires_grad`."""
 
-    KEYWORDS = ("dtype", "device", "placement", "sbp", "requires_grad", "pin_memory")
+    KEYWORDS = ("dtype", "device", "placement", "sbp", "requires_grad", "pin_memory", "layout", "memory_format")
 
     def __init__(self, what: str, options: dict[str, Any], dtype: DType | None = None, like: Tensor | None = None) -> None:
         unknown = sorted(set(options) - set(self.KEYWORDS))
@@ -48,7 +49,10 @@ class FactoryOptions:
         self.dtype: DType = _dtype(what, options.get("dtype") or dtype or state().default_dtype)
         self.device = checked_device(what, options.get("device"))
         self.placement, self.sbp = options.get("placement"), options.get("sbp")
+        if self.device is None and like is None and self.placement is None and self.sbp is None:
+            self.device = state().default_device
         self.requires_grad = bool(options.get("requires_grad"))
+        _check_switches(what, options)
         self.like = like
         if self.device is not None and (self.placement is not None or self.sbp is not None):
             raise ConfigError(
@@ -85,6 +89,15 @@ class FactoryOptions:
         marked(x, self.device)
         x._needs_gradient = self.requires_grad or x._needs_gradient
         return x
+
+
+def _check_switches(what: str, options: dict[str, Any]) -> None:
+    """Check options that have no effect: tensors are in pageable memory, dense, and in row-major order."""
+    if options.get("pin_memory") is not None:
+        checked_bool(what, "pin_memory", options["pin_memory"])
+    if options.get("layout", strided) not in (strided, None):
+        raise ArgumentError(f"{what} at {user_line()}: layout must be jobflow.strided; got {options['layout']!r}; tensors are dense")
+    check_format(what, options.get("memory_format"))
 
 
 def _dtype(what: str, dtype: Any) -> DType:

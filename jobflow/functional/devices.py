@@ -66,12 +66,13 @@ def checked_device(what: str, requested: Any) -> device | None:
 def _numbered(requested: Any) -> device | None:
     """Return the device that an integer, a string or a device names, or None for another argument.
 
-    An integer is the index of a GPU.  "cuda" without an index is the GPU with the index of this rank.
+    An integer is the index of a GPU.  "cuda" without an index is the GPU of `cuda.set_device`, by default with the index of this rank.
     """
     if isinstance(requested, int) and not isinstance(requested, bool):
         return device("cuda", requested)
     if requested == "cuda":
-        return device("cuda", state().rank.index)
+        here = state()
+        return device("cuda", here.rank.index if here.cuda_index is None else here.cuda_index)
     return requested if isinstance(requested, device) else device(requested) if isinstance(requested, str) else None
 
 

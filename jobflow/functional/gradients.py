@@ -14,6 +14,7 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, PlacementError, ShapeError, counted, user_line
 from jobflow.core.types import Typed
 from jobflow.functional.dispatch import attribute, method
+from jobflow.functional.switches import check_format
 from jobflow.functional.typed import Tensor
 from jobflow.ops.layout_ops import Copy
 from jobflow.ops.scalar import Detach
@@ -331,8 +332,9 @@ def detach_(x: Tensor) -> Tensor:
     return x
 
 
-def clone(x: Tensor) -> Tensor:
-    """Return a copy of x; gradients flow through the copy."""
+def clone(x: Tensor, *, memory_format: Any = None) -> Tensor:
+    """Return a copy of x; gradients flow through the copy.  `memory_format` has no effect."""
+    check_format("clone", memory_format, len(x.tensor_type.shape))
     return run(Copy(), x)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import secrets
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,8 @@ from jobflow.core.layout import Layout
 from jobflow.core.types import DType, TensorType, float64, int64
 from jobflow.functional.binary_functions import add, mul
 from jobflow.functional.creation import FactoryOptions, full_like, number, shape_of, whole
+from jobflow.functional.devices import checked_device
+from jobflow.functional.devices import device as Device
 from jobflow.functional.dispatch import method
 from jobflow.functional.promotion import as_float, cast
 from jobflow.functional.shapes import integer
@@ -49,7 +53,7 @@ class Generator:
     """A random number generator with a seed and a counter of random operations."""
 
     def __init__(self, device: Any = None) -> None:
-        self.device = device or "cpu"
+        self.device = checked_device("Generator", device) or Device("cpu")
         self.core = Counter()
 
     def manual_seed(self, seed: int) -> Generator:
@@ -80,7 +84,7 @@ class _Default(Generator):
     """The default generator of global tensors."""
 
     def __init__(self) -> None:
-        self.device = "cpu"
+        self.device = Device("cpu")
 
     @property
     def core(self) -> Counter:  # type: ignore[override]
@@ -149,6 +153,20 @@ def _state_values(saved: Tensor, count: int) -> list[int]:
     if saved.tensor_type != TensorType((count,), int64):
         raise ArgumentError(f"set_state at {user_line()}: the state must be an int64[{count}] tensor; got {saved.tensor_type}")
     return saved.tolist()
+
+
+@contextmanager
+def fork_rng(
+    devices: Any = None, enabled: bool = True, _caller: str = "fork_rng", _devices_kw: str = "devices", device_type: Any = None
+) -> Iterator[None]:
+    """Restore the random generators at the end of a `with` block, if `enabled`.  All devices share the generators, so `devices` has no effect."""
+    _refuse_tracing("fork_rng")
+    here, saved = state(), get_rng_state()
+    try:
+        yield
+    finally:
+        if enabled and here is state():
+            set_rng_state(saved)
 
 
 def generator_of(generator: Any, layout: Layout | None) -> Counter:

@@ -12,6 +12,12 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.core.types import DType, Tensor, float32, float64, int8, int32
 from jobflow.expressions.philox import random_stream
+from jobflow.functional.sampling import fork_rng as fork_rng
+from jobflow.functional.sampling import get_rng_state as get_rng_state
+from jobflow.functional.sampling import initial_seed as initial_seed
+from jobflow.functional.sampling import manual_seed as manual_seed
+from jobflow.functional.sampling import seed as seed
+from jobflow.functional.sampling import set_rng_state as set_rng_state
 from jobflow.legacy.job_dispatch import all_of, of_jobs
 from jobflow.legacy.variables import current_job
 from jobflow.ops import elementwise as ew

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from jobflow.core.errors import ConfigError, user_line
+from jobflow.core.lazy_imports import add_aliases
 from jobflow.graph.training import DynamicScale
 
 
@@ -38,3 +39,5 @@ class StaticGradScaler:
 
 
 Scaler = GradScaler | StaticGradScaler
+
+add_aliases(__name__, "jobflow.amp")

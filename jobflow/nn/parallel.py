@@ -17,6 +17,7 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.core.layout import SUM
+from jobflow.core.lazy_imports import add_aliases
 from jobflow.core.types import Array
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.module import Module
@@ -301,3 +302,6 @@ def _take_over(here: EagerState, tensors: Iterable[Tensor], what: str) -> None:
     for x in tensors:
         own(x, what)[...] = spread(here, x.array, 0, what)
         x.wrote()
+
+
+add_aliases(__name__, "jobflow.nn.parallel")

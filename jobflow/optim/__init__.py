@@ -1,5 +1,8 @@
 """Optimizers over tensors, local or global, and learning rate schedules."""
 
+from jobflow.core.lazy_imports import add_aliases
 from jobflow.optim import lr_scheduler as lr_scheduler
 from jobflow.optim.optimizer import Optimizer as Optimizer
 from jobflow.optim.optimizers import *
+
+add_aliases(__name__, "jobflow.optim")

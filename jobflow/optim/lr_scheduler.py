@@ -329,3 +329,7 @@ class ReduceLROnPlateau:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore the attributes from `saved`, a result of `state_dict`; the rates of the optimizer do not change."""
         vars(self).update(saved)
+
+
+#: PyTorch's older name
+_LRScheduler = LRScheduler

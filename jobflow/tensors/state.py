@@ -95,6 +95,10 @@ class EagerState:
         self.device: Device = CpuDevice()
         #: element type of tensors created from Python floats
         self.default_dtype = float32
+        #: device of tensors created without `device=` and `placement=`; None is the host
+        self.default_device: Any = None
+        #: index of the device "cuda" without an index; None is the rank
+        self.cuda_index: int | None = None
         #: number of the last graph, by class
         self.graphs: dict[str, int] = {}
         #: ranks may create different numbers of random local tensors, but create random global tensors together; without a seed, local

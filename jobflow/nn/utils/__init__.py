@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jobflow.core.errors import ShapeError, user_line
+from jobflow.core.lazy_imports import add_aliases
 from jobflow.functional.dispatch import all_of, of_tensors
 from jobflow.functional.gradient_clipping import clip_grad_norm_ as clip_grad_norm_
 from jobflow.functional.gradient_clipping import clip_grad_value_ as clip_grad_value_
@@ -40,3 +41,5 @@ def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
 
 
 globals().update(all_of(__name__, globals(), __name__, of_tensors))
+
+add_aliases(__name__, "jobflow.nn.utils")

@@ -1,5 +1,6 @@
 """Datasets, samplers and loaders."""
 
+from jobflow.core.lazy_imports import add_aliases
 from jobflow.utils.data.collate import default_collate as default_collate
 from jobflow.utils.data.dataset import ConcatDataset as ConcatDataset
 from jobflow.utils.data.dataset import Dataset as Dataset
@@ -14,3 +15,5 @@ from jobflow.utils.data.sampler import RandomSampler as RandomSampler
 from jobflow.utils.data.sampler import Sampler as Sampler
 from jobflow.utils.data.sampler import SequentialSampler as SequentialSampler
 from jobflow.utils.data.sampler import SubsetRandomSampler as SubsetRandomSampler
+
+add_aliases(__name__, "jobflow.utils.data")

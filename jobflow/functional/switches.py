@@ -1,0 +1,274 @@
+"""PyTorch's global switches: threads, precision of products, determinism, memory formats and the default device.
+
+Results of jobflow are deterministic, products of float32 are exact to float32, and elements are in row-major order.  A switch that asks for what
+holds anyway, or only permits less, is checked and stored, and has no other effect.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+from jobflow.core.errors import ArgumentError, user_line
+from jobflow.functional.casting import CLASSES, set_default_dtype
+from jobflow.functional.devices import checked_device, device
+from jobflow.functional.typed import Tensor
+from jobflow.kernels import blas_threads
+from jobflow.runtime.world.environment import usable_cores
+from jobflow.tensors.state import state
+
+__all__ = [
+    "are_deterministic_algorithms_enabled", "channels_last", "channels_last_3d", "contiguous_format", "get_default_device",
+    "get_deterministic_debug_mode", "get_float32_matmul_precision", "get_num_interop_threads", "get_num_threads", "is_complex", "is_conj",
+    "is_deterministic_algorithms_warn_only_enabled", "is_inference", "is_inference_mode_enabled", "is_signed", "is_storage", "memory_format",
+    "preserve_format", "set_default_device", "set_default_tensor_type", "set_deterministic_debug_mode", "set_float32_matmul_precision",
+    "set_flush_denormal", "set_num_interop_threads", "set_num_threads", "strided", "typename", "use_deterministic_algorithms",
+]  # fmt: skip
+
+
+def checked_bool(what: str, name: str, value: Any) -> bool:
+    """Return the argument `name` if it is True or False.  Raises: ArgumentError for another value."""
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{what} at {user_line()}: {name} must be True or False; got {value!r}")
+    return value
+
+
+def _checked_word(what: str, name: str, value: Any, words: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in words:
+        raise ArgumentError(f"{what} at {user_line()}: {name} must be {', '.join(map(repr, words))}; got {value!r}")
+    return value
+
+
+# -------------------------------------------------------------------- memory formats
+
+
+class memory_format:
+    """An order of elements in memory: `contiguous_format`, `preserve_format`, `channels_last` or `channels_last_3d`.
+
+    Functions accept every format as `memory_format=`.  Results are in row-major order, which is a hint's only difference from PyTorch.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"jobflow.{self.name}"
+
+    def __reduce__(self) -> str:
+        return self.name
+
+
+contiguous_format = memory_format("contiguous_format")
+preserve_format = memory_format("preserve_format")
+channels_last = memory_format("channels_last")
+channels_last_3d = memory_format("channels_last_3d")
+
+#: number of axes of a tensor with a format
+_AXES = {channels_last: 4, channels_last_3d: 5}
+
+
+class _Layout:
+    """The storage layout of tensors; `layout=` accepts no other."""
+
+    def __repr__(self) -> str:
+        return "jobflow.strided"
+
+    def __reduce__(self) -> str:
+        return "strided"
+
+
+strided = _Layout()
+
+
+def check_format(what: str, format: Any, ndim: int | None = None) -> None:
+    """Raise ArgumentError unless `format` is None or a memory format, for tensors with `ndim` axes (None: any number)."""
+    if format is None:
+        return
+    if not isinstance(format, memory_format):
+        raise ArgumentError(f"{what} at {user_line()}: memory_format must be a format such as jobflow.channels_last; got {format!r}")
+    if ndim is not None and _AXES.get(format, ndim) != ndim:
+        raise ArgumentError(f"{what} at {user_line()}: memory_format={format!r} is for tensors with {_AXES[format]} axes; got {ndim}")
+
+
+def channels_follow(format: Any, ndim: int) -> bool:
+    """Return True if the channels of a tensor with `ndim` axes are the last axis in this format."""
+    return _AXES.get(format) == ndim
+
+
+# -------------------------------------------------------------------- precision and determinism
+
+
+class _Settings:
+    """The values of switches without effect."""
+
+    def __init__(self) -> None:
+        self.precision = "highest"
+        self.deterministic = False
+        self.warn_only = False
+        self.interop_threads = 1
+
+
+_settings = _Settings()
+
+
+def set_float32_matmul_precision(precision: str) -> None:
+    """Permit products of float32 with less precision: "high" or "medium"; they have the precision "highest" anyway.
+
+    Raises: ArgumentError for another word.
+    """
+    _settings.precision = _checked_word("set_float32_matmul_precision", "precision", precision, ("highest", "high", "medium"))
+
+
+def get_float32_matmul_precision() -> str:
+    """Return the value of `set_float32_matmul_precision`, "highest" by default."""
+    return _settings.precision
+
+
+def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
+    """Require deterministic results, which all functions have anyway.  Raises: ArgumentError unless the arguments are True or False."""
+    what = "use_deterministic_algorithms"
+    _settings.deterministic, _settings.warn_only = checked_bool(what, "mode", mode), checked_bool(what, "warn_only", warn_only)
+
+
+def are_deterministic_algorithms_enabled() -> bool:
+    """Return the value of `use_deterministic_algorithms`, False by default."""
+    return _settings.deterministic
+
+
+def is_deterministic_algorithms_warn_only_enabled() -> bool:
+    """Return the value of `warn_only` of `use_deterministic_algorithms`."""
+    return _settings.deterministic and _settings.warn_only
+
+
+_DEBUG_MODES = ("default", "warn", "error")
+
+
+def set_deterministic_debug_mode(debug_mode: int | str) -> None:
+    """Set `use_deterministic_algorithms` by "default", "warn" or "error", or by the number 0, 1 or 2.  Raises: ArgumentError for another value."""
+    what = "set_deterministic_debug_mode"
+    number = debug_mode if type(debug_mode) is int and 0 <= debug_mode < 3 else None
+    word = _checked_word(what, "debug_mode", debug_mode, _DEBUG_MODES) if number is None else _DEBUG_MODES[number]
+    use_deterministic_algorithms(word != "default", warn_only=word == "warn")
+
+
+def get_deterministic_debug_mode() -> int:
+    """Return the mode of `set_deterministic_debug_mode` as a number."""
+    return 0 if not _settings.deterministic else 1 if _settings.warn_only else 2
+
+
+def set_flush_denormal(mode: bool) -> bool:
+    """Return False: denormal numbers are never flushed.  Raises: ArgumentError unless `mode` is True or False."""
+    checked_bool("set_flush_denormal", "mode", mode)
+    return False
+
+
+# -------------------------------------------------------------------- threads
+
+
+def _threads(what: str, number: Any) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ArgumentError(f"{what} at {user_line()}: the number of threads must be an integer of at least 1; got {number!r}")
+    return number
+
+
+def set_num_threads(number: int) -> None:
+    """Set the number of threads of NumPy's matrix library.  Raises: ArgumentError unless `number` is an integer of at least 1."""
+    blas_threads.limit(_threads("set_num_threads", number))
+
+
+def get_num_threads() -> int:
+    """Return the number of threads of NumPy's matrix library."""
+    return blas_threads.threads() or len(usable_cores())
+
+
+def set_num_interop_threads(number: int) -> None:
+    """Do nothing; operations run in the thread that calls them.  Raises: ArgumentError unless `number` is an integer of at least 1."""
+    _settings.interop_threads = _threads("set_num_interop_threads", number)
+
+
+def get_num_interop_threads() -> int:
+    """Return the value of `set_num_interop_threads`, 1 by default."""
+    return _settings.interop_threads
+
+
+# -------------------------------------------------------------------- defaults
+
+
+class set_default_device:
+    """The device of tensors created without `device=` and `placement=`; None is the host.  Raises: PlacementError for another argument.
+
+    As a `with` block, as `with flow.device("cuda")` in PyTorch, the device ends with the block.
+    """
+
+    def __init__(self, device: Any) -> None:
+        here = state()
+        self.before = here.default_device
+        chosen = checked_device("set_default_device", device)
+        here.default_device = None if chosen is None or chosen.type == "cpu" else chosen
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        state().default_device = self.before
+
+
+def get_default_device() -> device:
+    """Return the device of tensors created without `device=`."""
+    return state().default_device or device("cpu")
+
+
+def set_default_tensor_type(t: Any) -> None:
+    """Set the element type, and for "cuda" the device, of new tensors by a tensor class or its name, such as "jobflow.cuda.FloatTensor".
+
+    Raises: ArgumentError for another object.
+    """
+    text = t if isinstance(t, str) else f"jobflow.{getattr(t, '__name__', '')}"
+    *package, name = text.split(".")
+    chosen = CLASSES.get(name) if package in (["jobflow"], ["jobflow", "cuda"], ["torch"], ["torch", "cuda"]) else None
+    if chosen is None or not chosen.is_float:
+        raise ArgumentError(f"set_default_tensor_type at {user_line()}: {t!r} is not a class of floating point tensors such as jobflow.FloatTensor")
+    set_default_dtype(chosen)
+    set_default_device("cuda" if package[-1] == "cuda" else "cpu")
+
+
+# -------------------------------------------------------------------- queries
+
+
+def is_storage(obj: Any) -> bool:
+    """Return False: tensors have no storage objects."""
+    return False
+
+
+def is_complex(x: Tensor) -> bool:
+    """Return False: there are no complex element types."""
+    return False
+
+
+def is_conj(x: Tensor) -> bool:
+    """Return False: there are no complex element types."""
+    return False
+
+
+def is_signed(x: Tensor) -> bool:
+    """Return True if the element type has negative numbers."""
+    return x.dtype.name not in ("uint8", "bool", "bool_")
+
+
+def is_inference(x: Tensor) -> bool:
+    """Return False: `inference_mode` creates ordinary tensors without gradients."""
+    return False
+
+
+def is_inference_mode_enabled() -> bool:
+    """Return False: `inference_mode` acts as `no_grad`."""
+    return False
+
+
+def typename(obj: Any) -> str:
+    """Return the name of the type of an object with its module; for a tensor, the name of its class, such as "jobflow.FloatTensor"."""
+    if isinstance(obj, Tensor):
+        return str(obj.type())
+    kind = obj if hasattr(obj, "__qualname__") and hasattr(obj, "__module__") else type(obj)
+    module = getattr(kind, "__module__", None)
+    return kind.__qualname__ if module in (None, "builtins") else f"{module}.{kind.__qualname__}"
