@@ -12,10 +12,10 @@ import numpy as np
 
 from jobflow.core.errors import DtypeError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
-from jobflow.core.types import bool_
-from jobflow.functional.nn_base import composed
+from jobflow.core.types import DType, bool_
+from jobflow.functional.nn_base import composed, real
 from jobflow.functional.nn_linear import dropout
-from jobflow.functional.promotion import rounded_once
+from jobflow.functional.promotion import cast, rounded_once
 from jobflow.functional.typed import Tensor
 from jobflow.ops import elementwise as ew
 from jobflow.ops import shape as sh
@@ -40,9 +40,9 @@ def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tu
         raise ShapeError(f"{what} at {user_line()}: query {q}, key {k} and value {v} must have the shapes [..., l, e], [..., s, e] and [..., s, f]")
     if mask is None:
         return lead
-    if mask.tensor_type.dtype is not bool_ and mask.tensor_type.dtype is not q.dtype:
+    if mask.tensor_type.dtype is not bool_ and not mask.tensor_type.dtype.is_float:
         raise DtypeError(
-            f"{what} at {user_line()}: attn_mask {mask.tensor_type} must be bool (True for visible keys), or have the type of query {q} to be added"
+            f"{what} at {user_line()}: attn_mask {mask.tensor_type} must be bool (True for visible keys), or floating point to be added"
         )
     scores, shape = (*lead, q.shape[-2], k.shape[-2]), mask.tensor_type.shape
     missing = len(scores) - len(shape)
@@ -76,6 +76,25 @@ def _repeated(x: Tensor, lead: tuple[int, ...]) -> Value:
 
 
 @composed
+def _grouped_heads(x: Tensor, times: int) -> Value:
+    """Return x with each head, on axis -3, repeated `times` times in a row."""
+    *lead, heads, length, size = x.tensor_type.shape
+    repeated = broadcast_to(sh.reshape(x, (*lead, heads, 1, length, size)), (*lead, heads, times, length, size))
+    return sh.reshape(repeated, (*lead, heads * times, length, size))
+
+
+def _with_heads_of(query: Tensor, x: Tensor) -> Tensor:
+    """Return the key or value x with as many heads as the query; raise ShapeError unless its number of heads divides that of the query."""
+    q, heads = query.tensor_type, x.tensor_type.shape[-3] if x.tensor_type.ndim > 2 else 0
+    if q.ndim < 3 or heads == 0 or q.shape[-3] % heads:
+        raise ShapeError(
+            f"scaled_dot_product_attention at {user_line()}: enable_gqa requires [..., heads, length, size], where the heads of key and value divide "
+            f"the heads of query {q}; got {x.tensor_type}"
+        )
+    return x if q.shape[-3] == heads else _grouped_heads(x, q.shape[-3] // heads)
+
+
+@composed
 def weighted_values(weights: Tensor, value: Tensor) -> Value:
     """Return the weighted sums of the values, weights @ value."""
     return matmul(weights, value)
@@ -91,17 +110,22 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     *,
     scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> Tensor:
     """Return softmax(scale * q k^T + mask) v with dropout of probability `dropout_p` on the weights (Vaswani et al. 2017).
 
     Shapes: query [..., l, e], key [..., s, e], value [..., s, f] -> [..., l, f]; leading axes broadcast.  `scale` defaults to 1 / sqrt(e).
-    A bool mask is True for visible keys; a mask of the query's type is added to the scores.  With `is_causal`, query i attends to keys 0 to i.
-    The output of a query without visible keys is zero.
+    A bool mask is True for visible keys; a floating point mask is added to the scores.  With `is_causal`, query i attends to keys 0 to i.
+    The output of a query without visible keys is zero.  With `enable_gqa`, consecutive heads (axis -3) of the query use one head of key and value.
     Raises: ShapeError, DtypeError for arguments that do not match.
     """
+    if enable_gqa:
+        key, value = _with_heads_of(query, key), _with_heads_of(query, value)
     lead = _check(query, key, value, attn_mask)
+    if attn_mask is not None and attn_mask.dtype is not bool_:
+        attn_mask = cast(attn_mask, query.dtype)
     query, key, value = (_repeated(x, lead) for x in (query, key, value))
-    factor = 1.0 / math.sqrt(query.tensor_type.shape[-1] or 1) if scale is None else scale
+    factor = 1.0 / math.sqrt(query.tensor_type.shape[-1] or 1) if scale is None else real("scaled_dot_product_attention", "scale", scale)
     weights = attention_weights(query, key, attn_mask, is_causal, factor)
     return weighted_values(dropout(weights, dropout_p), value)
 
@@ -141,18 +165,19 @@ def combined_mask(attention: Tensor | None, padding: Tensor | None, queries: Ten
     """Combine the masks of attention modules into a bool mask of visible keys, or an additive mask; None without masks.
 
     The result broadcasts to [batch, heads, queries, keys].  In the arguments, True hides a key.  `attention` is [queries, keys] or
-    [batch * heads, queries, keys], `padding` is [batch, keys].  Both masks are bool or have the type of the queries [batch, heads, queries, size].
+    [batch * heads, queries, keys], `padding` is [batch, keys].  Masks are bool or
+    floating point, which is cast to the type of the queries [batch, heads, queries, size].
     """
     batch, heads, count, _ = queries.tensor_type.shape
     length = keys.tensor_type.shape[2]
     masks = []
     if attention is not None:
-        _check_mask("attn_mask", attention, queries, (count, length), (batch * heads, count, length))
+        attention = _mask_of_type("attn_mask", attention, queries.dtype, (count, length), (batch * heads, count, length))
         masks.append(
             _reshaped(attention, (batch if attention.tensor_type.ndim == 3 else 1, heads if attention.tensor_type.ndim == 3 else 1, count, length))
         )
     if padding is not None:
-        _check_mask("key_padding_mask", padding, queries, (batch, length))
+        padding = _mask_of_type("key_padding_mask", padding, queries.dtype, (batch, length))
         masks.append(_reshaped(padding, (batch, 1, 1, length)))
     if not masks:
         return None
@@ -161,14 +186,15 @@ def combined_mask(attention: Tensor | None, padding: Tensor | None, queries: Ten
     return _added(queries, *masks)
 
 
-def _check_mask(name: str, mask: Tensor, queries: Tensor, *legal: tuple[int, ...]) -> None:
-    dtype = queries.tensor_type.dtype
+def _mask_of_type(name: str, mask: Tensor, dtype: DType, *legal: tuple[int, ...]) -> Tensor:
+    """Return a bool mask unchanged, and a floating point mask in the type `dtype`; raise ShapeError or DtypeError for other masks."""
     if mask.tensor_type.shape not in legal:
         raise ShapeError(
             f"attention at {user_line()}: {name} {mask.tensor_type} must have the shape {' or '.join(str(list(shape)) for shape in legal)}"
         )
-    if mask.tensor_type.dtype is not bool_ and mask.tensor_type.dtype is not dtype:
-        raise DtypeError(f"attention at {user_line()}: {name} {mask.tensor_type} must be bool (True for hidden keys), or {dtype.name} to be added")
+    if mask.tensor_type.dtype is not bool_ and not mask.tensor_type.dtype.is_float:
+        raise DtypeError(f"attention at {user_line()}: {name} {mask.tensor_type} must be bool (True for hidden keys), or floating point to be added")
+    return mask if mask.tensor_type.dtype is bool_ else cast(mask, dtype)
 
 
 @composed

@@ -27,11 +27,12 @@ from jobflow.nn.modules import loss_layers as loss
 from jobflow.nn.modules import norm_layers as norm
 from jobflow.nn.modules import pool_layers as pool
 from jobflow.nn.modules import recurrent_layers as recurrent
+from jobflow.nn.modules import transformer_layers as transformer
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter
 
 nn = SimpleNamespace(Parameter=Parameter, utils=utils)
-for _each in (activation, attention, container, conv, linear, loss, module, norm, pool, recurrent):
+for _each in (activation, attention, container, conv, linear, loss, module, norm, pool, recurrent, transformer):
     vars(nn).update({name: value for name, value in vars(_each).items() if isinstance(value, type) and issubclass(value, Module)})
 
 #: per input, given how many axes it has: how it lies; None makes everything local

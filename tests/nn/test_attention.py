@@ -84,7 +84,7 @@ def test_a_fully_masked_query_in_half_precision() -> None:
         ({"key_padding_mask": np.zeros((3, 5), np.int64)}, ["key_padding_mask", "int64[3,5]", "bool"]),
         ({"attn_mask": np.zeros((5, 4), bool)}, ["attn_mask", "bool[5,4]", "[4, 5]", "[6, 4, 5]"]),
         ({"attn_mask": np.zeros((3, 4, 5))}, ["attn_mask", "float64[3,4,5]", "[6, 4, 5]"]),
-        ({"attn_mask": np.zeros((4, 5), np.float32)}, ["attn_mask", "float32[4,5]", "float64"]),
+        ({"attn_mask": np.zeros((4, 5), np.int32)}, ["attn_mask", "int32[4,5]", "floating point"]),
     ],
 )
 def test_masks_of_the_wrong_shape_raise(masks: dict[str, Any], facts: list[str]) -> None:

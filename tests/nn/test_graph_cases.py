@@ -36,7 +36,7 @@ class Once(Graph):
         return outputs
 
 
-def run_in_graph(case: Case, lay: Lay) -> dict[str, np.ndarray[Any, Any]]:
+def run_in_graph(case: Case, lay: Lay, file: str = "references.npz") -> dict[str, np.ndarray[Any, Any]]:
     """Return outputs, gradients of parameters and buffers by the names of `record.py`."""
     called_module = case.make(nn, F)
     module = called_module.module if isinstance(called_module, _Called) else called_module if isinstance(called_module, Module) else None
@@ -49,9 +49,10 @@ def run_in_graph(case: Case, lay: Lay) -> dict[str, np.ndarray[Any, Any]]:
         for name, p in module.named_parameters():
             before[name] = p.array[...] = case.parameter(name, tuple(p.shape))
     tensors = [lain(array, None if lay is None else lay(i, array.ndim)) for i, array in enumerate(case.arrays())]
-    output_names = [name for name in reference(case) if name.startswith("out/")]
-    trains = bool(before) and any(name.startswith("parameter/") for name in reference(case))
-    weighed = [lain(case.weights(i, reference(case)[name].shape), whole) for i, name in enumerate(output_names)] if trains else None
+    expected = reference(case, file)
+    output_names = [name for name in expected if name.startswith("out/")]
+    trains = bool(before) and any(name.startswith("parameter/") for name in expected)
+    weighed = [lain(case.weights(i, expected[name].shape), whole) for i, name in enumerate(output_names)] if trains else None
     outputs = Once(called_module, module, weighed)(*tensors)
     results = {f"out/{i}": y.numpy() for i, y in enumerate(outputs)}
     if module is not None:

@@ -1,30 +1,23 @@
-"""Multi-head attention and the layers of transformer encoders."""
+"""Multi-head attention."""
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable
 from typing import Any
 
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.functional import nn_attention as F
-from jobflow.functional.binary_functions import add
 from jobflow.functional.creation import empty
-from jobflow.functional.nn_activations import gelu, relu
-from jobflow.functional.nn_base import one_of
 from jobflow.functional.nn_linear import dropout, linear
 from jobflow.functional.reductions import mean
 from jobflow.functional.shapes import squeeze, unsqueeze
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn import init
-from jobflow.nn.modules.container import ModuleList
-from jobflow.nn.modules.linear_layers import Dropout, Linear
+from jobflow.nn.modules.linear_layers import Linear
 from jobflow.nn.modules.module import Module
-from jobflow.nn.modules.norm_layers import LayerNorm
 from jobflow.nn.parameter import Parameter
 
-__all__ = ["MultiheadAttention", "TransformerEncoder", "TransformerEncoderLayer"]
+__all__ = ["MultiheadAttention"]
 
 
 class MultiheadAttention(Module):
@@ -122,71 +115,3 @@ class MultiheadAttention(Module):
         if query.ndim == 2:
             return squeeze(output, 0), None if shown is None else squeeze(shown, 0)
         return output if self.batch_first else F.swap_first_axes(output), shown
-
-
-_ACTIVATIONS: dict[str, Callable[..., Tensor]] = {"relu": relu, "gelu": gelu}
-
-
-class TransformerEncoderLayer(Module):
-    """A transformer encoder layer: self-attention with `nhead` heads, then two linear maps per position, each with a residual connection.
-
-    The linear maps have `dim_feedforward` features between them. A LayerNorm follows each residual connection, or precedes self-attention and
-    linear maps with `norm_first`.
-    """
-
-    def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int = 2048,
-        dropout: float = 0.1,
-        activation: str | Callable[[Tensor], Tensor] = "relu",
-        layer_norm_eps: float = 1e-5,
-        batch_first: bool = False,
-        norm_first: bool = False,
-        bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__()
-        place = {"device": device, "dtype": dtype}
-        self.self_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **place)
-        self.linear1 = Linear(d_model, dim_feedforward, bias, **place)
-        self.dropout = Dropout(dropout)
-        self.linear2 = Linear(dim_feedforward, d_model, bias, **place)
-        self.norm_first = norm_first
-        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias, **place)
-        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias, **place)
-        self.dropout1, self.dropout2 = Dropout(dropout), Dropout(dropout)
-        if isinstance(activation, str):
-            activation = _ACTIVATIONS[one_of("TransformerEncoderLayer", "activation", activation, tuple(_ACTIVATIONS))]
-        self.activation = activation
-
-    def forward(self, src: Tensor, src_mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        if self.norm_first:
-            x = add(src, self._attended(self.norm1(src), src_mask, src_key_padding_mask, is_causal))
-            return add(x, self._fed(self.norm2(x)))
-        x = self.norm1(add(src, self._attended(src, src_mask, src_key_padding_mask, is_causal)))
-        return self.norm2(add(x, self._fed(x)))
-
-    def _attended(self, x: Tensor, mask: Tensor | None, padding: Tensor | None, causal: bool) -> Tensor:
-        output, _ = self.self_attn(x, x, x, key_padding_mask=padding, need_weights=False, attn_mask=mask, is_causal=causal)
-        return self.dropout1(output)
-
-    def _fed(self, x: Tensor) -> Tensor:
-        return self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
-
-
-class TransformerEncoder(Module):
-    """A sequence of `num_layers` copies of `encoder_layer`, followed by `norm` if it is passed."""
-
-    def __init__(self, encoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
-        super().__init__()
-        self.layers = ModuleList([copy.deepcopy(encoder_layer) for _ in range(num_layers)])
-        self.num_layers = num_layers
-        self.norm = norm
-
-    def forward(self, src: Tensor, mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        for layer in self.layers:
-            src = layer(src, mask, src_key_padding_mask, is_causal)
-        return src if self.norm is None else self.norm(src)

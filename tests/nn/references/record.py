@@ -1,4 +1,4 @@
-"""Recorder of references.npz, sequences.npz, and second.npz with second derivatives: PyTorch's results of the cases, in float64.
+"""Recorder of references.npz, sequences.npz, models.npz, and second.npz with second derivatives: PyTorch's results of the cases, in float64.
 
 Run with a Python that has torch: `python tests/nn/references/record.py [file ...]`.
 """
@@ -16,6 +16,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from nn_cases import CASES, GRADIENTS, TWICE, Case, _Called
+from model_cases import MODELS
 from sequence_cases import SEQUENCES
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -72,7 +73,7 @@ def write(file: str, everything: dict[str, Any]) -> None:
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.backends.mha.set_fastpath_enabled(False)
-    files = {"references.npz": (CASES, recorded), "sequences.npz": (SEQUENCES, recorded), "second.npz": (TWICE, recorded_twice)}
+    files = {"references.npz": (CASES, recorded), "sequences.npz": (SEQUENCES, recorded), "models.npz": (MODELS, recorded), "second.npz": (TWICE, recorded_twice)}
     for file in sys.argv[1:] or files:
         cases, record = files[file]
         write(file, {name: x for case in cases for name, x in record(case).items()})
