@@ -11,8 +11,8 @@ import math
 import numpy as np
 
 from jobflow.core.errors import DtypeError, ShapeError, user_line
-from jobflow.core.types import Tensor as Value
 from jobflow.core.types import DType, bool_
+from jobflow.core.types import Tensor as Value
 from jobflow.functional.nn_base import composed, real
 from jobflow.functional.nn_linear import dropout
 from jobflow.functional.promotion import cast, rounded_once
@@ -41,9 +41,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tu
     if mask is None:
         return lead
     if mask.tensor_type.dtype is not bool_ and not mask.tensor_type.dtype.is_float:
-        raise DtypeError(
-            f"{what} at {user_line()}: attn_mask {mask.tensor_type} must be bool (True for visible keys), or floating point to be added"
-        )
+        raise DtypeError(f"{what} at {user_line()}: attn_mask {mask.tensor_type} must be bool (True for visible keys), or floating point to be added")
     scores, shape = (*lead, q.shape[-2], k.shape[-2]), mask.tensor_type.shape
     missing = len(scores) - len(shape)
     if missing < 0 or any(n not in (1, m) for n, m in zip(shape, scores[missing:], strict=True)):

@@ -10,9 +10,9 @@ from typing import Any
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.functional.binary_functions import add
 from jobflow.functional.creation import full
-from jobflow.functional.selecting import triu
 from jobflow.functional.nn_activations import gelu, relu
 from jobflow.functional.nn_base import one_of, real, whole
+from jobflow.functional.selecting import triu
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn import init
 from jobflow.nn.modules.attention_layers import MultiheadAttention
@@ -63,16 +63,16 @@ class _Layer(Module):
             whole(what, name, size)
         for name, number in (("dropout", dropout), ("layer_norm_eps", layer_norm_eps)):
             real(what, name, number)
-        place = {"device": device, "dtype": dtype}
-        self.self_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **place)
+        options = {"device": device, "dtype": dtype}
+        self.self_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **options)
         if self.connections == 3:
-            self.multihead_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **place)
-        self.linear1 = Linear(d_model, dim_feedforward, bias, **place)
+            self.multihead_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **options)
+        self.linear1 = Linear(d_model, dim_feedforward, bias, **options)
         self.dropout = Dropout(dropout)
-        self.linear2 = Linear(dim_feedforward, d_model, bias, **place)
+        self.linear2 = Linear(dim_feedforward, d_model, bias, **options)
         self.norm_first = norm_first
         for i in range(1, self.connections + 1):
-            setattr(self, f"norm{i}", LayerNorm(d_model, layer_norm_eps, bias=bias, **place))
+            setattr(self, f"norm{i}", LayerNorm(d_model, layer_norm_eps, bias=bias, **options))
         for i in range(1, self.connections + 1):
             setattr(self, f"dropout{i}", Dropout(dropout))
         self.activation = _activation(what, activation)
@@ -164,9 +164,7 @@ class TransformerEncoder(_Stack):
         super().__init__(encoder_layer, num_layers, norm)
         self.enable_nested_tensor, self.mask_check = enable_nested_tensor, mask_check
 
-    def forward(
-        self, src: Tensor, mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None, is_causal: bool | None = None
-    ) -> Tensor:
+    def forward(self, src: Tensor, mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None, is_causal: bool | None = None) -> Tensor:
         """Return the output of the last layer; all layers use the same masks."""
         for layer in self.layers:
             src = layer(src, src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=bool(is_causal))

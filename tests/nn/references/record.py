@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from nn_cases import CASES, GRADIENTS, TWICE, Case, _Called
 from model_cases import MODELS
+from nn_cases import CASES, GRADIENTS, TWICE, Case, _Called
 from sequence_cases import SEQUENCES
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -73,7 +73,12 @@ def write(file: str, everything: dict[str, Any]) -> None:
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.backends.mha.set_fastpath_enabled(False)
-    files = {"references.npz": (CASES, recorded), "sequences.npz": (SEQUENCES, recorded), "models.npz": (MODELS, recorded), "second.npz": (TWICE, recorded_twice)}
+    files = {
+        "references.npz": (CASES, recorded),
+        "sequences.npz": (SEQUENCES, recorded),
+        "models.npz": (MODELS, recorded),
+        "second.npz": (TWICE, recorded_twice),
+    }
     for file in sys.argv[1:] or files:
         cases, record = files[file]
         write(file, {name: x for case in cases for name, x in record(case).items()})
