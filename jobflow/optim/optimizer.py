@@ -16,6 +16,7 @@ from jobflow.functional.tensor_class import Tensor
 from jobflow.ops.optimizer_updates import OptimizerUpdate, unified
 from jobflow.ops.source import Constant
 from jobflow.ops.update import rate_dtype
+from jobflow.optim.saved_states import SLOT_NAMES, normalized
 from jobflow.runtime.interrupts import held
 from jobflow.tensors import run
 from jobflow.tensors.convert import convert_array
@@ -29,8 +30,6 @@ Legal = tuple[Callable[[Any], bool], str]
 POSITIVE: Legal = (lambda x: x >= 0, "a number of at least 0")
 #: options of every group: the maximal gradient norm for `clip_grad` and graphs, and the type of norm
 COMMON: dict[str, Any] = {"clip_grad_max_norm": None, "clip_grad_norm_type": None}
-#: names in `Optimizer.state` of slots that the formulas name differently
-SLOT_NAMES = {"momentum": "momentum_buf", "mean_square": "square_avg", "mean_gradient": "grad_avg"}
 
 
 def _is(legal: Callable[[Any], bool], value: Any) -> bool:
@@ -51,6 +50,8 @@ class Optimizer:
 
     #: validity checks by option
     LEGAL: ClassVar[dict[str, Legal]] = {}
+    #: False if `state_dict` contains no numbers of steps, as in PyTorch
+    saves_steps: ClassVar[bool] = True
 
     def __init__(self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], defaults: Mapping[str, Any]) -> None:
         refuse_tracing(self._word, "an optimizer cannot be created", "create the optimizer before")
@@ -181,33 +182,30 @@ class Optimizer:
     def state_dict(self) -> dict[str, Any]:
         """Return {"state": {parameter number: {name: value}}, "param_groups": [options of each group]}.
 
-        Parameters are numbered in the order of the groups.  The entry "params" of a group has the numbers of its parameters.
+        Parameters are numbered in the order of the groups.  The entry "params" of a group has the numbers of its parameters.  The names of values
+        are PyTorch's, such as "exp_avg".
         """
         numbers = {p: i for i, p in enumerate(self._parameters())}
         groups = [{**group, "params": [numbers[p] for p in group["params"]]} for group in self.param_groups]
-        return {"state": {numbers[p]: dict(state) for p, state in self.state.items()}, "param_groups": groups}
+        states = {numbers[p]: {name: x for name, x in state.items() if name != "step" or self.saves_steps} for p, state in self.state.items()}
+        return {"state": {number: state for number, state in states.items() if state}, "param_groups": groups}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restore the state from `saved`, a result of `state_dict`; tensors are redistributed to the layouts of the parameters.
+        """Restore the state from `saved`, a result of `state_dict` here or in PyTorch; tensors are redistributed to the layouts of the parameters.
 
         Raises: CheckpointError if the number of groups or of their parameters differs, or the shape of a tensor.  A local tensor cannot be loaded
-        for a global parameter, nor a global tensor for a local parameter.
+        for a global parameter, nor a global tensor for a local parameter.  ConfigError if an option is out of range.
         """
         refuse_tracing(f"{self._word}.load_state_dict", "state cannot be loaded", "load the state before")
         what = f"{self._word}.load_state_dict at {user_line()}"
-        sizes = [len(group["params"]) for group in saved["param_groups"]]
-        mine = [len(group["params"]) for group in self.param_groups]
-        if sizes != mine:
-            raise CheckpointError(
-                f"{what}: the saved groups have {sizes} parameters, but the groups of this optimizer have {mine}; pass params as when saving"
-            )
+        states, groups = normalized(saved, [group["params"] for group in self.param_groups], self.saves_steps, what)
         parameters = list(self._parameters())
-        states = {
-            parameters[int(i)]: {name: _loaded(x, parameters[int(i)], what) for name, x in state.items()} for i, state in saved["state"].items()
-        }
-        for group, other in zip(self.param_groups, saved["param_groups"], strict=True):
-            group.update({name: value for name, value in other.items() if name != "params"})
-        self.state = states
+        loaded = {parameters[i]: {name: _loaded(x, parameters[i], what) for name, x in entries.items()} for i, entries in states.items()}
+        for group, other in zip(self.param_groups, groups, strict=True):
+            self._check({**group, **other}, what)
+        for group, other in zip(self.param_groups, groups, strict=True):
+            group.update(other)
+        self.state = loaded
 
     def __repr__(self) -> str:
         lines = [f"{type(self).__name__} ("]

@@ -51,6 +51,7 @@ class _WithOptions(Optimizer):
 class SGD(_WithOptions):
     """Stochastic gradient descent with optional momentum, Nesterov momentum and weight decay."""
 
+    saves_steps: ClassVar[bool] = False
     lr: float = 0.001
     momentum: float = 0.0
     dampening: float = 0.0

@@ -49,7 +49,7 @@ def read(path: AnyPath) -> TorchFile:
 
     Raises: CheckpointError for a damaged file, an object that is not a tensor, number, text or container, or a size above a limit.
     """
-    data, name = memoryview(mapped(path, CheckpointError)), str(path)
+    data, name = mapped(path, CheckpointError).data, str(path)
     if bytes(data[257:262]) == b"ustar":
         raise CheckpointError(f"{name} is a tar archive of PyTorch before 0.2; load it with PyTorch, and save it again")
     try:

@@ -299,7 +299,7 @@ def _ordered(vm: Interpreter, *pairs: Any) -> OrderedDict[Any, Any]:
     return OrderedDict((vm.key(key), value) for key, value in _copied(vm, list, items))
 
 
-def _copied(vm: Interpreter, kind: type, items: Any) -> Any:
+def _copied(vm: Interpreter, kind: type[list[Any]] | type[dict[Any, Any]], items: Any) -> Any:
     """Return the items of a container that is copied, and count them: a small file may copy a large container many times."""
     if type(items) is not kind:
         raise TypeError("a container is built from another object")
@@ -402,10 +402,15 @@ def _utf8(part: memoryview) -> str:
     return bytes(part).decode()
 
 
+def _frame(vm: Interpreter) -> None:
+    """Skip the size of a frame."""
+    vm.take(8)
+
+
 _STOP = ord(".")
 _ACTIONS: dict[int, Callable[[Interpreter], None]] = {
     0x80: lambda vm: None if vm.number("<B") in (2, 3, 4, 5) else vm.fail("is a pickle of an unknown protocol; use torch.save"),
-    0x95: lambda vm: vm.take(8) and None,
+    0x95: _frame,
     ord("("): _mark,
     ord("N"): _push(lambda vm: None),
     0x88: _push(lambda vm: True),

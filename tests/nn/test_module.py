@@ -289,3 +289,20 @@ def test_parameters_of_global_tensors_keep_their_layout() -> None:
         nn.Parameter(tensor([1, 2]))
     with pytest.raises(JobError, match="list"):
         nn.Parameter([1.0])
+
+
+def test_load_state_dict_with_assign_replaces_tensors() -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    net[0].bias.requires_grad = False
+    saved = {name: x.double() if x.dtype.is_float else x for name, x in nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).state_dict().items()}
+    saved["0.weight"] = np.ones((3, 2))
+    assert repr(net.load_state_dict(saved, assign=True)) == "<All keys matched successfully>"
+    assert isinstance(net[0].weight, nn.Parameter) and net[0].weight.dtype is net[1].running_mean.dtype is float64
+    assert [p.requires_grad for p in net[0].parameters()] == [True, False]
+    saved["0.bias"][0] = 7.0
+    assert net[0].bias[0].item() == 7.0  # the memory of the state
+    net(ones(4, 2, dtype=float64)).sum().backward()
+    before = net[0].weight
+    with pytest.raises(DtypeError, match="gradients"):
+        net.load_state_dict({"0.weight": np.ones((3, 2), np.int64), "0.bias": saved["0.bias"]}, strict=False, assign=True)
+    assert net[0].weight is before

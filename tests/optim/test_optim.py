@@ -95,6 +95,64 @@ def test_training_resumes_from_a_state(rank: int) -> None:
         other.load_state_dict(saved)
 
 
+@pytest.mark.parametrize("case", OPTIMIZERS)
+def test_training_resumes_from_a_state_of_pytorch(case: str) -> None:
+    kind = OPTIMIZERS[case][0]
+    saved = flow.load(Path(__file__).parent / "references" / "states.pt")[case]
+    p = flow.nn.Parameter(saved["p"])
+    optimizer = getattr(optim, kind)([p], lr=5.0)
+    optimizer.load_state_dict(saved["optimizer"])
+    names = {number: set(state) for number, state in optimizer.state_dict()["state"].items()}
+    assert names == {number: set(state) for number, state in saved["optimizer"]["state"].items()}
+    for _ in range(STEPS - STEPS // 2):
+        p.grad = tensor(2 * RECORDED["a"] * (p.detach().numpy() - RECORDED["b"]))
+        optimizer.step()
+    np.testing.assert_allclose(p.detach().numpy(), RECORDED[case][-1], rtol=1e-9)
+
+
+def test_states_of_older_releases_are_loaded() -> None:
+    p = tensor(np.zeros(2, np.float32))
+    groups = [{"params": [0], "lr": 0.5}]
+    adam = optim.Adam([p])
+    adam.load_state_dict({"state": {"0": {"step": 3, "m": flow.ones(2), "v": flow.ones(2), "max_v": flow.ones(2)}}, "param_groups": groups})
+    assert set(adam.state[p]) == {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"} and adam.param_groups[0]["lr"] == 0.5
+    sgd = optim.SGD([p], momentum=0.5, dampening=0.5)
+    sgd.load_state_dict({"state": {0: {"step": 3, "momentum_buf": flow.ones(2, dtype=flow.float64)}}, "param_groups": groups})
+    assert set(sgd.state_dict()["state"][0]) == {"momentum_buffer"} and sgd.state[p]["momentum_buffer"].dtype is flow.float32
+    p.grad = flow.ones(2)
+    sgd.step()
+    np.testing.assert_allclose(sgd.state[p]["momentum_buffer"].numpy(), 1.0)
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        None,
+        [],
+        {},
+        {"state": {}, "param_groups": None},
+        {"state": {}, "param_groups": [None]},
+        {"state": {}, "param_groups": [{"params": 0}]},
+        {"state": {}, "param_groups": [{"params": [0, 1]}]},
+        {"state": {}, "param_groups": [{"params": [[]]}]},
+        {"state": [], "param_groups": [{"params": [0]}]},
+        {"state": {1: {}}, "param_groups": [{"params": [0]}]},
+        {"state": {(): {}}, "param_groups": [{"params": [0]}]},
+        {"state": {0: None}, "param_groups": [{"params": [0]}]},
+        {"state": {0: {"step": "x"}}, "param_groups": [{"params": [0]}]},
+        {"state": {0: {"step": math.nan}}, "param_groups": [{"params": [0]}]},
+        {"state": {0: {"step": -1}}, "param_groups": [{"params": [0]}]},
+        {"state": {0: {"exp_avg": flow.ones(3)}}, "param_groups": [{"params": [0]}]},
+        {"state": {}, "param_groups": [{"params": [0], "lr": -1.0}]},
+    ],
+)
+def test_other_states_are_refused(saved: Any) -> None:
+    optimizer = optim.Adam([tensor(np.zeros(2, np.float32))], lr=0.5)
+    with pytest.raises((CheckpointError, ConfigError), match="load_state_dict at test_optim"):
+        optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["lr"] == 0.5 and not optimizer.state
+
+
 def schedule_of(kind: str, options: dict[str, Any], lr: float = 0.2) -> tuple[optim.Optimizer, Any]:
     optimizer = optim.SGD([tensor(np.zeros(1))], lr=lr)
     return optimizer, getattr(lr_scheduler, kind)(optimizer, **options)

@@ -19,10 +19,10 @@ from jobflow.graph.ir import Value
 from jobflow.graph.training import DynamicScale, Parameter, Slots, updated
 from jobflow.legacy.optimizer.clipping import GroupNorm
 from jobflow.nn.amp import Scaler
-from jobflow.optim.optimizer import SLOT_NAMES, Group, Optimizer
+from jobflow.optim.optimizer import Group, Optimizer
 
 #: slot of a formula -> name of its variable, where they differ
-NAMES = {slot: name.removesuffix("_buf") for slot, name in SLOT_NAMES.items()}
+NAMES = {"mean_square": "square_avg", "mean_gradient": "grad_avg"}
 
 
 @dataclass(frozen=True)

@@ -461,14 +461,15 @@ class Module:
             state[name] = part if keep_vars else saving.plain(part)
         return state
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> saving.Differences:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> saving.Differences:
         """Copy the values of a `state_dict` into this module, and return the missing and the unexpected names. All ranks must call this method.
 
-        Global tensors of the state may have other layouts. With `strict`, missing and unexpected names are errors.
+        Global tensors of the state may have other layouts. With `strict`, missing and unexpected names are errors. With `assign`, the tensors of
+        the state replace those of the module, with their element types and layouts; create optimizers afterwards.
 
         Raises: CheckpointError with all mismatches, or if no name matches; the module is then unchanged.
         """
-        return saving.load(self, state_dict, strict)
+        return saving.load(self, state_dict, strict, assign)
 
     # ---------------------------------------------------------------- printing
 

@@ -11,6 +11,7 @@ from jobflow.core.errors import CheckpointError, did_you_mean, user_line
 from jobflow.functional.creation import cut, from_numpy
 from jobflow.functional.promotion import cast
 from jobflow.functional.tensor_class import Tensor
+from jobflow.nn.parameter import Parameter
 from jobflow.tensors import redistribution
 from jobflow.tensors.parameters import described
 from jobflow.tensors.state import EagerState, gradients, refuse_tracing, state
@@ -54,10 +55,14 @@ def plain(x: Tensor) -> Tensor:
     return result
 
 
-def load(module: Module, saved_state: Mapping[str, Any], strict: bool) -> Differences:
+def load(module: Module, saved_state: Mapping[str, Any], strict: bool, assign: bool = False) -> Differences:
     """Implement `Module.load_state_dict` for `module`."""
     refuse_tracing("load_state_dict", "parameters cannot be loaded", "load them before")
     differences = compared(module, saved_state, strict)
+    if assign:
+        for entries, name, value in list(_replacements(module, saved_state, "")):  # the list is complete, or an error was raised
+            entries[name] = value
+        return differences
     here = state()
     with gradients(False):
         for name, part in named(module):
@@ -102,6 +107,32 @@ def difference(name: str, x: Tensor, value: Any) -> str:
         hint = "to_global() the state" if x.is_global else "to_local() the state, or call to_global on the module first"
         return f"local and global: {name} is {kinds[x.is_global]}, the state has a {kinds[value.is_global]} tensor; {hint}"
     return "" if value.tensor_type.shape == x.tensor_type.shape else f"size: {name} is {x.tensor_type}, the state has {value.tensor_type}"
+
+
+def _replacements(module: Module, saved_state: Mapping[str, Any], prefix: str) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+    """Yield the dict and the name of each parameter and buffer in the state, and the tensor that replaces it."""
+    own: dict[str, Any] = vars(module)
+    for name, part in own["_parameters"].items():
+        if part is not None and prefix + name in saved_state:
+            yield own["_parameters"], name, _parameter(_tensor(saved_state[prefix + name]), part.requires_grad)
+    for name, part in own["_buffers"].items():
+        if part is not None and name not in own["_passing"] and prefix + name in saved_state:
+            yield own["_buffers"], name, _tensor(saved_state[prefix + name])
+    for name, inner in own["_modules"].items():
+        if inner is not None:
+            yield from _replacements(inner, saved_state, f"{prefix}{name}.")
+
+
+def _tensor(value: Any) -> Tensor:
+    return from_numpy(value) if isinstance(value, np.ndarray) else value
+
+
+def _parameter(value: Tensor, requires_grad: bool) -> Parameter:
+    """Return a parameter in the memory of `value`, or `value` itself if it is a parameter."""
+    if isinstance(value, Parameter):
+        value.requires_grad = requires_grad
+        return value
+    return Parameter(value, requires_grad)
 
 
 def take(here: EagerState, x: Tensor, value: Any) -> None:

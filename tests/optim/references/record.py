@@ -49,5 +49,21 @@ def main() -> None:
     np.savez_compressed(HERE / "steps.npz", **curves)
 
 
+def record_states() -> None:
+    """Save the states of the optimizers and of the parameter after half of the steps."""
+    curves = np.load(HERE / "steps.npz")
+    a, b, states = torch.tensor(curves["a"]), torch.tensor(curves["b"]), {}
+    for name, (kind, options) in cases.OPTIMIZERS.items():
+        p = torch.nn.Parameter(torch.tensor(curves["w"]))
+        optimizer = getattr(torch.optim, kind)([p], **options)
+        for _ in range(cases.STEPS // 2):
+            optimizer.zero_grad()
+            (a * (p - b) ** 2).sum().backward()
+            optimizer.step()
+        states[name] = {"optimizer": optimizer.state_dict(), "p": p.detach().clone()}
+    torch.save(states, HERE / "states.pt")
+
+
 if __name__ == "__main__":
     main()
+    record_states()
