@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError, JobflowError, SbpError, ShapeError, user_line
 from jobflow.core.layout import B, Layout, Partial, Split
 from jobflow.core.types import Array, DType, dtype_of, float64, hides_elements, int64, type_of
-from jobflow.functional.devices import checked_device, marked
+from jobflow.functional.devices import broadcast_on, checked_device, marked
+from jobflow.functional.devices import device as Device
 from jobflow.functional.dispatch import method
-from jobflow.functional.global_tensors import layout_of
+from jobflow.functional.global_tensors import layout_of, on_placement
 from jobflow.functional.promotion import Number, cast, check_numbers, convert_fill, number_dtype, number_kind
 from jobflow.functional.switches import check_format, checked_bool, strided
 from jobflow.functional.typed import Tensor
@@ -25,7 +24,7 @@ from jobflow.ops.scalar import FillLike
 from jobflow.ops.source import Arange, Constant, Linspace, Literal
 from jobflow.ops.transcendental import Power
 from jobflow.tensors import redistribution
-from jobflow.tensors.convert import agree
+from jobflow.tensors.convert import ELEMENTS, agree_on_values
 from jobflow.tensors.convert import empty as no_piece
 from jobflow.tensors.run import addend, run, source
 from jobflow.tensors.state import building_now, state
@@ -54,13 +53,23 @@ class FactoryOptions:
         self.requires_grad = bool(options.get("requires_grad"))
         _check_switches(what, options)
         self.like = like
-        if self.device is not None and (self.placement is not None or self.sbp is not None):
-            raise ConfigError(
-                f"{what} at {user_line()}: device={self.device} is for local tensors, but placement={self.placement!r} and sbp={self.sbp!r} are "
-                f"for global tensors; pass either device, or placement and sbp"
-            )
+        if self.device is not None:
+            self._replicate(self.device)
         if self.requires_grad and not self.dtype.is_float:
             raise DtypeError(f"{what} at {user_line()}: requires_grad=True needs a floating point type; got dtype={self.dtype.name}")
+
+    def _replicate(self, device: Device) -> None:
+        """Replace the device of a global tensor by a placement and sbp, or by the layout of `like` on the same placement."""
+        if self.placement is not None or self.sbp is not None:
+            raise ConfigError(
+                f"{self.what} at {user_line()}: device={device!r} selects a device, but placement={self.placement!r} and sbp={self.sbp!r} "
+                f"select a layout; pass either device, or placement and sbp"
+            )
+        layout = broadcast_on(device)
+        if layout is not None:
+            self.device = None
+            if self.like is None or self.like.layout is None or self.like.layout.placement != layout.placement:
+                self.placement, self.sbp = device.placement, layout.sbp
 
     def layout(self, ndim: int) -> Layout | None:
         """Return the layout of a tensor with `ndim` axes; None for a local tensor.
@@ -132,7 +141,7 @@ def zeros(*sizes: Any, **options: Any) -> Tensor:
     """Return a tensor of zeros; pass the shape as integers, a tuple or `size=`.
 
     All functions that create tensors accept dtype (by default `get_default_dtype()`), device and requires_grad.  The keywords placement and sbp
-    create a global tensor.
+    create a global tensor.  The device of a global tensor creates a global tensor, broadcast on the same placement.
     Raises: ShapeError for an invalid shape, DtypeError for an unknown type, ConfigError for device together with placement or sbp.
     """
     return _filled("zeros", shape_of("zeros", sizes, options), 0, FactoryOptions("zeros", options))
@@ -253,7 +262,8 @@ def tensor(data: Any, **options: Any) -> Tensor:
 def _from_data(what: str, data: Any, options: dict[str, Any], dtype: DType | None = None, like: Tensor | None = None) -> Tensor:
     if isinstance(data, Tensor) and "placement" not in options and "sbp" not in options and like is None:
         spec = FactoryOptions(what, options, data.dtype)
-        return spec.finish(cast(data.detach(), spec.dtype) if spec.dtype is not data.dtype else data.detach().clone())
+        copy = cast(data.detach(), spec.dtype) if spec.dtype is not data.dtype else data.detach().clone()
+        return spec.finish(_placed(copy, spec))
     array = array_of(what, data)
     from_python = not isinstance(data, np.ndarray | np.generic | Tensor)
     spec = FactoryOptions(what, options, dtype or (state().default_dtype if from_python and array.dtype == np.float64 else dtype_of(array.dtype)))
@@ -270,6 +280,11 @@ def _from_data(what: str, data: Any, options: dict[str, Any], dtype: DType | Non
     if tracer is not None and tracer.differentiates:
         tracer.constant(tensor)
     return spec.finish(tensor)
+
+
+def _placed(x: Tensor, spec: FactoryOptions) -> Tensor:
+    """Return x on the placement of `spec`, or x itself if `spec` has none."""
+    return x if spec.placement is None else on_placement(x, spec.what, spec.placement)
 
 
 def _check_span(what: str, array: Array, dtype: DType) -> None:
@@ -346,15 +361,10 @@ def cut(what: str, array: Array, layout: Layout) -> Tensor:
     """
     here = state()
     type = type_of(array)
-    digest = zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(f"{type} {layout}".encode())) if here.rank.size > 1 else 0
-    if here.rank.size > 1:
-        with scope.lock():
-            agree(
-                here,
-                here.rank.comm,
-                digest,
-                lambda: f"{what} of {_shortened(array)}, {type} {layout}, at {user_line()}; every rank passes the same logical value",
-            )
+    line = user_line()
+    digest = agree_on_values(
+        here, array, type, layout, lambda: f"{what} of {ELEMENTS}, {type} {layout}, at {line}; every rank passes the same logical value"
+    )
     result = Tensor.new(type, layout, _piece_of(array, layout, here.rank.index))
     result._provenance = digest
     return result
@@ -366,10 +376,6 @@ def _piece_of(array: Array, layout: Layout, rank: int) -> Array:
     return addend(np.array(array[layout.box(array.shape, rank).slices]), layout, rank)
 
 
-def _shortened(array: Array) -> str:
-    return np.array2string(array, threshold=8, edgeitems=2, separator=", ").replace("\n", "")
-
-
 def as_tensor(data: Any, **options: Any) -> Tensor:
     """Return the data as a tensor, without a copy where possible; `options` are the keywords of `zeros`.
 
@@ -377,10 +383,10 @@ def as_tensor(data: Any, **options: Any) -> Tensor:
     """
     if isinstance(data, Tensor) and not options.get("placement"):
         spec = FactoryOptions("as_tensor", options, data.dtype)
-        return spec.finish(cast(data, spec.dtype))
+        return spec.finish(_placed(cast(data, spec.dtype), spec))
     if isinstance(data, np.ndarray) and not options.get("placement"):
         spec = FactoryOptions("as_tensor", options, _dtype("as_tensor", data.dtype))
-        if data.dtype == spec.dtype.numpy and not hides_elements(data):
+        if data.dtype == spec.dtype.numpy and not hides_elements(data) and spec.placement is None:
             return spec.finish(_holding(data))
     return _from_data("as_tensor", data, options)
 

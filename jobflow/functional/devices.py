@@ -1,5 +1,6 @@
-"""Devices of local tensors, such as device("cpu") and device("cuda:0").
+"""Devices of tensors, such as device("cpu") and device("cuda:0").
 
+The device of a global tensor has a placement.  Functions with a parameter `device` then create a global tensor, broadcast on this placement.
 Tensors of the device "cuda" use host memory if there is no GPU, with one notice.  If there is a GPU, `placements.on_host` raises an error,
 because eager operations do not run on GPUs.
 """
@@ -8,8 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from jobflow.core.errors import PlacementError, user_line
+from jobflow.core.layout import B, Layout
 from jobflow.engine.placements import on_host
+from jobflow.engine.placements import placement as public_placement
 from jobflow.functional.typed import Tensor
 from jobflow.tensors.state import state
 
@@ -17,40 +22,54 @@ TYPES = ("cpu", "cuda")
 
 
 class device:
-    """The device of a local tensor: `type` is "cpu" or "cuda", and `index` is its number on the machine, 0 by default.
+    """The device of a tensor: `type` is "cpu" or "cuda", and `index` is its number on the machine, 0 by default.
 
-    device("cuda:1") is device("cuda", 1).  Raises: PlacementError for another string or a negative index.
+    `placement` is the placement of a global tensor, and None for a local tensor.  device("cuda:1") is device("cuda", 1).
+    Raises: PlacementError for another string or a negative index.
     """
 
-    __slots__ = ("index", "type")
+    __slots__ = ("index", "placement", "type")
     type: str
     index: int
+    placement: public_placement | None
 
     def __init__(self, type: str | device, index: int | None = None) -> None:
-        if isinstance(type, device):
-            index = type.index
-            type = type.type
+        self.placement = None
+        if isinstance(type, device) and index is None:
+            self.type, self.index, self.placement = type.type, type.index, type.placement
+            return
         name, colon, number = str(type).partition(":")
-        if name not in TYPES or (colon and (index is not None or not number.isdecimal())) or (index is not None and index < 0):
+        if name not in TYPES or (colon and (index is not None or not number.isdecimal())) or not _is_index(index):
             description = repr(type) if index is None else f"{type!r}, {index!r}"
             raise PlacementError(f'device at {user_line()}: {description} is not a device; use "cpu", "cuda" or "cuda:0"')
         self.type = name
         self.index = int(number) if colon else 0 if index is None else int(index)
 
     def __repr__(self) -> str:
-        return f"device(type={self.type!r}, index={self.index})"
+        return f"device(type={self.type!r}, index={self.index}{'' if self.placement is None else f', placement={self.placement!r}'})"
 
     def __str__(self) -> str:
         return f"{self.type}:{self.index}"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, device) and (self.type, self.index) == (other.type, other.index)
+        return isinstance(other, device) and (self.type, self.index, self.placement) == (other.type, other.index, other.placement)
 
     def __hash__(self) -> int:
-        return hash((self.type, self.index))
+        return hash((self.type, self.index, self.placement))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return device, (self.type, self.index)
+        return (device, (self.type, self.index)) if self.placement is None else (device_on, (self.placement,))
+
+
+def device_on(placement: public_placement) -> device:
+    """Return the device of the global tensors on a placement; the index of "cuda" is the number of this rank."""
+    result = device(placement.core.tag, state().rank.index if placement.core.tag == "cuda" else 0)
+    result.placement = placement
+    return result
+
+
+def _is_index(index: Any) -> bool:
+    return index is None or (isinstance(index, int | np.integer) and not isinstance(index, bool) and index >= 0)
 
 
 def checked_device(what: str, requested: Any) -> device | None:
@@ -91,5 +110,15 @@ def marked(x: Tensor, where: device | None) -> Tensor:
 
 
 def device_of(x: Tensor) -> device:
-    """Return the device of a local tensor."""
+    """Return the device of a tensor."""
+    if x.layout is not None:
+        return device_on(public_placement.of(x.layout.placement))
     return device("cpu") if x._device is None else x._device
+
+
+def broadcast_on(where: device) -> Layout | None:
+    """Return the layout of tensors that functions create on the device of a global tensor; None for the device of local tensors."""
+    if where.placement is None:
+        return None
+    core = where.placement.core
+    return Layout(core, (B,) * len(core.mesh))

@@ -45,7 +45,10 @@ def copy_(x: Tensor, other: Any) -> Tensor:
     else:
         value = other if isinstance(other, Tensor) else creation.full_like(x, other)
     if (value.layout is None) != (x.layout is None):
-        raise PlacementError(f"copy_ at {user_line()}: cannot copy {_described(value)} into {_described(x)}; use to_global or to_local")
+        raise PlacementError(
+            f"copy_ at {user_line()}: cannot copy {_described(value)} into {_described(x)}; create the value with device=x.device, or use to_global "
+            "or to_local"
+        )
     value = cast(value, x.tensor_type.dtype)
     if value.tensor_type.shape != x.tensor_type.shape:
         try:

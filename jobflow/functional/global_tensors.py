@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError, PlacementError, user_line
-from jobflow.core.layout import Layout
+from jobflow.core.layout import B, Layout, Partial
 from jobflow.engine.placements import on_host, sbp_tuple
 from jobflow.engine.placements import placement as public_placement
 from jobflow.functional import devices as where
@@ -106,9 +106,7 @@ def to_local(x: Tensor, *, copy: bool = False) -> Tensor:
 
 
 def device(x: Tensor) -> where.device:
-    """The device of a local tensor.  Raises: JobError for a global tensor."""
-    if x.layout is not None:
-        raise JobError(f"device at {user_line()}: a global tensor has no device; use its placement")
+    """The device of the tensor; functions with a parameter `device` create tensors on the placement of a global tensor, broadcast."""
     return where.device_of(x)
 
 
@@ -144,7 +142,12 @@ def cuda(x: Tensor, device: Any = None, non_blocking: bool = False, memory_forma
 
 
 def _on_device(x: Tensor, target_device: Any, what: str) -> Tensor:
-    """Return x itself if it is on the device, otherwise a copy on the device."""
+    """Return x itself if it is on the device, otherwise a copy on the device.
+
+    On the device of a global tensor, a local tensor becomes global; its values must be equal on all ranks.
+    """
+    if isinstance(target_device, where.device) and target_device.placement is not None:
+        return on_placement(x, what, target_device.placement)
     if x.layout is not None:
         return _on_device_type(x, target_device, what)
     target = where.checked_device(what, target_device)
@@ -152,6 +155,23 @@ def _on_device(x: Tensor, target_device: Any, what: str) -> Tensor:
     if x.traced is not None or target == where.device_of(x):
         return x
     return where.marked(run(Copy(), x), target)
+
+
+def on_placement(x: Tensor, what: str, placement: public_placement) -> Tensor:
+    """Return a global tensor x on a placement with the sbp of x, or B for P.  A local tensor x becomes broadcast.
+
+    If the numbers of mesh dimensions differ, the sbp is B on all of them.
+    Raises: DivergedError on all ranks if the values of a local tensor differ between ranks.
+    """
+    core = placement.core
+    whole = Layout(core, (B,) * len(core.mesh))
+    if x.layout is None:
+        return redistribution.equal_to_global(state(), x, whole, what)
+    if x.layout.placement == core:
+        return x
+    alike = len(core.mesh) == len(x.layout.sbp)
+    sbp = tuple(B if isinstance(each, Partial) else each for each in x.layout.sbp) if alike else whole.sbp
+    return redistribution.redistribute(state(), x, Layout(core, sbp))
 
 
 def _on_device_type(x: Tensor, target_device: Any, what: str) -> Tensor:
@@ -173,24 +193,26 @@ def to(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
 
     x.to(flow.float16)   x.to("cuda")   x.to("cpu", flow.float64)   x.to(y)   x.to(placement=p, sbp=s)
 
+    The device of a global tensor selects its placement: a local tensor becomes broadcast, and must have the same values on all ranks.
     A tensor argument y selects its element type, and its device or its placement and sbp.  `copy=True` never returns x itself.
     `non_blocking` and `memory_format` have no effect.
-    Raises: ConfigError for a device together with placement or sbp; ArgumentError, DtypeError for other arguments.
+    Raises: ConfigError for a device together with placement or sbp; DivergedError, on all ranks, if values of ranks differ.  ArgumentError
+    and DtypeError are raised for other arguments.
     """
     copy = options.pop("copy", False)
     check_format("to", options.get("memory_format"), x.ndim)
     request = conversion_request(arguments, options)
     if "device" in request and ("placement" in request or "sbp" in request):
         raise ConfigError(
-            f"to at {user_line()}: device={request['device']!r} is for local tensors, but placement and sbp are for global tensors; pass one or the "
-            "other"
+            f"to at {user_line()}: device={request['device']!r} selects a device, but placement and sbp select a layout; pass one or the other"
         )
     result = cast(x, request["dtype"]) if "dtype" in request else x
     if "device" in request:
         result = _on_device(result, request["device"], "to")
     if "placement" in request or "sbp" in request:
         result = to_global(result, request.get("placement"), request.get("sbp"))
-    return clone(result) if copy and result is x else result
+    shared = result is x or (x.traced is None and result.array is x.array)
+    return clone(result) if copy and shared else result
 
 
 def conversion_request(arguments: Sequence[Any], options: dict[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,8 @@ from jobflow.tensors.tensor import TensorBase, check_current
 
 #: the maximal number of prepared conversions per group of ranks
 MAX_CONVERSIONS = 128
+#: stands for the elements in the descriptions that `agree_on_values` receives
+ELEMENTS = "{elements}"
 #: the name of the programs of conversions
 CONVERSION = "convert"
 
@@ -133,6 +135,25 @@ def agree(here: EagerState, comm: Communicator, digest: int, what: Callable[[], 
     except DivergedError:
         here.forget(comm.members)
         raise
+
+
+def agree_on_values(here: EagerState, array: Array, type: TensorType, layout: Layout, what: Callable[[], str]) -> int:
+    """Compare the arrays of all ranks of the world by a digest, and return the digest, the provenance of the tensor; 0 for one rank.
+
+    Raises: DivergedError on all ranks if the arrays differ.  The message contains `what()`, and the elements of the rank.
+    """
+    if here.rank.size == 1:
+        return 0
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    digest = zlib.crc32(content, zlib.crc32(f"{type} {layout}".encode()))
+    with scope.lock():
+        agree(here, here.rank.comm, digest, lambda: what().replace(ELEMENTS, shortened(array)))
+    return digest
+
+
+def shortened(array: Array) -> str:
+    """Return the text of the elements in one line; more than 8 elements are abbreviated."""
+    return np.array2string(array, threshold=8, edgeitems=2, separator=", ").replace("\n", "")
 
 
 def in_thread(caller: str) -> str:

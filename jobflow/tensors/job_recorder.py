@@ -248,6 +248,10 @@ class JobRecorder(ProgramRecorder[TensorBase]):
                 return self.run(ToLayout(target.sbp, None if back is None else tuple(back)), [x])[0]
         raise JobError(f"to_global at {user_line()}: the tensor {x.tensor_type} belongs to a job, whose layouts are chosen after tracing; {LAYOUTS}")
 
+    def replicate(self, x: TensorBase, target: Layout, what: str) -> TensorBase:
+        """Raise JobError, because tensors of a job have no devices."""
+        raise JobError(f"{what} at {user_line()}: the tensor {x.tensor_type} belongs to a job, whose layouts are chosen after tracing; {LAYOUTS}")
+
     def to_local(self, x: TensorBase) -> TensorBase:
         """Raise JobError, because tensors of a job have no pieces during tracing."""
         raise JobError(f"to_local at {user_line()}: the tensor {x.tensor_type} belongs to a job and has no local piece during tracing; {LAYOUTS}")

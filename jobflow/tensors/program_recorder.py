@@ -124,6 +124,10 @@ class ProgramRecorder(ABC, Generic[T]):
         """Record a redistribution of x to `target`, and return the result; the gradient is first redistributed to the sbp `back`, if set."""
 
     @abstractmethod
+    def replicate(self, x: T, target: Layout, what: str) -> T:
+        """Record the local tensor x, equal on all ranks, as a global tensor in the layout `target`, B on all mesh dimensions."""
+
+    @abstractmethod
     def to_local(self, x: T) -> T:
         """Raise JobError, because a traced tensor has no piece on this rank during tracing."""
 

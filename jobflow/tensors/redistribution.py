@@ -21,15 +21,15 @@ import numpy as np
 import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ShapeError, user_line
-from jobflow.core.layout import Broadcast, Layout, Placement, Sbp, Split
+from jobflow.core.layout import B, Broadcast, Layout, Placement, Sbp, Split
 from jobflow.core.types import DTYPES, TensorType
 from jobflow.ops.broadcast import BroadcastTo, SumTo
 from jobflow.ops.layout_ops import dual
 from jobflow.ops.op import Op, apply
 from jobflow.ops.scalar import Scale
 from jobflow.tensors.backward import RedistributeGradient, gradient_layout, redistributed_gradient
-from jobflow.tensors.collectives import stacked
-from jobflow.tensors.convert import agree, convert, convert_array, empty
+from jobflow.tensors.collectives import everywhere, stacked
+from jobflow.tensors.convert import ELEMENTS, agree, agree_on_values, convert, convert_array, empty
 from jobflow.tensors.run import prepared, recorder
 from jobflow.tensors.state import EagerState, mixed
 from jobflow.tensors.tape import Gradients, record
@@ -97,6 +97,64 @@ def _local_to_global(here: EagerState, x: T, target: Layout, check: bool, copy: 
     if here.grad_enabled and x._needs_gradient:
         record("to_global", (x,), (output,), _ToGlobalGradient(here, target, x.tensor_type))
     return output
+
+
+def equal_to_global(here: EagerState, x: T, target: Layout, what: str) -> T:
+    """Return the global tensor in the layout `target`, B on all mesh dimensions, with the elements of the local tensor x.
+
+    The piece may share the memory of x.  The gradient of x is the whole gradient, on every rank.  All ranks must call this function.
+    Raises: DivergedError on all ranks if their elements differ.  `what` names the caller.
+    """
+    if x.traced is not None or here.building is not None:
+        return recorder(here, what).replicate(x, target, what)
+    provenance = agree_on_equal(here, x, target, what)
+    array = np.asarray(x.array, order="C") if here.rank.index in target.placement.ranks else empty(x.tensor_type)
+    output = TensorBase.new(x.tensor_type, target, array)
+    output._provenance = provenance
+    if array is x.array:
+        shows(x, output)
+    if here.grad_enabled and x._needs_gradient:
+        record("to_global", (x,), (output,), _EqualGradient(here, target))
+    return output
+
+
+def agree_on_equal(here: EagerState, x: TensorBase, target: Layout, what: str) -> int:
+    """Compare the elements of the local tensors x of all ranks, and return their digest; raise DivergedError if they differ."""
+    line = user_line()
+    advice = "the elements must be equal on all ranks: create the tensor with device=x.device, or use to_global(placement, sbp)"
+    return agree_on_values(
+        here, x.array, x.tensor_type, target, lambda: f"{what} of the local tensor {ELEMENTS}, {x.tensor_type}, to {target} at {line}; {advice}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _EqualGradient:
+    """The gradient of `equal_to_global`: the whole gradient as a local tensor, on every rank."""
+
+    here: EagerState
+    layout: Layout
+
+    def __call__(self, saved: Sequence[TensorBase], gradients: Gradients) -> Gradients:
+        (gradient,) = gradients
+        assert gradient is not None
+        array = convert(self.here, gradient, everywhere(self.here, B), "a gradient").copy()
+        result = TensorBase.new(gradient.tensor_type, None, array)
+        if self.here.grad_enabled and gradient._needs_gradient:
+            record("to_local", (gradient,), (result,), _EqualLocalGradient(self.here, self.layout))
+        return (result,)
+
+
+@dataclass(frozen=True, slots=True)
+class _EqualLocalGradient:
+    """The gradient of local copies, which are equal on all ranks, of a global tensor."""
+
+    here: EagerState
+    layout: Layout
+
+    def __call__(self, saved: Sequence[TensorBase], gradients: Gradients) -> Gradients:
+        (gradient,) = gradients
+        assert gradient is not None
+        return (equal_to_global(self.here, gradient, self.layout, "a gradient"),)
 
 
 def logical_type(here: EagerState, x: TensorBase, target: Layout) -> TensorType:

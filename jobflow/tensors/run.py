@@ -224,7 +224,10 @@ def common_placement(op: Op, inputs: Sequence[TensorBase]) -> Placement | None:
     first = inputs[0].layout
     for x in inputs[1:]:
         if (x.layout is None) != (first is None):
-            raise PlacementError(f"{op.word()}: the inputs are local and global tensors ({_listed(inputs)}); convert the local tensor with to_global")
+            raise PlacementError(
+                f"{op.word()}: the inputs are local and global tensors ({_listed(inputs)}); create the local tensor with device=x.device of "
+                "the global tensor x, or convert it with to_global"
+            )
         if x.layout is not None and first is not None and x.layout.placement != first.placement:
             raise PlacementError(
                 f"{op.word()}: the inputs have different placements ({_listed(inputs)}); move them to one placement with to_global(placement=...)"

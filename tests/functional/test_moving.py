@@ -157,13 +157,14 @@ def test_devices(rank: int, n: int, quiet: None) -> None:
     assert on.placement == placement("cuda", range(n)) and on.cpu().placement == here and z.to("cpu") is z and on.is_cuda
     assert on.to_local().device == devices.device("cuda", rank)
     for wrong, error, reason in (
-        (lambda: z.device, JobError, "a global tensor has no device; use its placement"),
         (lambda: x.placement, JobError, "only global tensors have 'placement'.*'device'"),
         (lambda: z.to("cuda:1"), PlacementError, "a global tensor cannot move to"),
         (lambda: x.to("gpu"), DtypeError, "element type such as"),
         (lambda: ones(2, device="gpu"), PlacementError, "not a device"),
         (lambda: devices.device("cuda:x"), PlacementError, "not a device"),
         (lambda: devices.device("cuda:1", 1), PlacementError, "not a device"),
+        (lambda: devices.device("cpu", "0"), PlacementError, "not a device"),
+        (lambda: devices.device(x.device, 1.5), PlacementError, "not a device"),
         (lambda: z.to(device="cpu", placement=here), ConfigError, "one or the other"),
         (lambda: z.to(colour=3), ArgumentError, "colour"),
     ):

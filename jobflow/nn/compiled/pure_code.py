@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.functional.devices import device
 from jobflow.functional.tensor_class import Tensor
 
 #: immutable types
 PLAIN = (
     bool, int, float, complex, str, bytes, type(None), type(...), range, slice, np.generic, np.dtype, enum.Enum, types.BuiltinFunctionType,
-    types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType, types.CodeType,
+    types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType, types.CodeType, device,
 )  # fmt: skip
 CONTAINERS = (dict, list, set, deque)
 #: C functions with effects, or with results that depend on more than their arguments, by module

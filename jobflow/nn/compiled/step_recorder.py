@@ -174,6 +174,14 @@ class StepRecorder(Building):
             note(TracedNode("to_global", (self._edge(x, now),), 1, gradient, value.node), (output,))
         return output
 
+    def _equal(self, x: Tensor, target: Layout, what: str) -> Tensor:
+        counterpart = super()._equal(x, target, what)
+        self.constant(counterpart)
+        return counterpart
+
+    def untraceable(self, problem: str) -> Untraceable:
+        return Untraceable(problem)
+
     def filled(self, x: Tensor, value: float) -> Tensor:
         """Return a traced tensor with the type and layout of x and all elements equal to `value`."""
         layout = None if x.layout is None else Layout(x.layout.placement, (B,) * len(x.layout.sbp))

@@ -16,6 +16,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import SourceLine, user_line
 from jobflow.core.layout import Layout
 from jobflow.core.types import Array
+from jobflow.functional.devices import device
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Value
 from jobflow.nn.compiled.guards import Guards
@@ -33,7 +34,7 @@ from jobflow.tensors.structures import replaced
 from jobflow.tensors.tape import TapeNode, follow, note
 from jobflow.tensors.tensor import own
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), device)
 #: attributes of a tensor that must be unchanged for a plan
 _facts = attrgetter("tensor_type", "layout", "_needs_gradient", "hooks")
 _gradient = attrgetter("_gradient")

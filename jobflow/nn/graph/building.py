@@ -11,25 +11,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
 from typing import Any, ClassVar
+from zlib import crc32
 
 import numpy as np
 
 import jobflow.core.scope as scope
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import JobError, SourceLine, user_line
+from jobflow.core.errors import JobError, JobflowError, SourceLine, user_line
 from jobflow.core.layout import B, Broadcast, Layout, Partial, Placement, S, Sbp, Split
 from jobflow.core.types import Array, TensorType, int64
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Value, Variable
+from jobflow.graph.rewrite import needed_nodes
 from jobflow.nn.graph.settings import GraphModule
 from jobflow.ops.layout_ops import Identity, ToLayout
 from jobflow.ops.op import Op, types_tuple
-from jobflow.ops.source import Constant
+from jobflow.ops.source import Constant, Input, Literal, ReadVariable
 from jobflow.strategies.data_parallel import zero as Zero
+from jobflow.tensors.convert import agree, empty, shortened
 from jobflow.tensors.program_recorder import ProgramRecorder
+from jobflow.tensors.redistribution import agree_on_equal
 from jobflow.tensors.run import prepared
-from jobflow.tensors.state import EagerState, Generator
+from jobflow.tensors.state import EagerState, Generator, mixed
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,8 @@ class Building(ProgramRecorder[Tensor]):
     #: id of a tensor with data -> name of its variable
     _variables: dict[int, str] = field(default_factory=dict)
     _modules: list[int] = field(default_factory=list)
+    #: global tensors in the memory of local tensors, by id of the local tensor and layout
+    _counterparts: dict[tuple[int, Layout], Tensor] = field(default_factory=dict)
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
@@ -149,6 +155,56 @@ class Building(ProgramRecorder[Tensor]):
         op = ToLayout(target.sbp, None if back is None else tuple(back))
         return self._outputs(self._record(op, [x.traced], target.placement), (target,), [x])[0]
 
+    def replicate(self, x: Tensor, target: Layout, what: str) -> Tensor:
+        """Record the computation of the local tensor x again, on the placement of `target`; its tensors with data become global.
+
+        Raises: JobError if x depends on an argument, on random numbers of this rank, or on a tensor that requires gradients.
+        """
+        known = self.known(x)
+        problem = "requires gradients" if known._needs_gradient else ""
+        now: dict[Value, Value] = {}
+        needed = needed_nodes([known.traced])
+        nodes = [node for node in self.tracer.nodes if node in needed]
+        digest = 0
+        for node in nodes:
+            if isinstance(node.op, Input):
+                problem = (
+                    problem or f"depends on {'random numbers of this rank' if node.op.key.startswith('#draw') else f'the argument {node.op.key}'}"
+                )
+            elif isinstance(node.op, ReadVariable) and node.op.key in self.tracer.updates:
+                problem = problem or f"depends on {node.op.key}, which the program overwrites"
+            if problem:
+                raise self.untraceable(
+                    f"{what} at {user_line()}: the local tensor {x.tensor_type} {problem}, so its elements may differ between ranks"
+                )
+            if isinstance(node.op, ReadVariable):
+                outputs = (self.known(self._equal(self.tensors[node.op.key], target, what)).traced,)
+            else:
+                digest = mixed(digest, crc32(repr(node.op).encode()))
+                outputs = self.tracer.again(node, [now[value] for value in node.inputs], placement=target.placement)
+            now.update(zip(node.outputs, outputs, strict=True))
+        if self.here.rank.size > 1:
+            line = user_line()
+            with scope.lock():
+                agree(
+                    self.here, self.here.rank.comm, digest, lambda: f"{what} of {', '.join(_listed(node.op) for node in nodes)} to {target} at {line}"
+                )
+        return Tensor(x.tensor_type, target, None, traced=now[known.traced])
+
+    def _equal(self, x: Tensor, target: Layout, what: str) -> Tensor:
+        """Return the global tensor in the memory of x, a local tensor with data that is equal on all ranks."""
+        counterpart = self._counterparts.get((id(x), target))
+        if counterpart is None:
+            provenance = agree_on_equal(self.here, x, target, what)
+            array = x.array if self.here.rank.index in target.placement.ranks else empty(x.tensor_type)
+            counterpart = self._counterparts[id(x), target] = Tensor(x.tensor_type, target, array)
+            counterpart._provenance = provenance
+        return counterpart
+
+    def untraceable(self, problem: str) -> JobflowError:
+        """Return the error for a tensor that cannot become global during tracing."""
+        return JobError(f"{problem}; create it with device=x.device, or convert it before the call of the graph")
+
     def to_local(self, x: Tensor) -> Tensor:
         """Raise JobError, because the pieces of a traced tensor have no values."""
         raise JobError(
@@ -209,6 +265,8 @@ class Building(ProgramRecorder[Tensor]):
         return gathered
 
     def _write(self, x: Tensor, standing: Tensor, value: Tensor) -> None:
+        if any(number == id(x) for number, _ in self._counterparts):
+            raise self.untraceable(f"in-place write at {user_line()}: the program also reads the local tensor {x.tensor_type} as a global tensor")
         if x.layout is not None and value.layout != x.layout:
             value = self.change(value, x.layout, None)
         standing.traced, standing.layout, standing._needs_gradient = value.traced, value.layout, value._needs_gradient
@@ -263,6 +321,10 @@ class Building(ProgramRecorder[Tensor]):
         lies = tuple(B if isinstance(s, Partial) else s for s in x.layout.sbp) if alike else (B,) * len(placement.mesh)
         values = self._record(Identity(), [known.traced], placement)
         return self._outputs(values, (Layout(placement, lies),), [known])[0]
+
+
+def _listed(op: Op) -> str:
+    return shortened(op.array) if isinstance(op, Literal) else str(op)
 
 
 def _split(variable: Variable, zero: Zero) -> tuple[Sbp, ...]:

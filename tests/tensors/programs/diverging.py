@@ -228,7 +228,39 @@ def other_learning_rate_of_a_graph() -> None:
     Training()(ones())
 
 
+def other_values_of_a_local_tensor() -> None:
+    flow.tensor([1.0 + ME]).to(ones().device)
+
+
+def other_data_on_a_device() -> None:
+    flow.tensor([1.0 + ME], device=ones().device)
+
+
+def to_a_device_on_one_rank() -> None:
+    x = ones()
+    if ME == 0:
+        flow.ones(2).to(x.device)
+    x.numpy()
+
+
+def other_data_on_a_device_in_a_graph() -> None:
+    class Shift(nn.Graph):
+        def build(self, x: Any) -> Any:
+            return x + flow.full((4,), 1.0 + ME).to(x.device)
+
+    Shift()(ones())
+
+
+def other_data_on_a_device_in_a_compiled_function() -> None:
+    flow.compile(lambda x: x + flow.tensor([1.0 + ME]).to(x.device))(ones())
+
+
 CASES: list[Callable[[], None]] = [
+    other_values_of_a_local_tensor,
+    other_data_on_a_device,
+    to_a_device_on_one_rank,
+    other_data_on_a_device_in_a_graph,
+    other_data_on_a_device_in_a_compiled_function,
     numpy_on_one_rank,
     item_on_one_rank,
     print_on_one_rank,
