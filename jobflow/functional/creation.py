@@ -62,7 +62,7 @@ class FactoryOptions:
         """Replace the device of a global tensor by a placement and sbp, or by the layout of `like` on the same placement."""
         if self.placement is not None or self.sbp is not None:
             raise ConfigError(
-                f"{self.what} at {user_line()}: device={device!r} selects a device, but placement={self.placement!r} and sbp={self.sbp!r} "
+                f"{self.what} at {user_line()}: device={device} selects a device, but placement={self.placement!r} and sbp={self.sbp!r} "
                 f"select a layout; pass either device, or placement and sbp"
             )
         layout = broadcast_on(device)

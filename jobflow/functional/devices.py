@@ -69,7 +69,7 @@ def device_on(placement: public_placement) -> device:
 
 
 def _is_index(index: Any) -> bool:
-    return index is None or (isinstance(index, int | np.integer) and not isinstance(index, bool) and index >= 0)
+    return index is None or (isinstance(index, int | np.integer) and not isinstance(index, bool) and int(index) >= 0)
 
 
 def checked_device(what: str, requested: Any) -> device | None:

@@ -145,7 +145,7 @@ def agree_on_values(here: EagerState, array: Array, type: TensorType, layout: La
     if here.rank.size == 1:
         return 0
     content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    digest = zlib.crc32(content, zlib.crc32(f"{type} {layout}".encode()))
+    digest = zlib.crc32(content.data, zlib.crc32(f"{type} {layout}".encode()))
     with scope.lock():
         agree(here, here.rank.comm, digest, lambda: what().replace(ELEMENTS, shortened(array)))
     return digest

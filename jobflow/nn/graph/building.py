@@ -177,6 +177,7 @@ class Building(ProgramRecorder[Tensor]):
                 raise self.untraceable(
                     f"{what} at {user_line()}: the local tensor {x.tensor_type} {problem}, so its elements may differ between ranks"
                 )
+            outputs: tuple[Any, ...]
             if isinstance(node.op, ReadVariable):
                 outputs = (self.known(self._equal(self.tensors[node.op.key], target, what)).traced,)
             else:
