@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from typing import Any
 
-from jobflow.core.errors import ArgumentError, AxisError, ShapeError, user_line
+from jobflow.core.errors import ArgumentError, AxisError, DtypeError, ShapeError, user_line
 from jobflow.functional.dispatch import method
 from jobflow.functional.promotion import together
 from jobflow.functional.shapes import axis_of, integer, reshape, squeeze, unsqueeze
@@ -126,12 +127,16 @@ def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     return tuple(squeeze(part, axis) for part in split(x, 1, axis)) if x.shape[axis] else ()
 
 
-def meshgrid(*tensors: Tensor, indexing: str = "ij") -> tuple[Tensor, ...]:
+def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
     """Return coordinate grids X[i, j, ...] = x[i], Y[i, j, ...] = y[j], ... of vectors x, y, ...; "xy" swaps the first two axes.
 
-    Raises: ShapeError for a tensor of several axes, or another `indexing`.
+    The vectors are separate arguments, or one list.
+    Raises: ShapeError for a tensor of several axes, or another `indexing`; DtypeError for an argument that is not a tensor.
     """
     vectors = list(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else list(tensors)
+    for x in vectors:
+        if not isinstance(x, Tensor):
+            raise DtypeError(f"meshgrid at {user_line()}: tensors contains {x!r} of type {type(x).__name__}; pass tensors, or one list of tensors")
     if indexing not in ("ij", "xy"):
         raise ShapeError(f'meshgrid at {user_line()}: indexing must be "ij" or "xy"; got {indexing!r}')
     for x in vectors:

@@ -21,6 +21,7 @@ from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl
 from jobflow.ops.axes import ExpandDims, Squeeze
 from jobflow.ops.pointwise import Negate
+from jobflow.ops.scalar import Clip
 from jobflow.ops.softmax import LogSoftmax, Softmax
 from jobflow.tensors.run import run, run_several
 
@@ -57,7 +58,7 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:
     """Return max(input, 0), element by element."""
     if inplace:
         return relu_(input)
-    return run(_RELU, input)
+    return run(_RELU, input) if input.tensor_type.dtype.is_float else run(Clip(0, None), input)
 
 
 def sigmoid(input: Tensor) -> Tensor:
@@ -142,7 +143,7 @@ def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Value
 @formula
 def softsign(input: Tensor) -> Value:
     """Return input / (1 + |input|)."""
-    return act.softsign(input)
+    return act.softsign(as_float(input))
 
 
 @formula
@@ -156,6 +157,8 @@ def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace
     """Return `input` clipped to [min_val, max_val].  Raises: ArgumentError if min_val > max_val."""
     if min_val > max_val:
         raise ArgumentError(f"hardtanh at {user_line()}: min_val {min_val} must not exceed max_val {max_val}")
+    if not input.tensor_type.dtype.is_float:
+        return ew.clip(input, int(min_val), int(max_val))
     return act.hard_tanh(input, min_val, max_val)
 
 
@@ -200,6 +203,7 @@ def softshrink(input: Tensor, lambd: float = 0.5) -> Value:
 @formula
 def tanhshrink(input: Tensor) -> Value:
     """Return input - tanh(input)."""
+    input = as_float(input)
     return ew.subtract(input, act.tanh(input))
 
 

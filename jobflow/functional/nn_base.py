@@ -136,15 +136,29 @@ def formula(function: Callable[P, Value]) -> Callable[P, Tensor]:
 
 def one_type(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
     """Wrap a function to cast all tensor arguments to their common type, if that is a floating point type."""
+    return _of_common_type(function, integers_as_floats=False)
 
+
+def one_float_type(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Wrap a function to cast all tensor arguments to their common type, or to the default element type if the common type has no fractions."""
+    return _of_common_type(function, integers_as_floats=True)
+
+
+def _of_common_type(function: Callable[P, Tensor], integers_as_floats: bool) -> Callable[P, Tensor]:
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Tensor:
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-        if not tensors or all(x.tensor_type.dtype is tensors[0].tensor_type.dtype for x in tensors):
+        if not tensors:
             return function(*args, **kwargs)
-        dtype = promotion.result_type(*tensors)
+        first = tensors[0].tensor_type.dtype
+        equal = all(x.tensor_type.dtype is first for x in tensors)
+        if equal and (first.is_float or not integers_as_floats):
+            return function(*args, **kwargs)
+        dtype = first if equal else promotion.result_type(*tensors)
         if not dtype.is_float:
-            return function(*args, **kwargs)
+            if not integers_as_floats:
+                return function(*args, **kwargs)
+            dtype = state().default_dtype
 
         def fitted(x: Any) -> Any:
             return promotion.cast(x, dtype) if isinstance(x, Tensor) else x
@@ -188,7 +202,8 @@ def assign(here: EagerState, x: Tensor, value: Tensor, what: str) -> None:
 
 def sizes(what: str, name: str, argument: Any, count: int, least: float = -math.inf) -> tuple[int, ...]:
     """Return one int per spatial axis, from one int for all axes or one per axis; raise ShapeError for other values or values below `least`."""
-    result = tuple(argument) if isinstance(argument, Sequence | np.ndarray) else (argument,) * count
+    result = tuple(argument) if isinstance(argument, Sequence | np.ndarray) else (argument,)
+    result = result * count if len(result) == 1 else result
     if len(result) != count or not all(isinstance(n, int | np.integer) for n in result):
         raise ShapeError(f"{what} at {user_line()}: {name} must be one int, or {count} ints; got {argument!r}")
     if min(result, default=least) < least:

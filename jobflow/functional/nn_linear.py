@@ -14,7 +14,7 @@ from jobflow.core.types import Tensor as Value
 from jobflow.core.types import int64
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.in_place import check_writable, copy_for_gradient, written
-from jobflow.functional.nn_base import composed, draw_for, formula, one_type, real, whole
+from jobflow.functional.nn_base import composed, draw_for, formula, one_float_type, one_type, real, whole
 from jobflow.functional.shapes import axis_of
 from jobflow.functional.typed import Tensor
 from jobflow.ops import elementwise as ew
@@ -261,7 +261,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
     return cosine(x1, x2, dim, eps)
 
 
-@one_type
+@one_float_type
 @formula
 def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Value:
     """Return the p-norm of x1 - x2 + eps along the last axis."""

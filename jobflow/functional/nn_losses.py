@@ -10,9 +10,9 @@ from typing import Any, ParamSpec
 
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
-from jobflow.functional.nn_base import REDUCTIONS, formula, one_of, one_type, reduced
+from jobflow.core.types import int64
+from jobflow.functional.nn_base import REDUCTIONS, formula, one_float_type, one_of, one_type, reduced
 from jobflow.functional.nn_linear import cosine, last_axis, length
-from jobflow.functional.promotion import wider
 from jobflow.functional.typed import Tensor
 from jobflow.ops import activation as act
 from jobflow.ops import elementwise as ew
@@ -202,12 +202,15 @@ def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: 
     `reduction` is "mean", "sum" or "none".  Raises: ShapeError unless the three tensors have the same shape.
     """
     one_shape("margin_ranking_loss", input1=input1, input2=input2, target=target)
+    if not input1.tensor_type.dtype.is_float:
+        input1, input2, target = (ew.cast(x, int64) for x in (input1, input2, target))  # unsigned differences would wrap
     product = ew.multiply(target, ew.subtract(input1, input2))
     if not product.tensor_type.dtype.is_float:
         product = ew.cast(product, state().default_dtype)
     return _hinge(ew.shift(ew.negate(product), margin))
 
 
+@one_float_type
 @reducing
 def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Value:
     """Return 1 - c where the target is 1, max(0, c - margin) where the target is -1, and 0 elsewhere.
@@ -216,8 +219,7 @@ def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin
     Raises: ShapeError for inputs of different shapes, or unless the target has one element per pair of vectors.
     """
     one_shape("cosine_embedding_loss", input1=input1, input2=input2)
-    dtype = wider(input1.tensor_type.dtype, input2.tensor_type.dtype)
-    similar = cosine(ew.cast(input1, dtype), ew.cast(input2, dtype), -1, 1e-8)
+    similar = cosine(input1, input2, -1, 1e-8)
     if target.tensor_type.shape != similar.tensor_type.shape:
         raise ShapeError(
             f"cosine_embedding_loss at {user_line()}: target {target.tensor_type} must have one element per pair of vectors, {similar.tensor_type}"
@@ -230,7 +232,7 @@ def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin
     return ew.add(near, far)
 
 
-@one_type
+@one_float_type
 @reducing
 def triplet_margin_loss(
     anchor: Tensor,
@@ -267,8 +269,10 @@ def _variance(input: Tensor, var: Tensor | float) -> Value:
     x, v = input.tensor_type, var.tensor_type
     if v.shape == x.shape[:-1] and x.ndim:
         return sh.expand_dims(var, v.ndim)
-    if v.shape not in (x.shape, (*x.shape[:-1], 1)):
-        raise ShapeError(f"gaussian_nll_loss at {user_line()}: var {v} must have the shape of input {x}, or one element per row")
+    if v.ndim != x.ndim or any(n not in (1, size) for n, size in zip(v.shape, x.shape, strict=True)):
+        raise ShapeError(
+            f"gaussian_nll_loss at {user_line()}: var {v} must have the shape of input {x}; axes may be missing at the end, or of size 1"
+        )
     return var
 
 
@@ -278,7 +282,7 @@ def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor | float, full: 
     """Return (log v + (input - target)^2 / v) / 2 with v = max(var, eps); the gradient ignores the bound `eps`.
 
     `full` adds log(2 pi) / 2.  `reduction` is "mean", "sum" or "none".
-    `var` is a number, or a tensor with the shape of `input`, whose last axis may be missing or of size 1.
+    `var` is a number, or a tensor with the shape of `input`, whose axes may be of size 1, and whose last axis may be missing.
     Raises: ShapeError for another shape of `var`, ArgumentError for a negative variance.
     """
     variance = assert_bounds(_variance(input, var), "gaussian_nll_loss", low=0.0, nan=True, noun="variance")
@@ -287,7 +291,7 @@ def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor | float, full: 
     return ew.shift(loss, 0.9189385332046727) if full else loss
 
 
-@one_type
+@one_float_type
 @reducing
 def poisson_nll_loss(input: Tensor, target: Tensor, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: str = "mean") -> Value:
     """Return e^input - target * input, or input - target * log(input + eps) unless `log_input`.

@@ -28,7 +28,7 @@ def _windows(
     what: str, spatial: int, kernel_size: Sizes, stride: Sizes | None, padding: Sizes
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     kernel = sizes(what, "kernel_size", kernel_size, spatial, 1)
-    strides = kernel if stride is None else sizes(what, "stride", stride, spatial, 1)
+    strides = kernel if stride is None or stride == () or stride == [] else sizes(what, "stride", stride, spatial, 1)
     around = sizes(what, "padding", padding, spatial)
     if any(2 * p > k or p < 0 for p, k in zip(around, kernel, strict=True)):
         raise ShapeError(f"{what} at {user_line()}: padding {list(around)} must be at least 0 and at most half of kernel_size {list(kernel)}")

@@ -131,7 +131,9 @@ def count_nonzero(x: Tensor, dim: Dim = None) -> Tensor:
 
 def prod(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
     """Return the product over `dim`, by default over all axes.  Without `dtype`, the product of integers or bool is int64."""
-    return _reduced(ReduceProd, cast(x, dtype) if dtype else _counted(x), axes_of("prod", x, dim), keepdim)
+    x = _counted(x) if dtype is None else cast(x, dtype)
+    result = _reduced(ReduceProd, _counted(x) if dtype is bool_ else x, axes_of("prod", x, dim), keepdim)
+    return result if dtype is None else cast(result, dtype)
 
 
 def cumsum(x: Tensor, dim: int, *, dtype: DType | None = None) -> Tensor:
@@ -311,15 +313,15 @@ def _deviation(variance: Tensor) -> Value:
 
 
 @rounded_once
-def var_mean(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+def var_mean(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: int | None = None) -> tuple[Tensor, Tensor]:
     """Return a pair of the variance and the mean over `dim`; see `var`."""
-    return var(x, dim, unbiased, keepdim), mean(x, None if isinstance(dim, bool) else dim, keepdim)
+    return var(x, dim, unbiased, keepdim, correction=correction), mean(x, None if isinstance(dim, bool) else dim, keepdim)
 
 
 @rounded_once
-def std_mean(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+def std_mean(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: int | None = None) -> tuple[Tensor, Tensor]:
     """Return a pair of the standard deviation and the mean over `dim`; see `std`."""
-    return std(x, dim, unbiased, keepdim), mean(x, None if isinstance(dim, bool) else dim, keepdim)
+    return std(x, dim, unbiased, keepdim, correction=correction), mean(x, None if isinstance(dim, bool) else dim, keepdim)
 
 
 @rounded_once

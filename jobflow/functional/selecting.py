@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
-from jobflow.core.types import bool_, int8, int64
+from jobflow.core.types import Array, bool_, int8, int64
 from jobflow.functional import comparing
 from jobflow.functional.dispatch import method
 from jobflow.functional.global_tensors import value_of
@@ -16,7 +16,7 @@ from jobflow.functional.gradients import clone
 from jobflow.functional.in_place import form
 from jobflow.functional.indexing import check_mask, checked_indices, filled, listed, mask_indices, number_as, selected, whole
 from jobflow.functional.promotion import cast, result_type
-from jobflow.functional.shapes import axis_of, common_shape, expand, flatten, integer, permute, reshape
+from jobflow.functional.shapes import axis_of, common_shape, expand, flatten, integer, permute, reshape, unsqueeze
 from jobflow.functional.typed import Tensor
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.index import DimGather, DimScatterAdd, Gather, UnsortedSegmentSum
@@ -30,7 +30,8 @@ from jobflow.tensors.run import run, source
 
 __all__ = [
     "argwhere", "diag", "diagonal", "gather", "index_add", "index_add_", "index_fill", "index_fill_", "index_select", "masked_fill", "masked_fill_",
-    "masked_select", "nonzero", "roll", "scatter", "scatter_", "scatter_add", "scatter_add_", "select", "take", "tril", "tril_", "triu", "triu_",
+    "masked_select", "nonzero", "repeat_interleave", "roll", "scatter", "scatter_", "scatter_add", "scatter_add_", "select", "take", "tril", "tril_",
+    "triu", "triu_",
     "where",
 ]  # fmt: skip
 
@@ -162,6 +163,8 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 
     Raises: ShapeError, AxisError as in `gather`.
     """
+    if x.dtype is bool_ and isinstance(src, Tensor) and src.dtype is bool_:  # a logical or
+        return cast(_scattered("scatter_add", cast(x, int64), dim, index, cast(src, int64), add=True), bool_)
     return _scattered("scatter_add", x, dim, index, src, add=True)
 
 
@@ -173,6 +176,8 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
     axis = axis_of("index_add", dim, x.ndim)
     if not x.ndim:
         return reshape(index_add(_row(x), 0, _row(index), _row(source), alpha=alpha), ())
+    if x.dtype is bool_ and source.dtype is bool_:  # a logical or
+        return cast(index_add(cast(x, int64), dim, index, cast(source, int64), alpha=alpha), bool_)
     index = _row(index)
     if tuple(source.shape) != (*x.shape[:axis], index.tensor_type.size, *x.shape[axis + 1 :]):
         raise ShapeError(
@@ -184,6 +189,57 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
         raise DtypeError(f"index_add at {user_line()}: alpha {alpha} needs a floating point type; cast x {x.tensor_type} first")
     scaled = source if alpha == 1 else source * alpha
     return run(Add(), x, run(UnsortedSegmentSum(axis, x.shape[axis]), cast(scaled, x.dtype), at))
+
+
+def repeat_interleave(x: Tensor, repeats: Any = None, dim: int | None = None, *, output_size: int | None = None) -> Tensor:
+    """Return x with every slice along `dim` repeated `repeats` times in a row; without `dim`, every element of the flattened x.
+
+    `repeats` is an int for all slices, or a tensor with one int per slice, whose values must be known: it cannot be traced.
+    repeat_interleave(repeats) returns i repeats[i] times for each i.  `output_size` is the size of the result along `dim`.
+    Raises: ShapeError for another number of repeats or another `output_size`, ArgumentError for negative repeats, DtypeError for fractions.
+    """
+    if repeats is None:
+        return repeat_interleave(_counting(x), x, 0, output_size=output_size)
+    if dim is None:
+        return repeat_interleave(flatten(x), repeats, 0, output_size=output_size)
+    axis = axis_of("repeat_interleave", dim, x.ndim)
+    if not x.ndim:
+        return repeat_interleave(reshape(x, 1), repeats, 0, output_size=output_size)
+    size = x.shape[axis]
+    if isinstance(repeats, Tensor) and repeats.tensor_type.size != 1:
+        counts = _repeats(repeats, size)
+        _check_output_size(output_size, int(counts.sum()))
+        return index_select(x, axis, listed(x, np.repeat(np.arange(size), counts)))
+    count = integer("repeat_interleave: repeats", repeats)
+    if count < 0:
+        raise ArgumentError(f"repeat_interleave at {user_line()}: repeats must not be negative; got {count}")
+    _check_output_size(output_size, size * count)
+    wide = expand(unsqueeze(x, axis + 1), (*x.shape[: axis + 1], count, *x.shape[axis + 1 :]))
+    return reshape(wide, (*x.shape[:axis], size * count, *x.shape[axis + 1 :]))
+
+
+def _counting(repeats: Tensor) -> Tensor:
+    """Return the int64 vector 0, 1, 2, ... with one element per element of the vector `repeats`."""
+    if repeats.ndim != 1:
+        raise ShapeError(f"repeat_interleave at {user_line()}: repeats must be a vector; got {repeats.tensor_type}; pass x and repeats")
+    return listed(repeats, np.arange(repeats.tensor_type.size))
+
+
+def _repeats(repeats: Tensor, size: int) -> Array:
+    """Return the values of `repeats`, one nonnegative int for each of `size` slices."""
+    if not repeats.dtype.is_integer:
+        raise DtypeError(f"repeat_interleave at {user_line()}: repeats must contain integers; got {repeats.tensor_type}")
+    if repeats.shape != (size,):
+        raise ShapeError(f"repeat_interleave at {user_line()}: repeats must be one int, or a vector of {size}; got {repeats.tensor_type}")
+    counts = value_of(repeats, "repeat_interleave with a tensor of repeats")
+    if counts.size and counts.min() < 0:
+        raise ArgumentError(f"repeat_interleave at {user_line()}: repeats must not be negative; got {counts.min()}")
+    return counts
+
+
+def _check_output_size(output_size: int | None, actual: int) -> None:
+    if output_size is not None and output_size != actual:
+        raise ShapeError(f"repeat_interleave at {user_line()}: the result has {actual} slices, but output_size is {output_size}; omit output_size")
 
 
 def index_fill(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
@@ -354,6 +410,7 @@ class SelectionMethods:
     index_fill = method(index_fill)
     index_fill_ = method(index_fill_)
     index_select = method(index_select)
+    repeat_interleave = method(repeat_interleave)
     masked_fill = method(masked_fill)
     masked_fill_ = method(masked_fill_)
     masked_select = method(masked_select)

@@ -24,7 +24,7 @@ from jobflow.tensors.state import running
 from jobflow.tensors.tensor import Size
 
 __all__ = [
-    "broadcast_tensors", "broadcast_to", "expand", "flatten", "flip", "moveaxis", "movedim", "numel", "permute", "repeat", "repeat_interleave",
+    "broadcast_tensors", "broadcast_to", "expand", "flatten", "flip", "moveaxis", "movedim", "numel", "permute", "repeat",
     "reshape", "squeeze", "swapaxes", "swapdims", "t", "tile", "transpose", "unflatten", "unsqueeze",
 ]  # fmt: skip
 
@@ -275,15 +275,6 @@ def tile(x: Tensor, *dims: Any) -> Tensor:
     return repeat(x, (1,) * (x.ndim - len(times)) + times)
 
 
-def repeat_interleave(x: Tensor, repeats: int, dim: int | None = None) -> Tensor:
-    """Return x with every slice along `dim` repeated `repeats` times in a row; without `dim`, every element of the flattened x."""
-    if dim is None:
-        return repeat_interleave(flatten(x), repeats, 0)
-    at = axis_of("repeat_interleave", dim, x.ndim)
-    wide = expand(unsqueeze(x, at + 1), (*x.shape[: at + 1], repeats, *x.shape[at + 1 :]))
-    return reshape(wide, (*x.shape[:at], x.shape[at] * repeats, *x.shape[at + 1 :]))
-
-
 def size(x: Tensor, dim: int | None = None) -> Size | int:
     """Return the logical shape, or the size of axis `dim`."""
     return x.shape if dim is None else x.shape[axis_of("size", dim, x.ndim)]
@@ -316,7 +307,6 @@ class ShapeMethods:
     numel = method(numel)
     permute = method(permute)
     repeat = method(repeat)
-    repeat_interleave = method(repeat_interleave)
     reshape = method(reshape)
     reshape_as = method(reshape_as)
     size = method(size)

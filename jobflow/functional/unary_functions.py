@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jobflow.core.errors import ArgumentError, DtypeError, user_line
-from jobflow.core.types import bool_
+from jobflow.core.types import bool_, int64
 from jobflow.functional import binary_functions as arithmetic
 from jobflow.functional.comparing import eq, where
 from jobflow.functional.dispatch import method
@@ -81,11 +81,22 @@ atanh = arctanh = _of_floats("atanh", functions.Atanh(), "Return the inverse hyp
 erf = _of_floats("erf", functions.Erf(), "Return the error function of x.")
 erfc = _of_floats("erfc", functions.Erfc(), "Return 1 - erf(x), accurate for large x.")
 abs = absolute = _of_numbers("abs", functions.Absolute(), "Return |x|; the gradient at 0 is 0.")
-square = _of_numbers("square", functions.Square(), "Return x^2, element by element.")
-sign = sgn = _of_numbers("sign", scalar.Sign(), "Return the sign of x: -1, 0 or 1; NaN for NaN.")
 floor = _of_numbers("floor", scalar.Floor(), "Return x rounded down to an integer.", whole=True)
 ceil = _of_numbers("ceil", scalar.Ceil(), "Return x rounded up to an integer.", whole=True)
 trunc = fix = _of_numbers("trunc", scalar.Truncate(), "Return x rounded towards 0 to an integer.", whole=True)
+
+
+def square(x: Tensor) -> Tensor:
+    """Return x^2, element by element; the square of bool is int64."""
+    return run(functions.Square(), cast(x, int64) if x.tensor_type.dtype is bool_ else x)
+
+
+def sign(x: Tensor) -> Tensor:
+    """Return the sign of x, element by element: -1, 0 or 1; NaN for NaN, and bool unchanged."""
+    return x if x.tensor_type.dtype is bool_ else run(scalar.Sign(), x)
+
+
+sgn = sign
 
 
 @rounded_once

@@ -1,4 +1,4 @@
-"""The differences from PyTorch that are meant: data, each with its reason."""
+"""Intended differences from PyTorch, each with its reason, from deliberate.yaml."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILE = Path(__file__).with_name("deliberate.yaml")
 
 @dataclass(frozen=True)
 class Deliberate:
-    """A pattern for the keys of checks, one for what is different there, and why."""
+    """A pattern for the keys of checks, a pattern for the reported difference, and the reason."""
 
     key: re.Pattern[str]
     difference: re.Pattern[str]
@@ -33,6 +33,6 @@ def read() -> list[Deliberate]:
 
 
 def marked(outcomes: Sequence[Any]) -> list[Any]:
-    """The same, with the kind "deliberate" for what is different on purpose."""
+    """Return the outcomes; intended differences and refusals have the kind "deliberate"."""
     known = read()
-    return [replace(o, kind="deliberate") if o.kind == "different" and any(d.meets(o) for d in known) else o for o in outcomes]
+    return [replace(o, kind="deliberate") if o.kind in ("different", "refused") and any(d.meets(o) for d in known) else o for o in outcomes]
