@@ -221,7 +221,7 @@ def shape_of_rows(what: str, argument: Any) -> tuple[int, ...]:
 
 def one_of(what: str, name: str, value: str, legal: Sequence[str]) -> str:
     """Return `value`; raise ConfigError unless it is one of the `legal` values."""
-    if value not in legal:
+    if not isinstance(value, str) or value not in legal:
         raise ConfigError(f"{what} at {user_line()}: {name} {value!r} is not one of {', '.join(legal)}{did_you_mean(str(value), legal)}")
     return value
 

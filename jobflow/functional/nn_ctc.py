@@ -42,6 +42,8 @@ def ctc_loss(
     Raises: ArgumentError for lengths or labels out of range; ShapeError for shapes that do not match; ConfigError for an unknown reduction.
     """
     one_of("ctc_loss", "reduction", reduction, REDUCTIONS)
+    if not isinstance(zero_infinity, bool | int | np.bool_):
+        raise ArgumentError(f"ctc_loss at {user_line()}: zero_infinity must be True or False; got {zero_infinity!r}")
     lengths, labels = _lengths("input_lengths", input_lengths), _lengths("target_lengths", target_lengths)
     one_sample = log_probs.tensor_type.ndim == 2
     batch = _as_batch(log_probs, targets, lengths, labels) if one_sample else (log_probs, targets, lengths, labels)

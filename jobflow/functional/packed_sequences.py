@@ -20,6 +20,7 @@ from jobflow.functional.comparing import where
 from jobflow.functional.creation import tensor
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.joining import cat, unbind
+from jobflow.functional.nn_base import one_of
 from jobflow.functional.shapes import reshape
 from jobflow.functional.typed import Tensor
 from jobflow.ops.index import Gather
@@ -30,6 +31,10 @@ __all__ = [
     "PackedSequence", "invert_permutation", "pack_padded_sequence", "pack_sequence", "pad_packed_sequence", "pad_sequence", "unpack_sequence",
     "unpad_sequence",
 ]  # fmt: skip
+
+
+#: most steps of a batch, and the largest size of a recurrent module
+LARGEST = 2**31 - 1
 
 
 class _Fields(NamedTuple):
@@ -103,6 +108,13 @@ class PackedSequence(_Fields):
     @property
     def is_cuda(self) -> bool:
         return bool(self.data.is_cuda)
+
+
+def flag(what: str, name: str, value: Any) -> bool:
+    """Return a flag; raise ArgumentError unless it is True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise ArgumentError(f"{what} at {user_line()}: {name} must be True or False; got {value!r}")
+    return bool(value)
 
 
 def _checked_sizes(data: Tensor, batch_sizes: Tensor) -> Array:
@@ -193,8 +205,7 @@ def _lengths(what: str, lengths: Any, count: int, longest: int) -> Array:
 
 def _batch_axes(what: str, x: Tensor, batch_first: Any) -> tuple[int, int]:
     """Return the numbers of steps and sequences of a padded batch; raise ShapeError unless it has two axes, or ArgumentError for the flag."""
-    if not isinstance(batch_first, bool | np.bool_):
-        raise ArgumentError(f"{what} at {user_line()}: batch_first must be True or False; got {batch_first!r}")
+    flag(what, "batch_first", batch_first)
     if x.tensor_type.ndim < 2 or 0 in x.tensor_type.shape[:2]:
         raise ShapeError(f"{what} at {user_line()}: the batch {x.tensor_type} must be [steps, n, ...], or [n, steps, ...] with batch_first")
     first, second = x.tensor_type.shape[:2]
@@ -210,7 +221,7 @@ def pack_padded_sequence(input: Tensor, lengths: Any, batch_first: bool = False,
     what = "pack_padded_sequence"
     steps, count = _batch_axes(what, input, batch_first)
     values = _lengths(what, lengths, count, steps)
-    order = np.arange(count) if enforce_sorted else np.argsort(-values, kind="stable")
+    order = np.arange(count) if flag(what, "enforce_sorted", enforce_sorted) else np.argsort(-values, kind="stable")
     values = values[order]
     if (np.diff(values) > 0).any():
         raise ArgumentError(f"{what} at {user_line()}: lengths {values.tolist()} do not decrease; sort the sequences, or pass enforce_sorted=False")
@@ -241,8 +252,10 @@ def pad_packed_sequence(
     what = "pad_packed_sequence"
     _check_packed(what, sequence)
     steps = len(sequence._sizes)
-    if total_length is not None and (not isinstance(total_length, int | np.integer) or total_length < steps):
-        raise ArgumentError(f"{what} at {user_line()}: total_length {total_length!r} must be an integer, at least {steps}, the longest length")
+    if total_length is not None and not (isinstance(total_length, int | np.integer) and steps <= total_length <= LARGEST):
+        raise ArgumentError(
+            f"{what} at {user_line()}: total_length {total_length!r} must be an integer from {steps}, the longest length, to {LARGEST}"
+        )
     lengths, indices, inside = padded_indices(sequence, None if total_length is None else int(total_length), sequence._unsorted)
     return _padded(sequence.data, indices, inside, batch_first, padding_value), host_tensor(lengths)
 
@@ -254,7 +267,7 @@ def _check_packed(what: str, sequence: Any) -> None:
 
 def _padded(x: Tensor, at: Array, inside: Array, batch_first: bool, value: float) -> Tensor:
     """Return x at indices [steps, n], with `value` outside."""
-    if batch_first:
+    if flag("padding", "batch_first", batch_first):
         at, inside = at.T.copy(), inside.T.copy()
     result = gathered(x, at)
     if inside.all():
@@ -282,12 +295,11 @@ def _listed(what: str, sequences: Any) -> list[Tensor]:
 def pad_sequence(sequences: Any, batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right") -> Tensor:
     """Return sequences [length, ...] as a padded batch [steps, n, ...], or [n, steps, ...] with `batch_first`.
 
-    Raises: ArgumentError for an empty list or an unknown `padding_side`; ShapeError for sequences whose further axes differ.
+    Raises: ArgumentError for an empty list; ConfigError for an unknown `padding_side`; ShapeError for sequences whose further axes differ.
     """
     what = "pad_sequence"
     listed = _listed(what, sequences)
-    if padding_side not in ("left", "right"):
-        raise ArgumentError(f"{what} at {user_line()}: padding_side must be 'left' or 'right'; got {padding_side!r}")
+    one_of(what, "padding_side", padding_side, ("left", "right"))
     lengths = np.array([x.tensor_type.shape[0] for x in listed], np.int64)
     steps = np.arange(lengths.max())[:, None]
     step = steps - (lengths.max() - lengths) if padding_side == "left" else steps

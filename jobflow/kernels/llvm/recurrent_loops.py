@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -184,9 +183,10 @@ def _run(
     return [*calls, (step.function, (argument_block(words, arrays, indices),))]
 
 
-def _walk(op: Any, name: str, at: dict[str, Array], order: slice) -> tuple[Array, Array]:
+def _walk(op: Recurrence | RecurrenceGrad, name: str, at: dict[str, Array], order: slice) -> tuple[Array, Array]:
     """Return an operand in the order of the steps, and its rows at the last step."""
     if name == "past":  # the states before each step, of which the last is the initial state
+        assert isinstance(op, RecurrenceGrad) and op.past is not None
         values, start = op.past
         states = at[values]
         first = at.get(start, np.zeros(states.shape[1:], states.dtype))

@@ -12,7 +12,7 @@ from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.functional.creation import empty
 from jobflow.functional.nn_base import one_of, whole
 from jobflow.functional.nn_recurrent import MODES, Weights, cell, layers
-from jobflow.functional.packed_sequences import PackedSequence, constant_for, gathered, holding, padded_indices
+from jobflow.functional.packed_sequences import LARGEST, PackedSequence, constant_for, flag, gathered, holding, padded_indices
 from jobflow.functional.selecting import index_select
 from jobflow.functional.shapes import reshape, squeeze, transpose, unsqueeze
 from jobflow.functional.tensor_class import Tensor
@@ -24,17 +24,10 @@ __all__ = ["GRU", "GRUCell", "LSTM", "LSTMCell", "RNN", "RNNBase", "RNNCell", "R
 
 
 def _size(what: str, name: str, value: Any, least: int = 1) -> int:
-    """Return a size as an int; raise ArgumentError for other values, or below `least`."""
-    if whole(what, name, value) < least or isinstance(value, bool):
-        raise ArgumentError(f"{what} at {user_line()}: {name} must be an integer, at least {least}; got {value!r}")
+    """Return a size as an int; raise ArgumentError for other values, below `least`, or above `LARGEST`."""
+    if not least <= whole(what, name, value) <= LARGEST or isinstance(value, bool):
+        raise ArgumentError(f"{what} at {user_line()}: {name} must be an integer from {least} to {LARGEST}; got {value!r}")
     return int(value)
-
-
-def _flag(what: str, name: str, value: Any) -> bool:
-    """Return a flag; raise ArgumentError unless it is True or False."""
-    if not isinstance(value, bool | np.bool_):
-        raise ArgumentError(f"{what} at {user_line()}: {name} must be True or False; got {value!r}")
-    return bool(value)
 
 
 def _states_of(what: str, names: Sequence[str], hx: Any) -> tuple[Tensor, ...]:
@@ -102,8 +95,8 @@ class RNNBase(_Recurrent):
         self.mode = one_of(what, "mode", mode, tuple(MODES))
         self.input_size, self.hidden_size = _size(what, "input_size", input_size), _size(what, "hidden_size", hidden_size)
         self.num_layers, self.proj_size = _size(what, "num_layers", num_layers), _size(what, "proj_size", proj_size, 0)
-        self.bias, self.batch_first = _flag(what, "bias", bias), _flag(what, "batch_first", batch_first)
-        self.bidirectional = _flag(what, "bidirectional", bidirectional)
+        self.bias, self.batch_first = flag(what, "bias", bias), flag(what, "batch_first", batch_first)
+        self.bidirectional = flag(what, "bidirectional", bidirectional)
         if isinstance(dropout, bool) or not isinstance(dropout, int | float | np.number) or not 0 <= dropout <= 1:
             raise ArgumentError(f"{what} at {user_line()}: dropout must be a number in [0, 1]; got {dropout!r}")
         self.dropout = float(dropout)
@@ -286,7 +279,7 @@ class RNNCellBase(_Recurrent):
         super().__init__()
         what = type(self).__name__
         self.input_size, self.hidden_size = _size(what, "input_size", input_size), _size(what, "hidden_size", hidden_size)
-        self.bias, width = _flag(what, "bias", bias), _size(what, "num_chunks", num_chunks) * self.hidden_size
+        self.bias, width = flag(what, "bias", bias), _size(what, "num_chunks", num_chunks) * self.hidden_size
         options = {"device": device, "dtype": dtype}
         self.weight_ih = Parameter(empty(width, self.input_size, **options))
         self.weight_hh = Parameter(empty(width, self.hidden_size, **options))
