@@ -15,12 +15,14 @@ from layer_cases import CHANGES, REFUSED
 from nn_cases import ACTIVATIONS, ATTENTION, CASES, LAYERS, NORMS, POOLS, Case
 from ranks import on_ranks
 from running import Array, Ended, at_once, in_graph, proper
+from sequence_cases import NETWORKS
 
 import jobflow as flow
 
+CASES = [*CASES, *NETWORKS]
 HERE = Path(__file__).name
 #: files whose lines call the tested functions
-CALLERS = (HERE, "nn_cases.py")
+CALLERS = (HERE, "nn_cases.py", "sequence_cases.py")
 #: layers that graphs reject, with the reason
 NOT_IN_GRAPHS = {"batch_norm2d_mean": "the mean of all batches counts them"}
 
