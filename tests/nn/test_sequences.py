@@ -106,10 +106,10 @@ def test_compiled_steps_equal_eager_steps(name: str) -> None:
         np.testing.assert_allclose(losses(packs, True), losses(packs, False), rtol=1e-6)
 
 
-def test_gradients_agree_with_differences() -> None:
-    module = nn.GRU(2, 3, bidirectional=True).double()
-    x = flow.tensor(np.random.default_rng(0).standard_normal((4, 2, 2)), requires_grad=True)
-    assert flow.autograd.gradcheck(lambda x, *weights: module(rnn.pack_padded_sequence(x, [4, 2]))[0].data, (x, *module.parameters()))
+def test_second_gradients_agree_with_differences() -> None:
+    module = nn.GRU(2, 2, bidirectional=True).double()
+    x = flow.tensor(np.random.default_rng(0).standard_normal((2, 2, 2)), requires_grad=True)
+    assert flow.autograd.gradgradcheck(lambda x: module(rnn.pack_padded_sequence(x, [2, 1]))[0].data, (x,))
 
 
 X = flow.ones(5, 2, 3)
