@@ -124,7 +124,7 @@ def unified(op: OptimizerUpdate) -> OptimizerUpdate:
     return op
 
 
-def _downwards(w: Element, g: Element, weight_decay: float, maximize: bool = False) -> Element:
+def downwards(w: Element, g: Element, weight_decay: float, maximize: bool = False) -> Element:
     """Return the descent direction g + weight_decay w; with `maximize`, -g replaces g."""
     g = -g if maximize else g
     return g + weight_decay * w if weight_decay else g
@@ -168,7 +168,7 @@ class SgdUpdate(OptimizerUpdate):
     cases = ({}, {"weight_decay": 0.2}, {"weight_decay": 0.2, "maximize": True})
 
     def formula(self, f: Any, w: Element, g: Element, rate: Element) -> Elements:
-        return (w - rate * _downwards(w, g, self.weight_decay, self.maximize),)
+        return (w - rate * downwards(w, g, self.weight_decay, self.maximize),)
 
 
 class MomentumUpdate(OptimizerUpdate):
@@ -209,12 +209,12 @@ class MomentumUpdate(OptimizerUpdate):
         if self.rate_inside:
             v = self.beta * v - rate * g
             return (share[0] * w if share else w) + v, v
-        d = _downwards(w, g, self.weight_decay, self.maximize)
+        d = downwards(w, g, self.weight_decay, self.maximize)
         v = self.beta * v + (share[0] * d if share else d)
         return w - rate * (d + self.beta * v if self.nesterov else v), v
 
 
-def _corrections(beta1: float, beta2: float, step: Any) -> tuple[Any, Any]:
+def corrections(beta1: float, beta2: float, step: Any) -> tuple[Any, Any]:
     """Return the bias corrections 1 - beta1^t and 1 - beta2^t."""
     return 1 - beta1 ** (step + 1), 1 - beta2 ** (step + 1)
 
@@ -252,7 +252,7 @@ class AdamUpdate(OptimizerUpdate):
         """Return the factors of m' / (root + epsilon), of the root of v', and of w."""
         first, root = 1.0, 1.0
         if self.bias_correction:
-            first, second = _corrections(self.beta1, self.beta2, step)
+            first, second = corrections(self.beta1, self.beta2, step)
             root = f.sqrt(second)
         decay = self.weight_decay if self.decoupled else 0.0
         if self.corrects_moments:
@@ -262,7 +262,7 @@ class AdamUpdate(OptimizerUpdate):
 
     def formula(self, f: Any, w: Element, m: Element, v: Element, *others: Element) -> Elements:
         *largest, g, back, wider, keep = others
-        d = _downwards(w, g, 0.0 if self.decoupled else self.weight_decay, self.maximize)
+        d = downwards(w, g, 0.0 if self.decoupled else self.weight_decay, self.maximize)
         mixed = _separate_sum if self.amsgrad or self.maximize else f.weighted_sum  # amsgrad and maximize require that both products are rounded
         m = mixed(1 - self.beta1, d, self.beta1, m)
         v = mixed(1 - self.beta2, d * d, self.beta2, v)
@@ -285,7 +285,12 @@ class RmsPropUpdate(OptimizerUpdate):
     epsilon_inside: bool = True
     weight_decay: float = 0.0
     momentum: float = 0.0
-    cases = ({}, {"centered": True}, *({"epsilon_inside": False, "weight_decay": 0.1, "momentum": 0.5, "centered": each} for each in (False, True)))
+    maximize: bool = False
+    cases = (
+        {},
+        {"centered": True},
+        *({"epsilon_inside": False, "weight_decay": 0.1, "momentum": 0.5, "centered": each, "maximize": each} for each in (False, True)),
+    )
 
     @property
     def slot_names(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -293,7 +298,7 @@ class RmsPropUpdate(OptimizerUpdate):
 
     def formula(self, f: Any, w: Element, s: Element, *others: Element) -> Elements:
         *averages, g, rate = others
-        d = _downwards(w, g, self.weight_decay)
+        d = downwards(w, g, self.weight_decay, self.maximize)
         s = _mean_square(self.decay, s, d, self.epsilon_inside)
         spread = s
         if self.centered:
@@ -317,9 +322,10 @@ class AdagradUpdate(OptimizerUpdate):
     weight_decay: float = 0.0
     epsilon: float = 1e-10
     initial: float = 0.0
+    maximize: bool = False
     reads_step = True
     slot_names = ("sum",)
-    cases = ({}, {"lr_decay": 0.1, "weight_decay": 0.1})
+    cases = ({}, {"lr_decay": 0.1, "weight_decay": 0.1}, {"maximize": True})
 
     def slot(self, name: str) -> OptimizerSlot:
         return OptimizerSlot(name, self.initial)
@@ -328,7 +334,7 @@ class AdagradUpdate(OptimizerUpdate):
         return (rate / (1 + step * self.lr_decay),)
 
     def formula(self, f: Any, w: Element, s: Element, g: Element, rate: Element) -> Elements:
-        d = _downwards(w, g, self.weight_decay)
+        d = downwards(w, g, self.weight_decay, self.maximize)
         s = s + d * d
         return w - rate * (d / (f.sqrt(s) + self.epsilon)), s
 
@@ -347,7 +353,7 @@ class AdadeltaUpdate(OptimizerUpdate):
     cases = ({"weight_decay": 0.1},)
 
     def formula(self, f: Any, w: Element, s: Element, x: Element, g: Element, rate: Element) -> Elements:
-        d = _downwards(w, g, self.weight_decay, self.maximize)
+        d = downwards(w, g, self.weight_decay, self.maximize)
         s = _mean_square(self.rho, s, d, False)
         u = d * f.sqrt(x + self.epsilon) / f.sqrt(s + self.epsilon)
         return w - rate * u, s, _mean_square(self.rho, x, u, False)
@@ -409,7 +415,7 @@ class LambUpdate(NormUpdate):
         return self.published
 
     def scalars(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
-        return rate, *(_corrections(self.beta1, self.beta2, step) if self.published and self.bias_correction else (1.0, 1.0))
+        return rate, *(corrections(self.beta1, self.beta2, step) if self.published and self.bias_correction else (1.0, 1.0))
 
     def formula(self, f: Any, w: Element, m: Element, v: Element, *others: Element) -> Elements:
         *powers, g, rate, first, second = others

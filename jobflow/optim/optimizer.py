@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +14,7 @@ from jobflow.core.errors import CheckpointError, ConfigError, DtypeError, JobErr
 from jobflow.core.layout import B, Layout
 from jobflow.core.types import DType, TensorType, int64
 from jobflow.functional.gradient_clipping import clip_grad_norm_
+from jobflow.functional.gradients import RemovableHandle
 from jobflow.functional.tensor_class import Tensor
 from jobflow.ops.optimizer_updates import OptimizerUpdate, unified
 from jobflow.ops.source import Constant
@@ -43,8 +46,9 @@ def _is(legal: Callable[[Any], bool], value: Any) -> bool:
 class Optimizer:
     """Base class of optimizers, which update parameters from their gradients.
 
-    `params` are tensors, or dicts {"params": tensors, option: value}, one per group.  `defaults` are options for groups that do not set them.
-    Raises: ConfigError for an unknown option, a value out of range, or a tensor that is not a leaf or occurs twice.  `params` that are empty,
+    `params` are tensors, pairs (name, tensor), or dicts {"params": tensors, option: value}, one per group.  `defaults` are options for groups that
+    do not set them.  A subclass defines `rule`, or a `step` that overwrites the parameters; `state[p]` is a dict for the state of parameter p.
+    Raises: ConfigError for a misspelled option, a value out of range, or a tensor that is not a leaf or occurs twice.  `params` that are empty,
     a single tensor or a set are errors, too.
     """
 
@@ -55,9 +59,11 @@ class Optimizer:
 
     def __init__(self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], defaults: Mapping[str, Any]) -> None:
         refuse_tracing(self._word, "an optimizer cannot be created", "create the optimizer before")
+        if not isinstance(defaults, Mapping):
+            raise ConfigError(f"{self._word} at {user_line()}: defaults must be a dict of options, not {defaults!r}; pass dict(lr=lr)")
         self.defaults = {**COMMON, **defaults}
         self.param_groups: list[Group] = []
-        self.state: dict[Tensor, dict[str, Any]] = {}
+        self.state: dict[Tensor, dict[str, Any]] = defaultdict(dict)
         if isinstance(params, Tensor):
             raise ConfigError(f"{self._word} at {user_line()}: params must be a list, not a single tensor {params.tensor_type}; pass [parameter]")
         if not isinstance(params, Iterable):
@@ -82,10 +88,15 @@ class Optimizer:
         """Add a group {"params": tensors, option: value}.  Raises: ConfigError as in the constructor."""
         what = f"{self._word} at {user_line()}"
         _check_order(group.get("params"), what)
-        params = [group["params"]] if isinstance(group.get("params"), Tensor) else list(group.get("params", ()))
+        listed = group.get("params", ())
+        params = [listed] if isinstance(listed, Tensor) else list(listed) if isinstance(listed, Iterable) else [listed]
+        names = _names(params, [("param_names" in other) for other in self.param_groups], what)
+        if names:
+            params = [p for _, p in params]
         for name in group:
-            if name != "params" and name not in self.defaults and name != "initial_lr":
-                raise ConfigError(f'{what}: unknown option "{name}"{did_you_mean(name, self.defaults)}')
+            similar = "" if name in ("params", "initial_lr") or name in self.defaults else did_you_mean(name, self.defaults)
+            if similar:
+                raise ConfigError(f'{what}: unknown option "{name}"{similar}')
         known = {id(p) for other in self.param_groups for p in other["params"]}
         for p in params:
             if not isinstance(p, Tensor) or not p.is_leaf:
@@ -94,7 +105,7 @@ class Optimizer:
             if id(p) in known:
                 raise ConfigError(f"{what}: params contains a {p.tensor_type} parameter twice; pass it once")
             known.add(id(p))
-        complete = {**self.defaults, **group, "params": params}
+        complete = {**self.defaults, **group, "params": params, **names}
         self._check(complete, what)
         self.param_groups.append(complete)
 
@@ -108,6 +119,28 @@ class Optimizer:
     def rule(self, group: Group) -> OptimizerUpdate:
         """Return the operation that updates the parameters of a group; subclasses must define this method."""
         raise JobError(f"{self._word} at {user_line()}: the optimizer has no method `rule`; define rule(group) in the subclass")
+
+    def register_step_pre_hook(self, hook: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> RemovableHandle:
+        """Call hook(optimizer, args, kwargs) before every `step`, and return a handle that removes the hook.
+
+        A result other than None is a pair that replaces args and kwargs.
+        """
+        return self._hooks("register_step_pre_hook", hook, 0)
+
+    def register_step_post_hook(self, hook: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> RemovableHandle:
+        """Call hook(optimizer, args, kwargs) after every `step`, and return a handle that removes the hook."""
+        return self._hooks("register_step_post_hook", hook, 1)
+
+    def _hooks(self, what: str, hook: Any, index: int) -> RemovableHandle:
+        """Register a hook.  The attribute `step` of an optimizer with hooks is a function that calls the hooks and the method."""
+        if not callable(hook):
+            raise ConfigError(f"{self._word}.{what} at {user_line()}: hook must be a function of the optimizer, args and kwargs, not {hook!r}")
+        if "step" not in vars(self) or not isinstance(vars(self)["step"], _HookedStep):
+            vars(self)["step"] = _HookedStep(self, {}, {})
+        hooks = vars(self)["step"].args[1 + index]
+        handle = RemovableHandle(hooks)
+        hooks[handle.id] = hook
+        return handle
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set the gradients of all parameters to None, or fill the gradients with zeros in place unless `set_to_none`."""
@@ -154,7 +187,8 @@ class Optimizer:
 
     def _slots(self, p: Tensor, slots: Mapping[str, float]) -> dict[str, Any]:
         """Return the state of parameter p by name; create missing tensors with the initial values `slots`."""
-        mine = self.state.setdefault(p, {"step": 0})
+        mine = self.state.setdefault(p, {})
+        mine.setdefault("step", 0)
         for name, initial in slots.items():
             if name not in mine:
                 mine[name] = run.source(Constant(p.tensor_type.shape, p.tensor_type.dtype, initial), p.layout)
@@ -200,12 +234,31 @@ class Optimizer:
         what = f"{self._word}.load_state_dict at {user_line()}"
         states, groups = normalized(saved, [group["params"] for group in self.param_groups], self.saves_steps, what)
         parameters = list(self._parameters())
-        loaded = {parameters[i]: {name: _loaded(x, parameters[i], what) for name, x in entries.items()} for i, entries in states.items()}
+        loaded = {parameters[i]: {name: self._state_of(x, parameters[i], what) for name, x in entries.items()} for i, entries in states.items()}
         for group, other in zip(self.param_groups, groups, strict=True):
             self._check({**group, **other}, what)
         for group, other in zip(self.param_groups, groups, strict=True):
             group.update(other)
-        self.state = loaded
+        self.state = defaultdict(dict, loaded)
+
+    def _state_of(self, saved: Any, p: Tensor, what: str) -> Any:
+        """Return a copy of the tensor `saved` in the layout of parameter p, or `saved` itself if it is not a tensor.
+
+        Raises: CheckpointError if the shapes differ, or if one tensor is local and the other global.
+        """
+        if not isinstance(saved, Tensor):
+            return saved
+        if saved.tensor_type.shape != p.tensor_type.shape or (saved.layout is None) != (p.layout is None):
+            kinds = ["local" if x.layout is None else str(x.layout) for x in (saved, p)]
+            raise CheckpointError(
+                f"{what}: the saved tensor {saved.tensor_type} ({kinds[0]}) does not match the parameter {p.tensor_type} ({kinds[1]}); "
+                f"load the state of an optimizer with the same parameters"
+            )
+        if saved.layout is None or p.layout is None:
+            return Tensor(saved.tensor_type, None, saved.array.copy())
+        return Tensor(
+            saved.tensor_type, p.layout, convert_array(state(), saved.array, saved.tensor_type, saved.layout, p.layout, "load_state_dict").copy()
+        )
 
     def __repr__(self) -> str:
         lines = [f"{type(self).__name__} ("]
@@ -215,6 +268,42 @@ class Optimizer:
                 *(f"    {name}: {group[name]}" for name in sorted(group) if name != "params"),
             ]
         return "\n".join([*lines, ")"])
+
+
+def _step_with_hooks(optimizer: Optimizer, before: dict[int, Any], after: dict[int, Any], *args: Any, **kwargs: Any) -> Any:
+    """Call the hooks `before`, the method `step` of the optimizer's class, and the hooks `after`; return the result of `step`."""
+    for hook in list(before.values()):
+        changed = hook(optimizer, args, kwargs)
+        if changed is None:
+            continue
+        if not (isinstance(changed, tuple) and len(changed) == 2 and isinstance(changed[0], tuple) and isinstance(changed[1], dict)):
+            raise ConfigError(
+                f"optim.{type(optimizer).__name__}.step at {user_line()}: a hook must return None or a pair (args, kwargs) of a tuple and a dict, "
+                f"not {changed!r}"
+            )
+        args, kwargs = changed
+    result = type(optimizer).step(optimizer, *args, **kwargs)
+    for hook in list(after.values()):
+        hook(optimizer, args, kwargs)
+    return result
+
+
+class _HookedStep(partial[Any]):
+    """The attribute `step` of an optimizer with hooks; a copy of the optimizer has a copy with the same hooks."""
+
+    def __new__(cls, *args: Any) -> _HookedStep:
+        return super().__new__(cls, _step_with_hooks, *args)
+
+
+def _names(params: list[Any], named: list[bool], what: str) -> dict[str, list[str]]:
+    """Return {"param_names": names} for pairs (name, tensor), and {} for tensors; `named` is True for each earlier group with names.
+
+    Raises: ConfigError if some parameters or groups have names and others do not.
+    """
+    pairs = [isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], str) for p in params]
+    if len({*pairs, *named}) > 1:
+        raise ConfigError(f"{what}: some parameters have names and others do not; pass module.named_parameters() or module.parameters() for all")
+    return {"param_names": [name for name, _ in params]} if any(pairs) else {}
 
 
 def _check_order(params: Any, what: str) -> None:
@@ -238,23 +327,3 @@ class Scalars:
             number = self._known[value, dtype, p.layout] = Tensor(TensorType((1,), dtype), layout, array)
             number._provenance = zlib.crc32(array.tobytes())
         return number
-
-
-def _loaded(saved: Any, p: Tensor, what: str) -> Any:
-    """Return a copy of the tensor `saved` in the layout of parameter p, or `saved` itself if it is not a tensor.
-
-    Raises: CheckpointError if the shapes differ, or if one tensor is local and the other global.
-    """
-    if not isinstance(saved, Tensor):
-        return saved
-    if saved.tensor_type.shape != p.tensor_type.shape or (saved.layout is None) != (p.layout is None):
-        kinds = ["local" if x.layout is None else str(x.layout) for x in (saved, p)]
-        raise CheckpointError(
-            f"{what}: the saved tensor {saved.tensor_type} ({kinds[0]}) does not match the parameter {p.tensor_type} ({kinds[1]}); "
-            f"load the state of an optimizer with the same parameters"
-        )
-    if saved.layout is None or p.layout is None:
-        return Tensor(saved.tensor_type, None, saved.array.copy())
-    return Tensor(
-        saved.tensor_type, p.layout, convert_array(state(), saved.array, saved.tensor_type, saved.layout, p.layout, "load_state_dict").copy()
-    )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import InitVar
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from dataclasses import KW_ONLY, InitVar
+from typing import Any
 
 from jobflow.core.errors import ConfigError, user_line
-from jobflow.core.signatures import take_fields
 from jobflow.ops.optimizer_updates import (
     AdadeltaUpdate,
     AdagradUpdate,
@@ -18,37 +17,14 @@ from jobflow.ops.optimizer_updates import (
     RmsPropUpdate,
     SgdUpdate,
 )
-from jobflow.optim.optimizer import POSITIVE, Group, Legal, Optimizer
+from jobflow.optim.optimizer import Group
+from jobflow.optim.optimizer_options import OptionsOptimizer, options
 
 __all__ = ["LAMB", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "RMSprop"]
 
-_UNIT: Legal = (lambda x: 0 <= x < 1, "a number in [0, 1)")
-_PAIR: Legal = (lambda x: len(x) == 2 and all(0 <= b < 1 for b in x), "a pair of numbers in [0, 1)")
-#: validity checks of options other than the learning rate and weight decay
-_LEGAL = {"alpha": _UNIT, "betas": _PAIR, "rho": _UNIT, **dict.fromkeys(("eps", "initial_accumulator_value", "lr_decay", "momentum"), POSITIVE)}
 
-Class = TypeVar("Class", bound="type[_WithOptions]")
-
-
-@dataclass_transform(eq_default=False)
-def _options(cls: Class) -> Class:
-    """Make the annotated fields of an optimizer class arguments of its constructor, and default options of its groups."""
-    cls._names = take_fields(cls)
-    cls.LEGAL = {name: _LEGAL[name] for name in cls._names if name in _LEGAL}
-    return cls
-
-
-@_options
-class _WithOptions(Optimizer):
-    _names: ClassVar[tuple[str, ...]]
-    params: InitVar[Iterable[Any]]
-
-    def __post_init__(self, params: Iterable[Any]) -> None:
-        super().__init__(params, {name: vars(self).pop(name) for name in self._names})
-
-
-@_options
-class SGD(_WithOptions):
+@options
+class SGD(OptionsOptimizer):
     """Stochastic gradient descent with optional momentum, Nesterov momentum and weight decay."""
 
     saves_steps: ClassVar[bool] = False
@@ -57,6 +33,7 @@ class SGD(_WithOptions):
     dampening: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
+    _: KW_ONLY
     maximize: bool = False
 
     def __post_init__(self, params: Iterable[Any]) -> None:
@@ -72,34 +49,36 @@ class SGD(_WithOptions):
         return MomentumUpdate(momentum, decay, False, maximize, group["dampening"], group["nesterov"])
 
 
-@_options
-class Adam(_WithOptions):
+@options
+class Adam(OptionsOptimizer):
     """Adam (Kingma and Ba 2015); weight decay is added to the gradient."""
 
-    decoupled: ClassVar[bool] = False
     lr: float = 0.001
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
     amsgrad: bool = False
+    _: KW_ONLY
     do_bias_correction: bool = True
     maximize: bool = False
+    decoupled_weight_decay: bool = False
 
     def rule(self, group: Group) -> OptimizerUpdate:
         (beta1, beta2), decay, correct = group["betas"], group["weight_decay"], group["do_bias_correction"]
-        return AdamUpdate(beta1, beta2, group["eps"], decay, correct, True, self.decoupled, group["maximize"], group["amsgrad"])
+        return AdamUpdate(beta1, beta2, group["eps"], decay, correct, True, group["decoupled_weight_decay"], group["maximize"], group["amsgrad"])
 
 
-@_options
+@options
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
 
-    decoupled: ClassVar[bool] = True
     weight_decay: float = 0.01
+    _: KW_ONLY
+    decoupled_weight_decay: bool = True
 
 
-@_options
-class LAMB(_WithOptions):
+@options
+class LAMB(OptionsOptimizer):
     """LAMB (You et al. 2020): an Adam step, scaled for each parameter by norm(parameter) / norm(step).
 
     The norms are computed over the logical tensors, so the result does not depend on layouts.
@@ -122,8 +101,8 @@ class LAMB(_WithOptions):
         return LambUpdate(beta1, beta2, group["eps"], group["weight_decay"], True, group["do_bias_correction"])
 
 
-@_options
-class RMSprop(_WithOptions):
+@options
+class RMSprop(OptionsOptimizer):
     """RMSprop: gradients divided by the root of a running mean of their squares.
 
     With `centered`, the square of the running mean gradient is subtracted under the root.  With `momentum`, the steps are accumulated.
@@ -135,13 +114,15 @@ class RMSprop(_WithOptions):
     weight_decay: float = 0.0
     momentum: float = 0.0
     centered: bool = False
+    _: KW_ONLY
+    maximize: bool = False
 
     def rule(self, group: Group) -> OptimizerUpdate:
-        return RmsPropUpdate(group["alpha"], group["eps"], group["centered"], False, group["weight_decay"], group["momentum"])
+        return RmsPropUpdate(group["alpha"], group["eps"], group["centered"], False, group["weight_decay"], group["momentum"], group["maximize"])
 
 
-@_options
-class Adagrad(_WithOptions):
+@options
+class Adagrad(OptionsOptimizer):
     """Adagrad (Duchi et al. 2011): gradients divided by the root of the sum of their squares over all steps."""
 
     lr: float = 0.001
@@ -149,19 +130,23 @@ class Adagrad(_WithOptions):
     weight_decay: float = 0.0
     initial_accumulator_value: float = 0.0
     eps: float = 1e-10
+    _: KW_ONLY
+    maximize: bool = False
 
     def rule(self, group: Group) -> OptimizerUpdate:
-        return AdagradUpdate(group["lr_decay"], group["weight_decay"], group["eps"], float(group["initial_accumulator_value"]))
+        initial = float(group["initial_accumulator_value"])
+        return AdagradUpdate(group["lr_decay"], group["weight_decay"], group["eps"], initial, group["maximize"])
 
 
-@_options
-class Adadelta(_WithOptions):
+@options
+class Adadelta(OptionsOptimizer):
     """Adadelta (Zeiler 2012): gradients times the root mean square of earlier updates, divided by the root mean square of gradients."""
 
     lr: float = 1.0
     rho: float = 0.9
     eps: float = 1e-6
     weight_decay: float = 0.0
+    _: KW_ONLY
     maximize: bool = False
 
     def rule(self, group: Group) -> OptimizerUpdate:

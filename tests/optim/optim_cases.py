@@ -21,6 +21,15 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "rmsprop": ("RMSprop", {"lr": 0.125, "weight_decay": 0.1}),
     "rmsprop momentum": ("RMSprop", {"lr": 0.125, "alpha": 0.9, "momentum": 0.5, "centered": True}),
     "adagrad": ("Adagrad", {"lr": 0.125, "lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.2}),
+    "rmsprop maximize": ("RMSprop", {"lr": 0.125, "maximize": True}),
+    "adagrad maximize": ("Adagrad", {"lr": 0.125, "maximize": True}),
+    "radam": ("RAdam", {"lr": 0.125, "betas": (0.8, 0.7), "weight_decay": 0.1}),
+    "radam decoupled": ("RAdam", {"lr": 0.125, "betas": (0.5, 0.9), "weight_decay": 0.1, "decoupled_weight_decay": True, "maximize": True}),
+    "nadam": ("NAdam", {"lr": 0.125, "weight_decay": 0.1, "momentum_decay": 0.1}),
+    "nadam decoupled": ("NAdam", {"lr": 0.125, "weight_decay": 0.1, "decoupled_weight_decay": True, "maximize": True}),
+    "adamax": ("Adamax", {"lr": 0.125, "weight_decay": 0.1}),
+    "rprop": ("Rprop", {"lr": 0.125, "etas": (0.25, 1.5), "step_sizes": (0.0625, 1.0)}),
+    "asgd": ("ASGD", {"lr": 0.125, "lambd": 0.05, "t0": 3, "weight_decay": 0.1}),
     "adadelta": ("Adadelta", {"lr": 1.0, "rho": 0.8, "weight_decay": 0.1}),
 }
 EPOCHS = 12

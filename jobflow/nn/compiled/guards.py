@@ -78,7 +78,7 @@ class Guards:
         self.arrays: dict[int, tuple[Any, bytes, str]] = {}
         #: values that cannot be compared, with their containers and keys
         self.opaque: list[tuple[Watched | None, Any, str]] = []
-        #: iterators, whose elements a failed trace cannot return
+        #: iterators and states of user-defined optimizers, whose elements a failed trace cannot return
         self.iterators: list[tuple[Watched | None, Any, str]] = []
         #: reasons why the function cannot be replayed, with source lines
         self.reasons: list[str] = []
@@ -331,6 +331,8 @@ class Guards:
             self._refuse(f"more than {LARGEST} Python values are reachable from the function, last {watched.path}")
             return
         skip = ("state",) if isinstance(watched.owner, Optimizer) else ()
+        if skip and not is_own(type(watched.owner)):  # code of the user must not store traced tensors in the state
+            self.iterators.append((watched, "state", f"{watched.path}.state, the state of the optimizer {type(watched.owner).__name__}"))
         keys = watched.keys or range(len(watched.values))
         for key, value in zip(keys, watched.values, strict=False):
             if not isinstance(value, PLAIN) and key not in skip:

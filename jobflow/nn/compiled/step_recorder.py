@@ -384,6 +384,8 @@ class StepRecorder(Building):
     @contextmanager
     def stepping(self, optimizer: Any) -> Iterator[None]:
         """Mark the nodes that are recorded inside the `with` block as a step of the optimizer."""
+        if "step" in vars(optimizer):
+            raise Untraceable(f"optim.{type(optimizer).__name__}.step at {user_line()}: hooks of an optimizer are not replayed")
         if self.observer is not None:
             self.observer.add(optimizer, f"the optimizer {type(optimizer).__name__}")
         self.stepped.append((optimizer, []))

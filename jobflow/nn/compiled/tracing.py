@@ -329,6 +329,8 @@ class Entry:
         for optimizer, state, pairs in self.states:
             if optimizer.state is not state or any(state.get(p) is not mine for p, mine in pairs):
                 return f"the state of the optimizer {type(optimizer).__name__} was replaced"
+            if "step" in vars(optimizer):
+                return f"the optimizer {type(optimizer).__name__} has hooks"
         for generator, before in self.seeds:
             if generator.seed != before:
                 return "the seed of the random numbers changed"

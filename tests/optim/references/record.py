@@ -17,6 +17,7 @@ import optim_cases as cases  # noqa: E402 - beside this folder
 
 
 def main() -> None:
+    torch.set_default_dtype(torch.float64)  # NAdam stores a product of numbers in the default type
     rng = np.random.default_rng(0)
     w, a, b = (rng.standard_normal(cases.SHAPE) for _ in range(3))
     curves = {"w": w, "a": abs(a), "b": b}
