@@ -221,7 +221,7 @@ def test_groups_and_mistakes() -> None:
         ({"params": [a, a]}, "parameter twice"),
         ({"params": [a], "lr": -1.0}, "lr must be a number of at least 0"),
         ({"params": [{"params": [a], "momentun": 0.9}]}, 'did you mean "momentum"'),
-        ({"params": [3]}, "not int"),
+        ({"params": [3]}, "got int"),
         ({"params": [a], "nesterov": True}, "nesterov requires a momentum"),
     ):
         with pytest.raises(ConfigError, match=reason):
