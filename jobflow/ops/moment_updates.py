@@ -56,7 +56,7 @@ class RAdamUpdate(_Moments):
         return keep * w - back * m * f.where(share > 0, share / (f.sqrt(v) + self.epsilon), 1.0), m, v
 
 
-#: terms of the series of `_log_momenta`; the last term is below the precision of float64
+#: terms of the series of `log_momenta`; the last term is below the precision of float64
 _TERMS = 52
 
 
@@ -73,7 +73,7 @@ class NAdamUpdate(_Moments):
         """Return the factor of w, the factors of d and m', and 1 / (1 - beta2^t)."""
         decay, t = 0.96**self.momentum_decay, step + 1
         mu, following = (self.beta1 * (1 - 0.5 * decay**i) for i in (t, t + 1))
-        product = self.beta1**t * f.exp(_log_momenta(f, decay, t))
+        product = self.beta1**t * f.exp(log_momenta(f, decay, t))
         return self.decay_factor(rate), rate * (1 - mu) / (1 - product), rate * following / (1 - product * following), 1 / (1 - self.beta2**t)
 
     def formula(
@@ -83,7 +83,7 @@ class NAdamUpdate(_Moments):
         return keep * w - (direct * d + mean * m) / (f.sqrt(v * wider) + self.epsilon), m, v
 
 
-def _log_momenta(f: Any, decay: float, t: Any) -> Any:
+def log_momenta(f: Any, decay: float, t: Any) -> Any:
     """Return ln of the product of 1 - decay^i / 2 for i = 1 ... t, by the series of the logarithm, so that no state is needed.
 
     The series is -(1 - decay^t) sum c_k (1 + Q + ... + Q^(k-1)) with Q = decay^t and c_k = (decay / 2)^k / (k (1 - decay^k)).

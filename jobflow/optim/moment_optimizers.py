@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import KW_ONLY
+from typing import ClassVar
 
-from jobflow.ops.moment_updates import AdamaxUpdate, AveragedSgdUpdate, LionUpdate, NAdamUpdate, RAdamUpdate, RpropUpdate
+from jobflow.ops.moment_updates import AdamaxUpdate, AveragedSgdUpdate, LionUpdate, NAdamUpdate, RAdamUpdate, RpropUpdate, log_momenta
 from jobflow.ops.optimizer_updates import OptimizerUpdate
 from jobflow.optim.optimizer import Group
 from jobflow.optim.optimizer_options import OptionsOptimizer, options
@@ -40,6 +42,11 @@ class NAdam(OptionsOptimizer):
     decoupled_weight_decay: bool = False
     _: KW_ONLY
     maximize: bool = False
+    DERIVED: ClassVar[tuple[str, ...]] = ("mu_product",)
+
+    def derived(self, group: Group, step: int) -> dict[str, float]:
+        product = math.exp(log_momenta(math, 0.96 ** group["momentum_decay"], step))
+        return {"mu_product": group["betas"][0] ** step * product}
 
     def rule(self, group: Group) -> OptimizerUpdate:
         decoupled, maximize = group["decoupled_weight_decay"], group["maximize"]
@@ -104,6 +111,12 @@ class ASGD(OptionsOptimizer):
     weight_decay: float = 0.0
     _: KW_ONLY
     maximize: bool = False
+
+    DERIVED: ClassVar[tuple[str, ...]] = ("eta", "mu")
+
+    def derived(self, group: Group, step: int) -> dict[str, float]:
+        eta = group["lr"] / (1 + group["lambd"] * group["lr"] * step) ** group["alpha"]
+        return {"eta": eta, "mu": 1 / max(1, step - group["t0"])}
 
     def rule(self, group: Group) -> OptimizerUpdate:
         values = (float(group[name]) for name in ("lambd", "alpha", "t0", "weight_decay"))

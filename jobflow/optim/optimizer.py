@@ -13,6 +13,7 @@ import numpy as np
 from jobflow.core.errors import CheckpointError, ConfigError, DtypeError, JobError, did_you_mean, user_line
 from jobflow.core.layout import B, Layout
 from jobflow.core.types import DType, TensorType, int64
+from jobflow.functional.creation import from_numpy
 from jobflow.functional.gradient_clipping import clip_grad_norm_
 from jobflow.functional.gradients import RemovableHandle
 from jobflow.functional.tensor_class import Tensor
@@ -56,6 +57,8 @@ class Optimizer:
     LEGAL: ClassVar[dict[str, Legal]] = {}
     #: False if `state_dict` contains no numbers of steps, as in PyTorch
     saves_steps: ClassVar[bool] = True
+    #: entries of saved states that follow from the number of steps; they are ignored when a state is loaded
+    DERIVED: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], defaults: Mapping[str, Any]) -> None:
         refuse_tracing(self._word, "an optimizer cannot be created", "create the optimizer before")
@@ -222,7 +225,17 @@ class Optimizer:
         numbers = {p: i for i, p in enumerate(self._parameters())}
         groups = [{**group, "params": [numbers[p] for p in group["params"]]} for group in self.param_groups]
         states = {numbers[p]: {name: x for name, x in state.items() if name != "step" or self.saves_steps} for p, state in self.state.items()}
+        if self.DERIVED:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if states.get(numbers[p]):
+                        values = self.derived(group, self.state[p]["step"])
+                        states[numbers[p]].update((name, from_numpy(np.array(values[name]))) for name in self.DERIVED)
         return {"state": {number: state for number, state in states.items() if state}, "param_groups": groups}
+
+    def derived(self, group: Group, step: int) -> dict[str, float]:
+        """Return the entries `DERIVED` of the state after `step` steps, which PyTorch reads."""
+        return {}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore the state from `saved`, a result of `state_dict` here or in PyTorch; tensors are redistributed to the layouts of the parameters.
@@ -234,7 +247,10 @@ class Optimizer:
         what = f"{self._word}.load_state_dict at {user_line()}"
         states, groups = normalized(saved, [group["params"] for group in self.param_groups], self.saves_steps, what)
         parameters = list(self._parameters())
-        loaded = {parameters[i]: {name: self._state_of(x, parameters[i], what) for name, x in entries.items()} for i, entries in states.items()}
+        loaded = {
+            parameters[i]: {name: self._state_of(x, parameters[i], what) for name, x in entries.items() if name not in self.DERIVED}
+            for i, entries in states.items()
+        }
         for group, other in zip(self.param_groups, groups, strict=True):
             self._check({**group, **other}, what)
         for group, other in zip(self.param_groups, groups, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, InitVar
-from typing import Any
+from typing import Any, ClassVar
 
 from jobflow.core.errors import ConfigError, user_line
 from jobflow.ops.optimizer_updates import (
