@@ -7,12 +7,14 @@ from functools import wraps
 from inspect import signature
 from typing import Any, ParamSpec, cast
 
-from jobflow.core.errors import ArgumentError, ShapeError, user_line
+from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
+from jobflow.core.types import DType
 from jobflow.core.types import Tensor as Value
-from jobflow.functional.dispatch import method
+from jobflow.functional.dispatch import called_as, method
 from jobflow.functional.in_place import check_writable, copy_for_gradient, form, in_place, written
-from jobflow.functional.nn_base import formula, one_of, real
+from jobflow.functional.nn_base import flag, formula, one_of, real
 from jobflow.functional.promotion import as_float
+from jobflow.functional.promotion import cast as convert
 from jobflow.functional.shapes import axis_of
 from jobflow.functional.typed import Tensor
 from jobflow.ops import activation as act
@@ -26,9 +28,9 @@ from jobflow.ops.softmax import LogSoftmax, Softmax
 from jobflow.tensors.run import run, run_several
 
 __all__ = [
-    "celu", "elu", "elu_", "gelu", "glu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "leaky_relu_", "log_softmax",
-    "logsigmoid", "mish", "prelu", "quick_gelu", "relu", "relu6", "relu6_", "relu_", "selu", "selu_", "sigmoid", "silu", "silu_", "softmax",
-    "softmin", "softplus", "softshrink", "softsign", "tanh", "tanhshrink", "threshold",
+    "celu", "celu_", "elu", "elu_", "gelu", "glu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "hardtanh_", "leaky_relu", "leaky_relu_",
+    "log_softmax", "logsigmoid", "mish", "prelu", "quick_gelu", "relu", "relu6", "relu6_", "relu_", "selu", "selu_", "sigmoid", "silu", "silu_",
+    "softmax", "softmin", "softplus", "softshrink", "softsign", "tanh", "tanhshrink", "threshold", "threshold_",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -44,7 +46,7 @@ def with_inplace(function: Callable[P, Value]) -> Callable[P, Tensor]:
 
     @wraps(function)
     def call(*args: P.args, **named: P.kwargs) -> Any:
-        if not (args[position] if len(args) > position else named.get("inplace")):
+        if not flag(function.__name__, "inplace", args[position] if len(args) > position else named.get("inplace")):
             return out_of_place(*args, **named)
         others = declared.bind(*args, **named).arguments | {"inplace": False}
         input = others.pop("input")
@@ -245,34 +247,48 @@ def _softmax_axis(what: str, input: Tensor, dim: int | None) -> int:
     return axis_of(what, dim, ndim)
 
 
-def softmax(input: Tensor, dim: int | None = None) -> Tensor:
-    """Return e^input / sum(e^input) along `dim`.
+def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: DType | None = None) -> Tensor:
+    """Return e^input / sum(e^input) along `dim`; `dtype` converts the input first.
 
-    `dim=None` selects axis 0 for tensors with 0, 1 or 3 axes, else axis 1, as in PyTorch.
+    `dim=None` selects axis 0 for tensors with 0, 1 or 3 axes, else axis 1, as in PyTorch, whose argument `_stacklevel` has no effect here.
     """
-    return _along("softmax", Softmax, input, dim)
+    return _along("softmax", Softmax, input, dim, dtype)
 
 
-def log_softmax(input: Tensor, dim: int | None = None) -> Tensor:
-    """Return the logarithm of the softmax along `dim`; `dim=None` selects the axis as in `softmax`."""
-    return _along("log_softmax", LogSoftmax, input, dim)
+def log_softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: DType | None = None) -> Tensor:
+    """Return the logarithm of the softmax along `dim`; the arguments are those of `softmax`."""
+    return _along("log_softmax", LogSoftmax, input, dim, dtype)
 
 
-def _along(what: str, op: type[Softmax] | type[LogSoftmax], input: Tensor, dim: int | None) -> Tensor:
+def _softmax_method(input: Tensor, dim: int | None = None, dtype: DType | None = None) -> Tensor:
+    """Return e^input / sum(e^input) along `dim`; `dtype` converts the input first."""
+    return softmax(input, dim, dtype=dtype)
+
+
+def _log_softmax_method(input: Tensor, dim: int | None = None, dtype: DType | None = None) -> Tensor:
+    """Return the logarithm of the softmax along `dim`; `dtype` converts the input first."""
+    return log_softmax(input, dim, dtype=dtype)
+
+
+def _along(what: str, op: type[Softmax] | type[LogSoftmax], input: Tensor, dim: int | None, dtype: DType | None = None) -> Tensor:
     """Return op(axis) of `input` along axis `dim`; None selects the axis as in `softmax`.
 
     A tensor without axes is treated as a vector of one element.
     """
     axis = _softmax_axis(what, input, dim)
+    if dtype is not None:
+        if not isinstance(dtype, DType) or not dtype.is_float:
+            raise DtypeError(f"{what} at {user_line()}: dtype must be a floating point type such as jobflow.float32; got {dtype!r}")
+        input = convert(input, dtype)
     if input.tensor_type.ndim:
         return run(op(axis), input)
     y = run(Squeeze((0,)), run(op(0), run(ExpandDims(0), input)))
     return y
 
 
-def softmin(input: Tensor, dim: int | None = None) -> Tensor:
-    """Return the softmax of -input along `dim`; `dim=None` selects the axis as in `softmax`."""
-    return softmax(run(Negate(), input), dim)
+def softmin(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: DType | None = None) -> Tensor:
+    """Return the softmax of -input along `dim`; the arguments are those of `softmax`."""
+    return softmax(run(Negate(), input), dim, dtype=dtype)
 
 
 relu_ = form(relu)
@@ -281,6 +297,9 @@ relu6_ = form(relu6)
 leaky_relu_ = form(leaky_relu)
 elu_ = form(elu)
 selu_ = form(selu)
+celu_ = form(celu)
+hardtanh_ = form(hardtanh)
+threshold_ = form(threshold)
 
 
 class ActivationMethods:
@@ -291,7 +310,7 @@ class ActivationMethods:
     elu_ = method(elu_)
     gelu = method(gelu)
     leaky_relu_ = method(leaky_relu_)
-    log_softmax = method(log_softmax)
+    log_softmax = method(called_as(_log_softmax_method, "log_softmax"))
     relu = method(relu)
     relu6_ = method(relu6_)
     relu_ = method(relu_)
@@ -300,6 +319,6 @@ class ActivationMethods:
     sigmoid_ = in_place(sigmoid)
     silu = method(silu)
     silu_ = method(silu_)
-    softmax = method(softmax)
+    softmax = method(called_as(_softmax_method, "softmax"))
     tanh = method(tanh)
     tanh_ = in_place(tanh)

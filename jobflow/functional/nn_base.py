@@ -95,8 +95,15 @@ def whole(what: str, name: str, value: Any) -> int:
     return int(value)
 
 
+def flag(what: str, name: str, value: Any) -> bool:
+    """Return a flag argument as a bool; raise ArgumentError for values other than bools, numbers and None."""
+    if value is not None and not isinstance(value, bool | np.bool_ | int | float):
+        raise ArgumentError(f"{what} at {user_line()}: {name} must be True or False; got {value!r}")
+    return bool(value)
+
+
 #: annotation of a parameter -> the check of its arguments
-_CHECKS: dict[Any, Callable[[str, str, Any], object]] = {"float": real, "int": whole}
+_CHECKS: dict[Any, Callable[[str, str, Any], object]] = {"float": real, "int": whole, "bool": flag, "bool | None": flag}
 
 
 def composed(function: Callable[P, Value]) -> Callable[P, Tensor]:
@@ -123,8 +130,8 @@ def composed(function: Callable[P, Value]) -> Callable[P, Tensor]:
         finally:
             if token is not None:
                 scope.leave(token)
-        assert isinstance(result, Tensor)
-        return result
+        assert isinstance(result, Tensor | tuple)  # functions such as max_pool2d(return_indices=True) return several tensors
+        return result  # type: ignore[return-value]
 
     return call
 
@@ -208,6 +215,8 @@ def sizes(what: str, name: str, argument: Any, count: int, least: float = -math.
         raise ShapeError(f"{what} at {user_line()}: {name} must be one int, or {count} ints; got {argument!r}")
     if min(result, default=least) < least:
         raise ShapeError(f"{what} at {user_line()}: {name} {argument!r} must be at least {least}")
+    if max(result, default=0) >= 2**31:
+        raise ShapeError(f"{what} at {user_line()}: {name} {argument!r} must be below 2**31")
     return tuple(int(n) for n in result)
 
 
@@ -224,6 +233,19 @@ def one_of(what: str, name: str, value: str, legal: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in legal:
         raise ConfigError(f"{what} at {user_line()}: {name} {value!r} is not one of {', '.join(legal)}{did_you_mean(str(value), legal)}")
     return value
+
+
+def chosen_reduction(what: str, size_average: bool | None, reduce: bool | None, reduction: str) -> str:
+    """Return the reduction of a loss; PyTorch's older arguments `size_average` and `reduce` replace `reduction` if one of them is not None.
+
+    Raises: ArgumentError unless they are bools or None.
+    """
+    for name, value in (("size_average", size_average), ("reduce", reduce)):
+        if value is not None and not isinstance(value, bool):
+            raise ArgumentError(f'{what} at {user_line()}: {name} must be True, False or None; got {value!r}; pass reduction="mean", "sum" or "none"')
+    if size_average is None and reduce is None:
+        return reduction
+    return "none" if reduce is False else "sum" if size_average is False else "mean"
 
 
 def reduced(what: str, loss: Value, reduction: str) -> Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
 from jobflow.core.types import int64
-from jobflow.functional.nn_base import formula, one_of, one_type, reduced
+from jobflow.functional.nn_base import chosen_reduction, formula, one_of, one_type, reduced
 from jobflow.functional.typed import Tensor
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
@@ -82,12 +82,21 @@ def _spread(logs: Value, x: Tensor, target: Tensor, weight: Tensor | None, ignor
 
 
 @formula
-def nll_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean") -> Value:
+def nll_loss(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Value:
     """Return -weight[t] * input[n, t, ...] with t = target[n, ...], for log-probabilities `input` [n, classes, ...] and class indices `target`.
 
     The loss is 0 where the target is `ignore_index`.  `reduction` "mean" divides the sum by the sum of the weights.
     Raises: ArgumentError for a target that is neither a class nor `ignore_index`; ShapeError, DtypeError, ConfigError for other invalid arguments.
     """
+    reduction = chosen_reduction("nll_loss", size_average, reduce, reduction)
     one_of("nll_loss", "reduction", reduction, ("mean", "sum", "none"))
     _check("nll_loss", input, target, weight)
     return _likelihood("nll_loss", input, input, target, weight, ignore_index, reduction, 0.0)
@@ -98,7 +107,9 @@ def cross_entropy(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
+    size_average: bool | None = None,
     ignore_index: int = -100,
+    reduce: bool | None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Value:
@@ -110,6 +121,7 @@ def cross_entropy(
     Probabilities with ignore_index >= 0 raise ArgumentError, too; other invalid arguments raise ShapeError, DtypeError or ConfigError.
     """
     what = "cross_entropy"
+    reduction = chosen_reduction(what, size_average, reduce, reduction)
     one_of(what, "reduction", reduction, ("mean", "sum", "none"))
     if not 0.0 <= label_smoothing <= 1.0:
         raise ArgumentError(f"{what} at {user_line()}: label_smoothing {label_smoothing} must be in [0, 1]")

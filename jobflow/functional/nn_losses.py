@@ -11,7 +11,7 @@ from typing import Any, ParamSpec
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
 from jobflow.core.types import int64
-from jobflow.functional.nn_base import REDUCTIONS, formula, one_float_type, one_of, one_type, reduced
+from jobflow.functional.nn_base import REDUCTIONS, chosen_reduction, formula, one_float_type, one_of, one_type, reduced
 from jobflow.functional.nn_linear import cosine, last_axis, length
 from jobflow.functional.typed import Tensor
 from jobflow.ops import activation as act
@@ -32,12 +32,18 @@ P = ParamSpec("P")
 
 
 def reducing(function: Callable[P, Value]) -> Callable[P, Tensor]:
-    """Wrap a function that returns elementwise losses, so that its argument `reduction` selects their mean, their sum or the losses themselves."""
-    what, position = function.__name__, list(signature(function).parameters).index("reduction")
+    """Wrap a function that returns elementwise losses, so that its argument `reduction` selects their mean, their sum or the losses themselves.
+
+    The older arguments `size_average` and `reduce`, if the function has them, replace `reduction`.
+    """
+    what, names = function.__name__, list(signature(function).parameters)
+    places = {name: names.index(name) for name in ("size_average", "reduce", "reduction") if name in names}
 
     @wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> Value:
-        reduction: Any = arguments[position] if len(arguments) > position else named.get("reduction", "mean")
+        options: dict[str, Any] = {name: arguments[at] if len(arguments) > at else named.get(name) for name, at in places.items()}
+        reduction = "mean" if options["reduction"] is None and "reduction" not in named else options["reduction"]
+        reduction = chosen_reduction(what, options.get("size_average"), options.get("reduce"), reduction)
         return reduced(what, function(*arguments, **named), reduction)
 
     return formula(call)
@@ -56,7 +62,7 @@ def one_shape(what: str, **operands: Tensor | None) -> None:
 
 @one_type
 @reducing
-def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
+def mse_loss(input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean") -> Value:
     """Return the squared errors (input - target)^2, reduced by `reduction`: "mean", "sum" or "none".
 
     Raises: ShapeError unless `input` and `target` have the same shape.
@@ -67,7 +73,7 @@ def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
 
 @one_type
 @reducing
-def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
+def l1_loss(input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean") -> Value:
     """Return the absolute errors |input - target|, reduced by `reduction`: "mean", "sum" or "none".
 
     Raises: ShapeError unless `input` and `target` have the same shape.
@@ -78,7 +84,9 @@ def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
 
 @one_type
 @reducing
-def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Value:
+def smooth_l1_loss(
+    input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean", beta: float = 1.0
+) -> Value:
     """Return d^2 / (2 * beta) where d < beta, else d - beta / 2, with d = |input - target|.
 
     `reduction` is "mean", "sum" or "none".
@@ -111,7 +119,9 @@ def _weighted(loss: Value, weight: Tensor | None) -> Value:
 
 
 @reducing
-def binary_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean") -> Value:
+def binary_cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean"
+) -> Value:
     """Return -weight * (target * log(input) + (1 - target) * log(1 - input)), for probabilities `input`.
 
     Logarithms below -100 are replaced by -100.  `weight` defaults to 1.  `reduction` is "mean", "sum" or "none".
@@ -124,7 +134,13 @@ def binary_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = 
 @one_type
 @reducing
 def binary_cross_entropy_with_logits(
-    input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", pos_weight: Tensor | None = None
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    pos_weight: Tensor | None = None,
 ) -> Value:
     """Return weight * ((1 - t) * x + (1 + (pos_weight - 1) * t) * ln(1 + e^-x)), where x is `input` (logits) and t is `target`.
 
@@ -141,13 +157,16 @@ def binary_cross_entropy_with_logits(
 
 @one_type
 @formula
-def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", *, log_target: bool = False) -> Value:
+def kl_div(
+    input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean", log_target: bool = False
+) -> Value:
     """Return the terms of the Kullback-Leibler divergence, target * (log(target) - input), and 0 where the target is 0.
 
     `input` has log-probabilities, and `target` has probabilities.  With `log_target`, both arguments have log-probabilities, and the terms are
     e^target * (target - input).  `reduction` is "mean", "sum", "none", or "batchmean": the sum divided by the size of the first axis.
     Raises: ConfigError for an unknown reduction.
     """
+    reduction = chosen_reduction("kl_div", size_average, reduce, reduction)
     one_of("kl_div", "reduction", reduction, (*REDUCTIONS, "batchmean"))
     if log_target:
         loss = ew.multiply(ew.exp(target), ew.subtract(target, input))
@@ -161,7 +180,7 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", *, log_target
     return reduced("kl_div", loss, reduction)
 
 
-def _hinge(x: Value) -> Value:
+def hinge(x: Value) -> Value:
     """Return max(0, x) with gradient 1 at 0, which separates equal scores if the margin is 0."""
     return ew.clip(x, 0.0, None)
 
@@ -172,7 +191,7 @@ def _signs(target: Tensor, like: Value) -> Value:
 
 
 @reducing
-def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
+def soft_margin_loss(input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean") -> Value:
     """Return ln(1 + e^(-target * input)) for targets 1 and -1, reduced by `reduction`: "mean", "sum" or "none".
 
     Raises: ShapeError unless `input` and `target` have the same shape.
@@ -182,7 +201,9 @@ def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> 
 
 
 @reducing
-def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, reduction: str = "mean") -> Value:
+def hinge_embedding_loss(
+    input: Tensor, target: Tensor, margin: float = 1.0, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean"
+) -> Value:
     """Return `input` where the target is 1, max(0, margin - input) where the target is -1, and input + max(0, margin - input) elsewhere.
 
     `reduction` is "mean", "sum" or "none".  Raises: ShapeError unless `input` and `target` have the same shape.
@@ -190,13 +211,21 @@ def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, red
     one_shape("hinge_embedding_loss", input=input, target=target)
     zero, sign = ew.fill_like(input, 0.0), _signs(target, input)
     positive, negative = (ew.equal(sign, ew.fill_like(sign, label)) for label in (1.0, -1.0))
-    near = ew.where(positive, zero, _hinge(ew.shift(ew.negate(input), margin)))
+    near = ew.where(positive, zero, hinge(ew.shift(ew.negate(input), margin)))
     return ew.add(ew.where(negative, zero, input), near)
 
 
 @one_type
 @reducing
-def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Value:
+def margin_ranking_loss(
+    input1: Tensor,
+    input2: Tensor,
+    target: Tensor,
+    margin: float = 0.0,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Value:
     """Return max(0, margin - target * (input1 - input2)); integers are cast to the default element type, as in PyTorch.
 
     `reduction` is "mean", "sum" or "none".  Raises: ShapeError unless the three tensors have the same shape.
@@ -207,12 +236,20 @@ def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: 
     product = ew.multiply(target, ew.subtract(input1, input2))
     if not product.tensor_type.dtype.is_float:
         product = ew.cast(product, state().default_dtype)
-    return _hinge(ew.shift(ew.negate(product), margin))
+    return hinge(ew.shift(ew.negate(product), margin))
 
 
 @one_float_type
 @reducing
-def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Value:
+def cosine_embedding_loss(
+    input1: Tensor,
+    input2: Tensor,
+    target: Tensor,
+    margin: float = 0.0,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Value:
     """Return 1 - c where the target is 1, max(0, c - margin) where the target is -1, and 0 elsewhere.
 
     c is the cosine similarity of `input1` and `input2` along the last axis.  `reduction` is "mean", "sum" or "none".
@@ -228,7 +265,7 @@ def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin
     signs = _signs(target, similar)
     positive, negative = (ew.equal(signs, ew.fill_like(signs, label)) for label in (1.0, -1.0))
     near = ew.where(positive, ew.shift(ew.negate(similar), 1.0), zero)
-    far = ew.where(negative, _hinge(ew.shift(similar, -margin)), zero)
+    far = ew.where(negative, hinge(ew.shift(similar, -margin)), zero)
     return ew.add(near, far)
 
 
@@ -242,6 +279,8 @@ def triplet_margin_loss(
     p: float = 2.0,
     eps: float = 1e-6,
     swap: bool = False,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Value:
     """Return max(0, d(anchor, positive) - d(anchor, negative) + margin), where d(a, b) is the p-norm of a - b + eps along the last axis.
@@ -260,7 +299,7 @@ def triplet_margin_loss(
     far = distance(anchor, negative)
     if swap:
         far = ew.minimum(far, distance(positive, negative))
-    return _hinge(ew.shift(ew.subtract(distance(anchor, positive), far), margin))
+    return hinge(ew.shift(ew.subtract(distance(anchor, positive), far), margin))
 
 
 def _variance(input: Tensor, var: Tensor | float) -> Value:
@@ -293,7 +332,16 @@ def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor | float, full: 
 
 @one_float_type
 @reducing
-def poisson_nll_loss(input: Tensor, target: Tensor, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: str = "mean") -> Value:
+def poisson_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    log_input: bool = True,
+    full: bool = False,
+    size_average: bool | None = None,
+    eps: float = 1e-8,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Value:
     """Return e^input - target * input, or input - target * log(input + eps) unless `log_input`.
 
     `full` adds Stirling's approximation target * log(target) - target + log(2 pi target) / 2 where target > 1.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -19,7 +20,9 @@ from jobflow.ops import group_norm as gn
 from jobflow.ops import norm as nm
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
+from jobflow.ops import slices as sl
 from jobflow.ops.op import Op
+from jobflow.ops.pool import avg_pool
 from jobflow.ops.scalar import Scale
 from jobflow.ops.source import constant
 from jobflow.ops.update import MovingAverage
@@ -27,7 +30,7 @@ from jobflow.tensors import redistribution
 from jobflow.tensors import run as running
 from jobflow.tensors.state import gradients, state
 
-__all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
+__all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "local_response_norm", "rms_norm"]
 
 
 def _vector(p: Tensor | None, size: int, like: Tensor, value: float) -> Value:
@@ -189,6 +192,27 @@ def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bia
         raise ShapeError(f"group_norm at {user_line()}: the channels, axis 1 of input {t}, cannot be divided into {num_groups} equal groups")
     check_channels("group_norm", t.shape[1], str(t), weight=weight, bias=bias)
     return gn.group_norm(input, num_groups, weight, bias, eps)
+
+
+@formula
+def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Value:
+    """Return input / (k + alpha * m)^beta for `input` [n, c, ...], where m is the mean square of `size` neighbouring channels.
+
+    The window of channel c begins at channel c - size // 2; channels outside of the input count as zeros (Krizhevsky et al. 2012).
+    Raises: ShapeError for an input with fewer than 3 axes, ArgumentError unless size >= 1.
+    """
+    t, what = input.tensor_type, "local_response_norm"
+    if t.ndim < 3:
+        raise ShapeError(f"{what} at {user_line()}: input {t} must be [n, channels, ...] with at least 3 axes")
+    if not 1 <= size < 2**31:
+        raise ArgumentError(f"{what} at {user_line()}: size must be at least 1 and below 2**31; got {size}")
+    if not t.size:
+        return ew.identity(input)
+    n, c, *places = t.shape
+    squares = sh.reshape(ew.square(input), (n, 1, c, math.prod(places)))
+    wide = sl.pad(squares, [(0, 0), (0, 0), (size // 2, (size - 1) // 2), (0, 0)])
+    means = sh.reshape(avg_pool(wide, (size, 1), (1, 1)), t.shape)
+    return ew.divide(input, ew.scalar_power(ew.shift(ew.scale(means, alpha), k), beta))
 
 
 def instance_norm(

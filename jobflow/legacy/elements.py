@@ -197,7 +197,7 @@ def upsample_2d(
     last = data_format.upper() == "NHWC"
     factors = tuple(size) if isinstance(size, Sequence) else (size, size)
     images = sh.transpose(x, (0, 3, 1, 2)) if last else x
-    from jobflow.functional.nn_shapes import interpolate  # few programs need it
+    from jobflow.functional.nn_resize import interpolate  # few programs need it
 
     arguments: Any = images
     result: Any = interpolate(

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from jobflow.core.errors import ShapeError, user_line
 from jobflow.functional import nn_activations as F
+from jobflow.functional import nn_noise as noise
 from jobflow.functional.creation import full
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.module import Module
-from jobflow.nn.modules.option_modules import OfOne
+from jobflow.nn.modules.option_modules import OfOne, WithOptions
 from jobflow.nn.parameter import Parameter
 
 __all__ = [
     "CELU", "ELU", "GELU", "GLU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU", "LogSigmoid", "LogSoftmax", "Mish", "PReLU",
-    "QuickGELU", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softmax", "Softmin", "Softplus", "Softshrink", "Softsign", "Tanh", "Tanhshrink",
-    "Threshold",
+    "QuickGELU", "RReLU", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softmax", "Softmax2d", "Softmin", "Softplus", "Softshrink", "Softsign",
+    "Tanh", "Tanhshrink", "Threshold",
 ]  # fmt: skip
 
 
@@ -115,6 +117,26 @@ class LogSoftmax(Softmax, function=F.log_softmax): ...
 
 
 class Softmin(Softmax, function=F.softmin): ...
+
+
+class Softmax2d(Module):
+    """The softmax over the channels of images [n, c, h, w] or [c, h, w]."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.ndim not in (3, 4):
+            raise ShapeError(f"Softmax2d at {user_line()}: input {input.tensor_type} must be [n, channels, h, w] or [channels, h, w]")
+        return F.softmax(input, input.ndim - 3)
+
+
+class RReLU(WithOptions, function=noise.rrelu):
+    """Leaky ReLU with a random slope from U[lower, upper) per element in training, and their mean in evaluation (Xu et al. 2015)."""
+
+    lower: float = 1.0 / 8
+    upper: float = 1.0 / 3
+    inplace: bool = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        return type(self).function(input, self.lower, self.upper, self.training, self.inplace)
 
 
 class PReLU(Module):

@@ -8,7 +8,9 @@ from typing import Any
 
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.functional import nn_linear as F
+from jobflow.functional import nn_noise as noise
 from jobflow.functional.creation import empty
+from jobflow.functional.nn_base import real
 from jobflow.functional.shapes import flatten, reshape
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn import init
@@ -19,8 +21,8 @@ from jobflow.tensors.state import state
 from jobflow.tensors.tensor import own
 
 __all__ = [
-    "Bilinear", "CosineSimilarity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "Embedding", "Flatten", "Identity", "Linear",
-    "PairwiseDistance", "Unflatten",
+    "AlphaDropout", "Bilinear", "CosineSimilarity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "Embedding", "FeatureAlphaDropout", "Flatten",
+    "Identity", "Linear", "PairwiseDistance", "Unflatten",
 ]  # fmt: skip
 
 
@@ -150,7 +152,7 @@ class Dropout(WithOptions, function=F.dropout):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.0 <= self.p <= 1.0:
+        if not 0.0 <= real(type(self).__name__, "p", self.p) <= 1.0:
             raise ArgumentError(f"{type(self).__name__} at {user_line()}: p must be in [0, 1]; got {self.p}")
 
     def forward(self, input: Tensor) -> Tensor:
@@ -167,6 +169,12 @@ class Dropout2d(Dropout, function=F.dropout2d): ...
 
 
 class Dropout3d(Dropout, function=F.dropout3d): ...
+
+
+class AlphaDropout(Dropout, function=noise.alpha_dropout): ...
+
+
+class FeatureAlphaDropout(Dropout, function=noise.feature_alpha_dropout): ...
 
 
 class Flatten(OfOne, function=flatten):

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import InitVar, field
+from inspect import signature
 from typing import Any, ClassVar
 
+from jobflow.core.errors import ArgumentError, user_line
 from jobflow.functional import nn_classes, nn_ctc, nn_losses
-from jobflow.functional.nn_base import one_of
+from jobflow.functional import nn_margin_losses as margins
+from jobflow.functional.nn_base import chosen_reduction, one_of
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.option_modules import WithOptions
 
 __all__ = [
     "BCELoss", "BCEWithLogitsLoss", "CTCLoss", "CosineEmbeddingLoss", "CrossEntropyLoss", "GaussianNLLLoss", "HingeEmbeddingLoss", "HuberLoss",
-    "KLDivLoss", "L1Loss", "MSELoss", "MarginRankingLoss", "NLLLoss", "PoissonNLLLoss", "SmoothL1Loss", "SoftMarginLoss", "TripletMarginLoss",
+    "KLDivLoss", "L1Loss", "MSELoss", "MarginRankingLoss", "MultiLabelMarginLoss", "MultiLabelSoftMarginLoss", "MultiMarginLoss", "NLLLoss",
+    "NLLLoss2d", "PoissonNLLLoss", "SmoothL1Loss", "SoftMarginLoss", "TripletMarginLoss",
+    "TripletMarginWithDistanceLoss",
 ]  # fmt: skip
 
 
@@ -23,11 +29,17 @@ class _Loss(WithOptions):
     tensors: ClassVar[tuple[str, ...]] = ()
     reductions: ClassVar[tuple[str, ...]] = ("mean", "sum", "none")
 
-    def __post_init__(self, *tensors: Tensor | None) -> None:
+    reduction: str
+
+    def __post_init__(self, *initial: Any) -> None:
         super().__post_init__()
-        one_of(type(self).__name__, "reduction", self._options()["reduction"], self.reductions)
-        for name, tensor in zip(self.tensors, tensors, strict=True):
-            self.register_buffer(name, tensor)
+        names = [name for name in signature(type(self).__init__).parameters if name not in ("self", *self._names)]
+        values = dict(zip(names, initial, strict=True))
+        word = type(self).__name__
+        self.reduction = chosen_reduction(word, values.get("size_average"), values.get("reduce"), self.reduction)
+        one_of(word, "reduction", self.reduction, self.reductions)
+        for name in self.tensors:
+            self.register_buffer(name, values[name])
 
     def forward(self, *tensors: Tensor) -> Tensor:
         return type(self).function(*tensors, **{name: getattr(self, name) for name in self.tensors}, **self._options())
@@ -37,14 +49,20 @@ class _Loss(WithOptions):
 
 
 class MSELoss(_Loss, function=nn_losses.mse_loss):
+    size_average: InitVar[bool | None] = None
+    reduce: InitVar[bool | None] = None
     reduction: str = "mean"
 
 
 class L1Loss(_Loss, function=nn_losses.l1_loss):
+    size_average: InitVar[bool | None] = None
+    reduce: InitVar[bool | None] = None
     reduction: str = "mean"
 
 
 class SmoothL1Loss(_Loss, function=nn_losses.smooth_l1_loss):
+    size_average: InitVar[bool | None] = None
+    reduce: InitVar[bool | None] = None
     reduction: str = "mean"
     beta: float = 1.0
 
@@ -57,38 +75,52 @@ class HuberLoss(_Loss, function=nn_losses.huber_loss):
 class BCELoss(_Loss, function=nn_losses.binary_cross_entropy):
     tensors = ("weight",)
     weight: InitVar[Tensor | None] = None
+    size_average: InitVar[bool | None] = None
+    reduce: InitVar[bool | None] = None
     reduction: str = "mean"
 
 
 class BCEWithLogitsLoss(_Loss, function=nn_losses.binary_cross_entropy_with_logits):
     tensors = ("weight", "pos_weight")
     weight: InitVar[Tensor | None] = None
+    size_average: InitVar[bool | None] = None
+    reduce: InitVar[bool | None] = None
     reduction: str = "mean"
     pos_weight: InitVar[Tensor | None] = None
 
 
 class KLDivLoss(_Loss, function=nn_losses.kl_div):
     reductions = ("mean", "sum", "none", "batchmean")
+    size_average: InitVar[bool | None] = None
+    reduce: InitVar[bool | None] = None
     reduction: str = "mean"
     log_target: bool = False
 
 
 class SoftMarginLoss(_Loss, function=nn_losses.soft_margin_loss):
+    size_average: InitVar[bool | None] = None
+    reduce: InitVar[bool | None] = None
     reduction: str = "mean"
 
 
 class HingeEmbeddingLoss(_Loss, function=nn_losses.hinge_embedding_loss):
     margin: float = 1.0
+    size_average: InitVar[bool | None] = None
+    reduce: InitVar[bool | None] = None
     reduction: str = "mean"
 
 
 class MarginRankingLoss(_Loss, function=nn_losses.margin_ranking_loss):
     margin: float = 0.0
+    size_average: InitVar[bool | None] = None
+    reduce: InitVar[bool | None] = None
     reduction: str = "mean"
 
 
 class CosineEmbeddingLoss(_Loss, function=nn_losses.cosine_embedding_loss):
     margin: float = 0.0
+    size_average: InitVar[bool | None] = None
+    reduce: InitVar[bool | None] = None
     reduction: str = "mean"
 
 
@@ -97,6 +129,8 @@ class TripletMarginLoss(_Loss, function=nn_losses.triplet_margin_loss):
     p: float = 2.0
     eps: float = 1e-6
     swap: bool = False
+    size_average: InitVar[bool | None] = None
+    reduce: InitVar[bool | None] = None
     reduction: str = "mean"
 
 
@@ -109,23 +143,69 @@ class GaussianNLLLoss(_Loss, function=nn_losses.gaussian_nll_loss):
 class PoissonNLLLoss(_Loss, function=nn_losses.poisson_nll_loss):
     log_input: bool = True
     full: bool = False
+    size_average: InitVar[bool | None] = None
     eps: float = 1e-8
+    reduce: InitVar[bool | None] = None
     reduction: str = "mean"
 
 
 class NLLLoss(_Loss, function=nn_classes.nll_loss):
     tensors = ("weight",)
     weight: InitVar[Tensor | None] = None
+    size_average: InitVar[bool | None] = None
     ignore_index: int = -100
+    reduce: InitVar[bool | None] = None
     reduction: str = "mean"
 
 
 class CrossEntropyLoss(_Loss, function=nn_classes.cross_entropy):
     tensors = ("weight",)
     weight: InitVar[Tensor | None] = None
+    size_average: InitVar[bool | None] = None
     ignore_index: int = -100
+    reduce: InitVar[bool | None] = None
     reduction: str = "mean"
     label_smoothing: float = 0.0
+
+
+class NLLLoss2d(NLLLoss):
+    """NLLLoss under its older name for images."""
+
+
+class MultiMarginLoss(_Loss, function=margins.multi_margin_loss):
+    tensors = ("weight",)
+    p: int = 1
+    margin: float = 1.0
+    weight: InitVar[Tensor | None] = None
+    size_average: InitVar[bool | None] = None
+    reduce: InitVar[bool | None] = None
+    reduction: str = "mean"
+
+    def __post_init__(self, *initial: Any) -> None:
+        super().__post_init__(*initial)
+        if not isinstance(self.p, int | float) or self.p not in (1, 2):
+            raise ArgumentError(f"MultiMarginLoss at {user_line()}: p must be 1 or 2; got {self.p!r}")
+
+
+class MultiLabelMarginLoss(_Loss, function=margins.multilabel_margin_loss):
+    size_average: InitVar[bool | None] = None
+    reduce: InitVar[bool | None] = None
+    reduction: str = "mean"
+
+
+class MultiLabelSoftMarginLoss(_Loss, function=margins.multilabel_soft_margin_loss):
+    tensors = ("weight",)
+    weight: InitVar[Tensor | None] = None
+    size_average: InitVar[bool | None] = None
+    reduce: InitVar[bool | None] = None
+    reduction: str = "mean"
+
+
+class TripletMarginWithDistanceLoss(_Loss, function=margins.triplet_margin_with_distance_loss):
+    distance_function: Callable[[Tensor, Tensor], Tensor] | None = field(default=None, kw_only=True)
+    margin: float = field(default=1.0, kw_only=True)
+    swap: bool = field(default=False, kw_only=True)
+    reduction: str = field(default="mean", kw_only=True)
 
 
 class CTCLoss(_Loss, function=nn_ctc.ctc_loss):

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import InitVar
+from dataclasses import InitVar, field
 from typing import Any, ClassVar
 
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import int64
 from jobflow.functional import nn_norm as F
 from jobflow.functional.creation import ones, zeros
-from jobflow.functional.nn_base import shape_of_rows
+from jobflow.functional.nn_base import flag, shape_of_rows
+from jobflow.functional.shapes import squeeze, unsqueeze
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.module import Module
-from jobflow.nn.modules.option_modules import WithOptions
+from jobflow.nn.modules.option_modules import OfOne, WithOptions
 from jobflow.nn.parameter import Parameter
 from jobflow.ops.update import Increment
 
-__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "LayerNorm", "RMSNorm"]
+__all__ = [
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "GroupNorm",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+    "LayerNorm",
+    "LocalResponseNorm",
+    "RMSNorm",
+]
 
 
 class _BatchStatistics(WithOptions, shared=True):
@@ -31,12 +43,14 @@ class _BatchStatistics(WithOptions, shared=True):
     track_running_stats: bool = True
     device: InitVar[Any] = None
     dtype: InitVar[Any] = None
+    bias: InitVar[bool] = field(default=True, kw_only=True)
 
-    def __post_init__(self, device: Any, dtype: Any) -> None:
+    def __post_init__(self, device: Any, dtype: Any, bias: bool) -> None:
         super().__post_init__()
         place, size, affine, tracked = {"device": device, "dtype": dtype}, self.num_features, self.affine, self.track_running_stats
+        bias = flag(type(self).__name__, "bias", bias)
         self.register_parameter("weight", Parameter(ones(size, **place)) if affine else None)
-        self.register_parameter("bias", Parameter(zeros(size, **place)) if affine else None)
+        self.register_parameter("bias", Parameter(zeros(size, **place)) if affine and bias else None)
         self.register_buffer("running_mean", zeros(size, **place) if tracked else None)
         self.register_buffer("running_var", ones(size, **place) if tracked else None)
         self.register_buffer("num_batches_tracked", zeros((), device=device, dtype=int64) if tracked else None)
@@ -94,24 +108,38 @@ class _InstanceNorm(_BatchStatistics, shared=True):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check(input)
+        if input.ndim < max(self.ndims):
+            return squeeze(self._normalized(unsqueeze(input, 0)), 0)
+        return self._normalized(input)
+
+    def _normalized(self, input: Tensor) -> Tensor:
         own = self.training or not self.track_running_stats
         mean, var = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
         return F.instance_norm(input, mean, var, self.weight, self.bias, own, self.momentum or 0.0, self.eps)
 
 
-class InstanceNorm1d(_InstanceNorm, ndims=(3,)):
-    """Normalization of [n, c, l] to mean 0 and variance 1 per sample and channel (Ulyanov et al. 2016).
+class InstanceNorm1d(_InstanceNorm, ndims=(2, 3)):
+    """Normalization of [n, c, l] or [c, l] to mean 0 and variance 1 per sample and channel (Ulyanov et al. 2016).
 
     With `affine`, the result is multiplied by weight, and bias is added. With `track_running_stats`, evaluation uses running statistics.
     """
 
 
-class InstanceNorm2d(_InstanceNorm, ndims=(4,)):
+class InstanceNorm2d(_InstanceNorm, ndims=(3, 4)):
     """Normalization of [n, c, h, w] per sample and channel; see InstanceNorm1d."""
 
 
-class InstanceNorm3d(_InstanceNorm, ndims=(5,)):
+class InstanceNorm3d(_InstanceNorm, ndims=(4, 5)):
     """Normalization of [n, c, d, h, w] per sample and channel; see InstanceNorm1d."""
+
+
+class LocalResponseNorm(OfOne, function=F.local_response_norm):
+    """Division of [n, c, ...] by (k + alpha * m)^beta, where m is the mean square of `size` neighbouring channels (Krizhevsky et al. 2012)."""
+
+    size: int
+    alpha: float = 1e-4
+    beta: float = 0.75
+    k: float = 1.0
 
 
 class GroupNorm(Module):
@@ -120,13 +148,24 @@ class GroupNorm(Module):
     With `affine`, each channel is multiplied by its weight, and its bias is added. Raises: ArgumentError unless `num_groups` divides `num_channels`.
     """
 
-    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+    ) -> None:
         super().__init__()
+        bias = flag("GroupNorm", "bias", bias)
         if num_groups < 1 or num_channels % num_groups:
             raise ArgumentError(f"GroupNorm at {user_line()}: num_channels {num_channels} cannot be divided into {num_groups} equal groups")
         self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
         self.register_parameter("weight", Parameter(ones(num_channels, device=device, dtype=dtype)) if affine else None)
-        self.register_parameter("bias", Parameter(zeros(num_channels, device=device, dtype=dtype)) if affine else None)
+        self.register_parameter("bias", Parameter(zeros(num_channels, device=device, dtype=dtype)) if affine and bias else None)
 
     def forward(self, input: Tensor) -> Tensor:
         return F.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)

@@ -1,4 +1,6 @@
-"""Recorder of references.npz, sequences.npz, models.npz, and second.npz with second derivatives: PyTorch's results of the cases, in float64.
+"""Recorder of references.npz, sequences.npz, models.npz, further.npz, and second.npz with second derivatives.
+
+PyTorch's results of the cases are recorded in float64.
 
 Run with a Python that has torch: `python tests/nn/references/record.py [file ...]`.
 """
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from further_cases import FURTHER
 from model_cases import MODELS
 from nn_cases import CASES, GRADIENTS, TWICE, Case, _Called
 from sequence_cases import SEQUENCES
@@ -76,6 +79,7 @@ def main() -> None:
     files = {
         "references.npz": (CASES, recorded),
         "sequences.npz": (SEQUENCES, recorded),
+        "further.npz": (FURTHER, recorded),
         "models.npz": (MODELS, recorded),
         "second.npz": (TWICE, recorded_twice),
     }
