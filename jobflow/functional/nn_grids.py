@@ -80,8 +80,8 @@ class _Image:
         legal: Value | None = None
         for x, n in zip(at, self.spatial, strict=True):
             inside = ew.logical_and(ew.greater_equal(x, ew.fill_like(x, 0.0)), ew.less_equal(x, ew.fill_like(x, n - 1.0)))
-            place = ew.cast(ew.where(inside, x, ew.fill_like(x, 0.0)), int64)
-            flat = place if flat is None else ew.add(ew.scale(flat, n), place)
+            index = ew.cast(ew.where(inside, x, ew.fill_like(x, 0.0)), int64)
+            flat = index if flat is None else ew.add(ew.scale(flat, n), index)
             legal = inside if legal is None else ew.logical_and(legal, inside)
         assert flat is not None and legal is not None
         return batch_gather(self.rows, ew.where(legal, flat, ew.fill_like(flat, -1)), 1)

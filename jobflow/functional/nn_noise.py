@@ -43,10 +43,10 @@ def _alpha_dropped(what: str, x: Tensor, p: float, training: bool, each: Value |
         return ew.scale(x, 0.0)
     key, seed, counter = draw_for(x)
     mask = apply(DropoutMask(p, key, seed), x if each is None else each, counter)
-    kept = ew.cast(ew.greater(mask, ew.fill_like(mask, 0.0)), x.tensor_type.dtype)
+    remaining = ew.cast(ew.greater(mask, ew.fill_like(mask, 0.0)), x.tensor_type.dtype)
     scale = 1.0 / math.sqrt((_LIMIT * _LIMIT * p + 1.0) * (1.0 - p))
-    shift = ew.shift(ew.scale(ew.shift(kept, -1.0), _LIMIT * scale), _LIMIT * scale * p)
-    return ew.add(ew.multiply(x, ew.scale(kept, scale)), shift)
+    shift = ew.shift(ew.scale(ew.shift(remaining, -1.0), _LIMIT * scale), _LIMIT * scale * p)
+    return ew.add(ew.multiply(x, ew.scale(remaining, scale)), shift)
 
 
 @with_inplace

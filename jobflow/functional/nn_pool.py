@@ -227,8 +227,8 @@ def _lp_pool(spatial: int, input: Tensor, norm_type: float, kernel_size: Sizes, 
         raise ArgumentError(f"{what} at {user_line()}: norm_type must not be 0")
     count = math.prod(sizes(what, "kernel_size", kernel_size, spatial, 1))
     means = _avg_pool(spatial, ew.scalar_power(input, p), kernel_size, stride, 0, ceil_mode)  # type: ignore[arg-type]
-    kept = ew.multiply(ew.sign(means), act.relu(ew.absolute(means)))
-    return ew.scalar_power(ew.scale(kept, count), 1.0 / p)
+    positive = ew.multiply(ew.sign(means), act.relu(ew.absolute(means)))
+    return ew.scalar_power(ew.scale(positive, count), 1.0 / p)
 
 
 lp_pool1d = formula(

@@ -180,8 +180,8 @@ def interpolate(
     `mode` is "nearest", "nearest-exact", "area" (means), "bicubic", or "linear", "bilinear", "trilinear" for 1, 2, 3 spatial axes.
     `align_corners` keeps the positions of the corner pixels.  `antialias` widens the filter of "bilinear" and "bicubic" where images shrink.
     `recompute_scale_factor` replaces `scale_factor` by the ratio of output and input size.
-    Raises: ShapeError for invalid sizes, or for a mode of another number of axes; ArgumentError for an option that the mode does not have;
-    DtypeError for modes that compute fractions of integers other than uint8.
+    Raises: ShapeError for invalid sizes, or for a mode of another number of axes.  An option that the mode does not have raises ArgumentError.
+    Fractions of integers other than uint8 raise DtypeError.
     """
     t = input.tensor_type
     _check_mode(t, mode, align_corners, antialias)

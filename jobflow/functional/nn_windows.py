@@ -71,7 +71,7 @@ def largest(x: Value, windows: Sequence[Windows]) -> tuple[Value, Value]:
         each = gather(x, read, axis)
         best = sh.expand_dims(ew.cast(rd.argmax(each, axis + 1), int64), axis + 1)
         x = sh.squeeze(dim_gather(each, best, axis + 1), (axis + 1,))
-        own = _taken(table, best, axis)
+        own = _index_of(table, best, axis)
         own = ew.scale(own, math.prod(spatial[a + 1 :]))
         at = own if at is None else ew.add(own, sh.squeeze(dim_gather(gather(at, read, axis), best, axis + 1), (axis + 1,)))
         if windows[a].empty.any():
@@ -80,7 +80,7 @@ def largest(x: Value, windows: Sequence[Windows]) -> tuple[Value, Value]:
     return x, at
 
 
-def _taken(table: Array, best: Value, axis: int) -> Value:
+def _index_of(table: Array, best: Value, axis: int) -> Value:
     """Return the index along the axis that the tap `best` of each window reads."""
     count, width = table.shape
     rest = best.tensor_type.ndim - axis - 2
