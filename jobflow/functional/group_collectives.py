@@ -1,0 +1,217 @@
+"""Collectives on local tensors of a group of ranks, for the namespaces `flow.comm` and `flow.distributed`.
+
+Every function writes its result into tensor arguments.  The functions are not differentiable, unlike redistribution of global tensors.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, counted, user_line
+from jobflow.core.types import Array, TensorType
+from jobflow.functional.typed import Tensor
+from jobflow.tensors.collectives import REDUCTIONS, carried, reduced, scattered, spread, stacked, swapped
+from jobflow.tensors.convert import meeting
+from jobflow.tensors.state import state
+from jobflow.tensors.tensor import TensorBase, own
+
+#: reductions that a rank computes from the arrays of all ranks
+_GATHERED: dict[str, Any] = {"product": np.multiply, "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
+REDUCE_OPS = (*REDUCTIONS, "avg", *_GATHERED)
+
+
+class Group:
+    """One collective call `what`, such as "comm.all_reduce", of the ranks `ranks`, by default all ranks."""
+
+    def __init__(self, what: str, ranks: Sequence[int] | None = None) -> None:
+        self.what = what
+        self.here = state()
+        self.ranks = tuple(range(self.here.rank.size)) if ranks is None else tuple(ranks)
+        self.me = self.here.rank.index
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def place(self) -> int:
+        """The position of this rank in the group."""
+        return self.ranks.index(self.me)
+
+    # ---------------------------------------------------------------- arguments
+
+    def tensors(self, **arguments: Any) -> None:
+        """Raise ArgumentError or JobError for an argument that is not a local tensor, or not a sequence of them."""
+        for name, argument in arguments.items():
+            for x in argument if isinstance(argument, list | tuple) else [argument]:
+                if not isinstance(x, TensorBase):
+                    raise ArgumentError(f"{self.what} at {user_line()}: {name} must be a tensor, or a list of tensors; got {x!r}")
+                if x.layout is not None or x.traced is not None:
+                    raise JobError(f"{self.what} at {user_line()}: the tensors must be local; pass x.to_local() for a global tensor x")
+
+    def rank(self, rank: Any, name: str = "rank") -> int:
+        """Return a rank of the group.  Raises: ArgumentError for another argument."""
+        if isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank not in self.ranks:
+            whole = self.ranks == tuple(range(self.size))
+            there = f"0 to {self.size - 1}" if whole else f"{list(self.ranks)}"
+            raise ArgumentError(f"{self.what} at {user_line()}: {name} {rank!r} does not exist; the ranks are {there}")
+        return int(rank)
+
+    def other(self, rank: Any) -> int:
+        """Return another rank of the group.  Raises: ArgumentError for this rank, or as `rank` does."""
+        if self.rank(rank) == self.me:
+            raise ArgumentError(f"{self.what} at {user_line()}: rank {rank} is this rank itself; pass another rank")
+        return int(rank)
+
+    def reduction(self, op: Any, dtype: Any) -> str:
+        """Return the reduction `op`.  Raises: ArgumentError for another value; DtypeError for a type without this reduction."""
+        if not isinstance(op, str) or op not in REDUCE_OPS:
+            raise ArgumentError(f"{self.what} at {user_line()}: op must be one of {', '.join(REDUCE_OPS)}; got {op!r}")
+        if op == "avg" and not dtype.is_float:
+            raise DtypeError(f"{self.what} at {user_line()}: op avg needs a floating point tensor; got {dtype.name}; use sum")
+        if op in ("band", "bor", "bxor") and dtype.is_float:
+            raise DtypeError(f"{self.what} at {user_line()}: op {op} needs an integer tensor; got {dtype.name}")
+        return str(op)
+
+    def count(self, tensors: Any, name: str = "the list") -> None:
+        """Raise ArgumentError unless `tensors` has one tensor per rank."""
+        if not isinstance(tensors, list | tuple) or len(tensors) != self.size:
+            number = counted(self.size, "tensor")
+            shown = len(tensors) if isinstance(tensors, list | tuple) else repr(tensors)
+            raise ArgumentError(f"{self.what} at {user_line()}: {name} must have {number}, one per rank; got {shown}")
+
+    def alike(self, tensors: Sequence[Tensor], type: TensorType) -> None:
+        """Raise ShapeError unless all tensors have the type `type`."""
+        for x in tensors:
+            if x.tensor_type != type:
+                raise ShapeError(f"{self.what} at {user_line()}: a tensor of the list is {x.tensor_type}; all must be {type}")
+
+    def write(self, x: Tensor, value: Array) -> None:
+        """Overwrite x, which has the type of `value`."""
+        own(x, self.what)[...] = value
+        x.wrote()
+
+    # ---------------------------------------------------------------- collectives
+
+    def meet(self, text: str = "", digest: int = 0) -> AbstractContextManager[None]:
+        """Return a context in which all ranks of the group do the same; raise DivergedError for a rank that does something else."""
+        return meeting(self.here, self.here.rank.comm.group(self.ranks), digest, lambda: f"{text or self.what} at {user_line()}")
+
+    def barrier(self) -> None:
+        with self.meet():
+            self.here.rank.comm.group(self.ranks).barrier()
+
+    def exchange(self, item: Any, text: str) -> list[Any]:
+        """Return the objects of all ranks, in the order of the group."""
+        with self.meet(digest=zlib.crc32(text.encode())):
+            items: list[Any] = self.here.rank.comm.group(self.ranks).exchange(item)
+        return items
+
+    def reduced(self, array: Array, op: str) -> Array:
+        """Return the reduction of the arrays of all ranks."""
+        if op in _GATHERED:
+            rows = stacked(self.here, array[None], self.what, self.ranks)
+            result: Array = _GATHERED[op].reduce(rows, 0, rows.dtype)
+            return result
+        total = reduced(self.here, array, REDUCTIONS["sum" if op == "avg" else op], self.what, ranks=self.ranks)
+        return self._mean(total) if op == "avg" else total
+
+    def _mean(self, total: Array) -> Array:
+        return np.divide(total, self.size).astype(total.dtype, copy=False)
+
+    def all_reduce(self, x: Tensor, op: Any) -> None:
+        self.tensors(tensor=x)
+        self.write(x, self.reduced(x.array, self.reduction(op, x.dtype)))
+
+    def reduce(self, x: Tensor, target: int, op: Any) -> None:
+        self.tensors(tensor=x)
+        to = self.rank(target)
+        result = self.reduced(x.array, self.reduction(op, x.dtype))
+        if self.me == to:
+            self.write(x, result)
+
+    def broadcast(self, x: Tensor, source: int) -> None:
+        self.tensors(tensor=x)
+        self.write(x, spread(self.here, x.array, self.rank(source), self.what, self.ranks))
+
+    def gathered(self, x: Tensor) -> Array:
+        """Return the tensors of all ranks along a new first axis."""
+        return stacked(self.here, x.array[None], self.what, self.ranks)
+
+    def all_gather(self, results: Sequence[Tensor], x: Tensor) -> None:
+        self.count(results)
+        self.tensors(tensor_list=results, tensor=x)
+        self.alike(results, x.tensor_type)
+        for to, part in zip(results, self.gathered(x), strict=True):
+            self.write(to, part)
+
+    def gather(self, x: Tensor, results: Sequence[Tensor] | None, target: int) -> None:
+        self.tensors(tensor=x)
+        if to_me := self.me == self.rank(target):
+            self.count(results)
+            self.tensors(gather_list=results)
+            self.alike(results or (), x.tensor_type)
+        parts = self.gathered(x)
+        for to, part in zip(results or () if to_me else (), parts, strict=False):
+            self.write(to, part)
+
+    def scatter(self, x: Tensor, sources: Sequence[Tensor] | None, source: int) -> None:
+        self.tensors(tensor=x)
+        if mine := self.me == self.rank(source):
+            self.count(sources)
+            self.tensors(scatter_list=sources)
+            self.alike(sources or (), x.tensor_type)
+        rows = np.stack([y.array for y in sources or ()]) if mine else np.empty((self.size, *x.tensor_type.shape), x.tensor_type.dtype.numpy)
+        self.write(x, spread(self.here, rows, source, self.what, self.ranks)[self.place])
+
+    def reduce_scatter(self, x: Tensor, rows: Array, op: Any) -> None:
+        """Write row i of the reduced rows into x of the i-th rank."""
+        word = self.reduction(op, x.dtype)
+        if word in _GATHERED:
+            self.write(x, self.reduced(rows, word)[self.place])
+            return
+        (piece,) = scattered(self.here, rows, REDUCTIONS["sum" if word == "avg" else word], self.what, self.ranks)
+        self.write(x, self._mean(piece) if word == "avg" else piece)
+
+    def swapped(self, rows: Array) -> Array:
+        """Send row i to the i-th rank, and return the rows received from all ranks."""
+        return swapped(self.here, rows, self.what, self.ranks)
+
+    def stacked(self, tensors: Sequence[Tensor], like: TensorType) -> Array:
+        """Return one tensor per rank, each of the type `like`, as an array with a new first axis."""
+        self.count(tensors)
+        self.tensors(input_list=tensors)
+        self.alike(tensors, like)
+        return np.stack([x.array for x in tensors])
+
+    def all_to_all(self, results: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+        self.count(results)
+        self.tensors(output_tensor_list=results, input_tensor_list=sources)
+        rows = self.stacked(sources, results[0].tensor_type)
+        self.alike(results, results[0].tensor_type)
+        for to, part in zip(results, self.swapped(rows), strict=True):
+            self.write(to, part)
+
+    # ---------------------------------------------------------------- two ranks
+
+    def send(self, x: Tensor, target: int, tag: int = 0) -> None:
+        self.tensors(tensor=x)
+        with self._pair(self.me, self.other(target), x.tensor_type, tag):
+            carried(self.here, x.array, x.tensor_type, self.me, target, "send and recv")
+
+    def receive(self, x: Tensor, source: int, tag: int = 0) -> None:
+        self.tensors(tensor=x)
+        with self._pair(self.other(source), self.me, x.tensor_type, tag):
+            self.write(x, carried(self.here, None, x.tensor_type, source, self.me, "send and recv"))
+
+    def _pair(self, source: int, target: int, type: TensorType, tag: int) -> AbstractContextManager[None]:
+        """Return a context that raises DivergedError unless sender and receiver pass the same shape and element size."""
+        pair = self.here.rank.comm.group(tuple(sorted((source, target))))
+        digest = zlib.crc32(f"{source} {target} {tag} {type.shape} {type.dtype.itemsize}".encode())
+        text = f"{self.what} of {type} from rank {source} to rank {target}"
+        return meeting(self.here, pair, digest, lambda: f"{text} at {user_line()}")
