@@ -1,15 +1,12 @@
-"""Programs that run as several processes: the commands that start them, and their output.
+"""Programs that run as several processes: the commands that start them, PyTorch's process groups, and collectives on local tensors.
 
     mpiexec -n 2 python script.py
     jobflow launch --nproc_per_node 2 script.py          (or python -m jobflow.distributed.launch)
     MASTER_ADDR=127.0.0.1 MASTER_PORT=17789 WORLD_SIZE=2 RANK=0 python script.py, and RANK=1 in another terminal
 
-No function of this package starts MPI.
+Importing this package does not start MPI; `init_process_group` and collectives do.  `__init__.pyi` lists the public names.
 """
 
-from jobflow.runtime.world.environment import rank as get_rank
-from jobflow.runtime.world.environment import world_size as get_world_size
-from jobflow.runtime.world.rendezvous import local_rank as get_local_rank
-from jobflow.runtime.world.rendezvous import node_size as get_node_size
+from jobflow.core.lazy_imports import attach as _attach
 
-__all__ = ["get_rank", "get_local_rank", "get_world_size", "get_node_size"]
+__getattr__, __dir__, __all__ = _attach(__name__, __file__)

@@ -48,7 +48,7 @@ class ProcessContext:
                 if process.exitcode:
                     self._end(left.values())
                     number = self.processes.index(process)
-                    raise RankError(f"multiprocessing.spawn at {user_line()}: process {number} ended with exit code {process.exitcode}")
+                    raise RankError(number, f"multiprocessing.spawn at {user_line()}: the process ended with exit code {process.exitcode}")
         return True
 
     def _end(self, others: Any) -> None:

@@ -8,6 +8,7 @@ used does not change.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -19,6 +20,8 @@ from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.core.layout import SUM
 from jobflow.core.lazy_imports import add_aliases
 from jobflow.core.types import Array
+from jobflow.functional.devices import checked_device
+from jobflow.functional.group_arguments import ranks_of
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.module import Module
 from jobflow.tensors.collectives import reduced, spread
@@ -37,19 +40,19 @@ class _Bucket:
         #: the memory of the gradients with `gradient_as_bucket_view`
         self.memory = np.zeros(size, parameters[0].tensor_type.dtype.numpy) if as_view else None
 
-    def average(self, here: EagerState, used: set[int], step: int) -> None:
+    def average(self, here: EagerState, ranks: tuple[int, ...], used: set[int], step: int) -> None:
         """Replace each gradient that at least one rank computed by the mean over all ranks; a rank without this gradient contributes zeros.
 
         `used` has the ids of the parameters with a gradient on this rank.  `step` is the number of the reduction, which the ranks compare.
         """
         flags = np.array([id(p) in used for p in self.parameters], self.parameters[0].tensor_type.dtype.numpy)
         flat = np.concatenate([*(_gradient(p).reshape(-1) for p in self.parameters), flags])
-        total = reduced(here, flat, SUM, "the gradients of DistributedDataParallel", step)
+        total = reduced(here, flat, SUM, "the gradients of DistributedDataParallel", step, ranks)
         at = 0
         for p, count in zip(self.parameters, total[-len(flags) :], strict=True):
             end = at + p.tensor_type.size
             if count > 0:
-                np.divide(total[at:end].reshape(p.tensor_type.shape), here.rank.size, out=self._target(p, at))
+                np.divide(total[at:end].reshape(p.tensor_type.shape), len(ranks), out=self._target(p, at))
                 p._gradient.wrote()
             at = end
         self.missing = {id(p) for p in self.parameters}
@@ -77,9 +80,13 @@ def _gradient(p: Tensor) -> Array:
 class _Reducer:
     """The buckets of a module and the state of the current backward pass."""
 
-    def __init__(self, module: Module, bucket_size: int, as_view: bool) -> None:
+    def __init__(self, module: Module, ranks: tuple[int, ...], bucket_size: int, most: float, as_view: bool) -> None:
         self.module = module
+        #: the ranks over which gradients are averaged
+        self.ranks = ranks
+        #: the largest number of parameters, and of bytes, of a bucket
         self.bucket_size = bucket_size
+        self.most = most
         self.as_view = as_view
         self.buckets: list[_Bucket] = []
         self.bucket_of: dict[int, _Bucket] = {}
@@ -106,7 +113,7 @@ class _Reducer:
                 self.parameters[id(p)] = p
                 p.hooks = {**(p.hooks or {}), id(self): ReadyCallback(partial(self._arrived, p))}
             if broadcast:
-                _take_over(state(), new, "the parameters of DistributedDataParallel")
+                _take_over(state(), self.ranks, new, "the parameters of DistributedDataParallel")
         if key != self.key:
             self.key = key
             self.buckets = list(self._grouped([p for p in reversed(parameters) if p._needs_gradient]))
@@ -115,7 +122,8 @@ class _Reducer:
     def _grouped(self, parameters: Sequence[Tensor]) -> Iterator[_Bucket]:
         run: list[Tensor] = []
         for p in parameters:
-            if run and (len(run) == self.bucket_size or run[0].tensor_type.dtype is not p.tensor_type.dtype):
+            size = sum(each.tensor_type.nbytes for each in (*run, p))
+            if run and (len(run) == self.bucket_size or size > self.most or run[0].tensor_type.dtype is not p.tensor_type.dtype):
                 yield _Bucket(run, self.as_view)
                 run = []
             run.append(p)
@@ -179,14 +187,14 @@ class _Reducer:
     def _average_complete(self, here: EagerState) -> None:
         """Average the complete buckets, in order, up to the first incomplete one."""
         while self.done < len(self.buckets) and not self.buckets[self.done].missing:
-            self.buckets[self.done].average(here, self.used, self.step)
+            self.buckets[self.done].average(here, self.ranks, self.used, self.step)
             self.done += 1
 
     def finish(self) -> None:
         """Average the remaining buckets at the end of the backward pass."""
         here = state()
         for bucket in self.buckets[self.done :]:
-            bucket.average(here, self.used, self.step)
+            bucket.average(here, self.ranks, self.used, self.step)
         self.used.clear()
         self.done, self.begun = 0, False
 
@@ -227,52 +235,77 @@ def _depends(outputs: Iterable[Tensor], parameters: dict[int, Any]) -> bool:
 class DistributedDataParallel(Module):
     """A wrapper of a module whose backward pass averages the gradients of the parameters over all ranks.
 
-    Gradients of `bucket_size` parameters are averaged together.
-    Rank 0 broadcasts its parameters and buffers at construction, and its buffers before every forward pass in training. The gradient of a
+    Gradients of `bucket_size` parameters, or of at most `bucket_cap_mb` megabytes, are averaged together, over the ranks of `process_group`.
+    The first rank broadcasts its parameters and buffers at construction, and its buffers before every forward pass in training. The gradient of a
     parameter that no rank used does not change. A rank that did not use a parameter contributes zeros to the mean. Unused parameters are always
     detected, so `find_unused_parameters` and `static_graph` have no effect. With `gradient_as_bucket_view` the gradients of a bucket are views of
-    one array.
+    one array. `init_sync=False` or `broadcast_parameters=False` omits the broadcast of parameters.
+    `device_ids` and `output_device` name the device of the module, and have no effect.
 
-    Raises: JobError for a module with global tensors, whose layouts already make it parallel; ArgumentError unless `module` is an nn.Module.
+    Raises: JobError for a module with global tensors, whose layouts already make it parallel; ArgumentError unless `module` is an nn.Module, and
+    for `delay_all_reduce_named_params`, `param_to_hook_all_reduce`, `mixed_precision` and `device_mesh`, which are not supported.
     """
 
     def __init__(
         self,
         module: Module,
-        *,
+        device_ids: Sequence[Any] | None = None,
+        output_device: Any = None,
+        dim: int = 0,
         broadcast_buffers: bool = True,
-        broadcast_parameters: bool = True,
-        bucket_size: int = 10,
+        init_sync: bool = True,
+        process_group: Any = None,
+        bucket_cap_mb: float | None = None,
         find_unused_parameters: bool = False,
+        check_reduction: bool = False,
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
+        delay_all_reduce_named_params: Any = None,
+        param_to_hook_all_reduce: Any = None,
+        mixed_precision: Any = None,
+        device_mesh: Any = None,
+        skip_all_reduce_unused_params: bool = False,
+        *,
+        broadcast_parameters: bool = True,
+        bucket_size: int = 10,
     ) -> None:
         super().__init__()
+        what = f"DistributedDataParallel at {user_line()}"
         if not isinstance(module, Module):
-            raise ArgumentError(f"DistributedDataParallel at {user_line()}: module is {type(module).__name__}; pass an nn.Module")
-        here = state()
+            raise ArgumentError(f"{what}: module is {type(module).__name__}; pass an nn.Module")
+        _check_devices(what, device_ids, output_device, dim)
+        _check_absent(
+            what,
+            delay_all_reduce_named_params=delay_all_reduce_named_params,
+            param_to_hook_all_reduce=param_to_hook_all_reduce,
+            mixed_precision=mixed_precision,
+            device_mesh=device_mesh,
+        )
+        most = _positive(what, "bucket_cap_mb", bucket_cap_mb) * 2**20 if bucket_cap_mb is not None else math.inf
+        ranks = ranks_of("DistributedDataParallel", process_group, "process_group")
+        self.device_ids, self.output_device, self.dim, self.process_group = device_ids, output_device, dim, process_group
         self.module = module
         self.find_unused_parameters = find_unused_parameters
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.static_graph = static_graph
         self.require_backward_grad_sync = True
-        self._broadcast_buffers = broadcast_buffers and here.rank.size > 1
+        self._broadcast_buffers = broadcast_buffers and len(ranks) > 1
         _check_local(module)
-        if here.rank.size > 1:
-            self._attach(_Reducer(module, bucket_size, gradient_as_bucket_view), broadcast_parameters)
+        if len(ranks) > 1:
+            self._attach(_Reducer(module, ranks, bucket_size, most, gradient_as_bucket_view), broadcast_parameters and init_sync)
 
     def _attach(self, reducer: _Reducer, broadcast: bool) -> None:
         """Register hooks on the module itself, so that direct calls of `module` are averaged too."""
         reducer.refresh(broadcast)
         if self._broadcast_buffers:
-            _take_over(state(), self.module.buffers(), "the buffers of DistributedDataParallel")
+            _take_over(state(), reducer.ranks, self.module.buffers(), "the buffers of DistributedDataParallel")
         self.module.register_forward_pre_hook(lambda *_: self._prepare(reducer))
         self.module.register_forward_hook(lambda module, inputs, output: reducer.after_forward(output))
 
     def _prepare(self, reducer: _Reducer) -> None:
         reducer.before_forward(self.require_backward_grad_sync)
         if self._broadcast_buffers and self.module.training:
-            _take_over(state(), self.module.buffers(), "buffers of a module")
+            _take_over(state(), reducer.ranks, self.module.buffers(), "buffers of a module")
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Return the output of the module."""
@@ -288,6 +321,28 @@ class DistributedDataParallel(Module):
             self.require_backward_grad_sync = before
 
 
+def _check_devices(what: str, device_ids: Any, output_device: Any, dim: Any) -> None:
+    """Raise ArgumentError unless the arguments name at most one device; raise PlacementError for an unknown device."""
+    if device_ids is not None and (not isinstance(device_ids, list | tuple) or len(device_ids) > 1):
+        raise ArgumentError(f"{what}: device_ids must be None, or a list of one device; got {device_ids!r}; start one process per device")
+    for named in (*(device_ids or ()), output_device):
+        checked_device("DistributedDataParallel", named)
+    if type(dim) is not int or dim != 0:
+        raise ArgumentError(f"{what}: dim must be 0; got {dim!r}")
+
+
+def _check_absent(what: str, **arguments: Any) -> None:
+    for name, value in arguments.items():
+        if value is not None:
+            raise ArgumentError(f"{what}: {name} is not supported; got {value!r}; omit it")
+
+
+def _positive(what: str, name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ArgumentError(f"{what}: {name} must be a positive number; got {value!r}")
+    return float(value)
+
+
 def _check_local(module: Module) -> None:
     for name, p in module.named_parameters():
         if p.layout is not None:
@@ -297,10 +352,10 @@ def _check_local(module: Module) -> None:
             )
 
 
-def _take_over(here: EagerState, tensors: Iterable[Tensor], what: str) -> None:
-    """Overwrite the tensors with the values of rank 0."""
+def _take_over(here: EagerState, ranks: tuple[int, ...], tensors: Iterable[Tensor], what: str) -> None:
+    """Overwrite the tensors with the values of the first of the ranks."""
     for x in tensors:
-        own(x, what)[...] = spread(here, x.array, 0, what)
+        own(x, what)[...] = spread(here, x.array, ranks[0], what, ranks)
         x.wrote()
 
 

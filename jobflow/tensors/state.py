@@ -95,6 +95,8 @@ class EagerState:
         self.device: Device = CpuDevice()
         #: element type of tensors created from Python floats
         self.default_dtype = float32
+        #: name of the backend that `distributed.init_process_group` received; None before
+        self.process_group: str | None = None
         #: device of tensors created without `device=` and `placement=`; None is the host
         self.default_device: Any = None
         #: index of the device "cuda" without an index; None is the rank
