@@ -22,6 +22,7 @@ from jobflow.nn.modules.norm_layers import _InstanceNorm as _InstanceNorm
 from jobflow.nn.modules.pool_layers import *
 from jobflow.nn.modules.recurrent_layers import *
 from jobflow.nn.modules.transformer_layers import *
+from jobflow.nn.modules.synchronized_norm import *
 
 #: PyTorch's names of base classes, for isinstance
 _ConvNd, _ConvTransposeNd, _NormBase = _conv_layers._Conv, _conv_layers._Transposed, _norm_layers._BatchStatistics
