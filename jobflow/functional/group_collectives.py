@@ -39,7 +39,7 @@ class Group:
         return len(self.ranks)
 
     @property
-    def place(self) -> int:
+    def index(self) -> int:
         """The position of this rank in the group."""
         return self.ranks.index(self.me)
 
@@ -167,13 +167,13 @@ class Group:
             self.tensors(scatter_list=sources)
             self.alike(sources or (), x.tensor_type)
         rows = np.stack([y.array for y in sources or ()]) if mine else np.empty((self.size, *x.tensor_type.shape), x.tensor_type.dtype.numpy)
-        self.write(x, spread(self.here, rows, source, self.what, self.ranks)[self.place])
+        self.write(x, spread(self.here, rows, source, self.what, self.ranks)[self.index])
 
     def reduce_scatter(self, x: Tensor, rows: Array, op: Any) -> None:
         """Write row i of the reduced rows into x of the i-th rank."""
         word = self.reduction(op, x.dtype)
         if word in _GATHERED:
-            self.write(x, self.reduced(rows, word)[self.place])
+            self.write(x, self.reduced(rows, word)[self.index])
             return
         (piece,) = scattered(self.here, rows, REDUCTIONS["sum" if word == "avg" else word], self.what, self.ranks)
         self.write(x, self._mean(piece) if word == "avg" else piece)

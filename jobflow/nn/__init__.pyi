@@ -60,6 +60,6 @@ from jobflow.nn.modules.module import Module as Module
 from jobflow.nn.modules.norm_layers import *
 from jobflow.nn.modules.pool_layers import *
 from jobflow.nn.modules.recurrent_layers import *
-from jobflow.nn.modules.transformer_layers import *
 from jobflow.nn.modules.synchronized_norm import *
+from jobflow.nn.modules.transformer_layers import *
 from jobflow.nn.parameter import Parameter as Parameter

@@ -242,8 +242,8 @@ class DistributedDataParallel(Module):
     one array. `init_sync=False` or `broadcast_parameters=False` omits the broadcast of parameters.
     `device_ids` and `output_device` name the device of the module, and have no effect.
 
-    Raises: JobError for a module with global tensors, whose layouts already make it parallel; ArgumentError unless `module` is an nn.Module, and
-    for `delay_all_reduce_named_params`, `param_to_hook_all_reduce`, `mixed_precision` and `device_mesh`, which are not supported.
+    Raises: JobError for a module with global tensors, whose layouts already make it parallel; ArgumentError unless `module` is an nn.Module.
+    The arguments `delay_all_reduce_named_params`, `param_to_hook_all_reduce`, `mixed_precision` and `device_mesh` are not supported.
     """
 
     def __init__(

@@ -21,8 +21,8 @@ from jobflow.nn.modules.norm_layers import _BatchNorm as _BatchNorm
 from jobflow.nn.modules.norm_layers import _InstanceNorm as _InstanceNorm
 from jobflow.nn.modules.pool_layers import *
 from jobflow.nn.modules.recurrent_layers import *
-from jobflow.nn.modules.transformer_layers import *
 from jobflow.nn.modules.synchronized_norm import *
+from jobflow.nn.modules.transformer_layers import *
 
 #: PyTorch's names of base classes, for isinstance
 _ConvNd, _ConvTransposeNd, _NormBase = _conv_layers._Conv, _conv_layers._Transposed, _norm_layers._BatchStatistics

@@ -18,16 +18,16 @@ from jobflow.tensors.state import refuse_tracing
 from jobflow.utils.data.collate import as_tensor, as_tensors, default_collate
 from jobflow.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler, batched
 
-Item = TypeVar("Item")
+Batch = TypeVar("Batch")
 
 
-class _Limited(Generic[Item]):
+class _Limited(Generic[Batch]):
     """A read in progress that raises an error after `seconds`."""
 
-    def __init__(self, pending: Coming[Item], seconds: float) -> None:
+    def __init__(self, pending: Coming[Batch], seconds: float) -> None:
         self.pending, self.seconds = pending, seconds
 
-    def result(self) -> Item:
+    def result(self) -> Batch:
         try:
             return self.pending.result(self.seconds)
         except TimeoutError:
@@ -45,8 +45,7 @@ class DataLoader:
     `sampler` or `shuffle` order the samples, `batch_sampler` groups them into batches, `batch_size=None` returns single samples.  `collate_fn`
     makes a batch of a list of samples, by default `default_collate`.  `drop_last` drops an incomplete last batch.
     `num_workers` threads prefetch up to `prefetch_factor` batches each; with 0, the calling thread reads the batches.  The iteration raises an error
-    of a worker in place of the batch that the worker read, and DataError for a batch that a worker reads for more than `timeout` seconds, unless
-    `timeout` is 0.
+    of a worker in place of the batch that the worker read.  With a `timeout`, a batch that takes more seconds raises DataError.
     The workers share the memory of the program, so `pin_memory`, `persistent_workers` and `multiprocessing_context` have no effect.
     Raises: ArgumentError for arguments that contradict each other or are out of range, and for an object that is not a dataset.
     """

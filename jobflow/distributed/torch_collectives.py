@@ -281,7 +281,7 @@ def scatter_object_list(
         if members.me == source:
             _check_list(members, "scatter_object_input_list", scatter_object_input_list, members.size)
         items = members.exchange(scatter_object_input_list if members.me == source else None, f"{members.what} {source}")
-        scatter_object_output_list[:1] = [items[members.ranks.index(source)][members.place]]
+        scatter_object_output_list[:1] = [items[members.ranks.index(source)][members.index]]
 
 
 def _check_list(members: Group, name: str, argument: Any, size: int | None = None) -> None:
