@@ -43,6 +43,7 @@ PACKAGES = (
     Package("scikit-learn", "sklearn", "1.4", "data of the examples", "examples"),
     Package("tensorboardX", "tensorboardX", "2.6", "TensorBoard", "tensorboard"),
     Package("onnx", "onnx", "1.17", "ONNX files", "onnx"),
+    Package("einops", "einops", "0.8", "patterns of axes"),
 )
 
 

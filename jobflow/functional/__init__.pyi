@@ -6,6 +6,7 @@ from jobflow.functional.classes import *
 from jobflow.functional.comparing import *
 from jobflow.functional.creation import *
 from jobflow.functional.devices import device as device
+from jobflow.functional.dlpack import *
 from jobflow.functional.global_tensors import *
 from jobflow.functional.gradients import *
 from jobflow.functional.joining import *

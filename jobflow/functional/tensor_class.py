@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, overload
 
 from jobflow.core.layout import Layout
 from jobflow.core.types import Array, TensorType
+from jobflow.functional import einops_backend
 from jobflow.functional.binary_functions import ArithmeticMethods
 from jobflow.functional.casting import CastingMethods
 from jobflow.functional.comparing import ComparisonMethods
 from jobflow.functional.creation import CreationMethods
+from jobflow.functional.dlpack import DlpackMethods
 from jobflow.functional.filling import FillingMethods
 from jobflow.functional.global_tensors import PlacementMethods
 from jobflow.functional.gradients import GradientMethods
@@ -36,6 +38,7 @@ class Tensor(
     CastingMethods,
     ComparisonMethods,
     CreationMethods,
+    DlpackMethods,
     ElementwiseMethods,
     FillingMethods,
     GradientMethods,
@@ -67,3 +70,4 @@ class Tensor(
 
 
 TensorBase.new = Tensor
+einops_backend.register()

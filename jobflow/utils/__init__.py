@@ -2,6 +2,7 @@
 
 from jobflow.core.lazy_imports import add_aliases
 from jobflow.utils import data as data
+from jobflow.utils import dlpack as dlpack
 from jobflow.utils import global_view as global_view
 
 add_aliases(__name__, "jobflow.utils")

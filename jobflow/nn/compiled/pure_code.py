@@ -44,8 +44,10 @@ _VARIABLE = (threading.local, type(functools.cache(len)))
 STANDARD = frozenset(
     {"functools", "contextlib", "collections", "dataclasses", "enum", "typing", "abc", "operator", "copy", "copyreg", "types", "inspect",
      "itertools", "numbers", "fractions", "weakref", "reprlib", "_collections_abc", "collections.abc", "re", "string", "statistics", "numpy",
-     "_weakrefset", "keyword", "warnings", "importlib._bootstrap", "zipimport", "importlib._bootstrap_external"}
+     "_weakrefset", "keyword", "warnings", "importlib._bootstrap", "zipimport", "importlib._bootstrap_external", "einops"}
 )  # fmt: skip
+#: packages whose functions depend on their arguments alone; einops caches the results of its parser
+_LIBRARIES = ("jobflow", "numpy", "builtins", "einops")
 
 
 def is_standard(code: types.CodeType) -> bool:
@@ -61,10 +63,10 @@ def slots_of(kind: type) -> Sequence[str]:
 
 @functools.cache
 def is_library(module: str) -> bool:
-    """Return True if `module` is a module of jobflow, NumPy or the standard library; return False for a user module with the same name."""
+    """Return True if `module` is a module of jobflow, NumPy, einops or the standard library; return False for a user module with the same name."""
     root = module.partition(".")[0]
     if root not in sys.stdlib_module_names or root == "__main__":
-        return root in ("jobflow", "numpy", "builtins")
+        return root in _LIBRARIES
     file = getattr(sys.modules.get(root), "__file__", None)
     return file is None or file.startswith(os.path.dirname(os.__file__))
 
@@ -81,4 +83,4 @@ def is_own(kind: type) -> bool:
 
 def is_constant(kind: type) -> bool:
     """Return True for a library type whose objects either do not change, or are read again at every run."""
-    return is_own(kind) or (kind.__module__ in _CONSTANT and kind not in _VARIABLE)
+    return is_own(kind) or kind.__module__.startswith("einops.") or (kind.__module__ in _CONSTANT and kind not in _VARIABLE)

@@ -1,0 +1,126 @@
+"""Tensors as arguments of einops: a backend that is registered as soon as einops is imported, before or after jobflow.
+
+jobflow does not import einops.  einops looks for subclasses of its class `AbstractBackend`, so the subclass is defined when the module of that
+class is loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+from jobflow.core.types import int64
+from jobflow.functional import joining, sorting
+from jobflow.functional.creation import arange, from_numpy
+from jobflow.functional.typed import Tensor
+from jobflow.tensors.tensor import TensorBase
+
+_MODULE = "einops._backends"
+
+
+class TensorFunctions:
+    """The functions of a backend of einops, for tensors."""
+
+    framework_name = "jobflow"
+
+    def is_appropriate_type(self, tensor: Any) -> bool:
+        return isinstance(tensor, TensorBase)
+
+    def from_numpy(self, x: Any) -> Tensor:
+        return from_numpy(x)
+
+    def to_numpy(self, x: Tensor) -> Any:
+        return x.detach().numpy()
+
+    def arange(self, start: int, stop: int) -> Tensor:
+        return arange(start, stop, dtype=int64)
+
+    def reduce(self, x: Tensor, operation: str, axes: Sequence[int]) -> Tensor:
+        if operation in ("min", "max"):
+            return getattr(x, f"a{operation}")(dim=axes)
+        if operation in ("sum", "mean"):
+            return getattr(x, operation)(dim=axes)
+        for axis in sorted(axes, reverse=True):  # the others accept one axis
+            x = getattr(x, operation)(dim=axis)
+        return x
+
+    def transpose(self, x: Tensor, axes: Sequence[int]) -> Tensor:
+        return x.permute(axes)
+
+    def stack_on_zeroth_dimension(self, tensors: Sequence[Tensor]) -> Tensor:
+        return joining.stack(tensors)
+
+    def add_axis(self, x: Tensor, new_position: int) -> Tensor:
+        return x.unsqueeze(new_position)
+
+    def add_axes(self, x: Tensor, n_axes: int, pos2len: dict[int, int]) -> Tensor:
+        sizes = [-1] * n_axes
+        for axis, length in pos2len.items():
+            x = x.unsqueeze(axis)
+            sizes[axis] = length
+        return x.expand(sizes)
+
+    def tile(self, x: Tensor, repeats: Sequence[int]) -> Tensor:
+        return x.repeat(repeats)
+
+    def concat(self, tensors: Sequence[Tensor], axis: int) -> Tensor:
+        return joining.cat(tensors, dim=axis)
+
+    def is_float_type(self, x: Tensor) -> bool:
+        return x.dtype.is_float
+
+    def einsum(self, pattern: str, *x: Tensor) -> Tensor:
+        return sorting.einsum(pattern, *x)
+
+    def layers(self) -> ModuleType:
+        from jobflow.utils import einops_layers
+
+        return einops_layers
+
+
+def register() -> None:
+    """Register the backend now if einops is loaded, otherwise when it is imported."""
+    module = sys.modules.get(_MODULE)
+    if module is not None:
+        _define(module)
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def _define(module: ModuleType) -> None:
+    """Define the subclass that einops finds; the module holds it, because a class holds its subclasses weakly."""
+    if not hasattr(module, "JobflowBackend"):
+        module.JobflowBackend = type("JobflowBackend", (TensorFunctions, module.AbstractBackend), {})  # type: ignore[attr-defined]
+
+
+class _Finder(MetaPathFinder):
+    """A finder of the module of einops that defines backends."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if fullname != _MODULE:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(Loader):
+    """The loader of the module, which defines the subclass after the code of the module."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)  # type: ignore[no-any-return]
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        _define(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
