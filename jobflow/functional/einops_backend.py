@@ -76,11 +76,6 @@ class TensorFunctions:
     def einsum(self, pattern: str, *x: Tensor) -> Tensor:
         return sorting.einsum(pattern, *x)
 
-    def layers(self) -> ModuleType:
-        from jobflow.utils import einops_layers
-
-        return einops_layers
-
 
 def register() -> None:
     """Register the backend now if einops is loaded, otherwise when it is imported."""
@@ -116,7 +111,7 @@ class _Loader(Loader):
         self._loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)  # type: ignore[no-any-return]
+        return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)

@@ -21,14 +21,14 @@ class Rearrange(_layers.RearrangeMixin, Module):  # type: ignore[misc, name-defi
     """`einops.rearrange` with a fixed pattern, as a module."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return self._apply_recipe(input)  # type: ignore[no-any-return]
+        return self._apply_recipe(input)
 
 
 class Reduce(_layers.ReduceMixin, Module):  # type: ignore[misc, name-defined]
     """`einops.reduce` with a fixed pattern, as a module."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return self._apply_recipe(input)  # type: ignore[no-any-return]
+        return self._apply_recipe(input)
 
 
 class EinMix(_einmix._EinmixMixin, Module):  # type: ignore[misc, name-defined]
@@ -44,8 +44,9 @@ class EinMix(_einmix._EinmixMixin, Module):  # type: ignore[misc, name-defined]
     def _create_rearrange_layers(
         self, pre_reshape_pattern: str | None, pre_reshape_lengths: Any, post_reshape_pattern: str | None, post_reshape_lengths: Any
     ) -> None:
-        self.pre_rearrange = None if pre_reshape_pattern is None else Rearrange(pre_reshape_pattern, **pre_reshape_lengths)
-        self.post_rearrange = None if post_reshape_pattern is None else Rearrange(post_reshape_pattern, **post_reshape_lengths)
+        layer: Any = Rearrange
+        self.pre_rearrange = None if pre_reshape_pattern is None else layer(pre_reshape_pattern, **pre_reshape_lengths)
+        self.post_rearrange = None if post_reshape_pattern is None else layer(post_reshape_pattern, **post_reshape_lengths)
 
     def forward(self, input: Tensor) -> Tensor:
         x = input if self.pre_rearrange is None else self.pre_rearrange(input)

@@ -64,7 +64,9 @@ def capsule(x: Tensor, *, stream: Any = None, max_version: Any = None, dl_device
         raise JobError(f"{what}: the tensor {x.tensor_type} is global ({x.layout}); use to_local() or numpy()")
     if x.requires_grad:
         raise JobError(f"{what}: the tensor {x.tensor_type} requires gradients, which other libraries do not record; use detach()")
-    if not (stream is None or (isinstance(stream, int) and stream == -1)) or not (dl_device is None or (_is_pair(dl_device) and tuple(dl_device) == (_CPU, 0))):
+    if not (stream is None or (isinstance(stream, int) and stream == -1)) or not (
+        dl_device is None or (_is_pair(dl_device) and tuple(dl_device) == (_CPU, 0))
+    ):
         raise ArgumentError(f"{what}: the tensor is in host memory; got stream={stream!r}, dl_device={dl_device!r}; omit them")
     if copy is not None and not isinstance(copy, bool | np.bool_):
         raise ArgumentError(f"{what}: copy must be True, False or None; got {copy!r}")
@@ -114,7 +116,9 @@ def _array(source: Any, what: str) -> Array:
         is_old = _is_valid(exported, b"dltensor")
         array = np.from_dlpack(_Producer(exported))
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise ArgumentError(f"{what}: a {type(source).__name__} cannot be imported ({error}); pass an unused capsule or a tensor on the CPU") from None
+        raise ArgumentError(
+            f"{what}: a {type(source).__name__} cannot be imported ({error}); pass an unused capsule or a tensor on the CPU"
+        ) from None
     if is_old:  # NumPy returns a read-only array, because the older structure cannot say what it is
         array = np.asarray(_Writable(array))
     return array.view(bfloat16.numpy) if is_bfloat else array
