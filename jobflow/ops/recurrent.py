@@ -15,6 +15,7 @@ steps, whose outputs are 0; in the direction `reverse` it therefore starts at it
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -224,18 +225,18 @@ class RecurrenceGrad(OverTime):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        for k, each in enumerate(cls.forward().samples()):
+        for k, each in enumerate(islice(cls.forward().samples(), 2)):
             op = each.op
             assert isinstance(op, Recurrence)
             outputs = op.infer(*(type_of(a) for a in each.arrays))
             arrays = [np.zeros(type.shape, each.arrays[0].dtype) for type in outputs]
             op.kernel(np, *each.arrays, *arrays)
             at = op.named([*each.arrays, *arrays])
-            of = (("dy", *(f"d{state}" for state in STATES[: cls.states])), ("dy",), ("dy", "dh"), ("dh",))[k % 4]
+            of = ("dh",) if k else ("dy", *(f"d{state}" for state in STATES[: cls.states]))
             gradient = op.gradient(of)
             gradients = {name: sample_data(7 + i, *at[name[1:]].shape) for i, name in enumerate(of)}
             arrays = [(at | gradients)[name] for name in gradient.inputs()]
-            yield sample(gradient, *arrays, differentiable=each.differentiable, note=each.note)
+            yield sample(gradient, *arrays, differentiable=(), note=each.note)
 
     @classmethod
     def forward(cls) -> type[Recurrence]:
@@ -260,7 +261,7 @@ class Rnn(Recurrence):
     def samples(cls) -> Iterator[Sample]:
         yield from super().samples()
         op = cls(relu=True)
-        yield sample(op, *op.sample_inputs(4, 3, 5), differentiable=(), note=" relu")
+        yield sample(op, *op.sample_inputs(1, 3, 5), differentiable=(), note=" relu")
 
 
 class RnnGrad(RecurrenceGrad):
@@ -337,8 +338,8 @@ class Gru(Recurrence):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield from super().samples()
-        for op in (cls(biased=True), cls(True, True, True, True)):
-            yield sample(op, *op.sample_inputs(3, 4, 2), differentiable=(), note=" biased")
+        op = cls(biased=True)
+        yield sample(op, *op.sample_inputs(1, 4, 2), differentiable=(), note=" biased")
 
 
 class GruGrad(RecurrenceGrad):

@@ -106,10 +106,17 @@ def test_compiled_steps_equal_eager_steps(name: str) -> None:
         np.testing.assert_allclose(losses(packs, True), losses(packs, False), rtol=1e-6)
 
 
-def test_second_gradients_agree_with_differences() -> None:
-    module = nn.GRU(2, 2, bidirectional=True).double()
+@pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU"])
+def test_second_gradients_agree_with_differences(name: str) -> None:
+    module = getattr(nn, name)(2, 2, bidirectional=True).double()
     x = flow.tensor(np.random.default_rng(0).standard_normal((2, 2, 2)), requires_grad=True)
-    assert flow.autograd.gradgradcheck(lambda x: module(rnn.pack_padded_sequence(x, [2, 1]))[0].data, (x,))
+
+    def function(x: Any, *states: Any) -> Any:
+        y, final = module(rnn.pack_padded_sequence(x, [2, 1]), states if name == "LSTM" else states[0])
+        return y.data, *(final if name == "LSTM" else (final,))
+
+    states = [flow.tensor(np.random.default_rng(k).standard_normal((2, 2, 2)), requires_grad=True) for k in range(1 + (name == "LSTM"))]
+    assert flow.autograd.gradgradcheck(function, (x, *states))
 
 
 X = flow.ones(5, 2, 3)

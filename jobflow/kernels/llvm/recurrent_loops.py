@@ -136,7 +136,7 @@ def recurrence_gradient(op: RecurrenceGrad, device: Binder, inputs: Sequence[Arr
     if _carries(op):
         at["carry"] = device.scratch(shape, dtype)
         calls.append(_set(at["carry"], None))
-    times, recurrent = op.times(len(dx))[::-1], at.get("dg", dx)
+    times, recurrent = op.times(len(dx))[::-1], at["dg" if "dg" in at else "dx"]
     calls += _run(op, times, at, device, at.get("dh"), recurrent, True)
     if op.starts:
         calls.append((np.matmul, (recurrent[times[-1]], w, at["dh0"])))
