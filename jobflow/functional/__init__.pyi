@@ -9,7 +9,11 @@ from jobflow.functional.creation import *
 from jobflow.functional.devices import device as device
 from jobflow.functional.global_tensors import *
 from jobflow.functional.gradients import *
+from jobflow.functional.histograms import *
+from jobflow.functional.index_updates import *
 from jobflow.functional.joining import *
+from jobflow.functional.matrix_functions import *
+from jobflow.functional.matrix_products import *
 from jobflow.functional.nn_activations import celu as celu
 from jobflow.functional.nn_activations import gelu as gelu
 from jobflow.functional.nn_activations import hardtanh as hardtanh
@@ -28,11 +32,14 @@ from jobflow.functional.nn_ctc import ctc_loss as ctc_loss
 from jobflow.functional.nn_linear import cosine_similarity as cosine_similarity
 from jobflow.functional.nn_linear import dropout as dropout
 from jobflow.functional.nn_linear import one_hot as one_hot
+from jobflow.functional.order_statistics import *
 from jobflow.functional.promotion import result_type as result_type
+from jobflow.functional.rearranging import *
 from jobflow.functional.reductions import *
 from jobflow.functional.sampling import *
 from jobflow.functional.selecting import *
 from jobflow.functional.shapes import *
 from jobflow.functional.sorting import *
+from jobflow.functional.special_functions import *
 from jobflow.functional.switches import *
 from jobflow.functional.unary_functions import *

@@ -377,7 +377,7 @@ def outer(input: Tensor, vec2: Tensor) -> Tensor:
     return mul(run(ExpandDims(1), x), y)
 
 
-def _plus(x: Tensor, beta: Number, product: Tensor, alpha: Number) -> Tensor:
+def plus(x: Tensor, beta: Number, product: Tensor, alpha: Number) -> Tensor:
     """Return beta * x + alpha * product; beta = 0 ignores the values of x, even NaN."""
     scaled = x if beta == 1 else run(FillLike(0), x) if beta == 0 and (x.dtype.is_float or isinstance(beta, int)) else mul(x, beta)
     return add(scaled, product if alpha == 1 else mul(product, alpha))
@@ -387,14 +387,14 @@ def _plus(x: Tensor, beta: Number, product: Tensor, alpha: Number) -> Tensor:
 def addmm(x: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """Return beta * x + alpha * (mat1 @ mat2); with beta = 0 the values of x are ignored."""
     product = mm(mat1, mat2)
-    return _plus(x, beta, product, alpha)
+    return plus(x, beta, product, alpha)
 
 
 @rounded_once
 def baddbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """Return beta * x + alpha * (batch1 @ batch2), for batches of matrices; with beta = 0 the values of x are ignored."""
     product = bmm(batch1, batch2)
-    return _plus(x, beta, product, alpha)
+    return plus(x, beta, product, alpha)
 
 
 class ArithmeticMethods:

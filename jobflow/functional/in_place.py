@@ -24,6 +24,7 @@ OPERATORS = {
     f"__i{word}__": f"x {sign}= y"
     for word, sign in {
         "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "and": "&", "or": "|", "xor": "^",
+        "lshift": "<<", "rshift": ">>",
     }.items()
 }  # fmt: skip
 

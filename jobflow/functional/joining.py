@@ -21,7 +21,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _all_tensors(what: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+def all_tensors(what: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the tensors as a list; raise ArgumentError unless all are tensors, ShapeError for an empty list."""
     if isinstance(tensors, Tensor) or not isinstance(tensors, Iterable):
         raise ArgumentError(f"{what} at {user_line()}: tensors must be a list or tuple of tensors; got {type(tensors).__name__}")
@@ -39,7 +39,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
     Raises: ArgumentError unless `tensors` is a list or tuple of tensors; ShapeError for an empty list, or if the sizes of another axis differ.
     """
-    operands = together("cat", *_all_tensors("cat", tensors))
+    operands = together("cat", *all_tensors("cat", tensors))
     full = [x for x in operands if x.shape != (0,)] or operands[:1]  # empty vectors are skipped, as in PyTorch
     return run(Concat(axis_of("cat", dim, full[0].ndim)), *full)
 
@@ -49,7 +49,7 @@ concat = concatenate = cat
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Return the tensors, all of the same shape, stacked along a new axis `dim`.  Raises: ShapeError for different shapes."""
-    operands = _all_tensors("stack", tensors)
+    operands = all_tensors("stack", tensors)
     if any(x.shape != operands[0].shape for x in operands):
         raise ShapeError(f"stack at {user_line()}: all tensors must have the same shape; got {', '.join(str(x.tensor_type) for x in operands)}")
     return cat([unsqueeze(x, dim) for x in operands], axis_of("stack", dim, operands[0].ndim + 1))
@@ -57,13 +57,13 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 def hstack(tensors: Sequence[Tensor]) -> Tensor:
     """Return the tensors concatenated along their second axis, or along the first axis for vectors and scalars."""
-    operands = [reshape(x, 1) if x.ndim == 0 else x for x in _all_tensors("hstack", tensors)]
+    operands = [reshape(x, 1) if x.ndim == 0 else x for x in all_tensors("hstack", tensors)]
     return cat(operands, 0 if operands[0].ndim == 1 else 1)
 
 
 def vstack(tensors: Sequence[Tensor]) -> Tensor:
     """Return the tensors concatenated along their first axis; vectors and scalars first become matrices of one row."""
-    return cat([reshape(x, (1, x.tensor_type.size)) if x.ndim < 2 else x for x in _all_tensors("vstack", tensors)], 0)
+    return cat([reshape(x, (1, x.tensor_type.size)) if x.ndim < 2 else x for x in all_tensors("vstack", tensors)], 0)
 
 
 def _window(x: Tensor, axis: int, start: int, stop: int) -> Slice:

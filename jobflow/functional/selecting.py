@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -34,6 +34,9 @@ __all__ = [
     "triu", "triu_",
     "where",
 ]  # fmt: skip
+
+#: combine(axis, table, indices, values) -> the table with the values at the indices along `axis`
+Combine: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 # ------------------------------------------------------------------------ by position
 
@@ -106,7 +109,7 @@ def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Ten
         axis_of("gather", dim, x.ndim)
         return reshape(take(x, cast(flatten(index), int64)), index.shape)
     if not (x.ndim and index.ndim):
-        return reshape(gather(_row(x), dim, _row(index)), index.shape)
+        return reshape(gather(as_row(x), dim, as_row(index)), index.shape)
     axis = _checked_axis("gather", x, dim, index)
     table = _first(x, tuple(x.shape[i] if i == axis else n for i, n in enumerate(index.shape)))
     return run(DimGather(axis), table, checked_indices(index, x.shape[axis], "gather"))
@@ -125,10 +128,10 @@ def scatter(x: Tensor, dim: int, index: Tensor, src: Any = None, *, value: Any =
         return scatter_add(x, dim, index, new if isinstance(new, Tensor) else _constant(x, index.shape, new))
     if reduce is not None:
         raise JobError(f'scatter at {user_line()}: reduce must be None or "add"; got {reduce!r}')
-    return _scattered("scatter", x, dim, index, new)
+    return scattered("scatter", x, dim, index, new)
 
 
-def _row(x: Tensor) -> Tensor:
+def as_row(x: Tensor) -> Tensor:
     """Return a tensor without axes as a vector of one element; other tensors unchanged."""
     return x if x.ndim else reshape(x, 1)
 
@@ -137,14 +140,23 @@ def _constant(x: Tensor, shape: Sequence[int], number: Any) -> Tensor:
     return source(Constant(tuple(shape), x.dtype, number_as(x, number)), whole(x))
 
 
-def _scattered(what: str, x: Tensor, dim: int, index: Tensor, new: Any, add: bool = False) -> Tensor:
+def _added(axis: int, table: Tensor, at: Tensor, src: Tensor) -> Tensor:
+    return run(Add(), table, run(DimScatterAdd(axis, table.shape[axis]), src, at))
+
+
+def _replaced(axis: int, table: Tensor, at: Tensor, src: Tensor) -> Tensor:
+    return run(Scatter(axis), table, at, src)
+
+
+def scattered(what: str, x: Tensor, dim: int, index: Tensor, new: Any, combine: Combine = _replaced) -> Tensor:
+    """Return x with its elements at the indices combined with `new`, a tensor or a number; see `scatter`."""
     if _names_none(index):
         axis_of(what, dim, x.ndim)
         return clone(x)
     src = new if isinstance(new, Tensor) else _constant(x, index.shape, new)
     src = src if src.ndim or not index.ndim else expand(src, index.shape)
     if not (x.ndim and index.ndim and src.ndim):
-        return reshape(_scattered(what, _row(x), dim, _row(index), _row(src), add), x.shape)
+        return reshape(scattered(what, as_row(x), dim, as_row(index), as_row(src), combine), x.shape)
     axis = _checked_axis(what, x, dim, index, src)
     if result_type(x, src) is not x.dtype:
         raise DtypeError(f"{what} at {user_line()}: {x.tensor_type} cannot hold the values of {src.tensor_type}; cast one of them")
@@ -152,7 +164,7 @@ def _scattered(what: str, x: Tensor, dim: int, index: Tensor, new: Any, add: boo
     at = checked_indices(index, x.shape[axis], what)
     part = tuple(x.shape[i] if i == axis else n for i, n in enumerate(index.shape))
     table = _first(x, part)
-    y: Tensor = run(Add(), table, run(DimScatterAdd(axis, part[axis]), src, at)) if add else run(Scatter(axis), table, at, src)
+    y = combine(axis, table, at, src)
     if table is not x:
         y = run(SliceUpdate(Slice((0,) * x.ndim, part, (1,) * x.ndim)), x, y)
     return y
@@ -164,8 +176,8 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     Raises: ShapeError, AxisError as in `gather`.
     """
     if x.dtype is bool_ and isinstance(src, Tensor) and src.dtype is bool_:  # a logical or
-        return cast(_scattered("scatter_add", cast(x, int64), dim, index, cast(src, int64), add=True), bool_)
-    return _scattered("scatter_add", x, dim, index, src, add=True)
+        return cast(scattered("scatter_add", cast(x, int64), dim, index, cast(src, int64), _added), bool_)
+    return scattered("scatter_add", x, dim, index, src, _added)
 
 
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
@@ -175,10 +187,10 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
     """
     axis = axis_of("index_add", dim, x.ndim)
     if not x.ndim:
-        return reshape(index_add(_row(x), 0, _row(index), _row(source), alpha=alpha), ())
+        return reshape(index_add(as_row(x), 0, as_row(index), as_row(source), alpha=alpha), ())
     if x.dtype is bool_ and source.dtype is bool_:  # a logical or
         return cast(index_add(cast(x, int64), dim, index, cast(source, int64), alpha=alpha), bool_)
-    index = _row(index)
+    index = as_row(index)
     if tuple(source.shape) != (*x.shape[:axis], index.tensor_type.size, *x.shape[axis + 1 :]):
         raise ShapeError(
             f"index_add at {user_line()}: source {source.tensor_type} must have the shape of x {x.tensor_type}, except for axis {axis} with one "
@@ -246,9 +258,9 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     """Return x with the number `value` along axis `dim` at the indices of the vector `index`."""
     axis = axis_of("index_fill", dim, x.ndim)
     if not x.ndim:
-        return reshape(index_fill(_row(x), 0, index, value), ())
+        return reshape(index_fill(as_row(x), 0, index, value), ())
     none = source(Constant((x.shape[axis],), int8, 0), whole(x))
-    named = _scattered("index_fill", none, 0, reshape(index, index.tensor_type.size), 1)  # repeated indices count once
+    named = scattered("index_fill", none, 0, reshape(index, index.tensor_type.size), 1)  # repeated indices count once
     return filled(x, cast(reshape(named, tuple(n if i == axis else 1 for i, n in enumerate(x.shape))), bool_), value)
 
 

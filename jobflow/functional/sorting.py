@@ -23,7 +23,7 @@ from jobflow.tensors.run import run, run_several
 from jobflow.tensors.state import running
 
 __all__ = [
-    "argsort", "einsum", "kthvalue", "searchsorted", "sort", "topk", "unique",
+    "argsort", "einsum", "kthvalue", "sort", "topk", "unique",
 ]  # fmt: skip
 
 
@@ -89,18 +89,6 @@ def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_
     parts = [values, *([inverse.astype(np.int64)] if return_inverse else []), *([counts.astype(np.int64)] if return_counts else [])]
     results = tuple(listed(x, part) for part in parts)
     return results if len(results) > 1 else results[0]
-
-
-def searchsorted(sorted_sequence: Tensor, values: Tensor, right: bool = False) -> Tensor:
-    """Return the int64 indices at which `values` would be inserted into a sorted vector.
-
-    The indices precede equal elements, or follow equal elements with `right`.  All ranks must call this function.
-    Raises: ShapeError unless `sorted_sequence` is a vector.
-    """
-    if sorted_sequence.ndim != 1:
-        raise ShapeError(f"searchsorted at {user_line()}: sorted_sequence must be a vector; got {sorted_sequence.tensor_type}")
-    rows, targets = (value_of(x, "searchsorted") for x in (sorted_sequence, values))
-    return listed(values, np.asarray(np.searchsorted(rows, targets, "right" if right else "left"), np.int64))
 
 
 # --------------------------------------------------------------------------- einsum
@@ -202,7 +190,6 @@ class SortingMethods:
 
     argsort = method(argsort)
     kthvalue = method(kthvalue)
-    searchsorted = method(searchsorted)
     sort = method(sort)
     topk = method(topk)
     unique = method(unique)

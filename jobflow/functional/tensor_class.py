@@ -13,17 +13,26 @@ from jobflow.functional.capsules import DlpackMethods
 from jobflow.functional.casting import CastingMethods
 from jobflow.functional.comparing import ComparisonMethods
 from jobflow.functional.creation import CreationMethods
+from jobflow.functional.element_writes import WritingMethods
 from jobflow.functional.filling import FillingMethods
 from jobflow.functional.global_tensors import PlacementMethods
 from jobflow.functional.gradients import GradientMethods
+from jobflow.functional.histograms import CountingMethods
+from jobflow.functional.in_place_shapes import ShapeInPlaceMethods
+from jobflow.functional.index_updates import UpdateMethods
 from jobflow.functional.indexing import IndexingMethods
 from jobflow.functional.joining import JoiningMethods
+from jobflow.functional.matrix_functions import MatrixMethods
+from jobflow.functional.matrix_products import ProductMethods
 from jobflow.functional.nn_activations import ActivationMethods
+from jobflow.functional.order_statistics import OrderMethods
+from jobflow.functional.rearranging import RearrangingMethods
 from jobflow.functional.reductions import ReductionMethods
 from jobflow.functional.sampling import RandomMethods
 from jobflow.functional.selecting import SelectionMethods
 from jobflow.functional.shapes import ShapeMethods
 from jobflow.functional.sorting import SortingMethods
+from jobflow.functional.special_functions import SpecialMethods
 from jobflow.functional.unary_functions import ElementwiseMethods
 from jobflow.functional.values import ValueMethods
 from jobflow.tensors.tensor import TensorBase
@@ -39,18 +48,27 @@ class Tensor(
     ComparisonMethods,
     CreationMethods,
     DlpackMethods,
+    UpdateMethods,
+    OrderMethods,
+    CountingMethods,
     ElementwiseMethods,
     FillingMethods,
     GradientMethods,
     IndexingMethods,
     JoiningMethods,
+    MatrixMethods,
     PlacementMethods,
+    RearrangingMethods,
+    ProductMethods,
     RandomMethods,
     ReductionMethods,
     SelectionMethods,
+    ShapeInPlaceMethods,
     ShapeMethods,
     SortingMethods,
+    SpecialMethods,
     ValueMethods,
+    WritingMethods,
     TensorBase,
 ):
     """A tensor, created by functions such as `flow.tensor`, `flow.randn` and `to_global`."""

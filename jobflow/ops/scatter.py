@@ -32,7 +32,7 @@ class Scatter(Op):
     offset: int = 0
 
     def infer(self, x: TensorType, ids: TensorType, v: TensorType) -> TensorType:
-        _check("scatter", self.axis, x, ids, v)
+        check_operands("scatter", self.axis, x, ids, v)
         return x
 
     def rule(self, x: TensorType, ids: TensorType, v: TensorType) -> Rule:
@@ -72,7 +72,7 @@ class Scatter(Op):
         yield sample(cls(0), np.arange(4), np.array([2, 2, 2]), np.array([7, 8, 9]), note=" the last is written")
 
 
-def _check(what: str, axis: int, x: TensorType, ids: TensorType, v: TensorType) -> None:
+def check_operands(what: str, axis: int, x: TensorType, ids: TensorType, v: TensorType) -> None:
     if not ids.dtype.is_integer:
         raise DtypeError(f"{what}: the indices {ids} are not integers; cast them with cast(ids, int64)")
     if x.dtype is not v.dtype:
@@ -98,7 +98,7 @@ def scatter_add(x: Tensor, axis: int, ids: Tensor, v: Tensor, *, name: str | Non
     v has the shape of `ids`, whose other axes have the sizes of x. Indices out of range are ignored.
     """
     at = normal_axis("scatter_add", axis, x.tensor_type.ndim)
-    _check("scatter_add", at, x.tensor_type, ids.tensor_type, v.tensor_type)
+    check_operands("scatter_add", at, x.tensor_type, ids.tensor_type, v.tensor_type)
     return add(x, call(DimScatterAdd(at, x.tensor_type.shape[at]), v, ids), name=name)
 
 

@@ -78,6 +78,10 @@ def written(here: EagerState, x: TensorBase, value: TensorBase, what: str) -> No
         tensor._provenance = mixed(tensor._provenance, value._provenance)
     if not here.grad_enabled or not (value._needs_gradient or x._needs_gradient):
         return
+    if x.memory.reshaped:
+        raise JobError(
+            f"{what} at {user_line()}: a tensor with views changed its shape in place, so gradients of {x.tensor_type} are unknown; copy it"
+        )
     if value.node is not None:
         stand_at(x, value.node, value.index)
     else:

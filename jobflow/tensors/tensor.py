@@ -135,13 +135,17 @@ def _read_only(array: Array) -> Array:
 class Storage:
     """The state that a tensor and its views share: the number of writes, and the memory that a program assigned to them."""
 
-    __slots__ = ("before", "resident", "version")
+    __slots__ = ("before", "reshaped", "resident", "shared", "version")
 
     def __init__(self) -> None:
         self.version = 0
         self.resident: ResidentMemory | None = None
         #: the layout of the tensor before a graph stored it in another one
         self.before: Layout | None = None
+        #: True if a view uses the memory
+        self.shared = False
+        #: True if a tensor with views changed its shape in place
+        self.reshaped = False
 
 
 class TensorBase:
@@ -289,6 +293,7 @@ class TensorBase:
     def shares(self, view: TensorBase) -> None:
         """Make `view` use the storage of this tensor, with the same number of writes."""
         view.storage, view._copied_from, view.strides = self.memory, self._copied_from, self.strides
+        view.storage.shared = True
         if view.storage.resident is not None:
             view.storage.resident.tensors[id(view)] = view
 

@@ -80,6 +80,23 @@ def softmax(x: Array, axis: int = -1) -> Array:
     return e / e.sum(axis, keepdims=True)
 
 
+def erfinv(x: Array) -> Array:
+    low, high = np.full_like(x, -8.0), np.full_like(x, 8.0)
+    for _ in range(70):
+        middle = (low + high) / 2
+        low, high = np.where(erf(middle) < x, middle, low), np.where(erf(middle) < x, high, middle)
+    return (low + high) / 2
+
+
+def digamma(x: Array) -> Array:
+    w = x + 100
+    return np.log(w) - 1 / (2 * w) - 1 / (12 * w**2) + 1 / (120 * w**4) - sum(1 / (x + k) for k in range(100))
+
+
+def xlogy(x: Array, y: Array) -> Array:
+    return x * np.log(np.where(x == 0, 1, y))
+
+
 UNARY = (
     row(np.abs, -2, 2, "abs absolute", "abs"),
     row(np.negative, -2, 2, "neg negative", "negative"),
@@ -116,6 +133,17 @@ UNARY = (
     row(np.arctanh, -0.9, 0.9, "atanh arctanh", "atanh"),
     row(erf, -2, 2, "erf", "erf"),
     row(erfc, -2, 2, "erfc", "erfc"),
+    row(erfinv, -0.5, 0.5, "erfinv special.erfinv"),
+    row(np.vectorize(math.lgamma, otypes=[np.float64]), 0.25, 4, "lgamma special.gammaln"),
+    row(digamma, 0.25, 4, "digamma special.psi"),
+    row(np.i0, -4, 4, "i0 special.i0"),
+    row(lambda x: np.i0(x) * np.exp(-np.abs(x)), -12, 12, "special.i0e"),
+    row(lambda x: erfc(-x / math.sqrt(2)) / 2, -4, 4, "special.ndtr"),
+    row(lambda x: math.sqrt(2) * erfinv(2 * x - 1), 0.25, 0.75, "special.ndtri"),
+    row(lambda x: -x * np.log(x), 0.25, 4, "special.entr"),
+    row(np.sinc, -2, 2, "sinc special.sinc"),
+    row(np.deg2rad, -90, 90, "deg2rad"),
+    row(np.rad2deg, -4, 4, "rad2deg"),
     row(sigmoid, -3, 3, "sigmoid", "sigmoid sigmoid_v2"),
     row(relu, -2, 2, "relu", "relu nn.relu"),
     row(gelu, -8, 8, "gelu", "gelu"),
@@ -208,6 +236,15 @@ BINARY = (
     pair(np.maximum, "maximum", "maximum", second=SAME),
     pair(np.minimum, "minimum", "minimum", second=SAME),
     pair(np.arctan2, "atan2", "atan2"),
+    pair(np.hypot, "hypot"),
+    pair(np.logaddexp, "logaddexp"),
+    pair(np.logaddexp2, "logaddexp2"),
+    pair(np.copysign, "copysign", low=0.5, second=DIVISORS),
+    pair(np.fmax, "fmax", second=SAME),
+    pair(np.fmin, "fmin", second=SAME),
+    pair(lambda x, y: x * 2**y, "ldexp", second=SAME),
+    pair(xlogy, "xlogy special.xlogy", low=0, second=(0.5, 2)),
+    pair(lambda x, y: xlogy(x, 1 + y), "special.xlog1py", low=0, second=(0.5, 2)),
     pair(lambda x, y: (x - y) ** 2, "", "squared_difference"),
     pair(lambda x, y: np.divide(x, y, out=np.zeros_like(x), where=x != 0), "", "xdivy", low=0, second=(0, 2)),
     pair(lambda x, y: x * np.log(y, out=np.zeros_like(x), where=x != 0), "", "xlogy", low=0, second=(0, 2)),

@@ -41,7 +41,7 @@ def doors(name: str) -> Iterator[tuple[str, Function]]:
     """Yield the public names of a function of tensors: those of all APIs, or the one with an API in its name."""
     module, _, word = name.rpartition(".")
     if module:
-        yield name, getattr(flow if module == "flow" else F, word)
+        yield name, getattr({"flow": flow, "special": flow.special}.get(module, F), word)
         return
     if hasattr(flow, name):
         yield f"flow.{name}", getattr(flow, name)

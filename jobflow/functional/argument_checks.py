@@ -1,0 +1,32 @@
+"""Checks of the arguments of functions by their annotations, for arguments other than tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from jobflow.tensors.parameters import Roles
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a function to raise ArgumentError for an argument that does not have the kind of its annotation.
+
+    Annotations such as `int`, `float | None`, `Sequence[int]` and `DType` are checks_arguments; see `jobflow.tensors.argument_kinds`.
+    """
+    roles: Roles | None = None
+
+    @wraps(function)
+    def call(*arguments: P.args, **named: P.kwargs) -> R:
+        nonlocal roles
+        if roles is None:
+            roles = Roles(function.__name__, function)
+        if named or len(arguments) > 1:
+            check: Any = roles.check_kinds
+            check(arguments, named)
+        return function(*arguments, **named)
+
+    return call
