@@ -33,27 +33,32 @@ class Pool:
     """A pool of reader threads that run calls in the order of submission; without threads, a call runs in the caller's thread.
 
     The threads do not prevent a program from exiting: a hanging read is abandoned after `PATIENCE` seconds.
+    With `separate`, each thread has its own queue, and `ask` selects the thread.
     """
 
-    def __init__(self, threads: int) -> None:
-        self._requests: queue.SimpleQueue[tuple[Coming[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+    def __init__(self, threads: int, separate: bool = False) -> None:
+        self._requests: list[queue.SimpleQueue[tuple[Coming[Any], Callable[[], Any]] | None]]
+        self._requests = [queue.SimpleQueue() for _ in range(max(threads, 1) if separate else 1)]
         self._threads: list[threading.Thread] = []
         self._watch = None if threads else Watch()
         self._closed = False
         try:
             for i in range(threads):
-                self._threads.append(start_thread(partial(_work, self._requests), f"reader-{i}"))
+                self._threads.append(start_thread(partial(_work, self._requests[i % len(self._requests)]), f"reader-{i}"))
         except JobError:
             self.close()
             raise
 
-    def ask(self, call: Callable[[], T], what: Callable[[], str]) -> Coming[T]:
-        """Submit `call` in the caller's context and return its future; `what` describes the data in messages."""
+    def ask(self, call: Callable[[], T], what: Callable[[], str], thread: int = 0) -> Coming[T]:
+        """Submit `call` in the caller's context and return its future; `what` describes the data in messages.
+
+        `thread` is the number of the thread in a pool with separate queues.
+        """
         future: Coming[T] = Coming(what)
         if self._closed:
             future.cancel()
         elif self._watch is None:
-            self._requests.put((future, partial(copy_context().run, call)))
+            self._requests[thread % len(self._requests)].put((future, partial(copy_context().run, call)))
         else:
             self._watch.begin(what)
             _perform(future, call)
@@ -67,12 +72,13 @@ class Pool:
         self._closed = True
         if self._watch is not None:
             self._watch.close()
-        while not self._requests.empty():
-            waiting = self._requests.get()
-            if waiting is not None:
-                waiting[0].cancel()
-        for _ in self._threads:
-            self._requests.put(None)
+        for requests in self._requests:
+            while not requests.empty():
+                waiting = requests.get()
+                if waiting is not None:
+                    waiting[0].cancel()
+        for i in range(len(self._threads)):
+            self._requests[i % len(self._requests)].put(None)
         deadline = time.monotonic() + PATIENCE
         for thread in self._threads:
             if thread is not threading.current_thread():  # the garbage collector may call `close` on a reader thread

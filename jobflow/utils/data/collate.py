@@ -163,21 +163,26 @@ def _converted(array: Array, dtype: np.dtype[Any], row: int, entry: str) -> Arra
         raise located from None
 
 
-def as_tensor(array: Array) -> Tensor:
+def as_tensor(array: Array, what: str = "default_collate") -> Tensor:
     """Return a local tensor that shares the memory of an array; raise ArgumentError if tensors do not support its element type."""
     try:
         dtype_of(array.dtype)
     except (KeyError, TypeError):
-        raise ArgumentError(f"default_collate at {user_line()}: tensors cannot have the element type {array.dtype}; {ADVICE}") from None
+        raise ArgumentError(f"{what} at {user_line()}: tensors cannot have the element type {array.dtype}; {ADVICE}") from None
     return Tensor(type_of(array), None, array)
 
 
-def as_tensors(sample: Any) -> Any:
-    """Return a sample with all NumPy arrays, also in nested dicts, lists and tuples, replaced by local tensors in the same memory."""
-    if isinstance(sample, np.ndarray):
-        return as_tensor(sample)
-    if isinstance(sample, Mapping):
-        return with_values(sample, {key: as_tensors(value) for key, value in sample.items()})
-    if isinstance(sample, tuple | list):
-        return rebuilt(sample, [as_tensors(entry) for entry in sample])
-    return sample
+def default_convert(data: Any) -> Any:
+    """Return a sample with all NumPy arrays and numbers, also in nested dicts, lists and tuples, replaced by local tensors.
+
+    The tensors share the memory of the arrays.  Arrays of text or Python objects are unchanged.
+    Raises: ArgumentError for another array whose element type tensors do not support.
+    """
+    if isinstance(data, np.ndarray | np.generic) and not isinstance(data, str | bytes):
+        array = np.asarray(data)
+        return data if array.dtype.kind in "OSU" else as_tensor(array, "default_convert")
+    if isinstance(data, Mapping):
+        return with_values(data, {key: default_convert(value) for key, value in data.items()})
+    if isinstance(data, Sequence) and not isinstance(data, str | bytes | range):
+        return rebuilt(data, [default_convert(entry) for entry in data])
+    return data

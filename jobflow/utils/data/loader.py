@@ -7,36 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar
+from itertools import count, repeat
+from typing import Any
 
-from jobflow.core.errors import ArgumentError, DataError, user_line
+from jobflow.core.errors import ArgumentError, user_line
 from jobflow.data.ahead import END, Pending, Pool, Reading
 from jobflow.data.samples import Samples, Stream
 from jobflow.data.waiting import Coming, numbered, one_by_one
-from jobflow.functional.switches import checked_bool
+from jobflow.functional.sampling import Generator
 from jobflow.tensors.state import refuse_tracing
-from jobflow.utils.data.collate import as_tensor, as_tensors, default_collate
-from jobflow.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler, batched
-
-Batch = TypeVar("Batch")
-
-
-class _Limited(Generic[Batch]):
-    """A read in progress that raises an error after `seconds`."""
-
-    def __init__(self, pending: Coming[Batch], seconds: float) -> None:
-        self.pending, self.seconds = pending, seconds
-
-    def result(self) -> Batch:
-        try:
-            return self.pending.result(self.seconds)
-        except TimeoutError:
-            if self.pending.done():
-                raise  # an error of the dataset itself
-            raise DataError(
-                f"DataLoader at {user_line()}: reading {self.pending.what()} takes longer than timeout={self.seconds} seconds; increase timeout, "
-                f"or look for a dataset that waits"
-            ) from None
+from jobflow.utils.data import checks
+from jobflow.utils.data.collate import as_tensor, default_collate, default_convert
+from jobflow.utils.data.dataset import IterableDataset
+from jobflow.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler, batched, number_of
+from jobflow.utils.data.workers import Turns, Worker, within, workers
 
 
 class DataLoader:
@@ -44,9 +28,13 @@ class DataLoader:
 
     `sampler` or `shuffle` order the samples, `batch_sampler` groups them into batches, `batch_size=None` returns single samples.  `collate_fn`
     makes a batch of a list of samples, by default `default_collate`.  `drop_last` drops an incomplete last batch.
-    `num_workers` threads prefetch up to `prefetch_factor` batches each; with 0, the calling thread reads the batches.  The iteration raises an error
-    of a worker in place of the batch that the worker read.  With a `timeout`, a batch that takes more seconds raises DataError.
-    The workers share the memory of the program, so `pin_memory`, `persistent_workers` and `multiprocessing_context` have no effect.
+    `num_workers` threads read batch 0, 1, 2 ... in turn, up to `prefetch_factor` (2) batches each ahead; with 0, the calling thread reads.  Each
+    thread calls `worker_init_fn(id)` first.  In a thread, `get_worker_info()` returns its number.  Each worker iterates over its own copy of an
+    `IterableDataset`, which must yield the worker's part.  Other iterables have one worker.
+    The iteration raises an error of a worker in place of the batch that the worker read.  `generator` determines the order of `shuffle` and the
+    seeds of the workers.  With a `timeout`, a batch that takes a worker more seconds raises DataError.
+    The workers share the memory of the program, so `pin_memory`, `pin_memory_device`, `persistent_workers` and `multiprocessing_context` have no
+    effect; batches are always `in_order`.
     Raises: ArgumentError for arguments that contradict each other or are out of range, and for an object that is not a dataset.
     """
 
@@ -54,7 +42,7 @@ class DataLoader:
         self,
         dataset: Any,
         batch_size: int | None = 1,
-        shuffle: bool = False,
+        shuffle: bool | None = None,
         sampler: Any = None,
         batch_sampler: Any = None,
         num_workers: int = 0,
@@ -62,90 +50,105 @@ class DataLoader:
         pin_memory: bool = False,
         drop_last: bool = False,
         timeout: float = 0,
-        *,
+        worker_init_fn: Callable[[int], Any] | None = None,
         multiprocessing_context: Any = None,
+        generator: Generator | None = None,
+        *,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
     ) -> None:
         what = f"DataLoader at {user_line()}"
-        for name, value in (("pin_memory", pin_memory), ("persistent_workers", persistent_workers), ("drop_last", drop_last), ("in_order", in_order)):
-            checked_bool("DataLoader", name, value)
-        _check_workers(what, num_workers, prefetch_factor, timeout, multiprocessing_context)
-        prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
-        self.streams = isinstance(dataset, Stream) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__")
+        self.streams = isinstance(dataset, Stream | IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__")
         if self.streams and not isinstance(dataset, Stream) and not hasattr(dataset, "__iter__"):
             raise ArgumentError(f"{what}: the dataset {type(dataset).__name__} must have __getitem__ and __len__, or __iter__")
-        if self.streams and (shuffle or sampler is not None or batch_sampler is not None):
-            raise ArgumentError(f"{what}: a dataset without __getitem__ and __len__ determines the order; omit shuffle, sampler, batch_sampler")
-        if batch_sampler is not None and (batch_size not in (None, 1) or shuffle or sampler is not None or drop_last):
-            raise ArgumentError(f"{what}: batch_sampler determines all batches; omit batch_size, shuffle, sampler and drop_last")
-        if sampler is not None and shuffle:
-            raise ArgumentError(f"{what}: pass either sampler or shuffle, not both")
+        checks.flags(what, shuffle=shuffle or False, pin_memory=pin_memory, drop_last=drop_last, persistent_workers=persistent_workers, in_order=in_order)
+        checks.callables(what, collate_fn=collate_fn, worker_init_fn=worker_init_fn)
+        checks.order(what, self.streams, batch_size, shuffle, sampler, batch_sampler, drop_last)
+        checks.workers(what, num_workers, prefetch_factor, persistent_workers, timeout, multiprocessing_context)
+        checks.generator(what, generator)
+        if not isinstance(pin_memory_device, str):
+            raise ArgumentError(f"{what}: pin_memory_device must be a text; got {pin_memory_device!r}")
         self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
-        self.num_workers, self.prefetch_factor, self.timeout = num_workers, prefetch_factor, timeout
-        self.pin_memory, self.persistent_workers, self.multiprocessing_context = pin_memory, persistent_workers, multiprocessing_context
+        self.num_workers, self.prefetch_factor = num_workers, 2 if prefetch_factor is None and num_workers else prefetch_factor
+        self.worker_init_fn, self.generator, self.in_order = worker_init_fn, generator, in_order
+        self.timeout, self.multiprocessing_context = timeout, multiprocessing_context
+        self.pin_memory, self.pin_memory_device, self.persistent_workers = pin_memory, pin_memory_device, persistent_workers
         self.sampler = sampler
         if sampler is None and not self.streams:
-            self.sampler = RandomSampler(dataset) if shuffle else SequentialSampler(dataset)
+            self.sampler = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
         self.batch_sampler = batch_sampler
         if batch_sampler is None and batch_size is not None and not self.streams:
             self.batch_sampler = BatchSampler(self.sampler, batch_size, drop_last)
         #: number of started epochs, for datasets whose samples differ between epochs
         self._begun = 0
-        self.collate_fn = collate_fn or (default_collate if self.batch_sampler is not None or batch_size is not None else as_tensors)
+        self.collate_fn = collate_fn or (default_collate if self.batch_sampler is not None or batch_size is not None else default_convert)
 
     def __len__(self) -> int:
-        if self.streams:
+        if not self.streams:
+            return len(self.batch_sampler if self.batch_sampler is not None else self.sampler)
+        if not hasattr(self.dataset, "__len__"):
             raise TypeError("len(DataLoader): the dataset has no length; count the batches while iterating")
-        return len(self.batch_sampler if self.batch_sampler is not None else self.sampler)
+        samples = len(self.dataset)
+        return samples if self.batch_size is None else number_of(samples, self.batch_size, self.drop_last)
 
     def __iter__(self) -> Iterator[Any]:
         refuse_tracing("DataLoader", "data cannot be read", "pass batches as arguments")
         epoch = getattr(self.sampler, "epoch", self._begun)
         self._begun += 1
         numbers = None if self.streams else iter(self.sampler if self.batch_sampler is None else self.batch_sampler)
-        pool = Pool(min(self.num_workers, 1) if self.streams else self.num_workers)
-        reads = self._streamed(epoch, pool) if numbers is None else self._planned(numbers, epoch, pool)
-        plan: Iterator[Pending[Any]] = reads
-        if self.timeout and self.num_workers:
-            plan = (_Limited(pending, self.timeout) for pending in reads)
-        return Reading(plan, self.num_workers * self.prefetch_factor, pool)
+        several = numbers is not None or isinstance(self.dataset, IterableDataset)
+        threads = self.num_workers if several else min(self.num_workers, 1)
+        pool, team = Pool(threads, separate=True), self._workers(threads)
+        ahead = self.prefetch_factor or 0
+        if numbers is not None:
+            reads = self._planned(numbers, epoch, pool, team)
+            limit = self.timeout if team else 0
+            return Reading((within(read, limit) for read in reads), threads * ahead, pool)
+        if not team:
+            return Reading(self._streamed(epoch, pool), 0, pool)
+        what, batches = f"the next samples of the dataset {type(self.dataset).__name__}", partial(self._batches, epoch)
+        return Reading(self._turns(lambda: Turns(team, pool, ahead, batches, lambda: what, self.timeout)), 0, pool)
 
-    def _planned(self, numbers: Iterator[Any], epoch: int, pool: Pool) -> Iterator[Coming[Any]]:
-        for own in numbers:
-            yield pool.ask(partial(self._read, own, epoch), partial(self._text, own))
+    def _workers(self, threads: int) -> list[Worker]:
+        if not threads:
+            return []
+        copies = self.worker_init_fn is not None or isinstance(self.dataset, IterableDataset)
+        return workers(threads, self.dataset, checks.seed(self.generator, self._begun), self.worker_init_fn, copies)
+
+    def _planned(self, numbers: Iterator[Any], epoch: int, pool: Pool, team: Sequence[Worker]) -> Iterator[Coming[Any]]:
+        for i, own in zip(count(), numbers, strict=False):
+            call = partial(self._read, own, epoch)
+            run = partial(team[i % len(team)].run, call) if team else partial(call, self.dataset)
+            yield pool.ask(run, partial(self._text, own), i)
 
     def _text(self, numbers: Any) -> str:
         return f"{numbered([numbers] if self.batch_sampler is None else numbers)} of the dataset {type(self.dataset).__name__}"
 
-    def _read(self, numbers: Any, epoch: int) -> Any:
+    def _read(self, numbers: Any, epoch: int, dataset: Any) -> Any:
         if self.batch_sampler is None:
-            return self.collate_fn(self.dataset[numbers])
-        if isinstance(self.dataset, Samples) and self.collate_fn is default_collate:  # these datasets read many samples faster in one call
-            return {name: as_tensor(rows) for name, rows in self.dataset.read(numbers, epoch).items()}
-        samples = [self.dataset[number] for _, number in one_by_one(numbers, "sample {}".format)]
+            return self.collate_fn(dataset[numbers])
+        if isinstance(dataset, Samples) and self.collate_fn is default_collate:  # these datasets read many samples faster in one call
+            return {name: as_tensor(rows) for name, rows in dataset.read(numbers, epoch).items()}
+        several = getattr(dataset, "__getitems__", None)
+        samples = several(numbers) if several else [dataset[number] for _, number in one_by_one(numbers, "sample {}".format)]
         try:
             return self.collate_fn(samples)
         except ArgumentError as error:
             if error.row is not None:
-                error.args = (f"{error}; it is sample {numbers[error.row]} of the dataset {type(self.dataset).__name__}",)
+                error.args = (f"{error}; it is sample {numbers[error.row]} of the dataset {type(dataset).__name__}",)
             raise
 
-    def _streamed(self, epoch: int, pool: Pool) -> Iterator[Coming[Any]]:
-        samples = iter(self.dataset.samples(epoch) if isinstance(self.dataset, Stream) else self.dataset)
-        batches = map(self.collate_fn, samples if self.batch_size is None else batched(samples, self.batch_size, self.drop_last))
+    def _batches(self, epoch: int, dataset: Any) -> Iterator[Any]:
+        samples = iter(dataset.samples(epoch) if isinstance(dataset, Stream) else dataset)
+        return map(self.collate_fn, samples if self.batch_size is None else batched(samples, self.batch_size, self.drop_last))
+
+    def _streamed(self, epoch: int, pool: Pool) -> Iterator[Pending[Any]]:
+        batches = self._batches(epoch, self.dataset)
         while True:
             yield pool.ask(partial(next, batches, END), lambda: f"the next samples of the dataset {type(self.dataset).__name__}")
 
-
-def _check_workers(what: str, num_workers: Any, prefetch_factor: Any, timeout: Any, context: Any) -> None:
-    """Raise ArgumentError for options of workers that are out of range."""
-    for name, value, least in (("num_workers", num_workers, 0), ("prefetch_factor", 1 if prefetch_factor is None else prefetch_factor, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ArgumentError(f"{what}: {name} must be an integer of at least {least}; got {value!r}")
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < float("inf"):
-        raise ArgumentError(f"{what}: timeout must be a number of seconds of at least 0; got {timeout!r}")
-    if not (context is None or context in ("fork", "spawn", "forkserver") or hasattr(context, "get_start_method")):
-        raise ArgumentError(f"{what}: multiprocessing_context must be a start method, such as 'spawn'; got {context!r}")
+    @staticmethod
+    def _turns(start: Callable[[], Turns]) -> Iterator[Pending[Any]]:
+        yield from repeat(start())

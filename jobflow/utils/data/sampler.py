@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from jobflow.core.errors import ArgumentError, user_line
+from jobflow.core.types import type_of
 from jobflow.data.sample_order import Order
+from jobflow.expressions import philox
+from jobflow.functional.sampling import Generator
+from jobflow.functional.tensor_class import Tensor
 from jobflow.runtime.world import launched as launch
 from jobflow.tensors.state import state
+from jobflow.utils.data import checks
 
+#: the distance between the seeds of the orders within one epoch
+_FURTHER = 0x9E3779B97F4A7C15
 Item = TypeVar("Item")
 Index = TypeVar("Index", covariant=True)
 
@@ -39,6 +46,7 @@ class SequentialSampler(Sampler[int]):
     """A sampler of the indices 0, 1 ... len(data_source) - 1, in order."""
 
     def __init__(self, data_source: Sized) -> None:
+        checks.sized(f"SequentialSampler at {user_line()}", "data_source", data_source)
         self.data_source = data_source
 
     def __iter__(self) -> Iterator[int]:
@@ -51,10 +59,12 @@ class SequentialSampler(Sampler[int]):
 class _Shuffled(Sampler[int]):
     """Base class of samplers with a new order in every epoch.
 
-    Each iteration is the next epoch, or the epoch that `set_epoch` selects.
+    Each iteration is the next epoch, or the epoch that `set_epoch` selects.  With a generator, it is the next random operation of the generator.
     """
 
-    def __init__(self, seed: int | None) -> None:
+    def __init__(self, seed: int | None, generator: Generator | None) -> None:
+        checks.generator(f"{type(self).__name__} at {user_line()}", generator, seed)
+        self.generator = generator
         self.seed = state().local_generator.seed if seed is None else seed
         self.epoch = 0
 
@@ -62,54 +72,143 @@ class _Shuffled(Sampler[int]):
         """Set the epoch of the next iteration."""
         self.epoch = epoch
 
-    def order(self, count: int) -> list[int]:
-        order: list[int] = Order(self.seed, count).indices(self.epoch, 0, count).tolist()
+    def _next(self) -> tuple[int, int]:
+        """Return the seed and the epoch of an iteration that begins."""
+        epoch = self.epoch
         self.epoch += 1
-        return order
+        return (self.seed, epoch) if self.generator is None else (self.generator.core.seed, self.generator.core.next())
+
+
+def shuffled(seed: int, epoch: int, count: int) -> list[int]:
+    """Return the order of `count` samples in an epoch."""
+    order: list[int] = Order(seed, count).indices(epoch, 0, count).tolist()
+    return order
+
+
+def _words(seed: int, epoch: int, count: int) -> Any:
+    """Return random integers as uint64[count]."""
+    words = philox.words(np, philox.key_of(seed, "samples"), np.arange(count, dtype=np.uint64), epoch).astype(np.uint64)
+    return words[0] << np.uint64(32) | words[1]
 
 
 class RandomSampler(_Shuffled):
-    """A sampler of all indices of `data_source`, in a new random order in every epoch."""
+    """A sampler of all indices of `data_source`, in a new random order in every epoch.
 
-    def __init__(self, data_source: Sized, seed: int | None = None) -> None:
-        super().__init__(seed)
-        self.data_source = data_source
+    `num_samples` is the number of indices, by default len(data_source); further indices are those of further random orders.  With `replacement`,
+    each index is sampled independently.  `seed` or `generator` determine the order, by default the seed of local random tensors.
+    Raises: ArgumentError for invalid arguments.
+    """
+
+    def __init__(
+        self, data_source: Sized, replacement: bool = False, num_samples: int | None = None, generator: Any = None, *, seed: int | None = None
+    ) -> None:
+        super().__init__(seed, generator)
+        what = f"RandomSampler at {user_line()}"
+        checks.flags(what, replacement=replacement)
+        checks.sized(what, "data_source", data_source)
+        if num_samples is not None:
+            checks.whole(what, "num_samples", num_samples, 1)
+            if not len(data_source):
+                raise ArgumentError(f"{what}: num_samples is {num_samples}, but data_source has no samples; pass num_samples=None")
+        self.data_source, self.replacement, self._num_samples = data_source, replacement, num_samples
+
+    @property
+    def num_samples(self) -> int:
+        """The number of indices of an epoch."""
+        return len(self.data_source) if self._num_samples is None else self._num_samples
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.order(len(self.data_source)))
+        (seed, epoch), count, size = self._next(), self.num_samples, len(self.data_source)
+        if self.replacement:
+            return iter((_words(seed, epoch, count) % np.uint64(max(size, 1))).astype(np.int64).tolist())
+        orders = (shuffled(seed + i * _FURTHER, epoch, size) for i in range(math.ceil(count / size) if size else 0))
+        return islice(chain.from_iterable(orders), count)
 
     def __len__(self) -> int:
-        return len(self.data_source)
+        return self.num_samples
 
 
 class SubsetRandomSampler(_Shuffled):
-    """A sampler of the elements of `indices`, in a new random order in every epoch."""
+    """A sampler of the elements of `indices`, in a new random order in every epoch.
 
-    def __init__(self, indices: Sequence[int], seed: int | None = None) -> None:
-        super().__init__(seed)
-        self.indices = list(indices)
+    `seed` or `generator` determine the order, by default the seed of local random tensors.
+    """
+
+    def __init__(self, indices: Sequence[int], generator: Any = None, *, seed: int | None = None) -> None:
+        super().__init__(seed, generator)
+        self.indices = checks.listed(f"SubsetRandomSampler at {user_line()}", "indices", indices)
 
     def __iter__(self) -> Iterator[int]:
-        return (self.indices[i] for i in self.order(len(self.indices)))
+        order = shuffled(*self._next(), len(self.indices))
+        return (self.indices[i] for i in order)
 
     def __len__(self) -> int:
         return len(self.indices)
+
+
+class WeightedRandomSampler(_Shuffled):
+    """A sampler of `num_samples` indices of `weights`, in proportion to the weights.
+
+    Without `replacement`, the indices of an epoch differ.  `seed` or `generator` determine them, by default the seed of local random tensors.
+    Raises: ArgumentError for weights that are not finite, negative or all zero, or for too few weights other than zero without replacement.
+    """
+
+    def __init__(
+        self, weights: Sequence[float], num_samples: int, replacement: bool = True, generator: Any = None, *, seed: int | None = None
+    ) -> None:
+        super().__init__(seed, generator)
+        what = f"WeightedRandomSampler at {user_line()}"
+        checks.flags(what, replacement=replacement)
+        self.num_samples, self.replacement = checks.whole(what, "num_samples", num_samples, 1), replacement
+        self._numbers = checks.weights(what, weights)
+        usable = int(np.count_nonzero(self._numbers))
+        if not replacement and num_samples > usable:
+            raise ArgumentError(
+                f"{what}: num_samples={num_samples} exceeds the {usable} weights other than zero; pass fewer samples, or replacement=True"
+            )
+
+    @property
+    def weights(self) -> Tensor:
+        """The weights as a float64 tensor."""
+        return Tensor(type_of(self._numbers), None, self._numbers)
+
+    def __iter__(self) -> Iterator[int]:
+        seed, epoch = self._next()
+        count = self.num_samples if self.replacement else len(self._numbers)
+        uniform = (_words(seed, epoch, count) >> np.uint64(11)) * 2.0**-53  # in [0, 1)
+        if self.replacement:
+            sums = self._numbers.cumsum()
+            last = np.flatnonzero(self._numbers)[-1]  # a product may be rounded up to the sum
+            return iter(np.minimum(np.searchsorted(sums, uniform * sums[-1], side="right"), last).tolist())
+        arrivals = np.full(count, np.inf)  # of Poisson processes with the weights as rates
+        np.divide(-np.log1p(-uniform), self._numbers, out=arrivals, where=self._numbers > 0)
+        return iter(np.argsort(arrivals, kind="stable")[: self.num_samples].tolist())
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+def number_of(samples: int, batch_size: int, drop_last: bool) -> int:
+    """Return the number of batches of `samples` samples."""
+    whole, rest = divmod(samples, batch_size)
+    return whole + (rest > 0 and not drop_last)
 
 
 class BatchSampler(Sampler[list[int]]):
     """A sampler of lists of `batch_size` indices from another sampler; a shorter last list is dropped if `drop_last`."""
 
     def __init__(self, sampler: Any, batch_size: int, drop_last: bool = False) -> None:
-        if type(batch_size) is not int or batch_size < 1:
-            raise ArgumentError(f"BatchSampler at {user_line()}: batch_size must be an int >= 1; got {batch_size!r}")
-        self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
+        what = f"BatchSampler at {user_line()}"
+        checks.flags(what, drop_last=drop_last)
+        if not hasattr(sampler, "__iter__") and not hasattr(sampler, "__getitem__"):
+            raise ArgumentError(f"{what}: sampler must be an iterable of indices; got {sampler!r}")
+        self.sampler, self.batch_size, self.drop_last = sampler, checks.whole(what, "batch_size", batch_size, 1), drop_last
 
     def __iter__(self) -> Iterator[list[int]]:
         return batched(self.sampler, self.batch_size, self.drop_last)
 
     def __len__(self) -> int:
-        whole, rest = divmod(len(self.sampler), self.batch_size)
-        return whole + (rest > 0 and not self.drop_last)
+        return number_of(len(self.sampler), self.batch_size, self.drop_last)
 
 
 class DistributedSampler(Sampler[int]):
