@@ -22,7 +22,7 @@ from jobflow.data.ofrecord import record_classes
 from jobflow.legacy.extras.op_types import OP_TYPES
 from jobflow.legacy.extras.op_types_on_host import OP_TYPES_ON_HOST
 from jobflow.legacy.extras.user_ops import op_type
-from jobflow.utils.data import DistributedSampler, RandomSampler, SubsetRandomSampler, random_split
+from jobflow.utils.data import DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, random_split
 
 NAMES = Path(__file__).parents[1] / "public" / "names.txt"
 
@@ -95,6 +95,7 @@ TYPES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 OTHERS: dict[str, Callable[[int], Any]] = {
     "RandomSampler": lambda seed: list(RandomSampler(range(64), seed=seed)),
     "SubsetRandomSampler": lambda seed: list(SubsetRandomSampler(range(64), seed=seed)),
+    "WeightedRandomSampler": lambda seed: list(WeightedRandomSampler(range(64), 64, seed=seed)),
     "DistributedSampler": lambda seed: list(DistributedSampler(range(64), 1, 0, seed=seed)),
     "random_split": lambda seed: [list(part.indices) for part in random_split(range(64), [32, 32], seed=seed)],
     "Order": lambda seed: Order(seed, 64).indices(0, 0, 64),
@@ -103,7 +104,7 @@ OTHERS: dict[str, Callable[[int], Any]] = {
     )["images"],
 }
 #: what takes a seed and draws nothing with it, or only with another argument
-NOT_DRAWING = {"manual_seed", "seed", "gen_seed", "op", "random_normal_initializer", "order_of"}
+NOT_DRAWING = {"manual_seed", "manual_seed_all", "seed", "gen_seed", "op", "random_normal_initializer", "order_of"}
 ALIASES = {
     "coin_flip": "CoinFlip",
     "image_random_crop": "random_crop",

@@ -84,7 +84,7 @@ def lists(*arguments: Any, **options: Any) -> list[Any]:
         (3, [[0, 3], [1, 4], [2, 5], [6]], [[0, 1]] * 3 + [[2]] * 3, [[0, 10], [21, 31], [42, 52], [60]]),
     ],
 )
-def test_workers_read_batches_in_turn(workers: int, shares: Any, wholes: Any, tagged: Any) -> None:
+def test_workers_read_every_nth_batch(workers: int, shares: Any, wholes: Any, tagged: Any) -> None:
     assert lists(Share(0, 7), 2, num_workers=workers) == shares and lists(Whole(0, 3), 2, num_workers=workers) == wholes
     assert lists(Tagged(), 2, num_workers=workers) == tagged and get_worker_info() is None
     assert lists(Share(0, 7), 2, drop_last=True, num_workers=workers) == [batch for batch in shares if len(batch) == 2]
@@ -92,12 +92,12 @@ def test_workers_read_batches_in_turn(workers: int, shares: Any, wholes: Any, ta
 
 
 def test_worker_init_fn_configures_the_dataset_of_its_worker() -> None:
-    data, seen = Whole(0, 9), []
+    data, calls = Whole(0, 9), []
     assert lists(data, 2, num_workers=3, worker_init_fn=restrict) == [[0, 1], [3, 4], [6, 7], [2], [5], [8]] and (data.begin, data.end) == (0, 9)
-    lists(Tagged(), 2, num_workers=2, worker_init_fn=seen.append)
-    assert sorted(seen) == [0, 1]
-    lists(Tagged(), 2, worker_init_fn=seen.append)
-    assert len(seen) == 2, "not called without workers"
+    lists(Tagged(), 2, num_workers=2, worker_init_fn=calls.append)
+    assert sorted(calls) == [0, 1]
+    lists(Tagged(), 2, worker_init_fn=calls.append)
+    assert len(calls) == 2, "not called without workers"
 
     def fail(worker: int) -> None:
         raise KeyError(worker)
@@ -126,7 +126,10 @@ def test_a_generator_determines_order_and_seeds_of_workers() -> None:
 
 def test_samplers() -> None:
     generator = flow.Generator().manual_seed(5)
-    for sampler, indices in ((RandomSampler(range(9), generator=generator), range(9)), (SubsetRandomSampler([4, 2, 7], generator=generator), (2, 4, 7))):
+    for sampler, indices in (
+        (RandomSampler(range(9), generator=generator), range(9)),
+        (SubsetRandomSampler([4, 2, 7], generator=generator), (2, 4, 7)),
+    ):
         assert sorted(sampler) == list(indices) and len(sampler) == len(indices)
     longer = list(RandomSampler(range(5), num_samples=12, seed=1))
     assert sorted(longer[:5]) == sorted(longer[5:10]) == list(range(5)) and longer[:5] != longer[5:10] and len(longer) == 12
@@ -149,7 +152,11 @@ def test_weighted_samples_follow_the_weights() -> None:
     assert np.abs(np.array(firsts) / 2000 - np.array(weights) / 8).max() < 0.04
     generator = flow.Generator().manual_seed(1)
     one = list(WeightedRandomSampler(weights, 20, generator=generator))
-    assert one == list(WeightedRandomSampler(weights, 20, generator=generator.manual_seed(1))) != list(WeightedRandomSampler(weights, 20, generator=generator))
+    assert (
+        one
+        == list(WeightedRandomSampler(weights, 20, generator=generator.manual_seed(1)))
+        != list(WeightedRandomSampler(weights, 20, generator=generator))
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,7 +199,7 @@ def test_default_convert() -> None:
     assert result["x"][0].tolist() == [0, 1] and str(result["x"][1].tensor_type) == "float32[]" and result["y"] == (1, "a", None)
     assert result["z"] is text
     assert [x.tolist() for x in DataLoader(np.arange(3), None)] == [0, 1, 2]
-    with pytest.raises(ArgumentError, match="default_convert at .*element type complex128"):
+    with pytest.raises(ArgumentError, match=r"default_convert at .*element type complex128"):
         default_convert(np.zeros(2, complex))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import user_line
+from jobflow.core.errors import JobError, user_line
 from jobflow.core.layout import B, Layout
 from jobflow.core.types import DType, TensorType, int64
 from jobflow.functional.tensor_class import Tensor
@@ -63,6 +63,7 @@ class StepRecorder(Building):
     running: ClassVar[str] = "flow.compile"
     short: ClassVar[str] = "the compiled function"
     differentiates: ClassVar[bool] = True
+    untraceable: ClassVar[type[JobError]] = Untraceable
     sweep: ClassVar[type[Sweep[Tensor]]] = TracedSweep
 
     #: names of the tensors of the program, by id; the trace adds to them
@@ -178,9 +179,6 @@ class StepRecorder(Building):
         counterpart = super()._equal(x, target, what)
         self.constant(counterpart)
         return counterpart
-
-    def untraceable(self, problem: str) -> Untraceable:
-        return Untraceable(problem)
 
     def filled(self, x: Tensor, value: float) -> Tensor:
         """Return a traced tensor with the type and layout of x and all elements equal to `value`."""

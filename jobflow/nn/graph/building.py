@@ -18,7 +18,7 @@ import numpy as np
 import jobflow.core.scope as scope
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import JobError, JobflowError, SourceLine, user_line
+from jobflow.core.errors import JobError, SourceLine, user_line
 from jobflow.core.layout import B, Broadcast, Layout, Partial, Placement, S, Sbp, Split
 from jobflow.core.types import Array, TensorType, int64
 from jobflow.functional.tensor_class import Tensor
@@ -52,6 +52,8 @@ class Building(ProgramRecorder[Tensor]):
     #: name of the running function in messages, and a short form
     running: ClassVar[str] = "nn.Graph.build"
     short: ClassVar[str] = "build"
+    #: the error for a local tensor that cannot become global
+    untraceable: ClassVar[type[JobError]] = JobError
 
     here: EagerState
     tracer: Tracer
@@ -161,6 +163,7 @@ class Building(ProgramRecorder[Tensor]):
         Raises: JobError if x depends on an argument, on random numbers of this rank, or on a tensor that requires gradients.
         """
         known = self.known(x)
+        advice = "create it with device=x.device, or convert it before the call"
         problem = "requires gradients" if known._needs_gradient else ""
         now: dict[Value, Value] = {}
         needed = needed_nodes([known.traced])
@@ -201,10 +204,6 @@ class Building(ProgramRecorder[Tensor]):
             counterpart = self._counterparts[id(x), target] = Tensor(x.tensor_type, target, array)
             counterpart._provenance = provenance
         return counterpart
-
-    def untraceable(self, problem: str) -> JobflowError:
-        """Return the error for a tensor that cannot become global during tracing."""
-        return JobError(f"{problem}; create it with device=x.device, or convert it before the call of the graph")
 
     def to_local(self, x: Tensor) -> Tensor:
         """Raise JobError, because the pieces of a traced tensor have no values."""

@@ -50,7 +50,7 @@ def generator(what: str, value: Any, seed: Any = None) -> None:
         raise ArgumentError(f"{what}: pass either generator or seed={seed}, not both")
 
 
-def sized(what: str, name: str, value: Any) -> int:
+def length(what: str, name: str, value: Any) -> int:
     """Return len(value); raise ArgumentError for an object without length."""
     try:
         return len(value)

@@ -90,7 +90,7 @@ class StackDataset(Dataset[Any]):
         if bool(args) == bool(kwargs):
             raise ArgumentError(f"{what}: pass datasets either by position or by name; got {len(args)} by position and {len(kwargs)} by name")
         self.datasets: Any = args or kwargs
-        sizes = [checks.sized(what, "each dataset", each) for each in (args or kwargs.values())]
+        sizes = [checks.length(what, "each dataset", each) for each in (args or kwargs.values())]
         if len(set(sizes)) > 1:
             raise ArgumentError(f"{what}: the datasets must have the same length; got {sizes}")
         self._size = sizes[0]
@@ -117,7 +117,7 @@ class ConcatDataset(Dataset[Any]):
             raise ArgumentError(f"{what}: datasets must contain at least one dataset")
         if any(isinstance(each, IterableDataset) for each in self.datasets):
             raise ArgumentError(f"{what}: an IterableDataset has no samples by index; use ChainDataset")
-        self.cumulative_sizes = list(accumulate(checks.sized(what, "each dataset", each) for each in self.datasets))
+        self.cumulative_sizes = list(accumulate(checks.length(what, "each dataset", each) for each in self.datasets))
 
     def __getitem__(self, index: int) -> Any:
         number = index + len(self) if index < 0 else index
@@ -153,7 +153,7 @@ def random_split(dataset: Any, lengths: Sequence[float], generator: Generator | 
     """
     what = f"random_split at {user_line()}"
     checks.generator(what, generator, seed)
-    size = checks.sized(what, "dataset", dataset)
+    size = checks.length(what, "dataset", dataset)
     sizes = _sizes(what, checks.listed(what, "lengths", lengths), size)
     key, epoch = (seed or 0, 0) if generator is None else (generator.core.seed, generator.core.next())
     order = Order(key, size).indices(epoch, 0, size).tolist()

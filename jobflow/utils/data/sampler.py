@@ -46,7 +46,7 @@ class SequentialSampler(Sampler[int]):
     """A sampler of the indices 0, 1 ... len(data_source) - 1, in order."""
 
     def __init__(self, data_source: Sized) -> None:
-        checks.sized(f"SequentialSampler at {user_line()}", "data_source", data_source)
+        checks.length(f"SequentialSampler at {user_line()}", "data_source", data_source)
         self.data_source = data_source
 
     def __iter__(self) -> Iterator[int]:
@@ -105,7 +105,7 @@ class RandomSampler(_Shuffled):
         super().__init__(seed, generator)
         what = f"RandomSampler at {user_line()}"
         checks.flags(what, replacement=replacement)
-        checks.sized(what, "data_source", data_source)
+        checks.length(what, "data_source", data_source)
         if num_samples is not None:
             checks.whole(what, "num_samples", num_samples, 1)
             if not len(data_source):
@@ -160,8 +160,8 @@ class WeightedRandomSampler(_Shuffled):
         what = f"WeightedRandomSampler at {user_line()}"
         checks.flags(what, replacement=replacement)
         self.num_samples, self.replacement = checks.whole(what, "num_samples", num_samples, 1), replacement
-        self._numbers = checks.weights(what, weights)
-        usable = int(np.count_nonzero(self._numbers))
+        self._values = checks.weights(what, weights)
+        usable = int(np.count_nonzero(self._values))
         if not replacement and num_samples > usable:
             raise ArgumentError(
                 f"{what}: num_samples={num_samples} exceeds the {usable} weights other than zero; pass fewer samples, or replacement=True"
@@ -170,18 +170,18 @@ class WeightedRandomSampler(_Shuffled):
     @property
     def weights(self) -> Tensor:
         """The weights as a float64 tensor."""
-        return Tensor(type_of(self._numbers), None, self._numbers)
+        return Tensor(type_of(self._values), None, self._values)
 
     def __iter__(self) -> Iterator[int]:
         seed, epoch = self._next()
-        count = self.num_samples if self.replacement else len(self._numbers)
+        count = self.num_samples if self.replacement else len(self._values)
         uniform = (_words(seed, epoch, count) >> np.uint64(11)) * 2.0**-53  # in [0, 1)
         if self.replacement:
-            sums = self._numbers.cumsum()
-            last = np.flatnonzero(self._numbers)[-1]  # a product may be rounded up to the sum
+            sums = self._values.cumsum()
+            last = np.flatnonzero(self._values)[-1]  # a product may be rounded up to the sum
             return iter(np.minimum(np.searchsorted(sums, uniform * sums[-1], side="right"), last).tolist())
         arrivals = np.full(count, np.inf)  # of Poisson processes with the weights as rates
-        np.divide(-np.log1p(-uniform), self._numbers, out=arrivals, where=self._numbers > 0)
+        np.divide(-np.log1p(-uniform), self._values, out=arrivals, where=self._values > 0)
         return iter(np.argsort(arrivals, kind="stable")[: self.num_samples].tolist())
 
     def __len__(self) -> int:
