@@ -178,7 +178,7 @@ class Building(ProgramRecorder[Tensor]):
                 problem = problem or f"depends on {node.op.key}, which the program overwrites"
             if problem:
                 raise self.untraceable(
-                    f"{what} at {user_line()}: the local tensor {x.tensor_type} {problem}, so its elements may differ between ranks"
+                    f"{what} at {user_line()}: the local tensor {x.tensor_type} {problem}, so its elements may differ between ranks; {advice}"
                 )
             outputs: tuple[Any, ...]
             if isinstance(node.op, ReadVariable):

@@ -63,7 +63,9 @@ class DataLoader:
         self.streams = isinstance(dataset, Stream | IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__")
         if self.streams and not isinstance(dataset, Stream) and not hasattr(dataset, "__iter__"):
             raise ArgumentError(f"{what}: the dataset {type(dataset).__name__} must have __getitem__ and __len__, or __iter__")
-        checks.flags(what, shuffle=shuffle or False, pin_memory=pin_memory, drop_last=drop_last, persistent_workers=persistent_workers, in_order=in_order)
+        checks.flags(
+            what, shuffle=shuffle or False, pin_memory=pin_memory, drop_last=drop_last, persistent_workers=persistent_workers, in_order=in_order
+        )
         checks.callables(what, collate_fn=collate_fn, worker_init_fn=worker_init_fn)
         checks.order(what, self.streams, batch_size, shuffle, sampler, batch_sampler, drop_last)
         checks.workers(what, num_workers, prefetch_factor, persistent_workers, timeout, multiprocessing_context)
