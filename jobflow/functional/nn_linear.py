@@ -1,4 +1,4 @@
-"""Linear maps, embeddings, dropout, and norms and distances of vectors."""
+"""Linear maps, dropout, and norms and distances of vectors."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ from jobflow.ops.axes import ExpandDims, Squeeze
 from jobflow.ops.broadcast import broadcast_to
 from jobflow.ops.chain import Chain
 from jobflow.ops.derivative import DerivativeStep
-from jobflow.ops.index import gather
 from jobflow.ops.index import one_hot as rows_of_ones
 from jobflow.ops.matmul import BiasAdd, BroadcastMatMul, MatMul, matmul
 from jobflow.ops.op import apply, broadcast_shapes
 from jobflow.ops.random_tensors import DropoutMask
-from jobflow.ops.runtime_assertions import RuntimeAssertion, class_assertion, row_assertion
+from jobflow.ops.runtime_assertions import RuntimeAssertion, class_assertion
 from jobflow.tensors import redistribution
 from jobflow.tensors.run import run, runs_chains
 from jobflow.tensors.state import state
 
 __all__ = [
-    "bilinear", "cosine_similarity", "dropout", "dropout1d", "dropout2d", "dropout3d", "embedding", "linear", "normalize", "one_hot",
+    "bilinear", "cosine_similarity", "dropout", "dropout1d", "dropout2d", "dropout3d", "linear", "normalize", "one_hot",
     "pairwise_distance",
 ]  # fmt: skip
 
@@ -109,36 +108,11 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
     return sh.reshape(y, (*x1.shape[:-1], out))
 
 
-def _asserted(ids: Tensor, assertion: RuntimeAssertion) -> Tensor:
+def asserted(ids: Tensor, assertion: RuntimeAssertion) -> Tensor:
     """Return indices with a runtime assertion of their range; raise DtypeError for indices that are not integers."""
     if not ids.tensor_type.dtype.is_integer:
         raise DtypeError(f"{assertion.what} at {user_line()}: the indices {ids.tensor_type} must be integers")
     return run(assertion, ids)
-
-
-@composed
-def _looked_up(ids: Tensor, weight: Tensor, padding: int | None) -> Value:
-    rows = gather(weight, ids, 0)
-    if padding is None:
-        return rows
-    fixed = sh.reshape(ew.equal(ids, ew.fill_like(ids, padding)), (*ids.tensor_type.shape, *(1,) * (weight.tensor_type.ndim - 1)))
-    return ew.where(fixed, ew.detach(rows), rows)
-
-
-def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
-    """Return weight[input], one row per index; row `padding_idx` receives no gradient.  The rows of the weight may be split.
-
-    Raises: ArgumentError for an index out of range, DtypeError for indices that are not integers, ShapeError for a weight without axes.
-    """
-    if not weight.tensor_type.ndim:
-        raise ShapeError(f"embedding at {user_line()}: weight {weight.tensor_type} must be [rows, size of a row]")
-    count = weight.tensor_type.shape[0]
-    input = _asserted(input, row_assertion("embedding", count))
-    if padding_idx is not None and not -count <= whole("embedding", "padding_idx", padding_idx) < count:
-        raise ArgumentError(
-            f"embedding at {user_line()}: padding_idx {padding_idx} is out of range, {-count} to {count - 1}, for weight {weight.tensor_type}"
-        )
-    return _looked_up(input, weight, None if padding_idx is None else padding_idx % count)
 
 
 @composed
@@ -160,7 +134,7 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
         num_classes = int(np.max(values)) + 1
     elif num_classes < 1:
         raise ArgumentError(f"one_hot at {user_line()}: num_classes must be at least 1, or -1 to infer it; got {num_classes}")
-    return _ones_at(_asserted(tensor, class_assertion("one_hot", num_classes)), num_classes)
+    return _ones_at(asserted(tensor, class_assertion("one_hot", num_classes)), num_classes)
 
 
 # -------------------------------------------------------------------- dropout

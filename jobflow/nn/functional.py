@@ -7,6 +7,7 @@ from jobflow.functional.nn_attention import *
 from jobflow.functional.nn_classes import *
 from jobflow.functional.nn_conv import *
 from jobflow.functional.nn_ctc import *
+from jobflow.functional.nn_embedding import *
 from jobflow.functional.nn_grids import *
 from jobflow.functional.nn_linear import *
 from jobflow.functional.nn_losses import *

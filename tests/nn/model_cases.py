@@ -1,4 +1,4 @@
-"""Cases of transformers, written for any library with PyTorch's names; kinds of inputs as in `nn_cases`."""
+"""Cases of transformers and of bags of embeddings, written for any library with PyTorch's names; kinds of inputs as in `nn_cases`."""
 
 from __future__ import annotations
 
@@ -46,4 +46,32 @@ TRANSFORMERS = [
     Case("transformer", _transformer, (SOURCE, TARGET, ("u", (5, 5)), ("h", (3, 4)))),
     Case("sdpa_groups", _grouped, (("x", (3, 4, 5, 6)), ("x", (3, 2, 4, 6)), ("x", (3, 2, 4, 2)))),
 ]
-MODELS = TRANSFORMERS
+
+
+def _bag(**options: Any) -> Callable[[Any, Any], Any]:
+    """Return bags of vectors of indices; the second input has the sizes of the bags, except for the last one."""
+
+    def make(nn: Any, F: Any) -> Any:
+        def call(m: Any, ids: Any, sizes: Any, *weights: Any) -> Any:
+            return m(ids, sizes.cumsum(0) - sizes, *weights)
+
+        return _Called(nn.EmbeddingBag(9, 4, **options), call)
+
+    return make
+
+
+def _table(name: str, **options: Any) -> Callable[[Any, Any], Any]:
+    return lambda nn, F: getattr(nn, name)(9, 4, **options)
+
+
+_IDS, _SIZES, _ROWS = ("i9", (8,)), ("i3", (5,)), ("i9", (5, 3))
+BAGS = [
+    *(Case(f"bag_{mode}", _bag(mode=mode), (_IDS, _SIZES)) for mode in ("sum", "mean", "max")),
+    *(Case(f"bag_{mode}_padded", _bag(mode=mode, padding_idx=2), (("i4", (8,)), _SIZES)) for mode in ("sum", "mean", "max")),
+    *(Case(f"bag_{mode}_rows", _table("EmbeddingBag", mode=mode, padding_idx=-8), (("i4", (5, 3)),)) for mode in ("sum", "mean", "max")),
+    Case("bag_weighted", _bag(mode="sum", include_last_offset=True), (_IDS, _SIZES, ("x", (8,)))),
+    Case("bag_limited", _bag(mode="sum", max_norm=1.1), (_IDS, _SIZES)),
+    Case("embedding_by_frequency", _table("Embedding", scale_grad_by_freq=True, padding_idx=1), (("i4", (5, 3)),)),
+    Case("embedding_limited", _table("Embedding", max_norm=1.2, norm_type=1.5), (_ROWS,)),
+]
+MODELS = [*TRANSFORMERS, *BAGS]

@@ -12,6 +12,7 @@ from jobflow.nn.modules.activation_layers import *
 from jobflow.nn.modules.attention_layers import *
 from jobflow.nn.modules.container import *
 from jobflow.nn.modules.conv_layers import *
+from jobflow.nn.modules.embedding_layers import *
 from jobflow.nn.modules.linear_layers import *
 from jobflow.nn.modules.loss_layers import *
 from jobflow.nn.modules.loss_layers import _Loss as _Loss

@@ -1,4 +1,4 @@
-"""Linear maps, embeddings, dropout, and modules that change shapes."""
+"""Linear maps, dropout, and modules that change shapes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from jobflow.nn import init
 from jobflow.nn.modules.module import Module
 from jobflow.nn.modules.option_modules import OfOne, WithOptions
 from jobflow.nn.parameter import Parameter
-from jobflow.tensors.state import state
-from jobflow.tensors.tensor import own
 
 __all__ = [
-    "AlphaDropout", "Bilinear", "CosineSimilarity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "Embedding", "FeatureAlphaDropout", "Flatten",
+    "AlphaDropout", "Bilinear", "CosineSimilarity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "FeatureAlphaDropout", "Flatten",
     "Identity", "Linear", "PairwiseDistance", "Unflatten",
 ]  # fmt: skip
 
@@ -83,62 +81,6 @@ class Bilinear(Module):
     def extra_repr(self) -> str:
         sizes = f"in1_features={self.in1_features}, in2_features={self.in2_features}, out_features={self.out_features}"
         return f"{sizes}, bias={self.bias is not None}"
-
-
-def _zero_row(table: Tensor, row: int) -> None:
-    """Set the row `row` of a table to zero, on the ranks that store this row."""
-    first = 0
-    if table.layout is not None:
-        rank = state().rank.index
-        first = table.layout.box(table.tensor_type.shape, rank).start[0] if rank in table.layout.placement.ranks else 0
-    if 0 <= row - first < table.array.shape[0]:
-        own(table, "Embedding")[row - first] = 0
-        table.wrote()
-
-
-class Embedding(Module):
-    """A table of `num_embeddings` rows of `embedding_dim` elements, with lookup by index.
-
-    The row `padding_idx` is initialized to zero and receives no gradient. The rows may be split over ranks; each rank looks up the rows that it
-    stores. Raises: ArgumentError for a `padding_idx` out of range.
-    """
-
-    def __init__(
-        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, *, device: Any = None, dtype: Any = None, _weight: Any = None
-    ) -> None:
-        super().__init__()
-        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            raise ArgumentError(f"Embedding at {user_line()}: padding_idx {padding_idx} is out of range for {num_embeddings} rows")
-        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
-        if _weight is None:
-            self.weight = Parameter(empty(num_embeddings, embedding_dim, device=device, dtype=dtype))
-            self.reset_parameters()
-        else:
-            self.weight = Parameter(_weight)
-
-    @classmethod
-    def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, padding_idx: int | None = None) -> Embedding:
-        """Return an embedding with the rows `embeddings`, which are not trained if `freeze`.  Raises: ShapeError unless `embeddings` has two axes."""
-        if embeddings.ndim != 2:
-            raise ShapeError(f"Embedding.from_pretrained at {user_line()}: embeddings must be [rows, features]; got {embeddings.tensor_type}")
-        rows, width = embeddings.shape
-        result = cls(rows, width, padding_idx, _weight=embeddings)
-        result.weight._needs_gradient = not freeze
-        return result
-
-    def reset_parameters(self) -> None:
-        """Initialize the rows with samples of N(0, 1), and the row `padding_idx` with zeros."""
-        init.normal_(self.weight)
-        if self.padding_idx is not None:
-            _zero_row(self.weight, self.padding_idx)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return F.embedding(input, self.weight, self.padding_idx)
-
-    def extra_repr(self) -> str:
-        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
-        return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
 
 
 class Dropout(WithOptions, function=F.dropout):
