@@ -40,6 +40,16 @@ def is_tensor(x: Any) -> bool:
     return isinstance(getattr(x, "tensor_type", None), TensorType)
 
 
+class NotDense:
+    """Base class of tensors other than dense ones, which compute functions of tensors by themselves."""
+
+    __slots__ = ()
+
+    def apply_function(self, what: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Return the result of the function `what` for these arguments, one of which is this object; raise JobError for other functions."""
+        raise NotImplementedError
+
+
 # -------------------------------------------------------------------- functions of tensors
 
 
@@ -53,7 +63,7 @@ def of_tensors(function: Function, word: str) -> Function:
     def called(*arguments: Any, **named: Any) -> Any:
         by_place, new = roles.by_place, TensorBase.new
         for argument, needed in zip(arguments, by_place, strict=False):
-            if argument.__class__ is not new and (isinstance(argument, Typed) or (needed and not isinstance(argument, TensorBase))):
+            if argument.__class__ is not new and (isinstance(argument, Typed | NotDense) or (needed and not isinstance(argument, TensorBase))):
                 break
         else:
             if len(arguments) == len(by_place) and not named:
@@ -64,6 +74,9 @@ def of_tensors(function: Function, word: str) -> Function:
                 return function(*arguments, **named)
         if named and not named.keys() <= roles.keywords:
             arguments, named = roles.renamed(arguments, named)
+        for argument in (*arguments, *named.values()):
+            if isinstance(argument, NotDense):
+                return argument.apply_function(roles.what, arguments, named)
         if _has_job_tensors(roles, arguments, named):
             return _recorded(roles, arguments, named)
         return function(*arguments, **named)

@@ -172,7 +172,7 @@ def _maxima(rows: Tensor, bags: Tensor | None, offsets: Tensor | None) -> Tensor
     Rows are sorted by value, then by bag, so that the first row of each bag has its maximum.
     """
     if bags is None or offsets is None:
-        return rows.sum(1) if not rows.shape[1] else largest(rows, 1)[0]  # type: ignore[no-any-return]
+        return rows.sum(1) if not rows.shape[1] else largest(rows, 1)[0]
     if not rows.shape[0]:
         return _in_bags(rows, bags, offsets.shape[0])
     with gradients(False):
@@ -238,11 +238,13 @@ def embedding_bag(
 ) -> Tensor:
     """Return the sum, mean or maximum (`mode`) of the rows of each bag of indices; an empty bag yields zeros.
 
-    `input` is a matrix with one bag per row, or a vector whose bags start at the positions `offsets`; with `include_last_offset`, the last offset
+    `input` is a matrix with one bag per row, or a vector whose bags start at the positions `offsets`.  With `include_last_offset`, the last offset
     is the end of the last bag.  `per_sample_weights` are factors of the rows with mode="sum".  Indices equal to `padding_idx` are skipped.
     `embedding` describes the other arguments.
     Raises: ArgumentError, ShapeError, DtypeError for invalid indices, offsets and options; JobError for `per_sample_weights` in other modes.
     """
+    if input.dtype.is_float and weight.dtype.is_integer:  # the order of these arguments in earlier versions of PyTorch
+        input, weight = weight, input
     _check_bags(input, weight, offsets, per_sample_weights)
     _check_mode(mode, per_sample_weights, scale_grad_by_freq, sparse)
     padding = _checked_padding("embedding_bag", weight, padding_idx)

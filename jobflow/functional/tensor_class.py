@@ -33,6 +33,7 @@ from jobflow.functional.selecting import SelectionMethods
 from jobflow.functional.shapes import ShapeMethods
 from jobflow.functional.sorting import SortingMethods
 from jobflow.functional.special_functions import SpecialMethods
+from jobflow.functional.sparse_tensors import SparseMethods
 from jobflow.functional.unary_functions import ElementwiseMethods
 from jobflow.functional.values import ValueMethods
 from jobflow.tensors.tensor import TensorBase
@@ -67,6 +68,7 @@ class Tensor(
     ShapeMethods,
     SortingMethods,
     SpecialMethods,
+    SparseMethods,
     ValueMethods,
     WritingMethods,
     TensorBase,

@@ -49,6 +49,7 @@ from jobflow.nn import init as init
 from jobflow.nn import modules as modules
 from jobflow.nn import parallel as parallel
 from jobflow.nn import utils as utils
+from jobflow.nn.data_parallel import DataParallel as DataParallel
 from jobflow.nn.graph import Graph as Graph
 from jobflow.nn.modules.activation_layers import *
 from jobflow.nn.modules.attention_layers import *

@@ -70,7 +70,7 @@ class _Table(Module):
             got = embeddings.tensor_type if isinstance(embeddings, Tensor) else type(embeddings).__name__
             raise ShapeError(f"{cls.__name__}.from_pretrained at {user_line()}: embeddings must be [rows, features]; got {got}")
         rows, width = embeddings.shape
-        result = cls(rows, width, _weight=embeddings, **options)
+        result: Self = cls(rows, width, _weight=embeddings, **options)  # type: ignore[call-arg]
         result.weight._needs_gradient = not freeze
         return result
 

@@ -34,7 +34,7 @@ def _activation(what: str, activation: Any) -> Callable[[Tensor], Tensor]:
         return _ACTIVATIONS[one_of(what, "activation", activation, tuple(_ACTIVATIONS))]
     if not callable(activation):
         raise ArgumentError(f"{what} at {user_line()}: activation must be {' or '.join(map(repr, _ACTIVATIONS))} or a function; got {activation!r}")
-    return activation  # type: ignore[no-any-return]
+    return activation
 
 
 class _Layer(Module):
