@@ -70,21 +70,21 @@ def sparse_coo_tensor(
     check_invariants: bool | None = None,
     is_coalesced: bool | None = None,
 ) -> SparseTensor:
-    """Return a sparse tensor with values[k] at the position indices[:, k], in the shape `size`; repeated positions add up.
+    """Return a sparse tensor with values[k] at the position indices[:, k], in the shape `size`; repeated indices add up.
 
     `values` may require gradients, and be vectors for the remaining axes.  `pin_memory` and `check_invariants` have no effect: indices are always
     checked.  Raises: ArgumentError for indices out of range, ShapeError, DtypeError for other data; JobError during tracing.
     """
     what = "sparse_coo_tensor"
     refuse_tracing(what, "indices are constants, which cannot be created", "create the sparse tensor before")
-    positions, numbers = _index_array(what, "indices", indices, 2), _value_tensor(what, values, dtype, device, requires_grad)
-    if not numbers.ndim or numbers.shape[0] != positions.shape[1]:
-        raise ShapeError(f"{what} at {user_line()}: values {numbers.tensor_type} must have one entry for each of {positions.shape[1]} indices")
-    if positions.size and positions.min() < 0:
-        raise ArgumentError(f"{what} at {user_line()}: index {positions.min()} is negative")
-    least = [int(row.max()) + 1 if row.size else 0 for row in positions]
-    shape = _shape(what, size, len(positions), least, tuple(numbers.shape[1:]))
-    return SparseTensor(positions, numbers, shape, bool(is_coalesced))
+    coordinates, elements = _index_array(what, "indices", indices, 2), _value_tensor(what, values, dtype, device, requires_grad)
+    if not elements.ndim or elements.shape[0] != coordinates.shape[1]:
+        raise ShapeError(f"{what} at {user_line()}: values {elements.tensor_type} must have one entry for each of {coordinates.shape[1]} indices")
+    if coordinates.size and coordinates.min() < 0:
+        raise ArgumentError(f"{what} at {user_line()}: index {coordinates.min()} is negative")
+    least = [int(row.max()) + 1 if row.size else 0 for row in coordinates]
+    shape = _shape(what, size, len(coordinates), least, tuple(elements.shape[1:]))
+    return SparseTensor(coordinates, elements, shape, bool(is_coalesced))
 
 
 def sparse_csr_tensor(
@@ -106,18 +106,18 @@ def sparse_csr_tensor(
     what = "sparse_csr_tensor"
     refuse_tracing(what, "indices are constants, which cannot be created", "create the sparse tensor before")
     ends, columns = _index_array(what, "crow_indices", crow_indices, 1), _index_array(what, "col_indices", col_indices, 1)
-    numbers = _value_tensor(what, values, dtype, device, requires_grad)
+    elements = _value_tensor(what, values, dtype, device, requires_grad)
     if not ends.size or ends[0] != 0 or ends[-1] != columns.size or (np.diff(ends) < 0).any():
         raise ArgumentError(
             f"{what} at {user_line()}: crow_indices must ascend from 0 to {columns.size}, the number of columns; got {ends.tolist()[:8]}"
         )
-    if tuple(numbers.shape) != columns.shape:
-        raise ShapeError(f"{what} at {user_line()}: values {numbers.tensor_type} must be a vector of {columns.size} values, one per column")
+    if tuple(elements.shape) != columns.shape:
+        raise ShapeError(f"{what} at {user_line()}: values {elements.tensor_type} must be a vector of {columns.size} values, one per column")
     if columns.size and columns.min() < 0:
         raise ArgumentError(f"{what} at {user_line()}: column {columns.min()} is negative")
     shape = _shape(what, size, 2, [ends.size - 1, int(columns.max()) + 1 if columns.size else 0], ())
     if shape[0] != ends.size - 1:
         raise ShapeError(f"{what} at {user_line()}: size {list(shape)} must have {ends.size - 1} rows, one less than crow_indices")
-    positions = np.stack([np.repeat(np.arange(ends.size - 1), np.diff(ends)), columns])
-    ordered = bool((np.diff(np.ravel_multi_index(tuple(positions), shape)) > 0).all()) if columns.size else True
-    return SparseTensor(positions, numbers, shape, ordered, csr=True)
+    coordinates = np.stack([np.repeat(np.arange(ends.size - 1), np.diff(ends)), columns])
+    ordered = bool((np.diff(np.ravel_multi_index(tuple(coordinates), shape)) > 0).all()) if columns.size else True
+    return SparseTensor(coordinates, elements, shape, ordered, csr=True)

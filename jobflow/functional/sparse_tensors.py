@@ -47,15 +47,15 @@ def _sums(values: Tensor, at: Tensor, size: int) -> Value:
 
 
 class SparseTensor(NotDense):
-    """A sparse tensor: `values` at the constant positions `indices`; repeated positions add up.
+    """A sparse tensor: `values` at the constant coordinates `indices`; repeated indices add up.
 
     Created by `sparse_coo_tensor`, `sparse_csr_tensor` and `Tensor.to_sparse`.
     """
 
-    __slots__ = ("_placed", "_positions", "_values", "coalesced", "is_sparse_csr", "shape")
+    __slots__ = ("_coordinates", "_placed", "_values", "coalesced", "is_sparse_csr", "shape")
 
-    def __init__(self, positions: Array, values: Tensor, shape: tuple[int, ...], coalesced: bool, csr: bool = False) -> None:
-        self._positions = positions
+    def __init__(self, coordinates: Array, values: Tensor, shape: tuple[int, ...], coalesced: bool, csr: bool = False) -> None:
+        self._coordinates = coordinates
         self._values = values
         self.shape = shape
         self.coalesced = coalesced
@@ -85,14 +85,14 @@ class SparseTensor(NotDense):
 
     def sparse_dim(self) -> int:
         """Return the number of axes with indices; values have the remaining axes."""
-        return len(self._positions)
+        return len(self._coordinates)
 
     def dense_dim(self) -> int:
         """Return the number of axes of each value."""
-        return self.ndim - len(self._positions)
+        return self.ndim - len(self._coordinates)
 
     def _nnz(self) -> int:
-        return self._positions.shape[1]
+        return self._coordinates.shape[1]
 
     def is_coalesced(self) -> bool:
         """Return True if the indices are sorted and differ."""
@@ -109,18 +109,18 @@ class SparseTensor(NotDense):
         return self._values
 
     def _indices(self) -> Tensor:
-        return listed(self._values, np.array(self._positions))
+        return listed(self._values, np.array(self._coordinates))
 
     def crow_indices(self) -> Tensor:
         """Return the position of the first value of each row, and the number of values, for the CSR format."""
         self._check_csr("crow_indices")
-        counts = np.bincount(self._positions[0], minlength=self.shape[0])
+        counts = np.bincount(self._coordinates[0], minlength=self.shape[0])
         return listed(self._values, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
 
     def col_indices(self) -> Tensor:
         """Return the column of each value, for the CSR format."""
         self._check_csr("col_indices")
-        return listed(self._values, np.array(self._positions[1]))
+        return listed(self._values, np.array(self._coordinates[1]))
 
     def _check_coalesced(self, what: str) -> None:
         if not self.coalesced:
@@ -140,38 +140,40 @@ class SparseTensor(NotDense):
 
     def __repr__(self) -> str:
         shape, count = tuple(self.shape), self._nnz()
-        return f"SparseTensor(indices={self._positions.tolist()},\n       values={shown(self._values)}, size={shape}, nnz={count})"
+        return f"SparseTensor(indices={self._coordinates.tolist()},\n       values={shown(self._values)}, size={shape}, nnz={count})"
 
     # ---------------------------------------------------------------- conversions
 
     def _with(self, values: Tensor) -> SparseTensor:
-        return SparseTensor(self._positions, values, self.shape, self.coalesced, self.is_sparse_csr)
+        return SparseTensor(self._coordinates, values, self.shape, self.coalesced, self.is_sparse_csr)
 
     def coalesce(self) -> SparseTensor:
         """Return the tensor with sorted indices, where values with equal indices are added."""
         if self.coalesced:
             return self
         shape = self.shape[: self.sparse_dim()]
-        flat, inverse = np.unique(np.ravel_multi_index(tuple(self._positions), shape) if self._nnz() else np.zeros(0, np.int64), return_inverse=True)
-        positions = np.array(np.unravel_index(flat, shape), np.int64).reshape(len(shape), -1)
-        return SparseTensor(positions, _sums(self._values, listed(self._values, inverse.astype(np.int64)), flat.size), self.shape, True)
+        flat, inverse = np.unique(
+            np.ravel_multi_index(tuple(self._coordinates), shape) if self._nnz() else np.zeros(0, np.int64), return_inverse=True
+        )
+        coordinates = np.array(np.unravel_index(flat, shape), np.int64).reshape(len(shape), -1)
+        return SparseTensor(coordinates, _sums(self._values, listed(self._values, inverse.astype(np.int64)), flat.size), self.shape, True)
 
     def to_dense(self, dtype: DType | None = None) -> Tensor:
         """Return the tensor with all elements."""
         shape = self.shape[: self.sparse_dim()]
-        at = np.ravel_multi_index(tuple(self._positions), shape) if self._nnz() else np.zeros(0, np.int64)
+        at = np.ravel_multi_index(tuple(self._coordinates), shape) if self._nnz() else np.zeros(0, np.int64)
         dense = _sums(self._values, listed(self._values, np.asarray(at, np.int64)), math.prod(shape)).reshape(self.shape)
         return dense if dtype is None else dense.to(dtype)
 
     def to_sparse(self) -> SparseTensor:
         """Return the tensor in the COO format."""
-        return SparseTensor(self._positions, self._values, self.shape, self.coalesced)
+        return SparseTensor(self._coordinates, self._values, self.shape, self.coalesced)
 
     def to_sparse_csr(self) -> SparseTensor:
         """Return a matrix in the CSR format.  Raises: ShapeError unless the tensor has two axes with indices."""
         self._check_matrix("to_sparse_csr")
         sorted_matrix = self.coalesce()
-        return SparseTensor(sorted_matrix._positions, sorted_matrix._values, self.shape, True, csr=True)
+        return SparseTensor(sorted_matrix._coordinates, sorted_matrix._values, self.shape, True, csr=True)
 
     def transpose(self, dim0: int, dim1: int) -> SparseTensor:
         """Return the tensor with two axes swapped; both must have indices."""
@@ -181,7 +183,7 @@ class SparseTensor(NotDense):
         order = list(range(self.ndim))
         order[a], order[b] = order[b], order[a]
         shape = tuple(self.shape[i] for i in order)
-        return SparseTensor(self._positions[order[: self.sparse_dim()]], self._values, shape, self.coalesced and a == b)
+        return SparseTensor(self._coordinates[order[: self.sparse_dim()]], self._values, shape, self.coalesced and a == b)
 
     def t(self) -> SparseTensor:
         """Return the transposed matrix."""
@@ -273,7 +275,7 @@ class SparseTensor(NotDense):
         key = None if dense.layout is None else dense.layout.placement
         placed = self._placed.get(key)
         if placed is None or building_now() is not None:
-            arrays = [*self._positions, *([] if trained else [_array_of(values)])]
+            arrays = [*self._coordinates, *([] if trained else [_array_of(values)])]
             placed = [constant_for(dense, np.ascontiguousarray(array)) for array in arrays]
             if building_now() is None:
                 self._placed[key] = placed
@@ -298,7 +300,7 @@ class SparseTensor(NotDense):
         raise no_attribute(name, f"{name} at {user_line()}: a sparse tensor has no attribute {name!r}; call to_dense() first", dir(type(self)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SparseTensor, (self._positions, self._values, self.shape, self.coalesced, self.is_sparse_csr)
+        return SparseTensor, (self._coordinates, self._values, self.shape, self.coalesced, self.is_sparse_csr)
 
 
 def _refused(name: str) -> Callable[..., Any]:
@@ -310,7 +312,25 @@ def _refused(name: str) -> Callable[..., Any]:
     return refuse
 
 
-for _name in "add radd sub rsub rtruediv pow rpow floordiv mod abs getitem setitem bool lt gt le ge".split():
+for _name in [
+    "add",
+    "radd",
+    "sub",
+    "rsub",
+    "rtruediv",
+    "pow",
+    "rpow",
+    "floordiv",
+    "mod",
+    "abs",
+    "getitem",
+    "setitem",
+    "bool",
+    "lt",
+    "gt",
+    "le",
+    "ge",
+]:
     setattr(SparseTensor, f"__{_name}__", _refused(f"__{_name}__"))
 
 
@@ -363,8 +383,8 @@ def to_sparse(x: Tensor, sparse_dim: int | None = None) -> SparseTensor:
         raise ArgumentError(f"to_sparse at {user_line()}: sparse_dim must be in [1, {x.ndim}], the axes of {x.tensor_type}; got {count}")
     array = value_of(x.detach(), "to_sparse")
     present = (array != 0).any(axis=tuple(range(count, x.ndim)))
-    positions = np.array(np.nonzero(present), np.int64)
-    return SparseTensor(positions, getitem(x, tuple(listed(x, row) for row in positions)), tuple(x.shape), True)
+    coordinates = np.array(np.nonzero(present), np.int64)
+    return SparseTensor(coordinates, getitem(x, tuple(listed(x, row) for row in coordinates)), tuple(x.shape), True)
 
 
 def to_sparse_csr(x: Tensor) -> SparseTensor:

@@ -23,8 +23,8 @@ from jobflow.core.types import Array
 from jobflow.functional.devices import checked_device
 from jobflow.functional.group_arguments import ranks_of
 from jobflow.functional.tensor_class import Tensor
-from jobflow.nn.data_parallel import DataParallel as DataParallel
 from jobflow.nn.modules.module import Module
+from jobflow.nn.one_device import DataParallel as DataParallel
 from jobflow.tensors.collectives import reduced, spread
 from jobflow.tensors.state import EagerState, state
 from jobflow.tensors.tape import ReadyCallback, TapeNode, edge_of
