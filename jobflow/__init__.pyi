@@ -74,8 +74,8 @@ from jobflow.functional import hub as hub
 from jobflow.functional import jit as jit
 from jobflow.functional import mps as mps
 from jobflow.functional import multiprocessing as multiprocessing
-from jobflow.functional import special as special
 from jobflow.functional import sparse as sparse
+from jobflow.functional import special as special
 from jobflow.functional.saving import load as load
 from jobflow.functional.saving import save as save
 from jobflow.legacy import deprecated as deprecated

@@ -40,8 +40,8 @@ from jobflow.functional.sampling import *
 from jobflow.functional.selecting import *
 from jobflow.functional.shapes import *
 from jobflow.functional.sorting import *
-from jobflow.functional.special_functions import *
 from jobflow.functional.sparse_creation import *
 from jobflow.functional.sparse_tensors import *
+from jobflow.functional.special_functions import *
 from jobflow.functional.switches import *
 from jobflow.functional.unary_functions import *

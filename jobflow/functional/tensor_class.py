@@ -32,8 +32,8 @@ from jobflow.functional.sampling import RandomMethods
 from jobflow.functional.selecting import SelectionMethods
 from jobflow.functional.shapes import ShapeMethods
 from jobflow.functional.sorting import SortingMethods
-from jobflow.functional.special_functions import SpecialMethods
 from jobflow.functional.sparse_tensors import SparseMethods
+from jobflow.functional.special_functions import SpecialMethods
 from jobflow.functional.unary_functions import ElementwiseMethods
 from jobflow.functional.values import ValueMethods
 from jobflow.tensors.tensor import TensorBase
