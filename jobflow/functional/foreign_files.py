@@ -14,7 +14,7 @@ from jobflow.runtime.collection import collection_paused
 from jobflow.storage import safetensors, torch_files
 from jobflow.storage.remote import AnyPath, RemotePath
 from jobflow.storage.torch_pickle import OPERATIONS, Device, Sizes, StorageRef, TensorRef
-from jobflow.storage.untrusted import open_regular
+from jobflow.storage.untrusted import MEMORY, open_regular, read_at_most
 from jobflow.tensors.tensor import Size
 
 #: maximum nesting depth; the conversion stays far below the recursion limit of Python
@@ -69,6 +69,14 @@ def read(path: AnyPath, devices: DeviceMap) -> Any:
         return _Builder(torch_files.read(path), str(path), devices).whole()
 
 
+def read_file(file: Any, devices: DeviceMap) -> Any:
+    """Return the content of an open binary file that `torch.save` wrote, from its position to its end, as `read` does."""
+    name = str(getattr(file, "name", "the file"))
+    content = read_at_most(file, MEMORY, name, CheckpointError)
+    with collection_paused():
+        return _Builder(torch_files.parse(memoryview(content), name), name, devices).whole()
+
+
 def _start(path: AnyPath) -> bytes:
     if isinstance(path, RemotePath):
         return path.span(0, 9)
@@ -117,6 +125,7 @@ class _Builder:
         #: result and extent by the identity of the original; None while its items are converted
         self.results: dict[int, tuple[Any, _Extent] | None] = {}
         self.first: dict[str, Tensor] = {}
+        self.most = OPERATIONS.most
 
     def whole(self) -> Any:
         return self.built(self.file.tree, 1)[0]
@@ -132,7 +141,8 @@ class _Builder:
             self.check(level)
             self.results[id(item)] = None
             known = self.results[id(item)] = self.converted(item, level)
-            OPERATIONS.check(known[1].items, f"{self.name}: a container of shared items", CheckpointError)
+            if known[1].items > self.most:
+                OPERATIONS.check(known[1].items, f"{self.name}: a container of shared items", CheckpointError)
         self.check(level + known[1].levels)
         return known
 

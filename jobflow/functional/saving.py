@@ -67,7 +67,7 @@ def load(
     """Return the structure that `save` wrote to the directory `path`, or the content of a file of `torch.save` or of safetensors.
 
     Code in a file never runs, whatever `weights_only` is.  `map_location` is a device, or a dict from saved to new devices; the
-    default is the CPU, and a function is accepted without being called.  `mmap` has no effect.
+    default is the CPU, and a function is accepted without being called.  `mmap` has no effect.  `path` may also be an open binary file.
     With `global_src_rank`, all ranks must call `load`; this rank reads the files, and the tensors are global tensors on this rank.  A placement
     as `map_location` broadcasts them to its ranks.  Without `global_src_rank`, every rank reads the files, and the tensors are local.
     Raises: CheckpointError, on all ranks, for damaged data or a file that contains code; ArgumentError for other arguments.
@@ -76,6 +76,8 @@ def load(
     if global_src_rank is not None and not isinstance(global_src_rank, int | np.integer) and map_location is None:
         global_src_rank, map_location = None, global_src_rank  # PyTorch's second argument is map_location
     devices = foreign_files.DeviceMap(what, None if isinstance(map_location, public_placement) else map_location)
+    if callable(getattr(path, "read", None)):
+        return _from_open_file(path, devices, what, global_src_rank)
     here, location = state(), path_of(path)
     if global_src_rank is None:
         try:
@@ -88,6 +90,16 @@ def load(
         return decoded(_tree_of(checkpoint, what), lambda name: marked(Tensor.new(type_of(arrays[name]), None, arrays[name]), devices.target("cpu")))
     _check_rank(here, what, global_src_rank)
     return _from_one(here, location, what, global_src_rank, map_location)
+
+
+def _from_open_file(file: Any, devices: foreign_files.DeviceMap, what: str, rank: int | None) -> Any:
+    """Read an open file of `torch.save`; raise ArgumentError for a text file or together with `global_src_rank`."""
+    if rank is not None or not isinstance(file.read(0), bytes):
+        raise ArgumentError(f"{what}: path is an open file, which must be binary, and without global_src_rank; pass the path of the file instead")
+    try:
+        return foreign_files.read_file(file, devices)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} ({what})") from None
 
 
 def _from_one(here: EagerState, path: AnyPath, what: str, source: int, where: Any) -> Any:

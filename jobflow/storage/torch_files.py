@@ -45,11 +45,15 @@ class TorchFile:
 
 
 def read(path: AnyPath) -> TorchFile:
-    """Read a file of `torch.save`.
+    """Read a file of `torch.save` as `parse` does."""
+    return parse(mapped(path, CheckpointError).data, str(path))
+
+
+def parse(data: memoryview, name: str) -> TorchFile:
+    """Read the bytes of a file of `torch.save`; `name` begins the messages.
 
     Raises: CheckpointError for a damaged file, an object that is not a tensor, number, text or container, or a size above a limit.
     """
-    data, name = mapped(path, CheckpointError).data, str(path)
     if bytes(data[257:262]) == b"ustar":
         raise CheckpointError(f"{name} is a tar archive of PyTorch before 0.2; load it with PyTorch, and save it again")
     try:

@@ -110,12 +110,16 @@ class Interpreter:
         """
         self.stack, self.marks, self.memo = [], [], {}
         try:
-            while (code := self.take(1)[0]) != _STOP:
-                self.spend(1)
+            while (code := self.data[self.at]) != _STOP:
+                self.at += 1
+                self.operations += 1
+                if self.operations > self.most:
+                    self.spend(0)
                 action = _ACTIONS.get(code)
                 if action is None:
                     self.fail(f"is damaged, or a pickle of another kind: its byte {self.at - 1} is the unknown operation {code:#x}; use torch.save")
                 action(self)
+            self.at += 1
             return self.stack.pop()
         except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
             raise CheckpointError(f"{self.name} is damaged: its pickle is invalid before byte {self.at} ({_brief(error)})") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
@@ -131,6 +132,17 @@ def test_unusual_but_valid_files_are_loaded(tmp_path: Path) -> None:
     assert loaded["booleans that are neither 0 nor 1"].sum().item() == 3
     first, second = loaded["a tensor that is shared"]
     assert first is second
+
+
+def test_open_files_are_read() -> None:
+    with open(HERE / "zip.pt", "rb") as file:
+        assert flow.load(file)["scalar"].item() == 2.5
+    assert flow.load(io.BytesIO((HERE / "old.pt").read_bytes()))["scalar"].item() == 2.5
+    with pytest.raises(flow.errors.CheckpointError, match="not a file of"):
+        flow.load(io.BytesIO(b"hello"))
+    for file, options in ((io.StringIO("hello"), {}), (io.BytesIO(), {"global_src_rank": 0})):
+        with pytest.raises(flow.errors.ArgumentError, match="binary"):
+            flow.load(file, **options)
 
 
 def test_safetensors_are_loaded_as_a_dict(tmp_path: Path) -> None:
