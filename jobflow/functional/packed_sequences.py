@@ -9,6 +9,7 @@ The indices of the elements are computed on the host from the lengths.  Each fun
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -52,10 +53,6 @@ class PackedSequence(_Fields):
     Raises: ArgumentError unless `batch_sizes` is a local tensor of positive integers in decreasing order, whose sum is the length of `data`.
     """
 
-    #: the values of batch_sizes and unsorted_indices
-    _sizes: Array
-    _unsorted: Array | None
-
     def __new__(
         cls, data: Tensor, batch_sizes: Tensor | None = None, sorted_indices: Tensor | None = None, unsorted_indices: Tensor | None = None
     ) -> Self:
@@ -67,9 +64,14 @@ class PackedSequence(_Fields):
         if unsorted_indices is None:
             unsorted_indices = invert_permutation(sorted_indices)
         packed = super().__new__(cls, first, batch_sizes, sorted_indices, unsorted_indices)
-        packed._sizes = _checked_sizes(first, batch_sizes)
-        packed._unsorted = None if unsorted_indices is None else _permutation_values(what, unsorted_indices)
+        _ = packed._values
         return packed
+
+    @cached_property
+    def _values(self) -> tuple[Array, Array | None]:
+        """The values of `batch_sizes` and `unsorted_indices`."""
+        unsorted = None if self.unsorted_indices is None else _permutation_values("PackedSequence", self.unsorted_indices)
+        return _checked_sizes(self.data, self.batch_sizes), unsorted
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         return tuple(self)
@@ -137,13 +139,13 @@ def _checked_sizes(data: Tensor, batch_sizes: Tensor) -> Array:
 def holding(source: PackedSequence, data: Tensor) -> PackedSequence:
     """Return a packed sequence with the lengths and the order of another one."""
     packed = _Fields.__new__(PackedSequence, data, *source[1:])
-    packed._sizes, packed._unsorted = source._sizes, source._unsorted
+    packed._values = source._values
     return packed
 
 
 def padded_indices(sequence: PackedSequence, steps: int | None = None, order: Array | None = None) -> tuple[Array, Array, Array]:
     """Return the lengths of the sequences, and by step and sequence the index of each element in the data, and True if it exists."""
-    sizes = sequence._sizes
+    sizes, _ = sequence._values
     columns = np.arange(sizes[0]) if order is None else order
     lengths: Array = (sizes > columns[:, None]).sum(1)
     indices = np.zeros((len(sizes) if steps is None else steps, len(columns)), np.int64)
@@ -237,7 +239,7 @@ def _packed(data: Tensor, sizes: Array, order: Array | None) -> PackedSequence:
     unsorted = None if order is None else np.argsort(order)
     indices = (None if each is None else _permutation(data, each) for each in (order, unsorted))
     packed = _Fields.__new__(PackedSequence, data, host_tensor(sizes), *indices)
-    packed._sizes, packed._unsorted = sizes, unsorted
+    packed._values = sizes, unsorted
     return packed
 
 
@@ -251,12 +253,13 @@ def pad_packed_sequence(
     """
     what = "pad_packed_sequence"
     _check_packed(what, sequence)
-    steps = len(sequence._sizes)
+    sizes, unsorted = sequence._values
+    steps = len(sizes)
     if total_length is not None and not (isinstance(total_length, int | np.integer) and steps <= total_length <= LARGEST):
         raise ArgumentError(
             f"{what} at {user_line()}: total_length {total_length!r} must be an integer from {steps}, the longest length, to {LARGEST}"
         )
-    lengths, indices, inside = padded_indices(sequence, None if total_length is None else int(total_length), sequence._unsorted)
+    lengths, indices, inside = padded_indices(sequence, None if total_length is None else int(total_length), unsorted)
     return _padded(sequence.data, indices, inside, batch_first, padding_value), host_tensor(lengths)
 
 

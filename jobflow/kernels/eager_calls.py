@@ -2,7 +2,8 @@
 
 The first run of an operation on some types binds it, because it may never run again.  The second run of a small operation prepares its calls
 (`prepared_calls`).  A later run prepares the calls of a large operation, or compiles it if its operands are large enough for a compiled loop to be
-faster.  Only the number of runs decides, so ranks that run the same program compile at the same run.
+faster.  Only the number of runs decides, so ranks that run the same program compile at the same run.  A recurrence is compiled at its first run,
+because one compiled loop serves all numbers of steps and samples.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from jobflow.ops.batch_norm import BatchNormalizeSums
 from jobflow.ops.chain import Chain
 from jobflow.ops.matmul import AxisSum
 from jobflow.ops.op import Binder, Binding, Call, Op, ViewOp
+from jobflow.ops.over_time import OverTime
 from jobflow.ops.update import Updated
 
 #: the run that prepares the calls of a small operation, and the run that prepares those of a large one or compiles the operation
@@ -49,13 +51,16 @@ def eager_calls(op: Op, target: Target, inputs: Sequence[TensorType], outputs: S
     compiles = target.tier == "llvm" and _is_faster_compiled(op, max(sizes, default=0))
     if direct is not None and not compiles:
         return EagerCalls(op, direct)
-    return PreparedLater(op, direct or partial(registry.bind, op, CPU), target if compiles else CPU, sum(sizes) <= SMALL)
+    first = target if compiles and isinstance(op, OverTime) else CPU
+    return PreparedLater(op, direct or partial(registry.bind, op, first), target if compiles else CPU, sum(sizes) <= SMALL, first is not CPU)
 
 
 def _chain_calls(chain: Chain, target: Target, inputs: Sequence[TensorType]) -> EagerCalls:
     types = chain.types(*inputs)
     compiles = any(_compiles(step.op, target, [types[i] for i in (*step.inputs, *step.outputs)]) for step in chain.steps)
-    return PreparedLater(chain, partial(bind, chain, CPU), target if compiles else CPU, sum(type.size for type in types.values()) <= SMALL)
+    first = target if compiles and any(isinstance(step.op, OverTime) for step in chain.steps) else CPU
+    small = sum(type.size for type in types.values()) <= SMALL
+    return PreparedLater(chain, partial(bind, chain, first), target if compiles else CPU, small, first is not CPU)
 
 
 def _compiles(op: Op, target: Target, types: Sequence[TensorType]) -> bool:
@@ -147,12 +152,13 @@ class _Layouts(threading.local):
 class PreparedLater(EagerCalls):
     """The calls of an operation: bound anew in the first runs, and later prepared once per memory layout of the operands."""
 
-    def __init__(self, op: Op, bind: Binding, target: Target, small: bool) -> None:
+    def __init__(self, op: Op, bind: Binding, target: Target, small: bool, compiled: bool = False) -> None:
+        """`small` is True if binding takes longer than computing, and `compiled` if `bind` returns compiled loops."""
         super().__init__(op, bind)
         self.target = target
         #: the first run with prepared calls, and the run after which calls do not change
-        self._first = PREPARED if small else COMPILED
-        self._last = PREPARED if small and target is CPU else COMPILED
+        self._first = PREPARED if small or compiled else COMPILED
+        self._last = PREPARED if compiled or (small and target is CPU) else COMPILED
         self._written = sorted(set(op.alias.values()))
         self._layouts = _Layouts()
 

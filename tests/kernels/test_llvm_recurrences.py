@@ -10,6 +10,7 @@ import pytest
 
 from jobflow.core.types import type_of
 from jobflow.kernels import registry
+from jobflow.kernels.eager_calls import eager_calls
 from jobflow.kernels.target import CPU, target_of
 from jobflow.ops.op import types_tuple
 from jobflow.ops.recurrent import Gru, Lstm, Recurrence, RecurrenceGrad, Rnn
@@ -66,6 +67,20 @@ def test_compiled_recurrences_agree_with_the_kernels(op: Recurrence, dtype: str)
             gradient = op.gradient(of)
             at |= {name: np.random.default_rng(2).standard_normal(at[name[1:]].shape).astype(dtype) for name in of}
             agree(gradient, [at[name] for name in gradient.inputs()], lengths)
+
+
+def test_eager_recurrences_are_compiled_at_their_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = Lstm()
+    arrays = [a.astype(np.float32) for a in op.sample_inputs(5, 13, 35)]
+    types = types_tuple(op.infer(*map(type_of, arrays)))
+    expected = results_of(op, arrays, "llvm")
+    monkeypatch.setattr(Lstm, "kernel", None)
+    calls = eager_calls(op, target_of("cpu", "llvm"), [type_of(a) for a in arrays], types)
+    for _ in range(3):
+        outputs = [np.zeros(type.shape, np.float32) for type in types]
+        calls.run(CpuDevice(), arrays, outputs)
+        for name, values in zip(op.results(), outputs, strict=True):
+            np.testing.assert_array_equal(values, expected[name])
 
 
 def test_recurrences_of_few_elements_are_computed_by_numpy() -> None:
