@@ -51,8 +51,9 @@ def eager_calls(op: Op, target: Target, inputs: Sequence[TensorType], outputs: S
     compiles = target.tier == "llvm" and _is_faster_compiled(op, max(sizes, default=0))
     if direct is not None and not compiles:
         return EagerCalls(op, direct)
-    first = target if compiles and isinstance(op, OverTime) else CPU
-    return PreparedLater(op, direct or partial(registry.bind, op, first), target if compiles else CPU, sum(sizes) <= SMALL, first is not CPU)
+    if compiles and isinstance(op, OverTime):
+        return PreparedLater(op, partial(registry.bind, op, target), target, sum(sizes) <= SMALL, compiled=True)
+    return PreparedLater(op, direct or partial(registry.bind, op, CPU), target if compiles else CPU, sum(sizes) <= SMALL)
 
 
 def _chain_calls(chain: Chain, target: Target, inputs: Sequence[TensorType]) -> EagerCalls:
@@ -60,7 +61,7 @@ def _chain_calls(chain: Chain, target: Target, inputs: Sequence[TensorType]) -> 
     compiles = any(_compiles(step.op, target, [types[i] for i in (*step.inputs, *step.outputs)]) for step in chain.steps)
     first = target if compiles and any(isinstance(step.op, OverTime) for step in chain.steps) else CPU
     small = sum(type.size for type in types.values()) <= SMALL
-    return PreparedLater(chain, partial(bind, chain, first), target if compiles else CPU, small, first is not CPU)
+    return PreparedLater(chain, partial(bind, chain, first), target if compiles else CPU, small, compiled=first is not CPU)
 
 
 def _compiles(op: Op, target: Target, types: Sequence[TensorType]) -> bool:
