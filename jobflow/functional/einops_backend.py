@@ -13,8 +13,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+import jobflow.functional as functions
 from jobflow.core.types import int64
-from jobflow.functional import joining, sorting
+from jobflow.engine.job_tensor import JobTensor
 from jobflow.functional.creation import arange, from_numpy
 from jobflow.functional.typed import Tensor
 from jobflow.tensors.tensor import TensorBase
@@ -23,12 +24,12 @@ _MODULE = "einops._backends"
 
 
 class TensorFunctions:
-    """The functions of a backend of einops, for tensors."""
+    """The functions of a backend of einops, for tensors, also those of jobs."""
 
     framework_name = "jobflow"
 
     def is_appropriate_type(self, tensor: Any) -> bool:
-        return isinstance(tensor, TensorBase)
+        return isinstance(tensor, TensorBase | JobTensor)
 
     def from_numpy(self, x: Any) -> Tensor:
         return from_numpy(x)
@@ -41,40 +42,43 @@ class TensorFunctions:
 
     def reduce(self, x: Tensor, operation: str, axes: Sequence[int]) -> Tensor:
         if operation in ("min", "max"):
-            return getattr(x, f"a{operation}")(dim=axes)
+            return getattr(functions, f"a{operation}")(x, axes)
         if operation in ("sum", "mean"):
-            return getattr(x, operation)(dim=axes)
+            return getattr(functions, operation)(x, axes)
         for axis in sorted(axes, reverse=True):  # the others accept one axis
-            x = getattr(x, operation)(dim=axis)
+            x = getattr(functions, operation)(x, axis)
         return x
 
+    def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+        return functions.reshape(x, shape)
+
     def transpose(self, x: Tensor, axes: Sequence[int]) -> Tensor:
-        return x.permute(axes)
+        return functions.permute(x, axes)
 
     def stack_on_zeroth_dimension(self, tensors: Sequence[Tensor]) -> Tensor:
-        return joining.stack(tensors)
+        return functions.stack(tensors)
 
     def add_axis(self, x: Tensor, new_position: int) -> Tensor:
-        return x.unsqueeze(new_position)
+        return functions.unsqueeze(x, new_position)
 
     def add_axes(self, x: Tensor, n_axes: int, pos2len: dict[int, int]) -> Tensor:
         sizes = [-1] * n_axes
         for axis, length in pos2len.items():
-            x = x.unsqueeze(axis)
+            x = functions.unsqueeze(x, axis)
             sizes[axis] = length
-        return x.expand(sizes)
+        return functions.expand(x, [n if size == -1 else size for n, size in zip(x.shape, sizes, strict=True)])
 
     def tile(self, x: Tensor, repeats: Sequence[int]) -> Tensor:
-        return x.repeat(repeats)
+        return functions.tile(x, repeats)
 
     def concat(self, tensors: Sequence[Tensor], axis: int) -> Tensor:
-        return joining.cat(tensors, dim=axis)
+        return functions.cat(tensors, axis)
 
     def is_float_type(self, x: Tensor) -> bool:
         return x.dtype.is_float
 
     def einsum(self, pattern: str, *x: Tensor) -> Tensor:
-        return sorting.einsum(pattern, *x)
+        return functions.einsum(pattern, *x)
 
 
 def register() -> None:

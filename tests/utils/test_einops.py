@@ -14,6 +14,7 @@ import pytest
 from ranks import with_ranks
 
 import jobflow as flow
+import jobflow.typing as tp
 from jobflow import nn
 from jobflow.core.layout import B, P, S
 from jobflow.engine.placements import placement
@@ -77,6 +78,18 @@ def test_functions_are_compiled(capsys: pytest.CaptureFixture[str]) -> None:
     program = flow.compile(lambda x: einops.reduce(einops.rearrange(x, "a b c -> b (a c)"), "b (k two) -> two", "sum", two=2) * 1.5, fullgraph=True)
     program(x).sum().backward()
     check(x.grad, np.full(VALUE.shape, 1.5))
+
+
+def test_functions_are_recorded_in_jobs() -> None:
+    names = [name for name in CASES if "pack" not in name and not name.endswith(("any", "all"))]  # jobs have no subscripts and no booleans
+    x = VALUE.astype(np.float32)
+
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder(VALUE.shape)) -> list[tp.Numpy]:
+        return [CASES[name](x) for name in names]
+
+    for y, name in zip(job(x), names, strict=True):
+        np.testing.assert_allclose(y, CASES[name](x), rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def model() -> nn.Module:
