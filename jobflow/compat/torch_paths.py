@@ -20,6 +20,7 @@ nn.modules                 nn.modules.activation nn.modules.adaptive nn.modules.
 nn.modules                 nn.modules.distance nn.modules.dropout nn.modules.flatten nn.modules.fold nn.modules.instancenorm nn.modules.linear
 nn.modules                 nn.modules.loss nn.modules.normalization nn.modules.padding nn.modules.pixelshuffle nn.modules.pooling nn.modules.rnn
 nn.modules                 nn.modules.sparse nn.modules.transformer nn.modules.upsampling
+nn.swa_utils               optim.swa_utils
 nn.parallel                nn.parallel.distributed nn.parallel.data_parallel
 nn.utils                   nn.utils.clip_grad nn.utils.convert_parameters
 optim                      optim.adadelta optim.adagrad optim.adam optim.adamax optim.adamw optim.asgd optim.lbfgs optim.nadam optim.radam

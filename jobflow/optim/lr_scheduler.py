@@ -8,121 +8,77 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
-from jobflow.core.errors import ConfigError, JobError, user_line
+from jobflow.core.errors import ConfigError, user_line
 from jobflow.ops.learning_rates import annealing, cosine, exponential, polynomial, rising
+from jobflow.optim.composed_schedules import ChainedScheduler as ChainedScheduler
+from jobflow.optim.composed_schedules import SequentialLR as SequentialLR
+from jobflow.optim.cyclic_schedules import CosineAnnealingWarmRestarts as CosineAnnealingWarmRestarts
+from jobflow.optim.cyclic_schedules import CyclicLR as CyclicLR
+from jobflow.optim.cyclic_schedules import OneCycleLR as OneCycleLR
 from jobflow.optim.optimizer import Optimizer
-from jobflow.tensors.state import building_now
+from jobflow.optim.schedule_base import LRScheduler as LRScheduler
+from jobflow.optim.schedule_base import check_counts, check_numbers, check_optimizer, check_unit, per_group
 
 
-def _unit(what: str, **factors: float) -> None:
-    """Raise ConfigError if one of the `factors` is outside of [0, 1]; the message begins with `what`."""
-    for name, factor in factors.items():
-        if not 0 <= factor <= 1:
-            raise ConfigError(f"{what}: {name} must be in [0, 1], not {factor}")
-
-
-def _steps(what: str, **counts: int) -> None:
-    """Raise ConfigError if one of the numbers of steps `counts` is below 1; the message names the schedule `what`."""
-    for name, count in counts.items():
-        if not count >= 1:
-            raise ConfigError(f"lr_scheduler.{what} at {user_line()}: {name} must be at least 1, not {count}")
-
-
-class LRScheduler:
-    """Base class of schedules, which set the learning rates of the groups of `optimizer`.
-
-    The constructor increments `last_epoch` and sets the rates.  From then on, `last_epoch` is the number of steps.
-    """
-
-    #: attributes that are not saved
-    UNSAVED: ClassVar[tuple[str, ...]] = ("optimizer",)
-
-    def __init__(self, optimizer: Optimizer, last_epoch: int = -1, verbose: bool = False) -> None:
-        if not isinstance(optimizer, Optimizer):
-            raise ConfigError(f"lr_scheduler.{type(self).__name__} at {user_line()}: optimizer must be an optimizer, not {type(optimizer).__name__}")
-        self.optimizer = optimizer
-        self.verbose = verbose
-        self.last_epoch = self.last_step = last_epoch
-        for group in optimizer.param_groups:
-            group.setdefault("initial_lr", group["lr"])
-        self.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
-        self.step()
-
-    def rate(self, base: float, t: int) -> float:
-        """Return the rate after t steps for the initial rate `base`; subclasses must define this method."""
-        raise JobError(f"{type(self).__name__} at {user_line()}: the schedule has no method `rate`; define rate(base, t) in the subclass")
-
-    def rates(self) -> list[float]:
-        """Return the rate of each group after `last_epoch` steps."""
-        return self.rates_after(self.last_epoch)
-
-    def rates_after(self, t: int) -> list[float]:
-        """Return the rate of each group after t steps, by the formula of the schedule."""
-        return [self.rate(base, t) for base in self.base_lrs]
-
-    def step(self) -> None:
-        """Increment `last_epoch`, and set the rate of each group of the optimizer to the result of `rates`."""
-        recorder = building_now()
-        if recorder is not None and recorder.differentiates:
-            recorder.repeat(self, type(self).step is LRScheduler.step)
-        self.last_epoch += 1
-        self.last_step = self.last_epoch
-        self._set(self.rates())
-
-    def _set(self, rates: Sequence[float]) -> None:
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-
-    def get_lr(self) -> list[float]:
-        """Return the rate of each group after `last_epoch` steps, computed again by the formula of the schedule."""
-        return self.rates()
-
-    def get_last_lr(self) -> list[float]:
-        """Return the current rate of each group of the optimizer, as the last `step` set it."""
-        return [group["lr"] for group in self.optimizer.param_groups]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the attributes of the schedule as a dict for `load_state_dict`, without the optimizer and without functions."""
-        return {name: value for name, value in vars(self).items() if name not in self.UNSAVED and not callable(value)}
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restore the attributes from `saved`, a result of `state_dict`, and set the rates of the optimizer."""
-        vars(self).update(saved)
-        self._set(self.rates())
+def _factors(what: str, optimizer: Any, lr_lambda: Any) -> list[Callable[[int], float]]:
+    """Return one function per group of the optimizer.  Raises: ConfigError unless `lr_lambda` is a function or a list of one function per group."""
+    check_optimizer(what, optimizer)
+    count = len(optimizer.param_groups)
+    if not callable(lr_lambda) and not (isinstance(lr_lambda, Sequence) and all(map(callable, lr_lambda))):
+        raise ConfigError(
+            f"lr_scheduler.{what} at {user_line()}: lr_lambda must be a function of the number of steps, or a list of one function per group, "
+            f"not {lr_lambda!r}"
+        )
+    functions = [lr_lambda] * count if callable(lr_lambda) else list(lr_lambda)
+    if len(functions) != count:
+        raise ConfigError(f"lr_scheduler.{what} at {user_line()}: lr_lambda must have one function for each of {count} groups, not {len(functions)}")
+    return functions
 
 
 class LambdaLR(LRScheduler):
     """The initial rate times f(t) after t steps; `lr_lambda` is f, or a list with one function f for each group."""
 
-    UNSAVED = ("optimizer", "lambdas")
+    UNSAVED = ("optimizer", "lr_lambdas")
 
-    def __init__(self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]], last_epoch: int = -1) -> None:
-        count = len(optimizer.param_groups)
-        if not callable(lr_lambda) and not (isinstance(lr_lambda, Sequence) and all(map(callable, lr_lambda))):
-            raise ConfigError(
-                f"lr_scheduler.LambdaLR at {user_line()}: lr_lambda must be a function of the number of steps, or a list of one function per group, "
-                f"not {lr_lambda!r}"
-            )
-        self.lambdas = [lr_lambda] * count if callable(lr_lambda) else list(lr_lambda)
-        if len(self.lambdas) != count:
-            raise ConfigError(
-                f"lr_scheduler.LambdaLR at {user_line()}: lr_lambda must have one function for each of {count} groups, not {len(self.lambdas)}"
-            )
-        super().__init__(optimizer, last_epoch)
+    def __init__(
+        self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]], last_epoch: int = -1, verbose: Any = None
+    ) -> None:
+        self.lr_lambdas = _factors("LambdaLR", optimizer, lr_lambda)
+        super().__init__(optimizer, last_epoch, verbose)
 
     def rates_after(self, t: int) -> list[float]:
-        return [base * f(t) for base, f in zip(self.base_lrs, self.lambdas, strict=True)]
+        return [base * f(t) for base, f in zip(self.base_lrs, self.lr_lambdas, strict=True)]
+
+
+class MultiplicativeLR(LRScheduler):
+    """The rate times f(t) in step t; `lr_lambda` is f, or a list with one function f for each group."""
+
+    UNSAVED = ("optimizer", "lr_lambdas")
+
+    def __init__(
+        self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]], last_epoch: int = -1, verbose: Any = None
+    ) -> None:
+        self.lr_lambdas = _factors("MultiplicativeLR", optimizer, lr_lambda)
+        super().__init__(optimizer, last_epoch, verbose)
+
+    def get_lr(self) -> list[float]:
+        """Return the next rate of each group."""
+        rates = self.get_last_lr()
+        return [rate * f(self.last_epoch) for rate, f in zip(rates, self.lr_lambdas, strict=True)] if self.last_epoch > 0 else rates
 
 
 class StepLR(LRScheduler):
     """Step decay: the initial rate times gamma^(t // step_size) after t steps."""
 
-    def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1) -> None:
-        _steps("StepLR", step_size=step_size)
+    relative = True
+
+    def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1, verbose: Any = None) -> None:
+        check_counts("StepLR", step_size=step_size)
+        check_numbers("StepLR", gamma=gamma)
         self.step_size, self.gamma = step_size, gamma
-        super().__init__(optimizer, last_epoch)
+        super().__init__(optimizer, last_epoch, verbose)
 
     def rate(self, base: float, t: int) -> float:
         return exponential(base, t, self.step_size, self.gamma, staircase=True)
@@ -131,9 +87,12 @@ class StepLR(LRScheduler):
 class MultiStepLR(LRScheduler):
     """Step decay at milestones: the initial rate times gamma^k after t steps, where k is the number of milestones up to t."""
 
-    def __init__(self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1, last_epoch: int = -1) -> None:
+    relative = True
+
+    def __init__(self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1, last_epoch: int = -1, verbose: Any = None) -> None:
+        check_numbers("MultiStepLR", gamma=gamma)
         self.milestones, self.gamma = sorted(milestones), gamma
-        super().__init__(optimizer, last_epoch)
+        super().__init__(optimizer, last_epoch, verbose)
 
     def rate(self, base: float, t: int) -> float:
         return exponential(base, bisect_right(self.milestones, t), 1, self.gamma)
@@ -142,9 +101,12 @@ class MultiStepLR(LRScheduler):
 class ExponentialLR(LRScheduler):
     """Exponential decay: the initial rate times gamma^t after t steps."""
 
-    def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
+    relative = True
+
+    def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1, verbose: Any = None) -> None:
+        check_numbers("ExponentialLR", gamma=gamma)
         self.gamma = gamma
-        super().__init__(optimizer, last_epoch)
+        super().__init__(optimizer, last_epoch, verbose)
 
     def rate(self, base: float, t: int) -> float:
         return exponential(base, t, 1, self.gamma)
@@ -153,10 +115,12 @@ class ExponentialLR(LRScheduler):
 class ConstantLR(LRScheduler):
     """The initial rate times `factor` for the first `total_iters` steps, then the initial rate."""
 
-    def __init__(self, optimizer: Optimizer, factor: float = 1.0 / 3, total_iters: int = 5, last_epoch: int = -1) -> None:
-        _unit(f"lr_scheduler.ConstantLR at {user_line()}", factor=factor)
+    relative = True
+
+    def __init__(self, optimizer: Optimizer, factor: float = 1.0 / 3, total_iters: int = 5, last_epoch: int = -1, verbose: Any = None) -> None:
+        check_unit(f"lr_scheduler.ConstantLR at {user_line()}", factor=factor)
         self.factor, self.total_iters = factor, total_iters
-        super().__init__(optimizer, last_epoch)
+        super().__init__(optimizer, last_epoch, verbose)
 
     def rate(self, base: float, t: int) -> float:
         return base * self.factor if t < self.total_iters else base
@@ -168,33 +132,58 @@ class LinearLR(LRScheduler):
     After these steps, the factor remains `end_factor`.
     """
 
+    relative = True
+
     def __init__(
-        self, optimizer: Optimizer, start_factor: float = 1.0 / 3, end_factor: float = 1.0, total_iters: int = 5, last_epoch: int = -1
+        self,
+        optimizer: Optimizer,
+        start_factor: float = 1.0 / 3,
+        end_factor: float = 1.0,
+        total_iters: int = 5,
+        last_epoch: int = -1,
+        verbose: Any = None,
     ) -> None:
-        _steps("LinearLR", total_iters=total_iters)
+        check_counts("LinearLR", total_iters=total_iters)
         what = f"lr_scheduler.LinearLR at {user_line()}"
-        _unit(what, start_factor=start_factor, end_factor=end_factor)
+        check_unit(what, start_factor=start_factor, end_factor=end_factor)
         if start_factor == 0:
             raise ConfigError(f"{what}: start_factor must be above 0, not 0")
         self.start_factor, self.end_factor, self.total_iters = start_factor, end_factor, total_iters
-        super().__init__(optimizer, last_epoch)
+        super().__init__(optimizer, last_epoch, verbose)
 
     def rate(self, base: float, t: int) -> float:
         return rising(base, min(t, self.total_iters), self.total_iters, self.start_factor, self.end_factor)
 
 
 class PolynomialLR(LRScheduler):
-    """Polynomial decay: (base - end) * (1 - t / n)^power + end after t steps, with the initial rate `base` and end = `end_learning_rate`.
+    """Polynomial decay: (base - end) * (1 - t / n)^power + end after t steps, with the initial rate `base`.
 
-    n is `steps`, or with `cycle` the next multiple of `steps`.
+    n is `total_iters`, and end is 0.  With `steps`, n is `steps`, or with `cycle` the next multiple of `steps`, and end is `end_learning_rate`.
     """
 
+    relative = True
+
     def __init__(
-        self, optimizer: Optimizer, steps: int, end_learning_rate: float = 0.0001, power: float = 1.0, cycle: bool = False, last_epoch: int = -1
+        self,
+        optimizer: Optimizer,
+        total_iters: int = 5,
+        power: float = 1.0,
+        last_epoch: int = -1,
+        verbose: Any = None,
+        *,
+        steps: int | None = None,
+        end_learning_rate: float | None = None,
+        cycle: bool = False,
     ) -> None:
-        _steps("PolynomialLR", steps=steps)
-        self.steps, self.end_learning_rate, self.power, self.cycle = steps, end_learning_rate, power, cycle
-        super().__init__(optimizer, last_epoch)
+        what = f"lr_scheduler.PolynomialLR at {user_line()}"
+        if steps is None and (cycle or end_learning_rate is not None):
+            raise ConfigError(f"{what}: end_learning_rate and cycle need steps, the number of steps; pass steps={total_iters!r}")
+        self.steps = self.total_iters = total_iters if steps is None else steps
+        check_counts("PolynomialLR", **{"total_iters" if steps is None else "steps": self.steps})
+        end = (0.0 if steps is None else 0.0001) if end_learning_rate is None else end_learning_rate
+        check_numbers("PolynomialLR", power=power, end_learning_rate=end)
+        self.end_learning_rate, self.power, self.cycle, self.floor = end, power, bool(cycle), end
+        super().__init__(optimizer, last_epoch, verbose)
 
     def rate(self, base: float, t: int) -> float:
         return polynomial(base, t, self.steps, self.end_learning_rate, self.power, self.cycle)
@@ -206,10 +195,10 @@ class CosineDecayLR(LRScheduler):
     The rate after t steps is base * ((1 - alpha) * (1 + cos(pi * t / decay_steps)) / 2 + alpha).
     """
 
-    def __init__(self, optimizer: Optimizer, decay_steps: int, alpha: float = 0.0, last_epoch: int = -1) -> None:
-        _steps("CosineDecayLR", decay_steps=decay_steps)
+    def __init__(self, optimizer: Optimizer, decay_steps: int, alpha: float = 0.0, last_epoch: int = -1, verbose: Any = None) -> None:
+        check_counts("CosineDecayLR", decay_steps=decay_steps)
         self.decay_steps, self.alpha = decay_steps, alpha
-        super().__init__(optimizer, last_epoch)
+        super().__init__(optimizer, last_epoch, verbose)
 
     def rate(self, base: float, t: int) -> float:
         return cosine(base, t, self.decay_steps, self.alpha)
@@ -221,10 +210,13 @@ class CosineAnnealingLR(LRScheduler):
     The rate is eta_min + (base - eta_min) * (1 + cos(pi * t / T_max)) / 2 after t steps.  After more than `T_max` steps, the rate rises again.
     """
 
-    def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
-        _steps("CosineAnnealingLR", T_max=T_max)
-        self.T_max, self.eta_min = T_max, eta_min
-        super().__init__(optimizer, last_epoch)
+    relative = True
+
+    def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1, verbose: Any = None) -> None:
+        check_counts("CosineAnnealingLR", T_max=T_max)
+        check_numbers("CosineAnnealingLR", eta_min=eta_min)
+        self.T_max, self.eta_min, self.floor = T_max, eta_min, eta_min
+        super().__init__(optimizer, last_epoch, verbose)
 
     def rate(self, base: float, t: int) -> float:
         return annealing(base, t, self.T_max, self.eta_min)
@@ -246,6 +238,7 @@ class WarmUpLR(LRScheduler):
         warmup_iters: int = 5,
         warmup_method: str = "linear",
         last_epoch: int = -1,
+        verbose: Any = None,
     ) -> None:
         if warmup_method not in ("linear", "constant"):
             raise ConfigError(f'lr_scheduler.WarmUpLR at {user_line()}: warmup_method must be "linear" or "constant", not {warmup_method!r}')
@@ -253,7 +246,7 @@ class WarmUpLR(LRScheduler):
         self.warmup_factor, self.warmup_iters, self.warmup_method = warmup_factor, warmup_iters, warmup_method
         optimizer = self.inner.optimizer if self.inner is not None else lrsch_or_optimizer
         assert isinstance(optimizer, Optimizer)
-        super().__init__(optimizer, last_epoch)
+        super().__init__(optimizer, last_epoch, verbose)
 
     def rates_after(self, t: int) -> list[float]:
         bases = self.base_lrs
@@ -266,11 +259,12 @@ class WarmUpLR(LRScheduler):
         return [start + (end - start) * t / self.warmup_iters for start, end in zip(starts, ends, strict=True)]
 
 
-class ReduceLROnPlateau:
+class ReduceLROnPlateau(LRScheduler):
     """A schedule that multiplies the rate by `factor` if the metric passed to `step` has not improved for more than `patience` steps.
 
     An improvement is a decrease for mode "min", or an increase for "max", by more than `threshold`.  With `threshold_mode="rel"`, `threshold` is
-    a fraction of the best metric.  After a reduction, `cooldown` steps are not counted.  Rates are not reduced below `min_lr`, nor by `eps` or less.
+    a fraction of the best metric.  After a reduction, `cooldown` steps are not counted.  Rates are not reduced below `min_lr`, a number or a list
+    of one number per group, nor by `eps` or less.
     """
 
     def __init__(
@@ -282,53 +276,63 @@ class ReduceLROnPlateau:
         threshold: float = 1e-4,
         threshold_mode: str = "rel",
         cooldown: int = 0,
-        min_lr: float = 0.0,
+        min_lr: float | list[float] = 0.0,
         eps: float = 1e-8,
+        verbose: Any = None,
     ) -> None:
+        numbers = {"factor": factor, "patience": patience, "threshold": threshold, "cooldown": cooldown, "eps": eps}
+        check_numbers("ReduceLROnPlateau", **numbers)
         if factor >= 1.0 or mode not in ("min", "max") or threshold_mode not in ("rel", "abs"):
             raise ConfigError(
                 f'lr_scheduler.ReduceLROnPlateau at {user_line()}: factor must be below 1, mode "min" or "max", threshold_mode "rel" or "abs", '
                 f"not factor={factor}, mode={mode!r}, threshold_mode={threshold_mode!r}"
             )
+        self.min_lrs = per_group("ReduceLROnPlateau", optimizer, "min_lr", min_lr)
         self.optimizer = optimizer
         self.mode, self.factor, self.patience, self.threshold, self.threshold_mode = mode, factor, patience, threshold, threshold_mode
-        self.cooldown, self.min_lr, self.eps = cooldown, min_lr, eps
+        self.cooldown, self.eps, self.last_epoch = cooldown, eps, 0
         self.best = math.inf if mode == "min" else -math.inf
-        self.bad_steps = self.cooling = 0
+        self.num_bad_epochs = self.cooldown_counter = 0
+        self._last_lr = self.get_last_lr()
 
-    def step(self, metric: float) -> None:
+    def step(self, metrics: Any, epoch: int | None = None) -> None:  # type: ignore[override]
         """Compare the metric of a step with the best metric, and reduce the rates after more than `patience` steps without improvement."""
-        value = float(metric)
-        if self._better(value):
-            self.best, self.bad_steps = value, 0
+        value = float(metrics)
+        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
+        if self.is_better(value, self.best):
+            self.best, self.num_bad_epochs = value, 0
         else:
-            self.bad_steps += 1
-        if self.cooling > 0:
-            self.cooling, self.bad_steps = self.cooling - 1, 0
-        if self.bad_steps > self.patience:
-            for group in self.optimizer.param_groups:
-                smaller = max(group["lr"] * self.factor, self.min_lr)
+            self.num_bad_epochs += 1
+        if self.in_cooldown:
+            self.cooldown_counter, self.num_bad_epochs = self.cooldown_counter - 1, 0
+        if self.num_bad_epochs > self.patience:
+            for group, least in zip(self.optimizer.param_groups, self.min_lrs, strict=True):
+                smaller = max(group["lr"] * self.factor, least)
                 group["lr"] = smaller if group["lr"] - smaller > self.eps else group["lr"]
-            self.cooling, self.bad_steps = self.cooldown, 0
+            self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
+        self._last_lr = self.get_last_lr()
 
-    def get_last_lr(self) -> list[float]:
-        """Return the current rate of each group of the optimizer."""
-        return [group["lr"] for group in self.optimizer.param_groups]
+    @property
+    def in_cooldown(self) -> bool:
+        """True if steps are not counted, because the rates were reduced less than `cooldown` steps before."""
+        return self.cooldown_counter > 0
 
-    def _better(self, value: float) -> bool:
+    def is_better(self, a: float, best: float) -> bool:
+        """Return True if the metric `a` is an improvement over `best`."""
         sign = 1 if self.mode == "min" else -1
         margin = self.threshold * (
-            abs(self.best) if self.threshold_mode == "rel" and math.isfinite(self.best) else 1.0 if self.threshold_mode == "abs" else 0.0
+            abs(best) if self.threshold_mode == "rel" and math.isfinite(best) else 1.0 if self.threshold_mode == "abs" else 0.0
         )
-        return sign * value < sign * self.best - margin
+        return sign * a < sign * best - margin
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the attributes of the schedule as a dict for `load_state_dict`, without the optimizer."""
-        return {name: value for name, value in vars(self).items() if name != "optimizer"}
+    def get_lr(self) -> list[float]:
+        """Return the current rate of each group."""
+        return self.get_last_lr()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore the attributes from `saved`, a result of `state_dict`; the rates of the optimizer do not change."""
-        vars(self).update(saved)
+        older = {"bad_steps": "num_bad_epochs", "cooling": "cooldown_counter"}
+        vars(self).update({older.get(name, name): value for name, value in saved.items() if name != "min_lr"})
 
 
 #: PyTorch's older name

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from optim_cases import EPOCHS, METRICS, OPTIMIZERS, SCHEDULES, SHAPE, STEPS
+from optim_cases import COMPOSED, EPOCHS, METRICS, OPTIMIZERS, SCHEDULES, SHAPE, STEPS
 from ranks import on_ranks, with_ranks
 
 import jobflow as flow
 from jobflow import optim
-from jobflow.core.errors import CheckpointError, ConfigError
+from jobflow.core.errors import CheckpointError, ConfigError, JobError
 from jobflow.core.layout import B, Layout, P, Placement, S
 from jobflow.core.types import type_of
 from jobflow.functional.tensor_class import Tensor
@@ -154,18 +155,35 @@ def test_other_states_are_refused(saved: Any) -> None:
 
 
 def schedule_of(kind: str, options: dict[str, Any], lr: float = 0.2) -> tuple[optim.Optimizer, Any]:
-    optimizer = optim.SGD([tensor(np.zeros(1))], lr=lr)
+    optimizer = optim.SGD([tensor(np.zeros(1))], lr=lr, momentum=0.9)
     return optimizer, getattr(lr_scheduler, kind)(optimizer, **options)
 
 
-@pytest.mark.parametrize("case", SCHEDULES)
+@pytest.mark.parametrize("case", [*SCHEDULES, *COMPOSED])
 def test_schedules_are_the_recorded_ones(case: str) -> None:
-    optimizer, schedule = schedule_of(*SCHEDULES[case])
-    rates = []
-    for _ in range(EPOCHS):
-        rates.append(optimizer.param_groups[0]["lr"])
-        schedule.step()
-    np.testing.assert_allclose(rates, RECORDED[f"schedule {case}"], rtol=1e-12)
+    rates, halves = [], []
+    for half in (False, True):  # also with a schedule that loads the state of another one
+        optimizer, schedule = created(case)
+        rates.append([])
+        for step in range(EPOCHS):
+            group = optimizer.param_groups[0]
+            rates[-1].append([group["lr"], group["momentum"]] if getattr(schedule, "cycle_momentum", False) else group["lr"])
+            schedule.step()
+            if half and step == EPOCHS // 2:
+                halves = [optimizer.state_dict(), schedule.state_dict()]
+                optimizer, schedule = created(case)
+                optimizer.load_state_dict(halves[0])
+                schedule.load_state_dict(halves[1])
+    np.testing.assert_allclose(rates[0], RECORDED[f"schedule {case}"], rtol=1e-11)
+    np.testing.assert_array_equal(rates[0], rates[1])
+
+
+def created(case: str) -> tuple[optim.Optimizer, Any]:
+    """Return an optimizer and the schedule of a case."""
+    if case in SCHEDULES:
+        return schedule_of(*SCHEDULES[case])
+    optimizer = optim.SGD([tensor(np.zeros(1))], lr=0.2, momentum=0.9)
+    return optimizer, COMPOSED[case](lr_scheduler, optimizer)
 
 
 def test_plateau_is_the_recorded_one() -> None:
@@ -277,3 +295,68 @@ def test_arguments_of_the_wrong_kind_raise() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             flow.optim.SGD(params, **options)
+
+
+def test_schedules_step_in_compiled_functions_and_graphs() -> None:
+    def trained(kind: str, create: Callable[[Any, Any], Any]) -> list[float]:
+        p = flow.nn.Parameter(flow.ones(2))
+        optimizer = optim.SGD([p], lr=0.2)
+        schedule = create(lr_scheduler, optimizer)
+
+        def step() -> flow.Tensor:
+            optimizer.zero_grad()
+            loss = (p**2).sum()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            return loss
+
+        class Step(flow.nn.Graph):
+            def __init__(self) -> None:
+                super().__init__()
+                self.p = p
+                self.add_optimizer(optimizer, lr_sch=schedule)
+
+            def build(self) -> flow.Tensor:
+                loss = (self.p**2).sum()
+                loss.backward()
+                return loss
+
+        run = {"eager": step, "compiled": flow.compile(step)}.get(kind) or Step()
+        return [float(run()) for _ in range(6)]
+
+    for create in (
+        lambda of, optimizer: of.OneCycleLR(optimizer, 0.5, total_steps=8, cycle_momentum=False),
+        lambda of, optimizer: of.SequentialLR(optimizer, [of.ConstantLR(optimizer, 0.5, 2), of.ExponentialLR(optimizer, 0.5)], [3]),
+        COMPOSED["multiplicative"],
+        COMPOSED["by a user"],
+    ):
+        expected = trained("eager", create)
+        np.testing.assert_allclose(trained("compiled", create), expected, rtol=1e-6)
+        np.testing.assert_allclose(trained("graph", create), expected, rtol=1e-6)
+    momentum = lambda of, optimizer: of.OneCycleLR(optimizer, 0.5, total_steps=8)  # noqa: E731 - as the cases
+    np.testing.assert_allclose(trained("compiled", momentum), trained("eager", momentum), rtol=1e-6)
+    with pytest.raises(JobError, match="lr_sch changes the momentum at every step"):
+        trained("graph", momentum)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("OneCycleLR", {"max_lr": 0.1, "total_steps": 0}, "total_steps must be an integer of at least 1, not 0"),
+        ("OneCycleLR", {"max_lr": [0.1, 0.2], "total_steps": 3}, r"max_lr must be a number, or a list of one number per group \(1\)"),
+        ("OneCycleLR", {"max_lr": 0.1, "total_steps": 3, "anneal_strategy": "sine"}, 'anneal_strategy must be "cos" or "linear", not \'sine\''),
+        ("CyclicLR", {"base_lr": 0.1, "max_lr": 0.2, "mode": "square"}, 'mode must be "triangular"'),
+        ("CyclicLR", {"base_lr": 0.1, "max_lr": 0.2, "step_size_up": "a"}, "step_size_up must be at least 1, not 'a'"),
+        ("CosineAnnealingWarmRestarts", {"T_0": 2.5}, "T_0 must be an integer of at least 1, not 2.5"),
+        ("SequentialLR", {"schedulers": [], "milestones": []}, "schedulers must be a list of at least one schedule"),
+        ("StepLR", {"step_size": 2, "gamma": "a"}, "gamma must be a number, not 'a'"),
+        ("PolynomialLR", {"cycle": True}, "end_learning_rate and cycle need steps"),
+        ("ConstantLR", {"factor": "a"}, r"factor must be in \[0, 1\], not 'a'"),
+        ("StepLR", {"step_size": 2, "last_epoch": None}, "last_epoch must be a number of steps, or -1, not None"),
+        ("ReduceLROnPlateau", {"min_lr": "a"}, "min_lr must be a number, or a list"),
+    ],
+)
+def test_options_of_schedules_out_of_range_raise(kind: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"lr_scheduler.{kind} at test_optim.py:\d+: {message}"):
+        schedule_of(kind, options)

@@ -453,23 +453,28 @@ class StepRecorder(Building):
         return self._numbers[key]
 
     def repeat(self, schedule: Any, plain: bool) -> None:
-        """Register a learning rate schedule, whose `step` every replay calls; raise Untraceable unless `plain`, if the schedule overrides `step`."""
+        """Register a learning rate schedule, whose `step` every replay calls; raise Untraceable unless `plain`.
+
+        A schedule that overrides `step`, or changes the momentum, is not plain.
+        """
         if not plain:
             raise Untraceable(
-                f"{type(schedule).__name__} at {user_line()}: a schedule that overrides step() cannot be replayed; call step() "
+                f"{type(schedule).__name__} at {user_line()}: a schedule that overrides step() or changes momentum is not replayed; call step() "
                 "outside of the compiled function"
             )
-        before = dict(vars(schedule)), [dict(group) for group in schedule.optimizer.param_groups]
+        family = list(schedule.family())
+        before = [dict(vars(each)) for each in family], [dict(group) for group in schedule.optimizer.param_groups]
 
         def restore() -> None:
-            vars(schedule).clear()
-            vars(schedule).update(before[0])
+            for each, attributes in zip(family, before[0], strict=True):
+                vars(each).clear()
+                vars(each).update(attributes)
             for group, options in zip(schedule.optimizer.param_groups, before[1], strict=True):
                 group.update(options)
 
         self.undo.append(restore)
         self.schedule_steps += 1
-        self.schedules.append(schedule)
+        self.schedules.extend(family)
         self.repeated.append(schedule.step)
 
     # ---------------------------------------------------------------- modules

@@ -165,6 +165,10 @@ class Graph:
             raise JobError(f"{what}: optim must be an optimizer of jobflow.optim; got {optim!r}")
         if lr_sch is not None and not hasattr(lr_sch, "step"):
             raise JobError(f"{what}: lr_sch must be a schedule of optim.lr_scheduler; got {lr_sch!r}")
+        if getattr(lr_sch, "cycle_momentum", False):
+            raise JobError(f"{what}: lr_sch changes the momentum at every step, but a graph has a constant momentum; pass cycle_momentum=False")
+        if "step" in vars(optim):
+            raise JobError(f"{what}: optim has hooks of step(), which a graph does not call; remove the hooks")
         self._added.append(Added(optim, lr_sch, user_line()))
 
     def set_grad_scaler(self, scaler: Scaler) -> None:

@@ -87,7 +87,10 @@ def sgd(schedule: Any) -> Any:
 SCHEDULES: dict[str, Case] = {
     "cosine": Case(scheduled(rates.CosineDecayLR, 8, alpha=0.1), sgd(jobs.CosineScheduler(0.5, 8, alpha=0.1))),
     "cosine annealing": Case(scheduled(rates.CosineAnnealingLR, 10, eta_min=0.05), sgd(jobs.CosineScheduler(0.5, 10, alpha=0.1))),
-    "polynomial": Case(scheduled(rates.PolynomialLR, 4, 0.1, 2.0, cycle=True), sgd(jobs.PolynomialScheduler(0.5, 4, 0.1, 2.0, cycle=True))),
+    "polynomial": Case(
+        scheduled(rates.PolynomialLR, steps=4, end_learning_rate=0.1, power=2.0, cycle=True),
+        sgd(jobs.PolynomialScheduler(0.5, 4, 0.1, 2.0, cycle=True)),
+    ),
     "exponential": Case(scheduled(rates.ExponentialLR, 0.75), sgd(jobs.ExponentialScheduler(0.5, 1, 0.75))),
     "steps": Case(scheduled(rates.StepLR, 3, 0.5), sgd(jobs.ExponentialScheduler(0.5, 3, 0.5, staircase=True))),
     "milestones": Case(scheduled(rates.MultiStepLR, [2, 5], 0.5), sgd(jobs.PiecewiseScalingScheduler(0.5, [1, 4], [0.5, 0.25]))),

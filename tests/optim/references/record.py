@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,14 +33,11 @@ def main() -> None:
             trace.append(p.detach().numpy().copy())
         curves[name] = np.array(trace)
     for name, (kind, options) in cases.SCHEDULES.items():
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.2)
-        schedule = getattr(torch.optim.lr_scheduler, kind)(optimizer, **options)
-        rates = []
-        for _ in range(cases.EPOCHS):
-            rates.append(optimizer.param_groups[0]["lr"])
-            optimizer.step()
-            schedule.step()
-        curves[f"schedule {name}"] = np.array(rates)
+        curves[f"schedule {name}"] = rates_of(lambda of, optimizer, kind=kind, options=options: getattr(of, kind)(optimizer, **options))
+    for name, create in cases.COMPOSED.items():
+        curves[f"schedule {name}"] = rates_of(create)
+    for name, options in cases.LBFGS.items():
+        curves[name] = minimised(options, w, b)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.2)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=2, cooldown=1, factor=0.5)
     rates = []
@@ -48,6 +46,33 @@ def main() -> None:
         rates.append(optimizer.param_groups[0]["lr"])
     curves["plateau"] = np.array(rates)
     np.savez_compressed(HERE / "steps.npz", **curves)
+
+
+def rates_of(create: Any) -> np.ndarray[Any, Any]:
+    """Return the rate before each step of the schedule, and with a changing momentum also the momentum."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.2, momentum=0.9)
+    schedule = create(torch.optim.lr_scheduler, optimizer)
+    rates = []
+    for _ in range(cases.EPOCHS):
+        group = optimizer.param_groups[0]
+        rates.append([group["lr"], group["momentum"]] if getattr(schedule, "cycle_momentum", False) else group["lr"])
+        optimizer.step()
+        schedule.step()
+    return np.array(rates)
+
+
+def minimised(options: dict[str, Any], w: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the loss of each step of LBFGS on the sum of (w - b)^4 + (w - b)^2 for two parameters w and 2 w."""
+    params = [torch.nn.Parameter(torch.tensor(w)), torch.nn.Parameter(torch.tensor(2 * w[0]))]
+    optimizer = torch.optim.LBFGS(params, **options)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = sum((((p - torch.tensor(b)) ** 4).sum() + ((p - torch.tensor(b)) ** 2).sum()) for p in params)
+        loss.backward()
+        return loss
+
+    return np.array([optimizer.step(closure).item() for _ in range(4)])
 
 
 def record_states() -> None:
