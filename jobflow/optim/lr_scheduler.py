@@ -280,8 +280,8 @@ class ReduceLROnPlateau(LRScheduler):
         eps: float = 1e-8,
         verbose: Any = None,
     ) -> None:
-        numbers = {"factor": factor, "patience": patience, "threshold": threshold, "cooldown": cooldown, "eps": eps}
-        check_numbers("ReduceLROnPlateau", **numbers)
+        values = {"factor": factor, "patience": patience, "threshold": threshold, "cooldown": cooldown, "eps": eps}
+        check_numbers("ReduceLROnPlateau", **values)
         if factor >= 1.0 or mode not in ("min", "max") or threshold_mode not in ("rel", "abs"):
             raise ConfigError(
                 f'lr_scheduler.ReduceLROnPlateau at {user_line()}: factor must be below 1, mode "min" or "max", threshold_mode "rel" or "abs", '

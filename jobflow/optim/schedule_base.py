@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from jobflow.core.errors import ConfigError, JobError, user_line
@@ -25,9 +25,9 @@ def check_counts(what: str, least: int = 1, **counts: int) -> None:
             raise ConfigError(f"lr_scheduler.{what} at {user_line()}: {name} must be at least {least}, not {count!r}")
 
 
-def check_numbers(what: str, **numbers: float) -> None:
+def check_numbers(what: str, **values: float) -> None:
     """Raise ConfigError if one of the arguments is not a number; the message names the schedule `what`."""
-    for name, value in numbers.items():
+    for name, value in values.items():
         if not is_number(value):
             raise ConfigError(f"lr_scheduler.{what} at {user_line()}: {name} must be a number, not {value!r}")
 
@@ -160,6 +160,20 @@ class LRScheduler:
     def family(self) -> Iterator[LRScheduler]:
         """Yield the schedule itself, and the schedules that its step advances."""
         yield self
+
+    def snapshot(self) -> Callable[[], None]:
+        """Return a function that restores the schedule and the options of the groups to the state before."""
+        attributes = [(vars(each), dict(vars(each))) for each in self.family()]
+        options = [(group, dict(group)) for group in self.optimizer.param_groups]
+
+        def restore() -> None:
+            for own, before in attributes:
+                own.clear()
+                own.update(before)
+            for group, before in options:
+                group.update(before)
+
+        return restore
 
     def state_dict(self) -> dict[str, Any]:
         """Return the attributes of the schedule as a dict for `load_state_dict`, without the optimizer and without functions."""

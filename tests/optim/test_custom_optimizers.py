@@ -121,7 +121,7 @@ def losses(rank: int, create: Callable[[Any], Any], kind: str, sbp: Any = None) 
         optimizer.step()
         return loss
 
-    class Step(nn.Graph):
+    class Training(nn.Graph):
         def __init__(self) -> None:
             super().__init__()
             self.w = w
@@ -132,7 +132,7 @@ def losses(rank: int, create: Callable[[Any], Any], kind: str, sbp: Any = None) 
             loss.backward()
             return loss
 
-    run = {"eager": step, "compiled": flow.compile(step)}.get(kind) or Step()
+    run = {"eager": step, "compiled": flow.compile(step)}.get(kind) or Training()
     return [float(run()) for _ in range(5)]
 
 
@@ -242,7 +242,7 @@ def test_lbfgs_needs_a_closure_and_no_graph() -> None:
     optimizer = optim.LBFGS([p])
     assert flow.compile(lambda: optimizer.step(lambda: p.sum()))().item() == 1.0  # runs eagerly
     optimizer.register_step_post_hook(lambda own, args, kwargs: None)
-    with pytest.raises(JobError, match=r"Step_\d+.add_optimizer at .*: optim has hooks of step"):
+    with pytest.raises(JobError, match=r"Training_\d+.add_optimizer at .*: optim has hooks of step"):
         losses(0, lambda params: optimizer, "graph")
 
 

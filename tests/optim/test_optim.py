@@ -311,7 +311,7 @@ def test_schedules_step_in_compiled_functions_and_graphs() -> None:
             schedule.step()
             return loss
 
-        class Step(flow.nn.Graph):
+        class Training(flow.nn.Graph):
             def __init__(self) -> None:
                 super().__init__()
                 self.p = p
@@ -322,7 +322,7 @@ def test_schedules_step_in_compiled_functions_and_graphs() -> None:
                 loss.backward()
                 return loss
 
-        run = {"eager": step, "compiled": flow.compile(step)}.get(kind) or Step()
+        run = {"eager": step, "compiled": flow.compile(step)}.get(kind) or Training()
         return [float(run()) for _ in range(6)]
 
     for create in (

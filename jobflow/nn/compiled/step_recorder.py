@@ -462,19 +462,9 @@ class StepRecorder(Building):
                 f"{type(schedule).__name__} at {user_line()}: a schedule that overrides step() or changes momentum is not replayed; call step() "
                 "outside of the compiled function"
             )
-        family = list(schedule.family())
-        before = [dict(vars(each)) for each in family], [dict(group) for group in schedule.optimizer.param_groups]
-
-        def restore() -> None:
-            for each, attributes in zip(family, before[0], strict=True):
-                vars(each).clear()
-                vars(each).update(attributes)
-            for group, options in zip(schedule.optimizer.param_groups, before[1], strict=True):
-                group.update(options)
-
-        self.undo.append(restore)
+        self.undo.append(schedule.snapshot())
         self.schedule_steps += 1
-        self.schedules.extend(family)
+        self.schedules.extend(schedule.family())
         self.repeated.append(schedule.step)
 
     # ---------------------------------------------------------------- modules
