@@ -13,14 +13,25 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-import jobflow.functional as functions
 from jobflow.core.types import int64
 from jobflow.engine.job_tensor import JobTensor
+from jobflow.functional import joining, reductions, shapes, sorting
 from jobflow.functional.creation import arange, from_numpy
+from jobflow.functional.dispatch import as_public
 from jobflow.functional.typed import Tensor
 from jobflow.tensors.tensor import TensorBase
 
 _MODULE = "einops._backends"
+
+
+def _public(module: ModuleType, word: str) -> Any:
+    """Return a function of tensors that also accepts tensors of jobs."""
+    return as_public(word, getattr(module, word))
+
+
+_reshape, _permute, _unsqueeze, _expand, _tile = (_public(shapes, word) for word in ("reshape", "permute", "unsqueeze", "expand", "tile"))
+_stack, _cat, _einsum = _public(joining, "stack"), _public(joining, "cat"), _public(sorting, "einsum")
+_reductions = {word: _public(reductions, word) for word in ("amin", "amax", "sum", "mean", "prod", "any", "all")}
 
 
 class TensorFunctions:
@@ -42,43 +53,43 @@ class TensorFunctions:
 
     def reduce(self, x: Tensor, operation: str, axes: Sequence[int]) -> Tensor:
         if operation in ("min", "max"):
-            return getattr(functions, f"a{operation}")(x, axes)
-        if operation in ("sum", "mean"):
-            return getattr(functions, operation)(x, axes)
+            operation = f"a{operation}"
+        if operation in ("amin", "amax", "sum", "mean"):
+            return _reductions[operation](x, axes)
         for axis in sorted(axes, reverse=True):  # the others accept one axis
-            x = getattr(functions, operation)(x, axis)
+            x = _reductions[operation](x, axis)
         return x
 
     def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        return functions.reshape(x, shape)
+        return _reshape(x, shape)
 
     def transpose(self, x: Tensor, axes: Sequence[int]) -> Tensor:
-        return functions.permute(x, axes)
+        return _permute(x, axes)
 
     def stack_on_zeroth_dimension(self, tensors: Sequence[Tensor]) -> Tensor:
-        return functions.stack(tensors)
+        return _stack(tensors)
 
     def add_axis(self, x: Tensor, new_position: int) -> Tensor:
-        return functions.unsqueeze(x, new_position)
+        return _unsqueeze(x, new_position)
 
     def add_axes(self, x: Tensor, n_axes: int, pos2len: dict[int, int]) -> Tensor:
         sizes = [-1] * n_axes
         for axis, length in pos2len.items():
-            x = functions.unsqueeze(x, axis)
+            x = _unsqueeze(x, axis)
             sizes[axis] = length
-        return functions.expand(x, [n if size == -1 else size for n, size in zip(x.shape, sizes, strict=True)])
+        return _expand(x, [n if size == -1 else size for n, size in zip(x.shape, sizes, strict=True)])
 
     def tile(self, x: Tensor, repeats: Sequence[int]) -> Tensor:
-        return functions.tile(x, repeats)
+        return _tile(x, repeats)
 
     def concat(self, tensors: Sequence[Tensor], axis: int) -> Tensor:
-        return functions.cat(tensors, axis)
+        return _cat(tensors, axis)
 
     def is_float_type(self, x: Tensor) -> bool:
         return x.dtype.is_float
 
     def einsum(self, pattern: str, *x: Tensor) -> Tensor:
-        return functions.einsum(pattern, *x)
+        return _einsum(pattern, *x)
 
 
 def register() -> None:

@@ -80,7 +80,7 @@ def test_functions_are_compiled(capsys: pytest.CaptureFixture[str]) -> None:
     check(x.grad, np.full(VALUE.shape, 1.5))
 
 
-def test_functions_are_recorded_in_jobs() -> None:
+def test_job_functions_call_einops() -> None:
     names = [name for name in CASES if "pack" not in name and not name.endswith(("any", "all"))]  # jobs have no subscripts and no booleans
     x = VALUE.astype(np.float32)
 
