@@ -16,6 +16,7 @@ import numpy as np
 import jobflow.core.scope as scope
 from jobflow.core.errors import DtypeError, JobError, user_line
 from jobflow.core.types import TensorType, Typed
+from jobflow.functional import out_arguments
 from jobflow.tensors.parameters import Roles, described, tensors_of
 from jobflow.tensors.state import building_now
 from jobflow.tensors.tensor import TensorBase
@@ -69,10 +70,14 @@ def of_tensors(function: Function, word: str) -> Function:
             if len(arguments) == len(by_place) and not named:
                 return function(*arguments)
             if named and not named.keys() <= roles.keywords:
+                if "out" in named and word in out_arguments.NAMES and "out" not in roles.keywords:
+                    return out_arguments.write_result(word, called, arguments, named)
                 arguments, named = roles.renamed(arguments, named)
             if len(arguments) <= len(by_place) and not any(roles.must.get(name) or is_tensor(argument) for name, argument in named.items()):
                 return function(*arguments, **named)
         if named and not named.keys() <= roles.keywords:
+            if "out" in named and word in out_arguments.NAMES and "out" not in roles.keywords:
+                return out_arguments.write_result(word, called, arguments, named)
             arguments, named = roles.renamed(arguments, named)
         for argument in (*arguments, *named.values()):
             if isinstance(argument, NotDense):
@@ -94,6 +99,8 @@ def _factory(function: Function) -> Function:
 
     @wraps(function)
     def called(*arguments: Any, **named: Any) -> Any:
+        if "out" in named and function.__name__ in out_arguments.NAMES:
+            return out_arguments.write_result(function.__name__, called, arguments, named, creates=True)
         body = scope.current().interpreter
         if body is None or hasattr(body, "takes_tensors"):
             return function(*arguments, **named)

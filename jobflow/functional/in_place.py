@@ -55,6 +55,11 @@ def written(x: Tensor, what: str, value: Tensor) -> Tensor:
     return x
 
 
+def holds(x: Tensor, value: Tensor) -> bool:
+    """Return True if x can hold the elements of `value`: their kind (bool, integer, float) is not higher."""
+    return kind(value.tensor_type.dtype) <= kind(x.tensor_type.dtype)
+
+
 def check_writable(x: Tensor, what: str) -> None:
     """Raise JobError if an in-place operation must not overwrite x.
 
