@@ -14,6 +14,7 @@ compat.torch_types         types
 functional.autograd        autograd.function autograd.functional autograd.gradcheck autograd.grad_mode autograd.variable autograd.anomaly_mode
 core.compilation           _dynamo
 functional.cuda            cuda.random cuda.memory cuda.streams
+functional.profiling       autograd.profiler profiler.profiler
 functional.mps             xpu
 nn.amp                     amp.autocast_mode amp.grad_scaler cuda.amp cuda.amp.autocast_mode cuda.amp.grad_scaler
 nn.modules                 nn.modules.activation nn.modules.adaptive nn.modules.batchnorm nn.modules.channelshuffle nn.modules.conv

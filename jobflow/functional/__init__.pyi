@@ -45,3 +45,4 @@ from jobflow.functional.sparse_tensors import *
 from jobflow.functional.special_functions import *
 from jobflow.functional.switches import *
 from jobflow.functional.unary_functions import *
+from jobflow.functional.values import set_printoptions as set_printoptions

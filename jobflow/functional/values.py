@@ -5,12 +5,13 @@ For a global tensor, all ranks must call these functions, and every rank receive
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from jobflow.core.errors import DtypeError, JobError, ShapeError, user_line
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import Array
 from jobflow.functional.devices import device_of
 from jobflow.functional.dispatch import method
@@ -19,11 +20,53 @@ from jobflow.tensors.convert import gathered
 from jobflow.tensors.state import building_now, running, state
 from jobflow.tensors.tensor import lasting_array
 
-#: largest number of elements that are printed without abbreviation
-WHOLE = 1000
-EDGE = 3
-WIDTH = 80
-DIGITS = 4
+__all__ = ["set_printoptions"]
+
+
+class _PrintOptions:
+    """The format of printed tensors: see `set_printoptions`."""
+
+    def __init__(self) -> None:
+        self.precision, self.threshold, self.edgeitems, self.linewidth = 4, 1000, 3, 80
+        #: True or False: always or never with an exponent; None: for a wide range of numbers
+        self.sci_mode: bool | None = None
+
+
+_options = _PrintOptions()
+#: the values of `profile=`
+_PROFILES = {
+    "default": {"precision": 4, "threshold": 1000, "edgeitems": 3, "linewidth": 80},
+    "short": {"precision": 2, "threshold": 1000, "edgeitems": 2, "linewidth": 80},
+    "full": {"precision": 4, "threshold": sys.maxsize, "edgeitems": 3, "linewidth": 80},
+}
+
+
+def set_printoptions(
+    precision: int | None = None,
+    threshold: float | None = None,
+    edgeitems: int | None = None,
+    linewidth: int | None = None,
+    profile: str | None = None,
+    sci_mode: bool | None = None,
+) -> None:
+    """Set the format of printed tensors; None keeps a value, and `profile` is "default", "short" or "full".
+
+    Tensors with more than `threshold` elements are abbreviated to `edgeitems` at both ends.  Raises: ArgumentError for another value.
+    """
+    what = f"set_printoptions at {user_line()}"
+    if profile is not None and profile not in tuple(_PROFILES):
+        raise ArgumentError(f"{what}: profile must be one of {', '.join(_PROFILES)}; got {profile!r}")
+    values = {"precision": precision, "threshold": threshold, "edgeitems": edgeitems, "linewidth": linewidth}
+    for name, value in values.items():
+        least = int(name in ("edgeitems", "linewidth"))
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= least):
+            raise ArgumentError(f"{what}: {name} must be a number of at least {least}; got {value!r}")
+    if sci_mode is not None and not isinstance(sci_mode, bool):
+        raise ArgumentError(f"{what}: sci_mode must be True, False or None; got {sci_mode!r}")
+    chosen = _PROFILES.get(profile or "", {}) | {name: value for name, value in values.items() if value is not None}
+    for name, value in chosen.items():
+        setattr(_options, name, int(min(value, sys.maxsize)))
+    _options.sci_mode = sci_mode
 
 
 def value_of(x: Tensor, what: str) -> Array:
@@ -136,23 +179,23 @@ def shown(x: Tensor) -> str:
 
 
 def broken(start: str, parts: list[str]) -> str:
-    """Return `start` and the parts, joined with commas, with a line break before each part that would exceed WIDTH columns."""
+    """Return `start` and the parts, joined with commas, with a line break before each part that would exceed the line width."""
     text = start + parts[0]
     for part in parts[1:]:
         column = len(text) - text.rfind("\n") - 1
-        text += f", {part}" if column + len(part) + 3 <= WIDTH else f",\n{' ' * len(start)}{part}"
+        text += f", {part}" if column + len(part) + 3 <= _options.linewidth else f",\n{' ' * len(start)}{part}"
     return text
 
 
 def written(array: Array, indent: int) -> str:
-    """Return the text of the elements, with as many digits as needed; more than WHOLE elements are abbreviated."""
+    """Return the text of the elements, with as many digits as needed; longer tensors are abbreviated."""
     return np.array2string(
         array,
         separator=", ",
         prefix=" " * indent,
-        threshold=WHOLE,
-        edgeitems=EDGE,
-        max_line_width=WIDTH,
+        threshold=_options.threshold,
+        edgeitems=_options.edgeitems,
+        max_line_width=_options.linewidth,
         formatter={"all": _formatter(array)},
     )
 
@@ -173,16 +216,18 @@ def _formatter(array: Array) -> Any:
 
 def _visible(array: Array) -> Array:
     """Return the elements that are printed, as a vector."""
-    if array.size > WHOLE:
+    if array.size > _options.threshold:
         for axis in range(array.ndim):
-            if array.shape[axis] > 2 * EDGE:
-                array = np.concatenate([array.take(range(EDGE), axis), array.take(range(-EDGE, 0), axis)], axis)
+            if array.shape[axis] > 2 * _options.edgeitems:
+                array = np.concatenate([array.take(range(_options.edgeitems), axis), array.take(range(-_options.edgeitems, 0), axis)], axis)
     return array.reshape(-1)
 
 
 def _spelling(values: Array) -> str:
     """Return the number format: "whole" for whole numbers, "e" (with an exponent) for a wide range of numbers, otherwise "f" (with decimals)."""
     sizes = np.abs(values[np.isfinite(values) & (values != 0)])
+    if _options.sci_mode is not None:
+        return "e" if _options.sci_mode else "whole" if (sizes == np.floor(sizes)).all() else "f"
     if not sizes.size:
         return "whole"
     largest, smallest = sizes.max(), sizes.min()
@@ -194,7 +239,7 @@ def _spelling(values: Array) -> str:
 def _text(value: float, spelling: str) -> str:
     if not np.isfinite(value):
         return str(value)
-    return f"{value:.0f}." if spelling == "whole" else f"{value:.{DIGITS}{spelling}}"
+    return f"{value:.0f}." if spelling == "whole" else f"{value:.{_options.precision}{spelling}}"
 
 
 def formatted(x: Tensor, spec: str) -> str:

@@ -78,9 +78,9 @@ def test_out_may_be_an_operand_or_a_view() -> None:
 
 @with_ranks(2)
 def test_out_keeps_its_layout(rank: int) -> None:
-    place = flow.placement("cpu", [0, 1])
-    x = flow.tensor(A, placement=place, sbp=flow.sbp.split(0))
-    out = flow.zeros(2, 3, dtype=flow.float64, placement=place, sbp=flow.sbp.broadcast)
+    placement = flow.placement("cpu", [0, 1])
+    x = flow.tensor(A, placement=placement, sbp=flow.sbp.split(0))
+    out = flow.zeros(2, 3, dtype=flow.float64, placement=placement, sbp=flow.sbp.broadcast)
     flow.exp(x, out=out)
     assert out.sbp == (flow.sbp.broadcast,)
     np.testing.assert_allclose(out.numpy(), np.exp(A), rtol=1e-12)

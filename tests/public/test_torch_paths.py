@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -96,6 +97,11 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "Generator": (lambda: flow.Generator(device="tpu"), "tpu"),
     "Variable": (lambda: flow.autograd.Variable(3), "Variable"),
     "spawn": (lambda: flow.multiprocessing.spawn(print, nprocs=0), "nprocs"),
+    "print options": (lambda: flow.set_printoptions(precision=-1), "precision"),
+    "print profile": (lambda: flow.set_printoptions(profile="long"), "long"),
+    "schedule": (lambda: flow.profiler.schedule(wait=0, warmup=0, active=0), "active"),
+    "record_function": (lambda: flow.profiler.record_function(3), "name"),  # type: ignore[arg-type]
+    "profile": (lambda: flow.profiler.profile(schedule=3), "schedule"),  # type: ignore[arg-type]
     "start method": (lambda: flow.multiprocessing.spawn(print, start_method="fork"), "fork"),
 }
 
@@ -149,6 +155,34 @@ def test_variable_shares_memory() -> None:
     assert isinstance(variable, flow.autograd.Variable) and variable.data_ptr() == x.data_ptr() and not x.requires_grad
     (variable * 2).sum().backward()
     np.testing.assert_array_equal(variable.grad.numpy(), [2, 2])
+
+
+def test_print_options_change_the_text_of_tensors() -> None:
+    x = flow.tensor([1.23456, 2.0])
+    flow.set_printoptions(precision=2)
+    assert "1.23," in str(x)
+    flow.set_printoptions(sci_mode=True)
+    assert "1.23e+00" in str(x)
+    flow.set_printoptions(profile="short", threshold=4, edgeitems=1)
+    assert "[0., ..., 8.]" in str(flow.arange(9.0))
+    flow.set_printoptions(profile="default")
+    assert "1.2346" in str(x)
+
+
+def test_profiler_records_named_blocks_of_the_scheduled_steps(tmp_path: Path) -> None:
+    from jobflow.profiler import ProfilerActivity, profile, record_function, schedule, tensorboard_trace_handler
+
+    steps = schedule(wait=1, warmup=1, active=2, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU], schedule=steps, on_trace_ready=tensorboard_trace_handler(tmp_path)) as profiler:
+        for _ in range(6):
+            with record_function("step"):
+                record_function("inner")(lambda: flow.ones(2) + 1)()
+            profiler.step()
+    (trace,) = tmp_path.iterdir()
+    names = [event["name"] for event in json.loads(trace.read_text())["traceEvents"]]
+    assert names == ["inner", "step"] * 2
+    averages = profiler.key_averages()
+    assert [(each.key, each.count) for each in averages] == [("step", 2), ("inner", 2)] and "step" in averages.table()
 
 
 def test_summary_writer_accepts_tensors(tmp_path: Path) -> None:
