@@ -1,4 +1,4 @@
-"""Conversion between element types: x.float(), x.long(), x.type_as(y)."""
+"""Conversion between element types: x.float(), x.long()."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jobflow.functional.typed import Tensor
 from jobflow.tensors.state import state
 
 __all__ = [
-    "can_cast", "cast", "finfo", "get_default_dtype", "iinfo", "is_floating_point", "is_tensor", "promote_types", "set_default_dtype", "type_as",
+    "can_cast", "cast", "finfo", "get_default_dtype", "iinfo", "is_floating_point", "is_tensor", "promote_types", "set_default_dtype",
 ]  # fmt: skip
 
 #: name of a tensor class -> its element type
@@ -56,11 +56,6 @@ def _to(name: str, dtype: DType) -> Callable[[Tensor], Tensor]:
     conversion.__name__ = name
     conversion.__doc__ = f"Return x as {dtype.name}; x itself if it already has this type."
     return conversion
-
-
-def type_as(x: Tensor, other: Tensor) -> Tensor:
-    """Return x converted to the element type of `other`."""
-    return as_dtype(x, other.tensor_type.dtype)
 
 
 def as_type(x: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
@@ -149,4 +144,3 @@ class CastingMethods:
     is_floating_point = method(is_floating_point)
     long = _to("long", types.int64)
     type = method(as_type, "type")
-    type_as = method(type_as)

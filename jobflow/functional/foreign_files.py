@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from jobflow.core.errors import ArgumentError, CheckpointError, PlacementError
 from jobflow.core.types import Array, DType, dtype_of, type_of
-from jobflow.functional.devices import checked_device, device, marked
+from jobflow.functional.devices import checked_device, device
+from jobflow.functional.global_tensors import loaded_on
 from jobflow.functional.typed import Tensor
 from jobflow.runtime.collection import collection_paused
 from jobflow.storage import safetensors, torch_files
@@ -94,11 +95,12 @@ def _tensors(path: AnyPath, devices: DeviceMap) -> dict[str, Tensor]:
             raise CheckpointError(
                 f"{path}: tensor {name!r} has the element type {info.dtype.name}, which jobflow lacks; convert the tensor before saving"
             ) from None
-    return {name: _tensor(safetensors.read_tensor(path, info), devices.target("cpu")) for name, info in infos.items()}
+    return {name: tensor_on(safetensors.read_tensor(path, info), devices.target("cpu")) for name, info in infos.items()}
 
 
-def _tensor(array: Array, where: device | None) -> Tensor:
-    return marked(Tensor.new(type_of(array), None, array), where)
+def tensor_on(array: Array, where: device | None) -> Tensor:
+    """Return a tensor in the memory of the array, on a device; None is the host."""
+    return loaded_on(Tensor.new(type_of(array), None, array), "load", where)
 
 
 class _Extent(NamedTuple):
@@ -187,7 +189,7 @@ class _Builder:
         raise CheckpointError(f"{self.name} contains {noun}")
 
     def tensor(self, item: TensorRef) -> Tensor:
-        x = _tensor(self.file.array(item), self.devices.target(item.storage.location))
+        x = tensor_on(self.file.array(item), self.devices.target(item.storage.location))
         x._needs_gradient = item.requires_grad
         first = self.first.setdefault(item.storage.key, x)
         if first is not x:

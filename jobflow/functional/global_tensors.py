@@ -28,7 +28,7 @@ from jobflow.tensors.state import building_now, refuse_tracing, running, state
 from jobflow.tensors.tensor import shows
 
 __all__ = [
-    "global_to_global", "local_to_global", "to_global", "to_local",
+    "global_to_global", "local_to_global", "to_global", "to_local", "type_as",
 ]  # fmt: skip
 
 
@@ -174,6 +174,13 @@ def on_placement(x: Tensor, what: str, placement: public_placement) -> Tensor:
     return redistribution.redistribute(state(), x, Layout(core, sbp))
 
 
+def loaded_on(x: Tensor, what: str, target: where.device | None) -> Tensor:
+    """Return the new local tensor x on a device, or a global tensor for the device of a global tensor; None is the host."""
+    if target is not None and target.placement is not None:
+        return on_placement(x, what, target.placement)
+    return where.marked(x, target)
+
+
 def _on_device_type(x: Tensor, target_device: Any, what: str) -> Tensor:
     """Return the global tensor x on the same ranks, with the device type `target_device`; raise PlacementError for another device."""
     assert x.layout is not None
@@ -194,7 +201,7 @@ def to(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
     x.to(flow.float16)   x.to("cuda")   x.to("cpu", flow.float64)   x.to(y)   x.to(placement=p, sbp=s)
 
     The device of a global tensor selects its placement: a local tensor becomes broadcast, and must have the same values on all ranks.
-    A tensor argument y selects its element type, and its device or its placement and sbp.  `copy=True` never returns x itself.
+    A tensor argument y selects its element type and its device, and for a global tensor x its placement and sbp.  `copy=True` never returns x itself.
     `non_blocking` and `memory_format` have no effect.
     Raises: ConfigError for a device together with placement or sbp; DivergedError, on all ranks, if values of ranks differ.  ArgumentError
     and DtypeError are raised for other arguments.
@@ -206,6 +213,8 @@ def to(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
         raise ConfigError(
             f"to at {user_line()}: device={request['device']!r} selects a device, but placement and sbp select a layout; pass one or the other"
         )
+    if "like" in request:
+        request |= _layout_request(x, request.pop("like"))
     result = cast(x, request["dtype"]) if "dtype" in request else x
     if "device" in request:
         result = _on_device(result, request["device"], "to")
@@ -216,7 +225,7 @@ def to(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
 
 
 def conversion_request(arguments: Sequence[Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `to` by name: dtype, device, placement and sbp, if present."""
+    """Return the arguments of `to` by name: dtype, device, placement, sbp and like (a global tensor), if present."""
     check_format("to", options.pop("memory_format", None))
     checked_bool("to", "non_blocking", options.pop("non_blocking", False))
     request: dict[str, Any] = {name: options.pop(name) for name in ("dtype", "device", "placement", "sbp") if options.get(name) is not None}
@@ -228,11 +237,25 @@ def conversion_request(arguments: Sequence[Any], options: dict[str, Any]) -> dic
     return request
 
 
+def _layout_request(x: Tensor, like: Tensor) -> dict[str, Any]:
+    """Return the placement and sbp of a global tensor for a global tensor x, and its device for a local tensor x."""
+    return {"device": where.device_of(like)} if x.layout is None else {"placement": like.placement, "sbp": like.sbp}
+
+
+def type_as(x: Tensor, other: Tensor) -> Tensor:
+    """Return x converted to the element type of `other`, on its placement if `other` is global.
+
+    A local tensor x becomes broadcast, and must have the same values on all ranks.
+    """
+    result = cast(x, other.tensor_type.dtype)
+    return result if other.layout is None else on_placement(result, "type_as", other.placement)
+
+
 def _named_argument(argument: Any) -> dict[str, Any]:
     """Return the name and value of a positional argument of `to`."""
     if isinstance(argument, Tensor):
         if argument.layout is not None:
-            return {"dtype": argument.dtype, "placement": argument.placement, "sbp": argument.sbp}
+            return {"dtype": argument.dtype, "like": argument}
         return {"dtype": argument.dtype, "device": where.device_of(argument)}
     if isinstance(argument, public_placement):
         return {"placement": argument}
@@ -467,3 +490,4 @@ class PlacementMethods:
     to_consistent = method(to_consistent)
     to_global = method(to_global)
     to_local = method(to_local)
+    type_as = method(type_as)

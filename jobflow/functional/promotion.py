@@ -120,7 +120,7 @@ def operand(what: str, tensor: Tensor, other: Any) -> Tensor | Number:
     if tensor.layout is not None:
         raise PlacementError(
             f"{what} at {user_line()}: a NumPy array of shape {list(other.shape)} cannot be combined with a global tensor {tensor.tensor_type}; "
-            f"convert it: jobflow.tensor(array, placement=..., sbp=...)"
+            f"convert it: jobflow.tensor(array, device=x.device) of the global tensor x"
         )
     check_numbers(what, other)
     try:

@@ -23,7 +23,7 @@ from jobflow.core.types import Array, DType, TensorType, dtype_named, type_of
 from jobflow.engine.placements import placement as public_placement
 from jobflow.functional import foreign_files, values
 from jobflow.functional import global_tensors as moving
-from jobflow.functional.devices import marked
+from jobflow.functional.devices import device
 from jobflow.functional.typed import Tensor
 from jobflow.storage import store
 from jobflow.storage.remote import AnyPath, path_of
@@ -69,7 +69,8 @@ def load(
     Code in a file never runs, whatever `weights_only` is.  `map_location` is a device, or a dict from saved to new devices; the
     default is the CPU, and a function is accepted without being called.  `mmap` has no effect.  `path` may also be an open binary file.
     With `global_src_rank`, all ranks must call `load`; this rank reads the files, and the tensors are global tensors on this rank.  A placement
-    as `map_location` broadcasts them to its ranks.  Without `global_src_rank`, every rank reads the files, and the tensors are local.
+    as `map_location` broadcasts them to its ranks.  Without `global_src_rank`, every rank reads the files, and the tensors are local, or global
+    and broadcast with the device of a global tensor as `map_location`.
     Raises: CheckpointError, on all ranks, for damaged data or a file that contains code; ArgumentError for other arguments.
     """
     what = f"load at {user_line()}"
@@ -78,6 +79,8 @@ def load(
     devices = foreign_files.DeviceMap(what, None if isinstance(map_location, public_placement) else map_location)
     if callable(getattr(path, "read", None)):
         return _from_open_file(path, devices, what, global_src_rank)
+    if isinstance(map_location, device) and map_location.placement is not None:
+        map_location = map_location.placement
     here, location = state(), path_of(path)
     if global_src_rank is None:
         try:
@@ -87,7 +90,7 @@ def load(
             arrays = {name: checkpoint[name] for name in checkpoint}
         except (CheckpointError, FileError) as error:
             raise type(error)(f"{error} ({what})") from None
-        return decoded(_tree_of(checkpoint, what), lambda name: marked(Tensor.new(type_of(arrays[name]), None, arrays[name]), devices.target("cpu")))
+        return decoded(_tree_of(checkpoint, what), lambda name: foreign_files.tensor_on(arrays[name], devices.target("cpu")))
     _check_rank(here, what, global_src_rank)
     return _from_one(here, location, what, global_src_rank, map_location)
 

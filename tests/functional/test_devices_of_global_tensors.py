@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ CREATED: dict[str, Callable[[Any, Any], Any]] = {
     "data": lambda x, d: x * flow.tensor([1.0, 2, 3, 4, 5, 6], device=d) + flow.as_tensor(DATA[0], device=d),
     "data of x": lambda x, d: x + x.new_tensor([1.0] * 6, device=d) + x.new_zeros(4, 6) + x.new_ones(6, device=d),
     "to": lambda x, d: x + flow.from_numpy(DATA[1]).to(d) + (flow.ones(4, 6).tril() * 2).to(device=d, dtype=flow.float32),
+    "tensor argument": lambda x, d: x + flow.ones(6, dtype=flow.float64).to(x) + flow.ones(4, 6, dtype=flow.int64).triu().type_as(x),
     "index": lambda x, d: x[flow.tensor([2, 0], device=d)] + x.gather(0, flow.zeros(2, 6, dtype=flow.int64, device=d)),
     "dropout noise": lambda x, d: x * (flow.rand(x.shape, device=d) < 0.5) + flow.randn(4, 6, device=d) + flow.randn_like(x, device=d),
     "random integers": lambda x, d: x + flow.randint(0, 9, (6,), device=d) + flow.randperm(6, device=d) + flow.normal(0.0, 1.0, (6,), device=d),
@@ -122,6 +124,15 @@ def test_modules_move_to_the_device(n: int) -> None:
     expected = (copy.deepcopy(model)(flow.from_numpy(DATA))).detach().numpy()
     assert model.to(x.device) is model and next(model.parameters()).device == x.device == model[1].running_mean.device
     np.testing.assert_allclose(model(x).detach().numpy(), expected, atol=1e-6)
+
+
+@with_ranks(1, 2)
+def test_loaded_tensors_are_on_the_device(rank: int, n: int, tmp_path: Path) -> None:
+    here = flow.placement("cpu", range(n))
+    d = flow.ones(2, placement=here, sbp=S0).device
+    flow.save({"x": flow.ones(2, 3)}, tmp_path / str(rank))
+    x = flow.load(tmp_path / str(rank), map_location=d)["x"]
+    assert x.device == d and x.sbp == (B,) and x.tolist() == [[1.0] * 3] * 2
 
 
 @with_ranks(1, 2)

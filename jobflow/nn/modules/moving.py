@@ -50,7 +50,7 @@ def target(what: str, arguments: Sequence[Any], options: dict[str, Any]) -> tupl
     dtype = named("to", request["dtype"]) if "dtype" in request else None
     if dtype is not None and not dtype.is_float:
         raise DtypeError(f"{what} at {user_line()}: modules can only be converted to floating point types; got {dtype.name}")
-    return request["placement"].type if "placement" in request else request.get("device"), dtype
+    return request["like"].device if "like" in request else request["placement"].type if "placement" in request else request.get("device"), dtype
 
 
 def moved(x: Tensor, device: Any, dtype: DType | None) -> Tensor:
