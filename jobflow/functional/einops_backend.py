@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from jobflow.core.types import int64
@@ -24,20 +24,22 @@ from jobflow.tensors.tensor import TensorBase
 _MODULE = "einops._backends"
 
 
-def _public(module: ModuleType, word: str) -> Any:
-    """Return a function of tensors that also accepts tensors of jobs."""
-    return as_public(word, getattr(module, word))
-
-
-_reshape, _permute, _unsqueeze, _expand, _tile = (_public(shapes, word) for word in ("reshape", "permute", "unsqueeze", "expand", "tile"))
-_stack, _cat, _einsum = _public(joining, "stack"), _public(joining, "cat"), _public(sorting, "einsum")
-_reductions = {word: _public(reductions, word) for word in ("amin", "amax", "sum", "mean", "prod", "any", "all")}
+_FUNCTIONS: dict[ModuleType, tuple[str, ...]] = {
+    joining: ("cat", "stack"),
+    reductions: ("all", "amax", "amin", "any", "mean", "prod", "sum"),
+    shapes: ("expand", "permute", "reshape", "tile", "unsqueeze"),
+    sorting: ("einsum",),
+}
 
 
 class TensorFunctions:
     """The functions of a backend of einops, for tensors, also those of jobs."""
 
     framework_name = "jobflow"
+
+    def __init__(self) -> None:
+        #: functions by name, which also accept tensors of jobs
+        self.call = SimpleNamespace(**{word: as_public(word, getattr(module, word)) for module, words in _FUNCTIONS.items() for word in words})
 
     def is_appropriate_type(self, tensor: Any) -> bool:
         return isinstance(tensor, TensorBase | JobTensor)
@@ -55,41 +57,41 @@ class TensorFunctions:
         if operation in ("min", "max"):
             operation = f"a{operation}"
         if operation in ("amin", "amax", "sum", "mean"):
-            return _reductions[operation](x, axes)
+            return getattr(self.call, operation)(x, axes)
         for axis in sorted(axes, reverse=True):  # the others accept one axis
-            x = _reductions[operation](x, axis)
+            x = getattr(self.call, operation)(x, axis)
         return x
 
     def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        return _reshape(x, shape)
+        return self.call.reshape(x, shape)
 
     def transpose(self, x: Tensor, axes: Sequence[int]) -> Tensor:
-        return _permute(x, axes)
+        return self.call.permute(x, axes)
 
     def stack_on_zeroth_dimension(self, tensors: Sequence[Tensor]) -> Tensor:
-        return _stack(tensors)
+        return self.call.stack(tensors)
 
     def add_axis(self, x: Tensor, new_position: int) -> Tensor:
-        return _unsqueeze(x, new_position)
+        return self.call.unsqueeze(x, new_position)
 
     def add_axes(self, x: Tensor, n_axes: int, pos2len: dict[int, int]) -> Tensor:
         sizes = [-1] * n_axes
         for axis, length in pos2len.items():
-            x = _unsqueeze(x, axis)
+            x = self.call.unsqueeze(x, axis)
             sizes[axis] = length
-        return _expand(x, [n if size == -1 else size for n, size in zip(x.shape, sizes, strict=True)])
+        return self.call.expand(x, [n if size == -1 else size for n, size in zip(x.shape, sizes, strict=True)])
 
     def tile(self, x: Tensor, repeats: Sequence[int]) -> Tensor:
-        return _tile(x, repeats)
+        return self.call.tile(x, repeats)
 
     def concat(self, tensors: Sequence[Tensor], axis: int) -> Tensor:
-        return _cat(tensors, axis)
+        return self.call.cat(tensors, axis)
 
     def is_float_type(self, x: Tensor) -> bool:
         return x.dtype.is_float
 
     def einsum(self, pattern: str, *x: Tensor) -> Tensor:
-        return _einsum(pattern, *x)
+        return self.call.einsum(pattern, *x)
 
 
 def register() -> None:
