@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
 from jobflow.core.layout import B
 from jobflow.core.types import Array, type_of
 from jobflow.functional.comparing import where
@@ -27,6 +27,7 @@ from jobflow.functional.typed import Tensor
 from jobflow.ops.index import Gather
 from jobflow.ops.slices import Slice
 from jobflow.tensors.run import run
+from jobflow.tensors.state import building_now, running
 
 __all__ = [
     "PackedSequence", "invert_permutation", "pack_padded_sequence", "pack_sequence", "pad_packed_sequence", "pad_sequence", "unpack_sequence",
@@ -192,6 +193,8 @@ def _permutation_values(what: str, permutation: Any) -> Array:
 
 def _lengths(what: str, lengths: Any, count: int, longest: int) -> Array:
     """Return the lengths of `count` sequences; raise ArgumentError unless they are integers from 1 to `longest`."""
+    if isinstance(lengths, Tensor) and building_now() is not None:
+        raise JobError(f"{what} at {user_line()}: the values of the tensor lengths are not known while {running()} runs; pass a list of integers")
     if isinstance(lengths, Tensor):
         values = value_of(lengths, what)
     elif isinstance(lengths, list | tuple | np.ndarray) and all(isinstance(n, int | np.integer) for n in lengths):

@@ -14,7 +14,7 @@ from test_graph_cases import run_in_graph
 
 import jobflow as flow
 from jobflow import nn
-from jobflow.core.errors import JobflowError
+from jobflow.core.errors import JobError, JobflowError
 from jobflow.core.layout import B, Layout, P, Placement, S
 from jobflow.nn.utils import rnn
 
@@ -117,6 +117,12 @@ def test_second_gradients_agree_with_differences(name: str) -> None:
 
     states = [flow.tensor(np.random.default_rng(k).standard_normal((2, 2, 2)), requires_grad=True) for k in range(1 + (name == "LSTM"))]
     assert flow.autograd.gradgradcheck(function, (x, *states))
+
+
+def test_lengths_that_a_program_computes_are_refused() -> None:
+    step = flow.compile(lambda x, lengths: rnn.pack_padded_sequence(x, lengths).data)
+    with pytest.raises(JobError, match="the values of the tensor lengths are not known while .* runs; pass a list of integers"):
+        step(X, flow.tensor([5, 4]))
 
 
 X = flow.ones(5, 2, 3)
