@@ -119,10 +119,16 @@ def test_second_gradients_agree_with_differences(name: str) -> None:
     assert flow.autograd.gradgradcheck(function, (x, *states))
 
 
-def test_lengths_that_a_program_computes_are_refused() -> None:
-    step = flow.compile(lambda x, lengths: rnn.pack_padded_sequence(x, lengths).data)
-    with pytest.raises(JobError, match="the values of the tensor lengths are not known while .* runs; pass a list of integers"):
-        step(X, flow.tensor([5, 4]))
+class _Packing(nn.Graph):
+    def build(self, x: Any, lengths: Any) -> Any:
+        return rnn.pack_padded_sequence(x, lengths).data
+
+
+def test_graphs_refuse_lengths_in_a_tensor() -> None:
+    """Compiled functions with such lengths run eagerly."""
+    with pytest.raises(JobError, match=r"the values of the tensor lengths are not known while .* runs; pass a list of integers"):
+        _Packing()(X, flow.tensor([5, 4]))
+    assert flow.compile(lambda x, lengths: rnn.pack_padded_sequence(x, lengths).data)(X, flow.tensor([5, 4])).shape == (9, 3)
 
 
 X = flow.ones(5, 2, 3)
