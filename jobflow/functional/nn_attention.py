@@ -7,10 +7,11 @@ every function and module, eager or in graphs, on any number of ranks.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from jobflow.core.errors import DtypeError, ShapeError, user_line
+from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import DType, bool_
 from jobflow.core.types import Tensor as Value
 from jobflow.functional.nn_base import composed, real
@@ -23,6 +24,7 @@ from jobflow.ops import slices as sl
 from jobflow.ops.broadcast import broadcast_to
 from jobflow.ops.matmul import matmul
 from jobflow.ops.softmax import causal_softmax, softmax
+from jobflow.ops.source import constant
 from jobflow.ops.triangle import tril
 
 __all__ = ["scaled_dot_product_attention"]
@@ -157,6 +159,54 @@ def thirds(x: Tensor, which: int, axis: int) -> Value:
     size = x.tensor_type.shape[axis] // 3
     front = (None,) * axis
     return sl.slice_(x, (*front, which * size), (*front, (which + 1) * size))
+
+
+# -------------------------------------------------------------------- attention of several heads
+
+
+@composed
+def _with_row(x: Tensor, row: Tensor | None) -> Value:
+    """Return x [batch, length, features] with one more position: `row` [1, 1, features], or zeros for None."""
+    n, _, width = x.tensor_type.shape
+    last = constant(0.0, (n, 1, width), x.tensor_type.dtype) if row is None else broadcast_to(row, (n, 1, width))
+    return sl.concat([x, last], 1)
+
+
+@composed
+def _widened(mask: Tensor, count: int) -> Value:
+    """Return the mask of keys with `count` more visible keys."""
+    return sl.pad(mask, [*((0, 0),) * (mask.tensor_type.ndim - 1), (0, count)])
+
+
+def attend(
+    mapped: Sequence[Tensor],
+    heads: int,
+    attention: Tensor | None,
+    padding: Tensor | None,
+    causal: bool,
+    dropout_p: float,
+    bias_k: Tensor | None = None,
+    bias_v: Tensor | None = None,
+    zero_key: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return the joined outputs of the heads, [batch, queries, features], and the weights, [batch, heads, queries, keys].
+
+    `mapped` are query, key and value, [batch, length, features].  `bias_k` and `bias_v`, and then a key and a value of zeros with `zero_key`,
+    are appended to keys and values, visible to all queries.  `attention` and `padding` are the masks of `combined_mask`.
+    """
+    q, k, v = mapped
+    more = [(bias_k, bias_v)] if bias_k is not None else []
+    more += [(None, None)] if zero_key else []
+    for row_k, row_v in more:
+        k, v = _with_row(k, row_k), _with_row(v, row_v)
+    if more and causal:
+        raise ArgumentError(f"attention at {user_line()}: is_causal cannot be combined with add_bias_kv or add_zero_attn; pass a causal attn_mask")
+    attention, padding = (_widened(mask, len(more)) if more and mask is not None else mask for mask in (attention, padding))
+    q, k, v = (split_heads(x, heads) for x in (q, k, v))
+    mask = combined_mask(attention, padding, q, k)
+    weights = attention_weights(q, k, mask, causal, 1.0 / math.sqrt(q.tensor_type.shape[-1] or 1))
+    weights = dropout(weights, dropout_p)
+    return join_heads(weighted_values(weights, v)), weights
 
 
 def combined_mask(attention: Tensor | None, padding: Tensor | None, queries: Tensor, keys: Tensor) -> Tensor | None:

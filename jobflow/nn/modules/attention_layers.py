@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.functional import nn_attention as F
 from jobflow.functional.creation import empty
-from jobflow.functional.nn_linear import dropout, linear
+from jobflow.functional.nn_base import flag
+from jobflow.functional.nn_linear import linear
 from jobflow.functional.reductions import mean
 from jobflow.functional.shapes import squeeze, unsqueeze
 from jobflow.functional.tensor_class import Tensor
@@ -25,6 +25,7 @@ class MultiheadAttention(Module):
 
     A linear map is applied to the joined outputs of the heads. Tensors are [length, batch, features], or [batch, length, features] with
     `batch_first`, or [length, features]. `kdim` and `vdim` are the features of key and value, by default `embed_dim`.
+    `add_bias_kv` appends a learned key and value, and `add_zero_attn` a key and value of zeros.
     Raises: ArgumentError unless `num_heads` divides `embed_dim`.
     """
 
@@ -34,6 +35,8 @@ class MultiheadAttention(Module):
         num_heads: int,
         dropout: float = 0.0,
         bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = False,
@@ -53,16 +56,23 @@ class MultiheadAttention(Module):
             self.register_parameter(name, None if self.one_table else Parameter(empty(embed_dim, size, **place)))
         self.register_parameter("in_proj_bias", Parameter(empty(3 * embed_dim, **place)) if bias else None)
         self.out_proj = Linear(embed_dim, embed_dim, bias, **place)
+        self.add_zero_attn = flag("MultiheadAttention", "add_zero_attn", add_zero_attn)
+        with_rows = flag("MultiheadAttention", "add_bias_kv", add_bias_kv)
+        for name in ("bias_k", "bias_v"):
+            self.register_parameter(name, Parameter(empty(1, 1, embed_dim, **place)) if with_rows else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize weights with `xavier_uniform_` and biases with zeros."""
+        """Initialize weights with `xavier_uniform_`, biases with zeros, and the added key and value with `xavier_normal_`."""
         for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
             if weight is not None:
                 init.xavier_uniform_(weight)
         for bias in (self.in_proj_bias, self.out_proj.bias):
             if bias is not None:
                 init.zeros_(bias)
+        for row in (self.bias_k, self.bias_v):
+            if row is not None:
+                init.xavier_normal_(row)
 
     def _mapped(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """Return linear maps of query, key and value, [batch, length, embed_dim]; the heads are not yet split."""
@@ -106,11 +116,10 @@ class MultiheadAttention(Module):
         """
         if key_padding_mask is not None and query.ndim == 2:
             key_padding_mask = unsqueeze(key_padding_mask, 0)
-        q, k, v = (F.split_heads(x, self.num_heads) for x in self._mapped(*self._batched(query, key, value)))
-        mask = F.combined_mask(attn_mask, key_padding_mask, q, k)
-        weights = F.attention_weights(q, k, mask, is_causal and attn_mask is None, 1.0 / math.sqrt(self.head_dim))
-        weights = dropout(weights, self.dropout, self.training)
-        output = self.out_proj(F.join_heads(F.weighted_values(weights, v)))
+        mapped, rate = self._mapped(*self._batched(query, key, value)), self.dropout if self.training else 0.0
+        causal = is_causal and attn_mask is None
+        joined, weights = F.attend(mapped, self.num_heads, attn_mask, key_padding_mask, causal, rate, self.bias_k, self.bias_v, self.add_zero_attn)
+        output = self.out_proj(joined)
         shown = None if not need_weights else mean(weights, 1) if average_attn_weights else weights
         if query.ndim == 2:
             return squeeze(output, 0), None if shown is None else squeeze(shown, 0)
