@@ -87,9 +87,7 @@ def multi_head_attention_forward(
         _check_table("in_proj_bias", in_proj_bias, (3 * embed_dim_to_check,))
     if (bias_k is None) != (bias_v is None):
         raise ArgumentError(f"{what} at {user_line()}: pass both of bias_k and bias_v, or none")
-    for name, row in (("bias_k", bias_k), ("bias_v", bias_v)):
-        if row is not None:
-            _check_table(name, row, (1, 1, embed_dim_to_check))
+    bias_k, bias_v = (_row(name, row, embed_dim_to_check) for name, row in (("bias_k", bias_k), ("bias_v", bias_v)))
     biases = [None if in_proj_bias is None else attention.thirds(in_proj_bias, i, 0) for i in range(3)]
     alone = query.tensor_type.ndim == 2
     batched = [unsqueeze(x, 0) if alone else attention.swap_first_axes(x) for x in (query, key, value)]
@@ -112,3 +110,12 @@ def multi_head_attention_forward(
 def _check_table(name: str, table: Tensor, shape: tuple[int, ...]) -> None:
     if table.tensor_type.shape != shape:
         raise ShapeError(f"multi_head_attention_forward at {user_line()}: {name} {table.tensor_type} must have the shape {list(shape)}")
+
+
+def _row(name: str, row: Tensor | None, size: int) -> Tensor | None:
+    """Return a key or a value as [1, 1, features]; raise ShapeError unless it has `size` features."""
+    if row is None:
+        return None
+    if row.tensor_type.shape[-1:] != (size,) or row.tensor_type.size != size:
+        raise ShapeError(f"multi_head_attention_forward at {user_line()}: {name} {row.tensor_type} must have {size} elements, one per feature")
+    return reshape(row, (1, 1, size))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
+from jobflow.core.signatures import variant
 from jobflow.core.types import Tensor as Value
-from jobflow.functional.in_place import form
+from jobflow.functional.in_place import check_writable, copy_for_gradient, form, written
 from jobflow.functional.nn_activations import with_inplace
-from jobflow.functional.nn_base import draw_for, formula
+from jobflow.functional.nn_base import draw_for, flag, formula, real
 from jobflow.functional.shapes import axis_of
 from jobflow.functional.typed import Tensor
 from jobflow.ops import activation as act
@@ -33,42 +34,49 @@ def _uniform(x: Value, low: float, high: float) -> Value:
     return result
 
 
-def _alpha_dropped(what: str, x: Tensor, p: float, training: bool, each: Value | None) -> Value:
-    """Return x with elements set to the limit of SELU with probability p, then scaled and shifted to preserve mean and variance."""
-    if not 0.0 <= p <= 1.0:
-        raise ArgumentError(f"{what} at {user_line()}: p must be in [0, 1]; got {p}")
-    if not training or p == 0.0 or not x.tensor_type.size:
-        return ew.identity(x)
+@formula
+def _alpha_dropped(x: Tensor, p: float, channels: bool) -> Value:
+    """Return x with elements, or channels, set to the limit of SELU with probability p, then scaled and shifted to preserve mean and variance."""
     if p == 1.0:
         return ew.scale(x, 0.0)
     key, seed, counter = draw_for(x)
-    mask = apply(DropoutMask(p, key, seed), x if each is None else each, counter)
+    rest = x.tensor_type.ndim - 2
+    each = sl.slice_(x, (None, None, *(0,) * rest), (None, None, *(1,) * rest)) if channels else x
+    mask = apply(DropoutMask(p, key, seed), each, counter)
     remaining = ew.cast(ew.greater(mask, ew.fill_like(mask, 0.0)), x.tensor_type.dtype)
     scale = 1.0 / math.sqrt((_LIMIT * _LIMIT * p + 1.0) * (1.0 - p))
     shift = ew.shift(ew.scale(ew.shift(remaining, -1.0), _LIMIT * scale), _LIMIT * scale * p)
     return ew.add(ew.multiply(x, ew.scale(remaining, scale)), shift)
 
 
-@with_inplace
-def alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Value:
-    """Set each element to -1.7581, the limit of SELU, with probability p, and preserve mean and variance (Klambauer et al. 2017).
+def _alpha_dropout(channels: bool, input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
+    what = "feature_alpha_dropout" if channels else "alpha_dropout"
+    if not 0.0 <= real(what, "p", p) <= 1.0:
+        raise ArgumentError(f"{what} at {user_line()}: p must be in [0, 1]; got {p}")
+    inplace = flag(what, "inplace", inplace)
+    if not flag(what, "training", training) or p == 0.0 or not input.tensor_type.size:
+        return input
+    if channels and input.tensor_type.ndim < 2:
+        raise ShapeError(f"{what} at {user_line()}: input {input.tensor_type} must be [n, channels, ...]")
+    if not inplace:
+        return _alpha_dropped(input, float(p), channels)
+    check_writable(input, f"{what}_")
+    return written(input, f"{what}_", _alpha_dropped(copy_for_gradient(input), float(p), channels))
 
-    The input is unchanged unless `training`.  Raises: ArgumentError for p outside [0, 1].
-    """
-    return _alpha_dropped("alpha_dropout", input, p, training, None)
 
-
-@with_inplace
-def feature_alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Value:
-    """Apply `alpha_dropout` to whole channels of `input` [n, c, ...].
-
-    Raises: ArgumentError for p outside [0, 1], ShapeError for an input with fewer than two axes.
-    """
-    ndim = input.tensor_type.ndim
-    if ndim < 2:
-        raise ShapeError(f"feature_alpha_dropout at {user_line()}: input {input.tensor_type} must be [n, channels, ...]")
-    channels = sl.slice_(input, (None, None, *(0,) * (ndim - 2)), (None, None, *(1,) * (ndim - 2))) if input.tensor_type.size else input
-    return _alpha_dropped("feature_alpha_dropout", input, p, training, channels)
+alpha_dropout = variant(
+    _alpha_dropout,
+    False,
+    "alpha_dropout",
+    "Set each element to -1.7581, the limit of SELU, with probability p, and preserve mean and variance (Klambauer et al. 2017).\n\n    The result "
+    "is the input itself unless `training`.  Raises: ArgumentError for p outside [0, 1].\n    ",
+)
+feature_alpha_dropout = variant(
+    _alpha_dropout,
+    True,
+    "feature_alpha_dropout",
+    "Apply `alpha_dropout` to whole channels of `input` [n, c, ...].  Raises: ShapeError in training for an input with fewer than two axes.",
+)
 
 
 @with_inplace

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from jobflow.core.errors import ShapeError, user_line
 from jobflow.functional import nn_pool as F
 from jobflow.functional import nn_resize as resize
 from jobflow.functional import nn_shapes as shapes
@@ -214,6 +215,11 @@ class _Border(WithSettings):
         self.value = 0.0
 
     def forward(self, input: Tensor) -> Tensor:
+        if self.mode != "constant" and input.ndim not in (self.spatial + 1, self.spatial + 2):
+            raise ShapeError(
+                f"{type(self).__name__} at {user_line()}: input {input.tensor_type} must have {self.spatial + 1} or {self.spatial + 2} axes, "
+                f"[n, c, ...] or [c, ...]"
+            )
         return shapes.pad(input, self.padding, self.mode, self.value)
 
     def extra_repr(self) -> str:
