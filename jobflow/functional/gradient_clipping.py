@@ -12,7 +12,7 @@ from jobflow.core.layout import B, Layout, Placement
 from jobflow.core.types import Tensor as Value
 from jobflow.core.types import TensorType, float32, float64
 from jobflow.functional.dispatch import all_of, of_tensors
-from jobflow.functional.nn_base import EPSILON, composing
+from jobflow.functional.nn_base import EPSILON, assign, composing, real
 from jobflow.functional.promotion import cast
 from jobflow.functional.typed import Tensor
 from jobflow.ops import elementwise as ew
@@ -92,11 +92,17 @@ def total_norm(tensors: Sequence[Tensor], p: float) -> float:
     return total if p == math.inf else total ** (1.0 / p)
 
 
-def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:
     """Scale the gradients in place so that their common norm is at most max_norm; return the norm before clipping.
 
     The norm is the `norm_type`-norm of all logical gradients as one vector, independent of their layouts and placements.  The result is a
-    tensor on the placement of the first gradient.  All ranks must call this function.
+    tensor on the placement of the first gradient.  All ranks must call this function.  `foreach` has no effect.
     Raises: PlacementError for local and global gradients together; ArgumentError for a norm that is NaN or infinite, if
     `error_if_nonfinite`.
     """
@@ -125,9 +131,8 @@ def _clipped_when_run(what: str, grads: Sequence[Tensor], max_norm: float, p: fl
         )
     here, first = state(), grads[0]
     with gradients(False):
-        total = _added([_power_sum(x, p) for x in grads], p)
-        with composing(total):
-            norm = total if p == math.inf else rooted(total, p)
+        norm = _norm_when_run(grads, p)
+        with composing(norm):
             factor = _tensor(ew.divide(ew.fill_like(norm, max_norm), ew.shift(norm, EPSILON)))
             limit = ew.fill_like(factor, 1.0)
             factor = _tensor(ew.where(ew.greater(factor, limit), limit, factor))
@@ -136,7 +141,58 @@ def _clipped_when_run(what: str, grads: Sequence[Tensor], max_norm: float, p: fl
             with composing(x):
                 scaled = _tensor(ew.multiply(x, scale))
             here.building.write(x, scaled)
-        return _on_ranks_of(here, cast(_tensor(norm), first.tensor_type.dtype), first)
+        return _on_ranks_of(here, cast(norm, first.tensor_type.dtype), first)
+
+
+def _norm_when_run(tensors: Sequence[Tensor], p: float) -> Tensor:
+    """Record the p-norm of all tensors as one vector, a float64 value of the traced program."""
+    total = _added([_power_sum(x, p) for x in tensors], p)
+    with composing(total):
+        return total if p == math.inf else _tensor(rooted(total, p))
+
+
+def get_total_norm(
+    tensors: Tensor | Iterable[Tensor], norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+) -> Tensor:
+    """Return the `norm_type`-norm of all tensors as one vector; all ranks must call this function.  `foreach` has no effect.
+
+    Raises: ArgumentError for a norm that is NaN or infinite, if `error_if_nonfinite`; PlacementError for local and global tensors together.
+    """
+    what = "get_total_norm"
+    here, p = state(), real(what, "norm_type", norm_type)
+    parts = _tensors(what, "tensors", tensors)
+    _one_kind(here, what, parts)
+    if here.building is not None and parts:
+        with gradients(False):
+            return _on_ranks_of(here, cast(_norm_when_run(parts, p), parts[0].tensor_type.dtype), parts[0])
+    norm = total_norm(parts, p)
+    if error_if_nonfinite and not math.isfinite(norm):
+        raise ArgumentError(f"{what} at {user_line()}: the norm of the tensors is {norm}, but error_if_nonfinite=True requires a finite norm")
+    return _stated(here, norm, parts)
+
+
+def _tensors(what: str, name: str, given: Tensor | Iterable[Tensor]) -> list[Tensor]:
+    """Return one tensor or several as a list; raise ArgumentError for other arguments."""
+    parts = [given] if isinstance(given, Tensor) else list(given) if isinstance(given, Iterable) else [given]
+    for part in parts:
+        if not isinstance(part, Tensor):
+            raise ArgumentError(f"{what} at {user_line()}: {name} must be a tensor or tensors; got {part!r}")
+    return parts
+
+
+def clip_grads_with_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, total_norm: Tensor, foreach: bool | None = None) -> None:
+    """Multiply the gradients of the parameters, in place, by min(1, max_norm / (total_norm + 1e-6)).  `foreach` has no effect."""
+    what = "clip_grads_with_norm_"
+    grads = _with_gradients(what, _tensors(what, "parameters", parameters))
+    bound = real(what, "max_norm", max_norm)
+    with gradients(False):
+        with composing(total_norm):
+            factor = _tensor(ew.clip(ew.divide(ew.fill_like(total_norm, bound), ew.shift(total_norm, EPSILON)), None, 1.0))
+        for x in grads:
+            scale = _on_ranks_of(state(), cast(factor, x.tensor_type.dtype), x)
+            with composing(x):
+                scaled = _tensor(ew.multiply(x, scale))
+            assign(state(), x, scaled, what)
 
 
 def _added(parts: Sequence[Value], p: float) -> Tensor:
@@ -188,8 +244,8 @@ def _stated(here: EagerState, norm: float, grads: Sequence[Tensor]) -> Tensor:
     return Tensor.new(type, Layout(where, (B,) * len(where.mesh)), value if here.rank.index in where.ranks else empty(type))
 
 
-def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
-    """Clip every element of the gradients, in place, to [-clip_value, clip_value]; partial gradients are summed first."""
+def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, foreach: bool | None = None) -> None:
+    """Clip every element of the gradients, in place, to [-clip_value, clip_value]; partial gradients are summed first.  `foreach` has no effect."""
     here, bound = state(), float(clip_value)
     with gradients(False):
         for x in _with_gradients("clip_grad_value_", parameters):

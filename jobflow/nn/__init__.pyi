@@ -51,10 +51,13 @@ from jobflow.nn import parallel as parallel
 from jobflow.nn import utils as utils
 from jobflow.nn.graph import Graph as Graph
 from jobflow.nn.modules.activation_layers import *
+from jobflow.nn.modules.adaptive_softmax import *
 from jobflow.nn.modules.attention_layers import *
 from jobflow.nn.modules.container import *
 from jobflow.nn.modules.conv_layers import *
 from jobflow.nn.modules.embedding_layers import *
+from jobflow.nn.modules.lazy_layers import *
+from jobflow.nn.modules.lazy_parameters import *
 from jobflow.nn.modules.linear_layers import *
 from jobflow.nn.modules.loss_layers import *
 from jobflow.nn.modules.module import Module as Module

@@ -252,4 +252,9 @@ def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Any =
     return _written("init.sparse_", tensor, array)
 
 
+# PyTorch's older names
+uniform, normal, constant, eye, dirac = uniform_, normal_, constant_, eye_, dirac_
+xavier_uniform, xavier_normal, kaiming_uniform, kaiming_normal = xavier_uniform_, xavier_normal_, kaiming_uniform_, kaiming_normal_
+orthogonal, sparse = orthogonal_, sparse_
+
 globals().update(all_of(__name__, globals(), __name__, of_tensors))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from nn_cases import Case, _function, _module
+from collections.abc import Callable
+from typing import Any
+
+from nn_cases import Case, _Called, _function, _module
 
 IMAGE, ROWS, LABELS = ("x", (3, 4, 6, 5)), ("x", (5, 4)), ("i4", (5,))
-VOLUME, GRID = ("x", (2, 2, 3, 4, 3)), ("c", (3, 3, 4, 2))
+VOLUME = ("x", (2, 2, 3, 4, 3))
 
 POOLS = [
     Case("max_pool1d_indices", _module("MaxPool1d", 3, 2, 1, return_indices=True), (("x", (3, 4, 8)),)),
@@ -43,4 +46,40 @@ MARGINS = [
     Case("pdist", _function("pdist", 3.0), (ROWS,)),
     Case("size_average", _module("MSELoss", False), (ROWS, ("c", (5, 4)))),
 ]
-FURTHER = [*POOLS, *RESAMPLED, *MARGINS]
+
+
+def _normalized(name: str, make: Callable[[Any], Any], *path: str, **options: Any) -> Callable[[Any, Any], Any]:
+    """Return a module with a weight that is normalized by nn.utils.<path>.<name>."""
+
+    def module(nn: Any, F: Any) -> Any:
+        where = nn.utils
+        for each in path:
+            where = getattr(where, each)
+        return getattr(where, name)(make(nn), **options)
+
+    return module
+
+
+def _attended(m: Any, *tensors: Any) -> Any:
+    return m(tensors[0], tensors[1], tensors[1], attn_mask=tensors[2], average_attn_weights=False)
+
+
+LAYERS = [
+    Case("weight_norm", _normalized("weight_norm", lambda nn: nn.Linear(4, 3)), (ROWS,)),
+    Case("weight_norm_whole", _normalized("weight_norm", lambda nn: nn.Conv2d(4, 3, 2), "parametrizations", dim=None), (IMAGE,)),
+    Case("weight_norm_axis", _normalized("weight_norm", lambda nn: nn.ConvTranspose2d(4, 3, 2), "parametrizations", dim=1), (IMAGE,)),
+    Case("embedding_frequency", _module("Embedding", 4, 3, scale_grad_by_freq=True, padding_idx=1), (("i4", (5, 3)),)),
+    Case("embedding_norm", _module("Embedding", 4, 3, max_norm=0.8, norm_type=1.0), (("i3", (5, 3)),)),
+    Case("instance_norm2d_alone", _module("InstanceNorm2d", 4, affine=True, bias=False), (("x", (4, 6, 5)),)),
+    Case(
+        "attention_more_keys",
+        lambda nn, F: _Called(nn.MultiheadAttention(8, 2, add_bias_kv=True, add_zero_attn=True), _attended),
+        (("x", (4, 3, 8)), ("x", (5, 3, 8)), ("h", (4, 5))),
+    ),
+    Case(
+        "adaptive_softmax",
+        lambda nn, F: _Called(nn.AdaptiveLogSoftmaxWithLoss(8, 9, [2, 5], 2.0), lambda m, x, t: tuple(m(x, t))),
+        (("x", (5, 8)), ("i9", (5,))),
+    ),
+]
+FURTHER = [*LAYERS, *POOLS, *RESAMPLED, *MARGINS]

@@ -19,6 +19,7 @@ from jobflow.core.types import DType
 from jobflow.functional.creation import cut, tensor
 from jobflow.functional.gradients import grad
 from jobflow.nn.modules import activation_layers as activation
+from jobflow.nn.modules import adaptive_softmax as adaptive
 from jobflow.nn.modules import attention_layers as attention
 from jobflow.nn.modules import container, module
 from jobflow.nn.modules import conv_layers as conv
@@ -33,7 +34,7 @@ from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter
 
 nn = SimpleNamespace(Parameter=Parameter, utils=utils)
-for _each in (activation, attention, container, conv, embedding, linear, loss, module, norm, pool, recurrent, transformer):
+for _each in (activation, adaptive, attention, container, conv, embedding, linear, loss, module, norm, pool, recurrent, transformer):
     vars(nn).update({name: value for name, value in vars(_each).items() if isinstance(value, type) and issubclass(value, Module)})
 
 #: per input, given how many axes it has: how it lies; None makes everything local

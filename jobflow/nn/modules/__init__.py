@@ -9,10 +9,13 @@ from jobflow.nn.modules import conv_layers as _conv_layers
 from jobflow.nn.modules import norm_layers as _norm_layers
 from jobflow.nn.modules import utils as utils
 from jobflow.nn.modules.activation_layers import *
+from jobflow.nn.modules.adaptive_softmax import *
 from jobflow.nn.modules.attention_layers import *
 from jobflow.nn.modules.container import *
 from jobflow.nn.modules.conv_layers import *
 from jobflow.nn.modules.embedding_layers import *
+from jobflow.nn.modules.lazy_layers import *
+from jobflow.nn.modules.lazy_parameters import *
 from jobflow.nn.modules.linear_layers import *
 from jobflow.nn.modules.loss_layers import *
 from jobflow.nn.modules.loss_layers import _Loss as _Loss

@@ -34,7 +34,7 @@ def loss_of(case: Case) -> tuple[Any, list[Any], dict[str, Any], dict[str, Any],
         module.double().train(case.train)
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         for name, p in parameters.items():
-            p.data = torch.from_numpy(case.parameter(name, tuple(p.shape)))
+            p.data = torch.from_numpy(np.array(case.parameter(name, tuple(p.shape))))
     tensors = [torch.from_numpy(np.array(array)) for array in case.arrays()]
     for x, (kind, _) in zip(tensors, case.inputs, strict=True):
         x.requires_grad_(kind in GRADIENTS)

@@ -1,0 +1,49 @@
+"""Parameters and buffers without elements, until the first call of a lazy module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jobflow.functional.creation import empty, zeros
+from jobflow.functional.tensor_class import Tensor
+from jobflow.nn.modules.moving import replace
+from jobflow.nn.parameter import Parameter
+from jobflow.tensors.state import gradients
+
+__all__ = ["UninitializedBuffer", "UninitializedParameter"]
+
+
+class UninitializedParameter(Parameter):
+    """A parameter of a lazy module, without elements until the first call of the module."""
+
+    def __init__(self, requires_grad: bool = True, device: Any = None, dtype: Any = None) -> None:
+        super().__init__(zeros(0, device=device, dtype=dtype), requires_grad)
+
+    def materialize(self, shape: Sequence[int], device: Any = None, dtype: Any = None) -> None:
+        """Give the parameter elements of this shape, without defined values; it becomes an ordinary parameter."""
+        with gradients(False):
+            replace(self, empty(tuple(shape), device=self.device if device is None else device, dtype=self.dtype if dtype is None else dtype))
+        self.finish()
+
+    def finish(self) -> None:
+        """Make the parameter, which has elements now, an ordinary one."""
+        self.__class__ = Parameter
+
+
+class UninitializedBuffer(Tensor):
+    """A buffer without elements, until `materialize` gives it a shape."""
+
+    def __init__(self, requires_grad: bool = False, device: Any = None, dtype: Any = None) -> None:
+        data = zeros(0, device=device, dtype=dtype)
+        super().__init__(data.tensor_type, data.layout, data.array, data.traced)
+
+    def materialize(self, shape: Sequence[int], device: Any = None, dtype: Any = None) -> None:
+        """Give the buffer elements of this shape, without defined values."""
+        with gradients(False):
+            replace(self, empty(tuple(shape), device=self.device if device is None else device, dtype=self.dtype if dtype is None else dtype))
+
+
+def is_lazy(param: object) -> bool:
+    """Return True for a parameter or buffer without elements yet."""
+    return isinstance(param, UninitializedParameter | UninitializedBuffer)
