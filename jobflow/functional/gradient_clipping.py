@@ -171,9 +171,9 @@ def get_total_norm(
     return _stated(here, norm, parts)
 
 
-def _tensors(what: str, name: str, given: Tensor | Iterable[Tensor]) -> list[Tensor]:
+def _tensors(what: str, name: str, value: Tensor | Iterable[Tensor]) -> list[Tensor]:
     """Return one tensor or several as a list; raise ArgumentError for other arguments."""
-    parts = [given] if isinstance(given, Tensor) else list(given) if isinstance(given, Iterable) else [given]
+    parts = [value] if isinstance(value, Tensor) else list(value) if isinstance(value, Iterable) else [value]
     for part in parts:
         if not isinstance(part, Tensor):
             raise ArgumentError(f"{what} at {user_line()}: {name} must be a tensor or tensors; got {part!r}")

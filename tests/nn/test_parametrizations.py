@@ -82,6 +82,7 @@ def test_normalized_weights_train_copy_compile_and_return(name: str) -> None:
 
 def test_spectral_norm_divides_by_the_largest_singular_value() -> None:
     for apply in (utils.spectral_norm, parametrizations.spectral_norm):
+        flow.manual_seed(0)
         module = nn.Conv2d(3, 4, 2).double()
         largest = np.linalg.svd(module.weight.detach().numpy().reshape(4, -1))[1][0]
         weight = module.weight.detach().numpy() / largest

@@ -50,24 +50,24 @@ class AdaptiveLogSoftmaxWithLoss(Module):
     ) -> None:
         super().__init__()
         word = "AdaptiveLogSoftmaxWithLoss"
-        limits = list(cutoffs) if isinstance(cutoffs, Sequence | np.ndarray) and not isinstance(cutoffs, str) else []
-        legal = bool(limits) and all(isinstance(n, int | np.integer) for n in limits)
+        bounds = list(cutoffs) if isinstance(cutoffs, Sequence | np.ndarray) and not isinstance(cutoffs, str) else []
+        legal = bool(bounds) and all(isinstance(n, int | np.integer) for n in bounds)
         count = whole(word, "n_classes", n_classes)
-        if not legal or limits != sorted(set(limits)) or limits[0] < 1 or limits[-1] > count - 1:
+        if not legal or bounds != sorted(set(bounds)) or bounds[0] < 1 or bounds[-1] > count - 1:
             raise ArgumentError(f"{word} at {user_line()}: cutoffs must be increasing ints from 1 to {count - 1}; got {cutoffs!r}")
         self.in_features, self.n_classes, self.div_value = whole(word, "in_features", in_features), count, real(word, "div_value", div_value)
         if self.div_value <= 0:
             raise ArgumentError(f"{word} at {user_line()}: div_value must be positive; got {div_value}")
-        self.cutoffs, self.head_bias = [*map(int, limits), count], bool(head_bias)
-        self.shortlist_size, self.n_clusters = self.cutoffs[0], len(limits)
+        self.cutoffs, self.head_bias = [*map(int, bounds), count], bool(head_bias)
+        self.shortlist_size, self.n_clusters = self.cutoffs[0], len(bounds)
         self.head_size = self.shortlist_size + self.n_clusters
-        place = {"device": device, "dtype": dtype}
-        self.head = Linear(in_features, self.head_size, self.head_bias, **place)
+        options = {"device": device, "dtype": dtype}
+        self.head = Linear(in_features, self.head_size, self.head_bias, **options)
         self.tail = ModuleList()
         for i in range(self.n_clusters):
             width = int(in_features // self.div_value ** (i + 1))
             size = self.cutoffs[i + 1] - self.cutoffs[i]
-            self.tail.append(Sequential(Linear(in_features, width, False, **place), Linear(width, size, False, **place)))
+            self.tail.append(Sequential(Linear(in_features, width, False, **options), Linear(width, size, False, **options)))
 
     def reset_parameters(self) -> None:
         """Initialize all linear maps."""

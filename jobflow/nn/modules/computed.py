@@ -10,7 +10,7 @@ import copy
 from functools import cache
 from typing import Any, ClassVar, Protocol
 
-from jobflow.core.errors import JobError, user_line
+from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter
@@ -43,8 +43,8 @@ class Computing:
 
 def rules_of(module: Module) -> dict[str, Rule]:
     """Return the rules of the computed attributes by name."""
-    found: dict[str, Rule] = vars(module).get("_rules", {})
-    return found
+    rules: dict[str, Rule] = vars(module).get("_rules", {})
+    return rules
 
 
 def original_class(module: Module) -> type[Module]:
@@ -92,15 +92,8 @@ def release(module: Module, name: str, value: Tensor) -> None:
         module.register_buffer(name, value)
 
 
-def as_parameter(value: Tensor, like: Tensor) -> Parameter:
-    """Return the elements of `value` as a parameter that requires a gradient if `like` does."""
-    return Parameter(value.detach().clone(), bool(like.requires_grad))
-
-
 def parameter_of(what: str, module: Any, name: Any) -> Tensor:
     """Return the parameter or buffer `name` of a module; raise ArgumentError for other arguments."""
-    from jobflow.core.errors import ArgumentError
-
     if not isinstance(module, Module):
         raise ArgumentError(f"{what} at {user_line()}: module must be an nn.Module; got {module!r}")
     parts = {**vars(module)["_parameters"], **vars(module)["_buffers"]}

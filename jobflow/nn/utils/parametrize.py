@@ -106,9 +106,9 @@ class ParametrizationList(ModuleList):
         with gradients(False):
             value = self()
         if not isinstance(value, Tensor) or value.tensor_type != original.tensor_type:
-            found = value.tensor_type if isinstance(value, Tensor) else repr(value)
+            shown = value.tensor_type if isinstance(value, Tensor) else repr(value)
             raise ShapeError(
-                f"register_parametrization at {user_line()}: the parametrization returns {found} for a tensor {original.tensor_type}; return "
+                f"register_parametrization at {user_line()}: the parametrization returns {shown} for a tensor {original.tensor_type}; return "
                 f"the same type, or pass unsafe=True"
             )
 
