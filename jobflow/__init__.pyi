@@ -47,6 +47,7 @@ from jobflow.core.types import float32 as float32
 from jobflow.core.types import float64 as double
 from jobflow.core.types import float64 as float64
 from jobflow.core.types import int8 as int8
+from jobflow.core.types import int16 as int16
 from jobflow.core.types import int32 as int
 from jobflow.core.types import int32 as int32
 from jobflow.core.types import int64 as int64
@@ -364,6 +365,7 @@ __all__ = [
     "in_top_k",
     "initializers",
     "int",
+    "int16",
     "int32",
     "int64",
     "int8",

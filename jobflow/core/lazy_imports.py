@@ -18,6 +18,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, cast
 
 from jobflow.core.errors import no_attribute
+from jobflow.core.missing_features import missing
 
 #: public name -> (module, attribute); the attribute "" is the module itself
 Homes = dict[str, tuple[str, str]]
@@ -70,7 +71,8 @@ def attach(
         if name not in targets:
             # the import system looks up a module before it imports it
             hints = () if name.startswith("_") or inside.joinpath(f"{name}.py").exists() else targets
-            raise no_attribute(name, f"module {package!r} has no attribute {name!r}", hints)
+            reason = missing(package, name)
+            raise no_attribute(name, f"module {package!r} has no attribute {name!r}{reason}", () if reason else hints)
         target, attribute = targets[name]
         value = importlib.import_module(target)
         if attribute:
@@ -94,7 +96,8 @@ def add_aliases(module: str, public: str) -> None:
     def find(name: str) -> Any:
         below = f"{public}.{name}"
         if below not in _Aliases.modules:
-            raise no_attribute(name, f"module {public!r} has no attribute {name!r}", () if name.startswith("_") else inside)
+            reason = missing(public, name)
+            raise no_attribute(name, f"module {public!r} has no attribute {name!r}{reason}", () if reason or name.startswith("_") else inside)
         return importlib.import_module(below)
 
     inside.setdefault("__path__", [])

@@ -146,6 +146,7 @@ def _borrowed(name: str) -> np.dtype[Any]:
 bool_ = DType("bool", np.dtype(np.bool_))
 char = DType("char", np.dtype(np.int8))
 int8 = DType("int8", np.dtype(np.int8))
+int16 = DType("int16", np.dtype(np.int16))
 int32 = DType("int32", np.dtype(np.int32))
 int64 = DType("int64", np.dtype(np.int64))
 uint8 = DType("uint8", np.dtype(np.uint8))
@@ -159,7 +160,7 @@ float64 = DType("float64", np.dtype(np.float64))
 record = Opaque("record")
 tensor_buffer = Opaque("tensor_buffer")
 
-DTYPES: tuple[DType, ...] = (bool_, char, int8, int32, int64, uint8, float16, bfloat16, float32, float64)
+DTYPES: tuple[DType, ...] = (bool_, char, int8, int16, int32, int64, uint8, float16, bfloat16, float32, float64)
 _BY_NAME = {dtype.name: dtype for dtype in (*DTYPES, record, tensor_buffer)}
 _BY_NUMPY = {dtype.native: dtype for dtype in reversed(DTYPES) if dtype is not char and dtype.native is not None}
 

@@ -26,6 +26,7 @@ CLASSES: dict[str, DType] = {
     "DoubleTensor": types.float64,
     "HalfTensor": types.float16,
     "BFloat16Tensor": types.bfloat16,
+    "ShortTensor": types.int16,
     "IntTensor": types.int32,
     "LongTensor": types.int64,
     "CharTensor": types.int8,
@@ -143,4 +144,5 @@ class CastingMethods:
     int = _to("int", types.int32)
     is_floating_point = method(is_floating_point)
     long = _to("long", types.int64)
+    short = _to("short", types.int16)
     type = method(as_type, "type")

@@ -11,7 +11,8 @@ from jobflow.functional.creation import empty, tensor
 from jobflow.functional.tensor_class import Tensor as AnyTensor
 
 __all__ = [
-    "BFloat16Tensor", "BoolTensor", "ByteTensor", "CharTensor", "DoubleTensor", "FloatTensor", "HalfTensor", "IntTensor", "LongTensor", "Tensor",
+    "BFloat16Tensor", "BoolTensor", "ByteTensor", "CharTensor", "DoubleTensor", "FloatTensor", "HalfTensor", "IntTensor", "LongTensor", "ShortTensor",
+    "Tensor",
 ]  # fmt: skip
 
 
@@ -65,6 +66,6 @@ def _of(name: str, dtype: DType) -> _TensorMeta:
     return _TensorMeta(name, (), {"dtype": dtype, "__doc__": f"Tensors of element type {dtype.name}.", "__module__": __name__})
 
 
-FloatTensor, DoubleTensor, HalfTensor, BFloat16Tensor, IntTensor, LongTensor, CharTensor, ByteTensor, BoolTensor = (
+FloatTensor, DoubleTensor, HalfTensor, BFloat16Tensor, ShortTensor, IntTensor, LongTensor, CharTensor, ByteTensor, BoolTensor = (
     _of(name, dtype) for name, dtype in CLASSES.items()
 )

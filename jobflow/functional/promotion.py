@@ -1,9 +1,9 @@
 """Type promotion, which selects the common element type of tensors and numbers.
 
-    bool < uint8, int8 < int32 < int64 < float16, bfloat16 < float32 < float64
+    bool < uint8, int8 < int16 < int32 < int64 < float16, bfloat16 < float32 < float64
 
 The largest type wins.  If neither of two types contains the other (uint8 and int8, float16 and bfloat16), the smallest type that
-contains both wins: int32, float32.  Python numbers and tensors without axes change the type of a tensor with axes only if they have a
+contains both wins: int16, float32.  Python numbers and tensors without axes change the type of a tensor with axes only if they have a
 higher kind (bool, integer, float).  So int64[3] + 0.5 is float32, and float16[3] + 0.5 is float16.
 """
 
@@ -17,7 +17,23 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, PlacementError, user_line
 from jobflow.core.layout import B, Layout
-from jobflow.core.types import DType, bfloat16, bool_, char, dtype_of, float16, float32, float64, hides_elements, int8, int32, int64, type_of, uint8
+from jobflow.core.types import (
+    DType,
+    bfloat16,
+    bool_,
+    char,
+    dtype_of,
+    float16,
+    float32,
+    float64,
+    hides_elements,
+    int8,
+    int16,
+    int32,
+    int64,
+    type_of,
+    uint8,
+)
 from jobflow.functional.typed import Tensor
 from jobflow.ops.rounding import rounding_once
 from jobflow.ops.scalar import Cast
@@ -34,9 +50,9 @@ Operand: TypeAlias = "Tensor | Number | np.generic | np.ndarray[Any, Any]"
 #: the number of constants that a rank caches as tensors
 MAX_CONSTANTS = 1024
 
-_ORDER = {dtype: i for i, dtype in enumerate((bool_, uint8, int8, int32, int64, float16, bfloat16, float32, float64))} | {char: 2}
+_ORDER = {dtype: i for i, dtype in enumerate((bool_, uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64))} | {char: 2}
 #: pairs of types, neither of which contains the other -> the smallest type that contains both
-_BOTH = {frozenset(pair): dtype for *pair, dtype in ((uint8, int8, int32), (uint8, char, int32), (float16, bfloat16, float32))}
+_BOTH = {frozenset(pair): dtype for *pair, dtype in ((uint8, int8, int16), (uint8, char, int16), (float16, bfloat16, float32))}
 
 
 def kind(dtype: DType) -> int:

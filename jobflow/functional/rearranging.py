@@ -21,17 +21,18 @@ from jobflow.functional.indexing import listed, whole
 from jobflow.functional.joining import all_tensors, cat, meshgrid, narrow, stack
 from jobflow.functional.promotion import together
 from jobflow.functional.selecting import diag
-from jobflow.functional.shapes import axis_of, flatten, flip, integer, movedim, reshape, transpose
+from jobflow.functional.shapes import axis_of, common_shape, flatten, flip, integer, movedim, reshape, transpose
 from jobflow.functional.typed import Tensor
 from jobflow.ops.index import Gather
 from jobflow.ops.slice_update import SliceUpdate
 from jobflow.ops.slices import Slice
 from jobflow.ops.source import Constant
 from jobflow.tensors.run import run, source
+from jobflow.tensors.tensor import Size
 
 __all__ = [
     "atleast_1d", "atleast_2d", "atleast_3d", "block_diag", "broadcast_shapes", "cartesian_prod", "column_stack", "combinations", "diag_embed",
-    "diagflat", "diff", "dsplit", "dstack", "fliplr", "flipud", "hsplit", "is_complex", "ravel", "rot90", "row_stack", "tensor_split",
+    "diagflat", "diff", "dsplit", "dstack", "fliplr", "flipud", "hsplit", "ravel", "rot90", "row_stack", "tensor_split",
     "tril_indices", "triu_indices", "vsplit",
 ]  # fmt: skip
 
@@ -73,16 +74,8 @@ def ravel(x: Tensor) -> Tensor:
 
 def broadcast_shapes(*shapes: Any) -> Any:
     """Return the shape to which tensors of these shapes broadcast.  Raises: ShapeError if the shapes do not broadcast."""
-    from jobflow.functional.shapes import common_shape
-    from jobflow.tensors.tensor import Size
-
     listed_shapes = [(shape,) if isinstance(shape, int) else tuple(integer("broadcast_shapes", n) for n in shape) for shape in shapes]
     return Size(common_shape("broadcast_shapes", *listed_shapes, ()))
-
-
-def is_complex(input: Tensor) -> bool:
-    """Return False, because tensors have no complex elements."""
-    return False
 
 
 # -------------------------------------------------------------------- stacks and splits
@@ -344,7 +337,6 @@ class RearrangingMethods:
     fliplr = method(fliplr)
     flipud = method(flipud)
     hsplit = method(hsplit)
-    is_complex = method(is_complex)
     mH = attribute(lambda x: transpose(x, -2, -1))
     ravel = method(ravel)
     rot90 = method(rot90)

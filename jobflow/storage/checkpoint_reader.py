@@ -34,6 +34,7 @@ LEGACY_TYPES = {
     "kFloat": "float32",
     "kDouble": "float64",
     "kInt8": "int8",
+    "kInt16": "int16",
     "kInt32": "int32",
     "kInt64": "int64",
     "kUInt8": "uint8",

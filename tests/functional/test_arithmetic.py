@@ -12,7 +12,7 @@ from ranks import on_ranks, with_ranks
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, PlacementError, ShapeError
 from jobflow.core.layout import B, P, S
-from jobflow.core.types import bfloat16, bool_, float16, float32, float64, int8, int32, int64, uint8
+from jobflow.core.types import bfloat16, bool_, float16, float32, float64, int8, int16, int32, int64, uint8
 from jobflow.engine.placements import placement, sbp
 from jobflow.functional import binary_functions as fa
 from jobflow.functional import comparing, gradients
@@ -149,8 +149,8 @@ def test_operands_are_promoted_to_a_common_type() -> None:
     def of(dtype: Any, *shape: int) -> Any:
         return ones(*shape, dtype=dtype)
 
-    order = [bool_, uint8, int8, int32, int64, float16, bfloat16, float32, float64]
-    neither = {(uint8, int8): int32, (float16, bfloat16): float32}
+    order = [bool_, uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64]
+    neither = {(uint8, int8): int16, (float16, bfloat16): float32}
     for i, a in enumerate(order):
         for b in order[i:]:
             both = neither.get((a, b), b)

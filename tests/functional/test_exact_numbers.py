@@ -20,11 +20,11 @@ BIG = np.array([2**62 + 1, -(2**62) - 1, 7, -7])
 
 
 def test_disjoint_types_promote_to_the_smallest_common_type() -> None:
-    gives(lambda x, y: x + y, [np.uint8([200]), np.int8([1])], np.int64([201]), dtype=flow.int32)
-    gives(lambda x, y: x * y, [np.uint8([200]), np.int8([-1])], np.int64([-200]), dtype=flow.int32)
-    gives(lambda x, y: flow.cat([x, y]), [np.uint8([200]), np.int8([-1])], np.int64([200, -1]), dtype=flow.int32)
+    gives(lambda x, y: x + y, [np.uint8([200]), np.int8([1])], np.int64([201]), dtype=flow.int16)
+    gives(lambda x, y: x * y, [np.uint8([200]), np.int8([-1])], np.int64([-200]), dtype=flow.int16)
+    gives(lambda x, y: flow.cat([x, y]), [np.uint8([200]), np.int8([-1])], np.int64([200, -1]), dtype=flow.int16)
     gives(lambda x: x.half() + x.bfloat16(), [np.float32([1.5])], np.float32([3.0]), dtype=flow.float32)
-    assert flow.promote_types(flow.int8, flow.uint8) is flow.int32 and flow.promote_types(flow.bfloat16, flow.float16) is flow.float32
+    assert flow.promote_types(flow.int8, flow.uint8) is flow.int16 and flow.promote_types(flow.bfloat16, flow.float16) is flow.float32
     assert flow.result_type(flow.ones(2, dtype=flow.uint8), flow.ones(2, dtype=flow.int8), flow.ones(2, dtype=flow.int64)) is flow.int64
 
 

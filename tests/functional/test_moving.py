@@ -40,7 +40,7 @@ def test_every_layout_converts_to_every_other(rank: int, n: int) -> None:
             assert (y.to_local().numpy() != 0).any() == (rank == 0), "the first rank keeps the value"
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16", "uint8", "int8", "int32", "bool"])
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "uint8", "int8", "int16", "int32", "bool"])
 @with_ranks(2)
 def test_every_layout_of_small_numbers(name: str) -> None:
     here, dtype = placement("cpu", [0, 1]), dtype_named(name)

@@ -21,6 +21,7 @@ _VALUE = {
     "char": "signed char",
     "int8": "signed char",
     "uint8": "unsigned char",
+    "int16": "short",
     "int32": "int",
     "int64": "long long",
     "float32": "float",

@@ -10,7 +10,17 @@ from jobflow.core.types import DType, bfloat16, bool_, float16, float32, float64
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import LANES
 
-_REGISTER = {"bool": "i1", "char": "i8", "int8": "i8", "uint8": "i8", "int32": "i32", "int64": "i64", "float32": "float", "float64": "double"}
+_REGISTER = {
+    "bool": "i1",
+    "char": "i8",
+    "int8": "i8",
+    "uint8": "i8",
+    "int16": "i16",
+    "int32": "i32",
+    "int64": "i64",
+    "float32": "float",
+    "float64": "double",
+}
 _STORED = {**_REGISTER, "bool": "i8", "float16": "half", "bfloat16": "i16"}
 
 

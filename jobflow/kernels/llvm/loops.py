@@ -33,7 +33,7 @@ CHEAP = 4
 #: longest row with scratch rows; longer ones would double the memory of tensors that are one row
 LONGEST = 1 << 16
 #: types whose cast to half precision rounds once
-_TO_HALF = {"bool", "char", "int8", "uint8", "float16", "bfloat16", "float32"}
+_TO_HALF = {"bool", "char", "int8", "uint8", "int16", "float16", "bfloat16", "float32"}
 
 
 @dataclass(frozen=True)
