@@ -15,7 +15,7 @@ from jobflow.functional.comparing import eq, where
 from jobflow.functional.joining import all_tensors, cat
 from jobflow.functional.matrix_factors import inv, matrices, solve, svdvals
 from jobflow.functional.matrix_products import cross_along
-from jobflow.functional.promotion import cast, constant
+from jobflow.functional.promotion import cast, constant, rounded_once
 from jobflow.functional.rearranging import diag_embed
 from jobflow.functional.reductions import amax, amin, sum
 from jobflow.functional.shapes import axis_of, expand, flatten, movedim, reshape, squeeze, unsqueeze
@@ -152,6 +152,7 @@ def matrix_power(A: Tensor, n: int) -> Tensor:
     return result.clone() if result is A else result
 
 
+@rounded_once
 def matrix_exp(A: Tensor) -> Tensor:
     """Return the exponentials of square matrices."""
     return run(determinants.MatrixExp(), matrices("linalg.matrix_exp", A, square=True))

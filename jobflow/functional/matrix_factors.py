@@ -16,7 +16,7 @@ from jobflow.functional.argument_checks import checks_arguments
 from jobflow.functional.binary_functions import matmul
 from jobflow.functional.comparing import eq, gt, where
 from jobflow.functional.joining import cat
-from jobflow.functional.promotion import constant, together
+from jobflow.functional.promotion import cast, constant, together
 from jobflow.functional.rearranging import diag_embed
 from jobflow.functional.reductions import amax, sum
 from jobflow.functional.shapes import common_shape, expand, reshape, squeeze, transpose, unsqueeze
@@ -305,13 +305,21 @@ def eigvalsh(A: Tensor, UPLO: str = "L") -> Tensor:
 
 
 @checks_arguments
-def matrix_rank(A: Tensor, tol: Any = None, hermitian: bool = False, *, atol: float | None = None, rtol: float | None = None) -> Tensor:
+def matrix_rank(A: Tensor, tol: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None) -> Tensor:
     """Return the number of singular values above max(atol, rtol * the largest one), as int64; see `pinv` for the defaults."""
     what = "linalg.matrix_rank"
     A = matrices(what, A, square=bool(hermitian)).detach()
-    low, share = _tolerances(what, A, tol if atol is None else atol, rtol)
     values = abs(eigvalsh(A)) if hermitian else svdvals(A)
     if not A.tensor_type.size:
         return sum(gt(values, 0), -1)
+    low, share = (_of_rows(each, values) for each in (tol if atol is None else atol, rtol))
+    plain = [None if isinstance(each, Tensor) else each for each in (low, share)]
+    defaults = _tolerances(what, A, *plain)
+    low, share = (each if isinstance(each, Tensor) else number for each, number in zip((low, share), defaults, strict=True))
     bound = amax(values, -1, True) * share
     return sum(gt(values, where(gt(bound, low), bound, low)), -1)
+
+
+def _of_rows(tolerance: Any, values: Tensor) -> Any:
+    """Return a tolerance for the rows of `values`: a tensor of tolerances with a last axis of size 1, or a number."""
+    return unsqueeze(cast(tolerance, values.dtype), -1) if isinstance(tolerance, Tensor) else tolerance

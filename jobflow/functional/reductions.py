@@ -346,14 +346,19 @@ def logsumexp(x: Tensor, dim: Dim, keepdim: bool = False) -> Tensor:
 def norm(x: Tensor, p: float | str | None = "fro", dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
     """Return the vector norm (sum |x|^p)^(1/p) over `dim`, by default over all axes.
 
-    `p="fro"` means p = 2.  For p = inf and p = -inf, return the largest and the smallest |x|; for p = 0, the number of nonzero elements.
+    `p="fro"` means p = 2, and `p="nuc"` the sum of the singular values of a matrix.
+    For p = inf and p = -inf, return the largest and the smallest |x|; for p = 0, the number of nonzero elements.
     Raises: ArgumentError for another string, DtypeError unless x is a floating point tensor.
     """
     x = cast(x, dtype) if dtype else _floats("norm", x)
+    if p == "nuc":
+        from jobflow.functional.linalg_functions import matrix_norm  # late: linear algebra uses reductions
+
+        return matrix_norm(x, "nuc", tuple(range(x.ndim)) if dim is None else dim, keepdim)  # type: ignore[arg-type]
     axes = axes_of("norm", x, dim)
     p = 2 if p in (None, "fro") else float("inf") if p == "inf" else p
     if not isinstance(p, int | float):
-        raise ArgumentError(f'norm at {user_line()}: p={p!r} is not an order of a norm; use a number, "fro" or inf')
+        raise ArgumentError(f'norm at {user_line()}: p={p!r} is not an order of a norm; use a number, "fro", "nuc" or inf')
     if math.isinf(p):
         check_filled("norm", x.tensor_type, axes)
     return _norm(x, float(p), axes, keepdim)

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from jobflow.core.errors import ArgumentError, DtypeError, user_line
+from jobflow.core.types import bool_
 from jobflow.functional.argument_checks import checks_arguments
 from jobflow.functional.binary_functions import add, div, maximum, minimum, mul, pow, sub
-from jobflow.functional.comparing import eq, ge, gt, le, logical_and, logical_or, where
+from jobflow.functional.comparing import eq, ge, gt, le, logical_and, logical_or, lt, where
 from jobflow.functional.dispatch import method, operator, reflected
 from jobflow.functional.in_place import in_place
 from jobflow.functional.promotion import Operand, as_float, cast, constant, kind, pair, rounded_once
@@ -22,12 +23,12 @@ from jobflow.ops import non_elementary as special
 from jobflow.ops.gamma_functions import Digamma, Lgamma
 from jobflow.ops.op import Op
 from jobflow.ops.pairs import CopySign, Gcd, Hypot, Lcm, LeftShift, LogAddExp, NextAfter, RightShift
-from jobflow.ops.scalar import Detach
+from jobflow.ops.scalar import Detach, FillLike
 from jobflow.tensors.run import run
 
 __all__ = [
     "bitwise_left_shift", "bitwise_right_shift", "copysign", "deg2rad", "digamma", "erfinv", "fmax", "fmin", "gcd", "heaviside", "hypot", "i0",
-    "lcm", "ldexp", "lgamma", "logaddexp", "logaddexp2", "mvlgamma", "nextafter", "polygamma", "rad2deg", "sinc",
+    "isneginf", "isposinf", "lcm", "ldexp", "lgamma", "logaddexp", "logaddexp2", "mvlgamma", "nextafter", "polygamma", "rad2deg", "signbit", "sinc",
     "xlogy",
 ]  # fmt: skip
 
@@ -205,6 +206,27 @@ def ldexp(x: Tensor, other: Tensor) -> Tensor:
     return mul(x, pow(2.0, other))
 
 
+def isneginf(x: Tensor) -> Tensor:
+    """Return a bool tensor, True where an element is -inf."""
+    return _equals(x, -math.inf)
+
+
+def isposinf(x: Tensor) -> Tensor:
+    """Return a bool tensor, True where an element is inf."""
+    return _equals(x, math.inf)
+
+
+def _equals(x: Tensor, value: float) -> Tensor:
+    return eq(x, constant(x, value, x.dtype)) if x.dtype.is_float else run(FillLike(False, bool_), x)
+
+
+def signbit(x: Tensor) -> Tensor:
+    """Return a bool tensor, True where the sign of an element is negative, as for -0.0."""
+    if x.dtype.is_float:
+        return lt(run(CopySign(), run(FillLike(1), x), x), 0)
+    return lt(x, 0)
+
+
 # -------------------------------------------------------------------- integers
 
 
@@ -270,6 +292,8 @@ class SpecialMethods:
     i0_ = in_place(i0)
     lcm = method(lcm)
     lcm_ = in_place(lcm)
+    isneginf = method(isneginf)
+    isposinf = method(isposinf)
     ldexp = method(ldexp)
     ldexp_ = in_place(ldexp)
     lgamma = method(lgamma)
@@ -284,6 +308,7 @@ class SpecialMethods:
     polygamma_ = in_place(_polygamma, "polygamma_")
     rad2deg = method(rad2deg)
     rad2deg_ = in_place(rad2deg)
+    signbit = method(signbit)
     sinc = method(sinc)
     sinc_ = in_place(sinc)
     xlogy = method(xlogy)
