@@ -240,7 +240,7 @@ def unique_consecutive(x: Tensor, return_inverse: bool = False, return_counts: b
     parts = [first if dim is None or not x.ndim else np.moveaxis(first, 0, axis)]
     parts += [inverse.reshape(values.shape) if dim is None or not x.ndim else inverse] if return_inverse else []
     parts += [counts] if return_counts else []
-    results = tuple(listed(x, np.ascontiguousarray(part)) for part in parts)
+    results = tuple(listed(x, np.array(part, order="C")) for part in parts)
     return results if len(results) > 1 else results[0]
 
 

@@ -70,11 +70,16 @@ def matrix_norm(A: Tensor, ord: float | str = "fro", dim: Sequence[int] = (-2, -
         result = reductions.norm(x, 2, (-2, -1))
     elif ord in ("nuc", 2, -2):
         values = svdvals(x)
-        result = sum(values, -1) if ord == "nuc" else amax(values, -1) if ord == 2 else amin(values, -1)
+        result = sum(values, -1) if ord == "nuc" else _largest(values) if ord == 2 else amin(values, -1)
     else:
         sums = sum(abs(x), -2 if ord in (1, -1) else -1)
-        result = (amax if ord > 0 else amin)(sums, -1)  # type: ignore[operator]
+        result = _largest(sums) if ord in (1, math.inf) else amin(sums, -1)
     return reshape(result, tuple(1 if i in axes else n for i, n in enumerate(A.shape))) if keepdim else result
+
+
+def _largest(norms: Tensor) -> Tensor:
+    """Return the largest norms along the last axis; 0 for none."""
+    return amax(norms, -1) if norms.shape[-1] else sum(norms, -1)
 
 
 @checks_arguments
@@ -105,6 +110,8 @@ def cond(A: Tensor, p: float | str | None = None) -> Tensor:
     """Return the condition number of matrices in the norm p, by default 2: the norm of A times the norm of its inverse."""
     if p in (None, 2, -2):
         values = svdvals(A)
+        if not values.shape[-1]:
+            return sum(values, -1)
         largest, smallest = (values.narrow(-1, i, 1).squeeze(-1) for i in (0, values.shape[-1] - 1))
         return div(largest, smallest) if p != -2 else div(smallest, largest)
     inverse, info = run_several(ops.Inverse(), matrices("linalg.cond", A, square=True))
@@ -214,6 +221,8 @@ def diagonal(A: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> T
 @checks_arguments
 def vander(x: Tensor, N: int | None = None) -> Tensor:
     """Return the powers 0 to N - 1 of the elements of x, along a new last axis; N is by default the size of the last axis."""
+    if not x.ndim and N is not None:
+        return reshape(vander(reshape(x, 1), N), int(N))
     if not x.ndim or (N is not None and N < 1):
         raise ShapeError(f"linalg.vander at {user_line()}: x {x.tensor_type} must have at least one axis, and N={N} be at least 1")
     count = x.shape[-1] if N is None else int(N)

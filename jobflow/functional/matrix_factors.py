@@ -188,7 +188,8 @@ def _tolerances(what: str, A: Tensor, atol: Any, rtol: Any) -> tuple[float, floa
 def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | None = None) -> Lstsq:
     """Return (solution, residuals, rank, singular_values): the X of smallest norm that minimizes |A X - B|.
 
-    The residuals are empty unless A has more rows than columns and full rank; the singular values are empty unless `driver` is "gelsd" or "gelss".
+    The residuals are empty for the default driver, "gelsy", and unless A has more rows than columns.
+    The singular values are empty unless `driver` is "gelsd" or "gelss".
     Raises: ShapeError for other shapes, ArgumentError for another driver.
     """
     what = "linalg.lstsq"
@@ -202,7 +203,7 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
     x = matmul(pinv(A, rtol=rcond), right)
     values = svdvals(A)
     rank = matrix_rank(A, rtol=rcond)
-    overdetermined = A.shape[-2] > A.shape[-1] and driver != "gelsy"
+    overdetermined = A.shape[-2] > A.shape[-1] and driver not in (None, "gelsy")
     residuals = sum((matmul(A, x) - right).square(), -2) if overdetermined else values.new_empty(0)
     known = driver in ("gelsd", "gelss")
     counted = driver not in ("gels",)
