@@ -222,7 +222,7 @@ def diagonal(A: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> T
 def vander(x: Tensor, N: int | None = None) -> Tensor:
     """Return the powers 0 to N - 1 of the elements of x, along a new last axis; N is by default the size of the last axis."""
     if not x.ndim and N is not None:
-        return reshape(vander(reshape(x, 1), N), int(N))
+        return vander(reshape(x, 1), N)
     if not x.ndim or (N is not None and N < 1):
         raise ShapeError(f"linalg.vander at {user_line()}: x {x.tensor_type} must have at least one axis, and N={N} be at least 1")
     count = x.shape[-1] if N is None else int(N)

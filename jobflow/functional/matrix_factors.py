@@ -201,7 +201,7 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
     if right.ndim < 2 or A.shape[-2] != right.shape[-2]:
         raise ShapeError(f"{what} at {user_line()}: A {A.tensor_type} and B {B.tensor_type} must have the same number of rows")
     x = matmul(pinv(A, rtol=rcond), right)
-    values = svdvals(A)
+    values = svdvals(A).detach()
     rank = matrix_rank(A, rtol=rcond)
     overdetermined = A.shape[-2] > A.shape[-1] and driver not in (None, "gelsy")
     residuals = sum((matmul(A, x) - right).square(), -2) if overdetermined else values.new_empty(0)

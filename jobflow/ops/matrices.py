@@ -369,8 +369,8 @@ class Eigh(OfMatrices):
             return (None if dw is None else product(multiply(v, _row(dw)), turned(v)),)
         dw = _or_zeros(dw, w)
         gaps = _off_diagonal(subtract(_row(w), column(w)))
-        middle = product(turned(v), dv)
-        inside = subtract(divide(middle, gaps), multiply(middle, identity(middle)))
+        middle = scale(_skew(product(turned(v), dv)), 0.5)  # vectors rotate, so that only the skew part counts
+        inside = divide(middle, gaps)
         return (product(product(v, add(inside, multiply(identity(middle), _row(dw)))), turned(v)),)
 
     @classmethod

@@ -223,7 +223,7 @@ def test_invalid_arguments_of_factories_raise(n: int) -> None:
         (lambda: creation.zeros(-1), ShapeError, "integers >= 0"),
         (lambda: creation.zeros(2, shape_of=3), TypeError, "unknown keyword 'shape_of'"),
         (lambda: creation.tensor(["a"]), DtypeError, "not an element type"),
-        (lambda: creation.tensor(np.ones(2, np.int16)), DtypeError, "int16"),
+        (lambda: creation.tensor(np.ones(2, np.uint16)), DtypeError, "uint16"),
         (lambda: creation.full((2,), 300, dtype=uint8), DtypeError, "out of range for uint8"),
         (lambda: creation.arange(0, 5, -1), ArgumentError, "does not lead from"),
         (lambda: sampling.randint(3, 3, (2,)), ArgumentError, "must be less than"),

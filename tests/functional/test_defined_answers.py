@@ -296,7 +296,7 @@ def test_scalar_values_broadcast_in_assignments() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda x: x + np.ones(3, np.int16),
+        lambda x: x + np.ones(3, np.uint16),
         lambda x: x.clamp("1"),
         lambda x: x.isclose(x, rtol=-0.1),
         lambda x: F.pad(x, 1),

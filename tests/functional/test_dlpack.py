@@ -11,7 +11,7 @@ import pytest
 import jobflow as flow
 from jobflow.utils import dlpack
 
-TYPES = ("bool", "uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+TYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -76,7 +76,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a used capsule": (lambda: flow.from_dlpack(_used()), "consumed"),
     "another object as capsule": (lambda: flow.from_dlpack(Foreign((1, 0), object)), "cannot be imported"),
     "a tensor on a GPU": (lambda: flow.from_dlpack(Foreign((2, 0), object)), "DLPack device"),
-    "elements of int16": (lambda: flow.from_dlpack(np.ones(2, np.int16)), "int16"),
+    "elements of uint16": (lambda: flow.from_dlpack(np.ones(2, np.uint16)), "uint16"),
     "a copy that is a number": (lambda: flow.from_dlpack(np.ones(2), copy=3), "copy must be"),
     "another device": (lambda: flow.from_dlpack(np.ones(2), device="x"), "device"),
     "an array as tensor": (lambda: flow.to_dlpack(np.ones(2)), "to_dlpack at test_dlpack.py"),
