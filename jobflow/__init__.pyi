@@ -48,6 +48,7 @@ from jobflow.core.types import float64 as double
 from jobflow.core.types import float64 as float64
 from jobflow.core.types import int8 as int8
 from jobflow.core.types import int16 as int16
+from jobflow.core.types import int16 as short
 from jobflow.core.types import int32 as int
 from jobflow.core.types import int32 as int32
 from jobflow.core.types import int64 as int64
@@ -415,6 +416,7 @@ __all__ = [
     "scatter_nd",
     "scope",
     "serving",
+    "short",
     "slice",
     "slice_update",
     "slice_v2",

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError
-from jobflow.core.types import DType, bfloat16, bool_, float16, float32, float64, int8, int32, int64, uint8
+from jobflow.core.types import DType, bfloat16, bool_, float16, float32, float64, int8, int16, int32, int64, uint8
 from jobflow.storage.untrusted import AXES, LARGEST, MEMORY, Limit, whole
 
 #: operations of a pickle; each allocates at most a few hundred bytes, apart from text of the file
@@ -26,14 +26,14 @@ _INTEGER, _NAME, _PARTS = 32, 1000, 64
 _KEY, _TUPLES = 2**61 - 1, 10_000
 
 _ELEMENTS = {
-    "Double": float64, "Float": float32, "Half": float16, "BFloat16": bfloat16, "Long": int64, "Int": int32, "Char": int8, "Byte": uint8,
-    "Bool": bool_,
+    "Double": float64, "Float": float32, "Half": float16, "BFloat16": bfloat16, "Long": int64, "Int": int32, "Short": int16, "Char": int8,
+    "Byte": uint8, "Bool": bool_,
 }  # fmt: skip
 _STORAGES = {f"torch.{name}Storage": dtype for name, dtype in _ELEMENTS.items()}
 _DTYPES = {f"torch.{dtype.name.rstrip('_')}": dtype for dtype in _ELEMENTS.values()}
 #: names of storages and functions for element types that jobflow lacks
 _LACKING = {
-    "torch.ShortStorage": "int16", "torch.ComplexFloatStorage": "complex64", "torch.ComplexDoubleStorage": "complex128",
+    "torch.ComplexFloatStorage": "complex64", "torch.ComplexDoubleStorage": "complex128",
     "torch.QInt8Storage": "qint8", "torch.QUInt8Storage": "quint8", "torch.QInt32Storage": "qint32", "torch._utils._rebuild_qtensor": "qint8",
     "torch._utils._rebuild_tensor_v3": "uint16, uint32, uint64 or float8", "torch.storage.UntypedStorage": "untyped storage",
 }  # fmt: skip
