@@ -6,5 +6,6 @@ from jobflow.optim.moment_optimizers import *
 from jobflow.optim.optimizer import Optimizer as Optimizer
 from jobflow.optim.optimizers import *
 from jobflow.optim.quasi_newton import LBFGS as LBFGS
+from jobflow.optim.table_optimizers import SparseAdam as SparseAdam
 
 add_aliases(__name__, "jobflow.optim")

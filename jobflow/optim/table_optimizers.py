@@ -1,0 +1,30 @@
+"""Optimizers of tables whose gradients have few rows."""
+
+from __future__ import annotations
+
+from jobflow.core.errors import ConfigError, user_line
+from jobflow.ops.optimizer_updates import OptimizerUpdate
+from jobflow.ops.sparse_updates import SparseAdamUpdate
+from jobflow.optim.optimizer import Group
+from jobflow.optim.optimizer_options import OptionsOptimizer, options
+
+__all__ = ["SparseAdam"]
+
+
+@options
+class SparseAdam(OptionsOptimizer):
+    """Adam for embeddings: rows of a table whose gradient is zero, and their moments, do not change.
+
+    Raises: ConfigError for a parameter with fewer than two axes.
+    """
+
+    lr: float = 0.001
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    maximize: bool = False
+
+    def rule(self, group: Group) -> OptimizerUpdate:
+        for p in group["params"]:
+            if p.tensor_type.ndim < 2:
+                raise ConfigError(f"optim.SparseAdam at {user_line()}: params must be tables [rows, ...]; got {p.tensor_type}; pass it to optim.Adam")
+        return SparseAdamUpdate(*group["betas"], group["eps"], group["maximize"])
