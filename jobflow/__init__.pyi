@@ -7,6 +7,7 @@ from math import pi as pi
 from jobflow import compiler as compiler
 from jobflow import data as data
 from jobflow import distributed as distributed
+from jobflow import distributions as distributions
 from jobflow import functional as functional
 from jobflow import nn as nn
 from jobflow import optim as optim

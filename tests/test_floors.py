@@ -27,7 +27,7 @@ program
 engine
 storage tensors
 functional
-data strategies
+data distributions strategies
 host_pipeline
 legacy
 optim

@@ -27,4 +27,5 @@ class SparseAdam(OptionsOptimizer):
         for p in group["params"]:
             if p.tensor_type.ndim < 2:
                 raise ConfigError(f"optim.SparseAdam at {user_line()}: params must be tables [rows, ...]; got {p.tensor_type}; pass it to optim.Adam")
-        return SparseAdamUpdate(*group["betas"], group["eps"], group["maximize"])
+        beta1, beta2 = group["betas"]
+        return SparseAdamUpdate(beta1, beta2, group["eps"], group["maximize"])
