@@ -24,6 +24,7 @@ FRONT = {
     "legacy",
     "tensors",
     "data",
+    "distributions",
     "host_pipeline",
     "utils",
     "trainer",

@@ -22,7 +22,7 @@ class Normal(Distribution):
     def __init__(self, loc: Any, scale: Any, validate_args: bool | None = None) -> None:
         self.loc, self.scale = broadcast(self._what(), loc=loc, scale=scale)
         super().__init__(self.loc.shape, (), validate_args)
-        self.loc, self.scale = self._checked("loc", self.loc), self._checked("scale", self.scale, positive=True)
+        self.loc, self.scale = self._asserted("loc", self.loc), self._asserted("scale", self.scale, positive=True)
 
     @property
     def mean(self) -> Tensor:
@@ -167,7 +167,7 @@ class Laplace(Distribution):
     def __init__(self, loc: Any, scale: Any, validate_args: bool | None = None) -> None:
         self.loc, self.scale = broadcast(self._what(), loc=loc, scale=scale)
         super().__init__(self.loc.shape, (), validate_args)
-        self.loc, self.scale = self._checked("loc", self.loc), self._checked("scale", self.scale, positive=True)
+        self.loc, self.scale = self._asserted("loc", self.loc), self._asserted("scale", self.scale, positive=True)
 
     @property
     def mean(self) -> Tensor:
@@ -214,7 +214,7 @@ class Exponential(Distribution):
     def __init__(self, rate: Any, validate_args: bool | None = None) -> None:
         (self.rate,) = broadcast(self._what(), rate=rate)
         super().__init__(self.rate.shape, (), validate_args)
-        self.rate = self._checked("rate", self.rate, positive=True)
+        self.rate = self._asserted("rate", self.rate, positive=True)
 
     @property
     def mean(self) -> Tensor:

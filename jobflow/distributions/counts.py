@@ -24,7 +24,7 @@ class Binomial(OfTrials):
 
     def __init__(self, total_count: Any = 1, probs: Any = None, logits: Any = None, validate_args: bool | None = None) -> None:
         (self.total_count,) = self._set(probs, logits, validate_args, total_count=total_count)
-        self.total_count = self._checked("total_count", self.total_count, low=0, whole=True)
+        self.total_count = self._asserted("total_count", self.total_count, low=0, whole=True)
         self._most = int(total_count) if not isinstance(total_count, Tensor) else None
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Binomial:

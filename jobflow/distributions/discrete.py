@@ -38,11 +38,11 @@ class OfTrials(Distribution):
 
     def _set(self, probs: Any, logits: Any, validate_args: bool | None, **others: Any) -> list[Tensor]:
         """Set the parameters and shapes; return `others`, broadcast to the parameters."""
-        given = one_of_two(self._what(), probs, logits)
-        x, *rest = broadcast(self._what(), **{"probs" if given else "logits": probs if given else logits}, **others)
+        by_probs = one_of_two(self._what(), probs, logits)
+        x, *rest = broadcast(self._what(), **{"probs" if by_probs else "logits": probs if by_probs else logits}, **others)
         Distribution.__init__(self, x.shape, (), validate_args)
-        self._probs = self._checked("probs", x, low=0.0, high=1.0) if given else None
-        self._logits = None if given else self._checked("logits", x)
+        self._probs = self._asserted("probs", x, low=0.0, high=1.0) if by_probs else None
+        self._logits = None if by_probs else self._asserted("logits", x)
         return rest
 
     @property
@@ -159,18 +159,18 @@ class OfClasses(Distribution):
     _logits: Tensor | None
 
     def _set(self, probs: Any, logits: Any, validate_args: bool | None, one_hot: bool = False) -> None:
-        given = one_of_two(self._what(), probs, logits)
-        x = probs if given else logits
-        name = "probs" if given else "logits"
+        by_probs = one_of_two(self._what(), probs, logits)
+        x = probs if by_probs else logits
+        name = "probs" if by_probs else "logits"
         if not isinstance(x, Tensor):
             raise ArgumentError(f"{self._what()} at {user_line()}: {name} must be a tensor, not {type(x).__name__}; convert it with flow.tensor")
         if x.ndim < 1 or not x.shape[-1]:
             raise ShapeError(f"{self._what()} at {user_line()}: {name} {x.tensor_type} must have a last axis of classes")
         x = as_float(x)
         Distribution.__init__(self, tuple(x.shape)[:-1], tuple(x.shape)[-1:] if one_hot else (), validate_args)
-        x = self._checked(name, x, **({"low": 0.0} if given else {}))
-        self._probs = x / x.sum(-1, keepdim=True) if given else None
-        self._logits = None if given else x - x.logsumexp(-1, keepdim=True)
+        x = self._asserted(name, x, **({"low": 0.0} if by_probs else {}))
+        self._probs = x / x.sum(-1, keepdim=True) if by_probs else None
+        self._logits = None if by_probs else x - x.logsumexp(-1, keepdim=True)
 
     @property
     def _num_events(self) -> int:

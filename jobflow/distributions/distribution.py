@@ -78,7 +78,7 @@ class Distribution:
     def _what(self, method: str = "") -> str:
         return f"distributions.{type(self).__name__}{'.' if method else ''}{method}"
 
-    def _checked(self, name: str, x: Tensor, **bounds: Any) -> Tensor:
+    def _asserted(self, name: str, x: Tensor, **bounds: Any) -> Tensor:
         """Return the parameter x, with a runtime assertion of its bounds if arguments are validated."""
         return bounded(self._what(), name, x, **bounds) if self._validate_args else x
 

@@ -45,12 +45,12 @@ def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
         if not isinstance(each, Distribution):
             raise ArgumentError(f"kl_divergence at {user_line()}: {name} must be a distribution; got {each!r}")
     orders = type(p).__mro__, type(q).__mro__
-    fitting = [(orders[0].index(a) + orders[1].index(b), n) for n, (a, b) in enumerate(_FORMULAS) if a in orders[0] and b in orders[1]]
-    if not fitting:
+    candidates = [(orders[0].index(a) + orders[1].index(b), n) for n, (a, b) in enumerate(_FORMULAS) if a in orders[0] and b in orders[1]]
+    if not candidates:
         raise JobError(
             f"kl_divergence at {user_line()}: there is no formula for {type(p).__name__} and {type(q).__name__}; register one with register_kl"
         )
-    return list(_FORMULAS.values())[min(fitting)[1]](p, q)
+    return list(_FORMULAS.values())[min(candidates)[1]](p, q)
 
 
 @register_kl(Bernoulli, Bernoulli)
@@ -134,6 +134,6 @@ def _dirichlet(p: Dirichlet, q: Dirichlet) -> Tensor:
 @register_kl(Independent, Independent)
 def _independent(p: Independent, q: Independent) -> Tensor:
     if p.reinterpreted_batch_ndims != q.reinterpreted_batch_ndims:
-        numbers = f"{p.reinterpreted_batch_ndims} and {q.reinterpreted_batch_ndims}"
-        raise JobError(f"kl_divergence at {user_line()}: reinterpreted_batch_ndims of p and q must be equal; got {numbers}")
+        counts = f"{p.reinterpreted_batch_ndims} and {q.reinterpreted_batch_ndims}"
+        raise JobError(f"kl_divergence at {user_line()}: reinterpreted_batch_ndims of p and q must be equal; got {counts}")
     return p.summed(kl_divergence(p.base_dist, q.base_dist))

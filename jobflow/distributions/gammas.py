@@ -69,8 +69,8 @@ class Gamma(_Sampled):
     def __init__(self, concentration: Any, rate: Any, validate_args: bool | None = None) -> None:
         self.concentration, self.rate = broadcast(self._what(), concentration=concentration, rate=rate)
         super().__init__(self.concentration.shape, (), validate_args)
-        self.concentration = self._checked("concentration", self.concentration, positive=True)
-        self.rate = self._checked("rate", self.rate, positive=True)
+        self.concentration = self._asserted("concentration", self.concentration, positive=True)
+        self.rate = self._asserted("rate", self.rate, positive=True)
 
     @property
     def mean(self) -> Tensor:
@@ -119,8 +119,8 @@ class Beta(_Sampled):
     def __init__(self, concentration1: Any, concentration0: Any, validate_args: bool | None = None) -> None:
         self.concentration1, self.concentration0 = broadcast(self._what(), concentration1=concentration1, concentration0=concentration0)
         super().__init__(self.concentration1.shape, (), validate_args)
-        self.concentration1 = self._checked("concentration1", self.concentration1, positive=True)
-        self.concentration0 = self._checked("concentration0", self.concentration0, positive=True)
+        self.concentration1 = self._asserted("concentration1", self.concentration1, positive=True)
+        self.concentration0 = self._asserted("concentration0", self.concentration0, positive=True)
 
     @property
     def _both(self) -> Dirichlet:
@@ -165,7 +165,7 @@ class Dirichlet(_Sampled):
             raise ShapeError(f"{self._what()} at {user_line()}: concentration {concentration.tensor_type} must have at least one axis")
         self.concentration = as_float(concentration)
         super().__init__(tuple(concentration.shape)[:-1], tuple(concentration.shape)[-1:], validate_args)
-        self.concentration = self._checked("concentration", self.concentration, positive=True)
+        self.concentration = self._asserted("concentration", self.concentration, positive=True)
 
     @property
     def mean(self) -> Tensor:

@@ -16,11 +16,11 @@ from jobflow import distributions as d
 RECORDED = dict(np.load(Path(__file__).parent / "references" / "values.npz"))
 
 
-def check(case: str, found: dict[str, Any]) -> None:
+def check(case: str, actual: dict[str, Any]) -> None:
     expected = {name.partition("/")[2]: x for name, x in RECORDED.items() if name.startswith(f"{case}/")}
-    assert set(expected) - {"cdf"} <= set(found), case  # cumulative gamma and beta functions do not exist
-    for name in expected.keys() & found.keys():
-        np.testing.assert_allclose(found[name].detach().numpy(), expected[name], rtol=1e-7, atol=1e-9, err_msg=f"{case} {name}")
+    assert set(expected) - {"cdf"} <= set(actual), case  # cumulative gamma and beta functions do not exist
+    for name in expected.keys() & actual.keys():
+        np.testing.assert_allclose(actual[name].detach().numpy(), expected[name], rtol=1e-7, atol=1e-9, err_msg=f"{case} {name}")
 
 
 def local(array: Any) -> Any:
