@@ -242,6 +242,9 @@ from jobflow.legacy.variables import get_variable as get_variable
 from jobflow.legacy.watch import watch as watch
 from jobflow.legacy.watch import watch_diff as watch_diff
 from jobflow.nn import amp as amp
+from jobflow.nn.autocasting import autocast as autocast
+from jobflow.nn.autocasting import get_autocast_dtype as get_autocast_dtype
+from jobflow.nn.autocasting import is_autocast_enabled as is_autocast_enabled
 from jobflow.nn.compiled.compiling import compile as compile
 from jobflow.storage.session_variables import get_all_variables as get_all_variables
 from jobflow.storage.session_variables import load_variables as load_variables

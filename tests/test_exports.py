@@ -30,7 +30,7 @@ def test_all_says_what_jobs_have() -> None:
     assert set(public) == set(jobflow.__all__) and set(public) <= {*homes, "__version__"}
     parts = {"amp", "compiler", "distributed", "distributions", "errors", "filters", "functional", "optim", "utils", "version"}
     others = {name for name in set(homes) - set(public) if homes[name][0] != "jobflow.functional" or not homes[name][1]}
-    assert others == parts | {"Size", "inf", "load", "nan", "pi", "save"}
+    assert others == parts | {"Size", "autocast", "get_autocast_dtype", "inf", "is_autocast_enabled", "load", "nan", "pi", "save"}
 
 
 def test_no_name_is_also_that_of_another_module() -> None:

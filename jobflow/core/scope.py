@@ -67,6 +67,8 @@ class Scope:
     region: int | None = None
     #: age of the variables that ops read, in runs; 1 for the variables of this run
     buffered: int = 1
+    #: element type of products under `autocast`; None without it
+    autocast: Any = None
     #: False to turn `enable_qat` off
     quantized: bool = True
     #: the scope to restore after this one

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, Box, Rule, S, Signature
-from jobflow.core.types import Array, Tensor, TensorType, Xp
+from jobflow.core.types import Array, DType, Tensor, TensorType, Xp
 from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Op, Sample, apply, normal_axis, sample
 
@@ -185,6 +185,10 @@ class BiasAdd(Indexed):
     axis: int
 
     in_place = OVER_FIRST
+
+    def autocast_dtype(self, half: DType, dtypes: Sequence[DType]) -> DType | None:
+        """Return the type of `value`, because the sum completes a product."""
+        return dtypes[0] if dtypes[0] is half and dtypes[1] is not half else super().autocast_dtype(half, dtypes)
 
     def infer(self, value: TensorType, bias: TensorType) -> TensorType:
         same_dtype("bias_add", value=value, bias=bias)

@@ -37,7 +37,7 @@ import jobflow.core.scope as scope
 from jobflow.core.dataclass import Frozen, dataclass
 from jobflow.core.errors import ArgumentError, JobError, ShapeError, user_line
 from jobflow.core.layout import Box, Rule
-from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, bool_
+from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, bool_, float32, float64
 from jobflow.expressions.index_space import IndexSpace
 from jobflow.expressions.language import Expression
 
@@ -114,6 +114,17 @@ class Op(Frozen):
     in_place: ClassVar[Mapping[int, tuple[int, ...]]] = {}
     #: the precision of the op in a job with mixed precision
     precision: ClassVar[Precision] = "single"
+
+    def autocast_dtype(self, half: DType, dtypes: Sequence[DType]) -> DType | None:
+        """Return the element type to which `autocast` casts floating point inputs of the types `dtypes`, or None for no cast.
+
+        Float64 is never cast.  Products are computed in `half`; the category "single", and ops with inputs of different types, in float32.
+        """
+        floats = {dtype for dtype in dtypes if dtype.is_float}
+        if not floats or float64 in floats or (self.precision in ("follows", "any") and len(floats) == 1):
+            return None
+        target = half if self.precision == "half" else float32
+        return None if floats == {target} else target
 
     infer: ClassVar[Callable[..., Types]]
     rule: ClassVar[Callable[..., Rule]]

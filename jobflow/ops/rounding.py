@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+import jobflow.core.scope as scope
 from jobflow.core.types import DType, TensorType, float32
 from jobflow.ops.scalar import cast
 
@@ -21,13 +22,14 @@ Function = Callable[P, R]
 def rounding_once(cast: Callable[[Any, DType], Any]) -> Callable[[Function[P, R]], Function[P, R]]:
     """Return a decorator for functions of tensors, which computes in float32 if all floating point arguments have the same half precision type.
 
-    The float32 results of the function are then rounded to this type.  `cast` converts tensors between element types.
+    The float32 results of the function are then rounded to this type.  Under `autocast`, the ops select their element types.  `cast` converts tensors
+    between element types.
     """
 
     def decorate(function: Function[P, R]) -> Function[P, R]:
         @wraps(function)
         def call(*args: P.args, **named: P.kwargs) -> R:
-            half = _half_of(*args, *named.values())
+            half = None if scope.current().autocast is not None else _half_of(*args, *named.values())
             if half is None:
                 return function(*args, **named)
 

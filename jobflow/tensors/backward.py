@@ -48,7 +48,7 @@ def backward(
     """
     here = state()
     pass_on = Running(here, None, create) if here.building is None else here.building.backward_pass(create)
-    with scope.using(interpreter=pass_on), gradients(create):
+    with scope.using(interpreter=pass_on, autocast=None), gradients(create):
         seeds = [_seed(root, gradient) for root, gradient in zip(roots, gradients_of_roots, strict=True)]
         sweep = (Sweep if here.building is None else here.building.sweep)(here, keep or create, only if into is None else into)
         results = sweep.run(roots, seeds)

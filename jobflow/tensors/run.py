@@ -23,7 +23,7 @@ from jobflow.compiler.rank.local import on_rank
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, JobflowError, PlacementError, PlanError, SbpError, called_function, user_line
 from jobflow.core.layout import B, Layout, Partial, Placement
-from jobflow.core.types import Array, TensorType, int64
+from jobflow.core.types import Array, DType, TensorType, int64
 from jobflow.engine.session import current_session
 from jobflow.kernels import registry
 from jobflow.kernels.eager_calls import EagerCalls, eager_calls
@@ -31,6 +31,7 @@ from jobflow.kernels.target import CPU, Target, target_of
 from jobflow.ops.chain import Chain
 from jobflow.ops.op import Op, ViewOp, types_tuple
 from jobflow.ops.runtime_assertions import RuntimeAssertion
+from jobflow.ops.scalar import Cast
 from jobflow.runtime.buffer_pool import POOL
 from jobflow.runtime.failed_assertions import FailedAssertion, located, raise_first
 from jobflow.tensors.convert import agree, convert, done, empty
@@ -80,6 +81,8 @@ def run(op: Op, *inputs: T) -> T:
     """
     now = scope.current()
     here: EagerState = now.root.eager or state()
+    if now.autocast is not None:
+        inputs = autocasted(now.autocast, op, inputs)
     if now.interpreter is not None and not isinstance(now.interpreter, Running):
         outputs: Any = recorder(here, op.word()).run(op, inputs)
     else:
@@ -89,8 +92,18 @@ def run(op: Op, *inputs: T) -> T:
 
 def runs_chains(*inputs: TensorBase) -> bool:
     """Return True if these tensors are local and operations run eagerly, so that a chain of operations may run as one."""
-    interpreter = scope.current().interpreter
-    return (interpreter is None or isinstance(interpreter, Running)) and all(x.layout is None and x.traced is None for x in inputs)
+    now = scope.current()
+    runs = now.autocast is None and (now.interpreter is None or isinstance(now.interpreter, Running))
+    return runs and all(x.layout is None and x.traced is None for x in inputs)
+
+
+def autocasted(half: DType, op: Op, inputs: Sequence[T]) -> Sequence[T]:
+    """Return the inputs of an operation under `autocast`, cast to the element type that the category of the operation selects."""
+    dtype = op.autocast_dtype(half, [x.tensor_type.dtype for x in inputs])
+    if dtype is None:
+        return inputs
+    with scope.using(autocast=None):
+        return [run(Cast(dtype), x) if x.tensor_type.dtype.is_float and x.tensor_type.dtype is not dtype else x for x in inputs]
 
 
 def run_several(op: Op, *inputs: T) -> tuple[T, ...]:
@@ -110,7 +123,7 @@ def perform(here: EagerState, op: Op, inputs: Sequence[TensorBase], records: boo
     """Run an operation eagerly, and return its outputs; record it for backward if `records` is True and an input requires gradients."""
     plan = prepared(here, op, inputs)
     if plan.decomposed:
-        with scope.using(interpreter=Running(here, plan.placement, records)):
+        with scope.using(interpreter=Running(here, plan.placement, records), autocast=None):
             results = op.decompose(*inputs)
         return tuple(results)  # type: ignore[arg-type]
     outputs = execute(here, plan, op, inputs)
@@ -437,7 +450,7 @@ class Running:
 
     def apply_chain(self, chain: Chain, inputs: Sequence[Any]) -> tuple[TensorBase, ...]:
         """Run a chain of operations, and return its outputs: as one operation on local tensors, as separate operations on global tensors."""
-        if inputs[0].layout is None:
+        if inputs[0].layout is None and scope.current().autocast is None:
             return perform(self.here, chain, inputs, self.records)
         values: Any = chain.decompose(*inputs)
         return tuple(values)
@@ -446,4 +459,5 @@ class Running:
         if not inputs:
             where = self.placement
             return (source(op, None if where is None else Layout(where, (B,) * len(where.mesh))),)
-        return perform(self.here, op, inputs, self.records)
+        half = scope.current().autocast
+        return perform(self.here, op, inputs if half is None else autocasted(half, op, inputs), self.records)

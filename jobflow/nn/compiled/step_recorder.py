@@ -132,7 +132,7 @@ class StepRecorder(Building):
         known = [self.known(x) for x in inputs]
         plan = prepared(self.here, op, known)
         if plan.decomposed:
-            with scope.using(interpreter=Decomposing(self, plan.placement)):
+            with scope.using(interpreter=Decomposing(self, plan.placement), autocast=None):
                 pieces: Any = op.decompose(*inputs)
             return tuple(pieces)
         values = self._record(op, [x.traced for x in known], plan.placement or self.alone.placement)

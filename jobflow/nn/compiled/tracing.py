@@ -63,7 +63,8 @@ class Call:
         #: objects that are compared by identity, with their names
         self.objects: list[tuple[Any, str]] = []
         self.containers: list[tuple[Any, str]] = []
-        self.key = (*[self._key(x, f"argument {i}") for i, x in enumerate(args)], *[(name, self._key(x, name)) for name, x in options.items()])
+        keys = [*(self._key(x, f"argument {i}") for i, x in enumerate(args)), *((name, self._key(x, name)) for name, x in options.items())]
+        self.key = (scope.current().autocast, *keys)
 
     def _key(self, x: Any, name: str) -> Any:
         if isinstance(x, Tensor):
@@ -327,10 +328,8 @@ class Entry:
             if number.alike and len({mine["step"] for mine in number.alike}) > 1:
                 return "parameters that had the same number of steps now have different numbers"
         for optimizer, state, pairs in self.states:
-            if optimizer.state is not state or any(state.get(p) is not mine for p, mine in pairs):
-                return f"the state of the optimizer {type(optimizer).__name__} was replaced"
-            if "step" in vars(optimizer):
-                return f"the optimizer {type(optimizer).__name__} has hooks"
+            if optimizer.state is not state or "step" in vars(optimizer) or any(state.get(p) is not mine for p, mine in pairs):
+                return f"the state of the optimizer {type(optimizer).__name__} was replaced, or the optimizer has hooks"
         for generator, before in self.seeds:
             if generator.seed != before:
                 return "the seed of the random numbers changed"

@@ -108,7 +108,7 @@ class Building(ProgramRecorder[Tensor]):
         preparation = prepared(self.here, op, known)
         if not preparation.decomposed:
             return super()._ran(op, known)
-        with scope.using(interpreter=Decomposing(self, preparation.placement)):
+        with scope.using(interpreter=Decomposing(self, preparation.placement), autocast=None):
             outputs: Any = op.decompose(*known)
         return tuple(outputs)
 

@@ -176,8 +176,9 @@ class Graph:
 
         Raises: JobError unless `scaler` is an `amp.GradScaler` or `amp.StaticGradScaler`.
         """
-        if not hasattr(scaler, "dynamic"):
+        if not isinstance(scaler, Scaler):
             raise JobError(f"{self.name}.set_grad_scaler at {user_line()}: scaler must be an amp.GradScaler or amp.StaticGradScaler; got {scaler!r}")
+        _ = scaler.dynamic  # raises an error if a graph does not support the options
         self._scaler = scaler
 
     @property
@@ -192,7 +193,7 @@ class Graph:
         with scope.lock():
             bound = self._bound
             tensors = [x for _, x in arguments.leaves()] if bound is None else bound.tensors(arguments)
-            key = current_session().settings.kernels, tuple([x.tensor_type.shape for x in tensors])
+            key = current_session().settings.kernels, tuple([x.tensor_type.shape for x in tensors]), scope.current().autocast
             if bound is None or key != bound.key:
                 bound = self._bounds.pop(key, None) or self._compiled(arguments)
                 self._keep(key, bound)

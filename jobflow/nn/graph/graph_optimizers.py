@@ -55,7 +55,7 @@ class Steps:
 
     @property
     def loss_scale(self) -> float:
-        return 1.0 if self.scaler is None else self.scaler.scale
+        return 1.0 if self.scaler is None else self.scaler.constant
 
     @property
     def dynamic_loss_scale(self) -> DynamicScale | None:

@@ -109,7 +109,7 @@ class Bound:
         self.built = built
         self.memory = memory
         #: the key in the graph's cache
-        self.key = current_session().settings.kernels, tuple(meta.type.shape for meta in built.inputs)
+        self.key = current_session().settings.kernels, tuple(meta.type.shape for meta in built.inputs), scope.current().autocast
         self.group = RankGroup.of(built.graph)
         self._check_memory()
         self.physical = distribute(self.group.graph(built.graph))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.functional.creation import empty
 from jobflow.functional.nn_base import one_of, whole
@@ -43,7 +44,7 @@ def _states_of(what: str, names: Sequence[str], hx: Any) -> tuple[Tensor, ...]:
 
 def _check_types(what: str, x: Tensor, states: Sequence[Tensor], weight: Tensor) -> None:
     for name, value in (("input", x), *(("hx", state) for state in states)):
-        if value.dtype is not weight.dtype:
+        if value.dtype is not weight.dtype and scope.current().autocast is None:
             raise DtypeError(
                 f"{what} at {user_line()}: {name} {value.tensor_type} and the weights {weight.dtype.name} differ in their element type; convert "
                 f"one with .to()"
