@@ -53,7 +53,7 @@ class GradScaler:
         if not isinstance(device, str):
             raise ConfigError(f'{what}: device must be "cpu" or "cuda", not {device!r}')
         self._device, self._enabled = device, bool(enabled)
-        self._scale = _checked(what, "init_scale", init_scale, lambda x: 0 < x < math.inf, "positive and finite")
+        self._scale = _number(what, "init_scale", init_scale, lambda x: 0 < x < math.inf, "positive and finite")
         self._growth_tracker = 0
         self.set_growth_factor(growth_factor)
         self.set_backoff_factor(backoff_factor)
@@ -139,7 +139,7 @@ class GradScaler:
             return
         if new_scale is not None:
             what, value = f"GradScaler.update at {user_line()}", new_scale.item() if isinstance(new_scale, Tensor) else new_scale
-            self._scale = _checked(what, "new_scale", value, lambda x: 0 < x < math.inf, "positive and finite")
+            self._scale = _number(what, "new_scale", value, lambda x: 0 < x < math.inf, "positive and finite")
         elif not self._optimizers:
             raise JobError(f"GradScaler.update at {user_line()}: no gradients were checked; call step(optimizer) first")
         elif any(skips for _, _, skips in self._optimizers.values()):
@@ -173,7 +173,7 @@ class GradScaler:
 
     def set_growth_factor(self, new_factor: float) -> None:
         """Set the factor of the scale after `growth_interval` steps, a number above 1."""
-        self._growth_factor = _checked(f"GradScaler at {user_line()}", "growth_factor", new_factor, lambda x: 1 < x < math.inf, "above 1")
+        self._growth_factor = _number(f"GradScaler at {user_line()}", "growth_factor", new_factor, lambda x: 1 < x < math.inf, "above 1")
 
     def get_backoff_factor(self) -> float:
         """Return the factor of the scale after a step with gradients that are not finite."""
@@ -181,7 +181,7 @@ class GradScaler:
 
     def set_backoff_factor(self, new_factor: float) -> None:
         """Set the factor of the scale after a step with gradients that are not finite, a number between 0 and 1."""
-        self._backoff_factor = _checked(f"GradScaler at {user_line()}", "backoff_factor", new_factor, lambda x: 0 < x < 1, "between 0 and 1")
+        self._backoff_factor = _number(f"GradScaler at {user_line()}", "backoff_factor", new_factor, lambda x: 0 < x < 1, "between 0 and 1")
 
     def get_growth_interval(self) -> int:
         """Return the number of consecutive finite steps after which the scale grows."""
@@ -213,14 +213,14 @@ class GradScaler:
         missing = [name for name in self.state_dict() if not isinstance(state_dict, Mapping) or name not in state_dict]
         if missing:
             raise CheckpointError(f"{what}: the state lacks {', '.join(missing)}; pass the result of state_dict() of an enabled scaler")
-        self._scale = _checked(what, "scale", state_dict["scale"], lambda x: 0 < x < math.inf, "positive and finite")
+        self._scale = _number(what, "scale", state_dict["scale"], lambda x: 0 < x < math.inf, "positive and finite")
         self.set_growth_factor(state_dict["growth_factor"])
         self.set_backoff_factor(state_dict["backoff_factor"])
         self.set_growth_interval(state_dict["growth_interval"])
-        self._growth_tracker = int(_checked(what, "_growth_tracker", state_dict["_growth_tracker"], lambda x: x >= 0, "at least 0"))
+        self._growth_tracker = int(_number(what, "_growth_tracker", state_dict["_growth_tracker"], lambda x: x >= 0, "at least 0"))
 
 
-def _checked(what: str, name: str, value: Any, legal: Any, words: str) -> float:
+def _number(what: str, name: str, value: Any, legal: Any, words: str) -> float:
     """Return the number `value` as a float; raise ConfigError unless legal(value)."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not legal(value):
         raise ConfigError(f"{what}: {name} must be {words}, not {value!r}")
@@ -233,7 +233,7 @@ class StaticGradScaler:
     dynamic: DynamicScale | None = None
 
     def __init__(self, scale_factor: float) -> None:
-        self.constant = _checked(
+        self.constant = _number(
             f"StaticGradScaler at {user_line()}", "scale_factor", scale_factor, lambda x: 0 < x < math.inf, "positive and finite"
         )
 
