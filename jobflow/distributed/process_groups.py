@@ -20,6 +20,7 @@ from jobflow.functional.group_arguments import ProcessGroup as ProcessGroup
 from jobflow.functional.group_arguments import connected, current_rank, current_size
 from jobflow.functional.group_arguments import group as group
 from jobflow.functional.group_collectives import Group
+from jobflow.functional.switches import checked_bool
 from jobflow.runtime.world import environment, rendezvous
 from jobflow.tensors.state import state
 
@@ -128,6 +129,8 @@ def new_group(
     All ranks of the program must call this function, or with `use_local_synchronization` the ranks of the group.
     Raises: ArgumentError for ranks that do not exist, are equal or are not in ascending order without `sort_ranks`.
     """
+    for argument, value in (("use_local_synchronization", use_local_synchronization), ("sort_ranks", sort_ranks)):
+        checked_bool("distributed.new_group", argument, value)
     every = Group("distributed.new_group")
     chosen = every.ranks if ranks is None else tuple(every.rank(rank) for rank in _listed(ranks))
     ordered = tuple(sorted(set(chosen)))

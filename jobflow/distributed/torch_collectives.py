@@ -13,6 +13,7 @@ from typing import Any
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.functional.group_arguments import group_of
 from jobflow.functional.group_collectives import Group
+from jobflow.functional.switches import checked_bool
 from jobflow.functional.typed import Tensor
 
 
@@ -63,6 +64,7 @@ def _word(op: Any) -> Any:
 
 
 def _done(async_op: bool, results: Any = ()) -> Work | None:
+    checked_bool("distributed", "async_op", async_op)
     return Work(results if isinstance(results, list | tuple) else [results]) if async_op else None
 
 
@@ -225,7 +227,7 @@ def _check_equal_parts(members: Group, output: Tensor, input: Tensor, *sizes: An
             f"into {members.size} equal parts"
         )
     equal = [shape[0] // members.size] * members.size
-    if any(each is not None and each not in ([], ()) and list(each) != equal for each in sizes):
+    if any(each is not None and (not isinstance(each, list | tuple) or list(each) not in ([], equal)) for each in sizes):
         raise ShapeError(
             f"{members.what} at {user_line()}: the parts must be equal, {equal}; use all_to_all of padded tensors for others; got {sizes}"
         )

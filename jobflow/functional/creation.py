@@ -104,7 +104,7 @@ def _check_switches(what: str, options: dict[str, Any]) -> None:
     """Check options that have no effect: tensors are in pageable memory, dense, and in row-major order."""
     if options.get("pin_memory") is not None:
         checked_bool(what, "pin_memory", options["pin_memory"])
-    if options.get("layout", strided) not in (strided, None):
+    if options.get("layout") is not None and options["layout"] is not strided:
         raise ArgumentError(f"{what} at {user_line()}: layout must be jobflow.strided; got {options['layout']!r}; tensors are dense")
     check_format(what, options.get("memory_format"))
 

@@ -89,7 +89,7 @@ def _numbered(requested: Any) -> device | None:
     """
     if isinstance(requested, int) and not isinstance(requested, bool):
         return device("cuda", requested)
-    if requested == "cuda":
+    if isinstance(requested, str) and requested == "cuda":
         here = state()
         return device("cuda", here.rank.index if here.cuda_index is None else here.cuda_index)
     return requested if isinstance(requested, device) else device(requested) if isinstance(requested, str) else None

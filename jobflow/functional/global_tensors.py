@@ -206,7 +206,7 @@ def to(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
     Raises: ConfigError for a device together with placement or sbp; DivergedError, on all ranks, if values of ranks differ.  ArgumentError
     and DtypeError are raised for other arguments.
     """
-    copy = options.pop("copy", False)
+    copy = checked_bool("to", "copy", options.pop("copy", False))
     check_format("to", options.get("memory_format"), x.ndim)
     request = conversion_request(arguments, options)
     if "device" in request and ("placement" in request or "sbp" in request):

@@ -17,6 +17,7 @@ from jobflow.core.types import Array, TensorType
 from jobflow.functional.typed import Tensor
 from jobflow.tensors.collectives import REDUCTIONS, carried, reduced, scattered, spread, stacked, swapped
 from jobflow.tensors.convert import meeting
+from jobflow.tensors.parameters import described
 from jobflow.tensors.state import state
 from jobflow.tensors.tensor import TensorBase, own
 
@@ -48,9 +49,10 @@ class Group:
     def tensors(self, **arguments: Any) -> None:
         """Raise ArgumentError or JobError for an argument that is not a local tensor, or not a sequence of them."""
         for name, argument in arguments.items():
-            for x in argument if isinstance(argument, list | tuple) else [argument]:
+            several = name.endswith("_list") and isinstance(argument, list | tuple)
+            for x in argument if several else [argument]:
                 if not isinstance(x, TensorBase):
-                    raise ArgumentError(f"{self.what} at {user_line()}: {name} must be a tensor, or a list of tensors; got {x!r}")
+                    raise ArgumentError(f"{self.what} at {user_line()}: {name} must be a tensor, or a list of tensors; got {described(x)}")
                 if x.layout is not None or x.traced is not None:
                     raise JobError(f"{self.what} at {user_line()}: the tensors must be local; pass x.to_local() for a global tensor x")
 

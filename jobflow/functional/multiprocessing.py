@@ -43,7 +43,7 @@ class ProcessContext:
             if not ended:
                 return False
             for sentinel in ended:
-                process = left.pop(sentinel)  # type: ignore[call-overload]
+                process = left.pop(sentinel)
                 process.join()
                 if process.exitcode:
                     self._end(left.values())

@@ -44,7 +44,7 @@ def write_result(what: str, function: Callable[..., Any], arguments: tuple[Any, 
     if out is None:
         return function(*arguments, **rest)
     targets = list(out) if isinstance(out, tuple | list) else [out]
-    for x in targets:
+    for x in targets or [out]:
         _check_target(what, x)
     _check_gradients(what, [*arguments, *rest.values(), *targets])
     if creates and rest.get("dtype") is None:
@@ -80,7 +80,7 @@ def _check_gradients(what: str, tensors: list[Any]) -> None:
 
 def _copy(what: str, x: Any, value: Any) -> None:
     """Overwrite x with `value`; an empty x receives the shape of `value`."""
-    from jobflow.functional import in_place  # imports this module through `dispatch`
+    from jobflow.functional import in_place, promotion  # import this module through `dispatch`
 
     if not in_place.holds(x, value):
         raise DtypeError(f"{what} at {user_line()}: the result is {value.tensor_type}, which out {x.tensor_type} cannot hold")
@@ -93,4 +93,4 @@ def _copy(what: str, x: Any, value: Any) -> None:
             f"{'' if running_now else ', or an empty tensor'}"
         )
     else:
-        x.data = in_place.cast(value, x.dtype).clone()
+        x.data = promotion.cast(value, x.dtype).clone()

@@ -20,6 +20,7 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, user_line
 from jobflow.functional.switches import checked_bool
 
@@ -84,7 +85,8 @@ class record_function:
         return call
 
 
-class Average(NamedTuple):
+@dataclass(frozen=True)
+class Average:
     """The runs of one block: their number and seconds."""
 
     key: str

@@ -150,8 +150,9 @@ def set_rng_state(saved: Tensor) -> None:
 
 
 def _state_values(saved: Tensor, count: int) -> list[int]:
-    if saved.tensor_type != TensorType((count,), int64):
-        raise ArgumentError(f"set_state at {user_line()}: the state must be an int64[{count}] tensor; got {saved.tensor_type}")
+    if not isinstance(saved, Tensor) or saved.tensor_type != TensorType((count,), int64):
+        shown = saved.tensor_type if isinstance(saved, Tensor) else repr(saved)
+        raise ArgumentError(f"set_state at {user_line()}: the state must be an int64[{count}] tensor; got {shown}")
     return saved.tolist()
 
 

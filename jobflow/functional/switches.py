@@ -164,10 +164,12 @@ def set_flush_denormal(mode: bool) -> bool:
 
 # -------------------------------------------------------------------- threads
 
+MOST_THREADS = 2**16
+
 
 def _threads(what: str, number: Any) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise ArgumentError(f"{what} at {user_line()}: the number of threads must be an integer of at least 1; got {number!r}")
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_THREADS:
+        raise ArgumentError(f"{what} at {user_line()}: the number of threads must be an integer from 1 to {MOST_THREADS}; got {number!r}")
     return number
 
 

@@ -5,6 +5,7 @@ For a global tensor, all ranks must call these functions, and every rank receive
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -54,13 +55,13 @@ def set_printoptions(
     Tensors with more than `threshold` elements are abbreviated to `edgeitems` at both ends.  Raises: ArgumentError for another value.
     """
     what = f"set_printoptions at {user_line()}"
-    if profile is not None and profile not in tuple(_PROFILES):
+    if profile is not None and not (isinstance(profile, str) and profile in _PROFILES):
         raise ArgumentError(f"{what}: profile must be one of {', '.join(_PROFILES)}; got {profile!r}")
     values = {"precision": precision, "threshold": threshold, "edgeitems": edgeitems, "linewidth": linewidth}
     for name, value in values.items():
-        least = int(name in ("edgeitems", "linewidth"))
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= least):
-            raise ArgumentError(f"{what}: {name} must be a number of at least {least}; got {value!r}")
+        least, most = int(name in ("edgeitems", "linewidth")), 100 if name == "precision" else math.inf
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most):
+            raise ArgumentError(f"{what}: {name} must be a number from {least} to {most}; got {value!r}")
     if sci_mode is not None and not isinstance(sci_mode, bool):
         raise ArgumentError(f"{what}: sci_mode must be True, False or None; got {sci_mode!r}")
     chosen = _PROFILES.get(profile or "", {}) | {name: value for name, value in values.items() if value is not None}

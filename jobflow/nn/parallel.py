@@ -22,6 +22,7 @@ from jobflow.core.lazy_imports import add_aliases
 from jobflow.core.types import Array
 from jobflow.functional.devices import checked_device
 from jobflow.functional.group_arguments import ranks_of
+from jobflow.functional.switches import checked_bool
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.module import Module
 from jobflow.nn.one_device import DataParallel as DataParallel
@@ -274,6 +275,8 @@ class DistributedDataParallel(Module):
         what = f"DistributedDataParallel at {user_line()}"
         if not isinstance(module, Module):
             raise ArgumentError(f"{what}: module is {type(module).__name__}; pass an nn.Module")
+        for name, value in (("broadcast_buffers", broadcast_buffers), ("init_sync", init_sync), ("gradient_as_bucket_view", gradient_as_bucket_view)):
+            checked_bool("DistributedDataParallel", name, value)
         _check_devices(what, device_ids, output_device, dim)
         _check_absent(
             what,

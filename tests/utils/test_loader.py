@@ -128,16 +128,23 @@ def test_samplers() -> None:
 def test_the_distributed_sampler_pads_by_wrapping() -> None:
     assert [list(DistributedSampler(range(9), 2, rank, shuffle=False)) for rank in (0, 1)] == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 0]]
     assert [list(DistributedSampler(range(9), 2, rank, shuffle=False, drop_last=True)) for rank in (0, 1)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
-    samplers = [DistributedSampler(range(9), 3, rank, seed=5) for rank in range(3)]
-    epochs = []
-    for epoch in range(2):
-        for sampler in samplers:
-            sampler.set_epoch(epoch)
-        epochs.append([list(sampler) for sampler in samplers])
-        assert [i for row in zip(*epochs[-1], strict=True) for i in row] == Order(5, 9).indices(epoch, 0, 9).tolist()
-    assert epochs[0] != epochs[1]
     with pytest.raises(ArgumentError, match="rank 2 is out of range for 2"):
         DistributedSampler(range(9), 2, 2)
+    for options, words in (({"rank": "0"}, "rank"), ({"num_replicas": 1.0}, "num_replicas"), ({"seed": None}, "seed"), ({"shuffle": 1}, "shuffle")):
+        with pytest.raises(ArgumentError, match=words):
+            DistributedSampler(range(9), **options)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="length"):
+        DistributedSampler(iter([1]))  # type: ignore[arg-type]
+
+
+def test_the_distributed_sampler_has_the_order_of_pytorch() -> None:
+    """The indices are those of torch.utils.data.DistributedSampler(range(9), 2, rank, seed=5)."""
+    recorded = [[[8, 4, 5, 2, 3], [7, 6, 1, 0, 8]], [[8, 0, 1, 4, 3], [2, 5, 6, 7, 8]]]
+    for epoch, shares in enumerate(recorded):
+        samplers = [DistributedSampler(range(9), 2, rank, seed=5) for rank in range(2)]
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        assert [list(sampler) for sampler in samplers] == shares
 
 
 @with_ranks(2)

@@ -1,6 +1,7 @@
 """Samplers, which define the order of samples.
 
-The order comes from `jobflow.data.Order` and depends only on seed and epoch, so that all ranks have the same order.
+The order comes from `jobflow.data.Order` and depends only on seed and epoch, so that all ranks have the same order.  DistributedSampler has
+PyTorch's order.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from jobflow.core.types import type_of
 from jobflow.data.sample_order import Order
 from jobflow.expressions import philox
 from jobflow.functional.sampling import Generator
+from jobflow.functional.switches import checked_bool
 from jobflow.functional.tensor_class import Tensor
 from jobflow.runtime.world import launched as launch
 from jobflow.tensors.state import state
@@ -211,13 +213,23 @@ class BatchSampler(Sampler[list[int]]):
         return number_of(len(self.sampler), self.batch_size, self.drop_last)
 
 
+def _permutation(count: int, seed: int) -> list[int]:
+    """Return PyTorch's random permutation of `count` indices for this seed: swaps chosen by the 32-bit numbers of a Mersenne Twister."""
+    samples = np.random.RandomState(seed & 0xFFFFFFFF).randint(0, 2**32, max(count - 1, 0), dtype=np.uint32).astype(np.int64)
+    partners = samples % np.arange(count, 1, -1) + np.arange(max(count - 1, 0))
+    order = list(range(count))
+    for i, partner in enumerate(partners.tolist()):
+        order[i], order[partner] = order[partner], order[i]
+    return order
+
+
 class DistributedSampler(Sampler[int]):
     """A sampler of this rank's share of the indices; the shares of all ranks have equal size.
 
     With n = num_replicas, the share has the positions rank, rank + n, rank + 2n ... in the order.  By default, n is the number of ranks of the
     program, and `rank` is this rank.  If n does not divide the number of indices, the order is extended by its first indices, or truncated with
-    `drop_last`.  With `shuffle`, the order is random and depends on `seed` and on the epoch passed to `set_epoch`.
-    Raises: ArgumentError for a `rank` out of range.
+    `drop_last`.  With `shuffle`, the order is random and depends on `seed` and on the epoch passed to `set_epoch`, as in PyTorch.
+    Raises: ArgumentError for a `rank` out of range, or for another type of an argument.
     """
 
     def __init__(
@@ -226,6 +238,13 @@ class DistributedSampler(Sampler[int]):
         started = launch.launched()
         self.num_replicas = num_replicas if num_replicas is not None else 1 if started is None else started.size
         self.rank = rank if rank is not None else 0 if started is None else started.rank
+        for name, value in (("num_replicas", self.num_replicas), ("rank", self.rank), ("seed", seed)):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise ArgumentError(f"DistributedSampler at {user_line()}: {name} must be an integer; got {value!r}")
+        if not hasattr(dataset, "__len__"):
+            raise ArgumentError(f"DistributedSampler at {user_line()}: dataset must have a length; got {dataset!r}")
+        for name, value in (("shuffle", shuffle), ("drop_last", drop_last)):
+            checked_bool("DistributedSampler", name, value)
         if not 0 <= self.rank < self.num_replicas:
             raise ArgumentError(f"DistributedSampler at {user_line()}: rank {self.rank} is out of range for {self.num_replicas} replicas")
         self.dataset, self.shuffle, self.seed, self.drop_last, self.epoch = dataset, shuffle, seed, drop_last, 0
@@ -238,9 +257,9 @@ class DistributedSampler(Sampler[int]):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        order = Order(self.seed, len(self.dataset), self.shuffle)
-        places = np.arange(self.rank, self.total_size, self.num_replicas) % max(order.samples, 1)
-        return iter(order.at(self.epoch, places).tolist())
+        count = len(self.dataset)
+        order = _permutation(count, self.seed + self.epoch) if self.shuffle else list(range(count))
+        return (order[i % count] for i in range(self.rank, self.total_size, self.num_replicas))
 
     def __len__(self) -> int:
         return self.num_samples
