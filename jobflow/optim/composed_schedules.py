@@ -8,7 +8,7 @@ from typing import Any
 
 from jobflow.core.errors import ConfigError, user_line
 from jobflow.optim.optimizer import Optimizer
-from jobflow.optim.schedule_base import LRScheduler, check_optimizer, is_number
+from jobflow.optim.schedule_base import LRScheduler, check_optimizer, is_number, restorable
 
 
 def _step(schedule: LRScheduler) -> None:
@@ -59,18 +59,18 @@ class _Composed(LRScheduler):
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore the attributes of this schedule and of the inner schedules from `saved`, a result of `state_dict`."""
-        states = saved.get("_schedulers")
+        states = saved.get("_schedulers") if isinstance(saved, Mapping) else None
         if not isinstance(states, Sequence) or len(states) != len(self._schedulers):
             raise ConfigError(
                 f"lr_scheduler.{type(self).__name__}.load_state_dict at {user_line()}: the state must have {len(self._schedulers)} inner schedules; "
                 f"create the schedule as when saving"
             )
-        vars(self).update({name: value for name, value in saved.items() if name not in self.UNSAVED})
+        vars(self).update(restorable(self, saved))
         for each, state in zip(self._schedulers, states, strict=True):
             if isinstance(each, _Composed):
                 each.load_state_dict(state)
             else:
-                vars(each).update(state)
+                vars(each).update(restorable(each, state))
         if "_last_lr" in saved:
             self._set(saved["_last_lr"])
 

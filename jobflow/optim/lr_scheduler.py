@@ -19,7 +19,7 @@ from jobflow.optim.cyclic_schedules import CyclicLR as CyclicLR
 from jobflow.optim.cyclic_schedules import OneCycleLR as OneCycleLR
 from jobflow.optim.optimizer import Optimizer
 from jobflow.optim.schedule_base import LRScheduler as LRScheduler
-from jobflow.optim.schedule_base import check_counts, check_numbers, check_optimizer, check_unit, per_group
+from jobflow.optim.schedule_base import check_counts, check_numbers, check_optimizer, check_unit, per_group, restorable
 
 
 def _factors(what: str, optimizer: Any, lr_lambda: Any) -> list[Callable[[int], float]]:
@@ -332,7 +332,8 @@ class ReduceLROnPlateau(LRScheduler):
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore the attributes from `saved`, a result of `state_dict`; the rates of the optimizer do not change."""
         older = {"bad_steps": "num_bad_epochs", "cooling": "cooldown_counter"}
-        vars(self).update({older.get(name, name): value for name, value in saved.items() if name != "min_lr"})
+        entries = restorable(self, saved)
+        vars(self).update({older.get(name, name): value for name, value in entries.items() if name != "min_lr"})
 
 
 #: PyTorch's older name

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from jobflow.core.errors import ConfigError, JobError, user_line
+from jobflow.core.errors import CheckpointError, ConfigError, JobError, user_line
 from jobflow.core.notices import notice
 from jobflow.optim.optimizer import Optimizer
+from jobflow.tensors.parameters import described
 from jobflow.tensors.state import building_now
 
 
@@ -182,8 +183,31 @@ class LRScheduler:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore the attributes from `saved`, a result of `state_dict`, and set the rates of the optimizer by the formula of the schedule.
 
-        Without a formula, the rates of the optimizer do not change.
+        Without a formula, the rates of the optimizer do not change.  States of PyTorch are accepted; functions keep their values.
+        Raises: CheckpointError for another object than a dict, or a value that is not a number where the schedule has one.
         """
-        vars(self).update(saved)
+        vars(self).update(restorable(self, saved))
         if self._has_formula:
             self._set(self.rates())
+
+
+def restorable(schedule: Any, saved: Any) -> dict[str, Any]:
+    """Return the entries of a state that are attributes of the schedule, without its functions, its optimizer, and methods of its class.
+
+    Raises: CheckpointError for another object than a dict, or a value that is not a number where the schedule has one.
+    """
+    what = f"lr_scheduler.{type(schedule).__name__}.load_state_dict at {user_line()}"
+    if not isinstance(saved, Mapping) or not all(isinstance(name, str) for name in saved):
+        raise CheckpointError(f"{what}: the state must be a dict as returned by state_dict(); got {described(saved)}")
+    unsaved = getattr(schedule, "UNSAVED", ("optimizer",))
+    entries = {name: value for name, value in saved.items() if name not in unsaved and not callable(getattr(type(schedule), name, None))}
+    for name, value in entries.items():
+        current = vars(schedule).get(name)
+        if isinstance(current, int | float) and not isinstance(value, int | float):
+            raise CheckpointError(f"{what}: {name} must be a number; got {described(value)}; pass the state of a schedule of this class")
+    rates = entries.get("base_lrs", schedule.optimizer.param_groups)
+    if not isinstance(rates, list) or len(rates) != len(schedule.optimizer.param_groups):
+        raise CheckpointError(
+            f"{what}: base_lrs must have one rate for each of {len(schedule.optimizer.param_groups)} groups; got {described(rates)}"
+        )
+    return entries

@@ -154,6 +154,18 @@ def test_other_states_are_refused(saved: Any) -> None:
     assert optimizer.param_groups[0]["lr"] == 0.5 and not optimizer.state
 
 
+def test_schedules_resume_from_states_of_pytorch() -> None:
+    optimizer, schedule = schedule_of("LambdaLR", {"lr_lambda": lambda t: 0.5**t}, 1.0)
+    state = {"base_lrs": [2.0], "last_epoch": 2, "_step_count": 3, "_is_initial": False, "_last_lr": [0.5], "lr_lambdas": [None], "step": 1}
+    schedule.load_state_dict(state)
+    schedule.step()
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    for wrong in (None, [], {1: 2}, {"last_epoch": "x"}, {"last_epoch": None}, {"base_lrs": 3}, {"base_lrs": [1.0, 2.0]}):
+        with pytest.raises(CheckpointError, match="load_state_dict at test_optim"):
+            schedule.load_state_dict(wrong)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+
+
 def schedule_of(kind: str, options: dict[str, Any], lr: float = 0.2) -> tuple[optim.Optimizer, Any]:
     optimizer = optim.SGD([tensor(np.zeros(1))], lr=lr, momentum=0.9)
     return optimizer, getattr(lr_scheduler, kind)(optimizer, **options)
