@@ -75,18 +75,6 @@ class TestRanksThatDoDifferentThings:
         assert re.search(r"rank 1: numpy\(\) of float32\[4,4\] .*\n    after\n.*\n      Relu\(\) of float32\[4,4\] cpu\[0-1\]:S\(0\)$", text)
 
 
-@mpi
-@pytest.mark.full
-def test_models_that_create_tensors_have_the_losses_of_one_rank() -> None:
-    alone = processes.run(PROGRAMS / "models.py")
-    assert (alone.code, alone.err, len(alone.lines)) == (0, "", 9)
-    for ranks in (2, 4):
-        several = processes.run(PROGRAMS / "models.py", ranks=ranks)
-        assert (several.code, several.lines) == (0, alone.lines), several.err
-    losses = {(line.split()[0], *line.split()[2:]) for line in alone.lines}
-    assert len(losses) == 3, "eager, compiled and graph differ"
-
-
 class TestEnds:
     """Ends of ranks: all ranks end soon, with a nonzero exit code, and the original error is printed last."""
 

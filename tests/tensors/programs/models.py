@@ -22,14 +22,14 @@ class Attention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(11, 8), nn.Embedding(6, 8)
+        self.tokens, self.offsets = nn.Embedding(11, 8), nn.Embedding(6, 8)
         self.qkv, self.output = nn.Linear(8, 24), nn.Linear(8, 11, bias=False)
         self.register_buffer("mask", torch.tril(torch.ones(6, 6)).view(1, 6, 6))
         self.scale = torch.full((1,), 0.5)
 
     def forward(self, x: Any, y: Any) -> Any:
         rows, length = x.size()
-        hidden = self.tokens(x) + self.positions(torch.arange(length, device=x.device)) * self.scale.to(x.device)
+        hidden = self.tokens(x) + self.offsets(torch.arange(length, device=x.device)) * self.scale.to(x.device)
         q, k, v = self.qkv(hidden).split(8, dim=2)
         scores = (q @ k.transpose(-2, -1)) / math.sqrt(8)
         hidden = F.softmax(scores.masked_fill(self.mask[:, :length, :length] == 0, float("-inf")), dim=-1) @ v
