@@ -233,9 +233,7 @@ class StaticGradScaler:
     dynamic: DynamicScale | None = None
 
     def __init__(self, scale_factor: float) -> None:
-        self.constant = _number(
-            f"StaticGradScaler at {user_line()}", "scale_factor", scale_factor, lambda x: 0 < x < math.inf, "positive and finite"
-        )
+        self.constant = _number(f"StaticGradScaler at {user_line()}", "scale_factor", scale_factor, lambda x: 0 < x < math.inf, "positive and finite")
 
 
 Scaler = GradScaler | StaticGradScaler
