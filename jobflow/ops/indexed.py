@@ -67,8 +67,8 @@ class AxisReduction(Indexed):
         formulas, spec = super().expression(*types), self.rule(*types).spec
         assert formulas is not None, f"{self} has no formula"
         if self._by_columns(spec):
-            return tuple(_replace_reductions(y, lambda x: language.column_sum(*x.arguments)) for y in formulas)
-        return formulas if _split_letters(spec)[1] or not types[0].ndim else tuple(_replace_reductions(y, lambda x: x.arguments[0]) for y in formulas)
+            return tuple(replace_reductions(y, lambda x: language.column_sum(*x.arguments)) for y in formulas)
+        return formulas if _split_letters(spec)[1] or not types[0].ndim else tuple(replace_reductions(y, lambda x: x.arguments[0]) for y in formulas)
 
 
 def wide_sum(f: Any, x: Any) -> Any:
@@ -86,7 +86,7 @@ def _split_letters(spec: str) -> tuple[str, str, str]:
     return word, "".join(a for a in word if a not in output), "".join(a for a in word if a in output)
 
 
-def _replace_reductions(y: Expression, other: Callable[[Expression], Expression]) -> Expression:
+def replace_reductions(y: Expression, other: Callable[[Expression], Expression]) -> Expression:
     """Return the expression y with each reduction x over a row or column replaced by other(x)."""
     return language.replaced(y, {x: other(x) for x in language.in_order([y]) if x.primitive in ROWS})
 

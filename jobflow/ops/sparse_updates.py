@@ -9,6 +9,8 @@ import numpy as np
 
 from jobflow.core.layout import Rule
 from jobflow.core.types import TensorType, float64
+from jobflow.expressions.language import Expression
+from jobflow.ops.indexed import replace_reductions
 from jobflow.ops.op import LETTERS, Sample, sample
 from jobflow.ops.optimizer_updates import Element, Elements, NormUpdate, corrections
 from jobflow.ops.pointwise import sample_data
@@ -31,9 +33,14 @@ class SparseAdamUpdate(NormUpdate):
 
     def rule(self, *types: TensorType) -> Rule:
         """Return a rule that splits the table and its gradient along axis 0; a row is never split."""
-        letters = LETTERS[0] + LETTERS[1 : types[0].ndim].upper()
+        letters = LETTERS[: min(types[0].ndim, 1)] + LETTERS[1 : types[0].ndim].upper() or "1"
         words = ["1" if is_scalar else letters for is_scalar in self._scalars(types)]
         return Rule(f"{','.join(words)}->{','.join(words[: self.count])}")
+
+    def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
+        formulas = super().expression(*types)
+        assert formulas is not None, "the update has a formula"
+        return formulas if types[0].ndim > 1 else tuple(replace_reductions(y, lambda x: x.arguments[0]) for y in formulas)
 
     def scalars(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
         first, second = corrections(self.beta1, self.beta2, step)
@@ -48,9 +55,9 @@ class SparseAdamUpdate(NormUpdate):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        gradient = sample_data(9, 5, 3)
-        gradient[[0, 3]] = 0
-        gradient[2, 1] = 0
-        for options in cls.cases:
-            slots = [abs(sample_data(i, 5, 3)) for i in (1, 2)]
-            yield sample(cls(**options), sample_data(0, 5, 3), *slots, gradient, [0.1], np.array([2]), differentiable=())
+        for options, shape in [*((each, (5, 3)) for each in cls.cases), ({}, (6,)), ({}, (4, 2, 3))]:
+            gradient = sample_data(9, *shape)
+            gradient[[0, 3]] = 0
+            gradient[(2, *[0] * (len(shape) - 1))] = 0
+            slots = [abs(sample_data(i, *shape)) for i in (1, 2)]
+            yield sample(cls(**options), sample_data(0, *shape), *slots, gradient, [0.1], np.array([2]), differentiable=())

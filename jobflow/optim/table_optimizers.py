@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jobflow.core.errors import ConfigError, user_line
 from jobflow.ops.optimizer_updates import OptimizerUpdate
 from jobflow.ops.sparse_updates import SparseAdamUpdate
 from jobflow.optim.optimizer import Group
@@ -13,10 +12,7 @@ __all__ = ["SparseAdam"]
 
 @options
 class SparseAdam(OptionsOptimizer):
-    """Adam for embeddings: rows of a table whose gradient is zero, and their moments, do not change.
-
-    Raises: ConfigError for a parameter with fewer than two axes.
-    """
+    """Adam for embeddings: rows of a table whose gradient is zero, and their moments, do not change."""
 
     lr: float = 0.001
     betas: tuple[float, float] = (0.9, 0.999)
@@ -24,8 +20,5 @@ class SparseAdam(OptionsOptimizer):
     maximize: bool = False
 
     def rule(self, group: Group) -> OptimizerUpdate:
-        for p in group["params"]:
-            if p.tensor_type.ndim < 2:
-                raise ConfigError(f"optim.SparseAdam at {user_line()}: params must be tables [rows, ...]; got {p.tensor_type}; pass it to optim.Adam")
         beta1, beta2 = group["betas"]
         return SparseAdamUpdate(beta1, beta2, group["eps"], group["maximize"])

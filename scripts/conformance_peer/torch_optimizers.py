@@ -44,7 +44,7 @@ class Recorder(Recording):
         try:
             optimizer = self.info.optim_cls(params, **sample.kwargs)
             for p in (p for group in optimizer.param_groups for p in group["params"]):
-                p.grad = torch.ones_like(p)
+                p.grad = torch.ones_like(p).to_sparse() if self.info.only_supports_sparse_grads else torch.ones_like(p)
             optimizer.step()
         except Exception as error:  # noqa: BLE001 - whatever PyTorch raises is the record
             return line | {"out": error_record(error)}
@@ -57,7 +57,8 @@ class Recorder(Recording):
         steps = []
         for step in range(OPTIMIZER_STEPS):
             for i, p in enumerate(params):
-                p.grad = torch.from_numpy(weights(tuple(p.shape), 10 + i + 2 * step)).to(p.dtype)
+                gradient = torch.from_numpy(weights(tuple(p.shape), 10 + i + 2 * step)).to(p.dtype)
+                p.grad = gradient.to_sparse() if self.info.only_supports_sparse_grads else gradient
             optimizer.step(lambda: 0.0) if self.info.step_requires_closure else optimizer.step()
             steps.append([self.encode(p.detach().clone()) for p in params])
         return line | {"out": {"list": [{"list": step} for step in steps]}}
