@@ -32,6 +32,11 @@ CHAINED = 4
 _node_numbers = itertools.count()
 
 
+def next_number() -> int:
+    """Return a number that is larger than the numbers of all nodes so far, and smaller than those of later nodes."""
+    return next(_node_numbers)
+
+
 @dataclass(frozen=True, slots=True)
 class ReadyCallback:
     """A hook that calls `callback` without arguments when a gradient is complete."""
