@@ -34,11 +34,19 @@ from jobflow.tensors.tensor import Size
 Path = str | os.PathLike[str]
 
 
-def save(obj: Any, path: Path, global_dst_rank: int | None = None) -> None:
+def save(
+    obj: Any,
+    path: Path,
+    global_dst_rank: int | None = None,
+    *,
+    pickle_module: Any = None,
+    pickle_protocol: int | None = None,
+    _use_new_zipfile_serialization: bool = True,
+) -> None:
     """Write a structure to the directory `path`; an existing checkpoint is replaced atomically.
 
     With `global_dst_rank`, all ranks must call `save`, and this rank writes the logical values of global tensors.  Without `global_dst_rank`,
-    every calling rank writes, and global tensors raise JobError.
+    every calling rank writes, and global tensors raise JobError.  PyTorch's options of pickles have no effect.
     Raises: CheckpointError, on all ranks, if writing fails; JobError for a global tensor without `global_dst_rank`; ArgumentError for
     objects that cannot be saved.
     """
@@ -62,12 +70,19 @@ def save(obj: Any, path: Path, global_dst_rank: int | None = None) -> None:
 
 
 def load(
-    path: Path, global_src_rank: int | None = None, map_location: Any = None, *, weights_only: bool | None = None, mmap: bool | None = None
+    path: Path,
+    global_src_rank: int | None = None,
+    map_location: Any = None,
+    *,
+    pickle_module: Any = None,
+    weights_only: bool | None = None,
+    mmap: bool | None = None,
 ) -> Any:
     """Return the structure that `save` wrote to the directory `path`, or the content of a file of `torch.save` or of safetensors.
 
     Code in a file never runs, whatever `weights_only` is.  `map_location` is a device, or a dict from saved to new devices; the
-    default is the CPU, and a function is accepted without being called.  `mmap` has no effect.  `path` may also be an open binary file.
+    default is the CPU, and a function is accepted without being called.  `pickle_module` and `mmap` have no effect.  `path` may also be an open
+    binary file.
     With `global_src_rank`, all ranks must call `load`; this rank reads the files, and the tensors are global tensors on this rank.  A placement
     as `map_location` broadcasts them to its ranks.  Without `global_src_rank`, every rank reads the files, and the tensors are local, or global
     and broadcast with the device of a global tensor as `map_location`.

@@ -20,13 +20,15 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError
 from jobflow.core.types import bfloat16
 from jobflow.storage.remote import AnyPath, RemotePath
-from jobflow.storage.untrusted import HEADER, json_tree, open_regular, shape_of, whole
+from jobflow.storage.untrusted import HEADER, Limit, json_tree, open_regular, shape_of, whole
 
 Array = np.ndarray[Any, Any]
 
 _NUMPY = {"BOOL": "bool", "I8": "int8", "U8": "uint8", "I16": "int16", "U16": "uint16", "I32": "int32", "U32": "uint32", "I64": "int64"}
 _NUMPY |= {"U64": "uint64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 _NAMES = {numpy: name for name, numpy in _NUMPY.items()}
+#: commas of a header; a parsed value takes up to a hundred times the bytes of its text
+ITEMS = Limit("JOBFLOW_MAX_HEADER_ITEMS", 5_000_000, "items")
 #: Bytes of the first request to a store, which usually cover the header.
 _FIRST = 2**16
 #: Tensors begin at multiples of this, so that a file can be mapped into memory.
@@ -114,6 +116,7 @@ def opened(path: AnyPath) -> Header:
     """Read a file's header; raise CheckpointError if the file is missing, damaged, or longer than its tensors."""
     try:
         size, start, text = _beginning(path)
+        ITEMS.check(text.count(b","), "its header", ValueError)
         header = json_tree(text)
         infos = {name: _info(entry, 8 + len(text)) for name, entry in header.items() if name != "__metadata__"}
         if not all(isinstance(value, str) for value in header.get("__metadata__", {}).values()):

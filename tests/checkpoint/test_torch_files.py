@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch_pickles as files
+from ranks import on_ranks
 
 import jobflow as flow
 
@@ -112,12 +113,23 @@ def test_map_location_refuses_other_values(target: Any) -> None:
 
 
 def test_global_tensors_are_loaded_from_a_file(tmp_path: Path) -> None:
-    (tmp_path / "x.pt").write_bytes(files.archive(files.tensor()))
-    x = flow.load(tmp_path / "x.pt", global_src_rank=0)
-    assert x.is_global and x.shape == (4,)
-    (tmp_path / "x.pt").write_bytes(files.archive(files.value({1, 2})))
-    with pytest.raises(flow.errors.ArgumentError, match="set"):
-        flow.load(tmp_path / "x.pt", global_src_rank=0)
+    contents = {
+        "tensor": files.archive(files.tensor(), {"0": np.float32([1, 2, 3, 4]).tobytes()}),
+        "set": files.archive(files.value({1, 2})),
+        "text": b"x",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+
+    def program(rank: int) -> None:
+        x = flow.load(tmp_path / "tensor", global_src_rank=0, map_location=flow.placement("cpu", [0, 1]))
+        assert x.is_global and x.to_local().tolist() == [1, 2, 3, 4]
+        with pytest.raises(flow.errors.ArgumentError, match="set"):
+            flow.load(tmp_path / "set", global_src_rank=0)
+        with pytest.raises(flow.errors.CheckpointError, match="not a file of"):
+            flow.load(tmp_path / "text", global_src_rank=0)
+
+    on_ranks(2, program)
 
 
 def test_unusual_but_valid_files_are_loaded(tmp_path: Path) -> None:
@@ -136,6 +148,11 @@ def test_unusual_but_valid_files_are_loaded(tmp_path: Path) -> None:
     assert loaded["booleans that are neither 0 nor 1"].sum().item() == 3
     first, second = loaded["a tensor that is shared"]
     assert first is second
+
+
+def test_options_of_pickles_have_no_effect(tmp_path: Path) -> None:
+    flow.save({"w": flow.ones(2)}, tmp_path / "x.pt", pickle_protocol=4, _use_new_zipfile_serialization=False)
+    assert flow.load(tmp_path / "x.pt", "cpu", pickle_module=json, mmap=True)["w"].tolist() == [1, 1]
 
 
 def test_open_files_are_read() -> None:

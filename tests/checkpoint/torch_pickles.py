@@ -197,5 +197,6 @@ HOSTILE_SAFETENSORS: dict[str, tuple[Callable[[], bytes], str]] = {
     "elements of an unknown type": (lambda: safetensors({"a": entry("F4", [4], 0, 4)}, bytes(4)), "unknown element type"),
     "elements of a type that jobflow lacks": (lambda: safetensors({"a": entry("U16", [2], 0, 4)}, bytes(4)), "uint16"),
     "a negative size": (lambda: safetensors({"a": entry("U8", [-4], 0, 4)}, bytes(4)), "damaged"),
+    "a header of six million lists": (lambda: safetensors(b'{"w":[' + b"[]," * 6_000_000 + b"[]]}"), "JOBFLOW_MAX_HEADER_ITEMS"),
     "no header": (lambda: b"abc", "damaged"),
 }
