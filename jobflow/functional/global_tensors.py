@@ -16,7 +16,7 @@ from jobflow.functional.casting import named
 from jobflow.functional.dispatch import attribute, method
 from jobflow.functional.gradients import clone, without_gradient
 from jobflow.functional.promotion import cast
-from jobflow.functional.switches import channels_follow, check_format, checked_bool, is_complex, is_conj, is_inference, is_signed
+from jobflow.functional.switches import channels_follow, check_format, checked_bool
 from jobflow.functional.typed import Tensor
 from jobflow.functional.values import numpy as numpy
 from jobflow.functional.values import value_of as value_of
@@ -330,75 +330,6 @@ def pin_memory(x: Tensor, device: Any = None) -> Tensor:
     return x
 
 
-def is_pinned(x: Tensor, device: Any = None) -> bool:
-    """Return False: host memory is not pinned."""
-    return False
-
-
-def share_memory_(x: Tensor) -> Tensor:
-    """Return x unchanged; threads, which load data and compile programs, share all memory."""
-    return x
-
-
-def is_shared(x: Tensor) -> bool:
-    """Return False: other processes cannot address the memory of x."""
-    return False
-
-
-def record_stream(x: Tensor, stream: Any) -> None:
-    """Do nothing; operations have ended when they return."""
-
-
-def data_ptr(x: Tensor) -> int:
-    """Return the address of the first element of a local tensor, or of this rank's piece of a global tensor.
-
-    Raises: JobError during tracing.
-    """
-    if x.traced is not None:
-        raise JobError(f"data_ptr at {user_line()}: a tensor has no address while {running()} runs")
-    address: int = x.array.ctypes.data
-    return address
-
-
-def get_device(x: Tensor) -> int:
-    """Return the index of the tensor's GPU; -1 on the host."""
-    return where.device_of(x).index if is_cuda(x) and x.layout is None else -1
-
-
-def is_same_size(x: Tensor, other: Tensor) -> bool:
-    """Return True if both tensors have the same shape."""
-    return bool(x.tensor_type.shape == other.tensor_type.shape)
-
-
-def is_set_to(x: Tensor, tensor: Tensor) -> bool:
-    """Return True if both local tensors have the same elements in memory: the same address, shape and strides."""
-    return bool(x.shape == tensor.shape and data_ptr(x) == data_ptr(tensor) and x.array.strides == tensor.array.strides)
-
-
-def to_dense(x: Tensor, dtype: Any = None, *, masked_grad: bool | None = None) -> Tensor:
-    """Return x, which is dense, converted to element type `dtype`."""
-    return x if dtype is None else cast(x, named("to_dense", dtype))
-
-
-def dim_order(x: Tensor) -> tuple[int, ...]:
-    """Return the axes of a local tensor, from the largest stride to the smallest."""
-    steps = stride(x)
-    return tuple(sorted(range(x.ndim), key=lambda axis: (-steps[axis], axis)))
-
-
-def _never(doc: str) -> Any:
-    def query(x: Tensor) -> bool:
-        return False
-
-    query.__doc__ = doc
-    return attribute(query)
-
-
-def is_cpu(x: Tensor) -> bool:
-    """True if the tensor's device or placement is "cpu"."""
-    return not is_cuda(x)
-
-
 def to_consistent(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
     """Raise JobError: the function was renamed to `to_global`."""
     raise JobError(f"to_consistent at {user_line()}: to_consistent was renamed; use to_global(placement=..., sbp=...)")
@@ -457,36 +388,16 @@ class PlacementMethods:
     cpu = method(cpu)
     cuda = method(cuda)
     data = attribute(_data, _set_data)
-    data_ptr = method(data_ptr)
     device = attribute(device)
-    dim_order = method(dim_order)
     element_size = method(element_size)
-    get_device = method(get_device)
-    is_complex = method(is_complex)
-    is_conj = method(is_conj)
     is_contiguous = method(is_contiguous)
-    is_cpu = attribute(is_cpu)
     is_cuda = attribute(is_cuda)
-    is_inference = method(is_inference)
-    is_meta = _never("False: every tensor has elements, or is traced.")
-    is_mps = _never("False: there are no devices of this kind.")
-    is_pinned = method(is_pinned)
-    is_quantized = _never("False: there are no quantized element types.")
-    is_same_size = method(is_same_size)
-    is_set_to = method(is_set_to)
-    is_shared = method(is_shared)
-    is_signed = method(is_signed)
-    is_sparse = _never("False: every tensor is dense.")
-    is_xpu = _never("False: there are no devices of this kind.")
     itemsize = attribute(itemsize)
     nbytes = attribute(nbytes)
     pin_memory = method(pin_memory)
-    record_stream = method(record_stream)
-    share_memory_ = method(share_memory_)
     storage_offset = method(storage_offset)
     stride = method(stride)
     to = method(to)
-    to_dense = method(to_dense)
     to_consistent = method(to_consistent)
     to_global = method(to_global)
     to_local = method(to_local)

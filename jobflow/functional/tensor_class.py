@@ -24,6 +24,7 @@ from jobflow.functional.indexing import IndexingMethods
 from jobflow.functional.joining import JoiningMethods
 from jobflow.functional.matrix_functions import MatrixMethods
 from jobflow.functional.matrix_products import ProductMethods
+from jobflow.functional.memory_queries import MemoryMethods
 from jobflow.functional.nn_activations import ActivationMethods
 from jobflow.functional.order_statistics import OrderMethods
 from jobflow.functional.rearranging import RearrangingMethods
@@ -57,6 +58,7 @@ class Tensor(
     GradientMethods,
     IndexingMethods,
     JoiningMethods,
+    MemoryMethods,
     MatrixMethods,
     PlacementMethods,
     RearrangingMethods,

@@ -153,6 +153,7 @@ def test_variable_shares_memory() -> None:
     x = flow.ones(2)
     variable = flow.autograd.Variable(x, requires_grad=True)
     assert isinstance(variable, flow.autograd.Variable) and variable.data_ptr() == x.data_ptr() and not x.requires_grad
+    assert x[1:].untyped_storage().data_ptr() == x.untyped_storage().data_ptr() == x.data_ptr() and len(x[1:].untyped_storage()) == 8
     (variable * 2).sum().backward()
     np.testing.assert_array_equal(variable.grad.numpy(), [2, 2])
 
