@@ -12,7 +12,7 @@ from jobflow.core.layout import B, Layout, Placement
 from jobflow.core.types import Tensor as Value
 from jobflow.core.types import TensorType, float32, float64
 from jobflow.functional.dispatch import all_of, of_tensors
-from jobflow.functional.nn_base import EPSILON, assign, composing, real
+from jobflow.functional.nn_base import EPSILON, assign, composing, flag, real
 from jobflow.functional.promotion import cast
 from jobflow.functional.typed import Tensor
 from jobflow.ops import elementwise as ew
@@ -160,13 +160,15 @@ def get_total_norm(
     """
     what = "get_total_norm"
     here, p = state(), real(what, "norm_type", norm_type)
+    if not p > 0:
+        raise ArgumentError(f"{what} at {user_line()}: norm_type must be positive; got {norm_type}")
     parts = _tensors(what, "tensors", tensors)
     _one_kind(here, what, parts)
     if here.building is not None and parts:
         with gradients(False):
             return _on_ranks_of(here, cast(_norm_when_run(parts, p), parts[0].tensor_type.dtype), parts[0])
     norm = total_norm(parts, p)
-    if error_if_nonfinite and not math.isfinite(norm):
+    if flag(what, "error_if_nonfinite", error_if_nonfinite) and not math.isfinite(norm):
         raise ArgumentError(f"{what} at {user_line()}: the norm of the tensors is {norm}, but error_if_nonfinite=True requires a finite norm")
     return _stated(here, norm, parts)
 

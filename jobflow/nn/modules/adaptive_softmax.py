@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.functional.binary_functions import add
 from jobflow.functional.joining import cat
 from jobflow.functional.nn_activations import log_softmax
-from jobflow.functional.nn_base import real, whole
+from jobflow.functional.nn_base import flag, real, whole
 from jobflow.functional.reductions import argmax, mean
 from jobflow.functional.shapes import squeeze, unsqueeze
 from jobflow.functional.tensor_class import Tensor
@@ -56,9 +57,9 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         if not legal or bounds != sorted(set(bounds)) or bounds[0] < 1 or bounds[-1] > count - 1:
             raise ArgumentError(f"{word} at {user_line()}: cutoffs must be increasing ints from 1 to {count - 1}; got {cutoffs!r}")
         self.in_features, self.n_classes, self.div_value = whole(word, "in_features", in_features), count, real(word, "div_value", div_value)
-        if self.div_value <= 0:
-            raise ArgumentError(f"{word} at {user_line()}: div_value must be positive; got {div_value}")
-        self.cutoffs, self.head_bias = [*map(int, bounds), count], bool(head_bias)
+        if not 0 < self.div_value < math.inf:
+            raise ArgumentError(f"{word} at {user_line()}: div_value must be positive and finite; got {div_value}")
+        self.cutoffs, self.head_bias = [*map(int, bounds), count], flag(word, "head_bias", head_bias)
         self.shortlist_size, self.n_clusters = self.cutoffs[0], len(bounds)
         self.head_size = self.shortlist_size + self.n_clusters
         options = {"device": device, "dtype": dtype}

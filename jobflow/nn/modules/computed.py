@@ -47,6 +47,11 @@ def rules_of(module: Module) -> dict[str, Rule]:
     return rules
 
 
+def rule_of(module: Any, name: Any) -> Rule | None:
+    """Return the rule of the computed attribute `name`, or None if there is none."""
+    return rules_of(module).get(name) if isinstance(module, Module) and isinstance(name, str) else None
+
+
 def original_class(module: Module) -> type[Module]:
     """Return the class of a module without computed attributes."""
     return type(module).original_class if isinstance(module, Computing) else type(module)

@@ -32,9 +32,13 @@ class _Lazy(Module):
     #: the axis of features, counted from the end; None for the axis after the batch
     axis: ClassVar[int | None] = None
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.__signature__ = _lazy_signature(cls)  # type: ignore[attr-defined]
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
-        own = _lazy_signature(type(self)).bind(*args, **kwargs)
+        own = signature(type(self)).bind(*args, **kwargs)
         own.apply_defaults()
         self._arguments = dict(own.arguments)
         groups = self._arguments.get("groups", 1)

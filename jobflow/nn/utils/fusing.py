@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from jobflow.core.errors import ArgumentError, user_line
+from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.functional.creation import ones_like, zeros_like
+from jobflow.functional.nn_base import flag, real
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter
@@ -27,12 +28,16 @@ def fuse_conv_bn_weights(
 
     `transpose` selects the weights of a transposed convolution, whose outputs are axis 1.
     """
+    what = "fuse_conv_bn_weights"
+    if conv_w.ndim < 3:
+        raise ShapeError(f"{what} at {user_line()}: conv_w {conv_w.tensor_type} must be the weight of a convolution, with at least 3 axes")
     shape = [1] * conv_w.ndim
-    shape[1 if transpose else 0] = -1
+    shape[1 if flag(what, "transpose", transpose) else 0] = -1
     return _fused(conv_w, conv_b, bn_rm, bn_rv, bn_eps, bn_w, bn_b, shape)
 
 
 def _fused(w: Tensor, b: Tensor | None, mean: Tensor, variance: Tensor, eps: float, gamma: Any, beta: Any, shape: list[int]) -> Any:
+    eps = real("fusion of batch norm", "bn_eps", eps)
     with gradients(False):
         bias = zeros_like(mean) if b is None else b
         factor = (ones_like(mean) if gamma is None else gamma) * (variance + eps).rsqrt()
@@ -65,7 +70,7 @@ def _fused_copy(what: str, module: Any, bn: Any, transpose: bool | None) -> Any:
 
 def fuse_conv_bn_eval(conv: Module, bn: Module, transpose: bool = False) -> Module:
     """Return a copy of a convolution that includes the batch normalization after it.  Raises: ArgumentError unless both are in evaluation mode."""
-    return _fused_copy("fuse_conv_bn_eval", conv, bn, bool(transpose))  # type: ignore[no-any-return]
+    return _fused_copy("fuse_conv_bn_eval", conv, bn, flag("fuse_conv_bn_eval", "transpose", transpose))  # type: ignore[no-any-return]
 
 
 def fuse_linear_bn_eval(linear: Module, bn: Module) -> Module:

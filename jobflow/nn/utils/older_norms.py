@@ -10,7 +10,7 @@ from jobflow.functional import nn_weights as weights
 from jobflow.functional.nn_base import real, whole
 from jobflow.functional.shapes import axis_of
 from jobflow.functional.tensor_class import Tensor
-from jobflow.nn.modules.computed import compute, parameter_of, release, rules_of
+from jobflow.nn.modules.computed import compute, parameter_of, release, rule_of
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter
 from jobflow.nn.utils.parametrizations import initial_vectors, norm_axis, spectral_axis
@@ -108,7 +108,7 @@ def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int 
 
 
 def _removed(what: str, module: Module, name: str, kind: type[Any], *parts: str) -> Module:
-    if not isinstance(module, Module) or not isinstance(rules_of(module).get(name), kind):
+    if not isinstance(rule_of(module, name), kind):
         raise ArgumentError(f"{what} at {user_line()}: {type(module).__name__} has no {what.removeprefix('remove_')} of {name!r}")
     first = getattr(module, f"{name}{parts[0]}")
     training = module.training

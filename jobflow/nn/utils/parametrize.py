@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobflow.core.errors import ArgumentError, JobflowError, ShapeError, user_line
+from jobflow.functional.nn_base import flag
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules import moving
 from jobflow.nn.modules.computed import compute, original_class, parameter_of, release, rules_of
@@ -196,7 +197,8 @@ def remove_parametrizations(module: Module, tensor_name: str, leave_parametrized
     Raises: ArgumentError unless the tensor is parametrized, or for `leave_parametrized=False` with several originals.
     """
     what = "remove_parametrizations"
-    if not is_parametrized(module, tensor_name):
+    leave_parametrized = flag(what, "leave_parametrized", leave_parametrized)
+    if tensor_name is None or not is_parametrized(module, tensor_name):
         raise ArgumentError(f"{what} at {user_line()}: {type(module).__name__} has no parametrized tensor {tensor_name!r}")
     each = _list(module, tensor_name)
     first = each.originals[0]
@@ -227,7 +229,7 @@ def transfer_parametrizations_and_params(from_module: Module, to_module: Module,
     """Give `to_module` the parametrizations and originals of `from_module`, of one tensor or of all, and return `to_module`."""
     what = "transfer_parametrizations_and_params"
     if not is_parametrized(from_module, tensor_name):
-        raise ArgumentError(f"{what} at {user_line()}: from_module {type(from_module).__name__} has no parametrized tensor {tensor_name or ''}")
+        raise ArgumentError(f"{what} at {user_line()}: from_module {type(from_module).__name__} has no parametrized tensor {tensor_name!r}")
     names = [tensor_name] if tensor_name is not None else list(vars(from_module)["_modules"]["parametrizations"])
     for name in names:
         parameter_of(what, to_module, name)

@@ -15,7 +15,7 @@ from jobflow.functional.sampling import rand_like
 from jobflow.functional.shapes import axis_of, reshape
 from jobflow.functional.sorting import argsort
 from jobflow.functional.tensor_class import Tensor
-from jobflow.nn.modules.computed import compute, parameter_of, release, rules_of
+from jobflow.nn.modules.computed import compute, parameter_of, release, rule_of, rules_of
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter
 from jobflow.tensors.state import gradients
@@ -41,7 +41,7 @@ class _Pruned:
 
 def _current(what: str, module: Any, name: Any) -> tuple[Tensor, Tensor]:
     """Return the parameter without mask, and its mask, of ones if there is none."""
-    if isinstance(module, Module) and isinstance(rules_of(module).get(name), _Pruned):
+    if isinstance(rule_of(module, name), _Pruned):
         return getattr(module, f"{name}_orig"), getattr(module, f"{name}_mask")
     parameter = parameter_of(what, module, name)
     return parameter, ones_like(parameter.detach())
@@ -49,7 +49,7 @@ def _current(what: str, module: Any, name: Any) -> tuple[Tensor, Tensor]:
 
 def _apply(module: Module, name: str, parameter: Tensor, mask: Tensor) -> Module:
     """Give the parameter `name` this mask, and return the module."""
-    if isinstance(rules_of(module).get(name), _Pruned):
+    if isinstance(rule_of(module, name), _Pruned):
         with gradients(False):
             getattr(module, f"{name}_mask").copy_(mask)
         return module
@@ -181,7 +181,7 @@ def custom_from_mask(module: Module, name: str, mask: Tensor) -> Module:
 
 def remove(module: Module, name: str) -> Module:
     """Make a pruned parameter an ordinary one, with zeros where it is masked, and return the module.  Raises: ArgumentError if it is not pruned."""
-    if not isinstance(module, Module) or not isinstance(rules_of(module).get(name), _Pruned):
+    if not isinstance(rule_of(module, name), _Pruned):
         raise ArgumentError(f"remove at {user_line()}: {type(module).__name__} has no pruned parameter {name!r}")
     original = getattr(module, f"{name}_orig")
     with gradients(False):
