@@ -90,6 +90,26 @@ def test_spectral_norm_divides_by_the_largest_singular_value() -> None:
         np.testing.assert_allclose(module.weight.detach().numpy(), weight, rtol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(4, 4), (3, 5), (5, 3)])
+@pytest.mark.parametrize("kind", ["matrix_exp", "cayley", "householder"])
+def test_orthogonal_weights_remain_orthogonal(kind: str, shape: tuple[int, int]) -> None:
+    for trivialized in (True, False):
+        module = nn.Linear(*shape[::-1]).double()
+        parametrizations.orthogonal(module, orthogonal_map=kind, use_trivialization=trivialized)
+        (original,) = [p for name, p in module.named_parameters() if "original" in name]
+        with flow.no_grad():
+            original += 0.1 * flow.ones(*shape, dtype=flow.float64).tril(-1)
+        module.weight.sum().backward()
+        weight = module.weight.detach().numpy()
+        product = weight @ weight.T if shape[0] < shape[1] else weight.T @ weight
+        np.testing.assert_allclose(product, np.eye(min(shape)), atol=1e-12)
+        assert original.grad.abs().sum().item() > 0 or shape[0] == shape[1]
+        if trivialized or kind == "householder":
+            target = np.linalg.qr(rows(max(shape), min(shape)).numpy())[0]
+            module.weight = flow.tensor(target if shape[0] >= shape[1] else target.T)
+            np.testing.assert_allclose(np.abs(module.weight.detach().numpy()), np.abs(target if shape[0] >= shape[1] else target.T), atol=1e-12)
+
+
 def test_parametrizations_compose_and_accept_assignment() -> None:
     module = linear()
     before = module.weight.detach().clone()
@@ -185,6 +205,7 @@ def test_norms_of_several_gradients() -> None:
         (lambda: setattr(utils.weight_norm(linear()), "weight", rows(4, 4)), ArgumentError, "computed from other parameters"),
         (lambda: parametrize.register_parametrization(linear(), "weight", abs), ArgumentError, "must be an nn.Module"),
         (lambda: parametrize.register_parametrization(linear(), "weight", nn.Linear(4, 3).double()), ShapeError, "or pass unsafe=True"),
+        (lambda: parametrizations.orthogonal(linear(), "bias"), ShapeError, "it needs at least two axes"),
         (lambda: parametrize.remove_parametrizations(linear(), "weight"), ArgumentError, "no parametrized tensor 'weight'"),
         (lambda: copy.copy(utils.weight_norm(linear())), JobError, "save its state_dict()"),
         (lambda: prune.l1_unstructured(linear(), "weight", 1.5), ArgumentError, "a fraction must be at most 1"),

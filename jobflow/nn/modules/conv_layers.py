@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from jobflow.core.errors import ArgumentError, user_line
 from jobflow.functional import nn_conv as F
 from jobflow.functional.creation import empty
-from jobflow.functional.nn_base import Sizes, one_of, sizes
+from jobflow.functional.nn_base import Sizes, flag, one_of, sizes, whole
 from jobflow.functional.nn_shapes import pad
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn import init
@@ -39,7 +39,9 @@ class _Conv(WithOptions, shared=True):
         Raises: ConfigError for an unknown `padding_mode`; ArgumentError unless `groups` divides both numbers of channels.
         """
         super().__post_init__()
-        what, channels, groups = type(self).__name__, (self.in_channels, self.out_channels), self.groups
+        what = type(self).__name__
+        channels = whole(what, "in_channels", self.in_channels), whole(what, "out_channels", self.out_channels)
+        groups, bias = whole(what, "groups", self.groups), flag(what, "bias", bias)
         one_of(what, "padding_mode", self.padding_mode, self.modes)
         if groups < 1 or any(n % groups for n in channels):
             raise ArgumentError(

@@ -38,7 +38,10 @@ class _Lazy(Module):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
-        own = signature(type(self)).bind(*args, **kwargs)
+        try:
+            own = signature(type(self)).bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{type(self).__name__}() {error}") from None
         own.apply_defaults()
         self._arguments = dict(own.arguments)
         groups = self._arguments.get("groups", 1)

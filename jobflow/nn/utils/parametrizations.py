@@ -1,20 +1,21 @@
-"""Ready-made parametrizations: weights normalized by their norms, or by their largest singular value."""
+"""Ready-made parametrizations: weights normalized by their norms or their largest singular value, and orthogonal weights."""
 
 from __future__ import annotations
 
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.functional import nn_weights as weights
-from jobflow.functional.nn_base import real, whole
+from jobflow.functional.nn_base import flag, one_of, real, whole
 from jobflow.functional.sampling import randn
 from jobflow.functional.shapes import axis_of
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.computed import parameter_of
 from jobflow.nn.modules.conv_layers import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from jobflow.nn.modules.module import Module
+from jobflow.nn.utils.orthogonal_maps import Householder, OrthogonalMap, Trivialized
 from jobflow.nn.utils.parametrize import is_parametrized, register_parametrization
 from jobflow.tensors.state import gradients
 
-__all__ = ["spectral_norm", "weight_norm"]
+__all__ = ["orthogonal", "spectral_norm", "weight_norm"]
 
 
 class _WeightNorm(Module):
@@ -118,3 +119,24 @@ def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int 
     """
     weight = _weight("spectral_norm", module, name)
     return register_parametrization(module, name, SpectralNorm(weight, n_power_iterations, spectral_axis(module, dim), eps))
+
+
+def orthogonal(module: Module, name: str = "weight", orthogonal_map: str | None = None, *, use_trivialization: bool = True) -> Module:
+    """Parametrize a matrix as one with orthonormal rows, or columns if it has more rows than columns, and return the module.
+
+    `orthogonal_map` is "matrix_exp", "cayley" or "householder"; by default "matrix_exp" for square matrices, else "householder".
+    With `use_trivialization`, a fixed orthogonal matrix is multiplied by the map.  Without it, only "householder" permits assignments.
+    Raises: ArgumentError unless the module has the parameter; ShapeError unless it has at least two axes; ConfigError for an unknown map.
+    """
+    what = "orthogonal"
+    weight = _weight(what, module, name)
+    if weight.ndim < 2:
+        raise ShapeError(f"{what} at {user_line()}: {name} {weight.tensor_type} must be a matrix, or several; it needs at least two axes")
+    usual = "matrix_exp" if weight.shape[-2] == weight.shape[-1] else "householder"
+    kind = one_of(what, "orthogonal_map", usual if orthogonal_map is None else orthogonal_map, ("matrix_exp", "cayley", "householder"))
+    map: Module
+    if flag(what, "use_trivialization", use_trivialization):
+        map = Trivialized(kind, weight)
+    else:
+        map = Householder(kind) if kind == "householder" else OrthogonalMap(kind)
+    return register_parametrization(module, name, map, unsafe=True)
