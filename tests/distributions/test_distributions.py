@@ -33,17 +33,17 @@ def test_values_and_gradients_equal_pytorch(case: str) -> None:
     check(case, results(d, case, local))
 
 
-def test_values_and_gradients_in_every_layout() -> None:
+@pytest.mark.parametrize("sbp", [pytest.param(flow.sbp.broadcast, marks=pytest.mark.full), flow.sbp.split(0)], ids=str)
+def test_values_and_gradients_of_global_parameters(sbp: Any) -> None:
     def program(rank: int) -> None:
         here = flow.placement("cpu", range(2))
-        for sbp in (flow.sbp.broadcast, flow.sbp.split(0)):
 
-            def spread(array: Any, sbp: Any = sbp) -> Any:
-                x = flow.tensor(array, placement=here, sbp=sbp)
-                return x.requires_grad_() if x.is_floating_point() else x
+        def spread(array: Any) -> Any:
+            x = flow.tensor(array, placement=here, sbp=sbp)
+            return x.requires_grad_() if x.is_floating_point() else x
 
-            for case in CASES:
-                check(case, results(d, case, spread))
+        for case in CASES:
+            check(case, results(d, case, spread))
 
     on_ranks(2, program)
 

@@ -30,20 +30,25 @@ def _whole(i: int, ndim: int) -> Layout:
 LAYOUTS = {"batch": (_split(0), _whole), "features": (_split(1), _whole), "weights": (_split(0), _split(0)), "sums": (_whole, _split(1))}
 
 
+#: similar cases, which the whole suite runs on several ranks and in graphs
+SIMILAR = ("decoder", "decoder_masks", "decoder_added", "bag_sum", "bag_sum_rows", "bag_mean_rows", "bag_sum_padded")
+EVERY = [pytest.param(case, id=case.name, marks=[pytest.mark.full] if case.name in SIMILAR else []) for case in MODELS]
+
+
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
 def test_models_on_one_rank_equal_pytorch(case: Case) -> None:
     (results,) = on_ranks(1, lambda rank: run_case(case))
     check(case, results, file=FILE)
 
 
-@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", EVERY)
 def test_models_on_two_ranks_equal_pytorch(case: Case) -> None:
     for results in on_ranks(2, lambda rank: {how: run_case(case, *layouts) for how, layouts in LAYOUTS.items()}):
         for how, each in results.items():
             check(case, each, how, FILE)
 
 
-@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", EVERY)
 def test_models_in_graphs_equal_pytorch(case: Case) -> None:
     expected = {name: x for name, x in reference(case, FILE).items() if not name.startswith("input/")}
     for results in on_ranks(2, lambda rank: run_in_graph(case, _split(0), FILE)):
