@@ -60,7 +60,7 @@ class Distribution:
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
         """Return the distribution with its parameters expanded to `batch_shape`."""
-        shape = _checked_shape(self._what("expand"), batch_shape)
+        shape = checked_shape(self._what("expand"), batch_shape)
         result = type(self).__new__(type(self))
         Distribution.__init__(result, shape, self._event_shape, self._validate_args)
         for name in self.PARAMETERS:
@@ -71,7 +71,7 @@ class Distribution:
         return result
 
     def _extended_shape(self, sample_shape: Sequence[int] = ()) -> Size:
-        return Size((*_checked_shape(self._what("sample"), sample_shape), *self._batch_shape, *self._event_shape))
+        return Size((*checked_shape(self._what("sample"), sample_shape), *self._batch_shape, *self._event_shape))
 
     # ---------------------------------------------------------------- checks
 
@@ -164,7 +164,8 @@ class Distribution:
         return f"{type(self).__name__}({', '.join(entries)})"
 
 
-def _checked_shape(what: str, shape: Any) -> tuple[int, ...]:
+def checked_shape(what: str, shape: Any) -> tuple[int, ...]:
+    """Return a shape as a tuple.  Raises: ShapeError unless it is a sequence of integers of at least 0."""
     try:
         result = tuple(int(n) for n in shape)
     except (TypeError, ValueError):

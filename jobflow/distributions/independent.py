@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobflow.core.errors import ArgumentError, user_line
-from jobflow.distributions.distribution import Distribution
+from jobflow.distributions.distribution import Distribution, checked_shape
 from jobflow.functional.nn_base import whole
 from jobflow.functional.tensor_class import Tensor
 
@@ -39,7 +39,9 @@ class Independent(Distribution):
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Independent:
         event = tuple(self.event_shape)[: self.reinterpreted_batch_ndims]
-        return Independent(self.base_dist.expand((*batch_shape, *event)), self.reinterpreted_batch_ndims, self._validate_args)
+        return Independent(
+            self.base_dist.expand((*checked_shape(self._what("expand"), batch_shape), *event)), self.reinterpreted_batch_ndims, self._validate_args
+        )
 
     @property
     def mean(self) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobflow.core.errors import DtypeError, user_line
+from jobflow.functional.nn_base import real
 from jobflow.functional.sparse_tensors import SparseTensor, spmm
 from jobflow.functional.typed import Tensor
 
@@ -20,7 +21,7 @@ def addmm(mat: Tensor, mat1: Any, mat2: Any, *, beta: float = 1.0, alpha: float 
     """Return beta * mat + alpha * (mat1 @ mat2) with a sparse matrix `mat1` or `mat2`; see `spmm`."""
     if not isinstance(mat, Tensor):
         raise DtypeError(f"sparse.addmm at {user_line()}: mat must be a dense tensor, not {type(mat).__name__}; call to_dense()")
-    return mat * beta + spmm(mat1, mat2) * alpha
+    return mat * real("sparse.addmm", "beta", beta) + spmm(mat1, mat2) * real("sparse.addmm", "alpha", alpha)
 
 
 def sum(input: Any) -> Tensor:

@@ -179,6 +179,7 @@ REFUSED = [
     (lambda: d.Binomial(2, 0.5).log_prob(flow.tensor(3.0)), r"total_count - value"),
     (lambda: d.Multinomial(2.5, flow.ones(2)), r"total_count must be an int"),
     (lambda: d.Independent(d.Normal(0.0, 1.0), 1), r"reinterpreted_batch_ndims"),
+    (lambda: d.Independent(d.Normal(flow.zeros(2), 1.0), 1).expand(3), r"shape.*3"),
     (lambda: d.Independent(3, 1), r"base_distribution"),
     (lambda: d.kl_divergence(1, 2), r"p must be a distribution"),
     (lambda: d.register_kl(int, d.Normal), r"type_p"),
