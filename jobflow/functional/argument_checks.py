@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+from jobflow.core.errors import ArgumentError, user_line
 from jobflow.tensors.parameters import Roles
 
 P = ParamSpec("P")
@@ -30,3 +31,14 @@ def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
         return function(*arguments, **named)
 
     return call
+
+
+#: numbers of elements and of axes, and indices, are below this bound
+_BOUND = 2**31
+
+
+def check_size(what: str, name: str, *values: int) -> None:
+    """Raise ArgumentError if an argument `name`, a size or an offset, is too large for a tensor."""
+    for value in values:
+        if abs(value) >= _BOUND:
+            raise ArgumentError(f"{what} at {user_line()}: {name}={value} is too large; pass a number below {_BOUND}")

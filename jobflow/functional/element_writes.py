@@ -27,6 +27,7 @@ from jobflow.tensors.run import run
 from jobflow.tensors.state import refuse_tracing
 
 
+@checks_arguments
 def fill_diagonal_(x: Tensor, fill_value: Any, wrap: bool = False) -> Tensor:
     """Set the main diagonal of x to a number, and return x; with `wrap`, the diagonal of a tall matrix continues below an empty row.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import bool_, float32, float64, int32, int64
-from jobflow.functional.argument_checks import checks_arguments
+from jobflow.functional.argument_checks import check_size, checks_arguments
 from jobflow.functional.binary_functions import add, div, mul, sub
 from jobflow.functional.comparing import eq, ge, le, logical_and, logical_not, where
 from jobflow.functional.dispatch import method
@@ -120,6 +120,7 @@ def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Te
     what = "bincount"
     if x.ndim != 1 or kind(x.dtype) != 1 or minlength < 0:
         raise ArgumentError(f"{what} at {user_line()}: x must be a vector of integers and minlength >= 0; got {x.tensor_type}, minlength={minlength}")
+    check_size(what, "minlength", minlength)
     if weights is not None and weights.shape != x.shape:
         raise ShapeError(f"{what} at {user_line()}: weights {weights.tensor_type} must have the shape of x {x.tensor_type}")
     if x.traced is not None:
@@ -158,6 +159,7 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """
     if bins < 1:
         raise ArgumentError(f"histc at {user_line()}: bins must be at least 1; got {bins}")
+    check_size("histc", "bins", bins)
     if not x.dtype.is_float:
         raise DtypeError(f"histc at {user_line()}: the tensor must have a floating point type; got {x.tensor_type}; use x.float()")
     low, high = _bounds("histc", x, float(min), float(max), 1)
@@ -207,6 +209,7 @@ def _edges(what: str, x: Tensor, bins: Any, range: Sequence[float] | None) -> Te
         return run(Detach(), bins)
     if isinstance(bins, bool) or not isinstance(bins, int | np.integer) or bins < 1:
         raise ArgumentError(f"{what} at {user_line()}: bins={bins!r} must be a number of bins >= 1, or a vector of edges")
+    check_size(what, "bins", int(bins))
     if range is not None and len(range) != 2:
         raise ArgumentError(f"{what} at {user_line()}: range={range} must be two numbers, the ends of the bins")
     low, high = _bounds(what, x, *map(float, (0, 0) if range is None else range), 0.5)

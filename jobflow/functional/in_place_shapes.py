@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.errors import ArgumentError, JobError, PlacementError, user_line
+from jobflow.functional.argument_checks import check_size
 from jobflow.functional.dispatch import method
 from jobflow.functional.shapes import sizes, squeeze, t, transpose, unsqueeze
 from jobflow.functional.typed import Tensor
@@ -63,6 +64,7 @@ def resize_(x: Tensor, *sizes_: Any, memory_format: Any = None) -> Tensor:
     shape = sizes(sizes_)
     if any(n < 0 for n in shape):
         raise ArgumentError(f"resize_ at {user_line()}: sizes {list(shape)} must not be negative")
+    check_size("resize_", "size", math.prod(shape))
     _refuse(x, "resize_")
     if x._needs_gradient:
         raise JobError(f"resize_ at {user_line()}: {x.tensor_type} requires gradients; compute a new tensor")

@@ -9,8 +9,9 @@ from typing import NamedTuple
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import DType
 from jobflow.functional import reductions, selecting
-from jobflow.functional.argument_checks import checks_arguments
+from jobflow.functional.argument_checks import check_size, checks_arguments
 from jobflow.functional.binary_functions import div, matmul, mul
+from jobflow.functional.casting import named
 from jobflow.functional.comparing import eq, where
 from jobflow.functional.joining import all_tensors, cat
 from jobflow.functional.matrix_factors import inv, matrices, solve, svdvals
@@ -44,6 +45,7 @@ class SlogDet(NamedTuple):
 @checks_arguments
 def vector_norm(x: Tensor, ord: float = 2, dim: int | Sequence[int] | None = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
     """Return the norm (sum |x|^ord)^(1/ord) over `dim`, by default over all axes; see `flow.norm`."""
+    dtype = named("linalg.vector_norm", dtype) if dtype else None
     if dim is None and x.ndim:
         result = reductions.norm(flatten(x), ord, dtype=dtype)
         return reshape(result, (1,) * x.ndim) if keepdim else result
@@ -57,7 +59,7 @@ def matrix_norm(A: Tensor, ord: float | str = "fro", dim: Sequence[int] = (-2, -
     Raises: ArgumentError for another order, ShapeError unless `dim` are two different axes.
     """
     what = "linalg.matrix_norm"
-    A = cast(A, dtype) if dtype else A
+    A = cast(A, named(what, dtype)) if dtype else A
     if not A.dtype.is_float:
         raise DtypeError(f"{what} at {user_line()}: A must have a floating point type; got {A.tensor_type}; use A.float()")
     axes = [axis_of(what, d, A.ndim) for d in dim]
@@ -96,6 +98,7 @@ def norm(
     Without `ord`, return the 2-norm of all elements.  See `vector_norm` and `matrix_norm`.
     """
     several = [dim] if isinstance(dim, int) else dim
+    dtype = named("linalg.norm", dtype) if dtype else None
     if ord is None:
         return vector_norm(A, 2, dim, keepdim, dtype=dtype)
     if several is None and A.ndim not in (1, 2):
@@ -221,6 +224,7 @@ def diagonal(A: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> T
 @checks_arguments
 def vander(x: Tensor, N: int | None = None) -> Tensor:
     """Return the powers 0 to N - 1 of the elements of x, along a new last axis; N is by default the size of the last axis."""
+    check_size("linalg.vander", "N", N or 0)
     if not x.ndim and N is not None:
         return vander(reshape(x, 1), N)
     if not x.ndim or (N is not None and N < 1):

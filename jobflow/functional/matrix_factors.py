@@ -99,6 +99,7 @@ def inv(A: Tensor) -> Tensor:
     return _valid("linalg.inv", [y], info, "means that the matrix is singular; use pinv")
 
 
+@checks_arguments
 def inv_ex(A: Tensor, *, check_errors: bool = False) -> WithInfo:
     """Return (inverse, info): the inverse of square matrices, and 1 for singular ones, whose inverse is NaN."""
     y, info = run_several(ops.Inverse(), matrices("linalg.inv_ex", A, square=True))

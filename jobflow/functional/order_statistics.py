@@ -8,6 +8,7 @@ from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import DType, bool_, int64
 from jobflow.functional.argument_checks import checks_arguments
 from jobflow.functional.binary_functions import div, floor_divide, mul, sub
+from jobflow.functional.casting import named
 from jobflow.functional.comparing import eq, where
 from jobflow.functional.dispatch import method
 from jobflow.functional.joining import cat
@@ -42,7 +43,7 @@ def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> MinM
 
     Raises: ShapeError for an empty axis.
     """
-    return MinMax(amin(x, dim, keepdim), amax(x, dim, keepdim))
+    return MinMax(amin(x, dim, bool(keepdim)), amax(x, dim, bool(keepdim)))
 
 
 def _running(what: str, x: Tensor, dim: int, largest: bool) -> Extreme:
@@ -145,7 +146,7 @@ def nanmean(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType |
 
     Raises: DtypeError unless x is, or becomes by `dtype`, a floating point tensor.
     """
-    x = cast(x, dtype) if dtype else x
+    x = cast(x, named("nanmean", dtype)) if dtype else x
     if not x.dtype.is_float:
         raise DtypeError(f"nanmean at {user_line()}: the tensor must have a floating point type; got {x.tensor_type}; use x.float()")
     axes_of("nanmean", x, dim)

@@ -12,7 +12,7 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import bool_, int64
 from jobflow.functional import creation
-from jobflow.functional.argument_checks import checks_arguments
+from jobflow.functional.argument_checks import check_size, checks_arguments
 from jobflow.functional.binary_functions import sub
 from jobflow.functional.comparing import logical_xor
 from jobflow.functional.dispatch import attribute, method
@@ -42,7 +42,7 @@ __all__ = [
 def _at_least(what: str, tensors: tuple[Any, ...], shape: Any) -> Any:
     """Return each tensor in the shape `shape(x)`; one tensor for a single argument, else a tuple."""
     one = len(tensors) == 1 and isinstance(tensors[0], Tensor)
-    several = list(tensors[0]) if len(tensors) == 1 and not one else list(tensors)
+    several = tensors[0] if len(tensors) == 1 and not one else tensors
     results = tuple(reshape(x, shape(x)) for x in all_tensors(what, several))
     return results[0] if one else results
 
@@ -74,6 +74,9 @@ def ravel(x: Tensor) -> Tensor:
 
 def broadcast_shapes(*shapes: Any) -> Any:
     """Return the shape to which tensors of these shapes broadcast.  Raises: ShapeError if the shapes do not broadcast."""
+    for shape in shapes:
+        if not isinstance(shape, int | list | tuple):
+            raise ArgumentError(f"broadcast_shapes at {user_line()}: a shape must be a tuple of sizes; got {shape!r}")
     listed_shapes = [(shape,) if isinstance(shape, int) else tuple(integer("broadcast_shapes", n) for n in shape) for shape in shapes]
     return Size(common_shape("broadcast_shapes", *listed_shapes, ()))
 
@@ -117,6 +120,7 @@ def _split(what: str, x: Tensor, at: Any, dim: int) -> tuple[Tensor, ...]:
         edges = [min(max(i + n if i < 0 else i, 0), n) for i in (integer(what, each) for each in at)]
     else:
         sections = integer(what, at)
+        check_size(what, "indices_or_sections", sections)
         if sections < 1:
             raise ArgumentError(f"{what} at {user_line()}: the number of sections must be at least 1; got {sections}")
         size, larger = divmod(n, sections)
@@ -199,6 +203,7 @@ def diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Te
     a, b = axis_of("diag_embed", dim1, x.ndim + 1), axis_of("diag_embed", dim2, x.ndim + 1)
     if a == b or not x.ndim:
         raise ShapeError(f"diag_embed at {user_line()}: dim1 and dim2 must be two different axes; got {dim1} and {dim2} for {x.tensor_type}")
+    check_size("diag_embed", "offset", offset)
     *lead, count = x.shape
     n = count + abs(offset)
     zeros, ones = (0,) * len(lead), (1,) * len(lead)
@@ -240,6 +245,7 @@ def _triangle(what: str, indices: Any, row: Any, col: Any, offset: Any, options:
     rows, columns = integer(what, row), integer(what, col)
     if rows < 0 or columns < 0:
         raise ArgumentError(f"{what} at {user_line()}: row={row} and col={col} must not be negative")
+    check_size(what, "row, col or offset", rows, columns, integer(what, offset))
     options.pop("layout", None)
     options.setdefault("dtype", int64)
     return creation.tensor(np.stack(indices(rows, integer(what, offset), columns)), **options)

@@ -174,7 +174,10 @@ def generator_of(generator: Any, layout: Layout | None) -> Counter:
     """Return the counter of `generator`; for None, the counter of local tensors if `layout` is None, else of global tensors."""
     here = state()
     if generator is not None:
-        return generator.core if hasattr(generator, "core") else generator
+        counter = getattr(generator, "core", generator)
+        if not isinstance(counter, Counter):
+            raise ArgumentError(f"generator at {user_line()}: generator={generator!r} must be None or a flow.Generator")
+        return counter
     return here.local_generator if layout is None else here.global_generator
 
 

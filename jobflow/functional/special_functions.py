@@ -81,8 +81,8 @@ def _polygamma(x: Tensor, n: int) -> Tensor:
 @rounded_once
 def mvlgamma(x: Tensor, p: int) -> Tensor:
     """Return the logarithm of the multivariate gamma function of dimension p.  Raises: ArgumentError for p < 1."""
-    if p < 1:
-        raise ArgumentError(f"mvlgamma at {user_line()}: p must be at least 1; got {p}")
+    if not 1 <= p <= 1000:
+        raise ArgumentError(f"mvlgamma at {user_line()}: p must be from 1 to 1000; got {p}")
     x = as_float(x)
     total = lgamma(x)
     for i in range(1, p):
