@@ -28,6 +28,10 @@ def square() -> Any:
 CALLS: dict[str, Callable[[Any], Any]] = {
     "bernoulli": lambda g: flow.bernoulli(half(), generator=g),
     "bernoulli_": lambda g: half().bernoulli_(0.5, generator=g),
+    "cauchy_": lambda g: half().cauchy_(generator=g),
+    "exponential_": lambda g: half().exponential_(generator=g),
+    "geometric_": lambda g: half().geometric_(0.1, generator=g),
+    "log_normal_": lambda g: half().log_normal_(generator=g),
     "multinomial": lambda g: flow.multinomial(half(), 32, generator=g),
     "normal": lambda g: flow.normal(0.0, 1.0, 64, generator=g),
     "normal_": lambda g: half().normal_(generator=g),

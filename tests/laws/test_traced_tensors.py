@@ -25,6 +25,8 @@ Named = tuple[str, Callable[..., Any]]
 def public(name: str) -> Callable[..., Any] | None:
     """Return a function of tensors, except for those that belong to the job API in a job."""
     module, _, word = name.rpartition(".")
+    if module == "special":
+        return getattr(flow.special, word)  # type: ignore[no-any-return]
     return getattr(F, word, None) or (None if module else getattr(flow.functional, word, None))
 
 
