@@ -195,7 +195,7 @@ def attend(
     are appended to keys and values, visible to all queries.  `attention` and `padding` are the masks of `combined_mask`.
     """
     q, k, v = mapped
-    more = [(bias_k, bias_v)] if bias_k is not None else []
+    more: list[tuple[Tensor | None, Tensor | None]] = [(bias_k, bias_v)] if bias_k is not None else []
     more += [(None, None)] if zero_key else []
     for row_k, row_v in more:
         k, v = _with_row(k, row_k), _with_row(v, row_v)

@@ -131,7 +131,7 @@ def composed(function: Callable[P, Value]) -> Callable[P, Tensor]:
             if token is not None:
                 scope.leave(token)
         assert isinstance(result, Tensor | tuple)  # functions such as max_pool2d(return_indices=True) return several tensors
-        return result  # type: ignore[return-value]
+        return result
 
     return call
 

@@ -232,7 +232,8 @@ def margin_ranking_loss(
     """
     one_shape("margin_ranking_loss", input1=input1, input2=input2, target=target)
     if not input1.tensor_type.dtype.is_float:
-        input1, input2, target = (ew.cast(x, int64) for x in (input1, input2, target))  # unsigned differences would wrap
+        # unsigned differences would wrap
+        input1, input2, target = (ew.cast(x, int64) for x in (input1, input2, target))  # type: ignore[assignment]
     product = ew.multiply(target, ew.subtract(input1, input2))
     if not product.tensor_type.dtype.is_float:
         product = ew.cast(product, state().default_dtype)

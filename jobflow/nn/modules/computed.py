@@ -68,14 +68,14 @@ def _property(name: str) -> Any:
 
 
 @cache
-def _subclass(cls: type[Module], names: frozenset[str], word: str) -> type[Module]:
+def _subclass(cls: Any, names: frozenset[str], word: str) -> type[Module]:
     body = {name: _property(name) for name in sorted(names)}
     body |= {"original_class": cls, "__module__": cls.__module__, "__doc__": cls.__doc__}
-    return type(word, (Computing, cls), body)  # type: ignore[arg-type]
+    return type(word, (Computing, cls), body)
 
 
 def _set_rules(module: Module, rules: dict[str, Rule]) -> None:
-    cls = original_class(module)
+    cls: Any = original_class(module)
     object.__setattr__(module, "_rules", rules)
     word = f"Parametrized{cls.__name__}" if "parametrizations" in vars(module)["_modules"] else cls.__name__
     object.__setattr__(module, "__class__", _subclass(cls, frozenset(rules), word) if rules else cls)

@@ -28,7 +28,7 @@ class UninitializedParameter(Parameter):
 
     def finish(self) -> None:
         """Make the parameter, which has elements now, an ordinary one."""
-        self.__class__ = Parameter
+        object.__setattr__(self, "__class__", Parameter)
 
 
 class UninitializedBuffer(Tensor):

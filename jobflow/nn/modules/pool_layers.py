@@ -91,7 +91,7 @@ class LPPool3d(_LPPool, function=F.lp_pool3d):
 
 
 class _MaxUnpool(_Windows, shared=True):
-    def forward(self, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+    def forward(self, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None) -> Tensor:  # type: ignore[override]
         return type(self).function(input, indices, self.kernel_size, self.stride, self.padding, output_size)
 
 

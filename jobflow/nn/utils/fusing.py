@@ -51,7 +51,7 @@ def fuse_linear_bn_weights(
     linear_w: Tensor, linear_b: Tensor | None, bn_rm: Tensor, bn_rv: Tensor, bn_eps: float, bn_w: Tensor, bn_b: Tensor
 ) -> tuple[Parameter, Parameter]:
     """Return weight and bias of a linear map that includes the batch normalization after it."""
-    return _fused(linear_w, linear_b, bn_rm, bn_rv, bn_eps, bn_w, bn_b, [-1, 1])  # type: ignore[no-any-return]
+    return _fused(linear_w, linear_b, bn_rm, bn_rv, bn_eps, bn_w, bn_b, [-1, 1])
 
 
 def _fused_copy(what: str, module: Any, bn: Any, transpose: bool | None) -> Any:
@@ -70,7 +70,7 @@ def _fused_copy(what: str, module: Any, bn: Any, transpose: bool | None) -> Any:
 
 def fuse_conv_bn_eval(conv: Module, bn: Module, transpose: bool = False) -> Module:
     """Return a copy of a convolution that includes the batch normalization after it.  Raises: ArgumentError unless both are in evaluation mode."""
-    return _fused_copy("fuse_conv_bn_eval", conv, bn, flag("fuse_conv_bn_eval", "transpose", transpose))  # type: ignore[no-any-return]
+    return _fused_copy("fuse_conv_bn_eval", conv, bn, flag("fuse_conv_bn_eval", "transpose", transpose))
 
 
 def fuse_linear_bn_eval(linear: Module, bn: Module) -> Module:
@@ -78,4 +78,4 @@ def fuse_linear_bn_eval(linear: Module, bn: Module) -> Module:
     features, channels = getattr(linear, "out_features", None), getattr(bn, "num_features", None)
     if features is not None and channels not in (features, 1):
         raise ArgumentError(f"fuse_linear_bn_eval at {user_line()}: bn has {channels} features; linear has {features} outputs")
-    return _fused_copy("fuse_linear_bn_eval", linear, bn, None)  # type: ignore[no-any-return]
+    return _fused_copy("fuse_linear_bn_eval", linear, bn, None)

@@ -100,7 +100,7 @@ class OrthogonalMap(Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         q = self._columns(_tall(weight))
-        return q.transpose(-2, -1) if weight.shape[-2] < weight.shape[-1] else q  # type: ignore[no-any-return]
+        return q.transpose(-2, -1) if weight.shape[-2] < weight.shape[-1] else q
 
 
 class Householder(OrthogonalMap):
