@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
-from jobflow.core.types import bool_, float64, uint8
+from jobflow.core.types import bool_, float32, float64, uint8
 from jobflow.functional.dispatch import method, operator, reflected
 from jobflow.functional.in_place import in_place
 from jobflow.functional.promotion import (
@@ -378,7 +379,9 @@ def outer(input: Tensor, vec2: Tensor) -> Tensor:
 
 
 def plus(x: Tensor, beta: Number, product: Tensor, alpha: Number) -> Tensor:
-    """Return beta * x + alpha * product; beta = 0 ignores the values of x, even NaN."""
+    """Return beta * x + alpha * product; beta = 0 ignores the values of x, even NaN.  Under `autocast`, x has the type of the product."""
+    if scope.current().autocast is product.dtype and x.dtype is float32:
+        x = cast(x, product.dtype)
     scaled = x if beta == 1 else run(FillLike(0), x) if beta == 0 and (x.dtype.is_float or isinstance(beta, int)) else mul(x, beta)
     return add(scaled, product if alpha == 1 else mul(product, alpha))
 

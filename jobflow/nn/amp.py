@@ -48,11 +48,11 @@ class GradScaler:
         enabled: bool = True,
     ) -> None:
         if isinstance(device, int | float):  # cuda.amp.GradScaler(init_scale)
-            device, init_scale = "cuda", device
+            init_scale = device
         what = f"GradScaler at {user_line()}"
-        if not isinstance(device, str):
+        if not isinstance(device, str | int | float):
             raise ConfigError(f'{what}: device must be "cpu" or "cuda", not {device!r}')
-        self._device, self._enabled = device, bool(enabled)
+        self._enabled = bool(enabled)
         self._scale = _number(what, "init_scale", init_scale, lambda x: 0 < x < math.inf, "positive and finite")
         self._growth_tracker = 0
         self.set_growth_factor(growth_factor)

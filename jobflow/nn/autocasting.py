@@ -33,9 +33,9 @@ class autocast:
 
     def __init__(self, device_type: str | bool = "cuda", dtype: DType | None = None, enabled: bool = True, cache_enabled: bool | None = None) -> None:
         if isinstance(device_type, bool):  # cuda.amp.autocast(enabled, dtype, cache_enabled)
-            device_type, enabled = "cuda", device_type
+            enabled = device_type
         what = f"autocast at {user_line()}"
-        kind = _kind(what, device_type)
+        kind = "cuda" if isinstance(device_type, bool) else _kind(what, device_type)
         if dtype is not None and not isinstance(dtype, DType):
             raise ArgumentError(f"{what}: dtype must be bfloat16 or float16; got {dtype!r}")
         for name, value in (("enabled", enabled), ("cache_enabled", cache_enabled)):

@@ -24,7 +24,7 @@ class _Moments(OptimizerUpdate):
     maximize: bool = False
     reads_step = True
     slot_names = ("exp_avg", "exp_avg_sq")
-    cases = ({}, {"weight_decay": 0.1}, {"weight_decay": 0.1, "decoupled": True, "maximize": True})
+    cases: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"weight_decay": 0.1}, {"weight_decay": 0.1, "decoupled": True, "maximize": True})
 
     def decay_factor(self, rate: Any) -> Any:
         """Return the factor of w, which is below 1 with decoupled weight decay."""

@@ -27,7 +27,8 @@ class RAdam(OptionsOptimizer):
     maximize: bool = False
 
     def rule(self, group: Group) -> OptimizerUpdate:
-        return RAdamUpdate(*group["betas"], group["eps"], group["weight_decay"], group["decoupled_weight_decay"], group["maximize"])
+        beta1, beta2 = group["betas"]
+        return RAdamUpdate(beta1, beta2, group["eps"], group["weight_decay"], group["decoupled_weight_decay"], group["maximize"])
 
 
 @options
@@ -49,8 +50,8 @@ class NAdam(OptionsOptimizer):
         return {"mu_product": group["betas"][0] ** step * product}
 
     def rule(self, group: Group) -> OptimizerUpdate:
-        decoupled, maximize = group["decoupled_weight_decay"], group["maximize"]
-        return NAdamUpdate(*group["betas"], group["eps"], group["weight_decay"], decoupled, maximize, float(group["momentum_decay"]))
+        (beta1, beta2), decoupled, maximize = group["betas"], group["decoupled_weight_decay"], group["maximize"]
+        return NAdamUpdate(beta1, beta2, group["eps"], group["weight_decay"], decoupled, maximize, float(group["momentum_decay"]))
 
 
 @options
@@ -65,7 +66,8 @@ class Adamax(OptionsOptimizer):
     maximize: bool = False
 
     def rule(self, group: Group) -> OptimizerUpdate:
-        return AdamaxUpdate(*group["betas"], group["eps"], group["weight_decay"], group["maximize"])
+        beta1, beta2 = group["betas"]
+        return AdamaxUpdate(beta1, beta2, group["eps"], group["weight_decay"], group["maximize"])
 
 
 @options
@@ -79,7 +81,8 @@ class Lion(OptionsOptimizer):
     maximize: bool = False
 
     def rule(self, group: Group) -> OptimizerUpdate:
-        return LionUpdate(*group["betas"], group["weight_decay"], group["maximize"])
+        beta1, beta2 = group["betas"]
+        return LionUpdate(beta1, beta2, group["weight_decay"], group["maximize"])
 
 
 @options
@@ -96,8 +99,8 @@ class Rprop(OptionsOptimizer):
     maximize: bool = False
 
     def rule(self, group: Group) -> OptimizerUpdate:
-        smallest, largest = group["step_sizes"]
-        return RpropUpdate(*group["etas"], float(smallest), float(largest), group["maximize"])
+        (shrinkage, growth), (smallest, largest) = group["etas"], group["step_sizes"]
+        return RpropUpdate(shrinkage, growth, float(smallest), float(largest), group["maximize"])
 
 
 @options
@@ -119,5 +122,5 @@ class ASGD(OptionsOptimizer):
         return {"eta": eta, "mu": 1 / max(1, step - group["t0"])}
 
     def rule(self, group: Group) -> OptimizerUpdate:
-        values = (float(group[name]) for name in ("lambd", "alpha", "t0", "weight_decay"))
-        return AveragedSgdUpdate(*values, group["maximize"])
+        lambd, alpha, t0, decay = (float(group[name]) for name in ("lambd", "alpha", "t0", "weight_decay"))
+        return AveragedSgdUpdate(lambd, alpha, t0, decay, group["maximize"])

@@ -213,11 +213,12 @@ def _strong_wolfe(evaluate: Callable[[float], Point], start: Point, distance: fl
             return point
         if point.slope >= 0:
             break
-        low, high = point.distance + 0.01 * (point.distance - previous.distance), 10 * point.distance
-        previous, point = point, evaluate(_cubic_minimum(previous, point, low, high))
+        nearest, farthest = point.distance + 0.01 * (point.distance - previous.distance), 10 * point.distance
+        previous, point = point, evaluate(_cubic_minimum(previous, point, nearest, farthest))
     else:
         previous, count = start, limit
-    return _refined(evaluate, start, *sorted((previous, point), key=lambda each: each.loss), size, limit - count, tolerance)
+    low, high = sorted((previous, point), key=lambda each: each.loss)
+    return _refined(evaluate, start, low, high, size, limit - count, tolerance)
 
 
 def _refined(evaluate: Callable[[float], Point], start: Point, low: Point, high: Point, size: float, limit: int, tolerance: float) -> Point:

@@ -97,13 +97,13 @@ def runs_chains(*inputs: TensorBase) -> bool:
     return runs and all(x.layout is None and x.traced is None for x in inputs)
 
 
-def autocasted(half: DType, op: Op, inputs: Sequence[T]) -> Sequence[T]:
+def autocasted(half: DType, op: Op, inputs: Sequence[T]) -> tuple[T, ...]:
     """Return the inputs of an operation under `autocast`, cast to the element type that the category of the operation selects."""
     dtype = op.autocast_dtype(half, [x.tensor_type.dtype for x in inputs])
     if dtype is None:
-        return inputs
+        return tuple(inputs)
     with scope.using(autocast=None):
-        return [run(Cast(dtype), x) if x.tensor_type.dtype.is_float and x.tensor_type.dtype is not dtype else x for x in inputs]
+        return tuple([run(Cast(dtype), x) if x.tensor_type.dtype.is_float and x.tensor_type.dtype is not dtype else x for x in inputs])
 
 
 def run_several(op: Op, *inputs: T) -> tuple[T, ...]:

@@ -66,6 +66,7 @@ def test_operations_have_the_types_of_their_category() -> None:
         singles = (half.sum(), half.exp(), half + a, F.cross_entropy(half, flow.tensor([0, 1, 2, 3])), half.norm(), F.l1_loss(half, half * 2))
         assert all(y.dtype is SINGLE for y in singles)
         assert F.relu(half).dtype is HALF and (half * 2).dtype is HALF and half.reshape(-1).dtype is HALF
+        assert flow.addmm(a, a, a).dtype is HALF and flow.baddbmm(a[None], a[None], a[None]).dtype is HALF
         assert (a.double() @ a.double()).dtype is flow.float64
         with flow.autocast("cpu", enabled=False):
             assert (a @ a).dtype is SINGLE and not flow.is_autocast_enabled()
