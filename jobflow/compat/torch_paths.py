@@ -14,7 +14,7 @@ compat.torch_types         types
 distributions              distributions.normal distributions.categorical distributions.bernoulli distributions.beta distributions.dirichlet
 distributions              distributions.uniform distributions.laplace distributions.gamma distributions.exponential distributions.kl
 distributions              distributions.one_hot_categorical distributions.log_normal distributions.geometric distributions.binomial
-distributions              distributions.multinomial distributions.chi2
+distributions              distributions.multinomial distributions.chi2 distributions.multivariate_normal
 functional.autograd        autograd.function autograd.functional autograd.gradcheck autograd.grad_mode autograd.variable autograd.anomaly_mode
 core.compilation           _dynamo
 functional.cuda            cuda.random cuda.memory cuda.streams

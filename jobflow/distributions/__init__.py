@@ -21,5 +21,6 @@ from jobflow.distributions.gammas import Chi2 as Chi2
 from jobflow.distributions.gammas import Dirichlet as Dirichlet
 from jobflow.distributions.gammas import Gamma as Gamma
 from jobflow.distributions.independent import Independent as Independent
+from jobflow.distributions.multivariate import MultivariateNormal as MultivariateNormal
 
 _add_aliases(__name__, "jobflow.distributions")

@@ -84,6 +84,13 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Array], dict[str, Array] | 
     "binomial": (_constructor("Binomial", 5), {"probs": _unit(4)}, {"probs": _unit(4)}, _classes(6, 3, 4).astype(float)),
     "binomial_logits": (_constructor("Binomial", 3), {"logits": _real(4)}, {"logits": _real(4)}, _classes(4, 4).astype(float)),
     "multinomial": (_constructor("Multinomial", 3), {"probs": _positive(2, 4)}, None, np.array([[1.0, 2, 0, 0], [0, 1, 1, 1]])),
+    "multivariate": (
+        _constructor("MultivariateNormal"),
+        {"loc": _real(2, 3), "covariance_matrix": np.eye(3) + 0.3 * np.ones((3, 3))},
+        {"loc": _real(3), "covariance_matrix": 2 * np.eye(3) + 0.1 * np.ones((3, 3))},
+        _real(4, 2, 3),
+    ),
+    "multivariate_factor": (_constructor("MultivariateNormal"), {"loc": _real(3), "scale_tril": np.tri(3) + np.eye(3)}, None, _real(4, 3)),
     "independent": (_independent, {"loc": _real(4, 3), "scale": _positive(4, 3)}, {"loc": _real(4, 3), "scale": _positive(4, 3)}, _real(2, 4, 3)),
 }
 #: properties and methods whose results are compared where PyTorch has them

@@ -66,6 +66,7 @@ SAMPLED = [
     lambda: d.OneHotCategoricalStraightThrough(logits=flow.tensor([0.0, 1.0])),
     lambda: d.Multinomial(4, flow.tensor([1.0, 2.0, 5.0])),
     lambda: d.Independent(d.Normal(flow.zeros(2, 3), 1.0), 1),
+    lambda: d.MultivariateNormal(flow.ones(2), flow.tensor([[1.0, 0.5], [0.5, 2.0]])),
 ]
 
 
@@ -180,6 +181,8 @@ REFUSED = [
     (lambda: d.Multinomial(2.5, flow.ones(2)), r"total_count must be an int"),
     (lambda: d.Independent(d.Normal(0.0, 1.0), 1), r"reinterpreted_batch_ndims"),
     (lambda: d.Independent(d.Normal(flow.zeros(2), 1.0), 1).expand(3), r"shape.*3"),
+    (lambda: d.MultivariateNormal(flow.ones(2)), r"MultivariateNormal.*one of .*got none"),
+    (lambda: d.MultivariateNormal(flow.ones(2), flow.eye(3)), r"covariance_matrix float32\[3,3\]"),
     (lambda: d.Independent(3, 1), r"base_distribution"),
     (lambda: d.kl_divergence(1, 2), r"p must be a distribution"),
     (lambda: d.register_kl(int, d.Normal), r"type_p"),
