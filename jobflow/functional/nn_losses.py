@@ -31,20 +31,28 @@ __all__ = [
 P = ParamSpec("P")
 
 
+#: losses whose mean is divided by the sum of the weights; that of others is divided by the number of elements
+_WEIGHTED_MEANS = ("mse_loss", "l1_loss")
+
+
 def reducing(function: Callable[P, Value]) -> Callable[P, Tensor]:
     """Wrap a function that returns elementwise losses, so that its argument `reduction` selects their mean, their sum or the losses themselves.
 
     The older arguments `size_average` and `reduce`, if the function has them, replace `reduction`.
     """
     what, names = function.__name__, list(signature(function).parameters)
-    places = {name: names.index(name) for name in ("size_average", "reduce", "reduction") if name in names}
+    usual = {"size_average": None, "reduce": None, "reduction": "mean", "weight": None}
+    indices = {name: names.index(name) for name in usual if name in names}
 
     @wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> Value:
-        options: dict[str, Any] = {name: arguments[at] if len(arguments) > at else named.get(name) for name, at in places.items()}
-        reduction = "mean" if options["reduction"] is None and "reduction" not in named else options["reduction"]
-        reduction = chosen_reduction(what, options.get("size_average"), options.get("reduce"), reduction)
-        return reduced(what, function(*arguments, **named), reduction)
+        passed: dict[str, Any] = {name: arguments[at] if len(arguments) > at else named.get(name, usual[name]) for name, at in indices.items()}
+        options = usual | passed
+        reduction = chosen_reduction(what, options["size_average"], options["reduce"], options["reduction"])
+        loss, weight = function(*arguments, **named), options["weight"]
+        if weight is not None and what in _WEIGHTED_MEANS and one_of(what, "reduction", reduction, REDUCTIONS) == "mean":
+            return ew.divide(rd.reduce_sum(loss), rd.reduce_sum(weight))
+        return reduced(what, loss, reduction)
 
     return formula(call)
 
@@ -62,24 +70,40 @@ def one_shape(what: str, **operands: Tensor | None) -> None:
 
 @one_type
 @reducing
-def mse_loss(input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean") -> Value:
+def mse_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    weight: Tensor | None = None,
+) -> Value:
     """Return the squared errors (input - target)^2, reduced by `reduction`: "mean", "sum" or "none".
 
-    Raises: ShapeError unless `input` and `target` have the same shape.
+    `weight` multiplies the errors, and the mean is then divided by the sum of the weights.
+    Raises: ShapeError unless `input`, `target` and `weight` have the same shape.
     """
-    one_shape("mse_loss", input=input, target=target)
-    return ew.squared_difference(input, target)
+    one_shape("mse_loss", input=input, target=target, weight=weight)
+    return _weighted(ew.squared_difference(input, target), weight)
 
 
 @one_type
 @reducing
-def l1_loss(input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean") -> Value:
+def l1_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    weight: Tensor | None = None,
+) -> Value:
     """Return the absolute errors |input - target|, reduced by `reduction`: "mean", "sum" or "none".
 
-    Raises: ShapeError unless `input` and `target` have the same shape.
+    `weight` multiplies the errors, and the mean is then divided by the sum of the weights.
+    Raises: ShapeError unless `input`, `target` and `weight` have the same shape.
     """
-    one_shape("l1_loss", input=input, target=target)
-    return ew.absolute(ew.subtract(input, target))
+    one_shape("l1_loss", input=input, target=target, weight=weight)
+    return _weighted(ew.absolute(ew.subtract(input, target)), weight)
 
 
 @one_type
@@ -102,16 +126,16 @@ def smooth_l1_loss(
 
 @one_type
 @reducing
-def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Value:
-    """Return d^2 / 2 where d < delta, else delta * (d - delta / 2), with d = |input - target|.
+def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0, weight: Tensor | None = None) -> Value:
+    """Return d^2 / 2 where d < delta, else delta * (d - delta / 2), with d = |input - target|; `weight` multiplies the losses.
 
     `reduction` is "mean", "sum" or "none".
     Raises: ArgumentError unless delta > 0; ShapeError unless `input` and `target` have the same shape.
     """
     if delta <= 0:
         raise ArgumentError(f"huber_loss at {user_line()}: delta {delta} must be positive")
-    one_shape("huber_loss", input=input, target=target)
-    return ew.scale(el.smooth_l1(input, target, delta), delta)
+    one_shape("huber_loss", input=input, target=target, weight=weight)
+    return _weighted(ew.scale(el.smooth_l1(input, target, delta), delta), weight)
 
 
 def _weighted(loss: Value, weight: Tensor | None) -> Value:

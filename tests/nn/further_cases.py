@@ -44,6 +44,8 @@ MARGINS = [
     Case("multilabel_soft_margin", _module("MultiLabelSoftMarginLoss", reduction="sum"), (ROWS, ("q", (5, 4)))),
     Case("triplet_distance", _module("TripletMarginWithDistanceLoss", swap=True, margin=2.0), (ROWS, ROWS, ROWS)),
     Case("pdist", _function("pdist", 3.0), (ROWS,)),
+    Case("huber_weight", lambda nn, F: lambda x, t, w: F.huber_loss(x, t, weight=w), (ROWS, ("c", (5, 4)), ("q", (5, 4)))),
+    Case("l1_weight", lambda nn, F: lambda x, t, w: F.l1_loss(x, t, weight=w), (ROWS, ("c", (5, 4)), ("q", (5, 4)))),
     Case("size_average", _module("MSELoss", False), (ROWS, ("c", (5, 4)))),
 ]
 
