@@ -212,7 +212,8 @@ def _edges(what: str, x: Tensor, bins: Any, range: Sequence[float] | None) -> Te
     check_size(what, "bins", int(bins))
     if range is not None and len(range) != 2:
         raise ArgumentError(f"{what} at {user_line()}: range={range} must be two numbers, the ends of the bins")
-    low, high = _bounds(what, x, *map(float, (0, 0) if range is None else range), 0.5)
+    first, last = (0.0, 0.0) if range is None else range
+    low, high = _bounds(what, x, float(first), float(last), 0.5)
     ones = expand(run(FillLike(1), reshape(low, 1)), int(bins) + 1)
     shares = div(sub(cumsum(ones, 0), 1), float(bins))
     return add(mul(sub(1.0, shares), low), mul(shares, high))

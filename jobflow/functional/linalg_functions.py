@@ -118,7 +118,7 @@ def cond(A: Tensor, p: float | str | None = None) -> Tensor:
         largest, smallest = (values.narrow(-1, i, 1).squeeze(-1) for i in (0, values.shape[-1] - 1))
         return div(largest, smallest) if p != -2 else div(smallest, largest)
     inverse, info = run_several(ops.Inverse(), matrices("linalg.cond", A, square=True))
-    product = mul(matrix_norm(A, p), matrix_norm(inverse, p))  # type: ignore[arg-type]
+    product = mul(matrix_norm(A, p), matrix_norm(inverse, p))
     return where(eq(info, 0), product, constant(product, math.inf, product.dtype))
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.functional.argument_checks import checks_arguments
-from jobflow.functional.binary_functions import Number, add, bmm, dot, matmul, mul, mv, outer, plus, sub
+from jobflow.functional.binary_functions import add, bmm, dot, matmul, mul, mv, outer, plus, sub
 from jobflow.functional.dispatch import method
 from jobflow.functional.in_place import in_place
 from jobflow.functional.joining import narrow
-from jobflow.functional.promotion import as_float, pair, rounded_once, together
+from jobflow.functional.promotion import Number, as_float, pair, rounded_once, together
 from jobflow.functional.reductions import cumsum, norm
 from jobflow.functional.reductions import sum as total
 from jobflow.functional.selecting import diagonal, roll

@@ -105,7 +105,7 @@ def write(results: Any, outputs: Sequence[Array]) -> None:
 def matrix_sample(seed: int, *shape: int) -> Array:
     """Return well-conditioned random matrices."""
     x = sample_data(seed, *shape)
-    return x + 3 * np.eye(*shape[-2:])
+    return x + 3 * np.eye(shape[-2], shape[-1])
 
 
 class OfMatrices(Op):
