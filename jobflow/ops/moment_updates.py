@@ -90,6 +90,8 @@ def log_momenta(f: Any, decay: float, t: Any) -> Any:
     """
     if decay == 1.0:
         return t * math.log(0.5)
+    if decay == 0.0:
+        return t * 0.0
     gap = f.expm1(t * math.log(decay))  # Q - 1
     powers, total = 0.0, 0.0
     for k in range(1, _TERMS + 1):

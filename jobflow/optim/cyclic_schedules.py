@@ -138,6 +138,8 @@ class OneCycleLR(_MomentumCycle):
                 group["initial_lr"], group["max_lr"] = top / div_factor, top
                 group["min_lr"] = top / div_factor / final_div_factor
             self._begin(optimizer, base_momentum, max_momentum)
+        elif any("max_lr" not in group for group in optimizer.param_groups):
+            raise ConfigError(f"{what}: last_epoch={last_epoch!r} needs the groups of an earlier OneCycleLR; load the state of the optimizer first")
         super().__init__(optimizer, last_epoch, verbose)
 
     def _position(self, t: int) -> tuple[float, tuple[Any, ...]]:
@@ -207,7 +209,7 @@ class CyclicLR(_MomentumCycle):
         check_numbers("CyclicLR", gamma=gamma)
         if scale_fn is not None and not callable(scale_fn):
             raise ConfigError(f"{what}: scale_fn must be a function of a number, not {scale_fn!r}")
-        if scale_fn is None and mode not in _SCALES:
+        if scale_fn is None and (not isinstance(mode, str) or mode not in _SCALES):
             raise ConfigError(f'{what}: mode must be "triangular", "triangular2" or "exp_range", not {mode!r}')
         if scale_mode not in ("cycle", "iterations"):
             raise ConfigError(f'{what}: scale_mode must be "cycle" or "iterations", not {scale_mode!r}')

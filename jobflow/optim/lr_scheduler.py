@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jobflow.core.errors import ConfigError, user_line
@@ -19,7 +19,7 @@ from jobflow.optim.cyclic_schedules import CyclicLR as CyclicLR
 from jobflow.optim.cyclic_schedules import OneCycleLR as OneCycleLR
 from jobflow.optim.optimizer import Optimizer
 from jobflow.optim.schedule_base import LRScheduler as LRScheduler
-from jobflow.optim.schedule_base import check_counts, check_numbers, check_optimizer, check_unit, per_group, restorable
+from jobflow.optim.schedule_base import check_counts, check_numbers, check_optimizer, check_unit, is_number, per_group, restorable
 
 
 def _factors(what: str, optimizer: Any, lr_lambda: Any) -> list[Callable[[int], float]]:
@@ -91,6 +91,8 @@ class MultiStepLR(LRScheduler):
 
     def __init__(self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1, last_epoch: int = -1, verbose: Any = None) -> None:
         check_numbers("MultiStepLR", gamma=gamma)
+        if not isinstance(milestones, Iterable) or not all(map(is_number, milestones := list(milestones))):
+            raise ConfigError(f"lr_scheduler.MultiStepLR at {user_line()}: milestones must be a list of numbers of steps, not {milestones!r}")
         self.milestones, self.gamma = sorted(milestones), gamma
         super().__init__(optimizer, last_epoch, verbose)
 
@@ -119,6 +121,7 @@ class ConstantLR(LRScheduler):
 
     def __init__(self, optimizer: Optimizer, factor: float = 1.0 / 3, total_iters: int = 5, last_epoch: int = -1, verbose: Any = None) -> None:
         check_unit(f"lr_scheduler.ConstantLR at {user_line()}", factor=factor)
+        check_counts("ConstantLR", 0, total_iters=total_iters)
         self.factor, self.total_iters = factor, total_iters
         super().__init__(optimizer, last_epoch, verbose)
 

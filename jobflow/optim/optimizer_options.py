@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, InitVar
 from typing import Any, ClassVar, TypeVar, dataclass_transform
@@ -14,7 +15,7 @@ _UNIT: Legal = (lambda x: 0 <= x < 1, "a number in [0, 1)")
 _PAIR: Legal = (lambda x: len(x) == 2 and all(0 <= b < 1 for b in x), "a pair of numbers in [0, 1)")
 _ETAS: Legal = (lambda x: len(x) == 2 and 0 < x[0] < 1 < x[1], "a pair of numbers in (0, 1) and above 1")
 _BOUNDS: Legal = (lambda x: len(x) == 2 and 0 <= x[0] <= x[1], "a pair of numbers of at least 0, the smaller number first")
-_NUMBER: Legal = (lambda x: abs(x) >= 0, "a number")
+_NUMBER: Legal = (lambda x: -math.inf < x < math.inf, "a number")
 _FLAG: Legal = (lambda x: x in (True, False), "True or False")
 #: validity checks of options other than the learning rate and weight decay
 _LEGAL = {

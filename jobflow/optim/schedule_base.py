@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -34,8 +35,8 @@ def check_numbers(what: str, **values: float) -> None:
 
 
 def is_number(x: Any) -> bool:
-    """Return True for an integer or a float, but not for a bool."""
-    return isinstance(x, int | float) and not isinstance(x, bool)
+    """Return True for a finite integer or float, but not for a bool."""
+    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
 
 
 def per_group(what: str, optimizer: Any, name: str, value: Any) -> list[float]:
