@@ -14,6 +14,7 @@ from jobflow.functional.index_updates import *
 from jobflow.functional.joining import *
 from jobflow.functional.matrix_functions import *
 from jobflow.functional.matrix_products import *
+from jobflow.functional.memory_formats import *
 from jobflow.functional.nn_activations import celu as celu
 from jobflow.functional.nn_activations import gelu as gelu
 from jobflow.functional.nn_activations import hardtanh as hardtanh

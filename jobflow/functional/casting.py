@@ -11,6 +11,7 @@ import jobflow.core.types as types
 from jobflow.core.errors import DtypeError, user_line
 from jobflow.core.types import DType, dtype_of
 from jobflow.functional.dispatch import method
+from jobflow.functional.memory_formats import check_format
 from jobflow.functional.promotion import cast as as_dtype
 from jobflow.functional.promotion import kind, wider
 from jobflow.functional.typed import Tensor
@@ -51,7 +52,8 @@ def named(what: str, dtype: Any) -> DType:
 def _to(name: str, dtype: DType) -> Callable[[Tensor], Tensor]:
     """Return a method `name` that converts a tensor to element type `dtype`."""
 
-    def conversion(x: Tensor) -> Tensor:
+    def conversion(x: Tensor, memory_format: Any = None) -> Tensor:
+        check_format(name, memory_format)
         return as_dtype(x, dtype)
 
     conversion.__name__ = name

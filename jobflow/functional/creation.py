@@ -15,8 +15,9 @@ from jobflow.functional.devices import broadcast_on, checked_device, marked
 from jobflow.functional.devices import device as Device
 from jobflow.functional.dispatch import method
 from jobflow.functional.global_tensors import layout_of, on_placement
+from jobflow.functional.memory_formats import check_format, strided
 from jobflow.functional.promotion import Number, cast, check_numbers, convert_fill, number_dtype, number_kind
-from jobflow.functional.switches import check_format, checked_bool, strided
+from jobflow.functional.switches import checked_bool
 from jobflow.functional.typed import Tensor
 from jobflow.ops.axes import ExpandDims
 from jobflow.ops.compare import Equal

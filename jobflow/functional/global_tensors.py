@@ -15,8 +15,9 @@ from jobflow.functional import devices as where
 from jobflow.functional.casting import named
 from jobflow.functional.dispatch import attribute, method
 from jobflow.functional.gradients import clone, without_gradient
+from jobflow.functional.memory_formats import channels_follow, check_format
 from jobflow.functional.promotion import cast
-from jobflow.functional.switches import channels_follow, check_format, checked_bool
+from jobflow.functional.switches import checked_bool
 from jobflow.functional.typed import Tensor
 from jobflow.functional.values import numpy as numpy
 from jobflow.functional.values import value_of as value_of

@@ -14,7 +14,7 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, PlacementError, ShapeError, counted, user_line
 from jobflow.core.types import Typed
 from jobflow.functional.dispatch import attribute, method
-from jobflow.functional.switches import check_format
+from jobflow.functional.memory_formats import check_format
 from jobflow.functional.typed import Tensor
 from jobflow.ops.layout_ops import Copy
 from jobflow.ops.scalar import Detach

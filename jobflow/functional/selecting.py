@@ -22,6 +22,7 @@ from jobflow.ops.arithmetic import Add
 from jobflow.ops.index import DimGather, DimScatterAdd, Gather, UnsortedSegmentSum
 from jobflow.ops.move import Roll
 from jobflow.ops.scatter import Scatter
+from jobflow.ops.scatter_reduce import ScatterProd
 from jobflow.ops.slice_update import SliceUpdate, Subscript
 from jobflow.ops.slices import Slice
 from jobflow.ops.source import Constant
@@ -116,8 +117,9 @@ def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Ten
 
 
 def scatter(x: Tensor, dim: int, index: Tensor, src: Any = None, *, value: Any = None, reduce: str | None = None) -> Tensor:
-    """Return a copy y of x with y[i, index[i, j, ...], ...] = src[i, j, ...] for dim = 1; reduce="add" adds instead.
+    """Return a copy y of x with y[i, index[i, j, ...], ...] = src[i, j, ...] for dim = 1.
 
+    With `reduce`, "add" or "multiply", the elements of src are added to those of x, or multiplied with them; repeated indices accumulate.
     `src` is a tensor or a number; `value` is used without `src`.
     Raises: ShapeError, AxisError as in `gather`; ArgumentError without `src` and `value`; JobError for another `reduce`.
     """
@@ -126,9 +128,9 @@ def scatter(x: Tensor, dim: int, index: Tensor, src: Any = None, *, value: Any =
         raise ArgumentError(f"scatter at {user_line()}: src or value is missing; pass a tensor or a number")
     if reduce == "add":
         return scatter_add(x, dim, index, new if isinstance(new, Tensor) else _constant(x, index.shape, new))
-    if reduce is not None:
-        raise JobError(f'scatter at {user_line()}: reduce must be None or "add"; got {reduce!r}')
-    return scattered("scatter", x, dim, index, new)
+    if reduce not in (None, "multiply"):
+        raise JobError(f'scatter at {user_line()}: reduce must be None, "add" or "multiply"; got {reduce!r}')
+    return scattered("scatter", x, dim, index, new, _replaced if reduce is None else _multiplied)
 
 
 def as_row(x: Tensor) -> Tensor:
@@ -146,6 +148,13 @@ def _added(axis: int, table: Tensor, at: Tensor, src: Tensor) -> Tensor:
 
 def _replaced(axis: int, table: Tensor, at: Tensor, src: Tensor) -> Tensor:
     return run(Scatter(axis), table, at, src)
+
+
+def _multiplied(axis: int, table: Tensor, at: Tensor, src: Tensor) -> Tensor:
+    if table.dtype is bool_:  # a logical and
+        return cast(_multiplied(axis, cast(table, int64), at, cast(src, int64)), bool_)
+    result: Tensor = run(ScatterProd(axis), table, at, src)
+    return result
 
 
 def scattered(what: str, x: Tensor, dim: int, index: Tensor, new: Any, combine: Combine = _replaced) -> Tensor:

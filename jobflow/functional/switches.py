@@ -1,4 +1,4 @@
-"""PyTorch's global switches: threads, precision of products, determinism, memory formats and the default device.
+"""PyTorch's global switches: threads, precision of products, determinism and the default device.
 
 Results of jobflow are deterministic, products of float32 are exact to float32, and elements are in row-major order.  A switch that asks for what
 holds anyway, or only permits less, is checked and stored, and has no other effect.
@@ -18,11 +18,11 @@ from jobflow.runtime.world.environment import usable_cores
 from jobflow.tensors.state import state
 
 __all__ = [
-    "are_deterministic_algorithms_enabled", "channels_last", "channels_last_3d", "contiguous_format", "get_default_device",
+    "are_deterministic_algorithms_enabled", "get_default_device",
     "get_deterministic_debug_mode", "get_float32_matmul_precision", "get_num_interop_threads", "get_num_threads", "is_complex", "is_conj",
-    "is_deterministic_algorithms_warn_only_enabled", "is_inference", "is_inference_mode_enabled", "is_signed", "is_storage", "memory_format",
-    "preserve_format", "set_default_device", "set_default_tensor_type", "set_deterministic_debug_mode", "set_float32_matmul_precision",
-    "set_flush_denormal", "set_num_interop_threads", "set_num_threads", "strided", "typename", "use_deterministic_algorithms",
+    "is_deterministic_algorithms_warn_only_enabled", "is_inference", "is_inference_mode_enabled", "is_signed", "is_storage",
+    "set_default_device", "set_default_tensor_type", "set_deterministic_debug_mode", "set_float32_matmul_precision",
+    "set_flush_denormal", "set_num_interop_threads", "set_num_threads", "typename", "use_deterministic_algorithms",
 ]  # fmt: skip
 
 
@@ -37,62 +37,6 @@ def _checked_word(what: str, name: str, value: Any, words: tuple[str, ...]) -> s
     if not isinstance(value, str) or value not in words:
         raise ArgumentError(f"{what} at {user_line()}: {name} must be {', '.join(map(repr, words))}; got {value!r}")
     return value
-
-
-# -------------------------------------------------------------------- memory formats
-
-
-class memory_format:
-    """An order of elements in memory: `contiguous_format`, `preserve_format`, `channels_last` or `channels_last_3d`.
-
-    Functions accept every format as `memory_format=`.  Results are in row-major order, which is a hint's only difference from PyTorch.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return f"jobflow.{self.name}"
-
-    def __reduce__(self) -> str:
-        return self.name
-
-
-contiguous_format = memory_format("contiguous_format")
-preserve_format = memory_format("preserve_format")
-channels_last = memory_format("channels_last")
-channels_last_3d = memory_format("channels_last_3d")
-
-#: number of axes of a tensor with a format
-_AXES = {channels_last: 4, channels_last_3d: 5}
-
-
-class _Layout:
-    """The storage layout of tensors; `layout=` accepts no other."""
-
-    def __repr__(self) -> str:
-        return "jobflow.strided"
-
-    def __reduce__(self) -> str:
-        return "strided"
-
-
-strided = _Layout()
-
-
-def check_format(what: str, format: Any, ndim: int | None = None) -> None:
-    """Raise ArgumentError unless `format` is None or a memory format, for tensors with `ndim` axes (None: any number)."""
-    if format is None:
-        return
-    if not isinstance(format, memory_format):
-        raise ArgumentError(f"{what} at {user_line()}: memory_format must be a format such as jobflow.channels_last; got {format!r}")
-    if ndim is not None and _AXES.get(format, ndim) != ndim:
-        raise ArgumentError(f"{what} at {user_line()}: memory_format={format!r} is for tensors with {_AXES[format]} axes; got {ndim}")
-
-
-def channels_follow(format: Any, ndim: int) -> bool:
-    """Return True if the channels of a tensor with `ndim` axes are the last axis in this format."""
-    return _AXES.get(format) == ndim
 
 
 # -------------------------------------------------------------------- precision and determinism

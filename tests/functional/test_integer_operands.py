@@ -39,6 +39,8 @@ VALUES: dict[str, tuple[Call, Any, Any]] = {
     "prod of bool": (lambda: bools(True, False).prod(dtype=flow.bool), flow.bool, False),
     "scatter_add": (lambda: flow.zeros(3, dtype=flow.bool).scatter_add(0, ints(0, 0), bools(True, True)), flow.bool, [True, False, False]),
     "index_add": (lambda: flow.zeros(2, dtype=flow.bool).index_add(0, ints(1, 1), bools(True, True)), flow.bool, [False, True]),
+    "scatter": (lambda: ints(2, 5).scatter(0, ints(0, 0), ints(3, 4), reduce="multiply"), flow.int64, [24, 5]),
+    "scatter of bool": (lambda: bools(True, True).scatter(0, ints(0), bools(False), reduce="multiply"), flow.bool, [False, True]),
     "repeat_interleave": (lambda: flow.repeat_interleave(ints(1, 2, 3)), flow.int64, [0, 1, 1, 2, 2, 2]),
     "repeat_interleave of slices": (lambda: ints([1, 2], [3, 4]).repeat_interleave(ints(0, 2), 0, output_size=2), flow.int64, [[3, 4], [3, 4]]),
     "repeat_interleave of elements": (lambda: ints([1, 2]).repeat_interleave(2), flow.int64, [1, 1, 2, 2]),
