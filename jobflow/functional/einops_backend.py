@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from jobflow.core.types import int64
 from jobflow.engine.job_tensor import JobTensor
@@ -100,7 +99,7 @@ def register() -> None:
     if module is not None:
         _define(module)
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+        sys.meta_path.insert(0, cast(Any, _Finder()))
 
 
 def _define(module: ModuleType) -> None:
@@ -109,19 +108,19 @@ def _define(module: ModuleType) -> None:
         module.JobflowBackend = type("JobflowBackend", (TensorFunctions, module.AbstractBackend), {})  # type: ignore[attr-defined]
 
 
-class _Finder(MetaPathFinder):
-    """A finder of the module of einops that defines backends."""
+class _Finder:
+    """A finder of the module of einops that defines backends; without a base class, because `importlib.abc` imports the archive modules."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname != _MODULE:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = cast(Any, _Loader(spec.loader))
         return spec
 
 
-class _Loader(Loader):
+class _Loader:
     """The loader of the module, which defines the subclass after the code of the module."""
 
     def __init__(self, loader: Any) -> None:
