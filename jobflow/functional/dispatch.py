@@ -79,6 +79,8 @@ def of_tensors(function: Function, word: str) -> Function:
             if "out" in named and word in out_arguments.NAMES and "out" not in roles.keywords:
                 return out_arguments.write_result(word, called, arguments, named)
             arguments, named = roles.renamed(arguments, named)
+        if len(arguments) > len(by_place):
+            arguments, named = roles.reordered(arguments, named)
         for argument in (*arguments, *named.values()):
             if isinstance(argument, NotDense):
                 return argument.apply_function(roles.what, arguments, named)

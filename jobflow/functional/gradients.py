@@ -98,16 +98,21 @@ def grad(
     grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
-    allow_unused: bool = False,
-    *,
+    only_inputs: bool = True,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
     materialize_grads: bool = False,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of the sum of the outputs with respect to the inputs, in the layouts of the inputs.
 
-    The `grad` attributes of tensors do not change.
+    The `grad` attributes of tensors do not change; `only_inputs` has no effect.
     For an input that the outputs do not depend on, `allow_unused` returns None, and `materialize_grads` returns zeros.
-    Raises: JobError for such an input without these options, or for an input that does not require gradients.
+    Raises: JobError for such an input without these options, or for an input that does not require gradients; ArgumentError for `is_grads_batched`.
     """
+    if is_grads_batched:
+        raise ArgumentError(f"grad at {user_line()}: is_grads_batched=True is not supported; call grad once per row of grad_outputs")
+    if materialize_grads and allow_unused is False:
+        raise ArgumentError(f"grad at {user_line()}: materialize_grads=True returns zeros for unused inputs; omit allow_unused=False")
     roots, targets = tensors_of("grad", "outputs", outputs), tensors_of("grad", "inputs", inputs)
     seeds = seeds_of("grad", "grad_outputs", grad_outputs, roots)
     for i, x in enumerate(targets):

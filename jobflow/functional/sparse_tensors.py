@@ -17,6 +17,7 @@ from jobflow.core.layout import Placement
 from jobflow.core.types import Array, DType
 from jobflow.core.types import Tensor as Value
 from jobflow.functional.casting import named
+from jobflow.functional.binary_functions import mm
 from jobflow.functional.dispatch import NotDense, attribute, method
 from jobflow.functional.indexing import getitem, listed
 from jobflow.functional.nn_base import composed, formula, whole
@@ -366,11 +367,13 @@ def _multiplied(what: str, a: Any, b: Any) -> Tensor:
 
 
 def spmm(mat1: Any, mat2: Any) -> Tensor:
-    """Return the product of a sparse matrix and a dense one, or of a dense and a sparse one.  Raises: ShapeError, DtypeError for other operands."""
-    if not isinstance(mat1, SparseTensor | Tensor) or not (isinstance(mat1, SparseTensor) or isinstance(mat2, SparseTensor)):
+    """Return the product of two matrices, of which one may be sparse.  Raises: ShapeError, DtypeError for other operands."""
+    if isinstance(mat1, SparseTensor) or isinstance(mat2, SparseTensor):
+        return _multiplied("spmm", mat1, mat2)
+    if not isinstance(mat1, Tensor) or not isinstance(mat2, Tensor):
         got = f"{type(mat1).__name__} and {type(mat2).__name__}"
-        raise DtypeError(f"spmm at {user_line()}: one of the operands must be a sparse tensor, the other dense; got {got}")
-    return _multiplied("spmm", mat1, mat2)
+        raise DtypeError(f"spmm at {user_line()}: both operands must be tensors; got {got}")
+    return mm(mat1, mat2)
 
 
 def to_sparse(x: Tensor, sparse_dim: int | None = None) -> SparseTensor:

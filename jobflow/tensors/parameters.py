@@ -75,6 +75,18 @@ class Roles:
             return arguments, ours
         return (*arguments, *(ours.pop(name) for name in (*before, self.rest))), ours
 
+    def reordered(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return arguments in PyTorch's earlier order, `x.add(2, y)` or `addmm(1, x, -2, a, b)`, as tensors and scales by name.
+
+        Arguments in other orders are returned unchanged.
+        """
+        numbers = [i for i, each in enumerate(arguments) if isinstance(each, Real)]
+        scales = _SCALES.get(self.what.rstrip("_"), ())[: len(arguments) - len(self.places)]
+        if not scales or len(numbers) != len(scales) or len(numbers) != len(arguments) - len(self.places) or not named.keys().isdisjoint(scales):
+            return arguments, named
+        tensors = tuple(each for i, each in enumerate(arguments) if i not in numbers)
+        return tensors, {**dict(zip(scales, (arguments[i] for i in numbers), strict=True)), **named}
+
     def _ours(self, name: str) -> str:
         if name == "input":
             others = [name_of_parameter for name_of_parameter in self.places if name_of_parameter != "self"]
@@ -157,6 +169,13 @@ class Roles:
 
 #: parameter name of NumPy or PyTorch -> jobflow's
 _OTHER_NAMES = {"axis": "dim", "keepdims": "keepdim", "size": "shape", "split_size": "split_size_or_sections"}
+
+#: function -> its parameters that are numbers; PyTorch's earlier order has them before tensors
+_SCALES = {
+    **dict.fromkeys(("add", "sub"), ("alpha",)),
+    **dict.fromkeys(("addcmul", "addcdiv"), ("value",)),
+    **dict.fromkeys(("addmm", "addmv", "addr", "addbmm", "baddbmm"), ("beta", "alpha")),
+}
 
 #: annotation -> role of the parameter
 _ROLES = {

@@ -56,6 +56,34 @@ CALLS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 }
 
 
+#: the call in PyTorch's earlier order of arguments, and the same in the present order
+EARLIER: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "add": (lambda: flow.add(X, 2, X), lambda: flow.add(X, X, alpha=2)),
+    "add_": (lambda: X.clone().add_(-0.5, X), lambda: X.clone().add_(X, alpha=-0.5)),
+    "sub": (lambda: X.sub(2, X), lambda: X.sub(X, alpha=2)),
+    "addcmul_": (lambda: X.clone().addcmul_(2, X, X), lambda: X.clone().addcmul_(X, X, value=2)),
+    "addcdiv_": (lambda: X.clone().addcdiv_(-0.1, X, X + 1), lambda: X.clone().addcdiv_(X, X + 1, value=-0.1)),
+    "addmm_": (lambda: X.clone().addmm_(1, -2, SQUARE, X), lambda: X.clone().addmm_(SQUARE, X, alpha=-2)),
+    "addmm of beta": (lambda: X.addmm(2, SQUARE, X), lambda: X.addmm(SQUARE, X, beta=2)),
+    "addmm": (lambda: flow.addmm(2, X, 3, SQUARE, X), lambda: flow.addmm(X, SQUARE, X, beta=2, alpha=3)),
+    "addmv": (lambda: VECTOR.addmv(1, 2, SQUARE, VECTOR), lambda: VECTOR.addmv(SQUARE, VECTOR, alpha=2)),
+    "baddbmm": (lambda: X[None].baddbmm(3, 2, SQUARE[None], X[None]), lambda: X[None].baddbmm(SQUARE[None], X[None], beta=3, alpha=2)),
+}
+
+
+@pytest.mark.parametrize("word", EARLIER)
+def test_scales_before_tensors_are_accepted(word: str) -> None:
+    earlier, present = (call() for call in EARLIER[word])
+    np.testing.assert_array_equal(earlier.numpy(), present.numpy())
+
+
+def test_more_scales_than_parameters_raise() -> None:
+    with pytest.raises((flow.JobflowError, TypeError), match="add"):
+        X.add(2, 3, X)
+    with pytest.raises((flow.JobflowError, TypeError), match="add"):
+        X.add(2, X, alpha=3)
+
+
 @pytest.mark.parametrize("word", CALLS)
 def test_pytorch_parameter_names_are_accepted(word: str) -> None:
     named, placed = (call() for call in CALLS[word])

@@ -118,7 +118,8 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: flow.sparse_coo_tensor([[0], [1]], [1.0], "ab"), r"size"),
     (lambda: flow.sparse_csr_tensor([0, 2], [0], [1.0]), r"crow_indices"),
     (lambda: flow.tensor(X).to_sparse(3), r"sparse_dim"),
-    (lambda: flow.spmm(flow.tensor(X), flow.tensor(X)), r"sparse"),
+    (lambda: flow.spmm(matrix(), matrix()), r"must be a dense tensor"),
+    (lambda: flow.spmm(flow.tensor(X), 2.0), r"Tensor and float"),
 ]
 
 
@@ -138,3 +139,8 @@ def test_data_parallel_runs_the_module_on_one_device() -> None:
         flow.nn.DataParallel(module, device_ids=[0, 1])
     with pytest.raises(flow.JobflowError, match="device_ids"):
         flow.nn.DataParallel(module, device_ids="all")
+
+
+def test_spmm_multiplies_dense_matrices() -> None:
+    a, b = flow.tensor(X), flow.tensor(X.T.copy())
+    np.testing.assert_array_equal(flow.spmm(a, b).numpy(), (a @ b).numpy())

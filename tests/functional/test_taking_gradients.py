@@ -38,6 +38,8 @@ def test_inputs_restricts_the_gradients(n: int) -> None:
         x.grad = y.grad = None
     zeros = autograd.grad((x * 2).sum(), [x, other], materialize_grads=True)[1]
     assert zeros.sbp == other.sbp and not zeros.numpy().any()
+    gradient = autograd.grad((x * 2).sum(), x, None, True, False, True, True, False, False)[0]  # PyTorch's order of arguments
+    np.testing.assert_array_equal(gradient.numpy(), np.full(X.shape, 2.0))
     model = flow.nn.Linear(6, 2).double().to_global(placement=here, sbp=flow.sbp.broadcast)
     assert len(autograd.grad(model(x).sum(), model.parameters())) == 2
 
@@ -55,6 +57,8 @@ LEAF = flow.ones(1, requires_grad=True)
         (lambda: (LEAF * 2).backward(np.ones(1)), ["backward at", "gradient", "NumPy array"]),
         (lambda: (LEAF * 2).backward(flow.ones(1, placement=flow.placement("cpu", [0]), sbp=flow.sbp.broadcast)), ["cpu[0]:B", "local"]),
         (lambda: autograd.grad([LEAF * 2, LEAF], LEAF, [None]), ["grad_outputs has 1 gradient for 2 tensors"]),
+        (lambda: autograd.grad(LEAF * 2, LEAF, is_grads_batched=True), ["grad at", "is_grads_batched"]),
+        (lambda: autograd.grad(LEAF * 2, LEAF, allow_unused=False, materialize_grads=True), ["grad at", "allow_unused"]),
         (lambda: LEAF.register_hook("name"), ["register_hook at", "str"]),
         (lambda: autograd.Function.apply(LEAF), ["static method forward"]),
     ],
