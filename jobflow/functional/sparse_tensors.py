@@ -16,8 +16,8 @@ from jobflow.core.errors import ArgumentError, AxisError, DtypeError, JobError, 
 from jobflow.core.layout import Placement
 from jobflow.core.types import Array, DType
 from jobflow.core.types import Tensor as Value
-from jobflow.functional.casting import named
 from jobflow.functional.binary_functions import mm
+from jobflow.functional.casting import named
 from jobflow.functional.dispatch import NotDense, attribute, method
 from jobflow.functional.indexing import getitem, listed
 from jobflow.functional.nn_base import composed, formula, whole

@@ -80,12 +80,12 @@ class Roles:
 
         Arguments in other orders are returned unchanged.
         """
-        numbers = [i for i, each in enumerate(arguments) if isinstance(each, Real)]
-        scales = _SCALES.get(self.what.rstrip("_"), ())[: len(arguments) - len(self.places)]
-        if not scales or len(numbers) != len(scales) or len(numbers) != len(arguments) - len(self.places) or not named.keys().isdisjoint(scales):
+        excess = len(arguments) - len(self.places)
+        names, indices = _SCALES.get(self.what.rstrip("_"), ())[:excess], [i for i, each in enumerate(arguments) if isinstance(each, Real)]
+        if not names or not len(names) == len(indices) == excess or not named.keys().isdisjoint(names):
             return arguments, named
-        tensors = tuple(each for i, each in enumerate(arguments) if i not in numbers)
-        return tensors, {**dict(zip(scales, (arguments[i] for i in numbers), strict=True)), **named}
+        tensors = tuple(each for i, each in enumerate(arguments) if i not in indices)
+        return tensors, {**{name: arguments[i] for name, i in zip(names, indices, strict=True)}, **named}
 
     def _ours(self, name: str) -> str:
         if name == "input":
