@@ -83,11 +83,12 @@ def _redistribute(x: Tensor, what: str, value: Tensor) -> Tensor:
 def copy_for_gradient(x: Tensor, others: Sequence[Any] = ()) -> Tensor:
     """Return a copy of x if a recorded gradient may read its old values, else x.
 
-    Traced tensors need no copy, because their writes are applied after the run.
+    A traced tensor is replaced by another tensor for the same value, because its writes are applied after the run.
     """
     here = state()
-    recorded = x.traced is not None or here.building is not None
-    if recorded or not here.grad_enabled or not any(isinstance(each, Tensor) and each._needs_gradient for each in (x, *others)):
+    if x.traced is not None or here.building is not None:
+        return here.building.unwritten(x) if here.building is not None and here.building.differentiates and here.grad_enabled else x
+    if not here.grad_enabled or not any(isinstance(each, Tensor) and each._needs_gradient for each in (x, *others)):
         return x
     if x.base is not None:
         follow(x)

@@ -32,6 +32,7 @@ from jobflow.nn.compiled.pure_code import (
     PURE_MODULES,
     PURE_OWNERS,
     STANDARD,
+    global_names,
     is_constant,
     is_jobflow,
     is_library,
@@ -54,6 +55,8 @@ _DYNAMIC = frozenset({"getattr", "vars", "__dict__", "attrgetter", "dir", "__get
 #: attributes of a schedule that change at every step
 _OF_SCHEDULES = frozenset({"last_epoch", "last_step", "get_lr", "get_last_lr", "rates", "rates_after", "state_dict"})
 _OF_MODULES = frozenset({"training", "_parameters", "_buffers", "_modules", "_passing", "_before", "_after", "_back_before", "_back_after"})
+#: attributes of a module that the import system assigns
+_OF_IMPORTS = ("__builtins__", "__loader__", "__spec__")
 
 
 class Guards:
@@ -191,7 +194,7 @@ class Guards:
 
     def _read_globals(self, code: types.CodeType, namespace: dict[str, Any], module: str) -> None:
         _, names = self.globals.setdefault(id(namespace), (namespace, {}))
-        for name in code.co_names:
+        for name in global_names(code):
             if name not in names:
                 names[name] = namespace.get(name, MISSING)
                 self.descend(names[name], name, None, name)
@@ -330,8 +333,10 @@ class Guards:
         if self._count > LARGEST:
             self._refuse(f"more than {LARGEST} Python values are reachable from the function, last {watched.path}")
             return
-        skip = ("state",) if isinstance(watched.owner, Optimizer) else ()
-        if skip and not is_own(type(watched.owner)):  # code of the user must not store traced tensors in the state
+        skip: tuple[str, ...] = ("state",) if isinstance(watched.owner, Optimizer) else ()
+        if isinstance(watched.owner, types.ModuleType):
+            skip = _OF_IMPORTS
+        elif skip and not is_own(type(watched.owner)):  # code of the user must not store traced tensors in the state
             self.iterators.append((watched, "state", f"{watched.path}.state, the state of the optimizer {type(watched.owner).__name__}"))
         keys = watched.keys or range(len(watched.values))
         for key, value in zip(keys, watched.values, strict=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import enum
 import functools
 import os
@@ -69,6 +70,12 @@ def is_library(module: str) -> bool:
         return root in _LIBRARIES
     file = getattr(sys.modules.get(root), "__file__", None)
     return file is None or file.startswith(os.path.dirname(os.__file__))
+
+
+@functools.cache
+def global_names(code: types.CodeType) -> tuple[str, ...]:
+    """Return the names of the global variables that `code` uses; the names of attributes are not among them."""
+    return tuple({each.argval: None for each in dis.get_instructions(code) if each.opname.endswith(("_GLOBAL", "_NAME"))})
 
 
 def is_jobflow(module: str) -> bool:

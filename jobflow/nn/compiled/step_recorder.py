@@ -189,7 +189,12 @@ class StepRecorder(Building):
     def again(self, x: Tensor) -> Tensor:
         """Return a copy of the traced tensor for x; both have the same value in the program."""
         now = self.known(x)
-        output = Tensor(now.tensor_type, now.layout, None, traced=now.traced)
+        return Tensor(now.tensor_type, now.layout, None, traced=now.traced)
+
+    def unwritten(self, x: Tensor) -> Tensor:
+        """Return a traced tensor with the present value and gradient of x, which later writes to x do not affect."""
+        now, output = self.known(x), self.again(x)
+        output._needs_gradient, output.node, output.index = now._needs_gradient, now.node, now.index
         return output
 
     # ---------------------------------------------------------------- writes

@@ -1,0 +1,77 @@
+"""Compiled functions in the form of people's files: helper modules, in-place activations, attributes named like global variables."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jobflow as flow
+from jobflow import nn
+
+HOLDER = SimpleNamespace(loss=lambda y: y.sum())
+#: named like the attribute above
+loss: Any = None
+
+ACTIVATIONS: dict[str, Any] = {
+    "relu": nn.ReLU(True),
+    "leaky relu": nn.LeakyReLU(0.2, True),
+    "elu": nn.ELU(1.0, True),
+    "hardtanh": nn.Hardtanh(inplace=True),
+    "relu6": nn.ReLU6(True),
+    "silu": nn.SiLU(True),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_in_place_activations_compile_with_the_gradients_of_eager_code(name: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 5), ACTIVATIONS[name], nn.Linear(5, 1)).double()
+    x = flow.tensor(np.linspace(-3.0, 3.0, 12).reshape(3, 4))
+
+    def step(x: Any) -> Any:
+        model.zero_grad()
+        y = (model(x) ** 2).sum()
+        y.backward()
+        return y
+
+    expected, gradient = step(x).item(), model[0].weight.grad.numpy().copy()
+    compiled = flow.compile(step)
+    assert compiled(x).item() == pytest.approx(expected) and len(compiled.traces) == 1
+    np.testing.assert_allclose(model[0].weight.grad.numpy(), gradient)
+
+
+def test_products_in_place_keep_the_old_value_for_the_gradient() -> None:
+    x, w = flow.tensor([1.0, 2.0]), flow.tensor([3.0, 4.0], requires_grad=True)
+
+    @flow.compile
+    def gradient(x: Any) -> Any:
+        w.grad = None
+        y = x * 1.0
+        y.mul_(w).mul_(w)
+        y.sum().backward()
+        return w.grad.clone()
+
+    np.testing.assert_allclose(gradient(x).numpy(), 2 * x.numpy() * w.detach().numpy())
+    assert len(gradient.traces) == 1
+
+
+def test_functions_of_an_imported_module_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "helper_of_a_file.py").write_text("FACTOR = 2.0\n\n\ndef twice(x):\n    return x * FACTOR\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    helper = importlib.import_module("helper_of_a_file")
+    step = flow.compile(lambda x: helper.twice(x) + 1)
+    assert step(flow.ones(2)).tolist() == [3.0, 3.0] and len(step.traces) == 1
+    helper.FACTOR = 3.0
+    assert step(flow.ones(2)).tolist() == [4.0, 4.0] and len(step.traces) == 2
+
+
+def test_an_attribute_with_the_name_of_a_global_variable_causes_no_trace() -> None:
+    global loss
+    step = flow.compile(lambda x: HOLDER.loss(x))
+    for _ in range(3):
+        loss = step(flow.ones(2))
+    assert loss.item() == 2.0 and len(step.traces) == 1
