@@ -213,7 +213,11 @@ def trapezoid(y: Tensor, x: Tensor | None = None, *, dx: float | None = None, di
     return total(areas, axis - y.ndim)
 
 
-trapz = trapezoid
+@checks_arguments
+def trapz(y: Tensor, x: Tensor | None = None, *, dx: float | None = None, dim: int = -1) -> Tensor:
+    """Return the integral of y along axis `dim`, an older name of `trapezoid`."""
+    areas, axis = _areas("trapz", y, x, dx, dim)
+    return total(areas, axis - y.ndim)
 
 
 @checks_arguments

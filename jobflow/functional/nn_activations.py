@@ -299,7 +299,12 @@ elu_ = form(elu)
 selu_ = form(selu)
 celu_ = form(celu)
 hardtanh_ = form(hardtanh)
-threshold_ = form(threshold)
+_threshold_in_place = form(threshold)
+
+
+def threshold_(input: Tensor, threshold: float, value: float) -> Tensor:
+    """Overwrite `input` with `value` where input <= threshold, and return it."""
+    return _threshold_in_place(input, threshold, value)
 
 
 class ActivationMethods:

@@ -351,7 +351,7 @@ def test_wrong_arguments_raise(make: Callable[..., Any], kind: type[Exception], 
     [
         (IMAGES, "the job runs on 1 device"),
         ([IMAGES[0][0]], "Pass a list of 2 arrays"),
-        ([IMAGES[0][:1]], "has 1 elements"),
+        ([IMAGES[0][:1]], "has 1 element;"),
         ([[each[0] for each in IMAGES[0]]], "as many axes as declared"),
         ([[np.ones((1, 13, 12, 3), np.float32)] * 2], "at most 432 elements"),
         ([[np.ones((2, 6, 2, 3), np.float32)] * 2], "Pass arrays with a first axis of length 1"),

@@ -351,6 +351,21 @@ def memory_at(address: int, count: int, dtype: Any) -> np.ndarray[Any, Any]:
     return np.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(address), dtype) if count else np.empty(0, dtype)
 
 
+def linear_algebra() -> dict[str, Any]:
+    """Return the functions and errors of cupy.linalg that NumPy has too."""
+    names = [name.rpartition(".")[2] for name in NAMES if name.startswith("cupy.linalg.")]
+    members = {name: getattr(np.linalg, name, None) for name in names}
+    return {name: member if isinstance(member, type) else _of_matrices(name, member) for name, member in members.items() if callable(member)}
+
+
+def _of_matrices(name: str, function: Any) -> Any:
+    def plain(*arguments: Any, **options: Any) -> Any:
+        result = function(*arguments, **options)
+        return tuple(result) if isinstance(result, tuple) else result
+
+    return lambda *arguments, **options: _call(f"cupy.linalg.{name}", plain, arguments, options)
+
+
 def special_functions() -> dict[str, Any]:
     return {name: functools.partial(_special, f"special.{name}", np.vectorize(getattr(math, name), [float])) for name in ("erf", "erfc")}
 
@@ -359,7 +374,7 @@ def members() -> dict[str, Any]:
     """Return the functions and types of NumPy's module whose names CuPy has too."""
     members_by_name = {}
     for full, parameters in NAMES.items():
-        owner, name = full.split(".")
+        owner, _, name = full.rpartition(".")
         if owner == "cupy" and name in dir(np):
             member = getattr(np, name)
             plain = not callable(member) or isinstance(member, type)
@@ -378,7 +393,7 @@ def modules(gpus: int) -> dict[str, types.ModuleType]:
     names = ("cupy", "cupy.cuda", "cupy.cuda.nccl", "cupyx", "cupyx.scipy", "cupyx.scipy.special", "cupy_backends.cuda.libs.nvrtc")
     cupy, cuda, nccl, cupyx, scipy, special, nvrtc = all_modules = [types.ModuleType(name) for name in names]
     tricks = types.SimpleNamespace(as_strided=_as_strided)
-    vars(cupy).update(members(), lib=types.SimpleNamespace(stride_tricks=tricks))
+    vars(cupy).update(members(), lib=types.SimpleNamespace(stride_tricks=tricks), linalg=types.SimpleNamespace(**linear_algebra()))
     vars(cupy).update(asarray=asarray, array=array, asnumpy=asnumpy, empty=empty, ndarray=ndarray, cuda=cuda)
     runtime = types.SimpleNamespace(getDeviceCount=lambda: Gpus.count, deviceGetPCIBusId=lambda index: f"0000:{index:02x}:00.0")
     vars(cuda).update(Device=Device, Stream=Stream, Event=Event, runtime=runtime, is_available=lambda: Gpus.count > 0)

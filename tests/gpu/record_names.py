@@ -65,6 +65,7 @@ def recorded() -> list[str]:
         text_lines += lines("cupy.", cupy)
         text_lines += lines("ndarray.", cupy.ndarray)
         text_lines += lines("ufunc.", type(cupy.add))
+        text_lines += lines("cupy.linalg.", cupy.linalg)
         text_lines += lines("stride_tricks.", cupy.lib.stride_tricks)
         text_lines += [line for line in lines("special.", special) if line.split()[0][8:] in SPECIAL]
     return text_lines

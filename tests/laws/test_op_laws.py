@@ -110,7 +110,8 @@ def right(name: str, expected: Any, arrays: list[Array], **options: Any) -> list
 @pytest.mark.parametrize("name", UNARY)
 def test_functions_of_one_tensor(name: str) -> None:
     wrong = [f"{label}: {text}" for label, array, lies in ARGUMENTS for text in agree(name, lambda public: lambda x: public(x), [array], lies)]
-    wrong += [f"{label}: {text}" for label, array, _ in ARGUMENTS for text in right(name, UNARY[name], [array])]
+    known = [(label, array) for label, array, _ in ARGUMENTS if not (name in ("sign", "sgn") and array.dtype == bool)]  # NumPy has no sign of bool
+    wrong += [f"{label}: {text}" for label, array in known for text in right(name, UNARY[name], [array])]
     assert not wrong, "\n".join(wrong)
 
 
