@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import jobflow.core.types as types
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import DtypeError, user_line
 from jobflow.core.types import DType, dtype_of
 from jobflow.functional.dispatch import method
@@ -98,15 +99,30 @@ def can_cast(a: Any, b: Any) -> bool:
     return kind(named("can_cast", a)) <= kind(named("can_cast", b))
 
 
-def finfo(dtype: Any = types.float32) -> Any:
-    """Return the limits of a floating point type with the attributes of `numpy.finfo`: min, max, eps, tiny, bits.
+@dataclass(frozen=True)
+class FloatLimits:
+    """The limits of a floating point type as Python numbers; `tiny` is the smallest normal number, `eps` the distance from 1 to the next number."""
 
-    Raises: DtypeError for another type.
-    """
+    dtype: str
+    bits: int
+    min: float
+    max: float
+    eps: float
+    tiny: float
+    smallest_normal: float
+    resolution: float
+
+
+def finfo(dtype: Any = None) -> FloatLimits:
+    """Return the limits of a floating point type, by default the default element type.  Raises: DtypeError for another type."""
+    if dtype is None:
+        dtype = get_default_dtype()
     chosen = named("finfo", dtype)
     if not chosen.is_float:
         raise DtypeError(f"finfo at {user_line()}: {chosen.name} is not a floating point type; use iinfo")
-    return types.float_info(chosen)
+    limits = types.float_info(chosen)
+    numbers = {name: float(getattr(limits, name)) for name in ("min", "max", "eps", "tiny", "smallest_normal", "resolution")}
+    return FloatLimits(chosen.name, int(limits.bits), **numbers)
 
 
 def iinfo(dtype: Any) -> Any:
