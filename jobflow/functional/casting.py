@@ -120,9 +120,9 @@ def finfo(dtype: Any = None) -> FloatLimits:
     chosen = named("finfo", dtype)
     if not chosen.is_float:
         raise DtypeError(f"finfo at {user_line()}: {chosen.name} is not a floating point type; use iinfo")
-    limits = types.float_info(chosen)
-    numbers = {name: float(getattr(limits, name)) for name in ("min", "max", "eps", "tiny", "smallest_normal", "resolution")}
-    return FloatLimits(chosen.name, int(limits.bits), **numbers)
+    info = types.float_info(chosen)
+    values = {name: float(getattr(info, name)) for name in ("min", "max", "eps", "tiny", "smallest_normal", "resolution")}
+    return FloatLimits(chosen.name, int(info.bits), **values)
 
 
 def iinfo(dtype: Any) -> Any:

@@ -16,7 +16,7 @@ from jobflow.functional.devices import device as Device
 from jobflow.functional.dispatch import method
 from jobflow.functional.global_tensors import layout_of, on_placement
 from jobflow.functional.memory_formats import check_format, strided
-from jobflow.functional.promotion import Number, cast, check_numbers, convert_fill, number_dtype, number_kind
+from jobflow.functional.promotion import Number, cast, check_numbers, contains_float64, convert_fill, number_dtype, number_kind
 from jobflow.functional.switches import checked_bool
 from jobflow.functional.typed import Tensor
 from jobflow.ops.axes import ExpandDims
@@ -252,8 +252,8 @@ def tensor(data: Any, **options: Any) -> Tensor:
     """Return a tensor with a copy of the data: a number, nested lists, a NumPy array or another tensor.
 
     Python floats get the element type `get_default_dtype()`, and Python integers int64; arrays keep their element type, also in lists.
-    With placement= and sbp=, every rank passes the whole logical value and stores its piece.  In the body of a job, the data become a constant with their values
-    at tracing.
+    With placement= and sbp=, every rank passes the whole logical value and stores its piece.  In the body of a job, the data become a constant
+    with their values at tracing.
     Raises: DivergedError on every rank if ranks pass different data; ShapeError for nested lists of unequal lengths; DtypeError for data of
     an unsupported type.
     """
@@ -267,7 +267,7 @@ def _from_data(what: str, data: Any, options: dict[str, Any], dtype: DType | Non
         return spec.finish(_placed(copy, spec))
     array = array_of(what, data)
     from_python = not isinstance(data, np.ndarray | np.generic | Tensor)
-    by_default = from_python and array.dtype == np.float64 and not _contains_float64(data)
+    by_default = from_python and array.dtype == np.float64 and not contains_float64(data)
     spec = FactoryOptions(what, options, dtype or (state().default_dtype if by_default else dtype_of(array.dtype)))
     spec.like = like
     layout = spec.layout(array.ndim)
@@ -282,14 +282,6 @@ def _from_data(what: str, data: Any, options: dict[str, Any], dtype: DType | Non
     if tracer is not None and tracer.differentiates:
         tracer.constant(tensor)
     return spec.finish(tensor)
-
-
-def _contains_float64(data: Any) -> bool:
-    """Return True if nested lists contain a float64 array, tensor or NumPy number, whose type the result keeps."""
-    if isinstance(data, list | tuple):
-        kinds = set(map(type, data))
-        return not kinds <= {float, int, bool} and any(map(_contains_float64, data))
-    return isinstance(data, Tensor | np.ndarray | np.generic) and data.dtype in (float64, np.float64)
 
 
 def _placed(x: Tensor, spec: FactoryOptions) -> Tensor:

@@ -99,6 +99,14 @@ def _judged(operand: Any) -> tuple[int, DType]:
     return 0, number_dtype(operand)
 
 
+def contains_float64(data: Any) -> bool:
+    """Return True if nested lists contain a float64 array, tensor or NumPy number, whose type the result keeps."""
+    if isinstance(data, list | tuple):
+        kinds = set(map(type, data))
+        return not kinds <= {float, int, bool} and any(map(contains_float64, data))
+    return isinstance(data, Tensor | np.ndarray | np.generic) and data.dtype in (float64, np.float64)
+
+
 def cast(x: Tensor, dtype: DType) -> Tensor:
     """Return x converted to `dtype`, or x itself if it has this type."""
     return x if x.tensor_type.dtype is dtype else run(Cast(dtype), x)
