@@ -1,8 +1,8 @@
-"""Functions that fill a tensor in place: with a value, the elements of another tensor, or random values."""
+"""Functions that fill a tensor, new or in place: with a value, the elements of another tensor, or random values."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,6 +20,18 @@ from jobflow.tensors.in_place_writes import passed_on
 from jobflow.tensors.run import run
 from jobflow.tensors.state import state
 from jobflow.tensors.tape import record
+from jobflow.tensors.tensor import Size
+
+
+def new(x: Tensor, *arguments: Any, device: Any = None) -> Tensor:
+    """Return a tensor of the sizes `arguments`, of zeros that are meant to be overwritten, or with the data of one list, array or tensor.
+
+    x provides the element type and layout.
+    """
+    options = {} if device is None else {"device": device}
+    if len(arguments) == 1 and not isinstance(arguments[0], int | np.integer | Size):
+        return creation.new_tensor(x, arguments[0], dtype=x.dtype, **options)
+    return creation.new_empty(x, *(arguments or (0,)), **options)
 
 
 def fill_(x: Tensor, value: Any) -> Tensor:
@@ -100,6 +112,7 @@ class FillingMethods:
     bernoulli_ = method(bernoulli_)
     copy_ = method(copy_)
     fill_ = method(fill_)
+    new: ClassVar[Any] = method(new)  # `Tensor.new` of the base class creates tensors
     normal_ = method(normal_)
     random_ = method(random_)
     uniform_ = method(uniform_)

@@ -40,6 +40,8 @@ class DeviceMap:
 
     def _device(self, target: Any) -> device | None:
         try:
+            if isinstance(target, int):
+                raise PlacementError("a number")
             return checked_device(self.what, target)
         except PlacementError:
             raise ArgumentError(

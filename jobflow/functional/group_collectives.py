@@ -5,6 +5,7 @@ Every function writes its result into tensor arguments.  The functions are not d
 
 from __future__ import annotations
 
+import pickle
 import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -109,10 +110,21 @@ class Group:
             self.here.rank.comm.group(self.ranks).barrier()
 
     def exchange(self, item: Any, text: str) -> list[Any]:
-        """Return the objects of all ranks, in the order of the group."""
+        """Return copies of the objects of all ranks, in the order of the group.  Raises: ArgumentError, on all ranks, if one cannot be pickled."""
+        message = self._pickled(item)
         with self.meet(digest=zlib.crc32(text.encode())):
-            items: list[Any] = self.here.rank.comm.group(self.ranks).exchange(item)
-        return items
+            messages: list[bytes | str] = self.here.rank.comm.group(self.ranks).exchange(message)
+        for rank, each in zip(self.ranks, messages, strict=True):
+            if isinstance(each, str):
+                raise ArgumentError(f"{self.what} at {user_line()}: the object of rank {rank} cannot be pickled: {each}; pass an object that can be")
+        return [pickle.loads(each) for each in messages if isinstance(each, bytes)]
+
+    def _pickled(self, item: Any) -> bytes | str:
+        """Return the pickle of an object, or the reason why it cannot be pickled."""
+        try:
+            return pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # noqa: BLE001 - methods of the object raise any error
+            return f"{type(error).__name__}: {error}"
 
     def reduced(self, array: Array, op: str) -> Array:
         """Return the reduction of the arrays of all ranks."""

@@ -23,7 +23,7 @@ def _refuse(x: Tensor, what: str) -> None:
     advice = f"write y = x.{what.rstrip('_')}(...)" if what not in ("resize_", "set_") else "compute a new tensor"
     refuse_tracing(what, "the shape of a tensor cannot change in place", advice)
     writing.may_write(state(), x, what)
-    if x._needs_gradient and x.storage is not None and x.storage.shared:
+    if x._needs_gradient and x._storage is not None and x._storage.shared:
         raise JobError(f"{what} at {user_line()}: {x.tensor_type} may have views, whose gradients would be lost; {advice}")
 
 
@@ -32,8 +32,8 @@ def _become(x: Tensor, y: Tensor) -> None:
     x.tensor_type, x.layout, x.array = y.tensor_type, y.layout, y.array
     x.node, x.index, x.base, x.strides = y.node, y.index, y.base, y.strides
     x._needs_gradient, x._provenance, x._synced_version, x._copied_from = y._needs_gradient, y._provenance, y._synced_version, y._copied_from
-    if y.storage is not x.storage:
-        x.storage = y.storage
+    if y._storage is not x._storage:
+        x._storage = y._storage
 
 
 def _form(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -43,9 +43,9 @@ def _form(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(function)
     def call(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
         _refuse(x, what)
-        shared = x.storage is not None and x.storage.shared
+        shared = x._storage is not None and x._storage.shared
         old = Tensor.new(x.tensor_type, x.layout, x.array)
-        old.storage = x.memory
+        old._storage = x.memory
         _become(old, x)
         _become(x, function(old, *arguments, **options))
         x.memory.reshaped = shared
@@ -74,7 +74,7 @@ def resize_(x: Tensor, *sizes_: Any, memory_format: Any = None) -> Tensor:
     if count > flat.size:
         flat = np.concatenate([flat, np.zeros(count - flat.size, flat.dtype)])
     y = Tensor.new(x.tensor_type.with_shape(shape), None, flat[:count].reshape(shape))
-    y.storage = x.storage if y.array.base is not None and np.may_share_memory(y.array, x.array) else None
+    y._storage = x._storage if y.array.base is not None and np.may_share_memory(y.array, x.array) else None
     _become(x, y)
     return x
 

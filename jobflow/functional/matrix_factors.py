@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
+from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, called_function, user_line
 from jobflow.core.types import float_info, int64
 from jobflow.functional import selecting
 from jobflow.functional.argument_checks import checks_arguments
@@ -23,7 +23,7 @@ from jobflow.functional.shapes import common_shape, expand, reshape, squeeze, tr
 from jobflow.functional.typed import Tensor
 from jobflow.functional.unary_functions import abs
 from jobflow.ops import matrices as ops
-from jobflow.ops.runtime_assertions import RuntimeAssertion
+from jobflow.ops.runtime_assertions import RuntimeAssertion, finite_assertion
 from jobflow.tensors.run import run, run_several
 
 __all__ = [
@@ -75,6 +75,12 @@ def matrices(what: str, a: Tensor, square: bool = False) -> Tensor:
     if a.ndim < 2 or (square and a.shape[-1] != a.shape[-2]):
         raise ShapeError(f"{what} at {user_line()}: A {a.tensor_type} must be a {'square ' if square else ''}matrix, or a batch of them")
     return _plain_floats(what, a)
+
+
+def finite_matrices(what: str, a: Tensor, square: bool = False, triangle: str = "") -> Tensor:
+    """Return `a` as `matrices` does, with an assertion that all elements, or those of one triangle, are finite."""
+    a, called = matrices(what, a, square), called_function()
+    return run(finite_assertion(what if what.endswith(called) else called, triangle), a)
 
 
 def _plain_floats(what: str, a: Tensor) -> Tensor:
@@ -171,7 +177,7 @@ def pinv(A: Tensor, rcond: Any = None, hermitian: bool = False, *, atol: float |
 
     By default rtol is the precision times the larger size of the matrix, if atol is 0.
     """
-    A = matrices("linalg.pinv", A, square=bool(hermitian))
+    A = finite_matrices("linalg.pinv", A, square=bool(hermitian), triangle="lower" if hermitian else "")
     relative = rcond if rtol is None else rtol
     low, share = _tolerances("linalg.pinv", A, atol, relative)
     return run(ops.PseudoInverse(low, share, bool(hermitian)), A)
@@ -280,13 +286,13 @@ def svd(A: Tensor, full_matrices: bool = True, *, driver: str | None = None) -> 
     U and Vh are square with `full_matrices`, and else have as many columns and rows as there are singular values.  `driver` has no effect.
     """
     square = A.ndim > 1 and A.shape[-1] == A.shape[-2]
-    return SVD(*run_several(ops.SVD(bool(full_matrices) and not square), matrices("linalg.svd", A)))
+    return SVD(*run_several(ops.SVD(bool(full_matrices) and not square), finite_matrices("linalg.svd", A)))
 
 
 @checks_arguments
 def svdvals(A: Tensor, *, driver: str | None = None) -> Tensor:
     """Return the singular values of matrices in descending order.  `driver` has no effect."""
-    return run_several(ops.SVD(), matrices("linalg.svdvals", A))[1]
+    return run_several(ops.SVD(), finite_matrices("linalg.svdvals", A))[1]
 
 
 @checks_arguments
@@ -297,7 +303,9 @@ def eigh(A: Tensor, UPLO: str = "L") -> Eigh:
     """
     if UPLO.upper() not in ("L", "U"):
         raise ArgumentError(f'linalg.eigh at {user_line()}: UPLO={UPLO!r} must be "L" or "U"')
-    return Eigh(*run_several(ops.Eigh(UPLO.upper() == "U"), matrices("linalg.eigh", A, square=True)))
+    upper = UPLO.upper() == "U"
+    A = finite_matrices("linalg.eigh", A, square=True, triangle="upper" if upper else "lower")
+    return Eigh(*run_several(ops.Eigh(upper), A))
 
 
 @checks_arguments

@@ -118,6 +118,11 @@ def untyped_storage(x: Tensor) -> UntypedStorage:
     return UntypedStorage(x)
 
 
+def storage(x: Tensor) -> Any:
+    """Raise JobError: storages with an element type do not exist; `untyped_storage` returns the bytes."""
+    raise JobError(f"storage at {user_line()}: storages have no element type; use untyped_storage() for the bytes, or reshape(-1) for the elements")
+
+
 def version_of(x: Tensor) -> int:
     """The number of writes to the memory of the tensor."""
     return int(x.version)
@@ -148,5 +153,6 @@ class MemoryMethods:
     is_xpu = _never("False: there are no devices of this kind.")
     record_stream = method(record_stream)
     share_memory_ = method(share_memory_)
+    storage = method(storage)
     to_dense = method(to_dense)
     untyped_storage = method(untyped_storage)

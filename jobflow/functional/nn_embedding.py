@@ -219,6 +219,9 @@ def _checked_offsets(offsets: Tensor, count: int) -> Tensor:
         return offsets
     first = run(RuntimeAssertion("embedding_bag", "offset", 0, 0, problem="must be 0, the start of the first bag"), offsets[:1])
     rest = run(RuntimeAssertion("embedding_bag", "offset", 0, count, problem=f"is outside [0, {count}], the positions in input"), offsets)
+    if offsets.shape[0] > 1:
+        problem = "is the step from an offset to the next; offsets must not decrease"
+        first = first + run(RuntimeAssertion("embedding_bag", "difference", 0, problem=problem), rest[1:] - rest[:-1])[:1] * 0
     return rest + first.sum()
 
 

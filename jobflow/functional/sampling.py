@@ -102,13 +102,14 @@ def new_seed() -> int:
     return seeds[0]
 
 
-def manual_seed(seed: int) -> None:
-    """Set the seed of local and global random tensors, and reset their counters; all ranks must call this function.
+def manual_seed(seed: int) -> Generator:
+    """Set the seed of local and global random tensors, reset their counters, and return `default_generator`; all ranks must call this function.
 
     Raises: ArgumentError unless `seed` is an integer.
     """
     _refuse_tracing("manual_seed")
     state().manual_seed(_checked_seed(seed))
+    return default_generator
 
 
 def _refuse_tracing(what: str) -> None:

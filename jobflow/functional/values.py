@@ -153,7 +153,9 @@ def elements(x: Tensor) -> Iterator[Tensor]:
 
 
 def contains(x: Tensor, value: Any) -> bool:
-    """Return True if an element equals the value."""
+    """Return True if an element equals the value, which is a number or a tensor.  Raises: DtypeError for another value."""
+    if not isinstance(value, Tensor | bool | int | float | np.ndarray | np.generic):
+        raise DtypeError(f"in at {user_line()}: {value!r} is not a number or a tensor, so it cannot be an element of {x.tensor_type}")
     return bool((x == value).any())
 
 

@@ -222,6 +222,40 @@ class WeightAssertion(RuntimeAssertion):
         yield sample(weight_assertion("draw", 1), np.array([0.0, 0.5, 0.0, 2.0]), differentiable=())
 
 
+class FiniteAssertion(RuntimeAssertion):
+    """Assertion that all elements of matrices are finite, or those of one triangle: "lower" or "upper"."""
+
+    triangle: str = ""
+
+    def rule(self, x: TensorType) -> Rule:
+        word = LETTERS[: x.ndim - 2] + "YZ"
+        return Rule(f"{word}->{word}")
+
+    def passes(self, x: Array) -> bool:
+        return False
+
+    def rejected(self, xp: Xp, x: Array) -> Array:
+        """Return a mask of the elements that are NaN or infinite."""
+        wrong = ~xp.isfinite(x)
+        if self.triangle:
+            wrong = xp.tril(wrong) if self.triangle == "lower" else xp.triu(wrong)
+        return wrong
+
+    @property
+    def legal(self) -> Any:
+        return 0
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls("test"), np.random.default_rng(2).uniform(0.01, 0.99, (2, 4, 3)))
+        yield sample(cls("test", triangle="lower"), np.array([[1.0, np.inf], [2.0, 3.0]]), differentiable=())
+
+
+def finite_assertion(what: str, triangle: str = "") -> FiniteAssertion:
+    """Return the assertion that matrices have no NaN or infinite elements; `what` is the name of the function for messages."""
+    return FiniteAssertion(what, "element", problem="of A is NaN or infinite; pass finite matrices", triangle=triangle)
+
+
 def weight_assertion(what: str, count: int) -> WeightAssertion:
     """Return the assertion that weights are finite and not negative, and that each row has at least `count` positive weights.
 

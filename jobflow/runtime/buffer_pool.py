@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from jobflow.core.errors import ShapeError, called_function, user_line
 from jobflow.core.types import Array, TensorType
 
 #: bytes; smaller arrays come from malloc, which reuses memory of this size by itself
@@ -128,7 +129,12 @@ class BufferPool:
         self.held = sum(each.nbytes * len(each.free) for each in list(self.classes.values()))
         if self.held + nbytes > self.limit:
             self.clear()
-        memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+        try:
+            memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+        except (MemoryError, ValueError):  # NumPy raises ValueError for sizes beyond the address space
+            raise ShapeError(
+                f"{called_function() or 'allocation'} at {user_line()}: a tensor of {nbytes / 2**30:.4g} GiB exceeds the memory; use smaller sizes"
+            ) from None
         start = -memory.ctypes.data % ALIGNMENT
         return memory[start : start + nbytes].view(_PoolMemory)
 

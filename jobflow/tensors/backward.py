@@ -224,12 +224,12 @@ class Sweep(Generic[T]):
         try:
             results = backward(node.saved_tensors(_interpreter().records), gradients)
         except Exception as error:
-            error.add_note(f"in the gradient of {node.name} at {_line_of(node)}")
+            error.add_note(f"in the gradient of {node.operation} at {_line_of(node)}")
             raise
         for i, gradient in enumerate(results):
             if anomalies.check_nan and gradient is not None and node.edges[i] is not None and _has_nan(self.here, gradient):
                 raise JobError(
-                    f"{_here()}: NaN in the gradient of input {i}, {gradient.tensor_type}, of {node.name} at {_line_of(node)}; "
+                    f"{_here()}: NaN in the gradient of input {i}, {gradient.tensor_type}, of {node.operation} at {_line_of(node)}; "
                     f"the gradient of its output was {', '.join(map(_described, gradients))}"
                 )
         return results

@@ -132,7 +132,7 @@ def perform(here: EagerState, op: Op, inputs: Sequence[TensorBase], records: boo
         for output in outputs:
             output._device = device
     if records:
-        if outputs[0].storage is not None:  # only views have a storage here
+        if outputs[0]._storage is not None:  # only views have a storage here
             outputs[0].base, outputs[0]._synced_version = (inputs[0], op), inputs[0].version
         if any(x._needs_gradient if x.base is None else follow(x) for x in inputs):
             record_op(op, plan.placement, plan.gradients, inputs, outputs)
@@ -268,7 +268,7 @@ def execute(here: EagerState, plan: Prepared, op: Op, inputs: Sequence[TensorBas
             output._provenance = provenance + number
         if strides is not None:
             outputs[0].strides = strides
-            if outputs[0].storage is None:
+            if outputs[0]._storage is None:
                 outputs[0]._copied_from = inputs[0]._copied_from or (inputs[0].memory, inputs[0].version)
         return outputs
 

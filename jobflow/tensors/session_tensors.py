@@ -65,9 +65,9 @@ def adopt_layout(here: EagerState, x: TensorBase, lies: Layout, what: str) -> bo
     """
     if x.layout is None or x.layout == lies:
         return False
-    before = x.layout if x.storage is None else x.storage.before or x.layout
+    before = x.layout if x._storage is None else x._storage.before or x.layout
     x.array, x.layout = convert_array(here, x.array, x.tensor_type, x.layout, lies, what).copy(), lies
-    x.storage = None
+    x._storage = None
     x.memory.before = before
     return True
 

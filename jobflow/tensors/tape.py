@@ -60,12 +60,13 @@ anomalies = Anomalies()
 class TapeNode:
     """A recorded operation; `backward(saved tensors, gradients of the outputs)` returns the gradients of the inputs."""
 
-    __slots__ = ("__weakref__", "backward", "edges", "hooks", "line", "name", "number", "outputs", "retained", "saved")
+    __slots__ = ("__weakref__", "backward", "edges", "hooks", "line", "number", "operation", "outputs", "retained", "saved")
 
     def __init__(
         self, name: str, edges: tuple[Edge, ...], outputs: int, backward: Callable[..., Gradients], saved: Sequence[TensorBase | None] = ()
     ) -> None:
-        self.name = name
+        #: the name of the operation
+        self.operation = name
         self.edges = edges
         self.outputs = outputs
         self.backward: Callable[..., Gradients] | None = backward
@@ -78,7 +79,11 @@ class TapeNode:
         self.line: SourceLine | None = user_line() if anomalies.enabled else None
 
     def __repr__(self) -> str:
-        return f"<{self.name}Backward>"
+        return f"<{self.name()}>"
+
+    def name(self) -> str:
+        """Return the name of the node, such as "addBackward"."""
+        return f"{self.operation}Backward"
 
     def saved_tensors(self, linked: bool = False) -> list[TensorBase | None]:
         """Return the saved tensors; reading such a tensor raises an error if its memory was overwritten after it was saved.
@@ -93,7 +98,9 @@ class TapeNode:
 
     def restored(self, type: TensorType, layout: Any, value: Any, storage: Storage, version: int) -> TensorBase:
         """Return a saved tensor with the array `value`; reading the tensor raises an error if its storage no longer has `version`."""
-        return TensorBase.new(type, layout, value) if storage.version == version else _StaleTensor(self.name, type, layout, value, storage, version)
+        return (
+            TensorBase.new(type, layout, value) if storage.version == version else _StaleTensor(self.operation, type, layout, value, storage, version)
+        )
 
     def retaining(self, index: int) -> Any:
         """Return the tensor of output `index` if `retain_grad` was called for it and it still exists, else None."""

@@ -161,13 +161,13 @@ class TensorBase:
         "_needs_gradient",
         "_provenance",
         "_retains",
+        "_storage",
         "_synced_version",
         "base",
         "hooks",
         "index",
         "layout",
         "node",
-        "storage",
         "strides",
         "tensor_type",
         "traced",
@@ -193,7 +193,7 @@ class TensorBase:
         self.index = 0
         self.hooks: dict[int, Callable[[Any], Any]] | None = None
         self._retains = False
-        self.storage: Storage | None = None
+        self._storage: Storage | None = None
         #: the base of a view and the view operation; `_synced_version` is the version of the memory that its node refers to
         self.base: tuple[Any, Any] | None = None
         self._synced_version = 0
@@ -277,14 +277,14 @@ class TensorBase:
     @property
     def version(self) -> int:
         """The number of writes to the memory of the tensor."""
-        return 0 if self.storage is None else self.storage.version
+        return 0 if self._storage is None else self._storage.version
 
     @property
     def memory(self) -> Storage:
         """The storage, which the tensor and its views share; created at the first access."""
-        if self.storage is None:
-            self.storage = Storage()
-        return self.storage
+        if self._storage is None:
+            self._storage = Storage()
+        return self._storage
 
     def wrote(self) -> None:
         """Increment the number of writes to the memory of the tensor."""
@@ -292,10 +292,10 @@ class TensorBase:
 
     def shares(self, view: TensorBase) -> None:
         """Make `view` use the storage of this tensor, with the same number of writes."""
-        view.storage, view._copied_from, view.strides = self.memory, self._copied_from, self.strides
-        view.storage.shared = True
-        if view.storage.resident is not None:
-            view.storage.resident.tensors[id(view)] = view
+        view._storage, view._copied_from, view.strides = self.memory, self._copied_from, self.strides
+        view._storage.shared = True
+        if view._storage.resident is not None:
+            view._storage.resident.tensors[id(view)] = view
 
     #: tensors are keys by identity
     __hash__ = object.__hash__
@@ -317,7 +317,7 @@ def lasting_array(x: TensorBase) -> Array:
 
     A NumPy view of the array therefore retains its elements.
     """
-    resident = None if x.storage is None else x.storage.resident
+    resident = None if x._storage is None else x._storage.resident
     if resident is not None and resident.transient:
         resident._move(resident.array, resident.array.copy())
     return x.array
@@ -327,7 +327,7 @@ def move_memory(x: TensorBase, resident: ResidentMemory) -> None:
     """Make x use the memory `resident` for its elements; views of x that use its old memory are unchanged."""
     if not has_array(x) or resident.array.ctypes.data != x.array.ctypes.data:
         before = x.memory.before
-        x.storage = None
+        x._storage = None
         x.memory.before = before
     attach_memory(x, resident)
 
@@ -335,9 +335,9 @@ def move_memory(x: TensorBase, resident: ResidentMemory) -> None:
 def shows(x: TensorBase, view: TensorBase) -> None:
     """Make `view` use the memory of x, with a number of writes that is independent of x."""
     view._copied_from, view.strides = x._copied_from, x.strides
-    if x.storage is not None and x.storage.resident is not None:
-        view.memory.resident = x.storage.resident
-        x.storage.resident.tensors[id(view)] = view
+    if x._storage is not None and x._storage.resident is not None:
+        view.memory.resident = x._storage.resident
+        x._storage.resident.tensors[id(view)] = view
 
 
 def check_current(x: TensorBase) -> None:
@@ -358,7 +358,7 @@ def check_memory(x: TensorBase, what: str) -> None:
         )
     if x.traced is not None:
         return
-    if not x.array.flags.writeable and (x.storage is None or x.storage.resident is None):
+    if not x.array.flags.writeable and (x._storage is None or x._storage.resident is None):
         raise JobError(f"{what} at {user_line()}: {x.tensor_type} has the memory of a read-only NumPy array; clone() it first")
     if not x.array.flags.forc and _overlaps_itself(x.array):
         raise JobError(f"{what} at {user_line()}: several elements of the tensor {x.tensor_type} share memory; clone() it first")
@@ -384,8 +384,8 @@ def _overlaps_itself(array: Array) -> bool:
 def own(x: TensorBase, what: str) -> Array:
     """Return the array of x for writing, in memory of this rank alone.  Raises: JobError as `check_memory` does."""
     check_memory(x, what)
-    if not x.array.flags.writeable and x.storage is not None and x.storage.resident is not None:
-        x.storage.resident.evict()
+    if not x.array.flags.writeable and x._storage is not None and x._storage.resident is not None:
+        x._storage.resident.evict()
     return x.array
 
 

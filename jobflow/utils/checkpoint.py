@@ -241,7 +241,7 @@ def _cut(outputs: Sequence[Tensor], first: int, known: dict[Any, Tensor]) -> dic
 def _leaf_like(x: Tensor, exact: bool) -> Tensor:
     """Return a leaf with the type of x; without `exact`, x belongs to another tensor, and gradients have any layout."""
     layout = passes.gradient_layout(x.layout) if exact and x.layout is not None else None
-    leaf: Tensor = Tensor.new(x.tensor_type, layout, x.array)
+    leaf: Tensor = Tensor(x.tensor_type, layout, x.array)
     leaf._needs_gradient = True
     return leaf
 

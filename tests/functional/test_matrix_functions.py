@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,11 @@ def test_second_derivatives_of_factorizations_equal_differences() -> None:
     [
         (lambda x: flow.linalg.inv(x * 0), ("linalg.inv", "singular", "pinv")),
         (lambda x: flow.linalg.cholesky(-x), ("linalg.cholesky", "positive definite")),
+        (lambda x: flow.linalg.svd(x / 0), ("linalg.svd", "inf at [0, 0]", "finite")),
+        (lambda x: flow.linalg.eigh(x * math.nan), ("linalg.eigh", "nan at [0, 0]", "finite")),
+        (lambda x: flow.linalg.pinv(x * math.nan), ("linalg.pinv", "nan at [0, 0]", "finite")),
+        (lambda x: flow.linalg.matrix_rank(x * math.nan), ("matrix_rank", "nan at [0, 0]", "finite")),
+        (lambda x: flow.linalg.lstsq(x * math.nan, x), ("lstsq", "nan at [0, 0]", "finite")),
         (lambda x: flow.linalg.inv(x[:1]), ("linalg.inv", "[1,2]", "square")),
         (lambda x: flow.linalg.norm(x, "two"), ("matrix_norm", "'two'", "nuc")),
         (lambda x: flow.linalg.qr(x, "all"), ("linalg.qr", "'all'", "reduced")),

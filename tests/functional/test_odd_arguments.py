@@ -10,7 +10,7 @@ from doors import gives, refuses
 from ranks import with_ranks
 
 import jobflow as flow
-from jobflow.core.errors import ArgumentError, DtypeError, ShapeError
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError
 
 F = flow.nn.functional
 X = np.array([[1.0, -2.0, 0.5], [3.0, 0.25, -1.0]], np.float32)
@@ -170,6 +170,26 @@ def test_missing_and_invalid_arguments_raise() -> None:
     refuses(lambda x: x.scatter(0, x.long()), (X,), ArgumentError, "scatter at test_odd_arguments.py", "src or value is missing")
     refuses(lambda x: x.movedim(0.5, 0), (X,), DtypeError, "movedim", "0.5", "test_odd_arguments.py")
     refuses(lambda x: F.embedding(x.long(), x.sum()), (X,), ShapeError, "embedding at test_odd_arguments.py", "float32[] must be [rows")
+    bags = (np.arange(4), np.ones((5, 2)), np.array([0, 3, 1]))
+    refuses(F.embedding_bag, bags, ArgumentError, "embedding_bag at", "difference -2 at [1]", "decrease")
+    for call, error, facts in (
+        (lambda: "a" in flow.ones(2), DtypeError, "in at test_odd_arguments.py.*'a'"),
+        (lambda: flow.nn.Unflatten("x", (2, -1)), ArgumentError, "Unflatten at .*'x' is a name"),
+        (lambda: flow.ones(2).storage(), JobError, "storage at .*untyped_storage"),
+        (lambda: flow.load("nowhere", map_location=5), ArgumentError, "map_location .* got 5"),
+    ):
+        with pytest.raises(error, match=facts):
+            call()
+
+
+def test_methods_of_earlier_programs_equal_pytorch() -> None:
+    x = flow.ones(2, 3, dtype=flow.float64)
+    assert x.new([1]).tolist() == [1.0] and x.new([1]).dtype is flow.float64
+    assert [tuple(each.shape) for each in (x.new(), x.new(2, 3), x.new(x.shape), x.new(x))] == [(0,), (2, 3), (2, 3), (2, 3)]
+    assert flow.manual_seed(0) is flow.default_generator and 1 in x and 2 not in x
+    assert (x.requires_grad_() * 2).grad_fn.name() == "scaleBackward"
+    for layer in (flow.nn.LSTM(2, 3), flow.nn.GRU(2, 3)):
+        assert tuple(layer(flow.ones(4, 0, 2))[0].shape) == (4, 0, 3)
 
 
 def test_element_types_say_what_they_are() -> None:

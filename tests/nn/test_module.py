@@ -11,7 +11,7 @@ import pytest
 from ranks import on_ranks, with_ranks
 from surroundings import lain, nn
 
-from jobflow.core.errors import CheckpointError, DtypeError, JobError, PlacementError, SbpError
+from jobflow.core.errors import ArgumentError, CheckpointError, DtypeError, JobError, PlacementError, SbpError
 from jobflow.core.layout import B, Layout, P, Placement, S
 from jobflow.core.types import float16, float32, float64, int64
 from jobflow.engine.placements import placement, sbp
@@ -114,6 +114,14 @@ def test_hooks_receive_and_replace_tensors() -> None:
     changed = net.register_forward_hook(lambda module, inputs, output: output * 0.0)
     assert not net(ones(1, 2)).detach().numpy().any() and len(events) == 2
     changed.remove()
+    named = net.register_forward_pre_hook(lambda module, inputs, kwargs: (inputs, {"input": kwargs["input"] * 0.0}), with_kwargs=True)
+    net.register_forward_hook(lambda module, inputs, kwargs, output: events.append(sorted(kwargs)), with_kwargs=True)
+    net.register_forward_hook(lambda module, inputs, output: events.append("first"), prepend=True)
+    assert np.allclose(net(input=ones(1, 2)).detach().numpy(), net.bias.detach().numpy()) and events[2:] == ["first", ["input"]]
+    named.remove()
+    net.register_forward_pre_hook(lambda module, inputs, kwargs: 1, with_kwargs=True)
+    with pytest.raises(ArgumentError, match=r"Linear at .*must return None or"):
+        net(ones(1, 2))
 
 
 def test_modes_and_types() -> None:

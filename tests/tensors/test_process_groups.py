@@ -180,6 +180,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no ranks": (lambda: dist.new_group(3), "list"),  # type: ignore[arg-type]
     "equal ranks": (lambda: dist.new_group([0, 0]), "different"),
     "objects": (lambda: dist.all_gather_object((None,), 1), "list"),  # type: ignore[arg-type]
+    "pickles": (lambda: dist.all_gather_object([None], lambda: 1), "object of rank 0 cannot be pickled"),
     "this rank": (lambda: dist.send(X, 0), "itself"),
     "any sender": (lambda: dist.recv(X), "src is missing"),
     "P2POp": (lambda: dist.P2POp(print, X, 0), "isend"),

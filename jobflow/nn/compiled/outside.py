@@ -165,7 +165,7 @@ class LaterBackward:
                 "call the function eagerly"
             )
         for x, memory, version in self.read:
-            if x.storage is not memory or memory.version != version:
+            if x._storage is not memory or memory.version != version:
                 raise JobError(
                     f"{what}: a {x.tensor_type} tensor that the gradient of {self.name} needs was overwritten by an in-place operation after the "
                     f"call; call backward() first, or clone() the tensor"

@@ -85,7 +85,7 @@ class Call:
 
     def _first(self, x: Tensor) -> int:
         """Return the position, among the tensors of the call so far, of the first tensor that shares memory with x; it may be x."""
-        return next(i for i, other in enumerate(self.tensors) if other is x or (x.storage is not None and other.storage is x.storage))
+        return next(i for i, other in enumerate(self.tensors) if other is x or (x._storage is not None and other._storage is x._storage))
 
 
 @dataclass
@@ -241,10 +241,10 @@ class Tracing:
         met = {**{id(x): x for x in self.call.tensors}, **{id(x): x for x in recorder.tensors.values()}}
         showing: dict[int, list[Tensor]] = {}
         for x in met.values():
-            if x.storage is not None:
-                showing.setdefault(id(x.storage), []).append(x)
+            if x._storage is not None:
+                showing.setdefault(id(x._storage), []).append(x)
         for x in recorder.written.values():
-            shared = [other for other in showing.get(id(x.storage), ()) if other is not x]
+            shared = [other for other in showing.get(id(x._storage), ()) if other is not x]
             if shared:
                 raise Untraceable(
                     f"{self.tracer.name} writes to a tensor {x.tensor_type} whose memory another tensor {shared[0].tensor_type} "

@@ -245,7 +245,7 @@ class Building(ProgramRecorder[Tensor]):
 
         If a strategy distributes the program, return the layout of x before an earlier graph redistributed x.
         """
-        before = x.storage.before if self.spreads and x.storage is not None else None
+        before = x._storage.before if self.spreads and x._storage is not None else None
         return before or x.layout
 
     def _unused(self, word: str) -> str:

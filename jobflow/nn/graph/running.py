@@ -225,7 +225,7 @@ class Bound:
 
         Memory of another graph must be shared by the same ranks, or by no ranks.  Memory of the user's program is used unless a copy is faster.
         """
-        resident = None if x.storage is None else x.storage.resident
+        resident = None if x._storage is None else x._storage.resident
         writes = variable.name in self.built.graph.updates
         if resident is not None and x.array is resident.array:
             return resident if resident.ranks in ((), self.group.ranks) and not resident.copies else None
@@ -288,7 +288,7 @@ class Bound:
     def _share(self, state: State, name: str, x: Tensor) -> None:
         resident = self.memory.residents.get(name)
         if resident is None:
-            slot, known = state.slots[name], None if x.storage is None else x.storage.resident
+            slot, known = state.slots[name], None if x._storage is None else x._storage.resident
             if known is not None and x.array is known.array and state.buffers[slot.buffer] is known.buffer:
                 resident = known
             else:

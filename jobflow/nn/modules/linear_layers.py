@@ -131,6 +131,8 @@ class Unflatten(Module):
 
     def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
         super().__init__()
+        if isinstance(dim, str):
+            raise ArgumentError(f"Unflatten at {user_line()}: dim {dim!r} is a name, and axes have no names here; pass the number of the axis")
         self.dim, self.unflattened_size = dim, tuple(unflattened_size)
 
     def forward(self, input: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from jobflow.nn.modules import moving
 from jobflow.nn.modules import state_dicts as saving
 from jobflow.nn.modules.backward_hooks import HookedCall
 from jobflow.nn.modules.calling import called_in_body
+from jobflow.nn.modules.forward_hooks import WithKeywords, add_hook, changed_inputs
 from jobflow.nn.parameter import Parameter
 from jobflow.tensors.in_place_writes import zero_gradient
 from jobflow.tensors.state import building_now, gradients, running
@@ -79,15 +80,13 @@ class Module:
         if building is None and isinstance(now.interpreter, JobBody):
             return called_in_body(now.interpreter, self, inputs, named)
         for hook in tuple(own["_before"].values()):
-            changed = hook(self, inputs)
-            if changed is not None:
-                inputs = changed if isinstance(changed, tuple) else (changed,)
+            inputs, named = changed_inputs(self, hook, inputs, named)
         backward = self._hooked_call(building)
         if backward is not None:
             inputs = backward.enter(inputs)
         output = self.forward(*inputs, **named) if building is None else building.called(self, self.forward, inputs, named)
         for hook in tuple(own["_after"].values()):
-            changed = hook(self, inputs, output)
+            changed = hook(self, inputs, named, output) if isinstance(hook, WithKeywords) else hook(self, inputs, output)
             output = output if changed is None else changed
         return output if backward is None else backward.leave(output)
 
@@ -361,27 +360,33 @@ class Module:
 
     # ---------------------------------------------------------------- hooks
 
-    def register_forward_pre_hook(self, hook: Callable[[Module, tuple[Any, ...]], Any]) -> RemovableHandle:
-        """Call hook(module, inputs) before forward; a result other than None replaces the inputs.  Return a handle that removes the hook."""
-        return _hung(vars(self)["_before"], hook)
+    def register_forward_pre_hook(self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False) -> RemovableHandle:
+        """Call hook(module, inputs) before forward; a result other than None replaces the inputs.  Return a handle that removes the hook.
 
-    def register_forward_hook(self, hook: Callable[[Module, tuple[Any, ...], Any], Any]) -> RemovableHandle:
-        """Call hook(module, inputs, output) after forward; a result other than None replaces the output.  Return a handle that removes the hook."""
-        return _hung(vars(self)["_after"], hook)
+        With `with_kwargs`, call hook(module, inputs, kwargs), whose result is None or (inputs, kwargs).  With `prepend`, call it first.
+        """
+        return add_hook(vars(self)["_before"], WithKeywords(hook) if with_kwargs else hook, prepend)
+
+    def register_forward_hook(self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False) -> RemovableHandle:
+        """Call hook(module, inputs, output) after forward; a result other than None replaces the output.  Return a handle that removes the hook.
+
+        With `with_kwargs`, call hook(module, inputs, kwargs, output).  With `prepend`, call it before the other hooks.
+        """
+        return add_hook(vars(self)["_after"], WithKeywords(hook) if with_kwargs else hook, prepend)
 
     def register_full_backward_pre_hook(self, hook: Callable[[Module, tuple[Any, ...]], Any]) -> RemovableHandle:
         """Call hook(module, grad_output) when backward reaches the outputs, and return a handle that removes the hook.
 
         A result other than None replaces the gradients of the outputs.
         """
-        return _hung(vars(self)["_back_before"], hook)
+        return add_hook(vars(self)["_back_before"], hook)
 
     def register_full_backward_hook(self, hook: Callable[[Module, tuple[Any, ...], tuple[Any, ...]], Any]) -> RemovableHandle:
         """Call hook(module, grad_input, grad_output) after backward through the module, and return a handle that removes the hook.
 
         A result other than None replaces the gradients of the positional arguments. `grad_input` has None for an argument without a gradient.
         """
-        return _hung(vars(self)["_back_after"], hook)
+        return add_hook(vars(self)["_back_after"], hook)
 
     # ---------------------------------------------------------------- element types, devices, layouts
 
@@ -489,9 +494,3 @@ class Module:
         if not inside:
             return f"{self._get_name()}({own if len(lines) <= 1 else ''.join(f'{chr(10)}  {line}' for line in lines) + chr(10)})"
         return f"{self._get_name()}(" + "".join(f"\n  {line}" for line in (*lines, *inside)) + "\n)"
-
-
-def _hung(hooks: dict[int, Any], hook: Callable[..., Any]) -> RemovableHandle:
-    handle = RemovableHandle(hooks)
-    hooks[handle.id] = hook
-    return handle

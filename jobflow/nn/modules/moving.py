@@ -19,7 +19,7 @@ def replace(x: Tensor, source: Tensor) -> None:
     if source is x:
         return
     x.tensor_type, x.layout, x.array, x._device = source.tensor_type, source.layout, source.array, source._device
-    x.storage, x.base, x._synced_version, x.strides = None, None, 0, source.strides
+    x._storage, x.base, x._synced_version, x.strides = None, None, 0, source.strides
 
 
 def redistributed(what: str, name: str, x: Tensor, placement: Any, sbp: Any) -> Tensor:

@@ -183,10 +183,11 @@ class RNNBase(_Recurrent):
     def _check(self, what: str, x: Tensor, states: Sequence[Tensor], ndim: int) -> None:
         """Raise an error for an input or states with other types or numbers of axes."""
         type, ndims = x.tensor_type, {ndim, 2}
-        if type.ndim not in ndims or not type.shape[0] or (type.ndim == 3 and 0 in type.shape[:2]):
+        steps = int(type.ndim == 3 and self.batch_first)
+        if type.ndim not in ndims or not type.shape[steps]:
             order = "[n, steps, input_size]" if self.batch_first else "[steps, n, input_size]"
             expected = "packed data [elements, input_size]" if ndim == 2 else f"{order}, or [steps, input_size] for one sequence"
-            raise ShapeError(f"{what} at {user_line()}: input {type} must be {expected}, with at least one step and one sequence")
+            raise ShapeError(f"{what} at {user_line()}: input {type} must be {expected}, with at least one step")
         if type.shape[-1] != self.input_size:
             raise ShapeError(f"{what} at {user_line()}: the last axis of input {type} must be input_size, {self.input_size}")
         if any(state.tensor_type.ndim != (3 if ndim == 2 else type.ndim) for state in states):
