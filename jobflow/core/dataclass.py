@@ -110,6 +110,7 @@ _ANEW = _FactoryPlaceholder()
 
 
 def _function(head: str, lines: Iterable[str], names: dict[str, Any]) -> Callable[..., Any]:
+    names["__name__"] = __name__  # identifies frames of the function as jobflow's
     exec(f"def function({head}):\n " + "\n ".join(lines), names)
     function: Callable[..., Any] = names["function"]
     return function

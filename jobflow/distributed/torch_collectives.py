@@ -326,8 +326,8 @@ class PendingWork(Work):
     def wait(self, timeout: Any = None) -> bool:
         """Transfer the message; return True."""
         if self.transfer is not None:
-            transfer, self.transfer = self.transfer, None
-            transfer()
+            self.transfer()
+            self.transfer = None
         return True
 
     def is_completed(self) -> bool:

@@ -19,7 +19,7 @@ from jobflow.functional.typed import Tensor
 from jobflow.tensors.collectives import REDUCTIONS, carried, reduced, scattered, spread, stacked, swapped
 from jobflow.tensors.convert import meeting
 from jobflow.tensors.parameters import described
-from jobflow.tensors.state import state
+from jobflow.tensors.state import refuse_tracing, state
 from jobflow.tensors.tensor import TensorBase, own
 
 #: reductions that a rank computes from the arrays of all ranks
@@ -45,10 +45,15 @@ class Group:
         """The position of this rank in the group."""
         return self.ranks.index(self.me)
 
+    def _refuse_tracing(self) -> None:
+        """Raise JobError while a program is traced: its runs would not communicate, and a failed trace could not undo the communication."""
+        refuse_tracing(self.what, "ranks cannot communicate local tensors or objects", "call it outside")
+
     # ---------------------------------------------------------------- arguments
 
     def tensors(self, **arguments: Any) -> None:
-        """Raise ArgumentError or JobError for an argument that is not a local tensor, or not a sequence of them."""
+        """Raise ArgumentError or JobError for an argument that is not a local tensor, or not a sequence of them, or while a program is traced."""
+        self._refuse_tracing()
         for name, argument in arguments.items():
             several = name.endswith("_list") and isinstance(argument, list | tuple)
             for x in argument if several else [argument]:
@@ -102,7 +107,11 @@ class Group:
     # ---------------------------------------------------------------- collectives
 
     def meet(self, text: str = "", digest: int = 0) -> AbstractContextManager[None]:
-        """Return a context in which all ranks of the group do the same; raise DivergedError for a rank that does something else."""
+        """Return a context in which all ranks of the group do the same.
+
+        Raises: DivergedError for a rank that does something else; JobError while a program is traced.
+        """
+        self._refuse_tracing()
         return meeting(self.here, self.here.rank.comm.group(self.ranks), digest, lambda: f"{text or self.what} at {user_line()}")
 
     def barrier(self) -> None:

@@ -64,6 +64,7 @@ class Generator:
 
     def seed(self) -> int:
         """Set a random seed from the operating system, equal on all ranks, and return it; all ranks must call this method."""
+        _refuse_tracing("seed")
         return self.manual_seed(new_seed()).core.seed
 
     def initial_seed(self) -> int:
@@ -125,6 +126,7 @@ def _checked_seed(seed: int) -> int:
 
 def seed() -> int:
     """Set a random seed from the operating system for local and global random tensors, and return it; all ranks must call this function."""
+    _refuse_tracing("seed")
     value = new_seed()
     manual_seed(value)
     return value

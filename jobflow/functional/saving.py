@@ -28,7 +28,7 @@ from jobflow.functional.typed import Tensor
 from jobflow.storage import store
 from jobflow.storage.remote import AnyPath, path_of
 from jobflow.tensors.convert import convert, meeting
-from jobflow.tensors.state import EagerState, state
+from jobflow.tensors.state import EagerState, refuse_tracing, state
 from jobflow.tensors.tensor import Size
 
 Path = str | os.PathLike[str]
@@ -50,6 +50,7 @@ def save(
     Raises: CheckpointError, on all ranks, if writing fails; JobError for a global tensor without `global_dst_rank`; ArgumentError for
     objects that cannot be saved.
     """
+    refuse_tracing("save", "files cannot be written", "save outside")
     what = f"save at {user_line()}"
     here, where, alone = state(), path_of(path), global_dst_rank is None
     arrays: dict[str, Array] = {}

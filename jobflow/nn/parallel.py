@@ -27,7 +27,7 @@ from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.module import Module
 from jobflow.nn.one_device import DataParallel as DataParallel
 from jobflow.tensors.collectives import reduced, spread
-from jobflow.tensors.state import EagerState, state
+from jobflow.tensors.state import EagerState, refuse_tracing, state
 from jobflow.tensors.tape import ReadyCallback, TapeNode, edge_of
 from jobflow.tensors.tensor import TensorBase, own
 
@@ -359,6 +359,7 @@ def _check_local(module: Module) -> None:
 def _take_over(here: EagerState, ranks: tuple[int, ...], tensors: Iterable[Tensor], what: str) -> None:
     """Overwrite the tensors with the values of the first of the ranks."""
     for x in tensors:
+        refuse_tracing(what, "ranks cannot broadcast local tensors", "create and call DistributedDataParallel outside")
         own(x, what)[...] = spread(here, x.array, ranks[0], what, ranks)
         x.wrote()
 

@@ -74,6 +74,7 @@ class JobRecorder(ProgramRecorder[TensorBase]):
         self.name: str | None = None
         #: the called module, if any
         self.module: Called | None = None
+        self.forbidden: list[str] = []
         self._standing: dict[int, TensorBase] = {}
         self._waiting: tuple[Op, list[Any], tuple[TensorBase, ...]] | None = None
         self._entered: tuple[scope.Scope, scope.Scope] | None = None

@@ -69,6 +69,8 @@ class ProgramRecorder(ABC, Generic[T]):
     tracer: Tracer
     #: True if gradients are needed
     trains: bool = True
+    #: messages of the errors of `refuse_tracing`, which user code may catch
+    forbidden: list[str]
     #: by id of a tensor with values: its current traced value
     _standing: dict[int, T]
 

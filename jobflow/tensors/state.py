@@ -214,7 +214,8 @@ def refuse_tracing(what: str, problem: str, advice: str) -> None:
     """
     building = building_now()
     if building is not None and scope.current().interpreter is not None:
-        raise JobError(f"{what} at {user_line()}: {problem} while {building.running} runs; {advice}")
+        building.forbidden.append(f"{what} at {user_line()}: {problem} while {building.running} runs; {advice}")
+        raise JobError(building.forbidden[-1])
 
 
 @contextmanager

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+import shutil
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -179,6 +182,69 @@ def _hook_of_a_result(compiled: Compile) -> list[Any]:
     return results
 
 
+def _small_array(compiled: Compile) -> list[Any]:
+    counts = np.zeros(1, np.float32)
+
+    def function(x: Any) -> Any:
+        counts[0] += 1
+        return x + flow.from_numpy(counts.copy())
+
+    function = compiled(function)
+    return [*(function(_x()) for _ in range(CALLS)), counts]
+
+
+def _replayable_array_write(compiled: Compile) -> list[Any]:
+    counts = np.zeros((2, 2))[:, 1]
+
+    def function(x: Any) -> Any:
+        counts[0] += 1
+        return x * float(counts[0])
+
+    function = compiled(function)
+    return [*(function(_x()) for _ in range(CALLS)), counts]
+
+
+def _large_values(compiled: Compile) -> list[Any]:
+    counts, elements, bits = np.zeros(20_000), [0] * 5000, bytearray(1)
+
+    def function(x: Any) -> Any:
+        counts[0] += 1
+        elements[0] += 1
+        bits[0] += 1
+        return x if x.sum() > 0 else -x
+
+    function = compiled(function)
+    return [*(function(_x()) for _ in range(CALLS)), counts[0], elements[0], bits[0]]
+
+
+def _saved(compiled: Compile) -> list[Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "state"
+
+        def function(x: Any) -> Any:
+            flow.save({"size": x.shape[0]}, path)
+            return x * 2
+
+        function, sizes = compiled(function), []
+        for _ in range(CALLS):
+            function(_x())
+            sizes.append(flow.load(path)["size"])
+            shutil.rmtree(path)
+    return sizes
+
+
+def _caught_error(compiled: Compile) -> list[Any]:
+    def function(x: Any) -> Any:
+        try:
+            flow.manual_seed(3)
+        except JobError:
+            return x
+        return x * 2
+
+    function = compiled(function)
+    return [function(_x()) for _ in range(CALLS)]
+
+
 #: (case, text of the error with fullgraph=True, or None if the function is replayed)
 CASES: dict[str, tuple[Callable[[Compile], list[Any]], str | None]] = {
     "iterator": (_iterator, "factors"),
@@ -192,6 +258,11 @@ CASES: dict[str, tuple[Callable[[Compile], list[Any]], str | None]] = {
     "new optimizer": (_new_optimizer, "optim.SGD"),
     "load_state_dict": (_loaded, "load_state_dict"),
     "deepcopy": (_copied, "deepcopy"),
+    "write to a small array": (_small_array, "counts|not recorded"),
+    "write to an array alone": (_replayable_array_write, "writes to the NumPy array counts"),
+    "writes to large containers": (_large_values, "cannot be compared"),
+    "save": (_saved, "files cannot be written"),
+    "error that the function catches": (_caught_error, "manual_seed"),
     "own generator": (_own_generator, None),
     "default generator": (_default_generator, None),
     "requires_grad of an unused parameter": (_unused_parameter, None),

@@ -146,7 +146,7 @@ class Guards:
         if event == "call":
             if code not in self.executed:
                 self._entered(code, frame)
-                self.refuse_iterators()
+                self.refuse_unrestorable()
         elif event == "c_call":
             self._called(arg, frame)
 
@@ -214,11 +214,20 @@ class Guards:
         elif not isinstance(owner, (*PURE_OWNERS, types.GeneratorType)) and not is_own(type(owner)):
             self._refuse(f"the function calls {type(owner).__name__}.{name}(), whose result or effect is not repeated")
 
-    def refuse_iterators(self) -> None:
-        """Raise Untraceable if the function is about to read an iterator, because a failed trace cannot return its elements."""
+    def refuse_unrestorable(self) -> None:
+        """Raise Untraceable if the function is about to read an iterator, or a value such as a large array that `restore` cannot restore."""
         for watched, key, what in self.iterators:
             if self.reads(watched, key):
                 self._refuse(f"the function reads {what.replace(chr(0), '')}, whose elements a replay does not repeat")
+        if reason := self._incomparable():
+            self._refuse(reason)
+
+    def _incomparable(self) -> str:
+        """Return a message if the function reads a value that cannot be compared between calls, else ""."""
+        for watched, key, what in self.opaque:
+            if not (watched is None and key is None) and self.reads(watched, key):
+                return f"the function reads {what.replace(chr(0), '')}, which cannot be compared between calls"
+        return ""
 
     def _refuse(self, reason: str) -> None:
         """Store `reason` with the user's line, and raise Untraceable; call this before an effect that cannot be undone."""
@@ -402,9 +411,11 @@ class Guards:
         """Return the reason why the function cannot be replayed, or "" if it can."""
         if self.reasons:
             return self.reasons[0]
-        for watched, key, what in self.opaque:
-            if self.reads(watched, key) and not (watched is None and key is None):
-                return f"the function reads {what.replace(chr(0), '')}, which cannot be compared between calls"
+        if reason := self._incomparable():
+            return reason
+        for array, before, path in self.arrays.values():
+            if array.tobytes() != before:
+                return f"the function writes to the NumPy array {path.replace(chr(0), '')}, which a replay does not repeat"
         if random.getstate() != self._random[0] or _numpy_key(np.random.get_state()) != _numpy_key(self._random[1]):
             return "the function samples random numbers from Python or NumPy; use the random functions of jobflow"
         if self.schedules and _OF_SCHEDULES & self.names:
@@ -415,6 +426,9 @@ class Guards:
         """Restore all values to their state before the function ran."""
         random.setstate(self._random[0])
         np.random.set_state(self._random[1])
+        for array, before, _ in self.arrays.values():
+            if array.tobytes() != before:
+                array[...] = np.frombuffer(before, array.dtype).reshape(array.shape)
         for watched in (*self.watched.values(), *self.arguments):
             keys, values = watched.now()
             if len(values) != len(watched.values) or keys != watched.keys or not all(map(is_, values, watched.values)):

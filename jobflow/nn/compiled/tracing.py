@@ -135,7 +135,7 @@ class Tracing:
             guards.descend(value, name, None, name)
         for value, name in call.containers:
             guards.add_argument(value, name)
-        guards.refuse_iterators()
+        guards.refuse_unrestorable()
         try:
             with recorder.in_force():
                 for i, x in enumerate(call.tensors):
@@ -172,7 +172,7 @@ class Tracing:
         recorder, guards = self.recorder, self.guards
         if _modes(self.here) != self.modes:
             raise Untraceable(f"{self.tracer.name} changes the gradient mode or the default element type; change it before the call instead")
-        if reason := guards.refused():
+        if reason := guards.refused() or "".join(recorder.forbidden[:1]):
             raise Untraceable(f"{self.tracer.name}: {reason}")
         outputs: dict[int, Tensor] = {}
         replaced(result, Tensor, lambda x: self._returned(x, outputs))

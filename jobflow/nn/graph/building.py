@@ -74,6 +74,8 @@ class Building(ProgramRecorder[Tensor]):
     losses: list[Value] = field(default_factory=list)
     #: source line of the call of backward
     where: SourceLine | None = None
+    #: messages of the errors of `refuse_tracing`, which user code may catch
+    forbidden: list[str] = field(default_factory=list)
     #: id of a tensor -> its current traced tensor
     _standing: dict[int, Tensor] = field(default_factory=dict)
     #: id of a tensor with data -> name of its variable
