@@ -24,6 +24,7 @@ from jobflow.engine.placements import placement as public_placement
 from jobflow.functional import foreign_files, values
 from jobflow.functional import global_tensors as moving
 from jobflow.functional.devices import device
+from jobflow.functional.parameter import Parameter
 from jobflow.functional.typed import Tensor
 from jobflow.storage import store
 from jobflow.storage.remote import AnyPath, path_of
@@ -188,7 +189,8 @@ class Tree:
         if isinstance(item, float):
             return item if math.isfinite(item) else {"float": repr(item)}
         if isinstance(item, Tensor):
-            return {"tensor": self._keep(path, self._array(item, path)), "requires_grad": item._needs_gradient and item.is_leaf}
+            entry = {"tensor": self._keep(path, self._array(item, path)), "requires_grad": item._needs_gradient and item.is_leaf}
+            return entry | {"parameter": True} if isinstance(item, Parameter) else entry
         if isinstance(item, DType):
             return {"dtype": item.name}
         if isinstance(item, Mapping):
@@ -231,7 +233,7 @@ def decoded(tree: Any, tensor: Any) -> Any:
     if "tensor" in tree:
         x: Tensor = tensor(tree["tensor"])
         x._needs_gradient = bool(tree["requires_grad"])
-        return x
+        return Parameter(x, x._needs_gradient) if tree.get("parameter") else x
     (kind, value), *_ = tree.items()
     match kind:
         case "float":

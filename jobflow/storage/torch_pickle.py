@@ -82,6 +82,7 @@ class TensorRef:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     requires_grad: bool
+    parameter: bool = False
 
 
 class Interpreter:
@@ -282,7 +283,7 @@ def _tensor(
 def _parameter(vm: Interpreter, data: Any, requires_grad: Any, hooks: Any = None) -> TensorRef:
     if not isinstance(data, TensorRef) or type(requires_grad) is not bool or (requires_grad and not data.storage.dtype.is_float):
         raise TypeError("a parameter has an unknown form")
-    return replace(data, requires_grad=requires_grad)
+    return replace(data, requires_grad=requires_grad, parameter=True)
 
 
 def _whole(number: Any) -> int:

@@ -16,6 +16,7 @@ from jobflow.core.types import float32, type_of
 from jobflow.engine.placements import placement
 from jobflow.functional import saving, values
 from jobflow.functional.tensor_class import Tensor
+from jobflow.nn.parameter import Parameter
 from jobflow.tensors.tensor import Size
 
 WHOLE = np.arange(15.0).reshape(5, 3)
@@ -40,9 +41,11 @@ def test_load_restores_a_saved_structure(tmp_path: Path) -> None:
         "model": OrderedDict([("w", local(WHOLE)), ("b", trained)]),
         3: [None, True, 7, 0.1, float("inf"), "text", (1, (2,)), Size((2, 3)), float32],
         "numpy": (np.arange(3, dtype=np.int32), np.float64(2.5)),
+        "parameters": [Parameter(local([1.0, 2.0])), Parameter(local([1.0]), requires_grad=False)],
     }
     saving.save(arguments, tmp_path / "a")
     results = saving.load(tmp_path / "a")
+    assert [(type(p), p.requires_grad) for p in results.pop("parameters")] == [(Parameter, True), (Parameter, False)]
     assert list(results) == ["model", 3, "numpy"] and type(results["model"]) is OrderedDict
     np.testing.assert_array_equal(results["model"]["w"].array, WHOLE)
     assert results["model"]["b"].requires_grad and not results["model"]["w"].requires_grad
