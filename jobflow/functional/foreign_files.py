@@ -10,7 +10,7 @@ from jobflow.core.errors import ArgumentError, CheckpointError, PlacementError
 from jobflow.core.types import Array, DType, dtype_of, type_of
 from jobflow.functional.devices import checked_device, device
 from jobflow.functional.global_tensors import loaded_on
-from jobflow.functional.parameter import Parameter
+from jobflow.functional.parameter_class import Parameter
 from jobflow.functional.typed import Tensor
 from jobflow.runtime.collection import collection_paused
 from jobflow.storage import safetensors, torch_files

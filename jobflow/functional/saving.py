@@ -24,7 +24,7 @@ from jobflow.engine.placements import placement as public_placement
 from jobflow.functional import foreign_files, values
 from jobflow.functional import global_tensors as moving
 from jobflow.functional.devices import device
-from jobflow.functional.parameter import Parameter
+from jobflow.functional.parameter_class import Parameter
 from jobflow.functional.typed import Tensor
 from jobflow.storage import store
 from jobflow.storage.remote import AnyPath, path_of
