@@ -75,7 +75,8 @@ def batch_norm(
     With `training`, mean and var are the statistics of `input`.  If both running statistics are passed, they become (1 - momentum) * old +
     momentum * new, with the unbiased variance.  Without `training`, the running statistics are mean and var.
     Raises: ShapeError for shapes that do not match, or missing running statistics without `training`.  Training with one value per channel
-    raises ShapeError, and with eps <= 0 ArgumentError.  In eager mode, the result of an empty input is empty.
+    raises ShapeError, and with eps <= 0 ArgumentError.  The result of an empty input is empty, and the running
+    statistics do not change.
     """
     t, what = input.tensor_type, "batch_norm"
     if t.ndim < 2:
@@ -96,7 +97,7 @@ def batch_norm(
         if not training:
             assert running_mean is not None and running_var is not None
             return _eager(bn.batch_norm_infer(input, gamma, beta, running_mean, running_var, 1, eps))
-        if not t.size and input.traced is None:  # the running statistics do not change
+        if not t.size:  # the running statistics do not change
             return _eager(bn.batch_norm_infer(input, gamma, beta, _vector(None, channels, input, 0.0), _vector(None, channels, input, 1.0), 1, eps))
         count = t.size // max(channels, 1)
         if count < 2:
