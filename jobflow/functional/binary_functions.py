@@ -41,7 +41,7 @@ from jobflow.tensors.run import run
 
 __all__ = [
     "add", "addcdiv", "addcmul", "addmm", "baddbmm", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "bmm", "div", "divide", "dot",
-    "float_power", "floor_divide", "fmod", "lerp", "matmul", "maximum", "minimum", "mm", "mul", "multiply", "mv", "neg", "negative", "outer",
+    "float_power", "floor_divide", "fmod", "matmul", "maximum", "minimum", "mm", "mul", "multiply", "mv", "neg", "negative", "outer",
     "positive", "pow", "remainder", "sub", "subtract", "true_divide",
 ]  # fmt: skip
 
@@ -153,12 +153,6 @@ def addcdiv(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -
     """Return x + value * tensor1 / tensor2, element by element and with broadcasting."""
     x, tensor1, tensor2 = together("addcdiv", x, tensor1, tensor2)
     return add(x, div(tensor1, tensor2), alpha=value)
-
-
-@rounded_once
-def lerp(x: Tensor, end: Tensor, weight: Operand) -> Tensor:
-    """Return the linear interpolation x + weight * (end - x)."""
-    return add(x, mul(sub(end, x), weight))
 
 
 # -------------------------------------------------------------------- products and quotients
@@ -466,8 +460,6 @@ class ArithmeticMethods:
     floor_divide_ = in_place(floor_divide)
     fmod = method(fmod)
     fmod_ = in_place(fmod)
-    lerp = method(lerp)
-    lerp_ = in_place(lerp)
     matmul = method(matmul)
     maximum = method(maximum)
     minimum = method(minimum)

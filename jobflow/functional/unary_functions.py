@@ -5,6 +5,7 @@ Functions with floating point results convert integers to the default element ty
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from jobflow.functional import binary_functions as arithmetic
 from jobflow.functional.comparing import eq, where
 from jobflow.functional.dispatch import method
 from jobflow.functional.in_place import in_place
-from jobflow.functional.promotion import Number, as_float, cast, constant, pair, result_type, rounded_once
+from jobflow.functional.promotion import Number, Operand, as_float, cast, constant, operand, pair, result_type, rounded_once
 from jobflow.functional.typed import Tensor
 from jobflow.ops import scalar
 from jobflow.ops import transcendental as functions
@@ -27,8 +28,8 @@ from jobflow.tensors.run import run
 __all__ = [
     "abs", "absolute", "acos", "acosh", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctan2", "arctanh", "asin", "asinh", "atan", "atan2",
     "atanh", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "cos", "cosh", "erf", "erfc", "exp", "exp2", "expm1", "fix", "floor", "frac",
-    "isfinite", "isinf", "isnan", "log", "log10", "log1p", "log2", "logit", "nan_to_num", "reciprocal", "round", "rsqrt", "sgn", "sign", "sin",
-    "sinh", "sqrt", "square", "tan", "trunc",
+    "isfinite", "isinf", "isnan", "lerp", "log", "log10", "log1p", "log2", "logit", "nan_to_num", "reciprocal", "round", "rsqrt", "sgn", "sign",
+    "sin", "sinh", "sqrt", "square", "tan", "trunc",
 ]  # fmt: skip
 
 Function = Callable[[Tensor], Tensor]
@@ -184,6 +185,17 @@ def logit(x: Tensor, eps: float | None = None) -> Tensor:
     return run(functions.Logit(), x if eps is None else clamp(x, eps, 1 - eps))
 
 
+@rounded_once
+def lerp(x: Tensor, end: Tensor, weight: Operand) -> Tensor:
+    """Return x + weight * (end - x), computed from the nearer end, so that weight 1 gives exactly `end`."""
+    distance, weight = arithmetic.sub(end, x), operand("lerp", x, weight)
+    if not isinstance(weight, Tensor):
+        near = builtins.abs(weight) < 0.5
+        return arithmetic.add(x, arithmetic.mul(distance, weight)) if near else arithmetic.sub(end, arithmetic.mul(distance, 1 - weight))
+    from_end = arithmetic.sub(end, arithmetic.mul(distance, arithmetic.sub(1.0, weight)))
+    return where(run(Less(), *pair("lerp", abs(weight), 0.5)), arithmetic.add(x, arithmetic.mul(distance, weight)), from_end)
+
+
 def nan_to_num(x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
     """Return x with NaN replaced by `nan`, inf by `posinf` and -inf by `neginf`, by default the largest and the smallest finite number."""
     if not x.tensor_type.dtype.is_float:
@@ -268,6 +280,8 @@ class ElementwiseMethods:
     isfinite = method(isfinite)
     isinf = method(isinf)
     isnan = method(isnan)
+    lerp = method(lerp)
+    lerp_ = in_place(lerp)
     log = method(log)
     log10 = method(log10)
     log1p = method(log1p)
