@@ -10,6 +10,7 @@ import pytest
 from everywhere import compare
 from ranks import on_ranks, with_ranks
 
+import jobflow as flow
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, PlacementError, ShapeError
 from jobflow.core.layout import B, P, S
 from jobflow.core.types import bfloat16, bool_, float16, float32, float64, int8, int16, int32, int64, uint8
