@@ -1,4 +1,4 @@
-"""The namespaces `flow._dynamo` and `flow.compiler` of PyTorch's programs: hints for its compiler, as identity."""
+"""The namespaces `flow._dynamo` and `flow.compiler`: PyTorch's hints for its compiler, which have no effect here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ config = SimpleNamespace(suppress_errors=False, cache_size_limit=8, verbose=Fals
 
 
 def disable(fn: Any = None, recursive: bool = True, *, reason: Any = None) -> Any:
-    """Return a function unchanged, as `@disable` or `@disable()`; compiled functions trace it like any other."""
+    """Return a function unchanged, as `@disable` or `@disable()`; compiled functions trace the function like any other."""
     return (lambda function: function) if fn is None else fn
 
 

@@ -40,7 +40,8 @@ def init_process_group(
 ) -> None:
     """Connect the ranks of the program.
 
-    The launcher determines the ranks and their addresses, so `world_size` and `rank` are only compared, and other arguments have no effect.
+    The launcher determines the ranks and their addresses.  `world_size` and `rank` are only compared with the launcher's, and other arguments have
+    no effect.
     Raises: JobError for a second call, and for a number of ranks or a rank that is not the launcher's; ArgumentError for other values.
     """
     what = f"distributed.init_process_group at {user_line()}"

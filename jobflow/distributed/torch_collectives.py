@@ -69,7 +69,10 @@ def _done(async_op: bool, results: Any = ()) -> Work | None:
 
 
 def _root(members: Group, name: str, root: Any, group_root: Any, default: int | None = 0) -> int:
-    """Return the rank of the program that `root`, or its position in the group, names.  Raises: ArgumentError for both or neither."""
+    """Return the root as a rank of the program, from its rank `root` or from `group_root`, its position in the group.
+
+    `default` is the rank without both arguments; None requires one of them.  Raises: ArgumentError if both are passed, or a required one is missing.
+    """
     if group_root is not None:
         if root is not None:
             raise ArgumentError(f"{members.what} at {user_line()}: pass either {name} or group_{name}, not both")
@@ -265,7 +268,10 @@ def broadcast_object_list(
         _check_list(members, "object_list", object_list)
         items = members.exchange(object_list if members.me == source else None, f"{members.what} {source}")[members.ranks.index(source)]
         if len(items) != len(object_list):
-            raise ArgumentError(f"{members.what} at {user_line()}: the list has {len(object_list)} objects, but that of rank {source} {len(items)}")
+            raise ArgumentError(
+                f"{members.what} at {user_line()}: object_list has {len(object_list)} objects, but object_list of rank {source} has {len(items)}; "
+                f"pass equally long lists"
+            )
         object_list[:] = items
 
 
@@ -276,7 +282,7 @@ def scatter_object_list(
     group: Any = None,
     group_src: int | None = None,
 ) -> None:
-    """Write scatter_object_input_list[i] of rank `src`, by default 0, into the first place of the list of the i-th rank."""
+    """Write scatter_object_input_list[i] of rank `src`, by default 0, into scatter_object_output_list[0] of the i-th rank."""
     if members := group_of("scatter_object_list", group):
         source = _root(members, "src", src, group_src)
         _check_list(members, "scatter_object_output_list", scatter_object_output_list)
@@ -356,7 +362,7 @@ def irecv(tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 
 
 
 class P2POp:
-    """A message of `batch_isend_irecv`: `op` is `isend` or `irecv`."""
+    """An argument of `batch_isend_irecv`: a tensor to send to the rank `peer`, or to receive from it; `op` is `isend` or `irecv`."""
 
     def __init__(
         self, op: Callable[..., Any], tensor: Tensor, peer: int | None = None, group: Any = None, tag: int = 0, group_peer: int | None = None
@@ -366,7 +372,7 @@ class P2POp:
         self.op, self.tensor, self.peer, self.group, self.tag, self.group_peer = op, tensor, peer, group, tag, group_peer
 
     def begin(self) -> Work:
-        """Return the message."""
+        """Call `isend` or `irecv`, and return the pending message."""
         where = "group_dst" if self.op is isend else "group_src"
         work: Work = self.op(self.tensor, self.peer, self.group, self.tag, **{where: self.group_peer})
         return work
@@ -375,7 +381,8 @@ class P2POp:
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
     """Transfer all messages of the list, and return the finished works.
 
-    Ranks transfer in the order of the pairs of ranks, so that no rank waits in a circle.  Raises: ArgumentError for another argument.
+    Messages are transferred in the order of their pairs of ranks, which prevents deadlocks.  Raises: ArgumentError unless the argument is a list of
+    P2POp.
     """
     if not isinstance(p2p_op_list, list | tuple) or not p2p_op_list or not all(isinstance(op, P2POp) for op in p2p_op_list):
         raise ArgumentError(f"distributed.batch_isend_irecv at {user_line()}: pass a list of P2POp; got {p2p_op_list!r}")

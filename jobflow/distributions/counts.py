@@ -33,7 +33,7 @@ class Binomial(OfTrials):
         return result
 
     def _largest(self, method: str) -> int:
-        """Return the largest number of trials; its value must be known on the host."""
+        """Return the largest element of `total_count`, which determines the shape of the samples; raise JobError while a program is traced."""
         if self._most is None:
             self._most = int(value_of(self.total_count.detach(), self._what(method)).max(initial=0))
         return self._most
@@ -80,7 +80,7 @@ class Binomial(OfTrials):
 
 
 class Multinomial(OfClasses):
-    """The distribution of the counts of classes in `total_count` trials, with the probabilities of `Categorical`."""
+    """The distribution of the counts of classes in `total_count` trials; `probs` or `logits` are the parameters of `Categorical`."""
 
     PARAMETERS = ("total_count", "_probs", "_logits")
     PARAMETER_AXES = 1

@@ -207,7 +207,7 @@ class OfClasses(Distribution):
         return -(limited * self.probs).sum(-1)
 
     def _drawn(self, sample_shape: Sequence[int]) -> Tensor:
-        """Return classes: the largest of the log-probabilities plus noise of the Gumbel distribution."""
+        """Return sampled classes: the indices of the largest sums of log-probability and Gumbel noise."""
         with gradients(False):
             logits = self._own.detach() if self._probs is None else self._own.detach().log()
             shape = (*self._shape_of(sample_shape), self._num_events)

@@ -135,7 +135,7 @@ class Distribution:
         raise self._missing("log_prob")
 
     def cdf(self, value: Tensor) -> Tensor:
-        """Return the probability of samples up to `value`."""
+        """Return the probability that a sample is at most `value`."""
         raise self._missing("cdf")
 
     def icdf(self, value: Tensor) -> Tensor:
@@ -189,7 +189,10 @@ def bounded(
 
 
 def broadcast(what: str, **values: Any) -> list[Tensor]:
-    """Return parameters, tensors or numbers, as floating point tensors of one shape and type.  Raises: ArgumentError, ShapeError."""
+    """Return parameters, tensors or numbers, as floating point tensors of one shape and type.
+
+    Raises: ArgumentError for another parameter, ShapeError if the shapes do not broadcast.
+    """
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, Tensor | int | float | np.number):
             raise ArgumentError(f"{what} at {user_line()}: {name} must be a tensor or a number; got {value!r}")
@@ -223,7 +226,7 @@ def uniform(like: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def gaussian(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return samples of the standard normal distribution, as `uniform` does."""
+    """Return samples of the standard normal distribution, in the shape, type and placement that `uniform` describes."""
     return randn_like(like.detach().expand(*shape))
 
 

@@ -25,7 +25,10 @@ def _square(factor: Tensor, x: Tensor) -> Tensor:
 
 
 class MultivariateNormal(Distribution):
-    """The normal distribution of vectors with mean `loc`, and one of covariance, its inverse, or its Cholesky factor `scale_tril`."""
+    """The normal distribution of vectors with mean `loc`, and exactly one of `covariance_matrix`, `precision_matrix` and `scale_tril`.
+
+    `precision_matrix` is the inverse of the covariance matrix, and `scale_tril` its Cholesky factor.
+    """
 
     has_rsample = True
     PARAMETERS = ("loc", "scale_tril")

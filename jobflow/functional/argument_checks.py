@@ -14,9 +14,9 @@ R = TypeVar("R")
 
 
 def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function to raise ArgumentError for an argument that does not have the kind of its annotation.
+    """Wrap a function to raise ArgumentError for an argument whose type does not match its annotation.
 
-    Annotations such as `int`, `float | None`, `Sequence[int]` and `DType` are checks_arguments; see `jobflow.tensors.argument_kinds`.
+    Annotations such as `int`, `float | None`, `Sequence[int]` and `DType` are checked; see `jobflow.tensors.argument_kinds`.
     """
     roles: Roles | None = None
 

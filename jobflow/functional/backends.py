@@ -53,7 +53,7 @@ class Switches(ModuleType):
 
     @contextmanager
     def flags(self, **values: Any) -> Iterator[None]:
-        """Set switches inside a `with` block."""
+        """Set switches inside a `with` block, and restore their former values at its end."""
         for name, value in values.items():
             self._check(name, value)
         before = {name: getattr(self, name) for name in values}

@@ -16,11 +16,11 @@ from jobflow.functional.values import value_of
 
 __all__ = ["from_dlpack", "to_dlpack"]
 
-#: number of the CPU among the types of devices, and the device of all tensors
+#: DLPack's device type of the CPU
 _CPU = 1
-#: names of capsules, and the offset of the kind of elements in their structures
+#: name of a capsule -> the offset in bytes of the type code in its structure
 _OFFSETS = {b"dltensor_versioned": 52, b"dltensor": 20}
-#: kinds of elements
+#: DLPack's type codes
 _UNSIGNED, _BFLOAT = 1, 4
 
 
@@ -119,7 +119,7 @@ def _array(source: Any, what: str) -> Array:
         raise ArgumentError(
             f"{what}: a {type(source).__name__} cannot be imported ({error}); pass an unused capsule or a tensor on the CPU"
         ) from None
-    if is_old:  # NumPy returns a read-only array, because the older structure cannot say what it is
+    if is_old:  # NumPy returns a read-only array, because the older structure has no flag for it
         array = np.asarray(_Writable(array))
     return array.view(bfloat16.numpy) if is_bfloat else array
 
@@ -138,16 +138,16 @@ def _exported(source: Any) -> Any:
         raise BufferError(f"the memory is on the DLPack device {source.__dlpack_device__()}")
     try:
         return source.__dlpack__(max_version=(1, 0))
-    except TypeError:  # a library of before DLPack 1.0
+    except TypeError:  # the library is older than DLPack 1.0
         return source.__dlpack__()
 
 
 def _kind(capsule: Any) -> ctypes.c_uint8:
-    """Return the number in a capsule that is the kind of elements; raise ValueError for a consumed capsule."""
+    """Return the type code in a capsule, such as 1 for unsigned integers, as a reference to memory; raise ValueError for a consumed capsule."""
     for name, offset in _OFFSETS.items():
         if _is_valid(capsule, name):
             return ctypes.c_uint8.from_address(_pointer(capsule, name) + offset)
-    raise ValueError("it is not a capsule of a tensor, or was consumed")
+    raise ValueError("the capsule contains no tensor, or was consumed")
 
 
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))

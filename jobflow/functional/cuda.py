@@ -63,17 +63,17 @@ def _gpu(what: str, requested: Any) -> _device:
 
 
 def current_device() -> int:
-    """Return the index of the device "cuda" without an index: that of `set_device`, by default the rank."""
+    """Return the index of the GPU that "cuda" names: the index that `set_device` received, by default the number of this rank."""
     return _gpu("current_device", None).index
 
 
 def set_device(device: Any) -> None:
-    """Make `device` the device "cuda" without an index.  Raises: PlacementError unless `device` is an index or a device "cuda"."""
+    """Set the GPU that "cuda" without an index names.  Raises: PlacementError unless `device` is an index or a device "cuda"."""
     state().cuda_index = _gpu("set_device", device).index
 
 
 class device:
-    """A `with` block whose device "cuda" without an index is `device`; None and negative indices change nothing."""
+    """A `with` block in which "cuda" without an index names the GPU `device`; None and negative indices change nothing."""
 
     def __init__(self, device: Any) -> None:
         ignored = device is None or (type(device) is int and device < 0)
@@ -101,14 +101,14 @@ class Properties(NamedTuple):
 
 
 def get_device_properties(device: Any = None) -> Properties:
-    """Return the properties of the memory and processors that the device "cuda" uses: of this machine without a GPU."""
+    """Return name, memory in bytes and number of processors of the device "cuda", which are those of this machine's host memory and CPU."""
     _gpu("get_device_properties", device)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
     return Properties(f"host memory ({platform.machine()})", memory, os.cpu_count() or 1, 0, 0)
 
 
 def get_device_name(device: Any = None) -> str:
-    """Return the name of the device."""
+    """Return the name of the device "cuda", such as "host memory (x86_64)"."""
     return get_device_properties(device).name
 
 
@@ -190,10 +190,10 @@ def _none_in_use(name: str, doc: str) -> Any:
 
 memory_allocated = _none_in_use("memory_allocated", "Return the bytes of tensors on the GPU")
 max_memory_allocated = _none_in_use("max_memory_allocated", "Return the largest number of bytes of tensors on the GPU")
-memory_reserved = _none_in_use("memory_reserved", "Return the bytes that the allocator of the GPU holds")
-max_memory_reserved = _none_in_use("max_memory_reserved", "Return the largest number of bytes that the allocator of the GPU held")
-memory_cached = _none_in_use("memory_cached", "Return the bytes that the allocator of the GPU holds")
-max_memory_cached = _none_in_use("max_memory_cached", "Return the largest number of bytes that the allocator of the GPU held")
+memory_reserved = _none_in_use("memory_reserved", "Return the bytes that the GPU's allocator has reserved")
+max_memory_reserved = _none_in_use("max_memory_reserved", "Return the largest number of bytes that the GPU's allocator had reserved")
+memory_cached = _none_in_use("memory_cached", "Return the bytes that the GPU's allocator has reserved")
+max_memory_cached = _none_in_use("max_memory_cached", "Return the largest number of bytes that the GPU's allocator had reserved")
 utilization = _none_in_use("utilization", "Return the percentage of time in which the GPU computed")
 
 
@@ -209,7 +209,7 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Return the free and the total memory of the device in bytes: of this machine without a GPU."""
+    """Return (free, total), the memory of this machine in bytes, because the device "cuda" uses host memory."""
     total = get_device_properties(device).total_memory
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") if "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}) else total
     return free, total
@@ -249,7 +249,7 @@ def synchronize(device: Any = None) -> None:
 
 
 class Stream:
-    """A queue of operations; operations run at once, in the order of the program."""
+    """A queue of operations; operations run immediately, in the order of the program."""
 
     def __init__(self, device: Any = None, priority: int = 0, **options: Any) -> None:
         self.device, self.priority = _gpu("Stream", device), priority

@@ -42,7 +42,7 @@ def is_tensor(x: Any) -> bool:
 
 
 class NotDense:
-    """Base class of tensors other than dense ones, which compute functions of tensors by themselves."""
+    """Base class of sparse tensors, whose method `apply_function` runs the functions of tensors."""
 
     __slots__ = ()
 

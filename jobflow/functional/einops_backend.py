@@ -57,7 +57,7 @@ class TensorFunctions:
             operation = f"a{operation}"
         if operation in ("amin", "amax", "sum", "mean"):
             return getattr(self.call, operation)(x, axes)
-        for axis in sorted(axes, reverse=True):  # the others accept one axis
+        for axis in sorted(axes, reverse=True):  # other reductions accept one axis
             x = getattr(self.call, operation)(x, axis)
         return x
 
@@ -103,7 +103,7 @@ def register() -> None:
 
 
 def _define(module: ModuleType) -> None:
-    """Define the subclass that einops finds; the module holds it, because a class holds its subclasses weakly."""
+    """Define the subclass that einops finds; `module` references the subclass, because the base class has only weak references to subclasses."""
     if not hasattr(module, "JobflowBackend"):
         module.JobflowBackend = type("JobflowBackend", (TensorFunctions, module.AbstractBackend), {})  # type: ignore[attr-defined]
 

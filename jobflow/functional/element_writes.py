@@ -74,7 +74,7 @@ def apply_(x: Tensor, callable: Callable[[Any], Any]) -> Tensor:
 
 
 def map_(x: Tensor, tensor: Tensor, callable: Callable[[Any, Any], Any]) -> Tensor:
-    """Replace each element by the result of a Python function of it and the element of another tensor, and return x; this is slow.
+    """Replace each element of x by callable(element, element of `tensor`), with a Python function of two numbers, and return x; this is slow.
 
     Raises: ShapeError for another shape or layout; JobError as in `apply_`.
     """
@@ -105,7 +105,7 @@ def exponential_(x: Tensor, lambd: float = 1, *, generator: Any = None) -> Tenso
 
 @checks_arguments
 def geometric_(x: Tensor, p: float, *, generator: Any = None) -> Tensor:
-    """Fill x with samples of the geometric distribution, the number of trials until a success of probability p, and return x."""
+    """Fill x with numbers of trials until the first success, each with probability p, and return x."""
     if not 0 < p < 1:
         raise ArgumentError(f"geometric_ at {user_line()}: p={p} must be greater than 0 and less than 1")
     u = sampling.uniform_like(x.detach() if x.dtype.is_float else x.detach().float(), 0.0, 1.0, generator)

@@ -27,7 +27,8 @@ _PLAIN = (str, bytes, int, float, bool, type(None), slice, DType)
 class DeviceMap:
     """The devices of loaded tensors, from the argument `map_location`.
 
-    A device is the target of all tensors; a dict maps the names of saved devices.  Other tensors are on the CPU, also those of a function.
+    A device applies to all tensors; a dict maps the names of saved devices.  Tensors that no entry of the dict names are on the CPU, as are all
+    tensors if `map_location` is a function.
     """
 
     def __init__(self, what: str, targets: Any) -> None:
@@ -107,18 +108,18 @@ def tensor_on(array: Array, where: device | None) -> Tensor:
 
 
 class _Extent(NamedTuple):
-    """The number of levels of containers in an object, and the number of objects that a walk through it meets."""
+    """The number of levels of containers in an object, and the number of objects inside, counted once per occurrence."""
 
     levels: int
     items: int
 
 
-#: the entry of an object that was not converted before
+#: default entry in `_Builder.results`, for an object that was not converted before
 _NEW = (None, _Extent(0, 0))
 
 
 class _Builder:
-    """Converter of the object of a file of `torch.save` to tensors and containers of Python.
+    """Converter of an object in a file of `torch.save` to tensors and containers of Python.
 
     Objects that occur several times are converted once.  Tensors of one storage share memory, as in PyTorch.
     """

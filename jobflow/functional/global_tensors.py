@@ -159,7 +159,7 @@ def _on_device(x: Tensor, target_device: Any, what: str) -> Tensor:
 
 
 def on_placement(x: Tensor, what: str, placement: public_placement) -> Tensor:
-    """Return a global tensor x on a placement with the sbp of x, or B for P.  A local tensor x becomes broadcast.
+    """Return a global tensor x on a placement with the sbp of x, in which P becomes B.  A local tensor x becomes broadcast.
 
     If the numbers of mesh dimensions differ, the sbp is B on all of them.
     Raises: DivergedError on all ranks if the values of a local tensor differ between ranks.

@@ -63,7 +63,7 @@ class group:
 
 
 class GroupMember:
-    """The groups that `new_group` returns to ranks in the group, and to others."""
+    """The group of all ranks, and `NON_GROUP_MEMBER`, which `new_group` returns on ranks outside of the new group."""
 
     WORLD = group.WORLD
     NON_GROUP_MEMBER = object()

@@ -107,9 +107,9 @@ class Group:
     # ---------------------------------------------------------------- collectives
 
     def meet(self, text: str = "", digest: int = 0) -> AbstractContextManager[None]:
-        """Return a context in which all ranks of the group do the same.
+        """Return a context that compares this operation and its location between the ranks of the group.
 
-        Raises: DivergedError for a rank that does something else; JobError while a program is traced.
+        Raises: DivergedError if the ranks differ; JobError while a program is traced.
         """
         self._refuse_tracing()
         return meeting(self.here, self.here.rank.comm.group(self.ranks), digest, lambda: f"{text or self.what} at {user_line()}")

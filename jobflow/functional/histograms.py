@@ -51,13 +51,13 @@ def searchsorted(
     """Return the indices at which `values` would be inserted into the ascending rows of `sorted_sequence`, int64 or with `out_int32` int32.
 
     The rows are the last axis; a vector is the row of all values.  The indices precede equal elements, or follow them with `right` or
-    side="right".  `sorter` are the indices that sort the rows.
+    side="right".  `sorter` has the indices that sort the rows, as `argsort` returns them.
     Raises: ShapeError for different leading axes, ArgumentError for another `side`.
     """
     what = "searchsorted"
     if side not in (None, "left", "right") or (side == "left" and right):
-        remedy = 'right=True is side="right"; pass one of both' if side == "left" else 'pass "left" or "right"'
-        raise ArgumentError(f"{what} at {user_line()}: side={side!r} with right={right} is no side; {remedy}")
+        remedy = 'right=True is side="right"; pass one of them' if side == "left" else 'pass "left" or "right"'
+        raise ArgumentError(f"{what} at {user_line()}: side={side!r} cannot be combined with right={right}; {remedy}")
     if not sorted_sequence.ndim:
         raise ShapeError(f"{what} at {user_line()}: sorted_sequence {sorted_sequence.tensor_type} has no axis; pass a vector")
     if sorter is not None:
@@ -155,7 +155,7 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """Return the number of elements in each of `bins` equal intervals of [min, max]; other elements are ignored.
 
     If `min` equals `max`, the range is that of the elements.
-    Raises: DtypeError unless x is a floating point tensor, ArgumentError for other bins or ranges.
+    Raises: DtypeError unless x is a floating point tensor; ArgumentError for bins < 1, min > max or an infinite range.
     """
     if bins < 1:
         raise ArgumentError(f"histc at {user_line()}: bins must be at least 1; got {bins}")

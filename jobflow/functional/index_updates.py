@@ -75,7 +75,7 @@ def _slices(what: str, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Te
 
 @checks_arguments
 def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """Return x with the slices of `source` along axis `dim` at the indices of the vector `index`; of a repeated index, the last one.
+    """Return x with the slices of `source` along axis `dim` at the indices of the vector `index`; the last slice for a repeated index applies.
 
     Raises: ShapeError unless `source` has one slice per index.
     """

@@ -171,7 +171,7 @@ def matrix_exp(A: Tensor) -> Tensor:
 def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
     """Return the product of at least two matrices, in the order with the fewest multiplications; the first and the last may be vectors.
 
-    Raises: ShapeError for other shapes.
+    Raises: ShapeError for fewer than two tensors, or for sizes that cannot be multiplied.
     """
     what = "linalg.multi_dot"
     xs = list(all_tensors(what, tensors))
@@ -180,7 +180,9 @@ def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
     row, column = xs[0].ndim == 1, xs[-1].ndim == 1
     xs[0], xs[-1] = unsqueeze(xs[0], 0) if row else xs[0], unsqueeze(xs[-1], 1) if column else xs[-1]
     if any(a.shape[1] != b.shape[0] for a, b in zip(xs, xs[1:], strict=False)):
-        raise ShapeError(f"{what} at {user_line()}: the sizes of {', '.join(str(x.tensor_type) for x in xs)} do not fit")
+        raise ShapeError(
+            f"{what} at {user_line()}: each matrix must have as many columns as the next has rows; got {', '.join(str(x.tensor_type) for x in xs)}"
+        )
     result = _chain(xs)
     result = squeeze(result, 0) if row else result
     return squeeze(result, -1) if column else result

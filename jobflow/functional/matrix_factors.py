@@ -64,7 +64,7 @@ class Lstsq(NamedTuple):
 
 
 class WithInfo(NamedTuple):
-    """Results of a batch of matrices, and 0 for each matrix that has a result."""
+    """Results of a batch of matrices, and `info`: 0 for each matrix that has a result, otherwise 1."""
 
     result: Tensor
     info: Tensor
@@ -129,7 +129,9 @@ def _solved(what: str, A: Tensor, B: Tensor, left: bool) -> tuple[Tensor, Tensor
     if not left:
         A, right = transpose(A, -2, -1), transpose(right, -2, -1)
     if A.shape[-1] != right.shape[-2]:
-        raise ShapeError(f"{what} at {user_line()}: the sizes of A {A.tensor_type} and B {B.tensor_type} do not fit")
+        raise ShapeError(
+            f"{what} at {user_line()}: A {A.tensor_type} requires a B with {A.shape[-1]} {'rows' if left else 'columns'}; got {B.tensor_type}"
+        )
     x, info = run_several(ops.Solve(), A, right)
     return x, info, vector
 
@@ -175,7 +177,8 @@ def solve_triangular(A: Tensor, B: Tensor, *, upper: bool, left: bool = True, un
 def pinv(A: Tensor, rcond: Any = None, hermitian: bool = False, *, atol: float | None = None, rtol: float | None = None) -> Tensor:
     """Return the Moore-Penrose inverse; singular values up to max(atol, rtol * the largest one) count as 0.
 
-    By default rtol is the precision times the larger size of the matrix, if atol is 0.
+    By default, `atol` is 0, and `rtol` is the machine epsilon times the larger size of the matrix, or 0 if `atol` is passed.  `rcond` is an older
+    name of `rtol`.  With `hermitian`, only the lower triangle of a symmetric matrix A is read.
     """
     A = finite_matrices("linalg.pinv", A, square=bool(hermitian), triangle="lower" if hermitian else "")
     relative = rcond if rtol is None else rtol

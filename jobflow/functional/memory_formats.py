@@ -12,7 +12,7 @@ __all__ = ["channels_last", "channels_last_3d", "contiguous_format", "memory_for
 class memory_format:
     """An order of elements in memory: `contiguous_format`, `preserve_format`, `channels_last` or `channels_last_3d`.
 
-    Functions accept every format as `memory_format=`.  Results are in row-major order, which is a hint's only difference from PyTorch.
+    Functions accept every format as `memory_format=`, but their results are in row-major order.
     """
 
     def __init__(self, name: str) -> None:

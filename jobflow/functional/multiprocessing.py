@@ -16,7 +16,7 @@ from typing import Any
 from jobflow.core.errors import ArgumentError, RankError, user_line
 from jobflow.runtime.world import environment
 
-#: strategies by which PyTorch shares tensors of processes
+#: PyTorch's strategies to share tensors between processes
 _STRATEGIES = {"file_descriptor", "file_system"}
 
 
@@ -27,7 +27,7 @@ class ProcessContext:
         self.processes = list(processes)
 
     def pids(self) -> list[int]:
-        """Return the numbers of the processes."""
+        """Return the process ids."""
         return [process.pid for process in self.processes]
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:

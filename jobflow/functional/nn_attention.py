@@ -213,8 +213,8 @@ def combined_mask(attention: Tensor | None, padding: Tensor | None, queries: Ten
     """Combine the masks of attention modules into a bool mask of visible keys, or an additive mask; None without masks.
 
     The result broadcasts to [batch, heads, queries, keys].  In the arguments, True hides a key.  `attention` is [queries, keys] or
-    [batch * heads, queries, keys], `padding` is [batch, keys].  Masks are bool or
-    floating point, which is cast to the type of the queries [batch, heads, queries, size].
+    [batch * heads, queries, keys], `padding` is [batch, keys].  Masks are bool or floating point, which is cast to the type of the queries
+    [batch, heads, queries, size].
     """
     batch, heads, count, _ = queries.tensor_type.shape
     length = keys.tensor_type.shape[2]

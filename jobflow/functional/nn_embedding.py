@@ -130,7 +130,7 @@ def _in_bags(x: Tensor, bags: Tensor | None, count: int) -> Value:
 
 @composed
 def _visible(rows: Tensor, ids: Tensor, padding: int, value: float) -> Value:
-    """Return the rows with `value` in the rows of the index `padding`."""
+    """Return `rows`, with `value` in each row whose index in `ids` is `padding`."""
     hidden = sh.reshape(ew.equal(ids, ew.fill_like(ids, padding)), (*ids.tensor_type.shape, 1))
     return ew.where(hidden, ew.fill_like(rows, value), rows)
 
@@ -214,7 +214,7 @@ def _check_mode(mode: str, factors: Tensor | None, by_frequency: bool, sparse: b
 
 
 def _checked_offsets(offsets: Tensor, count: int) -> Tensor:
-    """Return offsets with runtime assertions: the first one is 0, and all are positions of `count` indices or the end."""
+    """Return offsets with runtime assertions: they begin with 0, do not decrease, and are at most `count`."""
     if not offsets.shape[0]:
         return offsets
     first = run(RuntimeAssertion("embedding_bag", "offset", 0, 0, problem="must be 0, the start of the first bag"), offsets[:1])

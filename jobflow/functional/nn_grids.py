@@ -58,7 +58,7 @@ def _inside(x: Value, n: int) -> Value:
 
 
 def _padded(x: Value, n: int, padding: str, corners: bool) -> Value:
-    """Return indices moved to the axis, as the padding mode requires."""
+    """Return indices clipped or reflected into the axis for the padding modes "border" and "reflection", unchanged for "zeros"."""
     if padding == "zeros":
         return x
     return _inside(_reflected(x, n, corners) if padding == "reflection" else x, n)
@@ -146,7 +146,8 @@ def grid_sample(input: Tensor, grid: Tensor, mode: str = "bilinear", padding_mod
     """Return `input` [n, c, h, w] sampled at the points of `grid` [n, h_out, w_out, 2], or volumes at points of 3 coordinates.
 
     A point is (x, y) or (x, y, z), from -1 to 1 for the image: centres of the corner pixels with `align_corners`, else their outer edges.
-    `mode` is "bilinear", "nearest" or "bicubic".  `padding_mode` reads "zeros", the "border" or a "reflection" outside of the image.
+    `mode` is "bilinear", "nearest" or "bicubic".  `padding_mode` selects the pixels outside of the image: "zeros", "border" (the nearest pixel) or
+    "reflection".
     Raises: ShapeError, DtypeError for arguments that do not match, ConfigError for an unknown mode.
     """
     one_of("grid_sample", "mode", mode, _MODES)

@@ -27,7 +27,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, size: int, heads: int) -> 
 
 
 def _joined_static(x: Tensor | None, mapped: Tensor, heads: int) -> Tensor:
-    """Return `mapped`, or the given keys or values [batch * heads, length, size] as [batch, length, heads * size]."""
+    """Return x, static keys or values [batch * heads, length, size], as [batch, length, heads * size]; return `mapped` if x is None."""
     if x is None:
         return mapped
     n, _, width = mapped.tensor_type.shape

@@ -83,8 +83,8 @@ def _with_indices(spatial: int, pool: Any) -> Any:
 
 
 _MAX = (
-    "Return the largest element of each window of [n, c, l] or [c, l].\n\n    `stride` defaults to kernel_size, and `dilation` is the distance of "
-    "the elements of a window.  `ceil_mode` includes an incomplete last window that starts inside the input or the padding before it.\n    With "
+    "Return the largest element of each window of [n, c, l] or [c, l].\n\n    `stride` defaults to kernel_size, and `dilation` is the distance "
+    "between elements of a window.  `ceil_mode` includes an incomplete last window that starts inside the input or the padding before it.\n    With "
     "`return_indices`, the result is (maxima, positions); positions are int64 and count the elements of the flattened spatial axes.\n    Raises: "
     "ShapeError for invalid sizes.\n    "
 )

@@ -181,7 +181,7 @@ def interpolate(
     `align_corners` keeps the positions of the corner pixels.  `antialias` widens the filter of "bilinear" and "bicubic" where images shrink.
     `recompute_scale_factor` replaces `scale_factor` by the ratio of output and input size.
     Raises: ShapeError for invalid sizes, or for a mode of another number of axes.  An option that the mode does not have raises ArgumentError.
-    Fractions of integers other than uint8 raise DtypeError.
+    Integers other than uint8 raise DtypeError, except in the nearest modes.
     """
     t = input.tensor_type
     _check_mode(t, mode, align_corners, antialias)

@@ -16,7 +16,7 @@ from jobflow.ops.matmul import matmul
 
 @formula
 def norm_except(v: Tensor, dim: int | None) -> Value:
-    """Return the 2-norms of v over all axes but `dim`, which have size 1 in the result; over all axes for None, without axes."""
+    """Return the 2-norms of v over all axes but `dim`, which have size 1 in the result; for `dim` None, the 2-norm of v."""
     ndim = v.tensor_type.ndim
     if dim is None:
         return length(v, tuple(range(ndim)), 2.0, False)

@@ -35,7 +35,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-#: most steps of a batch, and the largest size of a recurrent module
+#: maximum number of steps of a batch, and maximum size of a recurrent module
 LARGEST = 2**31 - 1
 
 
@@ -121,7 +121,10 @@ def flag(what: str, name: str, value: Any) -> bool:
 
 
 def _checked_sizes(data: Tensor, batch_sizes: Tensor) -> Array:
-    """Return the values of `batch_sizes`; raise ArgumentError for sizes that do not fit the data."""
+    """Return the values of `batch_sizes`.
+
+    Raises: ArgumentError unless they are positive integers in decreasing order, whose sum is the length of the data.
+    """
     if batch_sizes.tensor_type.ndim != 1 or not batch_sizes.tensor_type.dtype.is_integer or not data.tensor_type.ndim:
         raise ArgumentError(
             f"PackedSequence at {user_line()}: data {data.tensor_type} must have an axis, and batch_sizes {batch_sizes.tensor_type} must be a "
@@ -145,7 +148,10 @@ def holding(source: PackedSequence, data: Tensor) -> PackedSequence:
 
 
 def padded_indices(sequence: PackedSequence, steps: int | None = None, order: Array | None = None) -> tuple[Array, Array, Array]:
-    """Return the lengths of the sequences, and by step and sequence the index of each element in the data, and True if it exists."""
+    """Return the lengths of the sequences, and two arrays [steps, n]: the index of each element in the data, and True where an element exists.
+
+    `order` selects and orders the sequences; `steps` defaults to the longest length.
+    """
     sizes, _ = sequence._values
     columns = np.arange(sizes[0]) if order is None else order
     lengths: Array = (sizes > columns[:, None]).sum(1)
@@ -272,7 +278,7 @@ def _check_packed(what: str, sequence: Any) -> None:
 
 
 def _padded(x: Tensor, at: Array, inside: Array, batch_first: bool, value: float) -> Tensor:
-    """Return x at indices [steps, n], with `value` outside."""
+    """Return x at the indices `at` [steps, n], with `value` where `inside` is False; [n, steps] with `batch_first`."""
     if flag("padding", "batch_first", batch_first):
         at, inside = at.T.copy(), inside.T.copy()
     result = gathered(x, at)
@@ -281,7 +287,7 @@ def _padded(x: Tensor, at: Array, inside: Array, batch_first: bool, value: float
     mask = constant_for(x, inside.reshape(*inside.shape, *(1,) * (x.tensor_type.ndim - 1)))
     padded: Tensor = where(mask, result, value)
     if padded.dtype is not x.dtype:
-        raise DtypeError(f"padding at {user_line()}: the padding value {value!r} does not fit the element type {x.dtype.name}; pass an integer")
+        raise DtypeError(f"padding at {user_line()}: the padding value {value!r} is not a number of the element type {x.dtype.name}; pass an integer")
     return padded
 
 

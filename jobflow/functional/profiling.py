@@ -47,7 +47,7 @@ class ProfilerAction(Enum):
 
 
 class Block(NamedTuple):
-    """One run of a named block, in seconds of time.perf_counter()."""
+    """One execution of a named block; `begin` and `end` are values of time.perf_counter() in seconds."""
 
     name: str
     begin: float
@@ -149,7 +149,7 @@ class profile:
         return ProfilerAction.RECORD if self.schedule is None else self.schedule(self.step_num)
 
     def _switch(self) -> None:
-        """Record blocks from now on if the schedule says so."""
+        """Start or stop the recording, as the schedule requires for the current step."""
         on = self.enabled and self._action() in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
         if on and self not in _active:
             _active.append(self)
@@ -161,14 +161,14 @@ class profile:
         self._switch()
 
     def stop(self) -> None:
-        """End the recording, and call `on_trace_ready` unless a schedule has."""
+        """End the recording, and call `on_trace_ready` unless there is a schedule."""
         if self in _active:
             _active.remove(self)
         if self.on_trace_ready is not None and self.schedule is None:
             self.on_trace_ready(self)
 
     def step(self) -> None:
-        """End a step of the program."""
+        """End a step: call `on_trace_ready` if the schedule saves after this step, and apply the schedule to the next step."""
         if self.schedule is not None and self._action() is ProfilerAction.RECORD_AND_SAVE and self.on_trace_ready is not None:
             self.on_trace_ready(self)
         self.step_num += 1
@@ -186,7 +186,7 @@ class profile:
         return list(self.blocks)
 
     def key_averages(self, group_by_input_shape: bool = False, group_by_stack_n: int = 0) -> Averages:
-        """Return number and time of the recorded blocks by name."""
+        """Return count and times of the recorded blocks by name."""
         by_name: dict[str, list[float]] = {}
         for block in self.blocks:
             by_name.setdefault(block.name, []).append(block.end - block.begin)
@@ -194,7 +194,7 @@ class profile:
         return Averages(sorted(rows, key=lambda row: -row.seconds))
 
     def total_average(self) -> Average:
-        """Return number and time of all recorded blocks."""
+        """Return count and times of all recorded blocks together."""
         return Average("Total", max(len(self.blocks), 1), sum(block.end - block.begin for block in self.blocks))
 
     def export_chrome_trace(self, path: Any) -> None:

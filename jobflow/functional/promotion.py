@@ -2,8 +2,8 @@
 
     bool < uint8, int8 < int16 < int32 < int64 < float16, bfloat16 < float32 < float64
 
-The largest type wins.  If neither of two types contains the other (uint8 and int8, float16 and bfloat16), the smallest type that
-contains both wins: int16, float32.  Python numbers and tensors without axes change the type of a tensor with axes only if they have a
+The result is the largest type.  If neither of two types contains the other (uint8 and int8, float16 and bfloat16), the result is the smallest
+type that contains both: int16, float32.  Python numbers and tensors without axes change the type of a tensor with axes only if they have a
 higher kind (bool, integer, float).  So int64[3] + 0.5 is float32, and float16[3] + 0.5 is float16.
 """
 

@@ -1,4 +1,4 @@
-"""Functions that split, stack, turn and window tensors, beyond `shapes` and `joining`."""
+"""Functions that split, stack, flip and rotate tensors, and extract their diagonals, triangles and windows; see also `shapes` and `joining`."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def dsplit(x: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
     return _split_evenly("dsplit", x, indices_or_sections, 2, 3)
 
 
-# -------------------------------------------------------------------- turns
+# -------------------------------------------------------------------- flips and rotations
 
 
 def fliplr(x: Tensor) -> Tensor:
@@ -266,9 +266,9 @@ def triu_indices(row: int, col: int, offset: int = 0, **options: Any) -> Tensor:
 
 @checks_arguments
 def diff(x: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None) -> Tensor:
-    """Return the n-th differences of neighbours along axis `dim`, after joining `prepend` and `append` to x; of bool, where neighbours differ.
+    """Return the n-th differences of neighbours along axis `dim`, after joining `prepend` and `append` to x.
 
-    Raises: ShapeError for a tensor without axes, ArgumentError for a negative n.
+    A difference of bools is True if they differ.  Raises: ShapeError for a tensor without axes, ArgumentError for a negative n.
     """
     if not x.ndim or n < 0:
         error = ArgumentError if n < 0 else ShapeError
@@ -331,7 +331,7 @@ def cartesian_prod(*tensors: Any) -> Tensor:
 
 
 class RearrangingMethods:
-    """Functions that split, turn and window tensors as methods."""
+    """Functions that split, flip, rotate and window tensors as methods."""
 
     __slots__ = ()
 

@@ -215,9 +215,10 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
 def repeat_interleave(x: Tensor, repeats: Any = None, dim: int | None = None, *, output_size: int | None = None) -> Tensor:
     """Return x with every slice along `dim` repeated `repeats` times in a row; without `dim`, every element of the flattened x.
 
-    `repeats` is an int for all slices, or a tensor with one int per slice, whose values must be known: it cannot be traced.
-    repeat_interleave(repeats) returns i repeats[i] times for each i.  `output_size` is the size of the result along `dim`.
-    Raises: ShapeError for another number of repeats or another `output_size`, ArgumentError for negative repeats, DtypeError for fractions.
+    `repeats` is an int for all slices, or a tensor with one int per slice.  `output_size` is the size of the result along `dim`.
+    repeat_interleave(repeats) returns each index i repeats[i] times.
+    Raises: ShapeError for another number of repeats or another `output_size`, ArgumentError for negative repeats, DtypeError for fractions, and
+    JobError for a traced tensor of repeats.
     """
     if repeats is None:
         return repeat_interleave(_counting(x), x, 0, output_size=output_size)

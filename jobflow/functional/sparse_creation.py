@@ -43,7 +43,10 @@ def _value_tensor(what: str, values: Any, dtype: Any, device: Any, requires_grad
 
 
 def _shape(what: str, size: Any, sparse: int, least: Sequence[int], dense: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape, by default the smallest one with these indices.  Raises: ShapeError, ArgumentError if indices or values do not fit."""
+    """Return `size`, or without it the smallest shape with these indices and values.
+
+    Raises: ShapeError if the size does not match the values, ArgumentError for an index out of range.
+    """
     if size is None:
         return (*least, *dense)
     try:
@@ -81,7 +84,7 @@ def sparse_coo_tensor(
     if not elements.ndim or elements.shape[0] != coordinates.shape[1]:
         raise ShapeError(f"{what} at {user_line()}: values {elements.tensor_type} must have one entry for each of {coordinates.shape[1]} indices")
     if coordinates.size and coordinates.min() < 0:
-        raise ArgumentError(f"{what} at {user_line()}: index {coordinates.min()} is negative")
+        raise ArgumentError(f"{what} at {user_line()}: indices contains {coordinates.min()}; pass indices of at least 0")
     least = [int(row.max()) + 1 if row.size else 0 for row in coordinates]
     shape = _shape(what, size, len(coordinates), least, tuple(elements.shape[1:]))
     return SparseTensor(coordinates, elements, shape, bool(is_coalesced))
@@ -109,12 +112,14 @@ def sparse_csr_tensor(
     elements = _value_tensor(what, values, dtype, device, requires_grad)
     if not ends.size or ends[0] != 0 or ends[-1] != columns.size or (np.diff(ends) < 0).any():
         raise ArgumentError(
-            f"{what} at {user_line()}: crow_indices must ascend from 0 to {columns.size}, the number of columns; got {ends.tolist()[:8]}"
+            f"{what} at {user_line()}: crow_indices must ascend from 0 to {columns.size}, the length of col_indices; got {ends.tolist()[:8]}"
         )
     if tuple(elements.shape) != columns.shape:
-        raise ShapeError(f"{what} at {user_line()}: values {elements.tensor_type} must be a vector of {columns.size} values, one per column")
+        raise ShapeError(
+            f"{what} at {user_line()}: values {elements.tensor_type} must be a vector of {columns.size} values, one per element of col_indices"
+        )
     if columns.size and columns.min() < 0:
-        raise ArgumentError(f"{what} at {user_line()}: column {columns.min()} is negative")
+        raise ArgumentError(f"{what} at {user_line()}: col_indices contains {columns.min()}; pass columns of at least 0")
     shape = _shape(what, size, 2, [ends.size - 1, int(columns.max()) + 1 if columns.size else 0], ())
     if shape[0] != ends.size - 1:
         raise ShapeError(f"{what} at {user_line()}: size {list(shape)} must have {ends.size - 1} rows, one less than crow_indices")

@@ -135,7 +135,7 @@ def _floats(what: str, x: Any, other: Any) -> tuple[Tensor, Tensor]:
 
 
 def _x_times(what: str, x: Any, other: Any, logarithm: Callable[[Tensor], Tensor], bound: float) -> Tensor:
-    """Return x * logarithm(other), and 0 where x is 0 and `other` is not NaN; at and below `bound` there is no finite logarithm."""
+    """Return x * logarithm(other), and 0 where x is 0 and `other` is not NaN; the logarithm is not finite for arguments up to `bound`."""
     a, b = _floats(what, x, other)
     unused = logical_and(eq(a, 0), logical_or(le(b, bound), eq(b, math.inf)))
     return mul(a, logarithm(where(unused, 1.0, b)))

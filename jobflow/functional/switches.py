@@ -1,7 +1,7 @@
 """PyTorch's global switches: threads, precision of products, determinism and the default device.
 
-Results of jobflow are deterministic, products of float32 are exact to float32, and elements are in row-major order.  A switch that asks for what
-holds anyway, or only permits less, is checked and stored, and has no other effect.
+Results of jobflow are deterministic, products of float32 have full float32 precision, and elements are in row-major order.  A switch that
+requests this behaviour, or permits less, is checked and stored, and has no other effect.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _settings = _Settings()
 
 
 def set_float32_matmul_precision(precision: str) -> None:
-    """Permit products of float32 with less precision: "high" or "medium"; they have the precision "highest" anyway.
+    """Set the least precision of float32 products: "highest", "high" or "medium"; products have the highest precision with every value.
 
     Raises: ArgumentError for another word.
     """
@@ -69,7 +69,10 @@ def get_float32_matmul_precision() -> str:
 
 
 def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
-    """Require deterministic results, which all functions have anyway.  Raises: ArgumentError unless the arguments are True or False."""
+    """Store `mode` and `warn_only`; all functions are deterministic with every value.
+
+    Raises: ArgumentError unless the arguments are True or False.
+    """
     what = "use_deterministic_algorithms"
     _settings.deterministic, _settings.warn_only = checked_bool(what, "mode", mode), checked_bool(what, "warn_only", warn_only)
 
@@ -143,7 +146,7 @@ def get_num_interop_threads() -> int:
 class set_default_device:
     """The device of tensors created without `device=` and `placement=`; None is the host.  Raises: PlacementError for another argument.
 
-    As a `with` block, as `with flow.device("cuda")` in PyTorch, the device ends with the block.
+    In a `with` block, as for `with flow.device("cuda")`, the former device returns at the end of the block.
     """
 
     def __init__(self, device: Any) -> None:

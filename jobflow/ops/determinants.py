@@ -21,7 +21,7 @@ from jobflow.ops.slices import concat, slice_
 
 
 class Det(OfMatrices):
-    """Determinants."""
+    """Determinants of square matrices."""
 
     def infer(self, a: TensorType) -> TensorType:
         return a.with_shape(self.sizes_of(a)[0])

@@ -57,7 +57,7 @@ def identity(x: Tensor) -> Tensor:
 
 
 def _off_diagonal(x: Tensor) -> Tensor:
-    """Return x with ones on its diagonal."""
+    """Return x with ones in place of its diagonal."""
     return add(add(tril(x, -1), triu(x, 1)), identity(x))
 
 
@@ -66,13 +66,13 @@ def _skew(x: Tensor) -> Tensor:
 
 
 def _columns(x: Tensor, count: int) -> Tensor:
-    """Return the first columns of matrices."""
+    """Return the first `count` columns of matrices."""
     lead = (None,) * (x.tensor_type.ndim - 1)
     return slice_(x, (*lead, 0), (*lead, count)) if x.tensor_type.shape[-1] != count else x
 
 
 def _rows(x: Tensor, count: int) -> Tensor:
-    """Return the first rows of matrices."""
+    """Return the first `count` rows of matrices."""
     return turned(_columns(turned(x), count))
 
 
@@ -82,7 +82,10 @@ def _or_zeros(dy: Tensor | None, y: Tensor) -> Tensor:
 
 
 def _by_matrix(xp: Xp, function: Callable[..., Any], inputs: Sequence[Array], outputs: Sequence[Array], info: Array) -> None:
-    """Write the results of a function of batches to the outputs; after a failure, compute each matrix alone, and mark those that fail."""
+    """Write function(*inputs), for batches of matrices, to the outputs, and 0 to `info`.
+
+    If the function fails, apply it to each matrix separately; matrices for which it fails have the output NaN and `info` 1.
+    """
     info[...] = 0
     try:
         write(function(*inputs), outputs)
@@ -97,7 +100,7 @@ def _by_matrix(xp: Xp, function: Callable[..., Any], inputs: Sequence[Array], ou
 
 
 def write(results: Any, outputs: Sequence[Array]) -> None:
-    """Write the results of a function to the outputs."""
+    """Copy each array of the tuple `results`, or `results` as the only array, to the output at the same position."""
     for y, result in zip(outputs, results if isinstance(results, tuple) else (results,), strict=True):
         y[...] = result
 
@@ -122,7 +125,7 @@ class OfMatrices(Op):
             raise ShapeError(f"{self.word()}: {a} must be {'a square matrix' if self.square else 'a matrix'}, or a batch of them")
         for other in types[1:]:
             if other.ndim != a.ndim or other.shape[:-2] != a.shape[:-2] or other.shape[-2] != a.shape[-1]:
-                raise ShapeError(f"{self.word()}: {a} and {other} must have equal leading axes, and rows of the second that fit the first")
+                raise ShapeError(f"{self.word()}: {a} and {other} must have equal leading axes, and the second must have {a.shape[-1]} rows")
         return a.shape[:-2], a.shape[-2], a.shape[-1]
 
     def batch_rule(self, a: TensorType, inputs: str, outputs: str) -> Rule:

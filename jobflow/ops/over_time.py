@@ -2,7 +2,7 @@
 
 A step is a formula of named operands, `formula(f, e)`.  e("x:2") is block 2 of the hidden units of x at this step.  e("runs") is the condition that a
 sample has the step.  The result has the new values by name.  Kernels compute the formula with arrays, and compiled loops with expressions.  Second
-derivatives compose it of ordinary operations on tensors (`OverTime.composed`).
+derivatives compute the formula by ordinary operations on tensors (`OverTime.composed`).
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class OverTime(Op):
         raise NotImplementedError
 
     def formula(self, f: Any, e: Read) -> dict[str, Any]:
-        """Return the results of one step by name; `f` has the functions of the operands' kind."""
+        """Return the results of one step by name; e(name) returns an operand, and `f` has the functions for arrays, tensors or expressions."""
         raise NotImplementedError
 
     def loop(self, space: ArraySpace | TensorSpace) -> None:
-        """Compute all steps with the values of a space."""
+        """Compute all steps; `space` provides the operands and stores the results."""
         raise NotImplementedError
 
     def named(self, tensors: Sequence[Any]) -> dict[str, Any]:
@@ -133,11 +133,11 @@ class ArraySpace:
             self.part(self.at[operand][t], block)[...] = value
 
     def row(self, name: str, t: int) -> Array:
-        """Return the results of one step."""
+        """Return the values of `name` at step t."""
         return self.at[name][t]
 
     def finish(self, results: Mapping[str, Array]) -> None:
-        """Write results of all steps, if they are outputs."""
+        """Write results that are computed once for all steps to the outputs; omit results that are not outputs."""
         for name, value in results.items():
             if name in self.at:
                 self.at[name][...] = value
@@ -197,7 +197,7 @@ class TensorSpace:
         return Quantity(concat([blocks[k] for k in range(len(blocks))], 1) if len(blocks) > 1 else blocks[0])
 
     def output(self, name: str) -> Tensor:
-        """Return the results of all steps."""
+        """Return the output `name`, with the results of all steps along axis 0 if it was computed step by step."""
         return self.final[name] if name in self.final else concat([expand_dims(self.row(name, t).value, 0) for t in range(self.steps)], 0)
 
 

@@ -211,7 +211,7 @@ class RecurrenceGrad(OverTime):
         return e("dh") + e("dy") if "dy" in self.of else e("dh")
 
     def answer(self, f: Any, e: Read, rest: Any = None, **blocks: Sequence[Any]) -> dict[str, Any]:
-        """Return the results of a step: blocks of gradients, and `rest`, the part of the gradient of h' that is no product."""
+        """Return the results of a step: blocks of gradients, and `rest`, the part of the gradient of h' that is not a product."""
         if self.masked:
             runs = e("runs")
             blocks = {name: [f.where(runs, value, 0.0) for value in values] for name, values in blocks.items()}

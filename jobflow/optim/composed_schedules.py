@@ -63,7 +63,7 @@ class _Composed(LRScheduler):
         if not isinstance(states, Sequence) or len(states) != len(self._schedulers):
             raise ConfigError(
                 f"lr_scheduler.{type(self).__name__}.load_state_dict at {user_line()}: the state must have {len(self._schedulers)} inner schedules; "
-                f"create the schedule as when saving"
+                f"create the schedule with the same inner schedules"
             )
         vars(self).update(restorable(self, saved))
         for each, state in zip(self._schedulers, states, strict=True):

@@ -241,7 +241,7 @@ class Optimizer:
         """Restore the state from `saved`, a result of `state_dict` here or in PyTorch; tensors are redistributed to the layouts of the parameters.
 
         Raises: CheckpointError if the number of groups or of their parameters differs, or the shape of a tensor.  A local tensor cannot be loaded
-        for a global parameter, nor a global tensor for a local parameter.  ConfigError if an option is out of range.
+        for a global parameter, nor a global tensor for a local parameter.  An option out of range raises ConfigError.
         """
         refuse_tracing(f"{self._word}.load_state_dict", "state cannot be loaded", "load the state before")
         what = f"{self._word}.load_state_dict at {user_line()}"

@@ -185,6 +185,6 @@ def read_tensor(path: AnyPath, info: TensorInfo) -> Array:
             array = np.fromfile(file, info.dtype, math.prod(info.shape))
     if array.nbytes != info.nbytes:
         raise CheckpointError(f"{path} is damaged: it ends {info.nbytes - array.nbytes} bytes too early, at byte {info.start + array.nbytes}")
-    if info.dtype.kind == "b":  # other bytes than 0 and 1 are no elements of a NumPy array of booleans
+    if info.dtype.kind == "b":  # a NumPy array of booleans must contain only the bytes 0 and 1
         array = array.view(np.uint8) != 0
     return array.reshape(info.shape).astype(info.dtype.newbyteorder("="), copy=not array.flags.writeable)

@@ -65,7 +65,7 @@ def parse(data: memoryview, name: str) -> TorchFile:
 def _array(data: memoryview, storage: StorageRef, swapped: bool) -> Array:
     """Return a copy of the elements of a storage."""
     content = np.array(np.frombuffer(data, np.uint8))
-    if storage.dtype is bool_:  # other bytes than 0 and 1 are no elements of a NumPy array of booleans
+    if storage.dtype is bool_:  # a NumPy array of booleans must contain only the bytes 0 and 1
         return content != 0
     if swapped and storage.dtype.itemsize > 1:
         content.view(f"u{storage.dtype.itemsize}").byteswap(inplace=True)

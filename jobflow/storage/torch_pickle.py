@@ -18,11 +18,11 @@ from jobflow.core.errors import CheckpointError
 from jobflow.core.types import DType, bfloat16, bool_, float16, float32, float64, int8, int16, int32, int64, uint8
 from jobflow.storage.untrusted import AXES, LARGEST, MEMORY, Limit, whole
 
-#: operations of a pickle; each allocates at most a few hundred bytes, apart from text of the file
+#: limit of the operations of a pickle; each allocates at most a few hundred bytes, apart from text of the file
 OPERATIONS = Limit("JOBFLOW_MAX_PICKLE_OPERATIONS", 5_000_000, "operations")
-#: bytes of an integer, length of a name, and number of parts of a tuple that is a key of a dict
+#: limits: bytes of an integer, length of a name, and number of parts of a tuple that is a key of a dict
 _INTEGER, _NAME, _PARTS = 32, 1000, 64
-#: largest integer key, and number of tuples as keys: keys with equal hashes take quadratic time
+#: limits of the keys of dicts: largest integer, and number of tuples, because keys with equal hashes take quadratic time
 _KEY, _TUPLES = 2**61 - 1, 10_000
 
 _ELEMENTS = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ArgumentError, JobError, user_line
+from jobflow.core.errors import ArgumentError, JobError, counted, user_line
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.container import Sequential
 from jobflow.tensors import backward as passes
@@ -40,8 +40,8 @@ def checkpoint(
 ) -> Any:
     """Return function(*args, **kwargs) without saving its intermediate results; the backward pass calls the function again.
 
-    With `preserve_rng_state`, the second call draws the random numbers of the first.  `context_fn` returns contexts for the two calls.
-    With `determinism_check="none"`, outputs of other types in the second call are no error.  Graphs and compiled functions recompute the
+    With `preserve_rng_state`, the second call samples the random numbers of the first.  `context_fn` returns contexts for the two calls.
+    With `determinism_check="none"`, the second call may return tensors of other types.  Graphs and compiled functions recompute the
     operations of the function.  `use_reentrant`, `debug` and `early_stop` have no effect.
     Raises: ArgumentError for arguments of wrong types.
     """
@@ -110,7 +110,7 @@ def _restore(generators: Iterable[tuple[Any, int, int]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of a checkpointed function, with the surroundings in which it is repeated."""
+    """A call of a checkpointed function, with the context, random generators and autocast mode that the second call restores."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -168,15 +168,18 @@ class _Recomputation:
         first = next_number()
         outputs = _outputs(self.call.repeated(), first)
         if len(outputs) != len(self.types):
-            raise JobError(f"{what}: a checkpointed function returned {len(self.types)} tensors, and {len(outputs)} in the second call")
+            raise JobError(
+                f"{what}: a checkpointed function returned {len(self.types)} tensors, but {len(outputs)} in the second call; return equally many"
+            )
         for y, (type, layout) in zip(outputs, self.types, strict=True):
             if self.call.check != "none" and (y.tensor_type, y.layout) != (type, layout):
                 before, now = (f"{t}" if where is None else f"{t} {where}" for t, where in ((type, layout), (y.tensor_type, y.layout)))
-                raise JobError(f"{what}: a checkpointed function returned {before}, and {now} in the second call")
+                raise JobError(f"{what}: a checkpointed function returned {before}, but {now} in the second call; return tensors of equal types")
         leaves = _cut(outputs, first, _known_edges(self.call))
         unknown = set(leaves) - set(self.keys)
         if unknown:
-            raise JobError(f"{what}: the second call of a checkpointed function reads {len(unknown)} tensors that the first did not read")
+            read = f"the second call of a checkpointed function reads {counted(len(unknown), 'tensor')} that the first call did not read"
+            raise JobError(f"{what}: {read}; pass all tensors as arguments, and read the same tensors in both calls")
         pairs = [(y, g) for y, g in zip(outputs, received, strict=True) if g is not None]
         targets = [leaves[key] for key in self.keys if key in leaves]
         results = iter(passes.backward([y for y, _ in pairs], [g for _, g in pairs], only=targets))
@@ -218,7 +221,7 @@ def _nodes(roots: Sequence[Edge], first: int) -> list[TapeNode]:
 
 
 def _known_edges(call: _Call) -> dict[Any, Tensor]:
-    """Return the argument tensors by the keys of their edges, for the types of gradients."""
+    """Return the argument tensors by the keys of their edges; they determine the types of gradients."""
     return {_key(edge): x for x in _tensors((call.args, call.kwargs)) if (edge := edge_of(x)) is not None}
 
 
@@ -239,7 +242,7 @@ def _cut(outputs: Sequence[Tensor], first: int, known: dict[Any, Tensor]) -> dic
 
 
 def _leaf_like(x: Tensor, exact: bool) -> Tensor:
-    """Return a leaf with the type of x; without `exact`, x belongs to another tensor, and gradients have any layout."""
+    """Return a leaf with the type of x, whose gradient has the gradient layout of x if `exact`, else any layout."""
     layout = passes.gradient_layout(x.layout) if exact and x.layout is not None else None
     leaf: Tensor = Tensor(x.tensor_type, layout, x.array)
     leaf._needs_gradient = True

@@ -179,7 +179,7 @@ def test_wrong_uses_raise() -> None:
         y.sum().backward()
     sizes = iter((3, 2))
     y = checkpoint(lambda x: x[: next(sizes)] * x[0], x)
-    with pytest.raises(JobError, match=r"a checkpointed function returned float32\[3\], and float32\[2\] in the second call"):
+    with pytest.raises(JobError, match=r"a checkpointed function returned float32\[3\], but float32\[2\] in the second call"):
         y.sum().backward()
     for arguments, options, message in (
         ((3, x), {}, "function must be a function or module; got 3"),

@@ -2,7 +2,7 @@
 
 A function that NumPy does not vectorize on this CPU takes about 20 ns per element.  NumPy vectorizes exponentials, logarithms, sines and cosines on
 more CPUs.  A formula of these functions takes a quarter of the time.  Its error is at most 6 units in the last place.
-The formula gives the same floating point warnings as the function of NumPy.
+The formula causes the same floating point warnings as the function of NumPy.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from jobflow.kernels.registry import implements
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.recurrent import Gru, GruGrad, Recurrence, RecurrenceGrad
 
-#: fewest elements of the hidden states of all steps; for fewer, compiling costs more than runs save
+#: minimum number of elements of the hidden states of all steps; below it, compiling takes longer than the compiled runs save
 FEWEST = 1 << 10
 
 
@@ -32,7 +32,7 @@ class _Elements:
 
     def __init__(self, dtype: DType, carries: bool) -> None:
         self.dtype = dtype
-        #: True if a part of the gradient of h' is no product
+        #: True if a part of the gradient of h' is not a product
         self.carries = carries
         self.names: list[str] = []
 

@@ -17,7 +17,7 @@ from jobflow.nn.parameter import Parameter
 
 
 class Rule(Protocol):
-    """The computation of an attribute."""
+    """The rule of a computed attribute: its value at each access, and the effect of an assignment."""
 
     def value(self, module: Module, name: str) -> Tensor: ...
     def assign(self, module: Module, name: str, value: Tensor) -> None: ...
@@ -53,7 +53,7 @@ def rule_of(module: Any, name: Any) -> Rule | None:
 
 
 def original_class(module: Module) -> type[Module]:
-    """Return the class of a module without computed attributes."""
+    """Return the class of a module, or the class before `compute` for a module with computed attributes."""
     return type(module).original_class if isinstance(module, Computing) else type(module)
 
 
@@ -82,7 +82,7 @@ def _set_rules(module: Module, rules: dict[str, Rule]) -> None:
 
 
 def compute(module: Module, name: str, rule: Rule) -> None:
-    """Make the attribute `name` a computed one; a parameter or buffer of this name is removed."""
+    """Compute the attribute `name` by `rule` at each access, and remove a parameter or buffer of this name."""
     for kind in ("_parameters", "_buffers"):
         vars(module)[kind].pop(name, None)
     _set_rules(module, rules_of(module) | {name: rule})
@@ -98,7 +98,7 @@ def release(module: Module, name: str, value: Tensor) -> None:
 
 
 def parameter_of(what: str, module: Any, name: Any) -> Tensor:
-    """Return the parameter or buffer `name` of a module; raise ArgumentError for other arguments."""
+    """Return the parameter or buffer `name` of a module; raise ArgumentError if `module` is not an nn.Module or has no such tensor."""
     if not isinstance(module, Module):
         raise ArgumentError(f"{what} at {user_line()}: module must be an nn.Module; got {module!r}")
     parts = {**vars(module)["_parameters"], **vars(module)["_buffers"]}

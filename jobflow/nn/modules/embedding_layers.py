@@ -170,7 +170,10 @@ class EmbeddingBag(_Table):
         include_last_offset: bool = False,
         padding_idx: int | None = None,
     ) -> Self:
-        """Return bags of the rows `embeddings`, which are not trained if `freeze`.  Raises: ShapeError unless `embeddings` has two axes."""
+        """Return an EmbeddingBag with the rows `embeddings`, which are not trained if `freeze`.
+
+        Raises: ShapeError unless `embeddings` has two axes.
+        """
         options = {"max_norm": max_norm, "norm_type": norm_type, "scale_grad_by_freq": scale_grad_by_freq, "mode": mode, "sparse": sparse}
         return cls._of(embeddings, freeze, include_last_offset=include_last_offset, padding_idx=padding_idx, **options)
 

@@ -107,7 +107,7 @@ class _Lazy(Module):
 
 
 def _plain(module: Module) -> dict[str, Any]:
-    """Return the attributes of the module itself, without those of `Module` and the computing classes."""
+    """Return the attributes of a module, without the attributes that every `Module` has."""
     base = vars(Module())
     return {name: value for name, value in vars(module).items() if name not in base}
 
@@ -179,18 +179,18 @@ class LazyBatchNorm3d(_Lazy):
 
 
 class LazyInstanceNorm1d(_Lazy):
-    """A InstanceNorm1d whose `num_features` is the number of channels of the first input."""
+    """An InstanceNorm1d whose `num_features` is the number of channels of the first input."""
 
     becomes, missing = InstanceNorm1d, "num_features"
 
 
 class LazyInstanceNorm2d(_Lazy):
-    """A InstanceNorm2d whose `num_features` is the number of channels of the first input."""
+    """An InstanceNorm2d whose `num_features` is the number of channels of the first input."""
 
     becomes, missing = InstanceNorm2d, "num_features"
 
 
 class LazyInstanceNorm3d(_Lazy):
-    """A InstanceNorm3d whose `num_features` is the number of channels of the first input."""
+    """An InstanceNorm3d whose `num_features` is the number of channels of the first input."""
 
     becomes, missing = InstanceNorm3d, "num_features"

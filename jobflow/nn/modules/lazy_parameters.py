@@ -21,25 +21,25 @@ class UninitializedParameter(Parameter):
         super().__init__(zeros(0, device=device, dtype=dtype), requires_grad)
 
     def materialize(self, shape: Sequence[int], device: Any = None, dtype: Any = None) -> None:
-        """Give the parameter elements of this shape, without defined values; it becomes an ordinary parameter."""
+        """Allocate elements of this shape, without defined values; the parameter becomes an ordinary one."""
         with gradients(False):
             replace(self, empty(tuple(shape), device=self.device if device is None else device, dtype=self.dtype if dtype is None else dtype))
         self.finish()
 
     def finish(self) -> None:
-        """Make the parameter, which has elements now, an ordinary one."""
+        """Make the parameter an ordinary one, after its elements were allocated."""
         object.__setattr__(self, "__class__", Parameter)
 
 
 class UninitializedBuffer(Tensor):
-    """A buffer without elements, until `materialize` gives it a shape."""
+    """A buffer without elements, until `materialize` allocates them."""
 
     def __init__(self, requires_grad: bool = False, device: Any = None, dtype: Any = None) -> None:
         data = zeros(0, device=device, dtype=dtype)
         super().__init__(data.tensor_type, data.layout, data.array, data.traced)
 
     def materialize(self, shape: Sequence[int], device: Any = None, dtype: Any = None) -> None:
-        """Give the buffer elements of this shape, without defined values."""
+        """Allocate elements of this shape, without defined values."""
         with gradients(False):
             replace(self, empty(tuple(shape), device=self.device if device is None else device, dtype=self.dtype if dtype is None else dtype))
 

@@ -72,7 +72,7 @@ class RNNBase(_Recurrent):
     """Base class of RNN, LSTM and GRU: `mode` is RNN_TANH, RNN_RELU, LSTM or GRU.
 
     The input is [steps, n, input_size], or [n, steps, input_size] with `batch_first`, one sequence [steps, input_size], or a PackedSequence.
-    The outputs are those of the last layer, of both directions side by side, and the final states [layers * directions, n, hidden_size].
+    The results are the outputs of the last layer, with both directions side by side, and the final states [layers * directions, n, hidden_size].
     `dropout` is applied between layers in training.  All steps of a layer and direction are one instruction; a batch may be split over ranks.
     Raises: ArgumentError, ShapeError, DtypeError for arguments that do not match.
     """
@@ -196,7 +196,7 @@ class RNNBase(_Recurrent):
         _check_types(what, x, states, self.weight_hh_l0)
 
     def _checked_states(self, what: str, x: Tensor, states: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return the states; raise ShapeError unless they fit x, [steps, n, features]."""
+        """Return the states; raise ShapeError unless their shapes match x, [steps, n, features]."""
         count = self.num_layers * (1 + self.bidirectional)
         for name, state, size in zip(self._states, states, (self.proj_size or self.hidden_size, self.hidden_size), strict=False):
             if state.tensor_type.shape != (count, x.tensor_type.shape[1], size):

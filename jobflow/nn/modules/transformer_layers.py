@@ -78,7 +78,7 @@ class _Layer(Module):
         self.activation = _activation(what, activation)
 
     def _connected(self, x: Tensor, i: int, branch: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return residual connection `i` around `branch`, with its norm and dropout."""
+        """Return the output of residual connection `i` around `branch`, with the norm and the dropout of this connection."""
         norm, dropout = getattr(self, f"norm{i}"), getattr(self, f"dropout{i}")
         if self.norm_first:
             return add(x, dropout(branch(norm(x))))

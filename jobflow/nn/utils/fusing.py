@@ -61,7 +61,7 @@ def _fused_copy(what: str, module: Any, bn: Any, transpose: bool | None) -> Any:
         if each.training:
             raise ArgumentError(f"{what} at {user_line()}: {type(each).__name__} is in training mode; call eval() first")
     if getattr(bn, "running_mean", None) is None or getattr(bn, "running_var", None) is None:
-        raise ArgumentError(f"{what} at {user_line()}: bn {type(bn).__name__} has no running statistics")
+        raise ArgumentError(f"{what} at {user_line()}: bn {type(bn).__name__} has no running statistics; create it with track_running_stats=True")
     fused = copy.deepcopy(module)
     parts = fused.weight, fused.bias, bn.running_mean, bn.running_var, bn.eps, bn.weight, bn.bias
     fused.weight, fused.bias = fuse_linear_bn_weights(*parts) if transpose is None else fuse_conv_bn_weights(*parts, transpose)
@@ -77,5 +77,7 @@ def fuse_linear_bn_eval(linear: Module, bn: Module) -> Module:
     """Return a copy of a linear map that includes the batch normalization after it.  Raises: ArgumentError unless both are in evaluation mode."""
     features, channels = getattr(linear, "out_features", None), getattr(bn, "num_features", None)
     if features is not None and channels not in (features, 1):
-        raise ArgumentError(f"fuse_linear_bn_eval at {user_line()}: bn has {channels} features; linear has {features} outputs")
+        raise ArgumentError(
+            f"fuse_linear_bn_eval at {user_line()}: bn has {channels} features, but linear has {features} outputs; pass a bn with {features} features"
+        )
     return _fused_copy("fuse_linear_bn_eval", linear, bn, None)

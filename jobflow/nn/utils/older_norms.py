@@ -29,7 +29,7 @@ class _Fixed:
 
 @dataclass(frozen=True)
 class _WeightNorm(_Fixed):
-    """The rule g * v / |v| of the parameters `<name>_g` and `<name>_v`."""
+    """The rule that computes g * v / |v| from the parameters `<name>_g` and `<name>_v`."""
 
     dim: int | None
 
@@ -39,7 +39,7 @@ class _WeightNorm(_Fixed):
 
 @dataclass(frozen=True)
 class _SpectralNorm(_Fixed):
-    """The rule of the parameter `<name>_orig` over its largest singular value, with the singular vectors `<name>_u` and `<name>_v`."""
+    """The rule that divides the parameter `<name>_orig` by its largest singular value, with the singular vectors `<name>_u` and `<name>_v`."""
 
     dim: int
     steps: int

@@ -43,7 +43,7 @@ def _like(x: Tensor, values: Array) -> Tensor:
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Return the unit matrices with the shape of x."""
+    """Return identity matrices with the shape of x."""
     lower = x.detach() * 0 + 1
     return lower.tril() * lower.triu()
 
@@ -76,8 +76,8 @@ def _exponential(x: Any, kind: str) -> Any:
 def _reflections(x: Any) -> Any:
     """Return the first columns of the products of the Householder reflections whose vectors are below the diagonal of x.
 
-    The diagonal has the signs of the columns.  The product is I - v f^-1 v^T, where f has the products of the vectors above its diagonal, and
-    half of their squares on it.
+    The diagonal has the signs of the columns.  The product is I - v f^-1 v^T.  Above its diagonal, f has the inner products of the vectors, and on
+    the diagonal half of their squares.
     """
     columns, unit = x.shape[-1], _unit(x)
     v, square = x.tril(-1) + unit, unit[..., :columns, :]
@@ -115,7 +115,10 @@ class Householder(OrthogonalMap):
 
 
 class Trivialized(OrthogonalMap):
-    """A fixed orthogonal matrix, the buffer `base`, times the map; negative unit matrices give the base."""
+    """The product of a fixed orthogonal matrix, the buffer `base`, and the map of the parameter.
+
+    `right_inverse` sets the buffer, and the parameter to a matrix that is mapped to the identity.
+    """
 
     def __init__(self, kind: str, weight: Tensor) -> None:
         super().__init__(kind)

@@ -41,7 +41,7 @@ def cached() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Parametrized:
-    """The rule of a parametrized tensor: its value is that of the list of its parametrizations."""
+    """The rule that computes a parametrized tensor by its `ParametrizationList`."""
 
     def value(self, module: Module, name: str) -> Tensor:
         key = id(module), name
@@ -203,7 +203,7 @@ def remove_parametrizations(module: Module, tensor_name: str, leave_parametrized
     each = _list(module, tensor_name)
     first = each.originals[0]
     if not leave_parametrized and not each.is_tensor:
-        raise ArgumentError(f"{what} at {user_line()}: {tensor_name!r} has {each.ntensors} originals; only leave_parametrized=True is possible")
+        raise ArgumentError(f"{what} at {user_line()}: {tensor_name!r} has {each.ntensors} originals; pass leave_parametrized=True")
     result = first
     if leave_parametrized:
         with gradients(False):
@@ -226,7 +226,10 @@ def type_before_parametrizations(module: Module) -> type:
 
 
 def transfer_parametrizations_and_params(from_module: Module, to_module: Module, tensor_name: str | None = None) -> Module:
-    """Give `to_module` the parametrizations and originals of `from_module`, of one tensor or of all, and return `to_module`."""
+    """Use the parametrizations and originals of `from_module` in `to_module`, too, for one tensor or for all; return `to_module`.
+
+    Raises: ArgumentError if `from_module` has no parametrized tensor `tensor_name`, or `to_module` no tensor of this name.
+    """
     what = "transfer_parametrizations_and_params"
     if not is_parametrized(from_module, tensor_name):
         raise ArgumentError(f"{what} at {user_line()}: from_module {type(from_module).__name__} has no parametrized tensor {tensor_name!r}")

@@ -1,4 +1,4 @@
-"""Pruning: masks of parameters, which hide elements as if they were zero."""
+"""Pruning: masks of parameters, which replace elements by zero."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class _Pruned:
-    """The rule of a pruned parameter, the product of `<name>_orig` and `<name>_mask`."""
+    """The rule that computes a pruned parameter as the product of `<name>_orig` and `<name>_mask`."""
 
     def value(self, module: Module, name: str) -> Tensor:
         original: Tensor = getattr(module, f"{name}_orig")
@@ -40,7 +40,7 @@ class _Pruned:
 
 
 def _current(what: str, module: Any, name: Any) -> tuple[Tensor, Tensor]:
-    """Return the parameter without mask, and its mask, of ones if there is none."""
+    """Return the parameter without its mask, and the mask, which is ones for a parameter that is not pruned."""
     if isinstance(rule_of(module, name), _Pruned):
         return getattr(module, f"{name}_orig"), getattr(module, f"{name}_mask")
     parameter = parameter_of(what, module, name)
@@ -48,7 +48,7 @@ def _current(what: str, module: Any, name: Any) -> tuple[Tensor, Tensor]:
 
 
 def _apply(module: Module, name: str, parameter: Tensor, mask: Tensor) -> Module:
-    """Give the parameter `name` this mask, and return the module."""
+    """Multiply the parameter `name` by `mask` at each access, and return the module; `parameter` becomes `<name>_orig`."""
     if isinstance(rule_of(module, name), _Pruned):
         with gradients(False):
             getattr(module, f"{name}_mask").copy_(mask)
@@ -161,7 +161,7 @@ def random_structured(module: Module, name: str, amount: int | float, dim: int) 
 
 
 def identity(module: Module, name: str) -> Module:
-    """Give the parameter `name` a mask of ones, and return the module."""
+    """Prune no element of the parameter `name`, but register a mask of ones, and return the module."""
     return _apply(module, name, *_current("identity", module, name))
 
 

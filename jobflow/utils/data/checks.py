@@ -93,7 +93,7 @@ def order(what: str, streams: bool, batch_size: Any, shuffle: Any, sampler: Any,
 
 
 def workers(what: str, num_workers: Any, prefetch_factor: Any, persistent: bool, timeout: Any, context: Any) -> None:
-    """Raise ArgumentError for invalid arguments about the workers of a loader, and for arguments that need workers without workers."""
+    """Raise ArgumentError for invalid options of the workers of a loader, and for options that need workers with `num_workers` = 0."""
     whole(what, "num_workers", num_workers, 0)
     if prefetch_factor is not None:
         whole(what, "prefetch_factor", prefetch_factor, 1)

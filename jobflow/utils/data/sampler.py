@@ -1,7 +1,6 @@
 """Samplers, which define the order of samples.
 
-The order comes from `jobflow.data.Order` and depends only on seed and epoch, so that all ranks have the same order.  DistributedSampler has
-PyTorch's order.
+`jobflow.data.Order` determines the order from seed and epoch, so all ranks have the same order.  DistributedSampler has PyTorch's order.
 """
 
 from __future__ import annotations

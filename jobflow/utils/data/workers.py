@@ -84,7 +84,7 @@ class _Limited(Generic[T]):
                 raise  # an error of the dataset itself
             raise DataError(
                 f"DataLoader at {user_line()}: reading {self.pending.what()} takes longer than timeout={self.seconds} seconds; increase timeout, "
-                f"or look for a dataset that waits"
+                f"or find the cause of the delay in the dataset"
             ) from None
 
 
@@ -94,7 +94,7 @@ def within(pending: Coming[T], seconds: float) -> Pending[T]:
 
 
 class Turns:
-    """The batches of several workers, one of each worker in turn; a worker without further batches is omitted.
+    """The batches of several workers, which alternate; a worker without further batches is omitted.
 
     Each worker reads `ahead` batches ahead.  The object is its own pending read: `result` is the next batch.
     """
