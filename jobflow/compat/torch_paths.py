@@ -16,7 +16,8 @@ distributions              distributions.uniform distributions.laplace distribut
 distributions              distributions.one_hot_categorical distributions.log_normal distributions.geometric distributions.binomial
 distributions              distributions.multinomial distributions.chi2 distributions.multivariate_normal
 functional.autograd        autograd.function autograd.functional autograd.gradcheck autograd.grad_mode autograd.variable autograd.anomaly_mode
-core.compilation           _dynamo
+core.compiler_hints        _dynamo
+functional.dlpack          utils.dlpack
 functional.cuda            cuda.random cuda.memory cuda.streams
 functional.profiling       autograd.profiler profiler.profiler
 functional.mps             xpu

@@ -1,12 +1,12 @@
 """The table of contents of `jobflow.functional`: each name, and where it is defined.  `__init__.py` reads it, and imports what is asked for."""
 
 from jobflow.functional.binary_functions import *
-from jobflow.functional.capsules import *
 from jobflow.functional.casting import *
 from jobflow.functional.classes import *
 from jobflow.functional.comparing import *
 from jobflow.functional.creation import *
 from jobflow.functional.devices import device as device
+from jobflow.functional.dlpack import *
 from jobflow.functional.global_tensors import *
 from jobflow.functional.gradients import *
 from jobflow.functional.histograms import *

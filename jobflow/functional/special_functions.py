@@ -19,10 +19,10 @@ from jobflow.functional.in_place import in_place
 from jobflow.functional.promotion import Operand, as_float, cast, constant, kind, pair, rounded_once
 from jobflow.functional.typed import Tensor
 from jobflow.functional.unary_functions import abs, erfc, exp, isnan, log, log1p, sin
-from jobflow.ops import non_elementary as special
+from jobflow.ops import unary_special_functions as special
+from jobflow.ops.binary_special_functions import CopySign, Gcd, Hypot, Lcm, LeftShift, LogAddExp, NextAfter, RightShift
 from jobflow.ops.gamma_functions import Digamma, Lgamma
 from jobflow.ops.op import Op
-from jobflow.ops.pairs import CopySign, Gcd, Hypot, Lcm, LeftShift, LogAddExp, NextAfter, RightShift
 from jobflow.ops.scalar import Detach, FillLike
 from jobflow.tensors.run import run
 

@@ -9,10 +9,10 @@ from jobflow.core.layout import Layout
 from jobflow.core.types import Array, TensorType
 from jobflow.functional import einops_backend
 from jobflow.functional.binary_functions import ArithmeticMethods
-from jobflow.functional.capsules import DlpackMethods
 from jobflow.functional.casting import CastingMethods
 from jobflow.functional.comparing import ComparisonMethods
 from jobflow.functional.creation import CreationMethods
+from jobflow.functional.dlpack import DlpackMethods
 from jobflow.functional.element_writes import WritingMethods
 from jobflow.functional.filling import FillingMethods
 from jobflow.functional.global_tensors import PlacementMethods

@@ -24,7 +24,7 @@ from jobflow.ops.batch_norm import BatchNormalizeSums
 from jobflow.ops.chain import Chain
 from jobflow.ops.matmul import AxisSum
 from jobflow.ops.op import Binder, Binding, Call, Op, ViewOp
-from jobflow.ops.over_time import OverTime
+from jobflow.ops.recurrence_loop import OverTime
 from jobflow.ops.update import Updated
 
 #: the run that prepares the calls of a small operation, and the run that prepares those of a large one or compiles the operation

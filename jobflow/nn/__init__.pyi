@@ -49,6 +49,7 @@ from jobflow.nn import init as init
 from jobflow.nn import modules as modules
 from jobflow.nn import parallel as parallel
 from jobflow.nn import utils as utils
+from jobflow.nn.data_parallel_wrapper import DataParallel as DataParallel
 from jobflow.nn.graph import Graph as Graph
 from jobflow.nn.modules.activation_layers import *
 from jobflow.nn.modules.adaptive_softmax import *
@@ -66,5 +67,4 @@ from jobflow.nn.modules.pool_layers import *
 from jobflow.nn.modules.recurrent_layers import *
 from jobflow.nn.modules.synchronized_norm import *
 from jobflow.nn.modules.transformer_layers import *
-from jobflow.nn.one_device import DataParallel as DataParallel
 from jobflow.nn.parameter import Parameter as Parameter

@@ -24,8 +24,8 @@ from jobflow.functional.devices import checked_device
 from jobflow.functional.group_arguments import ranks_of
 from jobflow.functional.switches import checked_bool
 from jobflow.functional.tensor_class import Tensor
+from jobflow.nn.data_parallel_wrapper import DataParallel as DataParallel
 from jobflow.nn.modules.module import Module
-from jobflow.nn.one_device import DataParallel as DataParallel
 from jobflow.tensors.collectives import reduced, spread
 from jobflow.tensors.state import EagerState, refuse_tracing, state
 from jobflow.tensors.tape import ReadyCallback, TapeNode, edge_of

@@ -27,8 +27,8 @@ from jobflow.ops.axes import expand_dims
 from jobflow.ops.derivative import through
 from jobflow.ops.matmul import RowsMatMul, axis_sum, matmul
 from jobflow.ops.op import Grads, Sample, apply, sample
-from jobflow.ops.over_time import STATES, ArraySpace, OverTime, Read, TensorSpace, split_name
 from jobflow.ops.pointwise import FLOATS, check_dtypes, sample_data
+from jobflow.ops.recurrence_loop import STATES, ArraySpace, OverTime, Read, TensorSpace, split_name
 from jobflow.ops.reduce import reduce_sum
 from jobflow.ops.slices import slice_
 from jobflow.ops.source import arange

@@ -3,7 +3,6 @@
 from jobflow.core.lazy_imports import add_aliases
 from jobflow.utils import checkpoint as checkpoint
 from jobflow.utils import data as data
-from jobflow.utils import dlpack as dlpack
 from jobflow.utils import global_view as global_view
 from jobflow.utils import tensorboard as tensorboard
 

@@ -10,7 +10,7 @@ from jobflow.functional import nn_weights as weights
 from jobflow.functional.nn_base import real, whole
 from jobflow.functional.shapes import axis_of
 from jobflow.functional.tensor_class import Tensor
-from jobflow.nn.modules.computed import compute, parameter_of, release, rule_of
+from jobflow.nn.modules.computed_attributes import compute, parameter_of, release, rule_of
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter
 from jobflow.nn.utils.parametrizations import initial_vectors, norm_axis, spectral_axis

@@ -8,7 +8,7 @@ from jobflow.functional.nn_base import flag, one_of, real, whole
 from jobflow.functional.sampling import randn
 from jobflow.functional.shapes import axis_of
 from jobflow.functional.tensor_class import Tensor
-from jobflow.nn.modules.computed import parameter_of
+from jobflow.nn.modules.computed_attributes import parameter_of
 from jobflow.nn.modules.conv_layers import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from jobflow.nn.modules.module import Module
 from jobflow.nn.utils.orthogonal_maps import Householder, OrthogonalMap, Trivialized

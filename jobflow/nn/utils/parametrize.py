@@ -11,7 +11,7 @@ from jobflow.core.errors import ArgumentError, JobflowError, ShapeError, user_li
 from jobflow.functional.nn_base import flag
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules import moving
-from jobflow.nn.modules.computed import compute, original_class, parameter_of, release, rules_of
+from jobflow.nn.modules.computed_attributes import compute, original_class, parameter_of, release, rules_of
 from jobflow.nn.modules.container import ModuleDict, ModuleList
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter

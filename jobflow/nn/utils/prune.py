@@ -15,7 +15,7 @@ from jobflow.functional.sampling import rand_like
 from jobflow.functional.shapes import axis_of, reshape
 from jobflow.functional.sorting import argsort
 from jobflow.functional.tensor_class import Tensor
-from jobflow.nn.modules.computed import compute, parameter_of, release, rule_of, rules_of
+from jobflow.nn.modules.computed_attributes import compute, parameter_of, release, rule_of, rules_of
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter
 from jobflow.tensors.state import gradients
