@@ -341,23 +341,29 @@ class PendingWork(Work):
         return self.transfer is None
 
 
+def _ends(what: str, tensor: Tensor, group: Any, name: str, peer: int | None, group_peer: int | None) -> tuple[Group | None, int]:
+    """Return the ranks of the group and the other rank of a message; (None, -1) on a rank outside of the group."""
+    members = group_of(what, group)
+    if members is None:
+        return None, -1
+    rank = members.other(_root(members, name, peer, group_peer, None))
+    members.tensors(tensor=tensor)
+    return members, rank
+
+
 def isend(tensor: Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> Work:
     """Return the message to rank `dst`, which must call `irecv` or `recv`; `wait` transfers it."""
-    members = group_of("isend", group)
+    members, target = _ends("isend", tensor, group, "dst", dst, group_dst)
     if members is None:
         return Work()
-    target = members.other(_root(members, "dst", dst, group_dst, None))
-    members.tensors(tensor=tensor)
     return PendingWork(tensor, (members.me, target), lambda: members.send(tensor, target, tag))
 
 
 def irecv(tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> Work:
     """Return the message from rank `src`, which must call `isend` or `send`; `wait` transfers it."""
-    members = group_of("irecv", group)
+    members, source = _ends("irecv", tensor, group, "src", src, group_src)
     if members is None:
         return Work()
-    source = members.other(_root(members, "src", src, group_src, None))
-    members.tensors(tensor=tensor)
     return PendingWork(tensor, (source, members.me), lambda: members.receive(tensor, source, tag))
 
 

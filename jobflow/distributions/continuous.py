@@ -13,8 +13,8 @@ _ROOT = math.sqrt(2.0)
 _LOG_ROOT = 0.5 * math.log(2.0 * math.pi)
 
 
-class Normal(Distribution):
-    """The normal distribution with mean `loc` and standard deviation `scale`."""
+class _Symmetric(Distribution):
+    """Base class of distributions that are symmetric around their mean `loc`, with the width `scale`."""
 
     has_rsample = True
     PARAMETERS = ("loc", "scale")
@@ -31,6 +31,10 @@ class Normal(Distribution):
     @property
     def mode(self) -> Tensor:
         return self.loc
+
+
+class Normal(_Symmetric):
+    """The normal distribution with mean `loc` and standard deviation `scale`."""
 
     @property
     def stddev(self) -> Tensor:
@@ -158,24 +162,8 @@ class Uniform(Distribution):
         return (self.high - self.low).log()
 
 
-class Laplace(Distribution):
+class Laplace(_Symmetric):
     """The Laplace distribution, with density exp(-|x - loc| / scale) / (2 scale)."""
-
-    has_rsample = True
-    PARAMETERS = ("loc", "scale")
-
-    def __init__(self, loc: Any, scale: Any, validate_args: bool | None = None) -> None:
-        self.loc, self.scale = broadcast(self._what(), loc=loc, scale=scale)
-        super().__init__(self.loc.shape, (), validate_args)
-        self.loc, self.scale = self._asserted("loc", self.loc), self._asserted("scale", self.scale, positive=True)
-
-    @property
-    def mean(self) -> Tensor:
-        return self.loc
-
-    @property
-    def mode(self) -> Tensor:
-        return self.loc
 
     @property
     def variance(self) -> Tensor:

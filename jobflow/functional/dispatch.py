@@ -62,23 +62,19 @@ def of_tensors(function: Function, word: str) -> Function:
 
     @wraps(function)
     def called(*arguments: Any, **named: Any) -> Any:
-        by_place, new = roles.by_place, TensorBase.new
+        by_place, new, is_plain = roles.by_place, TensorBase.new, True
         for argument, needed in zip(arguments, by_place, strict=False):
             if argument.__class__ is not new and (isinstance(argument, Typed | NotDense) or (needed and not isinstance(argument, TensorBase))):
+                is_plain = False
                 break
-        else:
-            if len(arguments) == len(by_place) and not named:
-                return function(*arguments)
-            if named and not named.keys() <= roles.keywords:
-                if "out" in named and word in out_arguments.NAMES and "out" not in roles.keywords:
-                    return out_arguments.write_result(word, called, arguments, named)
-                arguments, named = roles.renamed(arguments, named)
-            if len(arguments) <= len(by_place) and not any(roles.must.get(name) or is_tensor(argument) for name, argument in named.items()):
-                return function(*arguments, **named)
+        if is_plain and len(arguments) == len(by_place) and not named:
+            return function(*arguments)
         if named and not named.keys() <= roles.keywords:
             if "out" in named and word in out_arguments.NAMES and "out" not in roles.keywords:
                 return out_arguments.write_result(word, called, arguments, named)
             arguments, named = roles.renamed(arguments, named)
+        if is_plain and len(arguments) <= len(by_place) and not any(roles.must.get(name) or is_tensor(each) for name, each in named.items()):
+            return function(*arguments, **named)
         if len(arguments) > len(by_place):
             arguments, named = roles.reordered(arguments, named)
         for argument in (*arguments, *named.values()):

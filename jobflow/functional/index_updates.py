@@ -16,7 +16,7 @@ from jobflow.functional.indexing import checked_indices, getitem
 from jobflow.functional.promotion import cast, constant
 from jobflow.functional.reductions import cumsum
 from jobflow.functional.selecting import Combine, as_row, gather, scattered, take
-from jobflow.functional.shapes import axis_of, common_shape, expand, flatten, reshape
+from jobflow.functional.shapes import axis_of, common_shape, expand, expanded_together, flatten, reshape
 from jobflow.functional.typed import Tensor
 from jobflow.functional.unary_functions import clamp
 from jobflow.ops.arithmetic import Add
@@ -199,8 +199,8 @@ def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
         raise DtypeError(
             f"{what} at {user_line()}: mask {mask.tensor_type} must be bool, and source {source.tensor_type} have the type of x {x.tensor_type}"
         )
-    shape = common_shape(what, x.shape, mask.shape)
-    x, mask = (each if tuple(each.shape) == shape else expand(each, shape) for each in (x, mask))
+    x, mask = expanded_together(what, x, mask)
+    shape = tuple(x.shape)
     n = source.tensor_type.size
     row = flatten(mask)
     problem = f"selected elements exceed the {n} elements of source"

@@ -127,13 +127,18 @@ def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     return tuple(squeeze(part, axis) for part in split(x, 1, axis)) if x.shape[axis] else ()
 
 
+def in_one_list(arguments: tuple[Any, ...]) -> list[Any]:
+    """Return the arguments as a list; a single argument that is a list or tuple contains all of them."""
+    return list(arguments[0]) if len(arguments) == 1 and isinstance(arguments[0], list | tuple) else list(arguments)
+
+
 def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
     """Return coordinate grids X[i, j, ...] = x[i], Y[i, j, ...] = y[j], ... of vectors x, y, ...; "xy" swaps the first two axes.
 
     The vectors are separate arguments, or one list.
     Raises: ShapeError for a tensor of several axes, or another `indexing`; DtypeError for an argument that is not a tensor.
     """
-    vectors = list(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else list(tensors)
+    vectors = in_one_list(tensors)
     for x in vectors:
         if not isinstance(x, Tensor):
             raise DtypeError(f"meshgrid at {user_line()}: tensors contains {x!r} of type {type(x).__name__}; pass tensors, or one list of tensors")

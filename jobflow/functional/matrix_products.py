@@ -15,7 +15,7 @@ from jobflow.functional.promotion import Number, as_float, pair, rounded_once, t
 from jobflow.functional.reductions import cumsum, norm
 from jobflow.functional.reductions import sum as total
 from jobflow.functional.selecting import diagonal, roll
-from jobflow.functional.shapes import axis_of, common_shape, expand, permute, reshape, unsqueeze
+from jobflow.functional.shapes import axis_of, common_shape, expand, expanded_together, permute, reshape, unsqueeze
 from jobflow.functional.typed import Tensor
 
 __all__ = [
@@ -144,8 +144,7 @@ def cross_along(what: str, x: Tensor, other: Tensor, dim: int) -> Tensor:
     axis = axis_of(what, dim, a.ndim)
     if a.shape[axis] != 3 or b.shape[axis] != 3:
         raise ShapeError(f"{what} at {user_line()}: axis {axis} of x {a.tensor_type} and other {b.tensor_type} must have 3 elements")
-    shape = common_shape(what, a.shape, b.shape)
-    a, b = (each if tuple(each.shape) == shape else expand(each, shape) for each in (a, b))
+    a, b = expanded_together(what, a, b)
     return sub(mul(roll(a, -1, axis), roll(b, 1, axis)), mul(roll(a, 1, axis), roll(b, -1, axis)))
 
 

@@ -18,7 +18,7 @@ from jobflow.functional.comparing import logical_xor
 from jobflow.functional.dispatch import attribute, method
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.indexing import listed, whole
-from jobflow.functional.joining import all_tensors, cat, meshgrid, narrow, stack
+from jobflow.functional.joining import all_tensors, cat, in_one_list, meshgrid, narrow, stack
 from jobflow.functional.promotion import together
 from jobflow.functional.selecting import diag
 from jobflow.functional.shapes import axis_of, common_shape, flatten, flip, integer, movedim, reshape, transpose
@@ -226,7 +226,7 @@ def block_diag(*tensors: Any) -> Tensor:
 
     Raises: ShapeError for a tensor with more than two axes.
     """
-    blocks = all_tensors("block_diag", list(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else list(tensors))
+    blocks = all_tensors("block_diag", in_one_list(tensors))
     for x in blocks:
         if x.ndim > 2:
             raise ShapeError(f"block_diag at {user_line()}: the tensors must have at most two axes; got {x.tensor_type}")
@@ -321,7 +321,7 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
 
 def cartesian_prod(*tensors: Any) -> Tensor:
     """Return the combinations of one element of each vector, one per row; a single vector unchanged."""
-    vectors = all_tensors("cartesian_prod", list(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else list(tensors))
+    vectors = all_tensors("cartesian_prod", in_one_list(tensors))
     for x in vectors:
         if x.ndim != 1:
             raise ShapeError(f"cartesian_prod at {user_line()}: the tensors must be vectors; got {x.tensor_type}; use x.flatten()")

@@ -257,6 +257,12 @@ def common_shape(what: str, *shapes: Sequence[int]) -> tuple[int, ...]:
     return tuple(column.pop() for column in column_sizes)
 
 
+def expanded_together(what: str, *tensors: Tensor) -> list[Tensor]:
+    """Return the tensors expanded to their common shape; raise ShapeError if they do not broadcast together."""
+    shape = common_shape(what, *(x.shape for x in tensors))
+    return [x if tuple(x.shape) == shape else expand(x, shape) for x in tensors]
+
+
 def repeat(x: Tensor, *repeats: Any) -> Tensor:
     """Return x concatenated repeats[i] times along axis i; additional leading counts add leading axes.
 

@@ -36,9 +36,7 @@ class Scatter(Op):
         return x
 
     def rule(self, x: TensorType, ids: TensorType, v: TensorType) -> Rule:
-        letters = LETTERS[: x.ndim]
-        table = letters[: self.axis] + "N" + letters[self.axis + 1 :]
-        entries = letters[: self.axis] + "M" + letters[self.axis + 1 :]
+        table, entries = rule_letters(x.ndim, self.axis)
         linear = ((0, 2),) if adds(x) else ()
         return Rule(f"{table},{entries},{entries}->{table}", linear=linear, also=(Signature((S(self.axis), B, B), (S(self.axis),)),))
 
@@ -70,6 +68,12 @@ class Scatter(Op):
         yield sample(cls(0), sample_data(3, 5, 2, 3), np.arange(12).reshape(2, 2, 3) % 5, sample_data(4, 2, 2, 3))
         yield sample(cls(0), sample_data(5, 6) > 0, np.array([4, 0, 5]), np.array([True, False, True]))
         yield sample(cls(0), np.arange(4), np.array([2, 2, 2]), np.array([7, 8, 9]), note=" the last is written")
+
+
+def rule_letters(ndim: int, axis: int) -> tuple[str, str]:
+    """Return the rule letters of x and of its indices, which differ along `axis`."""
+    letters = LETTERS[:ndim]
+    return f"{letters[:axis]}N{letters[axis + 1 :]}", f"{letters[:axis]}M{letters[axis + 1 :]}"
 
 
 def check_operands(what: str, axis: int, x: TensorType, ids: TensorType, v: TensorType) -> None:

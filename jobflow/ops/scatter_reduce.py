@@ -13,10 +13,10 @@ from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.ops.arithmetic import add, divide, multiply, where
 from jobflow.ops.compare import equal
 from jobflow.ops.index import DimScatterAdd, dim_gather
-from jobflow.ops.op import LETTERS, Grads, Op, Sample, sample
+from jobflow.ops.op import Grads, Op, Sample, sample
 from jobflow.ops.pointwise import call, sample_data
 from jobflow.ops.scalar import cast, fill_like
-from jobflow.ops.scatter import check_operands
+from jobflow.ops.scatter import check_operands, rule_letters
 
 
 class ScatterReduce(Op):
@@ -36,9 +36,7 @@ class ScatterReduce(Op):
         return x
 
     def rule(self, x: TensorType, ids: TensorType, v: TensorType) -> Rule:
-        letters = LETTERS[: x.ndim]
-        table = letters[: self.axis] + "N" + letters[self.axis + 1 :]
-        entries = letters[: self.axis] + "M" + letters[self.axis + 1 :]
+        table, entries = rule_letters(x.ndim, self.axis)
         return Rule(f"{table},{entries},{entries}->{table}")
 
     def kernel(self, xp: Xp, x: Array, ids: Array, v: Array, y: Array) -> None:
@@ -74,7 +72,7 @@ class ScatterReduce(Op):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(1), sample_data(1, 5, 4), np.array([[0, 3], [1, 1], [3, 2], [2, 0], [2, 2]]), sample_data(2, 5, 2))
-        yield sample(cls(0), sample_data(3, 5, 2, 3), np.arange(12).reshape(2, 2, 3) % 5, sample_data(4, 2, 2, 3))
+        yield sample(cls(0), sample_data(3, 4, 2, 3), np.arange(12).reshape(2, 2, 3) % 4, sample_data(4, 2, 2, 3))
         yield sample(cls(0), np.arange(1, 5), np.array([2, 2, 2, 0]), np.array([7, 8, 9, 2]))
 
 

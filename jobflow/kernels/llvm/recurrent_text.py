@@ -140,11 +140,10 @@ def _driver(form: StepForm) -> VectorFunction:
         begins = at.value("icmp eq i64 %s, 0")
         skips = at.value(f"and i1 {begins}, {at.value('icmp ne i64 %first, 0')}")
         inner = at.value(f"select i1 {skips}, i64 %start.down, i64 {form.vectors * form.aligned}")
-        begin = at.value(f"select i1 {skips}, ptr %start, ptr %sums")
-        along = at.value(f"select i1 {skips}, i64 %start.panel, i64 0")
+        sums = (at.value(f"select i1 {skips}, ptr %start, ptr %sums"), at.value(f"select i1 {skips}, i64 %start.panel, i64 0"))
         previous = at.value(f"select i1 {begins}, ptr %start, ptr {at.at('%s.a', at.value('sub i64 0, %product.step'))}")
         down = at.value(f"select i1 {begins}, i64 %start.down, i64 %product.down")
-        with at.repeated("p", "%hidden", unit, panel=("%packed", panel), sums=(begin, along), off=("null", unit * form.size)):
+        with at.repeated("p", "%hidden", unit, panel=("%packed", panel), sums=sums, off=("null", unit * form.size)):
             at.write(f"br i1 {skips}, label %apply, label %multiply")
             at.label("multiply")
             _products(at, form, previous, down)

@@ -62,6 +62,12 @@ def _apply(module: Module, name: str, parameter: Tensor, mask: Tensor) -> Module
     return module
 
 
+def _check_shape(what: str, name: str, x: Any, parameter: Tensor) -> None:
+    if not isinstance(x, Tensor) or x.tensor_type.shape != parameter.tensor_type.shape:
+        shown = x.tensor_type if isinstance(x, Tensor) else repr(x)
+        raise ShapeError(f"{what} at {user_line()}: {name} {shown} must be a tensor with the shape of the parameter {parameter.tensor_type}")
+
+
 def _count(what: str, amount: Any, size: int) -> int:
     """Return how many of `size` elements to prune: an int, or a fraction rounded to the nearest int."""
     if isinstance(amount, bool) or not isinstance(amount, int | float | np.number) or not amount >= 0 or not math.isfinite(amount):
@@ -106,9 +112,7 @@ def _scores(what: str, importance: Tensor | None) -> Any:
     def scores(parameter: Tensor) -> Tensor:
         if importance is None:
             return parameter.abs()
-        if not isinstance(importance, Tensor) or importance.tensor_type.shape != parameter.tensor_type.shape:
-            shown = importance.tensor_type if isinstance(importance, Tensor) else repr(importance)
-            raise ShapeError(f"{what} at {user_line()}: importance_scores {shown} must have the shape of the parameter {parameter.tensor_type}")
+        _check_shape(what, "importance_scores", importance, parameter)
         return importance.detach().to(parameter.dtype)
 
     return scores
@@ -172,9 +176,7 @@ def custom_from_mask(module: Module, name: str, mask: Tensor) -> Module:
     """
     what = "custom_from_mask"
     parameter, before = _current(what, module, name)
-    if not isinstance(mask, Tensor) or mask.tensor_type.shape != parameter.tensor_type.shape:
-        shown = mask.tensor_type if isinstance(mask, Tensor) else repr(mask)
-        raise ShapeError(f"{what} at {user_line()}: mask {shown} must be a tensor with the shape of the parameter {parameter.tensor_type}")
+    _check_shape(what, "mask", mask, parameter)
     with gradients(False):
         return _apply(module, name, parameter, before * mask.to(before.dtype))
 
