@@ -37,6 +37,7 @@ from jobflow.nn.compiled.pure_code import (
     is_jobflow,
     is_library,
     is_own,
+    is_record,
     is_standard,
     slots_of,
 )
@@ -278,6 +279,9 @@ class Guards:
         elif isinstance(value, tuple | frozenset):
             for i, each in enumerate(value):
                 yield each, f"{path}[{i}]", holder, key
+            if not is_library(kind.__module__):
+                yield kind, kind.__name__, holder, key
+                yield from self._attributes(value, path)
         elif isinstance(value, types.FunctionType | types.MethodType | functools.partial | staticmethod | classmethod | property):
             yield from self._callable(value, path, holder, key)
         elif isinstance(value, types.ModuleType):
@@ -317,11 +321,12 @@ class Guards:
         if kind.__name__ == "_Uncompiled" and is_own(kind):
             yield value.module, path, holder, key
             return
-        if is_library(kind.__module__) and not isinstance(value, Module | Optimizer | types.SimpleNamespace):
+        if is_library(kind.__module__) and not isinstance(value, Module | Optimizer):
             iterates = issubclass(kind, collections.abc.Iterator) and not (holder is None and key is None)
-            if iterates or not is_constant(kind):
+            if iterates or not (is_constant(kind) or is_record(kind)):
                 (self.iterators if iterates else self.opaque).append((holder, key, f"{path}, a {kind.__module__}.{kind.__name__}"))
-            return
+            if iterates or not is_record(kind):
+                return
         yield kind, kind.__name__, holder, key
         if isinstance(value, Optimizer):
             yield own.get("param_groups"), f"{path}.param_groups", holder, key  # type: ignore[union-attr]

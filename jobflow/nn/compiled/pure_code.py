@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dis
 import enum
 import functools
@@ -18,10 +19,12 @@ import numpy as np
 from jobflow.functional.devices import device
 from jobflow.functional.tensor_class import Tensor
 
+_NamedTuple = collections.namedtuple("_NamedTuple", ("item",))
 #: immutable types
 PLAIN = (
     bool, int, float, complex, str, bytes, type(None), type(...), range, slice, np.generic, np.dtype, enum.Enum, types.BuiltinFunctionType,
     types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType, types.CodeType, device,
+    type(_NamedTuple.item),
 )  # fmt: skip
 CONTAINERS = (dict, list, set, deque)
 #: C functions with effects, or with results that depend on more than their arguments, by module
@@ -91,3 +94,15 @@ def is_own(kind: type) -> bool:
 def is_constant(kind: type) -> bool:
     """Return True for a library type whose objects either do not change, or are read again at every run."""
     return is_own(kind) or kind.__module__.startswith("einops.") or (kind.__module__ in _CONSTANT and kind not in _VARIABLE)
+
+
+class _Record:
+    """A class whose objects consist of their attributes."""
+
+
+def is_record(kind: type) -> bool:
+    """Return True for a class of the standard library whose objects consist of their attributes alone, such as `argparse.Namespace`."""
+    if kind is types.SimpleNamespace:
+        return True
+    in_python = kind.__dictoffset__ != 0 and kind.__basicsize__ <= _Record.__basicsize__
+    return in_python and kind.__module__.partition(".")[0] in sys.stdlib_module_names and not is_constant(kind)
