@@ -279,7 +279,10 @@ def _data(x: Tensor) -> Tensor:
 def _set_data(x: Tensor, value: Tensor) -> None:
     if not isinstance(value, Tensor):
         raise DtypeError(f"data at {user_line()}: the value must be a tensor; got {value!r}")
-    if building_now() is not None:
+    tracer = building_now()
+    if tracer is not None and tracer.differentiates and tracer.assign_data(x, value):
+        return
+    if tracer is not None:
         raise JobError(f"data at {user_line()}: the memory of a tensor cannot be replaced while {running()} runs; use x.data.copy_(value)")
     x.tensor_type, x.layout, x.array, x._device = value.tensor_type, value.layout, value.array, value._device
     x._provenance, x.strides = value._provenance, value.strides

@@ -272,6 +272,9 @@ def requires_grad_(x: Tensor, requires_grad: bool = True) -> Tensor:
         raise DtypeError(f"requires_grad_ at {user_line()}: only floating point tensors have gradients; got {x.tensor_type}; use x.float()")
     if not requires_grad and x.node is not None:
         raise JobError(f"requires_grad_ at {user_line()}: requires_grad of a computed tensor ({x.node!r}) cannot be switched off; use detach()")
+    tracer = building_now()
+    if tracer is not None and tracer.differentiates:
+        tracer.require_gradient(x, bool(requires_grad))
     x._needs_gradient = bool(requires_grad)
     return x
 

@@ -26,7 +26,7 @@ from jobflow.tensors.convert import convert, convert_array
 from jobflow.tensors.in_place_writes import add_into
 from jobflow.tensors.run import Running
 from jobflow.tensors.state import EagerState, gradients, state
-from jobflow.tensors.tape import Edge, Gradients, Hook, OpGradient, ReadyCallback, TapeNode, anomalies, record
+from jobflow.tensors.tape import Edge, Gradients, Hook, OpGradient, ReadyCallback, ReleasedError, TapeNode, anomalies, record
 from jobflow.tensors.tensor import TensorBase
 
 T = TypeVar("T", bound=TensorBase)
@@ -176,7 +176,7 @@ class Sweep(Generic[T]):
                 if gradient is not None:
                     gradients[index] = self.shown(node, index, gradient)
         if node.backward is None:
-            raise JobError(
+            raise ReleasedError(
                 f"{_here()}: the graph behind {node!r} was used by an earlier backward pass, which freed its saved values; "
                 f"call backward(retain_graph=True) the first time"
             )

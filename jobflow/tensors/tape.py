@@ -37,6 +37,10 @@ def next_number() -> int:
     return next(_node_numbers)
 
 
+class ReleasedError(JobError):
+    """The error for a backward pass through a graph whose saved values were freed or overwritten."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadyCallback:
     """A hook that calls `callback` without arguments when a gradient is complete."""
@@ -131,7 +135,7 @@ class _StaleTensor(TensorBase):
 
     def _fetched(self) -> Array:
         """Raise JobError, because the saved elements were overwritten."""
-        raise JobError(
+        raise ReleasedError(
             f"backward at {user_line()}: a {self.tensor_type} tensor that the gradient of {self.reader} needs was overwritten by an "
             f"in-place operation after {self.reader}; use the form that returns a new tensor, or clone() it first"
         )

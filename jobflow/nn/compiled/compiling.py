@@ -13,9 +13,11 @@ from jobflow.core.errors import ArgumentError, DivergedError, JobflowError, Rank
 from jobflow.core.notices import notice
 from jobflow.engine.session import current_session, many_shapes
 from jobflow.functional.dispatch import in_job
+from jobflow.nn.compiled.arguments import Call
+from jobflow.nn.compiled.entry import Entry
 from jobflow.nn.compiled.replay import CompiledMemory
 from jobflow.nn.compiled.snapshot import Untraceable
-from jobflow.nn.compiled.tracing import Call, Entry, Tracing
+from jobflow.nn.compiled.tracing import Tracing
 from jobflow.nn.modules.module import Module
 from jobflow.plan.plan_text import plan_text
 from jobflow.runtime.collection import collection_paused

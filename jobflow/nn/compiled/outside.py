@@ -27,7 +27,7 @@ from jobflow.ops.source import Constant, Input, ReadVariable
 from jobflow.tensors.backward import gradient_layout, redistributed_gradient
 from jobflow.tensors.convert import empty
 from jobflow.tensors.state import EagerState
-from jobflow.tensors.tape import TapeNode, edge_of, note
+from jobflow.tensors.tape import ReleasedError, TapeNode, edge_of, note
 
 
 @dataclass(eq=False)
@@ -65,12 +65,27 @@ def is_open(x: Tensor) -> bool:
     return x._needs_gradient and x.node is not None and x.node.backward is not None
 
 
-def trace_outside(recorder: StepRecorder, outputs: Sequence[Tensor]) -> Outside | None:
+def trace_outside(recorder: StepRecorder, outputs: Sequence[Tensor]) -> tuple[Outside | None, dict[int, str]]:
     """Record the backward pass from the outputs of a compiled function to the tensors that the function read.
 
-    Return None if no output requires gradients.
+    Return None if no output can be differentiated, and the reasons by output.  A backward pass or a write of the function itself can make
+    that impossible.
     """
     chosen = [i for i, x in enumerate(outputs) if is_open(recorder.known(x))]
+    released: dict[int, str] = {}
+    try:
+        return _recorded(recorder, outputs, chosen), released
+    except ReleasedError:
+        for i in chosen:
+            try:
+                _recorded(recorder, outputs, [i])
+            except ReleasedError as error:
+                released[i] = str(error)
+    return _recorded(recorder, outputs, [i for i in chosen if i not in released]), released
+
+
+def _recorded(recorder: StepRecorder, outputs: Sequence[Tensor], chosen: list[int]) -> Outside | None:
+    """Record the backward pass from the outputs `chosen`; return None without outputs."""
     if not chosen:
         return None
     roots = [recorder.known(outputs[i]) for i in chosen]
@@ -80,21 +95,24 @@ def trace_outside(recorder: StepRecorder, outputs: Sequence[Tensor]) -> Outside 
         layout = None if root.layout is None else gradient_layout(root.layout)
         value = recorder.tracer.input(f"#gradient{i}", root.tensor_type, layout=layout or recorder.alone)
         seeds.append(Tensor(root.tensor_type, layout, None, traced=value))
-    with recorder.differentiating(False):
-        sweep = OutsideSweep(recorder.here, True, ())
-        sweep.run(roots, seeds)
-        leaves = [x for x in sweep.reached.values() if x.traced is None]
-        gradients = [_in_layout(recorder, sweep.requested[id(x)], x) for x in leaves]
+    seed_values = [seed.traced for seed in seeds]
+    try:
+        with recorder.differentiating(False):
+            sweep = OutsideSweep(recorder.here, True, ())
+            sweep.run(roots, seeds)
+            leaves = [x for x in sweep.reached.values() if x.traced is None]
+            gradients = [_in_layout(recorder, sweep.requested[id(x)], x) for x in leaves]
+    finally:
+        for value in seed_values:
+            del recorder.tracer.inputs[value.node.op.key]
     values = [recorder.known(gradient).traced for gradient in gradients]
     needed = needed_nodes(values)
     late = [node for node in recorder.tracer.nodes[before:] if node in needed and not isinstance(node.op, Input)]
     inside = set(late)
     cut = {value: None for node in late for value in node.inputs if value.node not in inside}
     cut.update({value: None for value in values if value.node not in inside})
-    seed_values = [seed.traced for seed in seeds]
     for value in seed_values:
         cut.pop(value, None)
-        del recorder.tracer.inputs[value.node.op.key]
     return Outside(chosen, seed_values, leaves, values, late, list(cut))
 
 
@@ -146,6 +164,17 @@ class Cut:
     def variables(self) -> list[str]:
         """Return the names of the variables that the backward plan reads."""
         return [value.node.op.key for value in self.outside.cut if isinstance(value.node.op, ReadVariable)]
+
+
+@dataclass
+class ReleasedBackward:
+    """The gradient function of an output that cannot be differentiated, for a reason from the trace."""
+
+    name: str
+    reason: str
+
+    def __call__(self, saved: Sequence[Any], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        raise ReleasedError(f"backward at {user_line()}: a result of the compiled function {self.name} has no gradient ({self.reason})")
 
 
 class LaterBackward:

@@ -7,32 +7,30 @@ recorded.  The user's tensors are not replaced; each tensor has a traced counter
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import field, replace
 from typing import Any, ClassVar, Protocol
 
-import numpy as np
-
 import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, user_line
 from jobflow.core.layout import B, Layout
-from jobflow.core.types import DType, TensorType, int64
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Node, Variable
 from jobflow.nn.compiled.host_numbers import HostNumber, SessionGenerator
-from jobflow.nn.compiled.pure_code import is_own
+from jobflow.nn.compiled.optimizer_steps import OptimizerSteps
 from jobflow.nn.compiled.snapshot import Untraceable
 from jobflow.nn.compiled.traced_tape import Differentiating, TracedNode, TracedSweep
 from jobflow.nn.graph.building import Building, Decomposing
 from jobflow.ops.layout_ops import Copy, ToLayout
 from jobflow.ops.op import Op
-from jobflow.ops.optimizer_updates import OptimizerUpdate
+from jobflow.ops.scalar import Detach
 from jobflow.ops.source import Constant
-from jobflow.ops.update import rate_dtype
 from jobflow.tensors.backward import RedistributeGradient, Sweep, gradient_layout
 from jobflow.tensors.run import Prepared, prepared
+from jobflow.tensors.state import gradients
 from jobflow.tensors.tape import Edge, follow, note, op_gradient, read_by
 
 
@@ -57,7 +55,7 @@ class Observer(Protocol):
 
 
 @dataclass
-class StepRecorder(Building):
+class StepRecorder(OptimizerSteps, Building):
     """The recorder of one trace of a compiled function."""
 
     running: ClassVar[str] = "flow.compile"
@@ -91,6 +89,10 @@ class StepRecorder(Building):
     schedules: list[Any] = field(default_factory=list)
     #: tensors by name of the variable of their `grad`
     held: dict[str, Tensor] = field(default_factory=dict)
+    #: tensors whose `requires_grad` the function sets, and the value before, by id
+    requiring: dict[int, tuple[Tensor, bool]] = field(default_factory=dict)
+    #: pairs of tensors that share memory since an assignment to `data`
+    _sharing: list[tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = field(default_factory=list)
     _constants: dict[int, Tensor] = field(default_factory=dict)
     _changed: set[int] = field(default_factory=set)
     _used: set[str] = field(default_factory=set)
@@ -137,7 +139,7 @@ class StepRecorder(Building):
             return tuple(pieces)
         values = self._record(op, [x.traced for x in known], plan.placement or self.alone.placement)
         outputs = tuple([Tensor(value.tensor_type, layout, None, traced=value) for value, layout in zip(values, plan.layouts, strict=True)])
-        if self.here.grad_enabled and any(x._needs_gradient for x in known):
+        if self.here.grad_enabled and not isinstance(op, Detach) and any(x._needs_gradient for x in known):
             self._note(op, plan, inputs, known, outputs)
         return outputs
 
@@ -220,6 +222,7 @@ class StepRecorder(Building):
             root = root.base[0]
         if root.traced is None:
             self.written[id(root)] = root
+        self._check_sharing(root)
         if x.traced is None and x.base is not None:
             raise Untraceable(
                 f"flow.compile at {user_line()}: a view {x.tensor_type} from outside of the compiled function cannot be "
@@ -238,6 +241,40 @@ class StepRecorder(Building):
             x = inputs[index]
             output = Tensor(values[number].tensor_type, self.known(x).layout, None, traced=values[number])
             self.write(x, output)
+
+    def assign_data(self, x: Tensor, value: Tensor) -> bool:
+        """Record `x.data = value` as a write to x; return False if x would use the memory of a tensor from outside of the compiled function."""
+        shown = value
+        while shown.base is not None and isinstance(shown.base[1], Detach):
+            shown = shown.base[0]
+        if shown is x:
+            return True
+        root = shown
+        while root.base is not None:
+            root = root.base[0]
+        if x.base is not None or root.traced is None or value.tensor_type != x.tensor_type or value.layout != x.layout:
+            return False
+        with gradients(False):
+            self.write(x, self.again(value))
+        self._sharing.append((weakref.ref(x), weakref.ref(root)))
+        return True
+
+    def _check_sharing(self, root: Tensor) -> None:
+        """Raise Untraceable for a write to a tensor that shares its memory with another tensor since an assignment to `data`."""
+        for pair in self._sharing:
+            alive = [x for reference in pair if (x := reference()) is not None]
+            if len(alive) > 1 and any(x is root for x in alive):
+                raise Untraceable(
+                    f"flow.compile at {user_line()}: a tensor {root.tensor_type} is overwritten after x.data = value, so x and the value share "
+                    "memory; use x.data.copy_(value)"
+                )
+
+    def require_gradient(self, x: Tensor, requires_grad: bool) -> None:
+        """Note that the function sets `requires_grad` of x, and update the traced counterpart of x."""
+        if x.traced is None:
+            self.requiring.setdefault(id(x), (x, x._needs_gradient))
+            if (now := self._standing.get(id(x))) is not None and now.node is None:
+                now._needs_gradient = requires_grad
 
     # ---------------------------------------------------------------- tensors of the program
 
@@ -382,96 +419,6 @@ class StepRecorder(Building):
         with self.tracer.gradients_of(node), scope.using(interpreter=interpreter):
             yield
 
-    # ---------------------------------------------------------------- optimizers and schedules
-
-    @contextmanager
-    def stepping(self, optimizer: Any) -> Iterator[None]:
-        """Mark the nodes that are recorded inside the `with` block as a step of the optimizer."""
-        if "step" in vars(optimizer):
-            raise Untraceable(f"optim.{type(optimizer).__name__}.step at {user_line()}: hooks of an optimizer are not replayed")
-        if self.observer is not None:
-            self.observer.add(optimizer, f"the optimizer {type(optimizer).__name__}")
-        self.stepped.append((optimizer, []))
-        observed = self.observer is not None and is_own(type(optimizer)) and self.observer.suspend()
-        try:
-            with self.tracer.updating(user_line()):
-                yield
-        finally:
-            if self.observer is not None and observed:
-                self.observer.resume()
-
-    @contextmanager
-    def slots_of(self, optimizer: Any, p: Tensor) -> Iterator[None]:
-        """Create the optimizer state of parameter p eagerly inside the `with` block; a failed trace removes the new state."""
-        mine = optimizer.state.get(p)
-        names = None if mine is None else set(mine)
-        with self.suspended():
-            yield
-
-        def restore() -> None:
-            if names is None:
-                optimizer.state.pop(p, None)
-            else:
-                for name in [name for name in optimizer.state[p] if name not in names]:
-                    del optimizer.state[p][name]
-
-        self.undo.append(restore)
-
-    def step(self, op: OptimizerUpdate, group: dict[str, Any], p: Tensor, mine: dict[str, Any], slots: Sequence[Tensor], gradient: Tensor) -> None:
-        """Record the update of parameter p by `op`; `mine` is the optimizer state of p, and `slots` its tensors in the order of `op.slots`."""
-        dtype = rate_dtype(p.tensor_type.dtype)
-        scalars = [self._number(("lr", id(group), self.schedule_steps), dtype, p, float(group["lr"]), lambda: float(group["lr"]))]
-        if op.reads_step:
-            count, before = mine["step"], self._states.setdefault(id(mine), mine["step"])
-            scalars.append(self._number(("step", before, count), int64, p, count, lambda: mine["step"] + count - before, mine))
-        for name, slot in zip(op_names(op), slots, strict=True):
-            self.constant(slot)
-            if id(slot) not in self.names:
-                self.known(p)
-                self.names[id(slot)] = self._unique(f"{self._variables.get(id(p), 'parameter')}-{name}")
-            self.known(slot)
-            self.relocate(self._variables[id(slot)], name)
-        current = self.known(p)
-        if current.layout is not None and gradient.layout != current.layout:
-            gradient = self.change(gradient, current.layout, None)
-        self.update(op, (p, *slots, gradient, *scalars))
-        mine["step"] += 1
-        self.counted.append(mine)
-        self.stepped[-1][1].append((p, mine))
-
-    def _number(self, key: Any, dtype: DType, p: Tensor, now: float, read: Callable[[], float], mine: dict[str, Any] | None = None) -> Tensor:
-        """Return a traced tensor [1] on the placement of p for a number with the value `now`; read() returns its value before every run.
-
-        Numbers with equal keys share a tensor.  `mine` is the optimizer state that must have the same number.
-        """
-        where = self.alone if p.layout is None else Layout(p.layout.placement, (B,) * len(p.layout.sbp))
-        key = (*key, dtype, where)
-        if key not in self._numbers:
-            number = HostNumber(f"#number{len(self.numbers)}", np.full(1, now, dtype.numpy), read)
-            value = self.tracer.input(number.key, TensorType((1,), dtype), layout=where)
-            self._numbers[key] = Tensor(value.tensor_type, None if p.layout is None else where, None, traced=value)
-            self.numbers.append(number)
-            self.repeated.append(number.update)
-            self._of_key[key] = number
-        if mine is not None:
-            self._of_key[key].alike.append(mine)
-        return self._numbers[key]
-
-    def repeat(self, schedule: Any, plain: bool) -> None:
-        """Register a learning rate schedule, whose `step` every replay calls; raise Untraceable unless `plain`.
-
-        A schedule that overrides `step`, or changes the momentum, is not plain.
-        """
-        if not plain:
-            raise Untraceable(
-                f"{type(schedule).__name__} at {user_line()}: a schedule that overrides step() or changes momentum is not replayed; call step() "
-                "outside of the compiled function"
-            )
-        self.undo.append(schedule.snapshot())
-        self.schedule_steps += 1
-        self.schedules.extend(schedule.family())
-        self.repeated.append(schedule.step)
-
     # ---------------------------------------------------------------- modules
 
     def called(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
@@ -492,8 +439,3 @@ def storage_variable(name: str, like: Tensor, alone: Layout, group: str) -> Vari
         trainable=False,
         group=group,
     )
-
-
-def op_names(op: OptimizerUpdate) -> list[str]:
-    """Return the names of the slots of an optimizer update, in order."""
-    return [slot.name for slot in op.slots]

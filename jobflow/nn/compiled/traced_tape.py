@@ -14,7 +14,7 @@ from jobflow.graph.ir import Node
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.op import Op
 from jobflow.tensors.backward import Sweep
-from jobflow.tensors.tape import Edge, Gradients, Hook, TapeNode
+from jobflow.tensors.tape import Edge, Gradients, Hook, ReleasedError, TapeNode
 from jobflow.tensors.tensor import Storage
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Changed(Tensor):
 
     @property
     def traced(self) -> Any:
-        raise JobError(
+        raise ReleasedError(
             f"backward at {user_line()}: a {self.tensor_type} tensor that a gradient needs was overwritten by an in-place operation; "
             f"use the form that returns a new tensor, or clone() it first"
         )
@@ -123,6 +123,11 @@ class TracedSweep(Sweep[Tensor]):
 
     def accumulate(self, x: Tensor, gradient: Tensor, own: bool = False) -> None:
         recorder = self.recorder
+        if x.traced is None and x.node is not None:
+            raise recorder.untraceable(
+                f"backward at {user_line()}: the backward pass of flow.compile ends at a tensor {x.tensor_type} that was computed outside of the "
+                "compiled function, and whose own gradient would be lost; compute it inside, or call backward() outside"
+            )
         known = recorder.gradient_of(x)
         target = x if known is None else known
         if target.layout is not None and gradient.layout != target.layout:

@@ -1,0 +1,58 @@
+"""The arguments of one call of a compiled function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jobflow.core.scope as scope
+from jobflow.functional.devices import device
+from jobflow.functional.tensor_class import Tensor
+from jobflow.tensors.tape import follow
+
+#: types of values that are compared by their text
+PLAIN_VALUES = (bool, int, float, complex, str, bytes, type(None), device)
+
+
+def _memory_order(x: Tensor) -> tuple[int, ...] | None:
+    """Return the strides of an argument in bytes; None for a contiguous local tensor, and for a global tensor that is not a view."""
+    if x.layout is not None:
+        return x.strides
+    array = x.array
+    return None if array.flags.c_contiguous else array.strides
+
+
+class Call:
+    """The arguments of one call: the tensors in order, and a key of structure, tensor types and other values, by which plans are cached."""
+
+    __slots__ = ("args", "containers", "key", "names", "objects", "options", "tensors")
+
+    def __init__(self, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self.args, self.options = args, options
+        self.tensors: list[Tensor] = []
+        self.names: list[str] = []
+        #: objects that are compared by identity, with their names
+        self.objects: list[tuple[Any, str]] = []
+        self.containers: list[tuple[Any, str]] = []
+        keys = [*(self._key(x, f"argument {i}") for i, x in enumerate(args)), *((name, self._key(x, name)) for name, x in options.items())]
+        self.key = (scope.current().autocast, *keys)
+
+    def _key(self, x: Any, name: str) -> Any:
+        if isinstance(x, Tensor):
+            self.tensors.append(x)
+            self.names.append(name)
+            needs = x._needs_gradient if x.base is None else follow(x)
+            return x.tensor_type, x.layout, needs, x.node is None, self._first(x), _memory_order(x)
+        if isinstance(x, PLAIN_VALUES):
+            return type(x), repr(x)
+        if type(x) in (list, dict):
+            self.containers.append((x, name))
+        if type(x) is dict:
+            return "dict", tuple([(key, self._key(each, f"{name}[{key!r}]")) for key, each in x.items()])
+        if type(x) in (list, tuple) or (isinstance(x, tuple) and hasattr(x, "_fields")):
+            return type(x), tuple([self._key(each, f"{name}[{i}]") for i, each in enumerate(x)])
+        self.objects.append((x, name))
+        return type(x), id(x)
+
+    def _first(self, x: Tensor) -> int:
+        """Return the position, among the tensors of the call so far, of the first tensor that shares memory with x; it may be x."""
+        return next(i for i, other in enumerate(self.tensors) if other is x or (x._storage is not None and other._storage is x._storage))
