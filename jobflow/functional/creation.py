@@ -25,6 +25,7 @@ from jobflow.ops.scalar import FillLike
 from jobflow.ops.source import Arange, Constant, Linspace, Literal
 from jobflow.ops.transcendental import Power
 from jobflow.tensors import redistribution
+from jobflow.tensors.constant_values import depends_on_run
 from jobflow.tensors.convert import ELEMENTS, agree_on_values
 from jobflow.tensors.convert import empty as no_piece
 from jobflow.tensors.run import addend, run, source
@@ -126,6 +127,7 @@ def shape_of(what: str, sizes: Sequence[Any], options: dict[str, Any]) -> tuple[
         sizes = (size,)
     if len(sizes) == 1 and isinstance(sizes[0], Sequence | np.ndarray):
         sizes = tuple(sizes[0])
+    sizes = [n.__index__() if isinstance(n, Tensor) and not n.dtype.is_float and n.numel() == 1 else n for n in sizes]
     if not all(isinstance(n, int | np.integer) and n >= 0 for n in sizes):
         raise ShapeError(f"{what} at {user_line()}: a shape must consist of integers >= 0; got {tuple(sizes)}")
     return tuple(int(n) for n in sizes)
@@ -276,12 +278,10 @@ def _from_data(what: str, data: Any, options: dict[str, Any], dtype: DType | Non
             _check_span(what, array, spec.dtype)
         with np.errstate(all="ignore"):
             array = array.astype(spec.dtype.numpy)
-    if layout is None or traces_job():
-        return spec.finish(_holding(array))
-    tracer, tensor = building_now(), cut(what, array, layout)
-    if tracer is not None and tracer.differentiates:
-        tracer.constant(tensor)
-    return spec.finish(tensor)
+    stored = None if layout is None or traces_job() else cut(what, array, layout)
+    if building_now() is not None:
+        return spec.finish(source(Literal.of(array), layout))
+    return spec.finish(_holding(array) if stored is None else stored)
 
 
 def _placed(x: Tensor, spec: FactoryOptions) -> Tensor:
@@ -340,7 +340,7 @@ def array_of(what: str, data: Any) -> Array:
 def _tensors_as_arrays(what: str, data: Any) -> Any:
     """Return `data` with the tensors in its nested lists replaced by arrays; raise JobError for a traced tensor."""
     if isinstance(data, Tensor):
-        if data.traced is not None:
+        if depends_on_run(data):
             raise JobError(
                 f"{what} at {user_line()}: the data contain a tensor {data.tensor_type}, which has no values during tracing; join tensors "
                 f"with flow.stack or flow.cat"

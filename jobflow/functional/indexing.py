@@ -34,9 +34,10 @@ from jobflow.ops.runtime_assertions import index_assertion
 from jobflow.ops.scalar import Scale
 from jobflow.ops.scatter import Scatter
 from jobflow.ops.slice_update import SliceUpdate, SliceWrite, Subscript
-from jobflow.ops.slices import Concat, Flip, Slice, window_of
-from jobflow.ops.source import Constant
+from jobflow.ops.slices import Flip, Slice, window_of
+from jobflow.ops.source import Constant, Literal
 from jobflow.tensors import redistribution
+from jobflow.tensors.constant_values import depends_on_run
 from jobflow.tensors.convert import empty
 from jobflow.tensors.in_place_writes import written as note_written
 from jobflow.tensors.parameters import described
@@ -57,8 +58,7 @@ def listed(like: Tensor, array: Array) -> Tensor:
     if building_now() is None:
         inside = layout is None or state().rank.index in layout.placement.ranks
         return Tensor.new(type, layout, array if inside else empty(type))
-    parts = [source(Constant((1,), type.dtype, number), layout) for number in array.ravel().tolist()]
-    return run(Reshape(type.shape), run(Concat(0), *parts) if parts else source(Constant((0,), type.dtype), layout))
+    return source(Literal.of(array), layout)
 
 
 def checked_indices(ids: Tensor, n: int, what: str) -> Tensor:
@@ -71,16 +71,20 @@ def checked_indices(ids: Tensor, n: int, what: str) -> Tensor:
     return run(index_assertion(what, n), ids)
 
 
+def _unknown_number(what: str) -> JobError:
+    return JobError(
+        f"{what} at {user_line()}: the number of elements that a mask selects is not known while {running()} runs; "
+        f"use where(mask, x, y) or masked_fill there"
+    )
+
+
 def mask_indices(mask: Tensor, like: Tensor, what: str) -> list[Tensor]:
     """Return the indices of the True elements of a mask, one int64 vector per axis; all ranks must call this function.
 
-    Raises: JobError for a traced mask, because the number of True elements is unknown.
+    Raises: JobError for a traced mask that is no constant, because the number of True elements is unknown.
     """
-    if mask.traced is not None:
-        raise JobError(
-            f"{what} at {user_line()}: the number of elements that a mask selects is not known while {running()} runs; "
-            f"use where(mask, x, y) or masked_fill there"
-        )
+    if depends_on_run(mask):
+        raise _unknown_number(what)
     return [listed(like, places.astype(np.int64)) for places in np.nonzero(value_of(mask, what))]
 
 
@@ -302,8 +306,8 @@ def selected(x: Tensor, mask: Tensor, what: str) -> Tensor:
 
     The result is broadcast, or partial along the mesh dimensions where x is partial.
     """
-    if x.traced is not None or mask.traced is not None:
-        mask_indices(mask if mask.traced is not None else x, x, what)
+    if depends_on_run(mask) or (mask.traced is None and x.traced is not None):
+        raise _unknown_number(what)
     places = np.flatnonzero(value_of(mask, what))
     if x.layout is not None and any(isinstance(sbp, Split) for sbp in x.layout.sbp):
         together_ = tuple(B if isinstance(sbp, Split) else sbp for sbp in x.layout.sbp)

@@ -27,6 +27,7 @@ from jobflow.ops.slice_update import SliceUpdate, Subscript
 from jobflow.ops.slices import Slice
 from jobflow.ops.source import Constant
 from jobflow.ops.triangle import Tril, Triu
+from jobflow.tensors.constant_values import depends_on_run
 from jobflow.tensors.run import run, source
 
 __all__ = [
@@ -306,7 +307,7 @@ def nonzero(x: Tensor, as_tuple: bool = False) -> Any:
 
 
 def _nonzero_indices(x: Tensor, what: str, as_tuple: bool = False) -> Any:
-    if x.traced is not None:
+    if depends_on_run(x):
         return mask_indices(x, x, what)
     values = value_of(x, what)
     places = np.nonzero(np.atleast_1d(values))

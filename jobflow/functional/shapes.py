@@ -19,6 +19,7 @@ from jobflow.ops.axes import ExpandDims, Reshape, Squeeze, Transpose, tiled_shap
 from jobflow.ops.broadcast import BroadcastTo
 from jobflow.ops.layout_ops import Identity
 from jobflow.ops.slices import Flip
+from jobflow.tensors.constant_values import depends_on_run
 from jobflow.tensors.run import run
 from jobflow.tensors.state import running
 from jobflow.tensors.tensor import Size
@@ -38,7 +39,7 @@ def sizes(arguments: Sequence[Any]) -> tuple[int, ...]:
 
 def integer(what: str, value: Any) -> int:
     """Return an int from an integer of Python or NumPy, or a tensor of one integer; raise DtypeError for other values."""
-    if isinstance(value, Tensor) and value.traced is not None:
+    if isinstance(value, Tensor) and depends_on_run(value):
         raise JobError(
             f"{what} at {user_line()}: the value of the tensor {value.tensor_type} is not known while {running()} runs; "
             "pass an int, or select elements with index_select or gather"

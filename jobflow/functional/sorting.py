@@ -19,6 +19,7 @@ from jobflow.functional.shapes import axis_of, expand, integer, permute, reshape
 from jobflow.functional.typed import Tensor
 from jobflow.ops.matmul import BatchMatMul, MatMul
 from jobflow.ops.sort import Sort, TopK
+from jobflow.tensors.constant_values import depends_on_run
 from jobflow.tensors.run import run, run_several
 from jobflow.tensors.state import running
 
@@ -79,7 +80,7 @@ def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_
     `return_inverse` adds the index of each input element in the result, and `return_counts` the number of occurrences.  All ranks must call
     this function.  Raises: JobError during tracing, because the number of elements is unknown.
     """
-    if x.traced is not None:
+    if depends_on_run(x):
         raise JobError(
             f"unique at {user_line()}: the number of distinct elements is not known while {running()} runs; call unique outside of {running()}"
         )

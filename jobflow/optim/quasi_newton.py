@@ -77,7 +77,8 @@ class LBFGS(Optimizer):
     def rule(self, group: Group) -> NoReturn:
         """Raise ConfigError, because a graph has one evaluation of the loss per step."""
         raise ConfigError(
-            f"{self._word} at {user_line()}: a step evaluates the loss several times, which a graph cannot do; call step(closure) outside of graphs"
+            f"{self._word} at {user_line()}: a step evaluates the loss several times, which a graph cannot do; call step(closure) outside of graphs, "
+            "and compile the loss with flow.compile"
         )
 
     def _state_of(self, saved: Any, p: Tensor, what: str) -> Any:

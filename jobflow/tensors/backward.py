@@ -62,7 +62,7 @@ def _seed(root: TensorBase, gradient: TensorBase | None) -> TensorBase:
     if not root._needs_gradient:
         raise JobError(
             f"{_here()}: this {root.tensor_type} tensor does not require gradients; call requires_grad_() on an input, and compute the tensor "
-            "outside no_grad()"
+            "outside no_grad() and nn.Graph; a graph differentiates only in build, and flow.compile also afterwards"
         )
     if gradient is None:
         if root.tensor_type.size != 1:

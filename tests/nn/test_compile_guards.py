@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import collections
 import dataclasses
 import functools
 import math
@@ -11,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -44,6 +46,14 @@ class Plain:
 
     def times(self, x: Any) -> Any:
         return x * self.factor
+
+
+class Pair(NamedTuple):
+    first: float
+    second: float
+
+    def doubled(self) -> float:
+        return 2 * self.first
 
 
 class Slotted:
@@ -87,7 +97,7 @@ def _set_global(to: float) -> None:
 
 
 PLAIN, SLOTTED, LAYER = Plain(), Slotted(), Layer()
-SPACE = SimpleNamespace(factor=1.0)
+SPACE, ARGUMENTS, MAPPING, PAIR = SimpleNamespace(factor=1.0), argparse.Namespace(factor=1.0), collections.UserDict(factor=1.0), Pair(1.0, 2.0)
 ARRAY = np.ones(3)
 CLOSED, CHANGE = closure()
 CONST = flow.tensor([1.0, 2.0, 3.0])
@@ -137,6 +147,10 @@ FOLLOWED: dict[str, tuple[Callable[..., Any], Callable[[float], Any]]] = {
     "attribute of a dict": (lambda x: x * DOTTED.factor, lambda to: setattr(DOTTED, "factor", to)),
     "slots": (lambda x: x * SLOTTED.factor, lambda to: setattr(SLOTTED, "factor", to)),
     "namespace": (lambda x: x * SPACE.factor, lambda to: setattr(SPACE, "factor", to)),
+    "argparse.Namespace": (lambda x: x * ARGUMENTS.factor, lambda to: setattr(ARGUMENTS, "factor", to)),
+    "UserDict": (lambda x: x * MAPPING["factor"], lambda to: MAPPING.__setitem__("factor", to)),
+    "method of a namedtuple": (lambda x: x * PAIR.doubled(), lambda to: setattr(Pair, "doubled", lambda self: to * self.first)),
+    "namedtuple": (lambda x: x * Pair(PLAIN.factor, 1.0).first, lambda to: setattr(PLAIN, "factor", to)),
     "partial": (functools.partial(lambda space, x: x * space.factor, SPACE), lambda to: setattr(SPACE, "factor", to)),
     "array": (lambda x: x * float(ARRAY[0]), lambda to: ARRAY.__setitem__(0, to)),
     "attribute of a module": (lambda x: LAYER(x), lambda to: setattr(LAYER, "factor", to)),
@@ -154,7 +168,7 @@ FOLLOWED: dict[str, tuple[Callable[..., Any], Callable[[float], Any]]] = {
 }
 
 
-_HELPER, _TIMES, _RELU = helper, Plain.times, LAYER.inner[0]
+_HELPER, _TIMES, _RELU, _DOUBLED = helper, Plain.times, LAYER.inner[0], Pair.doubled
 
 
 @pytest.fixture(autouse=True)
@@ -169,6 +183,8 @@ def _reset() -> None:
     global RATE, helper
     helper, RATE, Plain.times, Plain.scale = _HELPER, 1.0, _TIMES, 1.0  # type: ignore[method-assign]
     helper.__defaults__ = (1.0,)
+    ARGUMENTS.factor = MAPPING["factor"] = 1.0
+    Pair.doubled = _DOUBLED  # type: ignore[method-assign]
     CONST.factor = _dotted.factor = DOTTED.factor = 1.0  # type: ignore[attr-defined]
     PLAIN.factor, PLAIN.options, SLOTTED.factor, SPACE.factor, LAYER.factor = 1.0, Options(), 1.0, 1.0, 1.0
     LAYER.weight, LAYER.inner[0], LAYER.inner[1].p = nn.Parameter(flow.ones(3)), _RELU, 0.0

@@ -13,7 +13,7 @@ from jobflow.core.errors import ArgumentError, DivergedError, JobflowError, Rank
 from jobflow.core.notices import notice
 from jobflow.engine.session import current_session, many_shapes
 from jobflow.functional.dispatch import in_job
-from jobflow.nn.compiled.arguments import Call
+from jobflow.nn.compiled.call import Call
 from jobflow.nn.compiled.entry import Entry
 from jobflow.nn.compiled.replay import CompiledMemory
 from jobflow.nn.compiled.snapshot import Untraceable

@@ -14,7 +14,7 @@ from jobflow.core.layout import Layout
 from jobflow.core.types import Array
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Value
-from jobflow.nn.compiled.arguments import Call
+from jobflow.nn.compiled.call import Call
 from jobflow.nn.compiled.host_numbers import HostNumber
 from jobflow.nn.compiled.outside import Cut, LaterBackward, Outside, ReleasedBackward, attach, is_open, seed
 from jobflow.nn.compiled.replay import Replay
@@ -42,7 +42,7 @@ class Entry:
         self.objects = tracing.call.objects
         self.replay = compiled(tracing, trace)
         self.snapshot: Snapshot = trace.guards.finish(tracing.is_rate)
-        self.host_numbers: Sequence[HostNumber] = recorder.numbers
+        self.host_numbers: Sequence[HostNumber] = recorder.host_inputs
         inside = {id(x) for x in tracing.call.tensors}
         self.tensors = [x for x in recorder.tensors.values() if id(x) not in inside]
         read = [x for x in trace.guards.tensors_read(_OF_FACTS) if id(x) not in inside]
@@ -244,7 +244,7 @@ def compiled(tracing: Tracing, trace: Trace) -> Replay:
     cut = [Tensor(value.tensor_type, None, None, traced=value) for value in saved]
     outputs = (*[recorder.known(x) for x in trace.outputs], *cut)
     built = Built(
-        tracing.tracer.name, graph, tracing.metas, Arguments((), {}), outputs, recorder.tensors, recorder.draws, recorder.numbers, (), local
+        tracing.tracer.name, graph, tracing.metas, Arguments((), {}), outputs, recorder.tensors, recorder.draws, recorder.host_inputs, (), local
     )
     created = {number: trace.outputs[number] for _, number in trace.gradients if number is not None}
     return Replay(here, built, tracing.memory, recorder.held, created)

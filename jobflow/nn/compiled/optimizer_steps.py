@@ -28,7 +28,7 @@ class OptimizerSteps:
 
     tracer: Tracer
     observer: Observer | None
-    numbers: list[HostNumber]
+    host_inputs: list[HostNumber]
     repeated: list[Callable[[], Any]]
     counted: list[dict[str, Any]]
     stepped: list[tuple[Any, list[tuple[Tensor, dict[str, Any]]]]]
@@ -38,7 +38,7 @@ class OptimizerSteps:
     names: dict[int, str]
     alone: Layout
     _variables: dict[int, str]
-    _numbers: dict[Any, Tensor]
+    _host_tensors: dict[Any, Tensor]
     _of_key: dict[Any, HostNumber]
     _states: dict[int, int]
 
@@ -114,16 +114,16 @@ class OptimizerSteps:
         """
         where = self.alone if p.layout is None else Layout(p.layout.placement, (B,) * len(p.layout.sbp))
         key = (*key, dtype, where)
-        if key not in self._numbers:
-            number = HostNumber(f"#number{len(self.numbers)}", np.full(1, now, dtype.numpy), read)
+        if key not in self._host_tensors:
+            number = HostNumber(f"#number{len(self.host_inputs)}", np.full(1, now, dtype.numpy), read)
             value = self.tracer.input(number.key, TensorType((1,), dtype), layout=where)
-            self._numbers[key] = Tensor(value.tensor_type, None if p.layout is None else where, None, traced=value)
-            self.numbers.append(number)
+            self._host_tensors[key] = Tensor(value.tensor_type, None if p.layout is None else where, None, traced=value)
+            self.host_inputs.append(number)
             self.repeated.append(number.update)
             self._of_key[key] = number
         if mine is not None:
             self._of_key[key].alike.append(mine)
-        return self._numbers[key]
+        return self._host_tensors[key]
 
     def repeat(self, schedule: Any, plain: bool) -> None:
         """Register a learning rate schedule, whose `step` every replay calls; raise Untraceable unless `plain`.

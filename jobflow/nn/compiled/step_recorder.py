@@ -73,7 +73,7 @@ class StepRecorder(OptimizerSteps, Building):
     gradients_read: set[int] = field(default_factory=set)
     #: tensors by id of their old `grad`
     owners: dict[int, Tensor] = field(default_factory=dict)
-    numbers: list[HostNumber] = field(default_factory=list)
+    host_inputs: list[HostNumber] = field(default_factory=list)
     #: functions that a replay calls before every run, in this order
     repeated: list[Callable[[], Any]] = field(default_factory=list)
     #: dictionaries of optimizer state whose step a replay counts
@@ -96,7 +96,7 @@ class StepRecorder(OptimizerSteps, Building):
     _constants: dict[int, Tensor] = field(default_factory=dict)
     _changed: set[int] = field(default_factory=set)
     _used: set[str] = field(default_factory=set)
-    _numbers: dict[Any, Tensor] = field(default_factory=dict)
+    _host_tensors: dict[Any, Tensor] = field(default_factory=dict)
     _of_key: dict[Any, HostNumber] = field(default_factory=dict)
     _states: dict[int, int] = field(default_factory=dict)
 

@@ -13,7 +13,7 @@ from jobflow.compiler.front.trace import Tracer
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import SourceLine, user_line
 from jobflow.functional.tensor_class import Tensor
-from jobflow.nn.compiled.arguments import PLAIN_VALUES, Call
+from jobflow.nn.compiled.call import PLAIN_VALUES, Call
 from jobflow.nn.compiled.guards import Guards
 from jobflow.nn.compiled.outside import Outside, trace_outside
 from jobflow.nn.compiled.replay import CompiledMemory

@@ -1,0 +1,60 @@
+"""Values of traced tensors that are equal in every run, because they depend on constants of the program alone.
+
+Arguments, variables and random numbers are not constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jobflow.core.scope as scope
+from jobflow.core.types import Array
+from jobflow.graph.ir import Value
+from jobflow.graph.rewrite import needed_nodes
+from jobflow.ops.layout_ops import ToLayout
+from jobflow.ops.source import External
+from jobflow.tensors.run import run, source
+from jobflow.tensors.state import EagerState, building_now, gradients
+from jobflow.tensors.tensor import TensorBase
+
+
+def constant_value(x: TensorBase) -> Array | None:
+    """Return the logical value of x, a tensor of the program being traced, or None if the value depends on the run."""
+    recorder = building_now()
+    if recorder is None:
+        return None
+    traced = recorder.known(x).traced if x.traced is not None else None
+    if not isinstance(traced, Value):
+        return None
+    needed = needed_nodes([traced])
+    if any(isinstance(node.op, External) for node in needed):
+        return None
+    known: dict[Value, Any] = {}
+    with _eagerly(recorder.here):
+        for node in [node for node in recorder.tracer.nodes if node in needed]:
+            inputs = [known[value] for value in node.inputs]
+            if not inputs:
+                outputs: Any = source(node.op, None)
+            else:
+                outputs = inputs[0] if isinstance(node.op, ToLayout) else run(node.op, *inputs)
+            known.update(zip(node.outputs, outputs if isinstance(outputs, tuple) else (outputs,), strict=True))
+        array: Array = known[traced].array.copy()
+    return array
+
+
+def depends_on_run(x: TensorBase) -> bool:
+    """Return True for a tensor of the program being traced whose value is not the same in every run."""
+    return x.traced is not None and constant_value(x) is None
+
+
+@contextmanager
+def _eagerly(here: EagerState) -> Iterator[None]:
+    """Run operations on local tensors inside the `with` block, while a program is traced."""
+    before, here.building = here.building, None
+    try:
+        with scope.using(interpreter=None, autocast=None), gradients(False):
+            yield
+    finally:
+        here.building = before
