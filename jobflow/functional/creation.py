@@ -28,6 +28,7 @@ from jobflow.tensors import redistribution
 from jobflow.tensors.constant_values import depends_on_run
 from jobflow.tensors.convert import ELEMENTS, agree_on_values
 from jobflow.tensors.convert import empty as no_piece
+from jobflow.tensors.host_arrays import HostArray
 from jobflow.tensors.run import addend, run, source
 from jobflow.tensors.state import building_now, state
 
@@ -131,9 +132,6 @@ def shape_of(what: str, sizes: Sequence[Any], options: dict[str, Any]) -> tuple[
     if not all(isinstance(n, int | np.integer) and n >= 0 for n in sizes):
         raise ShapeError(f"{what} at {user_line()}: a shape must consist of integers >= 0; got {tuple(sizes)}")
     return tuple(int(n) for n in sizes)
-
-
-# -------------------------------------------------------------------- one value
 
 
 def _filled(what: str, shape: tuple[int, ...], value: Number, spec: FactoryOptions) -> Tensor:
@@ -263,6 +261,7 @@ def tensor(data: Any, **options: Any) -> Tensor:
 
 
 def _from_data(what: str, data: Any, options: dict[str, Any], dtype: DType | None = None, like: Tensor | None = None) -> Tensor:
+    data = data.tensor() if isinstance(data, HostArray) else data
     if isinstance(data, Tensor) and "placement" not in options and "sbp" not in options and like is None:
         spec = FactoryOptions(what, options, data.dtype)
         copy = cast(data.detach(), spec.dtype) if spec.dtype is not data.dtype else data.detach().clone()
@@ -398,14 +397,13 @@ def from_numpy(array: Array) -> Tensor:
 
     Raises: DtypeError for another object or an unsupported element type, ArgumentError for masked elements.
     """
+    if isinstance(array, HostArray):
+        return array.tensor()  # type: ignore[no-any-return]
     if not isinstance(array, np.ndarray):
         raise DtypeError(f"from_numpy at {user_line()}: the argument must be a NumPy array; got {array!r}")
     _dtype("from_numpy", array.dtype)
     check_numbers("from_numpy", array)
     return Tensor.new(type_of(array), None, array)
-
-
-# -------------------------------------------------------------------- ranges
 
 
 def arange(start: Number, end: Number | None = None, step: Number = 1, **options: Any) -> Tensor:

@@ -114,17 +114,31 @@ def _retained_graph() -> Loop:
     return step, [*net.parameters(), *critic.parameters()]
 
 
+def _numpy_noise() -> Loop:
+    net = _net(4, 1)
+
+    def step(x: Any) -> Any:
+        noise = flow.FloatTensor(2 * np.random.rand(*x.shape) - 1).double()
+        loss = net(x + noise + flow.from_numpy(np.random.normal(0, 1, (1, 4)))).square().mean()
+        net.zero_grad()
+        loss.backward()
+        return loss
+
+    return step, [*net.parameters()]
+
+
 LOOPS: dict[str, Callable[[], Loop]] = {
     "weights are clipped": _clipped_weights,
     "data is assigned": _assigned_data,
     "target network": _target_network,
     "requires_grad changes": _frozen_critic,
     "graph is retained": _retained_graph,
+    "samples of NumPy": _numpy_noise,
 }
 
 
 def _results(build: Callable[[], Loop], compiled: bool) -> list[Any]:
-    flow.manual_seed(0)
+    flow.manual_seed(0), np.random.seed(0)
     step, state = build()
     call, results = flow.compile(step, fullgraph=True) if compiled else step, []
     for i in range(CALLS):

@@ -45,6 +45,7 @@ from jobflow.nn.compiled.snapshot import MISSING, Snapshot, Untraceable, Watched
 from jobflow.nn.modules.module import Module
 from jobflow.optim.lr_scheduler import LRScheduler
 from jobflow.optim.optimizer import Optimizer
+from jobflow.tensors.host_arrays import numpy_state
 
 #: maximum number of elements of all containers in one snapshot
 LARGEST = 200_000
@@ -97,6 +98,8 @@ class Guards:
         self._importing: Any = None
         self._callback: Callable[[Any, str, Any], None] | None = None
         self._random = random.getstate(), np.random.get_state()
+        #: the state of NumPy's generator after the samples that replays repeat
+        self._sampled = numpy_state()
 
     # ---------------------------------------------------------------- observing
 
@@ -234,6 +237,11 @@ class Guards:
         """Store `reason` with the user's line, and raise Untraceable; call this before an effect that cannot be undone."""
         self.reasons.append(f"{reason}, at {user_line()}")
         raise Untraceable(self.reasons[-1])
+
+    def sampled(self, before: Any) -> None:
+        """Accept the samples since `before`, the state of NumPy's random generator, because every run samples again."""
+        if before == self._sampled:
+            self._sampled = numpy_state()
 
     # ---------------------------------------------------------------- reaching values
 
@@ -421,7 +429,7 @@ class Guards:
         for array, before, path in self.arrays.values():
             if array.tobytes() != before:
                 return f"the function writes to the NumPy array {path.replace(chr(0), '')}, which a replay does not repeat"
-        if random.getstate() != self._random[0] or _numpy_key(np.random.get_state()) != _numpy_key(self._random[1]):
+        if random.getstate() != self._random[0] or numpy_state() != self._sampled:
             return "the function samples random numbers from Python or NumPy; use the random functions of jobflow"
         if self.schedules and _OF_SCHEDULES & self.names:
             return "the function reads the position or rates of a schedule, which change at every step"
@@ -484,9 +492,3 @@ def _is_package(frame: Any) -> bool:
 
 def _kind_of(value: Any) -> str:
     return "dict" if isinstance(value, dict) else "set" if isinstance(value, set) else "list"
-
-
-def _numpy_key(state: Any) -> Any:
-    """Return a state of NumPy's global random generator as a tuple that can be compared with ==."""
-    name, keys, *rest = state
-    return name, keys.tobytes(), *rest

@@ -26,6 +26,17 @@ class HostNumber:
 
 
 @dataclass
+class HostSample(HostNumber):
+    """An array that NumPy samples before every run; `compute` returns it.  Ranks may sample different elements."""
+
+    is_equal = False
+    compute: Callable[[], Array] = field(kw_only=True)
+
+    def update(self) -> None:
+        self.array[...] = self.compute()
+
+
+@dataclass
 class SessionGenerator:
     """A reference to the rank's current random generator of local or global tensors, because `manual_seed` replaces the generator."""
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from jobflow.core.errors import user_line
 from jobflow.core.layout import B, Layout
-from jobflow.core.types import DType, TensorType, int64
+from jobflow.core.types import Array, DType, TensorType, int64, type_of
 from jobflow.functional.tensor_class import Tensor
-from jobflow.nn.compiled.host_numbers import HostNumber
+from jobflow.nn.compiled.host_numbers import HostNumber, HostSample
 from jobflow.nn.compiled.pure_code import is_own
 from jobflow.nn.compiled.snapshot import Untraceable
 from jobflow.ops.optimizer_updates import OptimizerUpdate
@@ -124,6 +124,20 @@ class OptimizerSteps:
         if mine is not None:
             self._of_key[key].alike.append(mine)
         return self._host_tensors[key]
+
+    def sampled(self, again: Callable[[], Any], before: Any) -> None:
+        """Register a call of a sampling function of NumPy, which `again` repeats; `before` is the state of the generator before the call."""
+        if self.observer is not None:
+            self.observer.sampled(before)
+        self.repeated.append(again)
+
+    def host_array(self, array: Array, compute: Callable[[], Array]) -> Tensor:
+        """Return a traced tensor for an array that the host passes to every run; compute() returns it after the sampling functions ran."""
+        sample = HostSample(f"#host{len(self.host_inputs)}", array.copy(), float, compute=compute)
+        value = self.tracer.input(sample.key, type_of(sample.array), layout=self.alone)
+        self.host_inputs.append(sample)
+        self.repeated.append(sample.update)
+        return Tensor(value.tensor_type, None, None, traced=value)
 
     def repeat(self, schedule: Any, plain: bool) -> None:
         """Register a learning rate schedule, whose `step` every replay calls; raise Untraceable unless `plain`.

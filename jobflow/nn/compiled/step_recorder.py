@@ -45,6 +45,10 @@ class Observer(Protocol):
         """Return the path of the tensor x if the snapshot contains it, else None."""
         ...
 
+    def sampled(self, before: Any) -> None:
+        """Accept the samples since `before`, the state of NumPy's random generator, because every run samples again."""
+        ...
+
     def suspend(self) -> bool:
         """Stop observing this thread; return True if it was observed."""
         ...

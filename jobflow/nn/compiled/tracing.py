@@ -22,6 +22,7 @@ from jobflow.nn.compiled.step_recorder import StepRecorder
 from jobflow.nn.graph.graph import together
 from jobflow.nn.graph.running import Meta
 from jobflow.optim.optimizer import Optimizer
+from jobflow.tensors.host_arrays import numpy_sampling
 from jobflow.tensors.state import EagerState
 from jobflow.tensors.structures import replaced
 
@@ -87,7 +88,7 @@ class Tracing:
                     if recorder.standing(x) is None:
                         recorder.stand_in(x, f"input{i}")
                         recorder.names.setdefault(id(x), f"input{i}")
-                with guards.observing():
+                with numpy_sampling(), guards.observing():
                     result = self.function(*call.args, **call.options)
                 return self._finished(result)
         except BaseException:

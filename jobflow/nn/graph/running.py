@@ -132,6 +132,8 @@ class Bound:
             self._bind(loaded)
         else:
             self._follow(loaded)
+        #: inputs from the host that may differ between ranks
+        self.uncompared = {rate.key for rate in built.rates if not getattr(rate, "is_equal", True)}
         self.constant = {draw.key: draw.array for draw in built.draws} | {rate.key: rate.array for rate in built.rates}
 
     def _meta(self, value: Value) -> Meta:
@@ -347,10 +349,10 @@ class Bound:
 
         If ranks communicate in the run, or share memory that was overwritten, raise DivergedError unless all ranks run the same operations.
         """
-        values = [crc32(array.tobytes()) for array in self.constant.values()]
+        values = [crc32(array.tobytes()) for name, array in self.constant.items() if name not in self.uncompared]
         changes = [self.built.tensors[name]._provenance for name in self.changing]
         provenance = mixed(self.digest, *(x._provenance for x in tensors), *values, *changes)
-        rates = "".join(f", learning rate {rate.array[0]:g}" for rate in self.built.rates)
+        rates = "".join(f", learning rate {rate.array[0]:g}" for rate in self.built.rates if rate.key not in self.uncompared)
         self.collective_log.add(provenance, f"{self.built.name}{rates}")
         for number, name in enumerate(self.changing):
             self.built.tensors[name]._provenance = provenance + number
