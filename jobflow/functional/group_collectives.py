@@ -107,9 +107,9 @@ class Group:
     # ---------------------------------------------------------------- collectives
 
     def meet(self, text: str = "", digest: int = 0) -> AbstractContextManager[None]:
-        """Return a context that compares this operation and its location between the ranks of the group.
+        """Return a context that compares `digest` between the ranks of the group; `text` describes the operation in messages.
 
-        Raises: DivergedError if the ranks differ; JobError while a program is traced.
+        Raises: DivergedError on all ranks if the digests differ; JobError while a program is traced.
         """
         self._refuse_tracing()
         return meeting(self.here, self.here.rank.comm.group(self.ranks), digest, lambda: f"{text or self.what} at {user_line()}")

@@ -176,7 +176,7 @@ def test_safetensors_are_loaded_as_a_dict(tmp_path: Path) -> None:
 
 
 def test_hostile_files_are_refused(tmp_path: Path) -> None:
-    """Load all of them in one process, with little memory and little time; nothing runs, and only CheckpointError is raised."""
+    """Load all files in one process with little memory and a time limit; nothing runs, and only CheckpointError is raised."""
     expected = {}
     for suffix, cases in ((".pt", files.HOSTILE), (".safetensors", files.HOSTILE_SAFETENSORS)):
         for number, (what, (build, text)) in enumerate(cases.items()):

@@ -34,7 +34,7 @@ def test_values_and_gradients_equal_pytorch(case: str) -> None:
 
 
 @pytest.mark.parametrize("sbp", [pytest.param(flow.sbp.broadcast, marks=pytest.mark.full), flow.sbp.split(0)], ids=str)
-def test_values_and_gradients_of_global_parameters(sbp: Any) -> None:
+def test_global_parameters_have_the_values_and_gradients_of_pytorch(sbp: Any) -> None:
     def program(rank: int) -> None:
         here = flow.placement("cpu", range(2))
 
@@ -95,8 +95,8 @@ def test_samples_of_classes_have_their_frequencies() -> None:
         np.testing.assert_allclose(frequencies, probs, atol=0.02)
 
 
-def test_gradients_of_samples() -> None:
-    """The gradient of a sample with respect to a location is 1; with respect to a scale, it is the standardized sample."""
+def test_samples_have_gradients_of_location_and_scale() -> None:
+    """The gradient of a sample is 1 for the location, and the standardized sample for the scale."""
     for kind, names in ((d.Normal, ("loc", "scale")), (d.Laplace, ("loc", "scale"))):
         parameters = {name: flow.tensor([0.5, 2.0], requires_grad=True) for name in names}
         x = kind(**parameters).rsample((3,))
@@ -116,7 +116,7 @@ def test_gradients_of_samples() -> None:
             p.rsample()
 
 
-def test_policies_in_compiled_functions() -> None:
+def test_compiled_policies_have_the_loss_of_eager_ones() -> None:
     def loss(logits: Any, action: Any) -> Any:
         p = d.Categorical(logits=logits)
         return -(p.log_prob(action) + 0.1 * p.entropy()).mean(), p.sample()

@@ -99,7 +99,7 @@ def test_traced_programs_create_tensors_on_the_device(n: int, layout: str, mode:
 
 
 @with_ranks(1, 2)
-def test_the_device_is_a_value(rank: int, n: int) -> None:
+def test_devices_compare_hash_copy_and_pickle_by_value(rank: int, n: int) -> None:
     here = flow.placement("cpu", range(n))
     x, y = flow.ones(2, 4, placement=here, sbp=S1), flow.zeros(3, placement=here, sbp=P)
     d = x.device
@@ -146,7 +146,7 @@ def test_every_rank_gets_the_gradient_of_its_local_tensor(n: int) -> None:
 
 
 @with_ranks(1, 2)
-def test_mixed_operands_and_traced_arguments_are_errors(n: int) -> None:
+def test_mixed_operands_and_traced_arguments_raise(n: int) -> None:
     x = flow.tensor(DATA, placement=flow.placement("cpu", range(n)), sbp=S0)
     for wrong, error, reason in (
         (lambda: x + flow.ones(6), flow.PlacementError, "device=x.device"),

@@ -113,7 +113,7 @@ def test_functions_without_out_refuse_it() -> None:
 
 
 def test_every_function_of_the_list_accepts_out() -> None:
-    """A function that is not wrapped by `dispatch` would not know the argument."""
+    """A function that `dispatch` does not wrap raises an error for the argument."""
     for name in sorted(NAMES & set(flow.functional.__all__)):
         function = getattr(flow.functional, name)
         with pytest.raises((ArgumentError, TypeError)) as caught:

@@ -51,7 +51,7 @@ def test_products_equal_those_of_dense_matrices(name: str) -> None:
         np.testing.assert_allclose(x.grad.numpy(), np.broadcast_to(expected.sum(0)[:, None], X.shape), atol=1e-12)
 
 
-def test_products_in_every_layout_and_program() -> None:
+def test_products_are_equal_in_every_layout_and_program() -> None:
     def program(rank: int) -> None:
         here = flow.placement("cpu", range(2))
         for a in (matrix(), flow.sparse_coo_tensor(INDICES, flow.tensor(VALUES, placement=here, sbp=flow.sbp.split(0)), SHAPE)):
@@ -82,7 +82,7 @@ def test_values_receive_gradients() -> None:
     np.testing.assert_allclose(values.grad.numpy(), X.sum(1)[INDICES[1]])
 
 
-def test_conversions() -> None:
+def test_conversions_preserve_values_and_indices() -> None:
     a = matrix()
     assert a.is_sparse and not a.is_coalesced() and a.shape == SHAPE and a._nnz() == 5
     np.testing.assert_array_equal(a.to_dense().numpy(), DENSE)

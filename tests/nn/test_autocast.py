@@ -83,7 +83,7 @@ def test_operations_have_the_types_of_their_category() -> None:
 
 
 def trained(rank: int, kind: str, placed: bool = False) -> list[float]:
-    """The losses of four steps of a model with float32 parameters, and their last element type."""
+    """Return the losses of four steps in half precision; the parameters remain float32."""
     flow.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
     x, y = flow.tensor(X), flow.tensor(Y)

@@ -24,7 +24,7 @@ def block() -> nn.Module:
 
 
 def gradients(rank: int, run: Callable[[Callable[..., Any], Any], Any], placed: bool = False) -> list[np.ndarray[Any, Any]]:
-    """The loss, and the gradients of the input and of two blocks of which the second is computed by run(block, x)."""
+    """Return the loss, and the gradients of the input and of two blocks; run(block, x) computes the second block."""
     flow.manual_seed(3)
     first, second = block(), block()
     x = flow.tensor(X)
@@ -66,7 +66,7 @@ def test_gradients_are_equal_on_ranks() -> None:
                 np.testing.assert_allclose(values, other, rtol=1e-12)
 
 
-def test_gradients_by_grad_and_of_several_outputs() -> None:
+def test_grad_and_several_outputs_are_supported() -> None:
     w, x = nn.Parameter(flow.ones(3)), flow.tensor([1.0, 2.0, 3.0])
     a, b, n = checkpoint(lambda x: (x * w, (x * w * w).sum(), 3), x)
     assert n == 3
@@ -96,7 +96,7 @@ class Tracked(nn.Module):
 
 def test_few_results_stay_in_memory() -> None:
     def most(run: Callable[[Any, Any], Any]) -> tuple[int, int]:
-        """The numbers of results in memory before the backward pass, and at the peak of both passes."""
+        """Return the numbers of results in memory before the backward pass, and at the peak of both passes."""
         references: list[Any] = []
         peak: list[int] = []
         layers = [Tracked(references, peak) for _ in range(8)]

@@ -1,4 +1,4 @@
-"""Compiled functions in the form of people's files: helper modules, in-place activations, attributes named like global variables."""
+"""Compiled functions as other people's programs write them: helper modules, in-place activations, attributes named like global variables."""
 
 from __future__ import annotations
 

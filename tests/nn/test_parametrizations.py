@@ -141,7 +141,7 @@ def test_parametrized_weights_of_global_modules_equal_local_ones() -> None:
     assert max(on_ranks(2, program)[0]) < 1e-12
 
 
-def test_masks_hide_the_smallest_elements() -> None:
+def test_masks_prune_the_smallest_elements() -> None:
     module = linear()
     smallest = np.sort(np.abs(module.weight.detach().numpy()).ravel())[:3]
     prune.l1_unstructured(module, "weight", 3)
@@ -185,7 +185,7 @@ def test_fused_modules_equal_both_modules() -> None:
         assert distance(fuse(module.eval(), norm.eval())(x), norm(module(x))) < 1e-12
 
 
-def test_norms_of_several_gradients() -> None:
+def test_total_norm_covers_all_gradients() -> None:
     module = linear()
     module(rows(3, 4)).sum().backward()
     grads = [p.grad for p in module.parameters()]

@@ -71,7 +71,7 @@ def test_lbfgs_resumes_from_its_state() -> None:
 
 
 class Momentum(optim.Optimizer):
-    """An optimizer of a user, with state."""
+    """A user-defined optimizer with state."""
 
     def __init__(self, params: Iterable[Any], lr: float = 0.1, beta: float = 0.9) -> None:
         super().__init__(params, {"lr": lr, "beta": beta})
@@ -96,7 +96,7 @@ class Momentum(optim.Optimizer):
 
 
 class Plain(optim.Optimizer):
-    """An optimizer of a user, without state."""
+    """A user-defined optimizer without state."""
 
     def __init__(self, params: Iterable[Any], lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
@@ -108,7 +108,7 @@ class Plain(optim.Optimizer):
 
 
 def losses(rank: int, create: Callable[[Any], Any], kind: str, sbp: Any = None) -> list[float]:
-    """The losses of five steps: eager, in a compiled function, or in a graph."""
+    """Return the losses of five steps: eager, in a compiled function, or in a graph."""
     w = parameter(RECORDED["w"].astype(np.float32), sbp)
     b = flow.tensor(RECORDED["b"].astype(np.float32))
     b = b if sbp is None else b.to_global(cpus(), flow.sbp.broadcast)
@@ -158,7 +158,7 @@ def test_losses_are_equal_in_compiled_steps_and_graphs(case: str) -> None:
             np.testing.assert_allclose(values, expected, rtol=1e-5)
 
 
-def test_lion_by_hand() -> None:
+def test_steps_of_lion_equal_the_formula() -> None:
     w, g = RECORDED["w"], RECORDED["b"]
     p = parameter(w)
     optimizer = optim.Lion([p], lr=0.125, weight_decay=0.1)
@@ -247,7 +247,7 @@ def test_lbfgs_needs_a_closure_and_no_graph() -> None:
 
 
 @with_ranks(2)
-def test_models_average_on_ranks(rank: int) -> None:
+def test_averaged_models_keep_layouts_on_ranks(rank: int) -> None:
     layer = nn.Linear(4, 2).to_global(cpus(), flow.sbp.split(0))
     average = optim.swa_utils.AveragedModel(layer, multi_avg_fn=optim.swa_utils.get_ema_multi_avg_fn(0.75))
     first = layer.weight.numpy().copy()
@@ -259,7 +259,7 @@ def test_models_average_on_ranks(rank: int) -> None:
     assert average.module.weight.sbp == layer.weight.sbp
 
 
-def test_models_average_their_values() -> None:
+def test_averaged_models_have_the_mean_of_all_values() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     swa = optim.swa_utils.AveragedModel(model)
     own = optim.swa_utils.AveragedModel(model, avg_fn=lambda average, value, count: 0.5 * (average + value), use_buffers=True)

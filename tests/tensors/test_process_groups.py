@@ -54,7 +54,7 @@ def test_reductions_equal_numpy(rank: int, n: int) -> None:
 
 
 @with_ranks(1, 2, 3)
-def test_movements_equal_numpy(rank: int, n: int) -> None:
+def test_collectives_that_move_data_equal_numpy(rank: int, n: int) -> None:
     values = rows(n)
     x = flow.tensor(values[rank])
     for shape in ((n * 4,), (n, 4)):
@@ -115,7 +115,7 @@ def test_groups_of_some_ranks_communicate_alone() -> None:
     assert on_ranks(3, program) == [(2.0, [0, 2], 2.0, 0, -1), (1.0, [], 1.0, -1, 1), (2.0, [0, 2], 2.0, 1, -1)]
 
 
-def test_messages_between_two_ranks() -> None:
+def test_messages_reach_the_other_rank() -> None:
     def program(rank: int) -> Any:
         n = 3
         x, y = flow.tensor([float(rank)]), flow.zeros(1)

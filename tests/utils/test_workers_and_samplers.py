@@ -177,7 +177,7 @@ def test_random_split_accepts_fractions(size: int, lengths: list[float], sizes: 
     assert [part.indices for part in again] == [part.indices for part in parts]
 
 
-def test_datasets() -> None:
+def test_datasets_combine_the_samples_of_others() -> None:
     assert lists(ChainDataset([Share(0, 3), Share(5, 9)]), 3) == [[0, 1, 2], [5, 6, 7], [8]] and lists(Share(0, 2) + Share(7, 8)) == [[0], [1], [7]]
     assert len(ChainDataset([Whole(0, 3), Whole(0, 4)])) == 7
     assert [len(DataLoader(Whole(0, 9), 2, drop_last=drop)) for drop in (False, True)] == [5, 4] and len(DataLoader(Whole(0, 9), None)) == 9
@@ -193,7 +193,7 @@ def test_datasets() -> None:
     assert lists(Several(), 4) == [[0, -1, -2, -3], [-4, -5, -6]]
 
 
-def test_default_convert() -> None:
+def test_default_convert_replaces_arrays_by_tensors() -> None:
     text = np.array(["a"])
     result = default_convert({"x": [np.arange(2), np.float32(2)], "y": (1, "a", None), "z": text})
     assert result["x"][0].tolist() == [0, 1] and str(result["x"][1].tensor_type) == "float32[]" and result["y"] == (1, "a", None)
