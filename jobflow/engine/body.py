@@ -180,7 +180,7 @@ class JobBody:
             self.tracer.add_loss(value_of(each))
 
     def minimize(self, optimizer: Optimizer, losses: Sequence[Tensor]) -> None:
-        """Update the variables by `optimizer` in every run, to minimise the sum of the means of `losses`."""
+        """Update the variables by `optimizer` in every run, to minimize the sum of the means of `losses`."""
         self.tracer.minimize(optimizer, [value_of(each) for loss in losses for each in every_step(loss)])
 
     def watch(self, value: Tensor, take: Callable[[Any], None], gradient: bool = False) -> None:

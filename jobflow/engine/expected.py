@@ -23,7 +23,7 @@ class ProgramTensors(Protocol):
     """Tensors of the program that share memory with variables of the session."""
 
     def bind(self, tensors: Mapping[str, Any]) -> None:
-        """Initialise new variables from these tensors, and bind them to the tensors."""
+        """Initialize new variables from these tensors, and bind them to the tensors."""
         ...
 
     def settle(self) -> None:

@@ -1,7 +1,7 @@
 """The session: registered jobs, variables, settings, and the world of ranks.
 
 A session starts on first use: a job call, a checkpoint, or access to variables. All registered jobs are traced in the order of their
-declaration. Then the ranks bind their plans, so that all variables exist and are initialised.
+declaration. Then the ranks bind their plans, so that all variables exist and are initialized.
 
 Python threads may call jobs concurrently: code of the session holds `scope.lock`, so it runs in one thread at a time.
 """

@@ -102,7 +102,7 @@ class Optimizer(Protocol):
 
 @dataclass(frozen=True)
 class Training:
-    """The losses to minimise and their optimizers; `where` is the user's line of the request."""
+    """The losses to minimize and their optimizers; `where` is the user's line of the request."""
 
     losses: tuple[Value, ...]
     optimizers: tuple[Optimizer, ...]

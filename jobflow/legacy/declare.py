@@ -26,7 +26,7 @@ from jobflow.strategies import zero
 def global_function(type: str | FunctionConfig = "predict", function_config: FunctionConfig | None = None) -> Callable[[Callable[..., Any]], Any]:
     """Decorate a function as a job.
 
-    A job of `type` "predict" computes its results. A "train" job also minimises a loss at every call. The older form passes a FunctionConfig first:
+    A job of `type` "predict" computes its results. A "train" job also minimizes a loss at every call. The older form passes a FunctionConfig first:
     the job trains if the configuration has training options.
 
     Raises: JobError for another type or `function_config`, unsupported annotations, and a function that is already a job. Also raised for use

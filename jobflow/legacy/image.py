@@ -1,7 +1,7 @@
 """`flow.image`: image processing in the body of a job.
 
 Images of different sizes, from a reader, are decoded, cropped and resized on the host before the job runs. Operations of the job crop,
-mirror and normalise tensors of images of equal size on its devices.
+mirror and normalize tensors of images of equal size on its devices.
 """
 
 from __future__ import annotations

@@ -45,5 +45,5 @@ def check_loss(what: str, loss: Any) -> Tensor:
 
 
 def add_loss(loss: Tensor) -> None:
-    """Minimise the mean of `loss`, in addition to earlier losses, with the optimizer of the job's configuration."""
+    """Minimize the mean of `loss`, in addition to earlier losses, with the optimizer of the job's configuration."""
     job_in_force("add_loss").add_loss(check_loss("add_loss", loss))

@@ -1,4 +1,4 @@
-"""Normalisation functions: batch, layer, group and instance normalisation, and moments."""
+"""Normalization functions: batch, layer, group and instance normalization, and moments."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def layer_norm(
 
 
 def _grouped(x: Tensor, groups: int, eps: float, prefix: str, name: str | None, affine: bool) -> Tensor:
-    """Normalise x [n, c, ...] in `groups` groups of channels; if affine, create variables `<name>_gamma` and `<name>_beta` of shape (1, c, 1)."""
+    """Normalize x [n, c, ...] in `groups` groups of channels; if affine, create variables `<name>_gamma` and `<name>_beta` of shape (1, c, 1)."""
     name = layer_name(current_job(prefix), prefix) if affine and not name else name or None
     gamma, beta = (
         get_variable(f"{name}_{word}", (1, x.tensor_type.shape[1], 1), x.tensor_type.dtype, constant_initializer(first), reuse=False)
@@ -159,7 +159,7 @@ def _channels_first(what: str, x: Tensor, ndim: int | None) -> None:
 
 
 def GroupNorm(x: Tensor, num_groups: int = 32, eps: float = 1e-5, affine: bool = True, name: str | None = None) -> Tensor:
-    """Normalise x [n, c, ...] to mean 0 and variance 1 in each of `num_groups` groups of channels.
+    """Normalize x [n, c, ...] to mean 0 and variance 1 in each of `num_groups` groups of channels.
 
     If `affine`, multiply the result by gamma and add beta, which are variables with one element per channel.
     """
@@ -177,7 +177,7 @@ def _instance_norm(ndim: int, x: Tensor, eps: float = 1e-5, affine: bool = True,
     return _grouped(x, x.tensor_type.shape[1], eps, "InstanceNorm", name, affine)
 
 
-_FIRST = "Normalise x [n,c,l] to mean 0 and variance 1 in each channel of each sample; then return gamma x + beta if affine."
+_FIRST = "Normalize x [n,c,l] to mean 0 and variance 1 in each channel of each sample; then return gamma x + beta if affine."
 InstanceNorm1d = variant(_instance_norm, 1, "InstanceNorm1d", _FIRST)
 InstanceNorm2d = variant(_instance_norm, 2, "InstanceNorm2d", "Apply InstanceNorm1d to x [n,c,h,w].")
 InstanceNorm3d = variant(_instance_norm, 3, "InstanceNorm3d", "Apply InstanceNorm1d to x [n,c,d,h,w].")

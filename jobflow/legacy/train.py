@@ -17,7 +17,7 @@ class CheckPoint:
     """A writer and reader of all variables of the session: parameters, optimizer slots, train steps."""
 
     def init(self) -> None:
-        """Do nothing, because variables are initialized at first use; with `config.enable_legacy_model_io(True)`, initialise all variables again."""
+        """Do nothing, because variables are initialized at first use; with `config.enable_legacy_model_io(True)`, initialize all variables again."""
         session = started_session()
         if session.settings.enable_legacy_model_io:
             stored.initialize()

@@ -88,7 +88,7 @@ class LBFGS(Optimizer):
         return saved.detach().clone() if isinstance(saved, Tensor) else saved
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Minimise along up to `max_iter` directions, and return the loss of the first evaluation.  Raises: ArgumentError without a closure."""
+        """Minimize along up to `max_iter` directions, and return the loss of the first evaluation.  Raises: ArgumentError without a closure."""
         refuse_tracing(f"{self._word}.step", "the loss cannot be evaluated several times", "call step(closure) outside of compiled functions")
         if not callable(closure):
             raise ArgumentError(

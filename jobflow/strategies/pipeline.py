@@ -4,7 +4,7 @@ Stages are split in program order, so values pass only to later stages.  The fir
 
 * `cuts`: stage i + 1 starts at the first node whose name, or the name of a variable that it reads, matches the i-th pattern;
 * the stages that the program sets with `experimental.scope.config(pipeline_stage_id_hint=)`;
-* balance: the work of a node is the larger of its flops and MEMORY times the bytes that it reads and writes.  A cut minimises the sum of two
+* balance: the work of a node is the larger of its flops and MEMORY times the bytes that it reads and writes.  A cut minimizes the sum of two
   terms: the distance from an equal division of work, and WIRE times the bytes sent across the cut.  The distance is at most SLACK of a stage.
 
 The first stage that reads a variable stores it.  Other stages receive the variable, and send back their part of its gradient.

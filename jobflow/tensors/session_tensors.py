@@ -97,7 +97,7 @@ class SessionTensors:
     # ---------------------------------------------------------------- binding
 
     def bind(self, tensors: Mapping[str, TensorBase]) -> None:
-        """Initialise new variables with the values of the tensors of the same names, and bind each tensor to its variable."""
+        """Initialize new variables with the values of the tensors of the same names, and bind each tensor to its variable."""
         variables = self.session.variables
         for name, x in tensors.items():
             self._check(variables[name], x)
@@ -164,7 +164,7 @@ class SessionTensors:
     def _whole(self, name: str) -> Array:
         return self.session.read([name])[name]
 
-    # ---------------------------------------------------------------- synchronisation
+    # ---------------------------------------------------------------- synchronization
 
     def settle(self) -> None:
         """Copy the values that the user's program wrote to tensors into their variables, before a job reads the variables.

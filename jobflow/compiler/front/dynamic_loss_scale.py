@@ -8,7 +8,7 @@ ordinary sum, so every rank has the same count.
 the cause can be inspected.
 
 `guard` is a pass on the finished graph: every write of a variable depends on the count (`GuardedUpdate`).  A step with an infinity leaves
-every variable unchanged, including the train step and the statistics of batch normalisation.  Only the scale shrinks.
+every variable unchanged, including the train step and the statistics of batch normalization.  Only the scale shrinks.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Every op has a category (`Op.precision`):
 
 * ``half``     products and convolutions: always in half precision;
-* ``follows``  sums, activations, normalisations of rows, softmax ...: in half precision between two such ops;
+* ``follows``  sums, activations, normalizations of rows, softmax ...: in half precision between two such ops;
 * ``any``      ops that only move, select or compare elements: in the precision of their inputs;
 * ``single``   all others, above all reductions and losses: in float32.
 

@@ -386,7 +386,7 @@ class Tracer:
         self.losses.append(loss)
 
     def minimize(self, optimizer: Optimizer, losses: Sequence[Value], where: SourceLine | None = None) -> None:
-        """Make this a train job in which `optimizer` minimises the sum of the losses' means; raise JobError at a second call."""
+        """Make this a train job in which `optimizer` minimizes the sum of the losses' means; raise JobError at a second call."""
         where = where or user_line()
         if self.training is not None:
             raise JobError(f"job {self.name}: minimize is called at {where} and at {self.training.where}; call it once, with all losses in a list")

@@ -6,7 +6,7 @@ traced for a microbatch and for the batch.  For each node, a `Part` describes ho
     Split(axis)   the value of the batch is their concatenation along the axis
     Partial       the value of the batch is their sum, maximum or minimum
     Broadcast     all equal the value of the batch
-    Statistic     undefined: a statistic of batch normalisation, computed per microbatch
+    Statistic     undefined: a statistic of batch normalization, computed per microbatch
     Mixed         undefined: an operation neither treats rows separately nor is linear in sums over the batch
 
 Constants of an operation, such as the 1 / n of a mean, use the size of the batch.  A value without rows that is added to a sum over rows
@@ -48,7 +48,7 @@ Body = tuple[Traced, Sequence[Value]]
 
 @dataclass(frozen=True)
 class Statistic:
-    """The part of a statistic of batch normalisation, which is computed per microbatch."""
+    """The part of a statistic of batch normalization, which is computed per microbatch."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class Minimizer(ABC):
     loss_scale_policy: LossScale | None
 
     def minimize(self, losses: Tensor | Sequence[Tensor]) -> None:
-        """Minimise the mean of a loss, or the sum of the means of several losses, in every run of the job."""
+        """Minimize the mean of a loss, or the sum of the means of several losses, in every run of the job."""
         what = f"{type(self).__name__}.minimize"
         job = job_in_force(what)
         listed = list(losses) if isinstance(losses, list | tuple) else [losses]
