@@ -1,4 +1,4 @@
-"""Names of PyTorch that jobflow lacks by design, with the feature that they need; an attribute error names the feature."""
+"""PyTorch's names that jobflow omits by design, each with the missing feature that the attribute error names."""
 
 from __future__ import annotations
 

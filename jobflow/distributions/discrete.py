@@ -1,4 +1,4 @@
-"""Distributions of truth values, classes and waiting times."""
+"""Distributions of booleans, classes and numbers of failures: Bernoulli, geometric, categorical and one-hot categorical."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ class Categorical(OfClasses):
 
 
 def _broadcast(what: str, value: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the common shape of a value and a batch.  Raises: ShapeError if there is none."""
+    """Return the shape to which `value` and the batch shape `shape` broadcast.  Raises: ShapeError if there is none."""
     missing = max(value.ndim, len(shape))
     padded = [(1,) * (missing - len(s)) + tuple(s) for s in (tuple(value.shape), shape)]
     if any(m != n and 1 not in (m, n) for m, n in zip(*padded, strict=True)):
@@ -302,7 +302,7 @@ def _picked(logits: Tensor, value: Tensor) -> Tensor:
 
 
 class OneHotCategoricalStraightThrough(OneHotCategorical):
-    """`OneHotCategorical` with samples whose gradient is that of the probabilities (Bengio et al. 2013)."""
+    """`OneHotCategorical` whose samples have the gradient of the probabilities (Bengio et al. 2013)."""
 
     has_rsample = True
 

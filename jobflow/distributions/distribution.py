@@ -127,7 +127,7 @@ class Distribution:
         raise self._missing("rsample")
 
     def sample_n(self, n: int) -> Tensor:
-        """Return n samples, `sample((n,))`."""
+        """Return `n` samples, as `sample((n,))` does."""
         return self.sample((n,))
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -214,7 +214,7 @@ def broadcast(what: str, **values: Any) -> list[Tensor]:
 
 
 def one_of_two(what: str, probs: Any, logits: Any) -> bool:
-    """Return True if `probs` is passed, False for `logits`; raise ArgumentError for both or none."""
+    """Return True if `probs` is passed, and False if `logits` is passed; raise ArgumentError unless exactly one of them is passed."""
     if (probs is None) == (logits is None):
         raise ArgumentError(f"{what} at {user_line()}: pass either probs or logits; got {'none' if probs is None else 'both'}")
     return probs is not None

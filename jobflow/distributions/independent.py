@@ -1,4 +1,4 @@
-"""A distribution whose batch axes are read as axes of the event."""
+"""A distribution whose last batch axes belong to the event."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ __path__: list[str] = []
 
 
 class Switches(ModuleType):
-    """A module whose attributes are switches with a fixed type."""
+    """A module whose attributes are switches; an assignment checks the name and the type of the value."""
 
     def __init__(self, path: str, doc: str, switches: Mapping[str, Any], functions: Mapping[str, Any]) -> None:
         name = f"{__name__}.{path}"
@@ -65,7 +65,7 @@ class Switches(ModuleType):
 
 
 class _Products(Switches):
-    """Switches of matrix products; `allow_tf32` and `set_float32_matmul_precision` are one switch."""
+    """Switches of matrix products; `allow_tf32` and `set_float32_matmul_precision` change the same setting."""
 
     def _check(self, name: str, value: Any) -> None:
         if name == "allow_tf32":

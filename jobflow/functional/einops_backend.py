@@ -32,7 +32,7 @@ _FUNCTIONS: dict[ModuleType, tuple[str, ...]] = {
 
 
 class TensorFunctions:
-    """The functions of a backend of einops, for tensors, also those of jobs."""
+    """The methods that einops requires of a backend, for tensors and for tensors of jobs."""
 
     framework_name = "jobflow"
 

@@ -114,14 +114,14 @@ def geometric_(x: Tensor, p: float, *, generator: Any = None) -> Tensor:
 
 @checks_arguments
 def cauchy_(x: Tensor, median: float = 0, sigma: float = 1, *, generator: Any = None) -> Tensor:
-    """Fill x with samples of the Cauchy distribution, and return x."""
+    """Fill x with samples of the Cauchy distribution with the median `median` and the scale `sigma`, and return x."""
     _positive("cauchy_", "sigma", sigma)
     return written(x, "cauchy_", add(mul(tan(mul(add(_uniform(x, generator), -0.5), math.pi)), sigma), median))
 
 
 @checks_arguments
 def log_normal_(x: Tensor, mean: float = 1, std: float = 2, *, generator: Any = None) -> Tensor:
-    """Fill x with the exponentials of samples of a normal distribution, and return x."""
+    """Fill x with exponentials of samples of the normal distribution with mean `mean` and standard deviation `std`, and return x."""
     _positive("log_normal_", "std", std)
     return written(x, "log_normal_", exp(sampling.normal_like(x.detach(), mean, std, generator)))
 

@@ -59,7 +59,7 @@ class DeviceMap:
 
 
 def is_foreign(path: AnyPath) -> bool:
-    """Return True for a file, and False for the directory of a checkpoint, and for a path where nothing exists."""
+    """Return True if `path` is a file, and False for the directory of a checkpoint or a missing path."""
     return path.exists() and not path.is_dir()
 
 
@@ -179,7 +179,7 @@ class _Builder:
         return values, _Extent(levels + 1, count)
 
     def single(self, item: Any) -> Any:
-        """Return the object for an item without objects inside that need a conversion."""
+        """Return the object for `item`, which contains no objects that need a conversion; raise CheckpointError for an unsupported class."""
         match item:
             case set() | frozenset():
                 return item

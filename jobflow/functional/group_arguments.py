@@ -29,7 +29,7 @@ class Backend(str):
 
 
 class ProcessGroup:
-    """Some ranks of the program, or all for `ranks=None`; collectives accept it as `group=`."""
+    """A set of ranks of the program, by default all ranks; collectives accept it as `group=`."""
 
     def __init__(self, ranks: Iterable[int] | None = None, backend: Backend | None = None) -> None:
         self._ranks = None if ranks is None else tuple(ranks)
@@ -45,7 +45,7 @@ class ProcessGroup:
         return len(self.ranks)
 
     def rank(self) -> int:
-        """Return the position of this rank in the group; -1 for another rank."""
+        """Return the position of this rank in the group; -1 if this rank is not in the group."""
         return self.ranks.index(current_rank()) if current_rank() in self.ranks else -1
 
     def name(self) -> str:
@@ -87,18 +87,18 @@ def group_of(what: str, argument: Any) -> Group | None:
 
 
 def connected() -> Any:
-    """Return the state of this rank if it has connected to the others, else None."""
+    """Return the state of this rank if it has connected to the other ranks, otherwise None."""
     return scope.current().root.eager
 
 
 def current_rank() -> int:
-    """Return this rank, without connecting to the others."""
+    """Return the number of this rank, without connecting to other ranks."""
     here = connected()
     return environment.rank() if here is None else int(here.rank.index)
 
 
 def current_size() -> int:
-    """Return the number of ranks, without connecting to the others."""
+    """Return the number of ranks, without connecting to other ranks."""
     here = connected()
     return environment.world_size() if here is None else int(here.rank.size)
 

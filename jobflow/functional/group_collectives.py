@@ -28,7 +28,7 @@ REDUCE_OPS = (*REDUCTIONS, "avg", *_GATHERED)
 
 
 class Group:
-    """One collective call `what`, such as "comm.all_reduce", of the ranks `ranks`, by default all ranks."""
+    """A collective operation `what`, such as "comm.all_reduce", among the ranks `ranks`, by default all ranks."""
 
     def __init__(self, what: str, ranks: Sequence[int] | None = None) -> None:
         self.what = what
@@ -52,7 +52,10 @@ class Group:
     # ---------------------------------------------------------------- arguments
 
     def tensors(self, **arguments: Any) -> None:
-        """Raise ArgumentError or JobError for an argument that is not a local tensor, or not a sequence of them, or while a program is traced."""
+        """Raise ArgumentError or JobError unless each argument is a local tensor, or a sequence of local tensors for a name with "_list".
+
+        While a program is traced, raise JobError.
+        """
         self._refuse_tracing()
         for name, argument in arguments.items():
             several = name.endswith("_list") and isinstance(argument, list | tuple)
@@ -63,7 +66,7 @@ class Group:
                     raise JobError(f"{self.what} at {user_line()}: the tensors must be local; pass x.to_local() for a global tensor x")
 
     def rank(self, rank: Any, name: str = "rank") -> int:
-        """Return a rank of the group.  Raises: ArgumentError for another argument."""
+        """Return `rank` as an int.  Raises: ArgumentError unless it is a rank of the group; `name` is the argument in the message."""
         if isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank not in self.ranks:
             whole = self.ranks == tuple(range(self.size))
             there = f"0 to {self.size - 1}" if whole else f"{list(self.ranks)}"
@@ -71,7 +74,7 @@ class Group:
         return int(rank)
 
     def other(self, rank: Any) -> int:
-        """Return another rank of the group.  Raises: ArgumentError for this rank, or as `rank` does."""
+        """Return `rank` as an int.  Raises: ArgumentError unless it is a rank of the group other than this one."""
         if self.rank(rank) == self.me:
             raise ArgumentError(f"{self.what} at {user_line()}: rank {rank} is this rank itself; pass another rank")
         return int(rank)
@@ -125,7 +128,9 @@ class Group:
             messages: list[bytes | str] = self.here.rank.comm.group(self.ranks).exchange(message)
         for rank, each in zip(self.ranks, messages, strict=True):
             if isinstance(each, str):
-                raise ArgumentError(f"{self.what} at {user_line()}: the object of rank {rank} cannot be pickled: {each}; pass an object that can be")
+                raise ArgumentError(
+                    f"{self.what} at {user_line()}: the object of rank {rank} cannot be pickled: {each}; pass an object that pickle supports"
+                )
         return [pickle.loads(each) for each in messages if isinstance(each, bytes)]
 
     def _pickled(self, item: Any) -> bytes | str:

@@ -53,7 +53,7 @@ def interface(obj: Any) -> Any:
 
 
 def _decorator(argument: Any) -> Any:
-    """Return a function unchanged; with another argument, return the decorator that does so."""
+    """Return a function unchanged; for another argument, return a decorator that returns functions unchanged."""
     return argument if callable(argument) else lambda fn: fn
 
 
@@ -78,7 +78,7 @@ def is_tracing() -> bool:
 
 
 def annotate(the_type: Any, the_value: Any) -> Any:
-    """Return the value."""
+    """Return `the_value` unchanged."""
     return the_value
 
 

@@ -80,7 +80,7 @@ def matrix_norm(A: Tensor, ord: float | str = "fro", dim: Sequence[int] = (-2, -
 
 
 def _largest(norms: Tensor) -> Tensor:
-    """Return the largest norms along the last axis; 0 for none."""
+    """Return the largest norms along the last axis; 0 for an empty axis."""
     return amax(norms, -1) if norms.shape[-1] else sum(norms, -1)
 
 

@@ -71,7 +71,10 @@ class WithInfo(NamedTuple):
 
 
 def matrices(what: str, a: Tensor, square: bool = False) -> Tensor:
-    """Return `a`; raise ShapeError unless it has (square) matrices, DtypeError unless its elements are float32 or float64."""
+    """Return `a`.
+
+    Raises: ShapeError unless it is a matrix or a batch of matrices, square ones if `square`; DtypeError unless it is float32 or float64.
+    """
     if a.ndim < 2 or (square and a.shape[-1] != a.shape[-2]):
         raise ShapeError(f"{what} at {user_line()}: A {a.tensor_type} must be a {'square ' if square else ''}matrix, or a batch of them")
     return _plain_floats(what, a)
@@ -107,7 +110,10 @@ def inv(A: Tensor) -> Tensor:
 
 @checks_arguments
 def inv_ex(A: Tensor, *, check_errors: bool = False) -> WithInfo:
-    """Return (inverse, info): the inverse of square matrices, and 1 for singular ones, whose inverse is NaN."""
+    """Return (inverse, info): the inverse of square matrices, and 1 for singular ones, whose inverse is NaN.
+
+    With `check_errors`, a singular matrix raises ArgumentError.
+    """
     y, info = run_several(ops.Inverse(), matrices("linalg.inv_ex", A, square=True))
     return WithInfo(_valid("linalg.inv_ex", [y], info, "means that the matrix is singular; use pinv") if check_errors else y, info)
 
@@ -147,7 +153,10 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
 
 @checks_arguments
 def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> WithInfo:
-    """Return (X, info) with A X = B; info is 1 for singular matrices, whose X is NaN."""
+    """Return (X, info) with A X = B, or X A = B unless `left`; info is 1 for singular matrices, whose X is NaN.
+
+    With `check_errors`, a singular matrix raises ArgumentError.
+    """
     x, info, vector = _solved("linalg.solve_ex", A, B, left)
     x = _valid("linalg.solve_ex", [x], info, "means that the matrix is singular; use lstsq") if check_errors else x
     x = x if left else transpose(x, -2, -1)
@@ -244,7 +253,10 @@ def _cholesky(what: str, A: Tensor, upper: bool) -> tuple[Tensor, Tensor]:
 
 @checks_arguments
 def cholesky_ex(A: Tensor, *, upper: bool = False, check_errors: bool = False) -> WithInfo:
-    """Return (L, info): the factor of `cholesky`, and 1 for matrices that are not positive definite, whose factor is NaN."""
+    """Return (L, info): the factor of `cholesky`, and 1 for matrices that are not positive definite, whose factor is NaN.
+
+    With `check_errors`, such a matrix raises ArgumentError.
+    """
     L, info = _cholesky("linalg.cholesky_ex", A, upper)
     L = _valid("linalg.cholesky_ex", [L], info, "means that the matrix is not positive definite") if check_errors else L
     return WithInfo(transpose(L, -2, -1) if upper else L, info)

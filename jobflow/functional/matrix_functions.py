@@ -1,4 +1,4 @@
-"""Functions of matrices under the names that `flow` and tensors have; `flow.linalg` has further ones."""
+"""Functions of matrices under their names in `flow` and as methods of tensors; `flow.linalg` contains more functions."""
 
 from __future__ import annotations
 

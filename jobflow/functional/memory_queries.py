@@ -1,4 +1,4 @@
-"""Queries of the memory and the kind of tensors, most of which have one answer here."""
+"""Queries of the memory and the kind of tensors, most of which have the same answer for all tensors."""
 
 from __future__ import annotations
 

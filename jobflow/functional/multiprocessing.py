@@ -21,7 +21,7 @@ _STRATEGIES = {"file_descriptor", "file_system"}
 
 
 class ProcessContext:
-    """The processes of `spawn`."""
+    """The processes that `spawn` started."""
 
     def __init__(self, processes: Sequence[Any]) -> None:
         self.processes = list(processes)
@@ -103,7 +103,7 @@ def _free_port() -> str:
 
 @contextmanager
 def _environment(rank: int, size: int, address: dict[str, str]) -> Iterator[None]:
-    """Set the variables of a rank inside a `with` block."""
+    """Set the environment variables of rank `rank` inside a `with` block; a new process inherits them."""
     before = dict(os.environ)
     mine = environment.inherited(before) | address
     if size > 1:
@@ -123,7 +123,7 @@ def _replace(variables: dict[str, str]) -> None:
 
 
 def get_all_sharing_strategies() -> set[str]:
-    """Return PyTorch's strategies."""
+    """Return the names of PyTorch's strategies to share tensors between processes."""
     return set(_STRATEGIES)
 
 

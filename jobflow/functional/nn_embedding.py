@@ -124,7 +124,7 @@ def _bag_of_each(offsets: Tensor, count: int) -> Value:
 
 @composed
 def _in_bags(x: Tensor, bags: Tensor | None, count: int) -> Value:
-    """Return the sums of x over the bags; without `bags`, axis 1 of x is a bag."""
+    """Return the sum of x over each of `count` bags; without `bags`, axis 1 of x is a bag."""
     return rd.reduce_sum(x, (1,)) if bags is None else unsorted_segment_sum(x, bags, count)
 
 
@@ -137,7 +137,7 @@ def _visible(rows: Tensor, ids: Tensor, padding: int, value: float) -> Value:
 
 @composed
 def _sizes(ids: Tensor, bags: Tensor | None, count: int, padding: int | None) -> Value:
-    """Return the number of indices of each bag other than `padding`, [count, 1]."""
+    """Return the number of indices in each bag that differ from `padding`, as [count, 1]."""
     ones = ew.fill_like(ids, 1, dtype=int64)
     if padding is not None:
         ones = ew.where(ew.equal(ids, ew.fill_like(ids, padding)), ew.fill_like(ones, 0), ones)
@@ -157,7 +157,7 @@ def _means(total: Tensor, sizes: Tensor) -> Value:
 
 @composed
 def _filled_only(y: Tensor, sizes: Tensor) -> Value:
-    """Return y with zeros for the empty bags."""
+    """Return y with zeros in the rows of empty bags."""
     return ew.where(ew.greater(sizes, ew.fill_like(sizes, 0)), y, ew.fill_like(y, 0.0))
 
 

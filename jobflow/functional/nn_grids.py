@@ -100,14 +100,17 @@ class _Image:
 
 
 def _two(x: Value) -> list[tuple[Value, Value]]:
-    """Return the indices and weights of linear interpolation."""
+    """Return the two indices next to x, and their weights in linear interpolation."""
     low = ew.detach(ew.floor(x))
     share = ew.subtract(x, low)
     return [(low, ew.shift(ew.negate(share), 1.0)), (ew.shift(low, 1.0), share)]
 
 
 def _four(x: Value, move: Callable[[Value], Value]) -> list[tuple[Value, Value]]:
-    """Return the indices and weights of cubic convolution with slope -0.75 (Keys 1981); `move` applies the padding to indices."""
+    """Return the four indices next to x, and their weights in cubic convolution with slope -0.75 (Keys 1981).
+
+    `move` applies the padding mode to indices.
+    """
     low = ew.detach(ew.floor(x))
     t, a = ew.subtract(x, low), -0.75
 

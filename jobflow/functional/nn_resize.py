@@ -205,7 +205,7 @@ def upsample(
     mode: str = "nearest",
     align_corners: bool | None = None,
 ) -> Tensor:
-    """Return `interpolate` of the same arguments."""
+    """Return `input` resized as `interpolate` does with the same arguments."""
     return interpolate(input, size, scale_factor, mode, align_corners)
 
 

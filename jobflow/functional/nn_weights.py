@@ -31,7 +31,7 @@ def scaled_to(v: Tensor, g: Tensor, dim: int | None) -> Value:
 
 @composed
 def as_matrix(weight: Tensor, dim: int) -> Value:
-    """Return the weight as a matrix whose rows are the axis `dim`."""
+    """Return the weight as a matrix with one row per index of axis `dim`."""
     ndim = weight.tensor_type.ndim
     moved = sh.transpose(weight, (dim, *(i for i in range(ndim) if i != dim)))
     rows = weight.tensor_type.shape[dim]

@@ -89,7 +89,7 @@ def _index_of(table: Array, best: Value, axis: int) -> Value:
 
 
 def _without(x: Value, empty: Array, axis: int) -> Value:
-    """Return x with the lowest number of its type for windows without elements."""
+    """Return x with the lowest number of its type in place of the maxima of empty windows."""
     hidden = sh.reshape(literal(empty), (len(empty),) + (1,) * (x.tensor_type.ndim - axis - 1))
     dtype = x.tensor_type.dtype
     return ew.where(hidden, ew.fill_like(x, -math.inf if dtype.is_float else dtype.span[0]), x)

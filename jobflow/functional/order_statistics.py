@@ -205,7 +205,7 @@ def _shares(what: str, x: Tensor, q: Any) -> Tensor:
 
 
 def _ranks(rows: Tensor, shares: Tensor, skips: bool) -> Tensor:
-    """Return the fractional positions of the quantiles in the sorted rows, [..., quantiles]; of NaN, for rows with NaN unless it `skips` them."""
+    """Return the fractional positions of the quantiles in the sorted rows, [..., quantiles]; NaN for rows with NaN, unless `skips` ignores NaN."""
     n = rows.shape[-1]
     if skips:
         last = clamp_min(sub(sum(_valid(rows), -1, keepdim=True), 1), 0)
@@ -214,7 +214,7 @@ def _ranks(rows: Tensor, shares: Tensor, skips: bool) -> Tensor:
 
 
 def _between(ordered: Tensor, ranks: Tensor, interpolation: str) -> Tensor:
-    """Return the elements of sorted rows at fractional positions."""
+    """Return the elements of sorted rows at the fractional positions `ranks`, by the given interpolation."""
     if interpolation == "nearest":
         return gather(ordered, -1, cast(rounded(ranks), int64))
     below, above = (gather(ordered, -1, cast(edge(ranks), int64)) for edge in (floor, ceil))

@@ -134,14 +134,14 @@ def _checked_sizes(data: Tensor, batch_sizes: Tensor) -> Array:
     total = data.tensor_type.shape[0]
     if not sizes.size or sizes[-1] < 1 or (np.diff(sizes) > 0).any() or int(sizes.sum()) != total:
         raise ArgumentError(
-            f"PackedSequence at {user_line()}: batch_sizes {sizes.tolist()} must be positive, in decreasing order, and their sum {total}, the "
+            f"PackedSequence at {user_line()}: batch_sizes {sizes.tolist()} must be positive, in decreasing order, and add up to {total}, the "
             f"length of data {data.tensor_type}"
         )
     return sizes.astype(np.int64)
 
 
 def holding(source: PackedSequence, data: Tensor) -> PackedSequence:
-    """Return a packed sequence with the lengths and the order of another one."""
+    """Return a packed sequence of `data`, with the lengths and the order of `source`."""
     packed = _Fields.__new__(PackedSequence, data, *source[1:])
     packed._values = source._values
     return packed
@@ -172,7 +172,7 @@ def constant_for(x: Tensor, array: Array) -> Tensor:
 
 
 def gathered(x: Tensor, indices: Array) -> Tensor:
-    """Return the slices of x along its first axis at indices of any shape, which are in range."""
+    """Return x[indices] along the first axis, for indices of any shape that are in range."""
     return run(Gather(0), x, constant_for(x, indices))
 
 
@@ -224,7 +224,7 @@ def _batch_axes(what: str, x: Tensor, batch_first: Any) -> tuple[int, int]:
 
 
 def pack_padded_sequence(input: Tensor, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True) -> PackedSequence:
-    """Return the first `lengths[i]` elements of each sequence of a padded batch [steps, n, ...], or [n, steps, ...] with `batch_first`.
+    """Return a padded batch [steps, n, ...], or [n, steps, ...] with `batch_first`, as a packed sequence of the first `lengths[i]` elements.
 
     With `enforce_sorted`, the lengths must decrease; otherwise the sequences are sorted by their lengths.
     Raises: ArgumentError for lengths out of range or in another order; ShapeError for a batch with fewer than two axes.
@@ -323,7 +323,7 @@ def pad_sequence(sequences: Any, batch_first: bool = False, padding_value: float
 
 
 def unpad_sequence(padded_sequences: Tensor, lengths: Any, batch_first: bool = False) -> list[Tensor]:
-    """Return the sequences of a padded batch as a list of tensors [lengths[i], ...], which are views."""
+    """Return the sequences of a padded batch [steps, n, ...], or [n, steps, ...] with `batch_first`, as a list of views [lengths[i], ...]."""
     what = "unpad_sequence"
     steps, count = _batch_axes(what, padded_sequences, batch_first)
     values = _lengths(what, lengths, count, steps)

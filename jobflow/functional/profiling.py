@@ -108,7 +108,7 @@ class Averages(list[Average]):
     """The recorded blocks by name, with the longest first."""
 
     def table(self, sort_by: Any = None, row_limit: int = 100, **options: Any) -> str:
-        """Return a table of the blocks."""
+        """Return the first `row_limit` blocks as a text table of name, number of runs, total and mean time."""
         wide = max([len("name"), *(len(each.key) for each in self)])
         lines = [f"{'name':{wide}}  calls     total        mean"]
         lines += [f"{each.key:{wide}}  {each.count:5}  {each.seconds * 1e3:8.3f} ms  {each.cpu_time / 1e3:8.3f} ms" for each in self[:row_limit]]
@@ -157,7 +157,7 @@ class profile:
             _active.remove(self)
 
     def start(self) -> None:
-        """Start to record."""
+        """Start the recording, unless the schedule excludes the current step."""
         self._switch()
 
     def stop(self) -> None:

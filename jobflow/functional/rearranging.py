@@ -48,7 +48,7 @@ def _at_least(what: str, tensors: tuple[Any, ...], shape: Any) -> Any:
 
 
 def atleast_1d(*tensors: Any) -> Any:
-    """Return the tensors, with an axis of size 1 for those without axes."""
+    """Return the tensors with at least one axis; a scalar becomes a vector of one element."""
     return _at_least("atleast_1d", tensors, lambda x: x.shape or (1,))
 
 
@@ -308,7 +308,10 @@ def unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
 
 @checks_arguments
 def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
-    """Return the combinations of r elements of a vector, one per row.  Raises: ShapeError unless `input` is a vector."""
+    """Return the combinations of r elements of a vector, one per row; with `with_replacement`, elements may repeat.
+
+    Raises: ShapeError unless `input` is a vector.
+    """
     if input.ndim != 1 or r < 0:
         raise ShapeError(f"combinations at {user_line()}: input must be a vector, and r not negative; got {input.tensor_type} and r={r}")
     if not r:
@@ -320,7 +323,7 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
 
 
 def cartesian_prod(*tensors: Any) -> Tensor:
-    """Return the combinations of one element of each vector, one per row; a single vector unchanged."""
+    """Return the combinations of one element of each vector, one per row; return a single vector unchanged."""
     vectors = all_tensors("cartesian_prod", in_one_list(tensors))
     for x in vectors:
         if x.ndim != 1:

@@ -75,8 +75,9 @@ def sparse_coo_tensor(
 ) -> SparseTensor:
     """Return a sparse tensor with values[k] at the position indices[:, k], in the shape `size`; repeated indices add up.
 
-    `values` may require gradients, and be vectors for the remaining axes.  `pin_memory` and `check_invariants` have no effect: indices are always
-    checked.  Raises: ArgumentError for indices out of range, ShapeError, DtypeError for other data; JobError during tracing.
+    `values` may require gradients.  Further axes of `values` are dense axes of the result.  `pin_memory` and `check_invariants` have no effect:
+    indices are always checked.
+    Raises: ArgumentError for indices out of range, ShapeError, DtypeError for other data; JobError during tracing.
     """
     what = "sparse_coo_tensor"
     refuse_tracing(what, "indices are constants, which cannot be created", "create the sparse tensor before")

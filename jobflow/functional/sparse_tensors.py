@@ -96,7 +96,7 @@ class SparseTensor(NotDense):
         return self._coordinates.shape[1]
 
     def is_coalesced(self) -> bool:
-        """Return True if the indices are sorted and differ."""
+        """Return True if the indices are sorted and none occurs twice."""
         return self.coalesced
 
     def indices(self) -> Tensor:
@@ -160,7 +160,7 @@ class SparseTensor(NotDense):
         return SparseTensor(coordinates, _sums(self._values, listed(self._values, inverse.astype(np.int64)), flat.size), self.shape, True)
 
     def to_dense(self, dtype: DType | None = None) -> Tensor:
-        """Return the tensor with all elements."""
+        """Return the tensor with all elements as a dense tensor, cast to `dtype` if it is passed."""
         shape = self.shape[: self.sparse_dim()]
         at = np.ravel_multi_index(tuple(self._coordinates), shape) if self._nnz() else np.zeros(0, np.int64)
         dense = _sums(self._values, listed(self._values, np.asarray(at, np.int64)), math.prod(shape)).reshape(self.shape)
@@ -265,7 +265,10 @@ class SparseTensor(NotDense):
             raise ShapeError(f"{what} at {user_line()}: {self._text()} must be a matrix, with indices along both axes")
 
     def operands_for(self, dense: Tensor, what: str) -> list[Tensor]:
-        """Return rows, columns and values on the placement of a dense operand; values that receive gradients must be there already."""
+        """Return rows, columns and values on the placement of the dense operand.
+
+        Raises: JobError if one of values and operand is local and the other global, unless the values are local constants.
+        """
         values, local = self._values, self._values.layout is None
         trained = values.requires_grad or values.traced is not None
         if local != (dense.layout is None) and (trained or not local):
@@ -336,7 +339,7 @@ for _name in [
 
 
 def _array_of(values: Tensor) -> Array:
-    """Return the elements of a local tensor, or of a broadcast one; zeros on ranks outside of its placement."""
+    """Return the elements of a local or broadcast tensor as an array; zeros on ranks outside of its placement."""
     if values.layout is None:
         return lasting_array(values)
     inside = state().rank.index in values.layout.placement.ranks

@@ -92,13 +92,13 @@ def mvlgamma(x: Tensor, p: int) -> Tensor:
 
 @rounded_once
 def deg2rad(x: Tensor) -> Tensor:
-    """Return the angles x, in degrees, in radians."""
+    """Convert angles from degrees to radians."""
     return mul(x, math.pi / 180)
 
 
 @rounded_once
 def rad2deg(x: Tensor) -> Tensor:
-    """Return the angles x, in radians, in degrees."""
+    """Convert angles from radians to degrees."""
     return mul(x, 180 / math.pi)
 
 
@@ -122,7 +122,7 @@ def entr(x: Tensor) -> Tensor:
 
 @rounded_once
 def ndtr(x: Tensor) -> Tensor:
-    """Return the distribution function of the standard normal distribution."""
+    """Return the probability that a standard normal number is at most x."""
     return mul(erfc(mul(as_float(x), -math.sqrt(0.5))), 0.5)
 
 

@@ -43,7 +43,7 @@ def _checked_word(what: str, name: str, value: Any, words: tuple[str, ...]) -> s
 
 
 class _Settings:
-    """The values of switches without effect."""
+    """The values of switches that have no effect."""
 
     def __init__(self) -> None:
         self.precision = "highest"

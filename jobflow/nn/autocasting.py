@@ -61,7 +61,7 @@ class autocast:
         self._entered.pop().__exit__(kind, error, trace)
 
     def __call__(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-        """Return `function` with each call inside of this block."""
+        """Return `function` wrapped so that each call runs inside this block."""
 
         @wraps(function)
         def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:

@@ -43,12 +43,12 @@ def get_swa_avg_fn() -> Callable[[Tensor, Tensor, Any], Tensor]:
 
 
 def get_ema_multi_avg_fn(decay: float = 0.999) -> Callable[[Tensors, Tensors, Any], None]:
-    """Return a function of two lists of tensors and a count that overwrites the averages as `get_ema_avg_fn` computes them."""
+    """Return a function (averages, values, count), which overwrites each tensor in the list `averages` by the result of `get_ema_avg_fn`."""
     return _of_lists(get_ema_avg_fn(decay))
 
 
 def get_swa_multi_avg_fn() -> Callable[[Tensors, Tensors, Any], None]:
-    """Return a function of two lists of tensors and a count that overwrites the averages as `get_swa_avg_fn` computes them."""
+    """Return a function (averages, values, count), which overwrites each tensor in the list `averages` by the result of `get_swa_avg_fn`."""
     return _of_lists(get_swa_avg_fn())
 
 
@@ -67,9 +67,9 @@ def _check_decay(what: str, decay: Any) -> None:
 
 
 class AveragedModel(Module):
-    """A copy of `model` whose parameters are averages of the parameters of `model` at every call of `update_parameters`.
+    """A copy of `model` whose parameters are averages over the calls of `update_parameters`.
 
-    `avg_fn(average, value, count)` returns the new average of a tensor; `multi_avg_fn(averages, values, count)` overwrites the averages of lists.
+    `avg_fn(average, value, count)` returns the new average of a tensor; `multi_avg_fn(averages, values, count)` overwrites a list of averages.
     The default is the mean of all values.  With `use_buffers`, buffers are averaged, too; without it, they are copied.
     """
 
@@ -103,7 +103,7 @@ class AveragedModel(Module):
         return self.module(*args, **kwargs)
 
     def update_parameters(self, model: Module) -> None:
-        """Add the parameters of `model` to the averages; the first call copies them."""
+        """Update the averages by the parameters of `model`; the first call copies the parameters."""
         own, values = ([*_tensors(each, self.use_buffers)] for each in (self.module, model))
         if len(own) != len(values):
             raise ArgumentError(

@@ -42,7 +42,10 @@ class Det(OfMatrices):
 
 
 class Cofactor(OfMatrices):
-    """Matrices of cofactors, the derivative of the determinant, also of singular matrices; differentiable for regular ones."""
+    """Matrices of cofactors, which are the derivative of the determinant, also for singular matrices.
+
+    Only cofactors of regular matrices are differentiable.
+    """
 
     def infer(self, a: TensorType) -> TensorType:
         self.sizes_of(a)
@@ -61,7 +64,7 @@ class Cofactor(OfMatrices):
         y[...] = sign[..., None, None] * xp.matmul(u * others[..., None, :], vh)
 
     def grad(self, a: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        """Differentiate y = det(a) a^-T, which is exact for regular matrices."""
+        """Differentiate the formula det(a) a^-T of the cofactors of regular matrices."""
         inverse = apply(Inverse(), a)[0]
         back = turned(inverse)
         ratio = _trace(product(turned(dy), back))

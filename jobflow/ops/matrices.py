@@ -77,7 +77,7 @@ def _rows(x: Tensor, count: int) -> Tensor:
 
 
 def _or_zeros(dy: Tensor | None, y: Tensor) -> Tensor:
-    """Return the gradient of an output; zeros for an output without one."""
+    """Return dy, the gradient of the output y, or zeros if it is None."""
     return fill_like(y, 0.0) if dy is None else dy
 
 
@@ -118,7 +118,10 @@ class OfMatrices(Op):
     square = True
 
     def sizes_of(self, *types: TensorType) -> tuple[tuple[int, ...], int, int]:
-        """Return the leading axes and the sizes of the first matrix; raise ShapeError for other shapes."""
+        """Return the leading axes, and the rows and columns of the first matrix.
+
+        Raises: ShapeError unless all operands are matrices with equal leading axes, and later ones have a row per column of the first.
+        """
         check_dtypes(self.word(), FLOATS, *types)
         a = types[0]
         if a.ndim < 2 or (self.square and a.shape[-1] != a.shape[-2]):

@@ -1,4 +1,4 @@
-"""The formulas of further optimizers: RAdam, NAdam, Adamax, Lion, Rprop and averaged gradient descent.
+"""The formulas of the optimizers RAdam, NAdam, Adamax, Lion, Rprop and averaged gradient descent.
 
 The symbols are those of `optimizer_updates`: d = g + weight_decay w is the descent direction, t = step + 1 the number of the step.
 With `decoupled`, d = g, and w is multiplied by 1 - lr weight_decay before the step.  With `maximize`, -g replaces g.

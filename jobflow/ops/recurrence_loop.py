@@ -67,7 +67,7 @@ class OverTime(Op):
         raise NotImplementedError
 
     def named(self, tensors: Sequence[Any]) -> dict[str, Any]:
-        """Return inputs and outputs by name."""
+        """Return a dict of the inputs and outputs `tensors` by name."""
         return dict(zip((*self.inputs(), *self.results()), tensors, strict=False))
 
     def rule(self, *types: TensorType) -> Rule:
@@ -86,7 +86,7 @@ class OverTime(Op):
         return [space.output(name) for name in self.results()]
 
     def times(self, count: int) -> range:
-        """Return the time steps in the order of the recurrence."""
+        """Return the time steps 0 to count - 1 in the order of the recurrence."""
         return range(count - 1, -1, -1) if self.reverse else range(count)
 
     def previous(self, t: int) -> int:
@@ -208,7 +208,7 @@ class Quantity:
         self.value = value
 
     def combined(self, function: Callable[[Tensor, Tensor], Tensor], other: Quantity | float, swapped: bool = False) -> Quantity:
-        """Return a function of this tensor and another one, or a number."""
+        """Return function(this tensor, other), or function(other, this tensor) if `swapped`."""
         second = other.value if isinstance(other, Quantity) else ew.fill_like(self.value, other)
         return Quantity(function(second, self.value) if swapped else function(self.value, second))
 
@@ -229,7 +229,7 @@ class Quantity:
 
 
 def _selected(condition: Quantity, x: Quantity | float, y: Quantity | float) -> Quantity:
-    """Return x where the condition holds, else y, one of which may be a number."""
+    """Return x where the condition is true, else y; one of x and y may be a number."""
     if isinstance(x, Quantity):
         return x.combined(lambda a, b: ew.where(condition.value, a, b), y)
     assert isinstance(y, Quantity)

@@ -46,7 +46,7 @@ class Recurrence(OverTime):
         return ("x", "w", *self.more(), *starts, *(("lengths",) if self.masked else ()))
 
     def more(self) -> tuple[str, ...]:
-        """Return the names of further weights."""
+        """Return the names of inputs other than x, w, initial states and lengths."""
         return ()
 
     def results(self) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ class Recurrence(OverTime):
         return read
 
     def new_states(self, f: Any, e: Read, **states: Any) -> dict[str, Any]:
-        """Return the results for the new states of a step."""
+        """Return the results of a step by name; samples without this step keep their states, and their output is 0."""
         y = states["h"]
         if self.masked:
             runs = e("runs")
@@ -97,7 +97,7 @@ class Recurrence(OverTime):
         return {"y": y, **states} | ({"cells": states["c"]} if "c" in states else {})
 
     def gradient(self, of: tuple[str, ...]) -> RecurrenceGrad:
-        """Return the gradient op for gradients of the outputs `of`."""
+        """Return the gradient op; `of` has the names of the outputs with a gradient, such as "dy"."""
         raise NotImplementedError
 
     def grad(self, *tensors: Any) -> Grads:
@@ -126,7 +126,7 @@ class Recurrence(OverTime):
         return ew.fill_like(at["w"], 0.0) if total is None else total
 
     def _first(self, at: dict[str, Tensor], d: Tensor) -> Tensor:
-        """Return d at the first step of each sample."""
+        """Return the values of d [steps, samples, ...] at the first step of each sample."""
         steps = d.tensor_type.shape[0]
         if not (self.reverse and self.masked):
             first = steps - 1 if self.reverse else 0
@@ -154,9 +154,9 @@ class Recurrence(OverTime):
 
 
 class RecurrenceGrad(OverTime):
-    """Base class of gradients: from gradients of y and the final states to those of x and the initial states.
+    """Base class of gradients of recurrences, from the gradients of y and the final states to the gradients of x and the initial states.
 
-    `of` names the output gradients among the inputs; the others are zero.
+    `of` has the names of the output gradients among the inputs; the gradients of other outputs are zero.
     """
 
     abstract = True
@@ -245,7 +245,7 @@ class RecurrenceGrad(OverTime):
 
 
 class Rnn(Recurrence):
-    """A recurrence h = tanh(x + w h'), or with relu."""
+    """A recurrence h = tanh(x + w h'), or relu(x + w h')."""
 
     relu: bool = False
     blocks = 1
@@ -343,7 +343,7 @@ class Gru(Recurrence):
 
 
 class GruGrad(RecurrenceGrad):
-    """Gradient of Gru: dx is the gradient of x, and dg that of w h' + bias."""
+    """Gradient of Gru: dx is the gradient of x, and dg is the gradient of w h' + bias."""
 
     blocks = 3
     reads = ("gates", "y")

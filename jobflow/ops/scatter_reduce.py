@@ -66,7 +66,7 @@ class ScatterReduce(Op):
         return replace(self, offset=self.offset + inputs[0].start[self.axis])
 
     def added(self, x: Tensor, ids: Tensor, of_x: Tensor, of_v: Tensor) -> Tensor:
-        """Return the elements `of_x` plus the sums of the elements `of_v` at each index."""
+        """Return `of_x` with the elements of `of_v` added at their indices."""
         return add(of_x, call(DimScatterAdd(self.axis, x.tensor_type.shape[self.axis]), of_v, ids))
 
     @classmethod

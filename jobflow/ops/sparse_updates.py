@@ -1,4 +1,4 @@
-"""Updates of tables that change only the rows with a gradient."""
+"""The update operation of SparseAdam, which changes only table rows with a nonzero gradient."""
 
 from __future__ import annotations
 

@@ -11,7 +11,10 @@ from jobflow.optim.schedule_base import LRScheduler, per_group
 
 
 class SWALR(LRScheduler):
-    """The schedule of stochastic weight averaging: from the current rate to `swa_lr` in `anneal_epochs` steps, by a cosine or a linear function."""
+    """The schedule of stochastic weight averaging: from the current rate to `swa_lr` in `anneal_epochs` steps.
+
+    `anneal_strategy` is "cos" for a cosine, or "linear".
+    """
 
     def __init__(
         self,
@@ -34,7 +37,7 @@ class SWALR(LRScheduler):
         super().__init__(optimizer, last_epoch, verbose)
 
     def _share(self, step: int) -> float:
-        """Return the share of `swa_lr` in the rate after a number of steps of this schedule."""
+        """Return the share of `swa_lr` in the rate after `step` steps of this schedule."""
         share = max(0.0, min(1.0, step / max(1, self.anneal_epochs)))
         return (1 - math.cos(math.pi * share)) / 2 if self.anneal_strategy == "cos" else share
 

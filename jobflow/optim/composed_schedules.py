@@ -12,7 +12,7 @@ from jobflow.optim.schedule_base import LRScheduler, check_optimizer, is_number,
 
 
 def _step(schedule: LRScheduler) -> None:
-    """Perform a step of an inner schedule; the outer schedule is registered with a compiled function."""
+    """Perform a step of an inner schedule, without registering the schedule with a compiled function: the outer schedule is registered."""
     (schedule.advance if type(schedule).step is LRScheduler.step else schedule.step)()
 
 

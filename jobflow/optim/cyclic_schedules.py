@@ -13,9 +13,10 @@ from jobflow.optim.schedule_base import LRScheduler, check_counts, check_numbers
 
 
 class CosineAnnealingWarmRestarts(LRScheduler):
-    """Cosine annealing with restarts (Loshchilov and Hutter 2017): from the initial rate to `eta_min` in a cycle of `T_0` steps, and again.
+    """Cosine annealing with restarts (Loshchilov and Hutter 2017): the rate falls from the initial rate to `eta_min` in each cycle.
 
-    Every cycle is `T_mult` times as long as the cycle before.  `step(epoch)` accepts fractions, such as epoch + batch / batches.
+    The first cycle has `T_0` steps, and every later cycle is `T_mult` times as long as the cycle before.  `step(epoch)` accepts fractions, such as
+    epoch + batch / batches.
     """
 
     def __init__(self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0, last_epoch: int = -1, verbose: Any = None) -> None:
@@ -143,7 +144,7 @@ class OneCycleLR(_MomentumCycle):
         super().__init__(optimizer, last_epoch, verbose)
 
     def _position(self, t: int) -> tuple[float, tuple[Any, ...]]:
-        """Return the share of the phase that is complete after t steps, and the phase.  Raises: JobError after the last step."""
+        """Return the complete share of the current phase after t steps, and the phase.  Raises: JobError after the last step."""
         if t > self.total_steps:
             raise JobError(
                 f"lr_scheduler.OneCycleLR.step at {user_line()}: step {t} is beyond total_steps={self.total_steps}; pass a larger total_steps"

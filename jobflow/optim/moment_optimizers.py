@@ -1,4 +1,4 @@
-"""Further optimizers, which apply formulas of `jobflow.ops.moment_updates`."""
+"""The optimizers RAdam, NAdam, Adamax, Lion, Rprop and ASGD, which apply formulas of `jobflow.ops.moment_updates`."""
 
 from __future__ import annotations
 

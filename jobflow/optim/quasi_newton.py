@@ -24,7 +24,7 @@ _SMALLEST = 1e-10
 
 @dataclass
 class Point:
-    """A point of the search line: its distance, and the loss, the gradient and the derivative along the line."""
+    """A point of the line search: its distance from the start, and the loss, the gradient and the derivative along the line."""
 
     distance: float
     loss: float
@@ -172,7 +172,7 @@ class _Minimisation:
         return direction
 
     def _moved(self, start: Point, last: bool) -> tuple[float, Tensor]:
-        """Move the parameters along the direction; return the loss and the gradient there, or those of `start` in the last iteration."""
+        """Move the parameters along the direction; return the loss and the gradient there, or the values of `start` in the last iteration."""
         state, group = self.state, self.group
         direction = state["d"]
         if group["line_search_fn"] is None:
@@ -246,7 +246,7 @@ def _refined(evaluate: Callable[[float], Point], start: Point, low: Point, high:
 
 
 def _too_high(point: Point, start: Point) -> bool:
-    """Return True if the loss did not decrease enough."""
+    """Return True if the loss at `point` violates the Wolfe condition of sufficient decrease."""
     return point.loss > start.loss + _DECREASE * point.distance * start.slope
 
 

@@ -113,7 +113,7 @@ class LRScheduler:
         self.advance(epoch)
 
     def advance(self, epoch: int | None = None) -> None:
-        """Perform a step, which is not registered with a compiled function."""
+        """Perform a step as `step` does, but without registering the schedule with a compiled function."""
         if epoch is not None and (not is_number(epoch) or epoch < 0):
             raise ConfigError(f"lr_scheduler.{type(self).__name__}.step at {user_line()}: epoch must be a number of at least 0, not {epoch!r}")
         self._step_count += 1
@@ -164,7 +164,7 @@ class LRScheduler:
         yield self
 
     def snapshot(self) -> Callable[[], None]:
-        """Return a function that restores the schedule and the options of the groups to the state before."""
+        """Return a function that restores the present state of the schedule and of the options of the groups."""
         attributes = [(vars(each), dict(vars(each))) for each in self.family()]
         options = [(group, dict(group)) for group in self.optimizer.param_groups]
 

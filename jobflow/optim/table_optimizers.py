@@ -1,4 +1,4 @@
-"""Optimizers of tables whose gradients have few rows."""
+"""SparseAdam, the optimizer of tables whose gradients are zero in most rows."""
 
 from __future__ import annotations
 

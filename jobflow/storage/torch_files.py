@@ -30,7 +30,7 @@ _MOST16, _MOST32 = 2**16 - 1, 2**32 - 1
 
 @dataclass(frozen=True)
 class TorchFile:
-    """The object of a file, with references to tensors, and the arrays of the storages by key."""
+    """The object in a file, with references to tensors, and the arrays of the storages by key."""
 
     tree: Any
     storages: Mapping[str, Array]
@@ -141,7 +141,7 @@ def _entry(directory: memoryview, at: int, name: str) -> tuple[str, int, int, in
 
 
 def _wide(extra: memoryview, values: list[int]) -> list[int]:
-    """Replace values that exceed 32 bits by the values of the extra field 1."""
+    """Replace values of 0xFFFFFFFF in a directory entry by the 64-bit values in the extra field of type 1."""
     at = 0
     while at + 4 <= len(extra):
         kind, size = struct.unpack_from("<HH", extra, at)

@@ -160,7 +160,7 @@ class Interpreter:
     # ---------------------------------------------------------------- containers
 
     def marked(self) -> list[Any]:
-        """Return the objects after the last mark, and remove the mark."""
+        """Return the objects on the stack above the last mark, and remove the mark."""
         items = self.stack
         self.stack = self.marks.pop()
         return items
@@ -230,13 +230,13 @@ class Interpreter:
         self.stack.append(function.action(self, *arguments))
 
     def build(self) -> None:
-        """Drop the attributes of an OrderedDict: `state_dict` of PyTorch attaches versions of modules."""
+        """Drop the attributes of an OrderedDict, in which PyTorch's `state_dict` stores the versions of modules."""
         attributes, target = self.stack.pop(), self.stack[-1]
         if type(target) is not OrderedDict or type(attributes) is not dict or set(attributes) - {"_metadata"}:
             raise TypeError("attributes are set on an object that has none")
 
     def persistent(self) -> None:
-        """Replace the identifier of a storage by a reference to the storage."""
+        """Replace the identifier of a storage on the stack by a `StorageRef`."""
         word, kind, key, location, elements, *view = self.stack.pop()
         if word != "storage" or not isinstance(kind, StorageKind) or not isinstance(key, str) or not isinstance(location, str) or any(view):
             raise TypeError("a storage has an unknown form; save the file with a newer release of PyTorch")
@@ -255,7 +255,7 @@ def _brief(error: Exception) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """A function of the fixed list."""
+    """A marker for a function of the fixed list, whose call executes `action`."""
 
     action: Callable[..., Any]
 
@@ -305,7 +305,7 @@ def _ordered(vm: Interpreter, *pairs: Any) -> OrderedDict[Any, Any]:
 
 
 def _copied(vm: Interpreter, kind: type[list[Any]] | type[dict[Any, Any]], items: Any) -> Any:
-    """Return the items of a container that is copied, and count them: a small file may copy a large container many times."""
+    """Return the items of a container that is copied, and count them as operations, because a small file may copy a large container many times."""
     if type(items) is not kind:
         raise TypeError("a container is built from another object")
     vm.spend(len(items))
@@ -319,7 +319,7 @@ def _slice(vm: Interpreter, *bounds: Any) -> slice:
 
 
 def _encode(vm: Interpreter, text: Any, encoding: Any) -> bytes:
-    """Return bytes, which older pickles write as text."""
+    """Return `text` as bytes: older pickles write bytes as text and its encoding."""
     if type(text) is not str or encoding != "latin1":
         raise TypeError("bytes have an unknown encoding")
     vm.spend(len(text) >> 6)
@@ -353,7 +353,7 @@ _HASHED = {str, int, float, bool, bytes, type(None), tuple}
 
 
 def _push(value: Callable[[Interpreter], Any]) -> Callable[[Interpreter], None]:
-    """Return the operation that pushes a value."""
+    """Return the operation that pushes value(interpreter) on the stack."""
 
     def action(vm: Interpreter) -> None:
         item = value(vm)
@@ -382,7 +382,7 @@ def _mark(vm: Interpreter) -> None:
 
 
 def _with_marked(use: Callable[[Interpreter, list[Any]], Any]) -> Callable[[Interpreter], None]:
-    """Return an operation on the objects after the last mark."""
+    """Return the operation that calls `use` with the objects on the stack above the last mark."""
     return lambda vm: use(vm, vm.marked())
 
 

@@ -98,7 +98,7 @@ class _Composition:
 
 
 def _generators() -> list[tuple[Any, int, int]]:
-    """Return the random generators of tensors with their seeds and counters."""
+    """Return (generator, seed, counter) for the local and the global random generator."""
     here = state()
     return [(each, each.seed, each.draws) for each in (here.local_generator, here.global_generator)]
 
@@ -121,7 +121,7 @@ class _Call:
     check: str
 
     def detached(self, result: Any, first: int) -> Any:
-        """Return the result with outputs that depend on one node of the tape, which replaces the nodes of the call, numbered from `first`."""
+        """Return the result with its outputs attached to one node of the tape, which replaces the nodes of the call, numbered from `first`."""
         outputs = _outputs(result, first)
         if not outputs:
             return result
@@ -187,7 +187,7 @@ class _Recomputation:
 
 
 def _outputs(result: Any, first: int) -> list[Tensor]:
-    """Return the tensors of a result that depend on nodes numbered from `first`, each once."""
+    """Return each tensor of a result that depends on a node numbered from `first`, only once."""
     outputs = {id(y): y for y in _tensors(result) if _is_inside(edge_of(y), first)}
     return list(outputs.values())
 
@@ -201,7 +201,7 @@ def _is_inside(edge: Edge, first: int) -> bool:
 
 
 def _boundary(roots: Sequence[Edge], first: int) -> dict[Any, Edge]:
-    """Return the edges from nodes numbered from `first` to leaves and earlier nodes, by key."""
+    """Return the edges from nodes numbered from `first` to leaves and earlier nodes, as a dict by `_key`."""
     edges: dict[Any, Edge] = {}
     for node in _nodes(roots, first):
         edges.update((_key(edge), edge) for edge in node.edges if edge is not None and not _is_inside(edge, first))

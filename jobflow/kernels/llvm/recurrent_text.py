@@ -34,7 +34,7 @@ OPERAND = ("address", "last", "step", "down", "block")
 
 @dataclass(frozen=True)
 class StepForm(Vectors):
-    """The form of a recurrence.
+    """The properties of a recurrence that determine its compiled loop.
 
     A panel has `vectors` vectors of sums: one of each gate, or `units` vectors of hidden units.  The weight is [depth, hidden], or with `transposed`
     [gates, hidden, depth].  The formula reads element 0, 1, ... for `reads`, which are pairs of an operand and a block of hidden units.  `writes`

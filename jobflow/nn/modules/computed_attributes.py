@@ -24,7 +24,7 @@ class Rule(Protocol):
 
 
 class Computing:
-    """Base class of the subclasses with computed attributes."""
+    """Base class of classes with computed attributes, which `compute` creates."""
 
     original_class: ClassVar[type[Module]]
 

@@ -1,4 +1,4 @@
-"""Modules that take their number of input features from their first input."""
+"""Modules whose number of input features is determined by their first input."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ class RNNBase(_Recurrent):
 
 
 class RNN(RNNBase):
-    """A recurrent network: h = tanh(W_ih x + b_ih + W_hh h' + b_hh), or with `nonlinearity="relu"` (Elman 1990); see `RNNBase`."""
+    """A recurrent network: h = tanh(W_ih x + b_ih + W_hh h' + b_hh), or relu of this sum with `nonlinearity="relu"` (Elman 1990); see `RNNBase`."""
 
     def __init__(
         self,

@@ -94,7 +94,7 @@ class SyncBatchNorm(_BatchNorm):
         return result.to(input.dtype)
 
     def _track(self, mean: Tensor, squares: Tensor, count: int) -> None:
-        """Move the running statistics towards the statistics of this batch."""
+        """Update the running statistics by the statistics of this batch."""
         if not self.track_running_stats or self.running_mean is None or not self.training:
             return
         momentum = self._count()

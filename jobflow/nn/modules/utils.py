@@ -1,4 +1,4 @@
-"""Conversion of arguments to tuples, for modules of users: `_single`, `_pair`, `_triple`, `_quadruple` and `_ntuple`."""
+"""Conversion of arguments to tuples, for user-defined modules: `_single`, `_pair`, `_triple`, `_quadruple` and `_ntuple`."""
 
 from __future__ import annotations
 

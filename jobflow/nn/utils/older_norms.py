@@ -86,9 +86,10 @@ def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Mo
 
 
 def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int = 1, eps: float = 1e-12, dim: int | None = None) -> Module:
-    """Replace a weight by the parameter `<name>_orig` over its largest singular value, and return the module (Miyato et al. 2018).
+    """Divide a weight by its largest singular value at each access, and return the module (Miyato et al. 2018).
 
-    The singular vectors are the buffers `<name>_u` and `<name>_v`, updated by `n_power_iterations` steps per access in training.
+    The weight becomes the parameter `<name>_orig`.  The singular vectors are the buffers `<name>_u` and `<name>_v`, which `n_power_iterations` steps
+    per access update in training.
     Raises: ArgumentError unless the module has the parameter, or for n_power_iterations < 1; AxisError for a `dim` out of range.
     """
     what = "spectral_norm"
@@ -125,10 +126,10 @@ def _removed(what: str, module: Module, name: str, kind: type[Any], *parts: str)
 
 
 def remove_weight_norm(module: Module, name: str = "weight") -> Module:
-    """Make a weight with `weight_norm` a parameter again, and return the module.  Raises: ArgumentError if there is none."""
+    """Make a normalized weight an ordinary parameter with its value, and return the module.  Raises: ArgumentError without `weight_norm`."""
     return _removed("remove_weight_norm", module, name, _WeightNorm, "_g", "_v")
 
 
 def remove_spectral_norm(module: Module, name: str = "weight") -> Module:
-    """Make a weight with `spectral_norm` a parameter again, and return the module.  Raises: ArgumentError if there is none."""
+    """Make a normalized weight an ordinary parameter with its value, and return the module.  Raises: ArgumentError without `spectral_norm`."""
     return _removed("remove_spectral_norm", module, name, _SpectralNorm, "_orig", "_u", "_v")

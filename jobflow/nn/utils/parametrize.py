@@ -29,7 +29,7 @@ _active = [0]
 
 @contextmanager
 def cached() -> Iterator[None]:
-    """Compute each parametrized tensor once within the block, at its first access."""
+    """Compute each parametrized tensor only once inside the `with` block, at its first access."""
     _active[0] += 1
     try:
         yield
@@ -221,7 +221,7 @@ def remove_parametrizations(module: Module, tensor_name: str, leave_parametrized
 
 
 def type_before_parametrizations(module: Module) -> type:
-    """Return the class of the module without parametrizations."""
+    """Return the class that the module had before its first parametrization."""
     return original_class(module)
 
 

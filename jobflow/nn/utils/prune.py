@@ -69,7 +69,7 @@ def _check_shape(what: str, name: str, x: Any, parameter: Tensor) -> None:
 
 
 def _count(what: str, amount: Any, size: int) -> int:
-    """Return how many of `size` elements to prune: an int, or a fraction rounded to the nearest int."""
+    """Return the number of elements to prune: the int `amount`, or a fraction of `size` rounded to the nearest int."""
     if isinstance(amount, bool) or not isinstance(amount, int | float | np.number) or not amount >= 0 or not math.isfinite(amount):
         raise ArgumentError(f"{what} at {user_line()}: amount must be a fraction from 0 to 1, or a number of elements; got {amount!r}")
     if isinstance(amount, float | np.floating):
@@ -82,7 +82,7 @@ def _count(what: str, amount: Any, size: int) -> int:
 
 
 def _lowest(scores: Tensor, mask: Tensor, count: int) -> Tensor:
-    """Return the mask without the `count` remaining elements of the lowest scores; scores and mask are vectors."""
+    """Return the mask with 0 also at the `count` unmasked elements with the lowest scores; scores and mask are vectors."""
     order = argsort(argsort(scores.masked_fill(mask == 0, math.inf), 0), 0)
     return mask * (order >= count).to(mask.dtype)
 
@@ -139,7 +139,7 @@ def _structured(what: str, module: Module, name: str, amount: Any, dim: int, sco
 
 
 def scores_of_channels(values: Tensor, others: tuple[int, ...]) -> Tensor:
-    """Return the sums of the scores over the other axes."""
+    """Return the sums of the scores over the axes `others`."""
     return values.sum(others) if others else values
 
 

@@ -41,7 +41,7 @@ def whole(what: str, name: str, value: Any, least: int) -> int:
 
 
 def generator(what: str, value: Any, seed: Any = None) -> None:
-    """Raise ArgumentError unless `value` is a Generator or None, and `seed` an integer or None; one of them must be None."""
+    """Raise ArgumentError unless `value` is a Generator or None, `seed` an integer or None, and at least one of them None."""
     if value is not None and not isinstance(value, Generator):
         raise ArgumentError(f"{what}: generator must be a jobflow.Generator or None; got {value!r}; pass an integer as seed=")
     if seed is not None and (isinstance(seed, bool) or not hasattr(seed, "__index__")):
@@ -59,7 +59,7 @@ def length(what: str, name: str, value: Any) -> int:
 
 
 def listed(what: str, name: str, value: Any) -> list[Any]:
-    """Return list(value); raise ArgumentError for an object that is not iterable, and for text."""
+    """Return list(value); raise ArgumentError for a string or an object that is not iterable."""
     if isinstance(value, str | bytes) or not (isinstance(value, Iterable) or hasattr(value, "__getitem__")):
         raise ArgumentError(f"{what}: {name} must be a sequence; got {value!r}")
     try:
