@@ -256,7 +256,7 @@ def _broadcast(what: str, value: Tensor, shape: tuple[int, ...]) -> tuple[int, .
     missing = max(value.ndim, len(shape))
     padded = [(1,) * (missing - len(s)) + tuple(s) for s in (tuple(value.shape), shape)]
     if any(m != n and 1 not in (m, n) for m, n in zip(*padded, strict=True)):
-        raise ShapeError(f"{what} at {user_line()}: value {value.tensor_type} does not broadcast with the batch shape {list(shape)}")
+        raise ShapeError(f"{what} at {user_line()}: value {value.tensor_type} must broadcast with the batch shape {list(shape)}")
     return tuple(n if m == 1 else m for m, n in zip(*padded, strict=True))
 
 

@@ -93,7 +93,7 @@ class Distribution:
         event = tuple(value.shape)[value.ndim - len(self._event_shape) :] if value.ndim >= len(self._event_shape) else None
         pairs = zip(reversed(value.shape), reversed(expected), strict=False)
         if event != tuple(self._event_shape) or any(m != n and 1 not in (m, n) for m, n in pairs):
-            raise ShapeError(f"{what} at {user_line()}: value {value.tensor_type} does not match batch and event shape {list(expected)}")
+            raise ShapeError(f"{what} at {user_line()}: value {value.tensor_type} must broadcast to batch and event shape {list(expected)}")
         return bounded(what, "value", value, **bounds) if bounds else value
 
     def _missing(self, what: str) -> JobError:
@@ -209,7 +209,7 @@ def broadcast(what: str, **values: Any) -> list[Tensor]:
         shape = np.broadcast_shapes(*(tuple(x.shape) for x in result))
     except ValueError:
         shapes = ", ".join(f"{name} {x.tensor_type}" for name, x in zip(values, result, strict=True))
-        raise ShapeError(f"{what} at {user_line()}: {shapes} do not broadcast") from None
+        raise ShapeError(f"{what} at {user_line()}: {shapes} do not broadcast; pass numbers, or tensors of one shape") from None
     return [x if tuple(x.shape) == shape else x.expand(*shape) for x in result]
 
 

@@ -50,7 +50,9 @@ class MultivariateNormal(Distribution):
         try:
             batch = np.broadcast_shapes(tuple(loc.shape)[:-1], tuple(matrix.shape)[:-2])
         except ValueError:
-            raise ShapeError(f"{what} at {user_line()}: loc {loc.tensor_type} and {passed[0]} {matrix.tensor_type} do not broadcast") from None
+            raise ShapeError(
+                f"{what} at {user_line()}: the leading axes of loc {loc.tensor_type} and {passed[0]} {matrix.tensor_type} must broadcast"
+            ) from None
         super().__init__(batch, size, validate_args)
         matrix = as_float(matrix)
         factor = matrix if passed[0] == "scale_tril" else cholesky(inv(matrix) if passed[0] == "precision_matrix" else matrix)

@@ -176,9 +176,7 @@ def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accum
     places = reshape(sub(cumsum(run(FillLike(1, int64), flatten(x)), 0), 1), x.shape)
     at = getitem(places, tuple(slice(None) if each is None else each for each in indices))
     if common_shape(what, values.shape, at.shape) != tuple(at.shape):
-        raise ShapeError(
-            f"{what} at {user_line()}: values {values.tensor_type} do not broadcast to the selection {list(at.shape)} of {x.tensor_type}"
-        )
+        raise ShapeError(f"{what} at {user_line()}: values {values.tensor_type} must broadcast to the selection {list(at.shape)} of {x.tensor_type}")
     addends, ids = flatten(expand(values, at.shape)), flatten(at)
     row = flatten(x)
     if accumulate and x.dtype is bool_:

@@ -88,7 +88,7 @@ def narrow(x: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
     start, length = integer("narrow", start), integer("narrow", length)
     first = start + x.shape[axis] if start < 0 else start
     if not 0 <= first <= first + length <= x.shape[axis]:
-        raise ShapeError(f"narrow at {user_line()}: length {length} from start {start} exceeds axis {axis} of {x.tensor_type}")
+        raise ShapeError(f"narrow at {user_line()}: length {length} from start {start} exceeds axis {axis} of {x.tensor_type}; pass a smaller range")
     return run(_window(x, axis, first, first + length), x)
 
 

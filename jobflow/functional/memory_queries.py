@@ -40,7 +40,7 @@ def data_ptr(x: Tensor) -> int:
     Raises: JobError during tracing.
     """
     if x.traced is not None:
-        raise JobError(f"data_ptr at {user_line()}: a tensor has no address while {running()} runs")
+        raise JobError(f"data_ptr at {user_line()}: a tensor has no address while {running()} runs; call data_ptr() outside")
     address: int = x.array.ctypes.data
     return address
 

@@ -167,8 +167,8 @@ def _blocks(what: str, image: Sequence[int], kernel_size: Sizes, dilation: Sizes
     counts = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, d, p, s in zip(image, kernel, dilations, around, strides, strict=True)]
     if min(counts) < 1:
         raise ShapeError(
-            f"{what} at {user_line()}: kernel_size {list(kernel)} with dilation {list(dilations)} does not fit images of size {list(image)} with "
-            f"padding {list(around)}"
+            f"{what} at {user_line()}: kernel_size {list(kernel)} with dilation {list(dilations)} exceeds images of size {list(image)} with "
+            f"padding {list(around)}; reduce the kernel, or increase the padding"
         )
     return [taps(*each).T for each in zip(counts, kernel, strides, dilations, around, strict=True)]
 

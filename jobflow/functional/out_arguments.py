@@ -83,7 +83,9 @@ def _copy(what: str, x: Any, value: Any) -> None:
     from jobflow.functional import in_place, promotion  # import this module through `dispatch`
 
     if not in_place.holds(x, value):
-        raise DtypeError(f"{what} at {user_line()}: the result is {value.tensor_type}, which out {x.tensor_type} cannot hold")
+        raise DtypeError(
+            f"{what} at {user_line()}: the result is {value.tensor_type}, which out {x.tensor_type} cannot hold; pass an out of this type"
+        )
     if x.tensor_type.shape == value.tensor_type.shape:
         in_place.written(x, f"{what}(out=)", value)
     elif x.tensor_type.size or building_now() is not None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jobflow.core.errors import DtypeError, JobError, ShapeError, user_line
+from jobflow.core.errors import DtypeError, JobError, ShapeError, counted, user_line
 from jobflow.functional.dispatch import method
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.indexing import listed
@@ -125,7 +125,7 @@ def _parsed(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str]:
     left, arrow, right = equation.replace(" ", "").partition("->")
     words = left.split(",")
     if len(words) != len(operands):
-        raise ShapeError(f"{what}: the number of terms in the equation, {len(words)}, is not the number of tensors, {len(operands)}")
+        raise ShapeError(f"{what}: the equation has {counted(len(words), 'term')} for {counted(len(operands), 'tensor')}; write one term per tensor")
     extra = [x.ndim - len(word.replace("...", "")) if "..." in word else 0 for word, x in zip(words, operands, strict=True)]
     dots = "".join(chr(ord("\u0391") + i) for i in range(max([0, *extra])))
     if not arrow:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, counted, user_line
 from jobflow.core.layout import B
 from jobflow.core.types import Array
 from jobflow.functional.casting import named
@@ -54,10 +54,15 @@ def _shape(what: str, size: Any, sparse: int, least: Sequence[int], dense: tuple
     except (TypeError, ValueError):
         raise ShapeError(f"{what} at {user_line()}: size must be a sequence of integers; got {size!r}") from None
     if len(shape) != sparse + len(dense) or shape[sparse:] != dense or min(shape, default=0) < 0:
-        raise ShapeError(f"{what} at {user_line()}: size {list(shape)} does not match {sparse} axes of indices and values of shape {list(dense)}")
+        raise ShapeError(
+            f"{what} at {user_line()}: size {list(shape)} must have one size for each of {counted(sparse, 'row')} of indices, "
+            f"followed by {list(dense)}, the shape of a value"
+        )
     for axis, (n, needed) in enumerate(zip(shape, least, strict=False)):
         if needed > n:
-            raise ArgumentError(f"{what} at {user_line()}: index {needed - 1} is out of range for axis {axis} of size {list(shape)}")
+            raise ArgumentError(
+                f"{what} at {user_line()}: index {needed - 1} is out of range for axis {axis} of size {list(shape)}; pass a larger size"
+            )
     return shape
 
 

@@ -133,7 +133,7 @@ class SparseTensor(NotDense):
 
     def _axis(self, what: str, dim: int) -> int:
         if not -self.ndim <= whole(what, "dim", dim) < self.ndim:
-            raise AxisError(f"{what} at {user_line()}: dim {dim} is out of range for {self._text()}")
+            raise AxisError(f"{what} at {user_line()}: dim {dim} is out of range, {-self.ndim} to {self.ndim - 1}, for {self._text()}")
         return dim % self.ndim
 
     def _text(self) -> str:
@@ -295,7 +295,7 @@ class SparseTensor(NotDense):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise ShapeError(f"len at {user_line()}: {self._text()} has no axes")
+            raise ShapeError(f"len at {user_line()}: {self._text()} has no axes; use numel()")
         return self.shape[0]
 
     def __getattr__(self, name: str) -> Any:

@@ -60,7 +60,7 @@ def test_invalid_sorting_arguments_raise() -> None:
         (lambda: F.einsum("ij,jk->ik", x, x), r"the axis 'j' has 6 elements in one tensor and 4 in another"),
         (lambda: F.einsum("ijk->i", x), r"one letter per axis of its tensor float64\[4,6\]"),
         (lambda: F.einsum("ij->k", x), "must have distinct letters of the operands"),
-        (lambda: F.einsum("ij,jk", x), "the number of terms in the equation, 2, is not the number of tensors, 1"),
+        (lambda: F.einsum("ij,jk", x), "the equation has 2 terms for 1 tensor; write one term per tensor"),
     ):
         with pytest.raises(ShapeError, match=words):
             wrong()

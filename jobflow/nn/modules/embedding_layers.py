@@ -49,7 +49,8 @@ class _Table(Module):
         for name, size in (("num_embeddings", num_embeddings), ("embedding_dim", embedding_dim)):
             whole(what, name, size)
         if padding_idx is not None and not -num_embeddings <= whole(what, "padding_idx", padding_idx) < num_embeddings:
-            raise ArgumentError(f"{what} at {user_line()}: padding_idx {padding_idx} is out of range for {num_embeddings} rows")
+            rows = f"{-num_embeddings} to {num_embeddings - 1}"
+            raise ArgumentError(f"{what} at {user_line()}: padding_idx {padding_idx} is out of range, {rows}, for {num_embeddings} rows")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
         self.max_norm = None if max_norm is None else real(what, "max_norm", max_norm)

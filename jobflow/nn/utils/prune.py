@@ -77,7 +77,7 @@ def _count(what: str, amount: Any, size: int) -> int:
             raise ArgumentError(f"{what} at {user_line()}: a fraction must be at most 1; got amount {amount}; pass an int for a number of elements")
         return round(float(amount) * size)
     if amount > size:
-        raise ArgumentError(f"{what} at {user_line()}: amount {amount} exceeds the number of elements, {size}")
+        raise ArgumentError(f"{what} at {user_line()}: amount {amount} exceeds the number of elements, {size}; pass a smaller amount")
     return int(amount)
 
 

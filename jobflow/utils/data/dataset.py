@@ -170,5 +170,5 @@ def _sizes(what: str, lengths: list[Any], size: int) -> list[int]:
             sizes[i % len(sizes)] += 1
         return sizes
     if sum(lengths) != size or any(each != int(each) for each in lengths):
-        raise ArgumentError(f"{what}: lengths {lengths} add up to {sum(lengths)}, but the dataset has {size} samples")
+        raise ArgumentError(f"{what}: lengths {lengths} add up to {sum(lengths)}, but the dataset has {size} samples; pass lengths that add up to it")
     return [int(each) for each in lengths]
