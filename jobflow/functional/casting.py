@@ -65,14 +65,19 @@ def _to(name: str, dtype: DType) -> Callable[[Tensor], Tensor]:
 def as_type(x: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
     """Return the name of the tensor's class, such as "jobflow.FloatTensor"; with `dtype`, return x converted to this type.
 
-    `dtype` is an element type, a tensor class, or the name of a tensor class.
+    `dtype` is an element type, a tensor class, or the name of a tensor class.  Classes of `flow.cuda` also copy x to the device "cuda".
     """
     if dtype is None:
         name = next(name for name, known in CLASSES.items() if known.numpy == x.tensor_type.dtype.numpy)
         return f"jobflow.{'cuda.' if x.is_cuda else ''}{name}"
+    on_cuda = getattr(dtype, "device_type", None) == "cuda"
     if isinstance(dtype, str):
-        dtype = CLASSES.get(dtype.removeprefix("jobflow."), dtype)
+        name = dtype.removeprefix("jobflow.")
+        on_cuda = name.startswith("cuda.")
+        dtype = CLASSES.get(name.removeprefix("cuda."), dtype)
     of_class = getattr(dtype, "dtype", None)
+    if on_cuda:
+        x = x.cuda()
     return as_dtype(x, named("type", of_class if isinstance(of_class, DType) else dtype))
 
 

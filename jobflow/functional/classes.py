@@ -17,9 +17,10 @@ __all__ = [
 
 
 class _TensorMeta(type):
-    """Metaclass of `flow.Tensor`, and of the tensor classes of one element type."""
+    """Metaclass of `flow.Tensor`, and of the tensor classes of one element type, for tensors on any device or only for "cuda"."""
 
     dtype: DType | None
+    device_type: str | None
 
     def __call__(cls, *arguments: Any, **options: Any) -> AnyTensor:
         """Return a tensor of zeros with the passed sizes (integers or a Size), or a tensor of the passed data.
@@ -27,12 +28,14 @@ class _TensorMeta(type):
         The element type is `dtype=`, else the type of the class, else float32.
         """
         options.setdefault("dtype", cls.dtype or types.float32)
+        if cls.device_type is not None:
+            options.setdefault("device", cls.device_type)
         if len(arguments) == 1 and not isinstance(arguments[0], int) and not _is_shape(arguments[0]):
             return tensor(arguments[0], **options)
         return empty(*arguments, **options) if arguments else empty(0, **options)
 
     def __instancecheck__(cls, x: object) -> bool:
-        return isinstance(x, AnyTensor) and cls.dtype in (None, x.dtype)
+        return isinstance(x, AnyTensor) and cls.dtype in (None, x.dtype) and (cls.device_type is None or bool(x.is_cuda))
 
     def __subclasscheck__(cls, other: type) -> bool:
         return issubclass(other, AnyTensor) if cls.dtype is None else type.__subclasscheck__(cls, other)
@@ -60,12 +63,20 @@ else:
         """
 
         dtype = None
+        device_type = None
 
 
-def _of(name: str, dtype: DType) -> _TensorMeta:
-    return _TensorMeta(name, (), {"dtype": dtype, "__doc__": f"Tensors of element type {dtype.name}.", "__module__": __name__})
+def tensor_classes(module: str, device_type: str | None = None) -> list[_TensorMeta]:
+    """Return the classes of `CLASSES` for tensors on any device, or only for `device_type`; `module` is their `__module__`."""
+    where = f' on the device "{device_type}"' if device_type else ""
+    return [
+        _TensorMeta(
+            name, (), {"dtype": dtype, "device_type": device_type, "__doc__": f"Tensors of element type {dtype.name}{where}.", "__module__": module}
+        )
+        for name, dtype in CLASSES.items()
+    ]
 
 
-FloatTensor, DoubleTensor, HalfTensor, BFloat16Tensor, ShortTensor, IntTensor, LongTensor, CharTensor, ByteTensor, BoolTensor = (
-    _of(name, dtype) for name, dtype in CLASSES.items()
+FloatTensor, DoubleTensor, HalfTensor, BFloat16Tensor, ShortTensor, IntTensor, LongTensor, CharTensor, ByteTensor, BoolTensor = tensor_classes(
+    __name__
 )

@@ -15,10 +15,15 @@ from typing import Any, NamedTuple, Self
 from jobflow.core.errors import ArgumentError, JobError, PlacementError, user_line
 from jobflow.core.lazy_imports import add_aliases
 from jobflow.functional import sampling
+from jobflow.functional.classes import tensor_classes
 from jobflow.functional.devices import checked_device
 from jobflow.functional.devices import device as _device
 from jobflow.runtime.device import cupy_device
 from jobflow.tensors.state import state
+
+FloatTensor, DoubleTensor, HalfTensor, BFloat16Tensor, ShortTensor, IntTensor, LongTensor, CharTensor, ByteTensor, BoolTensor = tensor_classes(
+    __name__, "cuda"
+)
 
 
 def device_count() -> int:

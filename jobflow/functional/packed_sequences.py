@@ -21,7 +21,7 @@ from jobflow.functional.comparing import where
 from jobflow.functional.creation import tensor
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.joining import cat, unbind
-from jobflow.functional.nn_base import one_of
+from jobflow.functional.nn_base import flag, one_of
 from jobflow.functional.shapes import reshape
 from jobflow.functional.typed import Tensor
 from jobflow.ops.index import Gather
@@ -111,13 +111,6 @@ class PackedSequence(_Fields):
     @property
     def is_cuda(self) -> bool:
         return bool(self.data.is_cuda)
-
-
-def flag(what: str, name: str, value: Any) -> bool:
-    """Return a flag; raise ArgumentError unless it is True or False."""
-    if not isinstance(value, bool | np.bool_):
-        raise ArgumentError(f"{what} at {user_line()}: {name} must be True or False; got {value!r}")
-    return bool(value)
 
 
 def _checked_sizes(data: Tensor, batch_sizes: Tensor) -> Array:

@@ -180,11 +180,16 @@ class ProgramRecorder(ABC, Generic[T]):
             hidden = hidden or (tensor.base is not None and isinstance(tensor.base[1], Detach))
         value = self.known(new_value)
         self.known(x).wrote()
-        for view, below in zip(chain, [*chain[1:], None], strict=True):
-            view._synced_version = x.version
-            self._hold(view, value)
-            if below is not None:
-                value = self._around(view, below)
+        before = self.here.grad_enabled
+        try:
+            for view, below in zip(chain, [*chain[1:], None], strict=True):
+                view._synced_version = x.version
+                self._hold(view, value)
+                if below is not None:
+                    self.here.grad_enabled = self.here.grad_enabled and not isinstance(view.base[1], Detach)
+                    value = self._around(view, below)
+        finally:
+            self.here.grad_enabled = before
 
     def _hold(self, x: T, value: T) -> None:
         if x.traced is not None:

@@ -12,7 +12,7 @@ from jobflow.core.errors import ArgumentError, ConfigError, DivergedError, Dtype
 from jobflow.core.layout import B, P, S
 from jobflow.core.types import bool_, float16, float32, float64, int32, int64, uint8
 from jobflow.engine.placements import placement, sbp
-from jobflow.functional import classes, creation, filling, sampling
+from jobflow.functional import classes, creation, cuda, filling, sampling
 from jobflow.functional.casting import get_default_dtype, set_default_dtype
 
 FACTORIES: list[tuple[Any, Any]] = [
@@ -93,6 +93,8 @@ def test_factories_have_default_types_and_shapes() -> None:
     assert classes.Tensor(2, 3).shape == (2, 3) and classes.Tensor([1, 2]).dtype is float32 and classes.LongTensor([1, 2]).dtype is int64
     assert isinstance(x, classes.Tensor) and isinstance(x, classes.FloatTensor) and not isinstance(x, classes.LongTensor)
     assert not isinstance(array, classes.Tensor) and issubclass(type(x), classes.Tensor)
+    moved = x.type(cuda.DoubleTensor)
+    assert isinstance(moved, cuda.DoubleTensor) and moved.is_cuda and not isinstance(x, cuda.FloatTensor) and cuda.LongTensor([1]).is_cuda
     set_default_dtype(float64)
     assert creation.zeros(2).dtype is float64 and creation.tensor([0.5]).dtype is float64 and get_default_dtype() is float64
 

@@ -96,6 +96,13 @@ def test_conversions_preserve_values_and_indices() -> None:
     np.testing.assert_array_equal(rows.to_dense().numpy(), DENSE)
     compressed = flow.tensor(DENSE).to_sparse_csr()
     assert compressed.crow_indices().tolist() == [0, 1, 2, 4, 4] and compressed.col_indices().tolist() == [1, 3, 0, 2]
+    by_class = flow.sparse.DoubleTensor(flow.LongTensor(INDICES), flow.tensor(VALUES), flow.Size(SHAPE))
+    assert (
+        isinstance(by_class, flow.sparse.DoubleTensor)
+        and not isinstance(by_class, flow.sparse.FloatTensor)
+        and flow.sparse.IntTensor(2, 3)._nnz() == 0
+    )
+    np.testing.assert_array_equal(by_class.to_dense().numpy(), DENSE)
     assert compressed.is_sparse_csr and compressed.float().dtype is flow.float32 and a.sum().item() == VALUES.sum()
 
 
@@ -112,12 +119,13 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: matrix().crow_indices(), r"to_sparse_csr"),
     (lambda: matrix(requires_grad=True), r"requires_grad"),
     (lambda: flow.sparse_coo_tensor([[0], [5]], [1.0], (2, 2)), r"index 5.*axis 1"),
-    (lambda: flow.sparse_coo_tensor([[0], [-1]], [1.0], (2, 2)), r"index -1"),
+    (lambda: flow.sparse_coo_tensor([[0], [-1]], [1.0], (2, 2)), r"contains -1"),
     (lambda: flow.sparse_coo_tensor([[0.5], [1]], [1.0]), r"integers"),
     (lambda: flow.sparse_coo_tensor([[0], [1]], [1.0, 2.0]), r"1 indices"),
     (lambda: flow.sparse_coo_tensor([[0], [1]], [1.0], "ab"), r"size"),
     (lambda: flow.sparse_csr_tensor([0, 2], [0], [1.0]), r"crow_indices"),
     (lambda: flow.tensor(X).to_sparse(3), r"sparse_dim"),
+    (lambda: flow.sparse.FloatTensor(1.5), r"sparse.FloatTensor.*sizes; got \(1.5,\)"),
     (lambda: flow.spmm(matrix(), matrix()), r"must be a dense tensor"),
     (lambda: flow.spmm(flow.tensor(X), 2.0), r"Tensor and float"),
 ]

@@ -65,7 +65,7 @@ NETWORKS = [
     Case("gru_packed", _module("GRU", 3, 4, packs=True, bidirectional=True), (X, *_states(2, 4))),
     Case("rnn_cell", _module("RNNCell", 3, 4, nonlinearity="relu"), (("x", (5, 3)), ("x", (5, 4)))),
     Case("lstm_cell", _module("LSTMCell", 3, 4), (("x", (5, 3)), ("x", (5, 4)), ("x", (5, 4)))),
-    Case("lstm_cell_start", _module("LSTMCell", 3, 4, bias=False), (("x", (5, 3)),)),
+    Case("lstm_cell_start", _module("LSTMCell", 3, 4, 0), (("x", (5, 3)),)),
     Case("gru_cell", _module("GRUCell", 3, 4), (("x", (3,)), ("x", (4,)))),
     Case("ctc", _ctc(2, 1, 2, 1), (("x", (5, 4, 6)), ("i5", (4, 2)))),
     Case("ctc_sum", _ctc(6, 1, 2, 5, reduction="sum", zero_infinity=True), (("x", (5, 4, 6)), ("i5", (4, 6)))),

@@ -44,6 +44,44 @@ def test_in_place_activations_compile_with_the_gradients_of_eager_code(name: str
     np.testing.assert_allclose(model[0].weight.grad.numpy(), gradient)
 
 
+#: writes to y, or to w, that no gradient records
+WRITES: dict[str, Any] = {
+    "masked_fill_": lambda y, w: y.data.masked_fill_(y > 0.5, 0.0),
+    "detach": lambda y, w: y.detach().mul_(2.0),
+    "part": lambda y, w: y[1:].data.zero_(),
+    "reshaped part": lambda y, w: y.reshape(-1)[1:3].data.mul_(2.0),
+    "element": lambda y, w: y.data.__setitem__(0, 0.3),
+    "then recorded": lambda y, w: (y.data.clamp_(max=0.3), y.mul_(2.0)),
+    "read only": lambda y, w: y.mul_(w.detach().sum()),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_to_data_keep_the_gradient_in_compiled_functions(name: str) -> None:
+    w = nn.Parameter(flow.tensor(np.linspace(0.1, 0.9, 6).reshape(3, 2)))
+    unused = nn.Parameter(flow.ones(2))
+    optimizer = flow.optim.Adam([w, unused], lr=0.1, weight_decay=0.5)
+
+    def step(x: Any) -> Any:
+        optimizer.zero_grad()
+        y = x * w
+        WRITES[name](y, w)
+        loss = (y.exp() + unused.detach().sum()).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    x, before = flow.tensor(np.linspace(0.5, 1.0, 6).reshape(3, 2)), w.detach().clone()
+    expected, after = [step(x).item() for _ in range(2)], w.detach().numpy().copy()
+    with flow.no_grad():
+        w.copy_(before)
+    optimizer.state.clear()
+    compiled = flow.compile(step)
+    np.testing.assert_allclose([compiled(x).item() for _ in range(2)], expected)
+    np.testing.assert_allclose(w.detach().numpy(), after)
+    assert len(compiled.traces) == 1 and unused.grad is None and unused.tolist() == [1.0, 1.0]
+
+
 def test_products_in_place_keep_the_old_value_for_the_gradient() -> None:
     x, w = flow.tensor([1.0, 2.0]), flow.tensor([3.0, 4.0], requires_grad=True)
 

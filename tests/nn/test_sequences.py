@@ -138,7 +138,7 @@ REFUSED: dict[str, Any] = {
     "dropout must be a number in [0, 1]; got 2": lambda: nn.GRU(3, 4, dropout=2),
     "proj_size 4 must be 0, or for an LSTM less than hidden_size 4": lambda: nn.LSTM(3, 4, proj_size=4),
     "nonlinearity 'gelu' is not one of tanh, relu": lambda: nn.RNN(3, 4, nonlinearity="gelu"),
-    "bias must be True or False; got None": lambda: nn.GRUCell(3, 4, bias=None),  # type: ignore[arg-type]
+    "bias must be True or False; got 'no'": lambda: nn.GRUCell(3, 4, bias="no"),  # type: ignore[arg-type]
     "the last axis of input float32[5,2,3] must be input_size, 4": lambda: nn.RNN(4, 4)(X),
     "input must be a tensor or a PackedSequence; got int": lambda: nn.RNN(4, 4)(1),
     "differ in their element type": lambda: nn.GRU(3, 4)(X.double()),

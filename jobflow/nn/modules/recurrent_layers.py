@@ -11,9 +11,9 @@ import numpy as np
 import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.functional.creation import empty
-from jobflow.functional.nn_base import one_of, whole
+from jobflow.functional.nn_base import flag, one_of, whole
 from jobflow.functional.nn_recurrent import MODES, Weights, cell, layers
-from jobflow.functional.packed_sequences import LARGEST, PackedSequence, constant_for, flag, gathered, holding, padded_indices
+from jobflow.functional.packed_sequences import LARGEST, PackedSequence, constant_for, gathered, holding, padded_indices
 from jobflow.functional.selecting import index_select
 from jobflow.functional.shapes import reshape, squeeze, transpose, unsqueeze
 from jobflow.functional.tensor_class import Tensor
